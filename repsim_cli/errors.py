@@ -1,0 +1,28 @@
+"""The errors a user can meet.
+
+Every message is one line: `<key path or object>: <what is wrong>, got <value>; <what to do>`.
+"""
+
+
+class RepsimError(Exception):
+    """Something the user can act on; shown as one line, never as a traceback."""
+
+
+class BadInput(RepsimError):
+    """The input was bad and nothing started (exit code 2)."""
+
+
+class BadConfig(BadInput):
+    """All problems of one configuration, each `key.path: what is wrong, got VALUE; what to do`."""
+
+    def __init__(self, problems: list[str]):
+        super().__init__("\n".join(problems))
+        self.problems = problems
+
+
+class RunFailed(RepsimError):
+    """A run that had started could not go on (exit code 1)."""
+
+
+class Degenerate(RepsimError):
+    """A representation for which a measure is undefined (constant, too few rows, not finite)."""

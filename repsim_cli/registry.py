@@ -1,0 +1,73 @@
+"""One name everywhere: registry name = YAML `kind` or file = JSON key = axis label.
+
+A room's functions register themselves by decorator; the registry imports the room's modules when it is first
+asked for a name, so that nothing heavy loads at start-up.
+"""
+
+import difflib
+import importlib
+import pkgutil
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+from repsim_cli.errors import BadInput
+
+
+class Entry(NamedTuple):
+    name: str
+    function: Callable[..., Any]
+    card: Any
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The hint for an unknown name: the near misses (a name's last part counts too), else all names.
+
+    >>> did_you_mean("cka_unbaised", ["cka", "cka_unbiased"])
+    "did you mean 'cka_unbiased'?"
+    """
+    known = sorted(known)
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.6)
+    near += [k for k in known if k.split("/")[-1] == name.split("/")[-1] and k not in near]
+    if near:
+        return "did you mean " + " or ".join(f"'{n}'" for n in near) + "?"
+    return "known: " + ", ".join(known)
+
+
+class Registry:
+    """Names of one room of the house (`package`), each with a function and, for measures, a card."""
+
+    def __init__(self, noun: str, package: str):
+        self.noun = noun
+        self.package = package
+        self._entries: dict[str, Entry] = {}
+
+    def register(self, name: str, card: Any = None) -> Callable[[Callable], Callable]:
+        def decorate(function: Callable) -> Callable:
+            if name in self._entries:
+                raise ValueError(f"{self.noun} '{name}' is registered twice")
+            self._entries[name] = Entry(name, function, card)
+            return function
+
+        return decorate
+
+    def _load(self) -> dict[str, Entry]:
+        package = importlib.import_module(self.package)
+        for module in pkgutil.iter_modules(package.__path__):
+            importlib.import_module(f"{self.package}.{module.name}")
+        return self._entries
+
+    def names(self) -> list[str]:
+        return sorted(self._load())
+
+    def get(self, name: str) -> Entry:
+        """Raises BadInput with the near misses for an unknown name."""
+        entries = self._load()
+        if name not in entries:
+            raise BadInput(f"unknown {self.noun}, got '{name}'; {did_you_mean(name, entries)}")
+        return entries[name]
+
+
+data = Registry("data kind", "repsim_cli.data")
+models = Registry("model kind", "repsim_cli.models")
+measures = Registry("measure", "repsim_cli.measures")
+studies = Registry("study", "repsim_cli.studies")

@@ -1,0 +1,58 @@
+"""The two groups of settings that every study shares: how rows are made, and on what they are computed."""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import psutil
+from pydantic import Field
+
+Positive = Annotated[int, Field(ge=1)]
+ESTIMATES = Literal["full", "per_batch", "ratio_of_sums"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Extract:
+    """From text to rows (n, d): which activations are read, on which tokens, and how the estimate uses them.
+
+    hook_points: e.g. `resid_post` (every layer), `resid_post@3`, `embed`, `q@2.h1`, `module:dotted.name`.
+    layers: block indices from 0 (negative from the end) for hook points without `@`; `all` by default.
+    unit: what one row is. padding: `drop` leaves padding, BOS and separators out of the rows; `keep` keeps them.
+    length: tokens per packed sequence. sequences: how many are drawn, under the seed, from the first `pool`.
+    separator: the token put before each document: `auto` takes eos, sep or bos, whichever the tokenizer has.
+    estimate: `full` on `rows` rows sampled once; `per_batch` the mean over batches of `batch_rows` rows, with
+    its standard error; `ratio_of_sums` HSIC summed over batches and normalised at the end.
+    """
+
+    hook_points: Annotated[list[str], Field(min_length=1)]
+    layers: Literal["all"] | list[int] = "all"
+    unit: Literal["token"] = "token"
+    padding: Literal["drop", "keep"] = "drop"
+    length: Positive = 128
+    sequences: Positive = 64
+    pool: Positive = 1024
+    separator: Literal["auto", "eos", "sep", "bos", "none"] = "auto"
+    estimate: ESTIMATES = "per_batch"
+    batch_rows: Positive = 1024
+    rows: Positive = 4096
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hardware:
+    """device: a torch device. batch_size: sequences per forward pass. tile: side of a Gram tile, in rows.
+
+    threads: torch's threads (null: torch's own choice). memory_gb: refuse a run whose estimate is above this
+    (null: 80 % of the machine's memory).
+    """
+
+    device: str = "cpu"
+    batch_size: Positive = 8
+    tile: Positive = 512
+    threads: Positive | None = None
+    memory_gb: Annotated[float, Field(gt=0)] | None = None
+
+    @property
+    def memory_limit(self) -> float:
+        """Bytes."""
+        if self.memory_gb is not None:
+            return self.memory_gb * 1e9
+        return 0.8 * psutil.virtual_memory().total
