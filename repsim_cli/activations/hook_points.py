@@ -1,0 +1,121 @@
+"""Hook points: their names, and what they mean in one model.
+
+Names: `embed`, `final_norm`, `KIND@LAYER` with blocks counted from 0, `KIND@LAYER.hHEAD` for one head of q, k, v
+or z, and `module:dotted.name` for the output of any other module.
+"""
+
+import re
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from repsim_cli.errors import BadInput
+from repsim_cli.models.architectures import ARCHITECTURES, Point
+from repsim_cli.models.source import Source
+from repsim_cli.registry import did_you_mean
+
+OUTSIDE = ("embed", "final_norm")
+IN_BLOCK = tuple(next(iter(ARCHITECTURES.values())).block)
+BY_HEAD = ("q", "k", "v", "z")
+ATTENTION = ("pattern",)
+
+_NAME = re.compile(r"(?P<kind>[a-z_]+)(?:@(?P<layer>-?\d+))?(?:\.h(?P<head>\d+))?")
+
+
+@dataclass(frozen=True)
+class HookPoint:
+    """kind, and where it applies: layer (None outside blocks, or for every layer), head (None: all heads)."""
+
+    kind: str
+    layer: int | None = None
+    head: int | None = None
+    module: str | None = None
+
+    def __str__(self) -> str:
+        if self.module is not None:
+            return f"module:{self.module}"
+        at = "" if self.layer is None else f"@{self.layer}"
+        return f"{self.kind}{at}{'' if self.head is None else f'.h{self.head}'}"
+
+
+def parse(name: str) -> HookPoint:
+    """A hook point from its name.
+
+    >>> parse("q@3.h2")
+    HookPoint(kind='q', layer=3, head=2, module=None)
+    """
+    if name.startswith("module:") and len(name) > len("module:"):
+        return HookPoint("module", module=name.removeprefix("module:"))
+    match = _NAME.fullmatch(name)
+    if match is None or match["kind"] not in (*OUTSIDE, *IN_BLOCK):
+        kind = match["kind"] if match else name.split("@")[0]
+        raise BadInput(f"unknown hook point, got '{name}'; {did_you_mean(kind, (*OUTSIDE, *IN_BLOCK))}")
+    kind, layer, head = match["kind"], match["layer"], match["head"]
+    if kind in OUTSIDE and (layer or head):
+        raise BadInput(f"{kind} has no layer or head, got '{name}'; write {kind}")
+    if head and kind not in BY_HEAD:
+        raise BadInput(f"{kind} has no heads, got '{name}'; heads belong to {', '.join(BY_HEAD)}")
+    return HookPoint(kind, None if layer is None else int(layer), None if head is None else int(head))
+
+
+def expand(names: list[str], layers: str | list[int], source: Source) -> list[HookPoint]:
+    """The hook points of one model, in the order asked for; `resid_post` means every selected layer.
+
+    Raises BadInput for a layer, head or hook point that the model does not have.
+    """
+    depth = source.layers
+    selected = list(range(depth)) if layers == "all" else [_layer(i, depth, "layers") for i in layers]
+    points: list[HookPoint] = []
+    for name in names:
+        point = parse(name)
+        if point.kind in OUTSIDE or point.module is not None:
+            points.append(point)
+        elif point.layer is None:
+            points += [HookPoint(point.kind, layer, point.head) for layer in selected]
+        else:
+            points.append(HookPoint(point.kind, _layer(point.layer, depth, name), point.head))
+    for point in points:
+        locate(point, source)
+    if len(set(points)) < len(points):
+        twice = next(str(p) for p in points if points.count(p) > 1)
+        raise BadInput(f"hook_points: '{twice}' is asked for twice; name each once")
+    return points
+
+
+def _layer(layer: int, depth: int, where: str) -> int:
+    if not -depth <= layer < depth:
+        raise BadInput(f"{where}: layer out of range, got {layer}; the model has layers 0 to {depth - 1}")
+    return layer % depth
+
+
+def locate(point: HookPoint, source: Source) -> Point:
+    """The module to hook and how to read it; its `pick` gives (batch, position, features)."""
+    modules = dict(source.skeleton.named_modules())
+    if point.module is not None:
+        if point.module not in modules:
+            near = did_you_mean(point.module, [m for m in modules if m])
+            raise BadInput(f"no such module, got '{point}'; {near if len(near) < 300 else 'print the model'}")
+        return Point(point.module)
+    if source.architecture is None:
+        raise BadInput(
+            f"no hook-point table for {source.model_type}, got '{point}'; known: {', '.join(ARCHITECTURES)}; "
+            "name modules as module:dotted.name"
+        )
+    found = source.architecture.find(point.kind, point.layer)
+    if found is None:
+        why = " (its attention and MLP run in parallel)" if point.kind == "resid_mid" else ""
+        raise BadInput(f"{source.model_type} has no {point.kind}{why}, got '{point}'; choose another hook point")
+    assert found.module in modules, f"hook-point table of {source.model_type} is wrong at {found.module}"
+    heads = source.heads if point.kind in ("q", "z") else source.kv_heads
+    if point.head is not None:
+        if point.head >= heads:
+            raise BadInput(f"head out of range, got '{point}'; the model has heads 0 to {heads - 1}")
+        return found._replace(pick=partial(_one_head, found.pick, point.head, heads))
+    return found
+
+
+def _one_head(pick: Any, head: int, heads: int, value: Any, fused_heads: int) -> Tensor:
+    everything = pick(value, fused_heads)
+    return everything.unflatten(-1, (heads, -1))[..., head, :]

@@ -1,0 +1,1 @@
+"""From matrices to statements."""

@@ -1,0 +1,502 @@
+"""The command line: subcommands, and the bridge to Hydra. The only module that prints or exits."""
+
+import argparse
+import json
+import logging
+import os
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from repsim_cli import __version__, results
+from repsim_cli.errors import BadConfig, BadInput, RepsimError
+from repsim_cli.registry import did_you_mean
+
+log = logging.getLogger("repsim")
+
+STATUS_FILE = "REPSIM_STATUS_FILE"  # where the jobs of one command note how they ended
+QUIET = "REPSIM_QUIET"
+GROUPS = ("experiment", "model", "data", "measure", "extract", "hardware")
+
+
+def conf_dir() -> Path:
+    """The configs: inside the installed package, or beside it in a checkout."""
+    inside = Path(__file__).parent / "conf"
+    return inside if inside.is_dir() else Path(__file__).parent.parent / "conf"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs one command and exits: 0 all complete, 1 a job failed, 2 bad input, 130 interrupted."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        if words[:1] == ["run"] and not {"-h", "--help"} & set(words):
+            code = run(words[1:])
+        else:
+            parsed = parser().parse_args(words or ["--help"])
+            code = parsed.command(parsed)
+    except RepsimError as error:
+        complain(error)
+        code = 2 if isinstance(error, BadInput) else 1
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        code = 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
+    sys.exit(code)
+
+
+def complain(error: RepsimError) -> None:
+    lines = error.problems if isinstance(error, BadConfig) else [" ".join(str(error).split("\n"))]
+    for line in lines:
+        print(f"error: {line}", file=sys.stderr)
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(
+        prog="repsim",
+        description="Compare the inside of language models: from one config to similarity matrices, figures and JSON.",
+        epilog="example: repsim run experiment=tiny/pythia_cka",
+    )
+    top.add_argument("--version", action="version", version=f"repsim {__version__}")
+    commands = top.add_subparsers(metavar="COMMAND", required=True)
+
+    def add(name: str, command: Callable, help: str, example: str, description: str = "") -> argparse.ArgumentParser:
+        sub = commands.add_parser(
+            name,
+            help=help,
+            description=description or f"{help[0].upper()}{help[1:]}.",
+            epilog=f"example: {example}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        sub.set_defaults(command=command)
+        return sub
+
+    sub = add("run", lambda _: 0, "run an experiment", "repsim run experiment=tiny/pythia_cka seed=1", RUN_HELP)
+    sub.usage = "repsim run [-q] [-m] [KEY=VALUE ...]"
+
+    sub = add("list", list_command, "list what can be selected, or the runs", "repsim list experiment")
+    sub.add_argument("what", nargs="?", choices=(*GROUPS, "run"), help="one group (all groups by default)")
+
+    sub = add("show", show_command, "show a run: how it ended, its numbers, its files", "repsim show latest")
+    sub.add_argument("run", metavar="RUN", help="a path, `latest`, or a name")
+
+    sub = add("plot", plot_command, "draw the figures of a run again, from its files", "repsim plot latest")
+    sub.add_argument("run", metavar="RUN", help="a path, `latest`, or a name")
+
+    sub = add(
+        "measure",
+        measure_command,
+        "compare two arrays (n, d) with paired rows",
+        "repsim measure mutual_knn X.npy Y.npy k=5 --json",
+    )
+    sub.add_argument("name", metavar="NAME", help="a measure; see repsim list measure")
+    sub.add_argument("x", metavar="X.npy", help="rows of the matrix entry")
+    sub.add_argument("y", metavar="Y.npy", help="columns of the matrix entry")
+    sub.add_argument("settings", metavar="key=value", nargs="*", help="settings of the measure")
+    sub.add_argument("--json", action="store_true", help="print value, settings and card as JSON")
+    return top
+
+
+RUN_HELP = """\
+Run an experiment, or the default one, into a new folder under outputs/ (or REPSIM_OUTPUTS).
+
+  KEY=VALUE           sets a key or selects from a group: experiment=NAME model=[a,b] data=local_text seed=1
+  +model.NAME='{kind: transformers, path: DIR}'
+                      adds a model of your own
+  -m, --multirun      runs every combination of the values given with commas: seed=0,1,2
+  -q, --quiet         prints errors only
+  dry_run=true        prints the plan (models, layers, pairs, forward passes, memory) and stops
+  --cfg job           prints the composed configuration
+  --config-dir DIR    adds a folder of YAML of your own
+"""
+
+
+# ---------------------------------------------------------------- run
+
+
+def run(words: list[str]) -> int:
+    """Checks everything first, then hands over to Hydra; the jobs' own statuses make the exit code."""
+    rest = [word for word in words if word not in ("-q", "--quiet")]
+    if len(rest) < len(words):
+        os.environ[QUIET] = "1"
+    flags, overrides = _split(rest)
+    if not {"--cfg", "-c", "--info", "-i", "--resolve", "--hydra-help", "-sc", "--shell-completion"} & set(flags):
+        plans = _check(flags, overrides)
+        if plans:
+            print("\n\n".join(plans))
+            return 0
+    with tempfile.TemporaryDirectory() as scratch:
+        status_file = Path(scratch) / "status"
+        status_file.touch()
+        os.environ[STATUS_FILE] = str(status_file)
+        import hydra
+
+        sys.argv = ["repsim run", *rest]
+        try:
+            hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")(job)()
+        except SystemExit as error:
+            if error.code not in (0, None) and not status_file.read_text():
+                return 1
+        statuses = status_file.read_text().split()
+    if "interrupted" in statuses:
+        return 130
+    return 0 if all(status == "complete" for status in statuses) else 1
+
+
+VALUED = ("--config-dir", "-cd", "--config-name", "-cn", "--config-path", "-cp", "--cfg", "-c", "--package", "-p", "--info", "-i")
+
+
+def _split(words: list[str]) -> tuple[dict[str, str | None], list[str]]:
+    """Hydra's flags (with their values) and the overrides."""
+    flags: dict[str, str | None] = {}
+    overrides: list[str] = []
+    remaining = iter(words)
+    for word in remaining:
+        if not word.startswith("-"):
+            overrides.append(word)
+        elif "=" in word:
+            flag, value = word.split("=", 1)
+            flags[flag] = value
+        else:
+            flags[word] = next(remaining, None) if word in VALUED else None
+    return flags, overrides
+
+
+def _check(flags: dict[str, str | None], overrides: list[str]) -> list[str]:
+    """Composes and validates every job of the command; returns the plans to print, if any asked for a dry run."""
+    from hydra import compose, initialize_config_dir
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.errors import HydraException
+
+    from repsim_cli.config import validate
+
+    multirun = "-m" in flags or "--multirun" in flags
+    own = next((flags[f] for f in ("--config-dir", "-cd") if f in flags), None)
+    extra = []
+    if own:
+        if not Path(own).is_dir():
+            raise BadInput(f"--config-dir: no such folder, got '{own}'; name a folder of YAML files")
+        extra = [f"hydra.searchpath=[file://{Path(own).resolve()}]"]
+    plans = []
+    try:
+        with initialize_config_dir(str(conf_dir().resolve()), version_base="1.3"):
+            for job_overrides in _jobs(overrides) if multirun else [overrides]:
+                config = validate(compose("config", [*job_overrides, *extra]))
+                if config.keys.dry_run:
+                    plans.append(plan_text(config.keys.name, config.study.plan()))
+    except HydraException as error:
+        raise BadInput(_hydra_line(error, overrides)) from None
+    finally:
+        GlobalHydra.instance().clear()
+    return plans
+
+
+def _jobs(overrides: list[str]) -> list[list[str]]:
+    """The overrides of each job of a sweep."""
+    from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    parsed = OverridesParser.create().parse_overrides(overrides)
+    batches = BasicSweeper.split_arguments(parsed, max_batch_size=None)
+    jobs = [list(job) for batch in batches for job in batch]
+    if not jobs:
+        raise BadInput(f"overrides: no job comes of this sweep, got {' '.join(overrides)}; check its globs")
+    return jobs
+
+
+def _hydra_line(error: Exception, overrides: list[str]) -> str:
+    """Hydra's message as one line, with the near misses."""
+    import re
+
+    text = " ".join(str(error).split())
+    cause = f" {error.__cause__}" if error.__cause__ else ""
+    missing = re.search(r"Could not find '([^']+)'", text) or re.search(r"In '[^']+': Could not find '([^']+)'", text)
+    if missing:
+        group, _, name = missing[1].partition("/")
+        if group in GROUPS and name:
+            return f"{group}: there is none of this name, got '{name}'; {did_you_mean(name, _names(group))}"
+        return f"config: {text[:200]}; see repsim list"
+    override = re.search(r"Could not override '([^']+)'", text)
+    if override:
+        key = override[1]
+        known = _known_keys()
+        parent, _, _ = key.rpartition(".")
+        beside = [k for k in known if k.rpartition(".")[0] == parent] or known
+        return f"{key}: unknown key, got '{_given(key, overrides)}'; {did_you_mean(key, beside)}"
+    return f"overrides: {(text + cause)[:400]}; see repsim run --help"
+
+
+def _given(key: str, overrides: list[str]) -> str:
+    return next((o for o in overrides if o.lstrip("+~").startswith(f"{key}=")), key)
+
+
+def _known_keys() -> list[str]:
+    """The dotted keys of the default configuration and of all single-choice groups."""
+    import yaml
+
+    known: list[str] = []
+    for file in (conf_dir() / "config.yaml", *(f for g in ("data", "extract", "hardware") for f in _files(g))):
+        content = yaml.safe_load(file.read_text()) or {}
+        prefix = "" if file.name == "config.yaml" else f"{file.parent.name}."
+        known += [f"{prefix}{key}" for key in content if key not in ("defaults", "hydra")]
+    return sorted({*known, *GROUPS})
+
+
+class Bar:
+    """Progress: a bar on a terminal, plain lines elsewhere, nothing when quiet."""
+
+    def __call__(self, items: Iterable, *, label: str, unit: str) -> Iterator:
+        sized = list(items) if not hasattr(items, "__len__") else items
+        if os.environ.get(QUIET):
+            return iter(sized)
+        if sys.stderr.isatty():
+            from tqdm import tqdm
+
+            return iter(tqdm(sized, desc=label, unit=unit, leave=False))
+        return self._lines(sized, label, unit)
+
+    def _lines(self, items: Any, label: str, unit: str) -> Iterator:
+        start, shown, total = time.monotonic(), 0.0, len(items)
+        for done, item in enumerate(items, 1):
+            yield item
+            now = time.monotonic()
+            # at least every tenth of the work, but no more than one line in two seconds
+            if (now - shown >= 2 and done * 10 // total > (done - 1) * 10 // total) or now - shown >= 30:
+                rate = done / (now - start)
+                left = (total - done) / rate
+                print(f"{label}: {done}/{total} {unit}s, {rate:.2f} {unit}s/s, {left:.0f} s left", file=sys.stderr)
+                shown = now
+
+
+def job(config: Any) -> None:
+    """One job: validate, run, record. Never raises, so that no job of a sweep stops another."""
+    from hydra.core.hydra_config import HydraConfig
+
+    status = "failed"
+    try:
+        status = _job(config, Path(HydraConfig.get().runtime.output_dir))
+    except RepsimError as error:
+        complain(error)
+    except KeyboardInterrupt:
+        status = "interrupted"
+    finally:
+        note = os.environ.get(STATUS_FILE)
+        if note:
+            with open(note, "a") as stream:
+                stream.write(f"{status}\n")
+    if status == "interrupted":
+        raise KeyboardInterrupt
+
+
+def _job(config: Any, folder: Path) -> str:
+    from repsim_cli import plots
+    from repsim_cli.config import validate
+
+    checked = validate(config)
+    keys = checked.keys
+    command = ["repsim", *sys.argv[0].split()[1:], *sys.argv[1:]]
+    current = results.create(folder, name=keys.name, study=keys.study, seed=keys.seed, command=command)
+    current.progress = Bar()
+    handlers = _logging(current.folder)
+    status, problem = "failed", "unknown"
+    try:
+        current.write_text("config.yaml", checked.yaml())
+        found = {"schema": results.SCHEMA, "study": keys.study, **checked.study.run(current)}
+        found["warnings"] = current.manifest["warnings"]
+        current.write_text("results.json", results.dumps(found))
+        if found["measures"]:
+            with current.stage("figures"):
+                plots.draw(current.folder, current.progress)
+        status, problem = "complete", None
+    except KeyboardInterrupt:
+        status, problem = "interrupted", "interrupted by the user"
+        raise
+    except RepsimError as error:
+        problem = str(error)
+        raise
+    except Exception as error:
+        problem = f"{type(error).__name__}: {error}"
+        log.debug(traceback.format_exc())
+        log.error("internal error: %s; please report it with %s/repsim.log", problem, current.folder)
+    finally:
+        current.finish(status, problem)
+        for handler in handlers:
+            log.removeHandler(handler)
+            handler.close()
+    if status == "complete" and not os.environ.get(QUIET):
+        print(summary(current.folder))
+    return status
+
+
+def _logging(folder: Path) -> list[logging.Handler]:
+    """Everything into repsim.log; what the user must see also to the terminal."""
+    to_file = logging.FileHandler(folder / "repsim.log")
+    to_file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    to_terminal = logging.StreamHandler(sys.stderr)
+    to_terminal.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
+    to_terminal.setLevel(logging.ERROR if os.environ.get(QUIET) else logging.WARNING)
+    log.setLevel(logging.DEBUG)
+    log.propagate = False
+    for handler in (to_file, to_terminal):
+        log.addHandler(handler)
+    return [to_file, to_terminal]
+
+
+def plan_text(name: str, plan: dict[str, Any]) -> str:
+    """The plan of a dry run, a line a fact."""
+    lines = [f"plan of {name} (nothing was run)"]
+    for key, value in plan.items():
+        if isinstance(value, dict):
+            lines.append(f"  {key}")
+            lines += [f"    {inner}: {v}" for inner, v in value.items()]
+        else:
+            lines.append(f"  {key}: {', '.join(map(str, value)) if isinstance(value, list) else value}")
+    return "\n".join(lines)
+
+
+# ---------------------------------------------------------------- show, list, plot, measure
+
+
+def summary(folder: Path) -> str:
+    """A run in a screenful: how it ended, each measure by pair of models, claims, warnings, where the files are."""
+    manifest = results.read_manifest(folder)
+    lines = [f"{manifest['name']}: {manifest['status']}, {manifest.get('seconds', 0):.1f} s, seed {manifest['seed']}"]
+    if manifest.get("error"):
+        lines.append(f"  error: {manifest['error']}")
+    if (folder / "results.json").is_file():
+        found = results.read_results(folder)
+        for measure in found["measures"]:
+            lines += _measure_lines(folder, measure)
+        for name, table in found["tables"].items():
+            for row in table["rows"]:
+                lines.append(f"  {name}: " + ", ".join(f"{c} {v:,.4g}" for c, v in zip(table["columns"], row, strict=True)))
+        for claim in found["claims"]:
+            value = claim["why"] if claim["value"] is None else f"{claim['value']:.3f}, threshold {claim['threshold']}"
+            lines.append(f"  claim {claim['name']} ({claim['measure']}): {claim['verdict']} ({value})")
+    lines += [f"  warning: {warning}" for warning in manifest["warnings"]]
+    lines.append(f"  folder: {folder}")
+    figures = sorted((folder / "figures").glob("*-all.png"))
+    lines += [f"  figure: {figure}" for figure in figures]
+    return "\n".join(lines)
+
+
+SHOWN_PAIRS = 12
+
+
+def _measure_lines(folder: Path, measure: dict[str, Any]) -> Iterator[str]:
+    estimate = measure["estimate"]
+    better = "larger" if measure["card"]["larger_is_closer"] else "smaller"
+    yield (
+        f"  {measure['label']}: {measure['card']['label']}, {better} is closer, {estimate['kind']}, "
+        f"{estimate['rows']:,} rows in {estimate['batches']} batch{'es' if estimate['batches'] != 1 else ''}"
+    )
+    pairs = measure["matrices"]
+    width = max(len(f"{p['rows']['model']} x {p['columns']['model']}") for p in pairs)
+    for pair in pairs[:SHOWN_PAIRS]:
+        values = results.read_array(folder, pair["values"])
+        name = f"{pair['rows']['model']} x {pair['columns']['model']}"
+        yield f"    {name:{width}}  mean {values.mean():6.3f}   lowest {values.min():6.3f}   highest {values.max():6.3f}"
+    if len(pairs) > SHOWN_PAIRS:
+        yield f"    and {len(pairs) - SHOWN_PAIRS} more pairs of models: see results.json"
+
+
+def show_command(parsed: argparse.Namespace) -> int:
+    folder = results.find(parsed.run)
+    print(summary(folder))
+    for name, seconds in results.read_manifest(folder)["timings"].items():
+        print(f"  {name}: {seconds:.1f} s")
+    return 0
+
+
+def plot_command(parsed: argparse.Namespace) -> int:
+    from repsim_cli import plots
+
+    folder = results.find(parsed.run)
+    if not results.read_results(folder)["measures"]:
+        raise BadInput(f"{folder}: it has no matrices, got no figure to draw; choose a run of a similarity study")
+    for file in plots.draw(folder, Bar()):
+        print(file)
+    return 0
+
+
+def _files(group: str) -> list[Path]:
+    return sorted((conf_dir() / group).rglob("*.yaml"))
+
+
+def _names(group: str) -> list[str]:
+    root = conf_dir() / group
+    return [str(file.relative_to(root).with_suffix("")) for file in _files(group)]
+
+
+def _headline(file: Path) -> str:
+    for line in file.read_text().splitlines():
+        if line.startswith("#") and "@package" not in line:
+            return line.lstrip("# ").removeprefix("Question: ")
+    return ""
+
+
+def list_command(parsed: argparse.Namespace) -> int:
+    if parsed.what == "run":
+        root = results.outputs_root()
+        folders = results.runs(root) if root.is_dir() else []
+        if not folders:
+            print(f"no runs in {root}; start one with: repsim run")
+        for folder in folders:
+            manifest = results.read_manifest(folder)
+            print(f"{manifest['started']}  {manifest['status']:11}  {manifest['name']:24}  {folder}")
+        return 0
+    for group in (parsed.what,) if parsed.what else GROUPS:
+        if not parsed.what:
+            print(f"{group}:")
+        names = _names(group)
+        width = max(map(len, names))
+        for name, file in zip(names, _files(group), strict=True):
+            print(f"{'' if parsed.what else '  '}{name:{width}}  {_headline(file)}")
+    return 0
+
+
+def measure_command(parsed: argparse.Namespace) -> int:
+    import yaml
+
+    from repsim_cli.config import bind_measure
+
+    settings = {}
+    for setting in parsed.settings:
+        key, equals, value = setting.partition("=")
+        if not equals:
+            raise BadInput(f"settings: not key=value, got '{setting}'; e.g. k=5")
+        settings[key] = yaml.safe_load(value)
+    measure = bind_measure(parsed.name, settings)
+    arrays = [_load_array(name) for name in (parsed.x, parsed.y)]
+    try:
+        value = measure(*arrays)
+    except RepsimError as error:
+        raise BadInput(str(error)) from error
+    if parsed.json:
+        record = {"measure": measure.name, "value": value, "settings": dict(measure.settings), "n": len(arrays[0])}
+        print(results.dumps({**record, "card": measure.card.record()}), end="")
+    else:
+        print(value)
+    return 0
+
+
+def _load_array(name: str) -> Any:
+    import numpy as np
+
+    try:
+        array = np.load(name, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
+        raise BadInput(f"{name}: cannot be read as .npy, got '{reason}'; save it with numpy.save") from None
+    if not isinstance(array, np.ndarray) or array.dtype.kind not in "fiu":
+        raise BadInput(f"{name}: not an array of numbers, got {getattr(array, 'dtype', 'an archive')}; use .npy of floats")
+    return array
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,196 @@
+"""DictConfig -> a checked study, bound from the functions' signatures; all problems at once, by key path."""
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from pydantic import BaseModel, ConfigDict, ValidationError, create_model
+
+from repsim_cli import registry
+from repsim_cli.errors import BadConfig, BadInput
+from repsim_cli.registry import Entry, Registry, did_you_mean
+from repsim_cli.settings import Extract, Hardware
+
+STRICT = ConfigDict(extra="forbid", strict=True, frozen=True, protected_namespaces=())
+Fields = dict[str, Any]
+
+
+class RunKeys(BaseModel):
+    """The keys of conf/config.yaml; what the groups hold is checked by the functions they name."""
+
+    model_config = STRICT
+
+    name: str
+    study: str
+    seed: int
+    dry_run: bool
+    options: Fields
+    model: dict[str, Fields]
+    measure: dict[str, Fields]
+    data: Fields
+    extract: Fields
+    hardware: Fields
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """A validated run: the study bound to its settings, and the keys as plain values."""
+
+    keys: RunKeys
+    study: Any
+
+    def yaml(self) -> str:
+        return OmegaConf.to_yaml(OmegaConf.create(self.keys.model_dump()))
+
+
+def validate(config: DictConfig) -> RunConfig:
+    """Raises BadConfig with every problem found, before any weight loads."""
+    problems: list[str] = []
+    plain = _plain(config, problems)
+    keys = _attempt(problems, "", lambda: RunKeys.model_validate(plain))
+    _give_up(problems)
+    study = _attempt(problems, "study: ", lambda: registry.studies.get(keys.study))
+    _give_up(problems)
+
+    measures = lambda: _components(problems, "measure", keys.measure, registry.measures, _measure)  # noqa: E731
+    groups: dict[str, Callable[[], Any]] = {
+        "model": lambda: _components(problems, "model", keys.model, registry.models, _call),
+        "measure": measures,
+        "data": lambda: _component(problems, "data", keys.data, registry.data, _call),
+        "extract": lambda: _bind(problems, "extract", Extract, keys.extract),
+        "hardware": lambda: _bind(problems, "hardware", Hardware, keys.hardware),
+        "seed": lambda: keys.seed,
+    }
+    wanted = inspect.signature(study.function).parameters
+    bound = {name: make() for name, make in groups.items() if name in wanted}
+    options = _checked(problems, "options", study.function, keys.options, without=groups)
+    _give_up(problems)
+    instance = _attempt(problems, "", lambda: study.function(**bound, **options))
+    _give_up(problems)
+    return RunConfig(keys, instance)
+
+
+def _plain(config: DictConfig, problems: list[str]) -> Fields:
+    """The run's keys as plain values, interpolations resolved; an empty group is an empty mapping."""
+    try:
+        plain = OmegaConf.to_container(config, resolve=True)
+    except OmegaConfBaseException as error:
+        raise BadConfig([f"{error.full_key or 'config'}: {str(error).splitlines()[0]}; mend the YAML"]) from None
+    assert isinstance(plain, dict)
+    keys: Fields = {str(k): v for k, v in plain.items() if k not in ("hydra", "experiment")}
+    for path, value in _leaves(keys, ""):
+        if value == "???":
+            problems.append(f"{path}: missing, got nothing; set {path}=VALUE")
+    for group in ("model", "measure", "data", "options"):
+        if keys.get(group) is None:
+            keys[group] = {}
+    return keys
+
+
+def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _leaves(inner, f"{path}.{key}" if path else str(key))
+    else:
+        yield path, value
+
+
+def _give_up(problems: list[str]) -> None:
+    if problems:
+        raise BadConfig(list(dict.fromkeys(problems)))
+
+
+def _attempt(problems: list[str], prefix: str, step: Callable[[], Any]) -> Any:
+    """The step's value, or None with its problems noted, each after the prefix of its key path."""
+    try:
+        return step()
+    except BadConfig as error:
+        problems += [prefix + problem for problem in error.problems]
+    except BadInput as error:
+        problems.append(f"{prefix}{error}")
+    except ValidationError as error:
+        problems += [prefix + line for line in _explain(error)]
+    return None
+
+
+def _explain(error: ValidationError) -> Iterator[str]:
+    """pydantic's errors as `key: what is wrong, got VALUE; what to do`."""
+    fields = error.title.split(",")
+    for problem in error.errors(include_url=False):
+        path = ".".join(str(part) for part in problem["loc"] if not str(part).startswith(("literal[", "list[")))
+        got, kind = repr(problem["input"])[:80], problem["type"]
+        if kind == "extra_forbidden":
+            yield f"{path}: unknown key, got {got}; {did_you_mean(path, fields)}"
+        elif kind == "missing":
+            yield f"{path}: missing, got nothing; set it"
+        else:
+            what = problem["msg"].removeprefix("Input should be ").removeprefix("a valid ")
+            yield f"{path}: wrong value, got {got}; give {what}"
+
+
+def _checked(
+    problems: list[str], path: str, function: Callable, given: Fields, without: Mapping[str, Any] = {}
+) -> Fields:
+    """The keyword arguments for `function`, checked against its signature."""
+    parameters = {k: p for k, p in inspect.signature(function).parameters.items() if k not in without}
+    schema = create_model(
+        ",".join(parameters) or "none",
+        __config__=STRICT,
+        **{k: (p.annotation, ... if p.default is p.empty else p.default) for k, p in parameters.items()},
+    )
+    values = _attempt(problems, f"{path}.", lambda: schema.model_validate(given))
+    return {} if values is None else {k: getattr(values, k) for k in parameters}
+
+
+def _bind(problems: list[str], path: str, function: Callable, given: Fields) -> Any:
+    before = len(problems)
+    arguments = _checked(problems, path, function, given)
+    if len(problems) == before:
+        return _attempt(problems, f"{path}.", lambda: function(**arguments))
+    return None
+
+
+def _call(entry: Entry) -> Callable:
+    return entry.function
+
+
+def _measure(entry: Entry) -> Callable:
+    from repsim_cli import measures
+
+    def bound(**settings: Any) -> Any:
+        return measures.get(entry.name, **settings)
+
+    bound.__signature__ = inspect.signature(entry.function)  # type: ignore[attr-defined]
+    return bound
+
+
+def _component(
+    problems: list[str], path: str, entry: Fields, room: Registry, function: Callable[[Entry], Callable]
+) -> Any:
+    """`{kind: NAME, **keywords}` -> NAME's function called with the keywords."""
+    if not isinstance(entry.get("kind"), str):
+        problems.append(f"{path}.kind: missing, got {entry}; known: {', '.join(room.names())}")
+        return None
+    found = _attempt(problems, f"{path}.kind: ", lambda: room.get(entry["kind"]))
+    if found is None:
+        return None
+    return _bind(problems, path, function(found), {k: v for k, v in entry.items() if k != "kind"})
+
+
+def _components(
+    problems: list[str], group: str, entries: dict[str, Fields], room: Registry, function: Callable
+) -> dict[str, Any]:
+    return {
+        label: _component(problems, f"{group}.{label}", entry, room, function) for label, entry in entries.items()
+    }
+
+
+def bind_measure(name: str, settings: Fields) -> Any:
+    """A measure by name with checked settings. Raises BadConfig with every problem."""
+    problems: list[str] = []
+    bound = _component(problems, name, {"kind": name, **settings}, registry.measures, _measure)
+    _give_up(problems)
+    return bound

@@ -1,0 +1,176 @@
+"""Raw text: local files, the text that ships with the package, and the Pile."""
+
+import io
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Literal
+
+from repsim_cli.errors import BadInput
+from repsim_cli.registry import data, did_you_mean
+
+SUFFIXES = (".txt", ".jsonl", ".jsonl.zst", ".parquet")
+
+
+@dataclass(frozen=True)
+class Text:
+    """documents(): a fresh pass over the documents, as strings, in a fixed order. source: what a reader of the
+    results must know to find them again."""
+
+    documents: Callable[[], Iterator[str]]
+    source: str
+
+
+@data.register("local_text")
+def local_text(
+    *,
+    path: str,
+    column: str = "text",
+    sample_by: Literal["document", "paragraph", "line"] = "document",
+) -> Text:
+    """Local text: .txt, .jsonl, .jsonl.zst or .parquet.
+
+    column: where the text stands in .jsonl and .parquet. sample_by: what one document of a .txt file is.
+    """
+    file = Path(path).expanduser()
+    if not file.exists():
+        near = [p.name for p in file.parent.iterdir()] if file.parent.is_dir() else []
+        hint = f"; {did_you_mean(file.name, near)}" if 0 < len(near) <= 20 else "; check the path"
+        raise BadInput(f"path: no such file, got '{path}'{hint}")
+    if not file.is_file():
+        raise BadInput(f"path: not a file, got '{path}'; name one file")
+    if not file.name.endswith(SUFFIXES):
+        raise BadInput(f"path: unknown kind of file, got '{path}'; use {', '.join(SUFFIXES)}")
+
+    def documents() -> Iterator[str]:
+        empty = True
+        for text in read(file, column, sample_by):
+            if text.strip():
+                empty = False
+                yield text
+        if empty:
+            raise BadInput(f"{path}: no text, got an empty file; give a file with text")
+
+    next(documents())
+    return Text(documents, str(path))
+
+
+@data.register("embedded_text")
+def embedded_text(*, split: Literal["train", "validation"] = "validation") -> Text:
+    """The Jargon File 4.4.7 (public domain), an entry a document; every tenth entry is the validation split."""
+    file = Path(str(resources.files("repsim_cli"))) / "assets" / "text" / "jargon.jsonl.zst"
+
+    def documents() -> Iterator[str]:
+        for index, text in enumerate(read(file, "text", "document")):
+            if (index % 10 == 9) == (split == "validation"):
+                yield text
+
+    return Text(documents, f"Jargon File 4.4.7 (public domain), {split}")
+
+
+@data.register("pile")
+def pile(*, files: str = "hf://datasets/monology/pile-uncopyrighted/val.jsonl.zst") -> Text:
+    """The Pile's validation documents, streamed from the hub (its copyrighted parts left out by the mirror).
+
+    files: where the .jsonl.zst shards are; a local path or pattern works too.
+    """
+
+    def documents() -> Iterator[str]:
+        import datasets
+
+        datasets.disable_progress_bars()
+        try:
+            stream = datasets.load_dataset("json", data_files=files, split="train", streaming=True)
+            for record in stream:
+                if record["text"].strip():
+                    yield record["text"]
+        except (OSError, ValueError, KeyError, datasets.exceptions.DatasetsError) as error:
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise BadInput(
+                f"data: the Pile could not be read, got '{files}' ({reason}); check the network, or download "
+                "the file and set data.files to its path, or use data=local_text data.path=FILE"
+            ) from error
+
+    return Text(documents, files)
+
+
+def read(file: Path, column: str, sample_by: str) -> Iterator[str]:
+    """The texts of a local file, one at a time; errors name the file and the line."""
+    if file.name.endswith(".parquet"):
+        yield from _read_parquet(file, column)
+    elif file.name.endswith(".txt"):
+        yield from _read_txt(file, sample_by)
+    else:
+        with _lines(file) as lines:
+            for number, line in enumerate(lines, 1):
+                if line.strip():
+                    yield _field(line, column, f"{file}, line {number}")
+
+
+@contextmanager
+def _lines(file: Path) -> Iterator[Iterator[str]]:
+    import zstandard
+
+    def checked(stream: io.TextIOBase) -> Iterator[str]:
+        try:
+            yield from stream
+        except UnicodeDecodeError as error:
+            raise BadInput(f"{file}: not UTF-8, got byte {error.object[error.start]:#04x}; convert it") from None
+        except zstandard.ZstdError as error:
+            raise BadInput(f"{file}: not a whole .zst file, got '{error}'; download it again") from None
+
+    with file.open("rb") as raw:
+        packed = file.name.endswith(".zst")
+        stream = zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True) if packed else raw
+        yield checked(io.TextIOWrapper(stream, encoding="utf-8"))
+
+
+def _field(line: str, column: str, where: str) -> str:
+    try:
+        record = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise BadInput(f"{where}: not JSON, got {line[:40]!r} ({error.msg}); one JSON object a line") from None
+    if not isinstance(record, dict) or column not in record:
+        known = ", ".join(map(str, record)) if isinstance(record, dict) else type(record).__name__
+        raise BadInput(f"{where}: no column '{column}', got {known}; set data.column")
+    if not isinstance(record[column], str):
+        raise BadInput(f"{where}: column '{column}' is not text, got {record[column]!r:.40}; set data.column")
+    return record[column]
+
+
+def _read_txt(file: Path, sample_by: str) -> Iterator[str]:
+    with _lines(file) as lines:
+        if sample_by == "line":
+            yield from (line.rstrip("\n") for line in lines)
+        elif sample_by == "document":
+            yield "".join(lines)
+        else:
+            paragraph: list[str] = []
+            for line in lines:
+                if line.strip():
+                    paragraph.append(line)
+                elif paragraph:
+                    yield "".join(paragraph)
+                    paragraph = []
+            yield "".join(paragraph)
+
+
+def _read_parquet(file: Path, column: str) -> Iterator[str]:
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        table = pyarrow.parquet.ParquetFile(file)
+    except pyarrow.ArrowInvalid as error:
+        raise BadInput(f"{file}: not a parquet file, got '{error}'; check the file") from None
+    with table:
+        kinds = {f.name: f.type for f in table.schema_arrow}
+        if column not in kinds:
+            raise BadInput(f"{file}: no column '{column}', got {', '.join(kinds)}; set data.column")
+        if not pyarrow.types.is_string(kinds[column]) and not pyarrow.types.is_large_string(kinds[column]):
+            raise BadInput(f"{file}: column '{column}' is not text, got {kinds[column]}; set data.column")
+        for batch in table.iter_batches(columns=[column]):
+            yield from (text for text in batch.column(0).to_pylist() if text is not None)

@@ -1,0 +1,48 @@
+"""What every kind of model entry provides."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from repsim_cli.models.architectures import Architecture
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """A model that can be run on tokens, known from its config alone.
+
+    layers, heads, kv_heads, width, context (longest sequence, None: unlimited), parameters (of the backbone).
+    skeleton: the backbone without weights, on the meta device. tokenizer(): raises BadInput where it is absent.
+    load(eager): the backbone in eval mode, float32, on the CPU; eager attention when patterns are read.
+    identity(): what was loaded (path or hub id, resolved revision, weights hash), once the files are there.
+    """
+
+    layers: int
+    heads: int
+    kv_heads: int
+    width: int
+    context: int | None
+    parameters: int
+    architecture: Architecture | None
+    model_type: str
+    skeleton: nn.Module
+    tokenizer: Callable[[], Any]
+    load: Callable[[bool], nn.Module]
+    identity: Callable[[], dict[str, Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Precomputed:
+    """Activations that were written before: `names` in layer order, each (rows, width) and read by slices."""
+
+    names: list[str]
+    rows: int
+    widths: list[int]
+    read: Callable[[str, slice], Float[Tensor, "n d"]]
+    identity: Callable[[], dict[str, Any]]
+
+
+AnySource = Source | Precomputed

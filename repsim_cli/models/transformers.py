@@ -1,0 +1,306 @@
+"""Models in the transformers format: from the hub, a local folder, this package, or with fresh weights.
+
+Raw weights: nothing is folded or centred. Safetensors only; code that comes with a model is never run.
+"""
+
+import hashlib
+import json
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import torch
+from torch import nn
+
+from repsim_cli.errors import BadInput
+from repsim_cli.models.architectures import architecture
+from repsim_cli.models.source import Source
+from repsim_cli.registry import did_you_mean, models
+
+TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "tokenizer.model", "spiece.model")
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack")
+SHIPPED = Path(str(resources.files("repsim_cli"))) / "assets" / "models"
+
+
+@models.register("transformers")
+def transformers(*, path: str | None = None, hub: str | None = None, revision: str | None = None) -> Source:
+    """A model of the Hugging Face hub (`hub`, optionally `revision`: a branch, tag or commit), or a folder (`path`)."""
+    if (path is None) == (hub is None):
+        raise BadInput(f"path, hub: give exactly one of them, got path={path}, hub={hub}; path is a folder, hub an id")
+    if path is None:
+        assert hub is not None
+        return _from_hub(hub, revision)
+    if revision is not None:
+        raise BadInput(f"revision: a local folder has none, got '{revision}'; name the folder of that checkpoint")
+    return _from_folder(Path(path).expanduser())
+
+
+@models.register("shipped")
+def shipped(*, name: str) -> Source:
+    """A small model that ships with the package (made by `repsim run experiment=pretrain_tiny`)."""
+    known = sorted(p.name for p in SHIPPED.iterdir())
+    if name not in known:
+        raise BadInput(f"name: no such shipped model, got '{name}'; {did_you_mean(name, known)}")
+    return _from_folder(SHIPPED / name)
+
+
+@models.register("random")
+def random(
+    *,
+    config: dict[str, Any] | None = None,
+    path: str | None = None,
+    hub: str | None = None,
+    revision: str | None = None,
+    tokenizer: str | None = None,
+    seed: int = 0,
+) -> Source:
+    """Fresh weights under `seed`: the config of a folder or hub model, or `config: {model_type: gpt2, ...}`.
+
+    tokenizer: a folder or hub id; by default the one of `path` or `hub`.
+    """
+    if sum(given is not None for given in (config, path, hub)) != 1:
+        raise BadInput("config, path, hub: give exactly one of them; config is e.g. {model_type: gpt2, n_layer: 2}")
+    if config is not None:
+        settings = inline_config(config)
+        folder = None
+    elif path is not None:
+        folder = _folder(Path(path).expanduser())
+        settings = _config(str(folder))
+    else:
+        folder = None
+        settings = _config(str(hub), revision)
+    where = tokenizer or path or hub
+
+    def tokenizer_of() -> Any:
+        if where is None:
+            raise BadInput("tokenizer: a random model from a config has none; set tokenizer to a folder or hub id")
+        return _tokenizer(where, None if tokenizer else revision)
+
+    def load(eager: bool) -> nn.Module:
+        auto = library().AutoModel
+        with torch.random.fork_rng(devices=[]), _silent():
+            torch.manual_seed(seed)
+            return auto.from_config(settings, dtype=torch.float32, attn_implementation=_attention(eager)).eval()
+
+    described = json.dumps(settings.to_dict(), sort_keys=True, default=str).encode()
+    identity = {
+        "source": f"random weights, seed {seed}, {path or hub or settings.model_type}",
+        "weights_hash": f"seed {seed}, config {hashlib.sha256(described).hexdigest()}",
+    }
+    return _source(settings, tokenizer_of, load, lambda: identity)
+
+
+def library() -> Any:
+    """transformers, imported when first needed (seconds) and without its chatter."""
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    return transformers
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Its load report goes to the log at error level; missing weights are our error, raised by us."""
+    logger = logging.getLogger("transformers")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+def _attention(eager: bool) -> str | None:
+    return "eager" if eager else None
+
+
+def _folder(path: Path) -> Path:
+    if not path.is_dir():
+        near = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
+        hint = f"; {did_you_mean(path.name, near)}" if 0 < len(near) <= 20 else "; check the path"
+        raise BadInput(f"path: no such folder, got '{path}'{hint}")
+    if not (path / "config.json").is_file():
+        raise BadInput(f"path: no config.json in it, got '{path}'; give a folder in the transformers format")
+    return path
+
+
+def _weight_files(path: Path) -> list[Path]:
+    """The folder's safetensors files, each with a whole header; BadInput says what is missing."""
+    index = path / "model.safetensors.index.json"
+    if index.is_file():
+        files = [path / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
+    else:
+        files = [path / "model.safetensors"]
+    missing = [file.name for file in files if not file.is_file()]
+    if missing:
+        pickles = [p.name for p in sorted(path.iterdir()) if p.suffix in PICKLES]
+        if pickles:
+            raise BadInput(
+                f"path: only pickled weights ({pickles[0]}), which can run code, got '{path}'; "
+                "save the model again with safe_serialization=True"
+            )
+        raise BadInput(f"path: no {missing[0]} in it, got '{path}'; give a folder with weights, or kind: random")
+    for file in files:
+        try:
+            with safetensors.safe_open(file, framework="pt"):
+                pass
+        except (safetensors.SafetensorError, OSError) as error:
+            raise BadInput(f"path: {file.name} is not a whole safetensors file, got '{error}'; copy it again") from None
+    return files
+
+
+def _from_folder(path: Path) -> Source:
+    path = _folder(path)
+    config = _config(str(path))
+    files = _weight_files(path)
+
+    def identity() -> dict[str, Any]:
+        return {"source": str(path), "weights_hash": hash_files(files)}
+
+    return _source(config, lambda: _tokenizer(str(path)), lambda eager: _load(str(path), None, eager), identity)
+
+
+def _from_hub(hub: str, revision: str | None) -> Source:
+    config = _config(hub, revision)
+
+    def identity() -> dict[str, Any]:
+        from huggingface_hub import try_to_load_from_cache
+
+        names = ("model.safetensors", "model.safetensors.index.json")
+        cached = [try_to_load_from_cache(hub, name, revision=revision) for name in names]
+        found = [Path(c) for c in cached if isinstance(c, str)]
+        commit = found[0].parent.name if found else None
+        return {
+            "source": hub,
+            "revision": revision,
+            "commit": commit,
+            "weights_hash": hash_files(_weight_files(found[0].parent)) if found else None,
+        }
+
+    return _source(
+        config, lambda: _tokenizer(hub, revision), lambda eager: _load(hub, revision, eager), identity
+    )
+
+
+def hash_files(files: list[Path]) -> str:
+    """sha256 over the files' contents, in order."""
+    digest = hashlib.sha256()
+    for file in files:
+        with file.open("rb") as stream:
+            while block := stream.read(1 << 20):
+                digest.update(block)
+    return digest.hexdigest()
+
+
+def _unreachable(where: str, revision: str | None, error: Exception) -> BadInput:
+    reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    at = f"{where}@{revision}" if revision else where
+    return BadInput(
+        f"hub: the model could not be read, got '{at}' ({reason[:160]}); check the id and revision, the network, "
+        "or download it and use path: FOLDER"
+    )
+
+
+def _config(where: str, revision: str | None = None) -> Any:
+    try:
+        return library().AutoConfig.from_pretrained(where, revision=revision, trust_remote_code=False)
+    except (OSError, ValueError, KeyError) as error:
+        if Path(where).is_dir():
+            reason = str(error).splitlines()[0]
+            raise BadInput(f"path: config.json cannot be used, got '{where}' ({reason[:160]})" "; mend it") from error
+        raise _unreachable(where, revision, error) from error
+
+
+def inline_config(given: dict[str, Any]) -> Any:
+    kind = given.get("model_type")
+    known = list(library().CONFIG_MAPPING.keys())
+    if kind not in known:
+        hint = did_you_mean(str(kind), known) if kind else "e.g. model_type: gpt2"
+        raise BadInput(f"config.model_type: unknown, got '{kind}'; {hint if len(hint) < 200 else 'see transformers'}")
+    rest = {k: v for k, v in given.items() if k != "model_type"}
+    default = library().AutoConfig.for_model(kind)
+    unknown = [k for k in rest if not hasattr(default, k)]
+    if unknown:
+        hint = did_you_mean(unknown[0], default.to_dict())
+        raise BadInput(f"config.{unknown[0]}: {kind} has no such setting, got {rest[unknown[0]]!r}; {hint[:200]}")
+    try:
+        return library().AutoConfig.for_model(kind, **rest)
+    except (TypeError, ValueError) as error:
+        raise BadInput(f"config: not usable for {kind}, got {rest} ({error}); mend it") from error
+
+
+def _tokenizer(where: str, revision: str | None = None) -> Any:
+    folder = Path(where)
+    if folder.is_dir() and not any((folder / name).is_file() for name in TOKENIZER_FILES):
+        raise BadInput(f"path: no tokenizer in it, got '{where}'; save the tokenizer there (tokenizer.json)")
+
+    try:
+        with _silent():
+            return library().AutoTokenizer.from_pretrained(where, revision=revision, trust_remote_code=False)
+    except (OSError, ValueError, KeyError) as error:
+        if folder.is_dir():
+            raise BadInput(f"path: its tokenizer cannot be used, got '{where}' ({error}); save it again") from error
+        raise _unreachable(where, revision, error) from error
+
+
+def _load(where: str, revision: str | None, eager: bool) -> nn.Module:
+    try:
+        with _silent():
+            model, info = library().AutoModel.from_pretrained(
+                where,
+                revision=revision,
+                dtype=torch.float32,
+                attn_implementation=_attention(eager),
+                use_safetensors=True,
+                trust_remote_code=False,
+                output_loading_info=True,
+            )
+    except (OSError, ValueError, RuntimeError, safetensors.SafetensorError) as error:
+        if Path(where).is_dir():
+            reason = str(error).splitlines()[0]
+            raise BadInput(f"path: the weights cannot be loaded, got '{where}' ({reason[:200]}); save them again") from error
+        raise _unreachable(where, revision, error) from error
+    # a masked language model has no pooler, and no hook point reads it
+    missing = sorted(key for key in info["missing_keys"] if "pooler" not in key)
+    wrong = sorted(str(key) for key in info["mismatched_keys"])
+    if missing or wrong:
+        raise BadInput(
+            f"path: {len(missing)} weights are missing and {len(wrong)} have the wrong shape, "
+            f"got '{where}' (first: {(missing + wrong)[0]}); save the model again"
+        )
+    model.config.use_cache = False
+    return model.eval()
+
+
+def _source(
+    config: Any, tokenizer: Callable[[], Any], load: Callable[[bool], nn.Module], identity: Callable[[], dict]
+) -> Source:
+    config = config.get_text_config()
+    try:
+        with torch.device("meta"), _silent():
+            skeleton = library().AutoModel.from_config(config)
+    except (ValueError, TypeError, RuntimeError, ZeroDivisionError) as error:
+        reason = str(error).splitlines()[0]
+        raise BadInput(f"config: no {config.model_type} can be built from it ({reason[:200]}); mend it") from error
+    return Source(
+        layers=config.num_hidden_layers,
+        heads=config.num_attention_heads,
+        kv_heads=getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
+        width=config.hidden_size,
+        context=getattr(config, "max_position_embeddings", None),
+        parameters=sum(p.numel() for p in skeleton.parameters()),
+        architecture=architecture(config),
+        model_type=config.model_type,
+        skeleton=skeleton,
+        tokenizer=tokenizer,
+        load=load,
+        identity=identity,
+    )

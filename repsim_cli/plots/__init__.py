@@ -1,0 +1,45 @@
+"""Figures, one file per kind, drawn from the run folder's files and never from live tensors.
+
+Each kind is a function `figures(folder, results)` that yields (name, matplotlib Figure); `draw` writes them as
+PNG and SVG whose bytes depend on the files alone.
+"""
+
+import io
+from pathlib import Path
+from typing import Any
+
+from repsim_cli.results import Progress, quiet, read_results, write
+
+DPI = 150
+STYLE: dict[str, Any] = {
+    "font.family": "DejaVu Sans",
+    "font.size": 9,
+    "svg.hashsalt": "repsim",
+    "image.interpolation": "nearest",
+    "axes.titlesize": 10,
+}
+
+
+def draw(folder: Path, progress: Progress = quiet) -> list[Path]:
+    """Draws all figures of a run into figures/ and returns their paths."""
+    import warnings
+
+    import matplotlib
+
+    from repsim_cli.plots import heatmap
+
+    results = read_results(folder)
+    (folder / "figures").mkdir(exist_ok=True)
+    written = []
+    jobs = list(heatmap.figures(folder, results))
+    with matplotlib.rc_context({**matplotlib.rcParamsDefault, **STYLE}), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing")
+        for name, make in progress(jobs, label="figures", unit="figure"):
+            figure = make()
+            for suffix, options in (("png", {"dpi": DPI}), ("svg", {"metadata": {"Date": None}})):
+                stream = io.BytesIO()
+                figure.savefig(stream, format=suffix, **options)
+                file = folder / "figures" / f"{name}.{suffix}"
+                write(file, stream.getvalue())
+                written.append(file)
+    return written

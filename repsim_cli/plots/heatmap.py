@@ -1,0 +1,134 @@
+"""Heatmaps of similarity: all models in one grid, each pair of models, and the standard errors."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from repsim_cli.results import read_array, slug
+
+WRITTEN = 144  # cells up to which their values are written into them
+INCHES_PER_CELL = 0.32
+SMALLEST, LARGEST = 2.6, 11.0  # side of the matrix, inches
+TICK = 0.15  # inches that a layer's name needs
+
+Job = tuple[str, Callable[[], Any]]
+
+
+def figures(folder: Path, results: dict[str, Any]) -> Iterator[Job]:
+    """The figures of every measure: NAME-all, NAME-all-se, NAME-MODEL-MODEL; each with a function that draws it."""
+    for number, measure in enumerate(results["measures"]):
+        matrices = measure["matrices"]
+        stem = slug(measure["label"])
+        if stem in {slug(other["label"]) for other in results["measures"][:number]}:
+            stem += f"-{number}"
+        models = list(dict.fromkeys(m["rows"]["model"] for m in matrices))
+        layers = {m["rows"]["model"]: m["rows"]["layers"] for m in matrices}
+        yield f"{stem}-all", partial(_grid, folder, measure, models, layers, "values")
+        if matrices[0]["se"] is not None:
+            yield f"{stem}-all-se", partial(_grid, folder, measure, models, layers, "se")
+        for m in matrices:
+            i, j = (models.index(m[side]["model"]) for side in ("rows", "columns"))
+            name = f"{stem}-{i:02d}-{j:02d}-{slug(models[i])}-{slug(models[j])}"
+            yield name, partial(_pair, folder, measure, m)
+
+
+def _grid(folder: Path, measure: dict, models: list[str], layers: dict[str, list[str]], what: str) -> Any:
+    ends = np.cumsum([0, *(len(layers[model]) for model in models)])
+    whole = np.full((ends[-1], ends[-1]), np.nan)
+    for m in measure["matrices"]:
+        i, j = (models.index(m[side]["model"]) for side in ("rows", "columns"))
+        block = read_array(folder, m[what])
+        whole[ends[i] : ends[i + 1], ends[j] : ends[j + 1]] = block
+        if measure["card"]["symmetric"]:
+            whole[ends[j] : ends[j + 1], ends[i] : ends[i + 1]] = block.T
+    names = [name for model in models for name in layers[model]]
+    title = measure["card"]["label"] + (": standard error" if what == "se" else "")
+    figure, axes = _heatmap(whole, names, names, measure, title, what)
+    for end in ends[1:-1]:
+        axes.axhline(end - 0.5, color="white", linewidth=1.2)
+        axes.axvline(end - 0.5, color="white", linewidth=1.2)
+    _model_names(axes, models, ends, _inches(len(whole)), max(map(len, names)))
+    return figure
+
+
+def _pair(folder: Path, measure: dict, m: dict) -> Any:
+    rows, columns = m["rows"], m["columns"]
+    figure, axes = _heatmap(
+        read_array(folder, m["values"]), rows["layers"], columns["layers"], measure, measure["card"]["label"], "values"
+    )
+    axes.set_ylabel(rows["model"], parse_math=False)
+    axes.set_xlabel(columns["model"], parse_math=False)
+    return figure
+
+
+def _heatmap(
+    values: np.ndarray,
+    rows: list[str],
+    columns: list[str],
+    measure: dict,
+    title: str,
+    what: str,
+) -> tuple[Any, Any]:
+    from matplotlib.figure import Figure
+
+    card, estimate = measure["card"], measure["estimate"]
+    side = _inches(max(values.shape))
+    height, width = (max(side * n / max(values.shape), 1.2) for n in values.shape)
+    figure = Figure(figsize=(width + 2.4, height + 1.8), layout="constrained")
+    axes = figure.add_subplot()
+    low, high = colour_range(values, card, what)
+    image = axes.imshow(values, cmap=colours(card, what), vmin=low, vmax=high, aspect="equal")
+    bar = figure.colorbar(image, ax=axes, shrink=0.8, pad=0.02)
+    better = "larger" if card["larger_is_closer"] else "smaller"
+    bar.set_label("standard error" if what == "se" else f"{card['label']} ({better} is closer)")
+    for axis, names, inches in ((axes.yaxis, rows, height), (axes.xaxis, columns, width)):
+        step = max(1, int(np.ceil(TICK * len(names) / inches)))
+        at = np.arange(0, len(names), step)
+        axis.set_ticks(at, [names[i] for i in at], fontsize=7, parse_math=False)
+    axes.tick_params(axis="x", rotation=90)
+    axes.tick_params(length=2)
+    if values.size <= WRITTEN:
+        form = "{:.2g}" if what == "se" else "{:.2f}"
+        for (i, j), value in np.ndenumerate(values):
+            red, green, blue, _ = image.cmap(image.norm(value))
+            ink = "black" if 0.3 * red + 0.6 * green + 0.1 * blue > 0.5 else "white"
+            axes.text(j, i, form.format(value), ha="center", va="center", fontsize=6, color=ink)
+    sampled = {"full": "one sample", "per_batch": "mean over batches", "ratio_of_sums": "ratio of summed HSIC"}
+    axes.set_title(f"{title}\n{sampled[estimate['kind']]}, {estimate['rows']:,} rows", loc="left", parse_math=False)
+    return figure, axes
+
+
+def _inches(cells: int) -> float:
+    return float(np.clip(INCHES_PER_CELL * cells, SMALLEST, LARGEST))
+
+
+def _model_names(axes: Any, models: list[str], ends: np.ndarray, inches: float, layer_name: int) -> None:
+    """Model names outside the layer names, in the size that the narrowest model leaves room for."""
+    room = inches * np.diff(ends) / ends[-1]
+    size = float(np.clip(110 * min(r / len(name) for name, r in zip(models, room, strict=True)), 5, 9))
+    for axis, rotation in ((axes.secondary_xaxis("bottom"), 0), (axes.secondary_yaxis("left"), 90)):
+        axis.set_ticks((ends[:-1] + ends[1:] - 1) / 2, models, fontsize=size, parse_math=False, rotation=rotation)
+        for label in axis.get_yticklabels() if rotation else ():
+            label.set_verticalalignment("center")
+        axis.tick_params(length=0, pad=8 + 4.2 * layer_name)
+        axis.spines[:].set_visible(False)
+
+
+def colour_range(values: np.ndarray, card: dict, what: str) -> tuple[float, float]:
+    """From the card's bounds; where a side has none, from the data (0 included)."""
+    if what == "se":
+        return 0.0, max(float(values.max()), 1e-12)
+    low, high = card["bounds"]
+    low = min(0.0, float(values.min())) if low is None else low
+    high = max(0.0, float(values.max())) if high is None else high
+    return low, high
+
+
+def colours(card: dict, what: str) -> str:
+    """Perceptually uniform; bright is close."""
+    if what == "se":
+        return "cividis"
+    return "viridis" if card["larger_is_closer"] else "viridis_r"

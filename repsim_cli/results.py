@@ -1,0 +1,256 @@
+"""The run folder: written once by a run, read by everything after it. Needs neither torch nor Hydra.
+
+    manifest.json   what ran, on what, for how long, and how it ended; the sha256 of every other file
+    config.yaml     the validated configuration
+    results.json    every number that a figure or the report shows (strict JSON, full precision)
+    arrays/*.npy    one float64 array per matrix
+    figures/        .png and .svg, redrawn by `repsim plot` from the two above
+    repsim.log
+"""
+
+import hashlib
+import io
+import json
+import logging
+import os
+import platform
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from repsim_cli.errors import BadInput, RunFailed
+from repsim_cli.registry import did_you_mean
+
+SCHEMA = 1
+PACKAGES = ("repsim-cli", "torch", "transformers", "tokenizers", "numpy", "scipy", "hydra-core", "matplotlib")
+log = logging.getLogger("repsim")
+
+Progress = Callable[..., Iterator[Any]]
+
+
+def quiet(items: Iterable, **_: Any) -> Iterator:
+    """The progress bar that shows nothing."""
+    return iter(items)
+
+
+def slug(name: str) -> str:
+    """A name as a harmless part of a file name; different names may share one.
+
+    >>> slug("../my model@3")
+    'my_model@3'
+    """
+    kept = "".join(c if c.isascii() and (c.isalnum() or c in "-_.@") else "_" for c in name)
+    return kept.lstrip("._")[:60] or "_"
+
+
+def dumps(value: Any) -> str:
+    """Strict JSON: NaN and infinity are errors, because no failure may become a number."""
+    return json.dumps(value, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
+
+
+def write(file: Path, content: bytes) -> None:
+    """Write, then rename: a reader sees the old file or the whole new one."""
+    partial = file.with_name(f".{file.name}.partial")
+    try:
+        partial.write_bytes(content)
+        os.replace(partial, file)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise RunFailed(f"{file}: cannot be written, got '{error.strerror}'; free or choose another folder") from error
+
+
+def outputs_root() -> Path:
+    """Where run folders go: REPSIM_OUTPUTS, or `outputs` in the current folder."""
+    return Path(os.environ.get("REPSIM_OUTPUTS") or "outputs")
+
+
+@dataclass
+class Run:
+    """A run folder that is being written."""
+
+    folder: Path
+    manifest: dict[str, Any]
+    progress: Progress = quiet
+    _started: float = field(default_factory=time.monotonic)
+
+    def save_manifest(self) -> None:
+        write(self.folder / "manifest.json", dumps(self.manifest).encode())
+
+    def warn(self, text: str) -> None:
+        """A warning: in the log, the manifest and the results."""
+        if text not in self.manifest["warnings"]:
+            self.manifest["warnings"].append(text)
+            log.warning(text)
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Times a stage of the run, in seconds, into the manifest."""
+        start = time.monotonic()
+        log.info("%s ...", name)
+        yield
+        timings = self.manifest["timings"]
+        timings[name] = round(timings.get(name, 0.0) + time.monotonic() - start, 3)
+
+    def write_text(self, name: str, text: str) -> None:
+        write(self.folder / name, text.encode())
+
+    def write_array(self, name: str, array: np.ndarray) -> str:
+        """Saves arrays/NAME.npy (float64, no pickle) and returns that path, relative to the folder."""
+        (self.folder / "arrays").mkdir(exist_ok=True)
+        stream = io.BytesIO()
+        np.save(stream, np.ascontiguousarray(array, dtype=np.float64), allow_pickle=False)
+        relative = f"arrays/{name}.npy"
+        write(self.folder / relative, stream.getvalue())
+        return relative
+
+    def finish(self, status: str, error: str | None = None) -> None:
+        """Records how the run ended, its peak memory and the hash of every file."""
+        self.manifest.update(
+            status=status,
+            error=error,
+            finished=datetime.now(UTC).isoformat(timespec="seconds"),
+            seconds=round(time.monotonic() - self._started, 3),
+            peak_memory_mb=peak_memory_mb(),
+            files={
+                str(file.relative_to(self.folder)): hashlib.sha256(file.read_bytes()).hexdigest()
+                for file in sorted(self.folder.rglob("*"))
+                if file.is_file() and file.name not in ("manifest.json", "repsim.log")
+            },
+        )
+        self.save_manifest()
+
+
+def create(folder: Path, *, name: str, study: str, seed: int, command: list[str]) -> Run:
+    """Claims a run folder: a second run started in the same second gets its own, with a number behind.
+
+    Raises BadInput where the folder cannot be written.
+    """
+    manifest = {
+        "schema": SCHEMA,
+        "name": name,
+        "study": study,
+        "status": "running",
+        "error": None,
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": command,
+        "seed": seed,
+        "git": git_state(),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "packages": {package: version(package) for package in PACKAGES},
+        "timings": {},
+        "warnings": [],
+    }
+    for number in range(1, 1000):
+        candidate = folder if number == 1 else folder.with_name(f"{folder.name}-{number}")
+        try:
+            candidate.mkdir(parents=True, exist_ok=True)
+            with (candidate / "manifest.json").open("x") as stream:
+                stream.write(dumps(manifest))
+            return Run(candidate, manifest)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise BadInput(
+                f"{candidate}: no run folder can be made there, got '{error.strerror}'; "
+                "set REPSIM_OUTPUTS to a folder that can be written"
+            ) from error
+    raise BadInput(f"{folder}: a thousand runs have this name, got no free one; set name=NAME")
+
+
+def version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def git_state() -> dict[str, Any] | None:
+    """Commit and whether files differ from it, of the checkout that this code runs from; None without one."""
+
+    def git(*words: str) -> str:
+        here = Path(__file__).parent
+        return subprocess.run(
+            ["git", "-C", str(here), *words], capture_output=True, text=True, check=True, timeout=10
+        ).stdout.strip()
+
+    try:
+        if "repsim_cli/results.py" not in git("ls-files", "--full-name", "results.py"):
+            return None
+        return {"commit": git("rev-parse", "HEAD"), "dirty": bool(git("status", "--porcelain", "-uno"))}
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def peak_memory_mb() -> float:
+    """Peak resident memory of this process so far, in MB (10^6 bytes)."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return round(peak * (1 if sys.platform == "darwin" else 1024) / 1e6, 1)
+
+
+def runs(root: Path) -> list[Path]:
+    """All run folders under root, oldest first by the time they started."""
+    found = [(read_manifest(m.parent).get("started", ""), str(m.parent), m.parent) for m in root.rglob("manifest.json")]
+    return [folder for _, _, folder in sorted(found)]
+
+
+def find(run: str, root: Path | None = None) -> Path:
+    """The run folder meant by a path, `latest`, or a name (of the run or of its folder; the newest of several)."""
+    root = root or outputs_root()
+    if (Path(run) / "manifest.json").is_file():
+        return Path(run)
+    known = runs(root)
+    if not known:
+        raise BadInput(f"RUN: no runs in {root}, got '{run}'; start one with repsim run, or set REPSIM_OUTPUTS")
+    if run == "latest":
+        return known[-1]
+    names = {folder: {folder.name, str(folder.relative_to(root)), read_manifest(folder)["name"]} for folder in known}
+    matching = [folder for folder in known if run in names[folder]]
+    if not matching:
+        hint = did_you_mean(run, {name for group in names.values() for name in group})
+        raise BadInput(f"RUN: no such run in {root}, got '{run}'; {hint if len(hint) < 300 else 'see repsim list run'}")
+    return matching[-1]
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    return _read_json(folder / "manifest.json")
+
+
+def read_results(folder: Path) -> dict[str, Any]:
+    """results.json, of a finished run."""
+    if not (folder / "results.json").is_file():
+        status = read_manifest(folder).get("status")
+        raise BadInput(f"{folder}: it has no results (status {status}), got no results.json; run it again")
+    return _read_json(folder / "results.json")
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{file}: cannot be read, got '{error}'; the run is damaged, run it again") from None
+    schema = value.get("schema") if isinstance(value, dict) else None
+    if schema != SCHEMA:
+        raise BadInput(f"{file}: not a file of this version, got schema {schema} (this is {SCHEMA}); update repsim")
+    return value
+
+
+def read_array(folder: Path, relative: str) -> np.ndarray:
+    """One array of a run; the path may not leave the folder."""
+    file = (folder / relative).resolve()
+    if not file.is_relative_to(folder.resolve()):
+        raise BadInput(f"{folder}: an array outside the run, got '{relative}'; the run is damaged")
+    try:
+        return np.load(file, allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{file}: cannot be read, got '{error}'; the run is damaged, run it again") from None

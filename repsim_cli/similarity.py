@@ -1,0 +1,164 @@
+"""The all-pairs engine: representations, whole or as a stream of batches, x measures -> similarity matrices.
+
+What depends on one representation is done once per representation. Measures that are normalised inner products
+of one matrix per representation go through one tiled pass: a tile of every matrix, all pairs by one product,
+summed in float64. Memory: the representations of one batch, and R x tile^2 numbers.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from repsim_cli.errors import BadInput, Degenerate
+from repsim_cli.measures import Measure
+from repsim_cli.measures.base import GramForm
+
+Matrix = Float[Tensor, "r r"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimilarityMatrix:
+    """values[a, b]: the entry (row a, column b) of all representations against all, float64.
+
+    se: standard errors of the mean over batches (None for one batch or another estimate). rows: rows used.
+    """
+
+    values: Matrix
+    se: Matrix | None
+    estimate: str
+    rows: int
+    batches: int
+
+
+def inner_products(form: GramForm, states: Sequence, n: int, tile: int) -> Matrix:
+    """<M_a, M_b> for every pair of the form's symmetric (n, n) matrices, in the units of HSIC, float64."""
+    count = len(states)
+    corner = form.tile(states[0], slice(0, 1), slice(0, 1))
+    products = torch.zeros(count, count, dtype=torch.float64, device=corner.device)
+    buffer = torch.empty(count, min(tile, n) ** 2, dtype=corner.dtype, device=corner.device)
+    for i in range(0, n, tile):
+        rows = slice(i, min(i + tile, n))
+        for j in range(i, n, tile):
+            columns = slice(j, min(j + tile, n))
+            cells = (rows.stop - rows.start) * (columns.stop - columns.start)
+            block = buffer[:, :cells]
+            for r, state in enumerate(states):
+                block[r] = form.tile(state, rows, columns).flatten()
+            # a tile above the diagonal stands for its mirror image too
+            products += (1 if i == j else 2) * (block @ block.T).double()
+    scale = torch.tensor([form.scale(s) for s in states], dtype=torch.float64, device=corner.device)
+    return products * scale[:, None] * scale[None, :] / form.terms(n)
+
+
+def prepare(measure: Measure, representations: Sequence[Tensor], names: Sequence[str]) -> list:
+    """One prepared state per representation; errors name the representation."""
+    return [measure.prepared(x, name) for x, name in zip(representations, names, strict=True)]
+
+
+def all_pairs(
+    measure: Measure, representations: Sequence[Tensor], names: Sequence[str] | None = None, tile: int = 512
+) -> Matrix:
+    """The measure for all pairs of representations (n, d_r) with paired rows; entry [a, b] as in contract 5."""
+    names = names or [f"representation {r}" for r in range(len(representations))]
+    states = prepare(measure, representations, names)
+    if measure.gram is not None:
+        products = inner_products(measure.gram, states, len(representations[0]), tile)
+        return _normalised(measure, products, names)
+    if measure.compare_all is not None:
+        return measure.compare_all(states, states)
+    values = torch.empty(len(states), len(states), dtype=torch.float64)
+    for a, x in enumerate(states):
+        for b, y in enumerate(states):
+            if measure.card.symmetric and b < a:
+                values[a, b] = values[b, a]
+            else:
+                values[a, b] = measure.compare(x, y)
+    return values
+
+
+def _normalised(measure: Measure, products: Matrix, names: Sequence[str]) -> Matrix:
+    assert measure.gram is not None
+    own = products.diagonal()
+    try:
+        return measure.gram.normalise(products, own, own)
+    except Degenerate as error:
+        raise Degenerate(f"{names[int(own.argmin())]}: {measure.name}: {error}") from None
+
+
+class _Mean:
+    """Running mean and standard error of matrices (Welford), one number per pair whatever the batches."""
+
+    def __init__(self) -> None:
+        self.batches = 0
+
+    def add(self, values: Matrix) -> None:
+        if not self.batches:
+            self.mean, self.squares = torch.zeros_like(values), torch.zeros_like(values)
+        self.batches += 1
+        delta = values - self.mean
+        self.mean += delta / self.batches
+        self.squares += delta * (values - self.mean)
+
+    def se(self) -> Matrix | None:
+        if self.batches < 2:
+            return None
+        return (self.squares / (self.batches - 1) / self.batches).sqrt()
+
+
+def check_estimate(measure: Measure, estimate: str) -> None:
+    """Raises BadInput where the estimate is not defined for the measure."""
+    if estimate == "ratio_of_sums" and measure.gram is None:
+        raise BadInput(
+            f"extract.estimate: ratio_of_sums sums HSIC, and {measure.name} is not made of HSIC; "
+            "use per_batch or full"
+        )
+
+
+def estimate_all_pairs(
+    measures: Mapping[str, Measure],
+    batches: Iterable[Sequence[Tensor]],
+    *,
+    names: Sequence[str],
+    estimate: str,
+    tile: int = 512,
+    observe: Callable[[str, Matrix], None] | None = None,
+) -> dict[str, SimilarityMatrix]:
+    """Every measure for all pairs, from a stream of batches; each batch holds R tensors (n, d_r), paired rows.
+
+    full: one batch. per_batch: mean of the batches' values, with its standard error. ratio_of_sums: HSIC of
+    each batch (biased: / (n-1)^2, unbiased: / (n (n-3))), summed, and normalised at the end.
+    observe(name, values): called with each batch's matrix (of values, or of HSICs for ratio_of_sums).
+    """
+    for measure in measures.values():
+        check_estimate(measure, estimate)
+    means = {label: _Mean() for label in measures}
+    rows = 0
+    for batch in batches:
+        n = len(batch[0])
+        rows += n
+        for label, measure in measures.items():
+            if estimate == "ratio_of_sums":
+                assert measure.gram is not None
+                values = inner_products(measure.gram, prepare(measure, batch, names), n, tile)
+            else:
+                values = all_pairs(measure, batch, names, tile)
+            means[label].add(values)
+            if observe is not None:
+                observe(label, values)
+    if not rows:
+        raise BadInput("extract: no batch could be filled, got too few rows; lower batch_rows or add data")
+    matrices = {}
+    for label, measure in measures.items():
+        mean = means[label]
+        summed = estimate == "ratio_of_sums"
+        matrices[label] = SimilarityMatrix(
+            values=_normalised(measure, mean.mean, names) if summed else mean.mean,
+            se=None if summed else mean.se(),
+            estimate=estimate,
+            rows=rows,
+            batches=mean.batches,
+        )
+    return matrices

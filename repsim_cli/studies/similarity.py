@@ -1,0 +1,255 @@
+"""Similarity of every layer of every model with every layer of every model."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from repsim_cli.activations.rows import Reading, batches, blocks, readings, total_rows
+from repsim_cli.analysis import claims as findings
+from repsim_cli.data.packing import Sequences, pack
+from repsim_cli.data.text import Text
+from repsim_cli.errors import BadInput, Degenerate, RunFailed
+from repsim_cli.measures import Measure
+from repsim_cli.models.source import AnySource, Source
+from repsim_cli.registry import studies
+from repsim_cli.results import Run, slug
+from repsim_cli.settings import Extract, Hardware
+from repsim_cli.similarity import SimilarityMatrix, check_estimate, estimate_all_pairs
+
+
+@studies.register("similarity")
+class Similarity:
+    """plan() answers for the run before any weight loads; run() does it and returns the results."""
+
+    def __init__(
+        self,
+        *,
+        model: Mapping[str, AnySource],
+        data: Text,
+        measure: Mapping[str, Measure],
+        extract: Extract,
+        hardware: Hardware,
+        seed: int,
+        claims: list[str] | None = None,
+    ):
+        if not model:
+            raise BadInput("model: no model is selected, got none; e.g. model=[tiny_a,tiny_b]")
+        if not measure:
+            raise BadInput("measure: no measure is selected, got none; e.g. measure=[cka_unbiased]")
+        self.models, self.data, self.measures = model, data, measure
+        self.extract, self.hardware, self.seed = extract, hardware, seed
+        self.claims = claims or []
+        for bound in measure.values():
+            check_estimate(bound, extract.estimate)
+            rows = extract.rows if extract.estimate == "full" else extract.batch_rows
+            key = "rows" if extract.estimate == "full" else "batch_rows"
+            if rows < bound.card.minimum_rows:
+                raise BadInput(
+                    f"extract.{key}: {bound.name} needs at least {bound.card.minimum_rows} rows, got {rows}; raise it"
+                )
+        findings.check_names(self.claims)
+        self.readings = readings(model, extract)
+        self.layers = [layer for reading in self.readings for layer in reading.layers]
+        self.live = {label: source for label, source in model.items() if isinstance(source, Source)}
+        self._check_memory()
+
+    def memory(self) -> dict[str, float]:
+        """Bytes, estimated: weights, what one forward batch leaves, one batch of rows, and the Gram tiles."""
+        extract, hardware = self.extract, self.hardware
+        features = sum(layer.width for layer in self.layers)
+        rows = extract.rows if extract.estimate == "full" else extract.batch_rows
+        tile = min(hardware.tile, rows)
+        return {
+            "weights": sum(4.0 * s.parameters for s in self.live.values()),
+            "forward": 4.0 * 2 * hardware.batch_size * extract.length * features if self.live else 0.0,
+            "rows": 4.0 * 3 * rows * features,
+            "tiles": 4.0 * len(self.layers) * tile**2 + 8.0 * 2 * len(self.layers) ** 2,
+        }
+
+    def _check_memory(self) -> None:
+        need, limit = self.memory(), self.hardware.memory_limit
+        if sum(need.values()) <= limit:
+            return
+        key = "rows" if self.extract.estimate == "full" else "batch_rows"
+        rows = getattr(self.extract, key)
+        fits = int(rows * (limit - sum(need.values()) + need["rows"]) / need["rows"])
+        advice = f"extract.{key}={fits} would fit" if fits >= 4 else "use fewer or smaller models, or a smaller batch"
+        raise BadInput(
+            f"hardware.memory_gb: the run needs about {sum(need.values()) / 1e9:.1f} GB, got a limit of "
+            f"{limit / 1e9:.1f} GB; {advice}"
+        )
+
+    def plan(self) -> dict[str, Any]:
+        """What a run would do: models, layers, pairs, forward passes, memory in GB."""
+        count, extract = len(self.layers), self.extract
+        batch = min(self.hardware.batch_size, extract.sequences)
+        return {
+            "models": {
+                label: (f"{source.model_type}, {source.layers} blocks of {source.width}, {source.parameters:,} parameters"
+                        if isinstance(source, Source) else f"precomputed, {source.rows} rows")
+                for label, source in self.models.items()
+            },
+            "layers": count,
+            "pairs of layers": count * (count + 1) // 2,
+            "measures": list(self.measures),
+            "estimate": extract.estimate,
+            "tokens": extract.sequences * extract.length if self.live else 0,
+            "forward passes": len(self.live) * -(-extract.sequences // batch),
+            "memory, GB": {part: round(size / 1e9, 3) for part, size in self.memory().items()},
+        }
+
+    def run(self, run: Run) -> dict[str, Any]:
+        extract, hardware = self.extract, self.hardware
+        if hardware.threads:
+            torch.set_num_threads(hardware.threads)
+        run.manifest.update(device=hardware.device, threads=torch.get_num_threads())
+        with run.stage("data"):
+            sequences = self._sequences(run)
+            total = total_rows(self.readings, sequences, extract)
+            self._check_rows(run, total)
+        with run.stage("models"):
+            modules = {label: source.load(False).to(hardware.device) for label, source in self.live.items()}
+            run.manifest["models"] = {label: source.identity() for label, source in self.models.items()}
+        run.save_manifest()
+        names = [str(layer) for layer in self.layers]
+
+        def progress(steps: Sequence[int]):
+            return run.progress(steps, label="activations and similarity", unit="batch")
+
+        with run.stage("activations and similarity"):
+            stream = blocks(self.readings, modules, sequences, extract, hardware, progress)
+            try:
+                matrices = estimate_all_pairs(
+                    self.measures,
+                    batches(stream, extract, total, self.seed),
+                    names=names,
+                    estimate=extract.estimate,
+                    tile=hardware.tile,
+                )
+            except Degenerate as error:
+                raise RunFailed(str(error)) from error
+        with run.stage("results"):
+            return self._results(run, matrices)
+
+    def _sequences(self, run: Run) -> Sequences | None:
+        if not self.live:
+            return None
+        extract = self.extract
+        packed: dict[str, Sequences] = {}
+        for label, source in self.live.items():
+            tokenizer = source.tokenizer()
+            key = tokenizer.backend_tokenizer.to_str() if tokenizer.is_fast else label
+            if key in packed:
+                continue
+            packed[key] = pack(
+                self.data,
+                tokenizer,
+                length=extract.length,
+                sequences=extract.sequences,
+                pool=extract.pool,
+                separator=extract.separator,
+                seed=self.seed,
+            )
+            self._same_tokens(label, packed)
+        sequences = next(iter(packed.values()))
+        if len(sequences.ids) < extract.sequences:
+            run.warn(
+                f"extract.sequences: the text gave {len(sequences.ids)} sequences of {extract.length} tokens, "
+                f"{extract.sequences} were asked for; all are used"
+            )
+        kept = int(sequences.text.sum()) if extract.padding == "drop" else sequences.ids.size
+        run.manifest["data"] = {
+            "source": self.data.source,
+            "hash": sequences.hash(),
+            "documents_read": sequences.documents,
+            "sequences": len(sequences.ids),
+            "tokens": sequences.ids.size,
+            "rows_kept": kept,
+            "rows_dropped": sequences.ids.size - kept,
+        }
+        return sequences
+
+    def _same_tokens(self, label: str, packed: Mapping[str, Sequences]) -> None:
+        one, other = next(iter(packed.values())), list(packed.values())[-1]
+        if one.hash() != other.hash():
+            first = next(iter(self.live))
+            raise BadInput(
+                f"model: tokenizers differ, got other tokens for '{label}' than for '{first}' on the same text; "
+                "compare models that share a tokenizer"
+            )
+
+    def _check_rows(self, run: Run, total: int) -> None:
+        extract = self.extract
+        asked = extract.rows if extract.estimate == "full" else extract.batch_rows
+        if extract.estimate == "full":
+            if total < asked:
+                run.warn(f"extract.rows: {asked} rows were asked for, the data has {total}; all are used")
+                asked = total
+        elif total < asked:
+            raise BadInput(
+                f"extract.batch_rows: the data has fewer rows than one batch, got {total} for {asked}; "
+                "lower batch_rows, or raise sequences or length"
+            )
+        elif total % asked:
+            run.warn(f"extract.batch_rows: the last {total % asked} of {total} rows fill no batch and are left out")
+        for name, bound in self.measures.items():
+            if asked < bound.card.minimum_rows:
+                raise BadInput(
+                    f"data: {name} needs at least {bound.card.minimum_rows} rows, got {asked}; give more text"
+                )
+            wide = [layer for layer in self.layers if asked <= layer.width]
+            if bound.card.width_limit and wide:
+                run.warn(f"{name}: {asked} rows for {wide[0].width} features ({wide[0]}); {bound.card.width_limit}")
+
+    def _results(self, run: Run, matrices: Mapping[str, SimilarityMatrix]) -> dict[str, Any]:
+        records = [measure_record(run, self.readings, label, self.measures[label], m) for label, m in matrices.items()]
+        return {
+            "measures": records,
+            "tables": {},
+            "curves": {},
+            "claims": [
+                findings.verdict(claim, label, [layer.model for layer in self.layers], matrix.values.cpu().numpy())
+                for claim in self.claims
+                for label, matrix in matrices.items()
+                if self.measures[label].card.larger_is_closer
+            ],
+        }
+
+
+def measure_record(
+    run: Run, found: Sequence[Reading], label: str, measure: Measure, matrix: SimilarityMatrix
+) -> dict[str, Any]:
+    """One measure in results.json, its matrices saved: one per pair of models (both ways if asymmetric)."""
+    ends = np.cumsum([0, *(len(reading.layers) for reading in found)])
+    places = [slice(start, end) for start, end in zip(ends[:-1], ends[1:], strict=True)]
+    values = matrix.values.cpu().numpy()
+    se = None if matrix.se is None else matrix.se.cpu().numpy()
+    if not np.isfinite(values).all():
+        raise RunFailed(f"{label}: a value is not finite; please report this with the run's config")
+    records = []
+    for i, row in enumerate(found):
+        for j, column in enumerate(found):
+            if measure.card.symmetric and j < i:
+                continue
+            stem = f"{slug(label)}-{i:02d}-{j:02d}-{slug(row.label)}-{slug(column.label)}"
+            block = (places[i], places[j])
+            records.append(
+                {
+                    "rows": {"model": row.label, "layers": [layer.name for layer in row.layers]},
+                    "columns": {"model": column.label, "layers": [layer.name for layer in column.layers]},
+                    "values": run.write_array(stem, values[block]),
+                    "se": None if se is None else run.write_array(f"{stem}-se", se[block]),
+                    "p": None,
+                    "n": matrix.rows,
+                }
+            )
+    return {
+        "name": measure.name,
+        "label": label,
+        "settings": dict(measure.settings),
+        "estimate": {"kind": matrix.estimate, "rows": matrix.rows, "batches": matrix.batches},
+        "card": measure.card.record(),
+        "matrices": records,
+    }
