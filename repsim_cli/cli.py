@@ -130,6 +130,7 @@ def run(words: list[str]) -> int:
         if plans:
             print("\n\n".join(plans))
             return 0
+        results.check_root()
     with tempfile.TemporaryDirectory() as scratch:
         status_file = Path(scratch) / "status"
         status_file.touch()
@@ -145,7 +146,9 @@ def run(words: list[str]) -> int:
         statuses = status_file.read_text().split()
     if "interrupted" in statuses:
         return 130
-    return 0 if all(status == "complete" for status in statuses) else 1
+    if set(statuses) == {"refused"}:
+        return 2
+    return 0 if set(statuses) == {"complete"} else 1
 
 
 VALUED = ("--config-dir", "-cd", "--config-name", "-cn", "--config-path", "-cp", "--cfg", "-c", "--package", "-p", "--info", "-i")
@@ -215,7 +218,7 @@ def _hydra_line(error: Exception, overrides: list[str]) -> str:
 
     text = " ".join(str(error).split())
     cause = f" {error.__cause__}" if error.__cause__ else ""
-    missing = re.search(r"Could not find '([^']+)'", text) or re.search(r"In '[^']+': Could not find '([^']+)'", text)
+    missing = re.search(r"Could not (?:find|load) '([^']+)'", text)
     if missing:
         group, _, name = missing[1].partition("/")
         if group in GROUPS and name:
@@ -224,10 +227,9 @@ def _hydra_line(error: Exception, overrides: list[str]) -> str:
     override = re.search(r"Could not override '([^']+)'", text)
     if override:
         key = override[1]
-        known = _known_keys()
-        parent, _, _ = key.rpartition(".")
-        beside = [k for k in known if k.rpartition(".")[0] == parent] or known
-        return f"{key}: unknown key, got '{_given(key, overrides)}'; {did_you_mean(key, beside)}"
+        parent, _, last = key.rpartition(".")
+        beside = [k.rpartition(".")[2] for k in _known_keys() if k.rpartition(".")[0] == parent]
+        return f"{key}: unknown key, got '{_given(key, overrides)}'; {did_you_mean(last, beside)}"
     return f"overrides: {(text + cause)[:400]}; see repsim run --help"
 
 
@@ -257,11 +259,12 @@ class Bar:
         if sys.stderr.isatty():
             from tqdm import tqdm
 
-            return iter(tqdm(sized, desc=label, unit=unit, leave=False))
+            return iter(tqdm(sized, desc=label, unit=f" {unit}", leave=False))
         return self._lines(sized, label, unit)
 
     def _lines(self, items: Any, label: str, unit: str) -> Iterator:
-        start, shown, total = time.monotonic(), 0.0, len(items)
+        start, total = time.monotonic(), len(items)
+        shown = start
         for done, item in enumerate(items, 1):
             yield item
             now = time.monotonic()
@@ -269,7 +272,7 @@ class Bar:
             if (now - shown >= 2 and done * 10 // total > (done - 1) * 10 // total) or now - shown >= 30:
                 rate = done / (now - start)
                 left = (total - done) / rate
-                print(f"{label}: {done}/{total} {unit}s, {rate:.2f} {unit}s/s, {left:.0f} s left", file=sys.stderr)
+                print(f"{label}: {done}/{total} {unit}, {rate:.2f}/s, {left:.0f} s left", file=sys.stderr)
                 shown = now
 
 
@@ -282,6 +285,7 @@ def job(config: Any) -> None:
         status = _job(config, Path(HydraConfig.get().runtime.output_dir))
     except RepsimError as error:
         complain(error)
+        status = "refused" if isinstance(error, BadInput) else "failed"
     except KeyboardInterrupt:
         status = "interrupted"
     finally:
@@ -318,16 +322,20 @@ def _job(config: Any, folder: Path) -> str:
         raise
     except RepsimError as error:
         problem = str(error)
+        status = "refused" if isinstance(error, BadInput) else "failed"
         raise
     except Exception as error:
         problem = f"{type(error).__name__}: {error}"
         log.debug(traceback.format_exc())
         log.error("internal error: %s; please report it with %s/repsim.log", problem, current.folder)
     finally:
-        current.finish(status, problem)
         for handler in handlers:
             log.removeHandler(handler)
             handler.close()
+        if status == "refused":
+            current.discard()
+        else:
+            current.finish(status, problem)
     if status == "complete" and not os.environ.get(QUIET):
         print(summary(current.folder))
     return status

@@ -1,6 +1,7 @@
 """DictConfig -> a checked study, bound from the functions' signatures; all problems at once, by key path."""
 
 import inspect
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,7 @@ from repsim_cli.errors import BadConfig, BadInput
 from repsim_cli.registry import Entry, Registry, did_you_mean
 from repsim_cli.settings import Extract, Hardware
 
+GROUPS = ("model", "measure", "data", "extract", "hardware", "options")
 STRICT = ConfigDict(extra="forbid", strict=True, frozen=True, protected_namespaces=())
 Fields = dict[str, Any]
 
@@ -51,22 +53,23 @@ def validate(config: DictConfig) -> RunConfig:
     problems: list[str] = []
     plain = _plain(config, problems)
     keys = _attempt(problems, "", lambda: RunKeys.model_validate(plain))
-    _give_up(problems)
-    study = _attempt(problems, "study: ", lambda: registry.studies.get(keys.study))
-    _give_up(problems)
+    if any(not isinstance(plain.get(group), dict) for group in GROUPS):
+        _give_up(problems)
+    study = _attempt(problems, "study: ", lambda: registry.studies.get(plain["study"]))
+    if study is None:
+        _give_up(problems)
 
-    measures = lambda: _components(problems, "measure", keys.measure, registry.measures, _measure)  # noqa: E731
     groups: dict[str, Callable[[], Any]] = {
-        "model": lambda: _components(problems, "model", keys.model, registry.models, _call),
-        "measure": measures,
-        "data": lambda: _component(problems, "data", keys.data, registry.data, _call),
-        "extract": lambda: _bind(problems, "extract", Extract, keys.extract),
-        "hardware": lambda: _bind(problems, "hardware", Hardware, keys.hardware),
-        "seed": lambda: keys.seed,
+        "model": lambda: _components(problems, "model", plain, registry.models, _call),
+        "measure": lambda: _components(problems, "measure", plain, registry.measures, _measure),
+        "data": lambda: _component(problems, "data", plain["data"], registry.data, _call),
+        "extract": lambda: _bind(problems, "extract", Extract, plain["extract"]),
+        "hardware": lambda: _bind(problems, "hardware", Hardware, plain["hardware"]),
+        "seed": lambda: plain["seed"],
     }
     wanted = inspect.signature(study.function).parameters
     bound = {name: make() for name, make in groups.items() if name in wanted}
-    options = _checked(problems, "options", study.function, keys.options, without=groups)
+    options = _checked(problems, "options", study.function, plain["options"], without=groups)
     _give_up(problems)
     instance = _attempt(problems, "", lambda: study.function(**bound, **options))
     _give_up(problems)
@@ -84,7 +87,7 @@ def _plain(config: DictConfig, problems: list[str]) -> Fields:
     for path, value in _leaves(keys, ""):
         if value == "???":
             problems.append(f"{path}: missing, got nothing; set {path}=VALUE")
-    for group in ("model", "measure", "data", "options"):
+    for group in GROUPS:
         if keys.get(group) is None:
             keys[group] = {}
     return keys
@@ -148,9 +151,13 @@ def _checked(
 def _bind(problems: list[str], path: str, function: Callable, given: Fields) -> Any:
     before = len(problems)
     arguments = _checked(problems, path, function, given)
-    if len(problems) == before:
-        return _attempt(problems, f"{path}.", lambda: function(**arguments))
-    return None
+    if len(problems) > before:
+        return None
+    found: list[str] = []
+    value = _attempt(found, "", lambda: function(**arguments))
+    # a problem with one argument starts with its name, and so continues the key path
+    problems += [f"{path}{'.' if re.split('[.,:]', p)[0] in arguments else ': '}{p}" for p in found]
+    return value
 
 
 def _call(entry: Entry) -> Callable:
@@ -168,11 +175,11 @@ def _measure(entry: Entry) -> Callable:
 
 
 def _component(
-    problems: list[str], path: str, entry: Fields, room: Registry, function: Callable[[Entry], Callable]
+    problems: list[str], path: str, entry: Any, room: Registry, function: Callable[[Entry], Callable]
 ) -> Any:
     """`{kind: NAME, **keywords}` -> NAME's function called with the keywords."""
-    if not isinstance(entry.get("kind"), str):
-        problems.append(f"{path}.kind: missing, got {entry}; known: {', '.join(room.names())}")
+    if not isinstance(entry, dict) or not isinstance(entry.get("kind"), str):
+        problems.append(f"{path}.kind: missing, got {entry!r}; write {{kind: NAME, ...}}, {did_you_mean('', room.names())}")
         return None
     found = _attempt(problems, f"{path}.kind: ", lambda: room.get(entry["kind"]))
     if found is None:
@@ -181,10 +188,11 @@ def _component(
 
 
 def _components(
-    problems: list[str], group: str, entries: dict[str, Fields], room: Registry, function: Callable
+    problems: list[str], group: str, keys: Fields, room: Registry, function: Callable
 ) -> dict[str, Any]:
     return {
-        label: _component(problems, f"{group}.{label}", entry, room, function) for label, entry in entries.items()
+        label: _component(problems, f"{group}.{label}", entry, room, function)
+        for label, entry in keys[group].items()
     }
 
 

@@ -15,8 +15,10 @@ import logging
 import os
 import platform
 import resource
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -74,6 +76,20 @@ def outputs_root() -> Path:
     return Path(os.environ.get("REPSIM_OUTPUTS") or "outputs")
 
 
+def check_root() -> None:
+    """Raises BadInput where run folders cannot be made."""
+    root = outputs_root()
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=root):
+            pass
+    except OSError as error:
+        raise BadInput(
+            f"{root}: no run folder can be made there, got '{error.strerror}'; "
+            "set REPSIM_OUTPUTS to a folder that can be written"
+        ) from None
+
+
 @dataclass
 class Run:
     """A run folder that is being written."""
@@ -112,6 +128,10 @@ class Run:
         relative = f"arrays/{name}.npy"
         write(self.folder / relative, stream.getvalue())
         return relative
+
+    def discard(self) -> None:
+        """Leaves nothing of a run that was refused before it computed anything."""
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     def finish(self, status: str, error: str | None = None) -> None:
         """Records how the run ended, its peak memory and the hash of every file."""

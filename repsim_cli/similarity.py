@@ -14,8 +14,9 @@ from torch import Tensor
 
 from repsim_cli.errors import BadInput, Degenerate
 from repsim_cli.measures import Measure
-from repsim_cli.measures.base import GramForm
+from repsim_cli.measures.base import GramForm, rounding_floor
 
+STRIP = 1 << 13
 Matrix = Float[Tensor, "r r"]
 
 
@@ -48,9 +49,20 @@ def inner_products(form: GramForm, states: Sequence, n: int, tile: int) -> Matri
             for r, state in enumerate(states):
                 block[r] = form.tile(state, rows, columns).flatten()
             # a tile above the diagonal stands for its mirror image too
-            products += (1 if i == j else 2) * (block @ block.T).double()
+            products += (1 if i == j else 2) * _outer(block)
+    own = products.diagonal()
+    own[own < rounding_floor(n, corner.dtype)] = 0
     scale = torch.tensor([form.scale(s) for s in states], dtype=torch.float64, device=corner.device)
     return products * scale[:, None] * scale[None, :] / form.terms(n)
+
+
+def _outer(block: Float[Tensor, "r cells"]) -> Matrix:
+    """block @ block.T in float64, from float32 sums of at most STRIP terms, which keep their digits."""
+    whole = block.shape[1] // STRIP * STRIP
+    strips = block[:, :whole].unflatten(1, (-1, STRIP)).transpose(0, 1)
+    total = torch.bmm(strips, strips.mT).sum(0, dtype=torch.float64)
+    rest = block[:, whole:]
+    return total + (rest @ rest.T).double()
 
 
 def prepare(measure: Measure, representations: Sequence[Tensor], names: Sequence[str]) -> list:

@@ -84,9 +84,9 @@ class Measure:
     card: Card = field(default=None)  # type: ignore[assignment]
     settings: Mapping[str, Any] = field(default_factory=dict)
 
-    def __call__(self, x: "np.ndarray | Tensor", y: "np.ndarray | Tensor") -> float:
-        """Compare two representations (n, d_x) and (n, d_y) with paired rows."""
-        x, y = torch.as_tensor(x), torch.as_tensor(y)
+    def __call__(self, x: np.ndarray | Tensor | list, y: np.ndarray | Tensor | list) -> float:
+        """Compare two representations (n, d_x) and (n, d_y) with paired rows: the entry (row x, column y)."""
+        x, y = (side if isinstance(side, Tensor) else torch.as_tensor(np.asarray(side)) for side in (x, y))
         if x.ndim != 2 or y.ndim != 2 or len(x) != len(y):
             raise Degenerate(
                 f"{self.name}: x and y must be (n, d) with the same n, "
@@ -127,3 +127,11 @@ def centred(x: Float[Tensor, "n d"]) -> tuple[Float[Tensor, "n d"], float]:
     if scale <= 1e-13 * float(x.double().abs().max()):
         raise Degenerate("all rows are equal, got a constant representation; drop this layer or change the data")
     return (precise / scale).to(x.dtype if x.dtype == torch.float64 else torch.float32), scale
+
+
+def rounding_floor(n: int, dtype: torch.dtype) -> float:
+    """Self-products of (n, n) matrices of `centred` rows below this are rounding and count as 0.
+
+    Rounding leaves eps |x_i|^2 in a cell, and |x_i|^2 is at most n, in one row: eps^2 n^3 in all.
+    """
+    return 100 * torch.finfo(dtype).eps ** 2 * n**3

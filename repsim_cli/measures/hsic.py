@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from repsim_cli.errors import Degenerate
-from repsim_cli.measures.base import Card, GramForm, Measure, centred
+from repsim_cli.measures.base import Card, GramForm, Measure, centred, rounding_floor
 from repsim_cli.registry import measures
 
 
@@ -67,6 +67,7 @@ def compare(a: GramFactors, b: GramFactors) -> float:
     everything = slice(0, len(a.left))
     k, l = (tile(state, everything, everything).double() for state in (a, b))  # noqa: E741
     products = torch.stack([(k * l).sum(), (k * k).sum(), (l * l).sum()])
+    products[1:][products[1:] < rounding_floor(len(k), a.left.dtype)] = 0
     return float(normalise(products[0].view(1, 1), products[1:2], products[2:3]))
 
 

@@ -43,38 +43,42 @@ def transformers(*, path: str | None = None, hub: str | None = None, revision: s
 @models.register("shipped")
 def shipped(*, name: str) -> Source:
     """A small model that ships with the package (made by `repsim run experiment=pretrain_tiny`)."""
+    return _from_folder(shipped_folder(name))
+
+
+def shipped_folder(name: str) -> Path:
     known = sorted(p.name for p in SHIPPED.iterdir())
     if name not in known:
         raise BadInput(f"name: no such shipped model, got '{name}'; {did_you_mean(name, known)}")
-    return _from_folder(SHIPPED / name)
+    return SHIPPED / name
 
 
 @models.register("random")
 def random(
     *,
     config: dict[str, Any] | None = None,
+    shipped: str | None = None,
     path: str | None = None,
     hub: str | None = None,
     revision: str | None = None,
     tokenizer: str | None = None,
     seed: int = 0,
 ) -> Source:
-    """Fresh weights under `seed`: the config of a folder or hub model, or `config: {model_type: gpt2, ...}`.
+    """Fresh weights under `seed`, in the shape of a shipped, local or hub model, or of `config`.
 
-    tokenizer: a folder or hub id; by default the one of `path` or `hub`.
+    config: e.g. {model_type: gpt2, n_layer: 2}. tokenizer: a folder or hub id; by default that of the model.
     """
-    if sum(given is not None for given in (config, path, hub)) != 1:
-        raise BadInput("config, path, hub: give exactly one of them; config is e.g. {model_type: gpt2, n_layer: 2}")
+    given = [name for name in (shipped, path, hub) if name is not None]
+    if len(given) + (config is not None) != 1:
+        raise BadInput(
+            f"config, shipped, path, hub: give exactly one of them, got {given or config}; "
+            "config is e.g. {model_type: gpt2, n_layer: 2}"
+        )
     if config is not None:
-        settings = inline_config(config)
-        folder = None
-    elif path is not None:
-        folder = _folder(Path(path).expanduser())
-        settings = _config(str(folder))
+        settings, where = inline_config(config), tokenizer
     else:
-        folder = None
-        settings = _config(str(hub), revision)
-    where = tokenizer or path or hub
+        like = hub or str(shipped_folder(shipped) if shipped else _folder(Path(str(path)).expanduser()))
+        settings, where = _config(like, revision), tokenizer or like
 
     def tokenizer_of() -> Any:
         if where is None:
@@ -85,11 +89,11 @@ def random(
         auto = library().AutoModel
         with torch.random.fork_rng(devices=[]), _silent():
             torch.manual_seed(seed)
-            return auto.from_config(settings, dtype=torch.float32, attn_implementation=_attention(eager)).eval()
+            return auto.from_config(settings, dtype=torch.float32, attn_implementation=_attention(eager))
 
     described = json.dumps(settings.to_dict(), sort_keys=True, default=str).encode()
     identity = {
-        "source": f"random weights, seed {seed}, {path or hub or settings.model_type}",
+        "source": f"random weights, seed {seed}, {given[0] if given else settings.model_type}",
         "weights_hash": f"seed {seed}, config {hashlib.sha256(described).hexdigest()}",
     }
     return _source(settings, tokenizer_of, load, lambda: identity)
@@ -276,8 +280,7 @@ def _load(where: str, revision: str | None, eager: bool) -> nn.Module:
             f"path: {len(missing)} weights are missing and {len(wrong)} have the wrong shape, "
             f"got '{where}' (first: {(missing + wrong)[0]}); save the model again"
         )
-    model.config.use_cache = False
-    return model.eval()
+    return model
 
 
 def _source(
@@ -290,6 +293,12 @@ def _source(
     except (ValueError, TypeError, RuntimeError, ZeroDivisionError) as error:
         reason = str(error).splitlines()[0]
         raise BadInput(f"config: no {config.model_type} can be built from it ({reason[:200]}); mend it") from error
+
+    def ready(eager: bool) -> nn.Module:
+        model = load(eager).eval()
+        model.config.use_cache = False
+        return model
+
     return Source(
         layers=config.num_hidden_layers,
         heads=config.num_attention_heads,
@@ -301,6 +310,6 @@ def _source(
         model_type=config.model_type,
         skeleton=skeleton,
         tokenizer=tokenizer,
-        load=load,
+        load=ready,
         identity=identity,
     )

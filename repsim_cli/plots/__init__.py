@@ -34,11 +34,11 @@ def draw(folder: Path, progress: Progress = quiet) -> list[Path]:
     jobs = list(heatmap.figures(folder, results))
     with matplotlib.rc_context({**matplotlib.rcParamsDefault, **STYLE}), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing")
-        for name, make in progress(jobs, label="figures", unit="figure"):
+        for name, make in progress(jobs, label="figures", unit="figures"):
             figure = make()
             for suffix, options in (("png", {"dpi": DPI}), ("svg", {"metadata": {"Date": None}})):
                 stream = io.BytesIO()
-                figure.savefig(stream, format=suffix, **options)
+                figure.savefig(stream, format=suffix, bbox_inches="tight", pad_inches=0.1, **options)
                 file = folder / "figures" / f"{name}.{suffix}"
                 write(file, stream.getvalue())
                 written.append(file)

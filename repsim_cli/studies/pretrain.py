@@ -79,7 +79,7 @@ class Pretrain:
                 tokenizer.save_pretrained(folder)
 
         with run.stage("training"):
-            steps = run.progress(range(self.steps), label="training", unit="step")
+            steps = run.progress(range(self.steps), label="training", unit="steps")
             losses = list(train(model, seen, steps=steps, total=self.steps, seed=self.seed, save=keep, **self.settings))
         final = held_out_loss(model, held_out, self.settings["batch_size"])
         return {

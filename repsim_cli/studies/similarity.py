@@ -54,6 +54,15 @@ class Similarity:
         self.layers = [layer for reading in self.readings for layer in reading.layers]
         self.live = {label: source for label, source in model.items() if isinstance(source, Source)}
         self._check_memory()
+        self.tokenizers = {label: source.tokenizer() for label, source in self.live.items()}
+        self._check_tokenizers()
+
+    def _check_tokenizers(self) -> None:
+        """Whether they agree on this text, too, is checked when it has been tokenized."""
+        first, *others = self.tokenizers or [""]
+        for label in others:
+            if self.tokenizers[label].get_vocab() != self.tokenizers[first].get_vocab():
+                raise _other_tokenizer(first, label, "another vocabulary")
 
     def memory(self) -> dict[str, float]:
         """Bytes, estimated: weights, what one forward batch leaves, one batch of rows, and the Gram tiles."""
@@ -62,6 +71,7 @@ class Similarity:
         rows = extract.rows if extract.estimate == "full" else extract.batch_rows
         tile = min(hardware.tile, rows)
         return {
+            "Python and its libraries": 0.5e9,
             "weights": sum(4.0 * s.parameters for s in self.live.values()),
             "forward": 4.0 * 2 * hardware.batch_size * extract.length * features if self.live else 0.0,
             "rows": 4.0 * 3 * rows * features,
@@ -116,7 +126,7 @@ class Similarity:
         names = [str(layer) for layer in self.layers]
 
         def progress(steps: Sequence[int]):
-            return run.progress(steps, label="activations and similarity", unit="batch")
+            return run.progress(steps, label="activations and similarity", unit="batches")
 
         with run.stage("activations and similarity"):
             stream = blocks(self.readings, modules, sequences, extract, hardware, progress)
@@ -138,8 +148,7 @@ class Similarity:
             return None
         extract = self.extract
         packed: dict[str, Sequences] = {}
-        for label, source in self.live.items():
-            tokenizer = source.tokenizer()
+        for label, tokenizer in self.tokenizers.items():
             key = tokenizer.backend_tokenizer.to_str() if tokenizer.is_fast else label
             if key in packed:
                 continue
@@ -152,8 +161,9 @@ class Similarity:
                 separator=extract.separator,
                 seed=self.seed,
             )
-            self._same_tokens(label, packed)
-        sequences = next(iter(packed.values()))
+            sequences = next(iter(packed.values()))
+            if packed[key].hash() != sequences.hash():
+                raise _other_tokenizer(next(iter(self.tokenizers)), label, "other tokens on the same text")
         if len(sequences.ids) < extract.sequences:
             run.warn(
                 f"extract.sequences: the text gave {len(sequences.ids)} sequences of {extract.length} tokens, "
@@ -170,15 +180,6 @@ class Similarity:
             "rows_dropped": sequences.ids.size - kept,
         }
         return sequences
-
-    def _same_tokens(self, label: str, packed: Mapping[str, Sequences]) -> None:
-        one, other = next(iter(packed.values())), list(packed.values())[-1]
-        if one.hash() != other.hash():
-            first = next(iter(self.live))
-            raise BadInput(
-                f"model: tokenizers differ, got other tokens for '{label}' than for '{first}' on the same text; "
-                "compare models that share a tokenizer"
-            )
 
     def _check_rows(self, run: Run, total: int) -> None:
         extract = self.extract
@@ -216,6 +217,12 @@ class Similarity:
                 if self.measures[label].card.larger_is_closer
             ],
         }
+
+
+def _other_tokenizer(first: str, other: str, how: str) -> BadInput:
+    return BadInput(
+        f"model: tokenizers differ, got {how} for '{other}' than for '{first}'; compare models that share a tokenizer"
+    )
 
 
 def measure_record(

@@ -1,0 +1,223 @@
+"""Every measure against golden values, the slow reference, and the claims of its own card, both ways."""
+
+import doctest
+import importlib
+import json
+import pkgutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import reference
+import repsim_cli.measures
+from repsim_cli import measures
+from repsim_cli.errors import BadInput, Degenerate
+from repsim_cli.similarity import all_pairs, estimate_all_pairs
+
+GOLDEN = Path(__file__).parent / "golden"
+NAMES = measures.names()
+
+
+def golden():
+    """The values of full estimates by this package's conventions."""
+    for entry in json.loads((GOLDEN / "values.json").read_text()):
+        if entry["measure"] in NAMES and entry["case"] != "c11" and "chunk" not in entry["settings"]:
+            if "expect" not in entry:
+                k = entry["settings"].get("k")
+                settings = {} if k is None else {"k": k}
+                yield pytest.param(entry, settings, id=f"{entry['measure']}-{entry['case']}-{k}")
+
+
+@pytest.mark.parametrize(("entry", "settings"), list(golden()))
+def test_golden(entry, settings):
+    case = np.load(GOLDEN / "inputs" / f"{entry['case']}.npz")
+    value = measures.get(entry["measure"], **settings)(case["x"], case["y"])
+    if entry["compare"] == "tie_sensitive":
+        low, high = (np.ravel(end)[0] for end in entry["tie_range"])
+        assert low - 1e-9 <= value <= high + 1e-9
+    else:
+        assert value == pytest.approx(entry["value"], abs=entry["atol"])
+
+
+def test_golden_all_pairs_of_layers():
+    """c11: the matrix of four layers of one model against four of another."""
+    case = np.load(GOLDEN / "inputs" / "c11.npz")
+    layers = [torch.from_numpy(case[f"{side}_{i}"]) for side in "xy" for i in range(4)]
+    seen = set()
+    for entry in json.loads((GOLDEN / "values.json").read_text()):
+        if entry["case"] == "c11" and entry["measure"] in NAMES:
+            values = all_pairs(measures.get(entry["measure"]), layers, tile=20)[:4, 4:]
+            np.testing.assert_allclose(values, entry["value"], atol=entry["atol"])
+            seen.add(entry["measure"])
+    assert seen == {"cka", "cka_unbiased"}
+
+
+@pytest.mark.parametrize("chunk", [32, 64])
+@pytest.mark.parametrize("estimate", ["mean_of_ratios", "ratio_of_means"])
+def test_golden_estimates_over_batches(chunk, estimate):
+    case = np.load(GOLDEN / "inputs" / "c9.npz")
+    entry = next(
+        e
+        for e in json.loads((GOLDEN / "values.json").read_text())
+        if e["settings"].get("chunk") == chunk and e["settings"]["estimate"] == estimate
+    )
+    x, y = (torch.from_numpy(case[side]) for side in "xy")
+    batches = [(x[i : i + chunk], y[i : i + chunk]) for i in range(0, len(x), chunk)]
+    kind = {"mean_of_ratios": "per_batch", "ratio_of_means": "ratio_of_sums"}[estimate]
+    matrix = estimate_all_pairs({"m": measures.get("cka_unbiased")}, batches, names="xy", estimate=kind)["m"]
+    assert float(matrix.values[0, 1]) == pytest.approx(entry["value"], abs=entry["atol"])
+
+
+def draw(seed: int, n: int = 40, d: int = 7, shared: int = 3) -> tuple[np.ndarray, np.ndarray]:
+    """Two representations that share some factors, with offsets and unequal scales."""
+    rng = np.random.default_rng(seed)
+    factors = rng.normal(size=(n, shared))
+
+    def side(width):
+        x = factors @ rng.normal(size=(shared, width)) + 0.7 * rng.normal(size=(n, width))
+        return x * np.exp(rng.normal(size=width)) + rng.normal(size=width)
+
+    return side(d), side(d)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(seed=st.integers(0, 10**6))
+def test_equals_the_reference(name, seed):
+    x, y = draw(seed)
+    y = y[:, :5]
+    assert measures.get(name)(x, y) == pytest.approx(getattr(reference, name)(x, y), abs=1e-9)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(seed=st.integers(0, 10**6))
+def test_identity_symmetry_and_bounds(name, seed):
+    measure, card = measures.get(name), measures.card(name)
+    x, y = draw(seed)
+    best = card.bounds[1] if card.larger_is_closer else card.bounds[0]
+    assert measure(x, x) == pytest.approx(best, abs=1e-7)
+    assert (measure(x, y) == pytest.approx(measure(y, x), abs=1e-12)) == card.symmetric
+    low, high = card.bounds
+    value = measure(x, y)
+    assert low is None or value >= low - 1e-12
+    assert high is None or value <= high + 1e-12
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if measures.card(n).is_metric])
+@given(seed=st.integers(0, 10**6))
+def test_triangle_inequality_of_metrics(name, seed):
+    measure = measures.get(name)
+    (x, y), (z, _) = draw(seed), draw(seed + 1)
+    assert measure(x, z) <= measure(x, y) + measure(y, z) + 1e-9
+
+
+def transformed(kind: str, x: np.ndarray, seed: int) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    d = x.shape[1]
+    rotation = np.linalg.qr(rng.normal(size=(d, d)))[0]
+    return {
+        "permutation_of_neurons": lambda: x[:, rng.permutation(d)],
+        "orthogonal": lambda: x @ rotation,
+        "isotropic_scaling": lambda: 3.7 * x,
+        "translation": lambda: x + 5 * rng.normal(size=d),
+        "invertible_linear": lambda: x @ (rotation * np.geomspace(0.05, 20, d)),
+    }[kind]()
+
+
+@pytest.mark.parametrize(
+    "kind", ["permutation_of_neurons", "orthogonal", "isotropic_scaling", "translation", "invertible_linear"]
+)
+@pytest.mark.parametrize("name", NAMES)
+def test_invariant_if_and_only_if_claimed(name, kind):
+    measure, claimed = measures.get(name), kind in measures.card(name).invariant_to
+    changes = []
+    for seed in range(5):
+        x, y = draw(seed)
+        changes.append(abs(measure(transformed(kind, x, seed), y) - measure(x, y)))
+    assert (max(changes) < 1e-8) == claimed
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(seed=st.integers(0, 10**6), tile=st.integers(1, 50))
+def test_all_pairs_equal_single_pairs(name, seed, tile):
+    """The tiled pass, or compare_all, gives what `compare` gives pair by pair, whatever the tile."""
+    x, y = draw(seed)
+    sides = [torch.from_numpy(side) for side in (x, y, x[:, :3], np.tanh(y[:, :5]))]
+    measure = measures.get(name)
+    together = all_pairs(measure, sides, tile=tile)
+    single = torch.tensor([[measure(a, b) for b in sides] for a in sides], dtype=torch.float64)
+    torch.testing.assert_close(together, single, atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_language_model_like_input_keeps_its_digits(name, dtype):
+    """An offset of 3000 in one feature and a row 50 times the others: within 1e-5 of float64 on the same numbers."""
+    rng = np.random.default_rng(0)
+    factors = rng.normal(size=(300, 20))
+    sides = []
+    for width in (48, 32):
+        x = factors @ rng.normal(size=(20, width)) + rng.normal(size=(300, width))
+        x[7] *= 50
+        x[:, 5] += 3000
+        sides.append(torch.from_numpy(x).to(dtype))
+    measure = measures.get(name)
+    exact = measure(*(x.double() - x.double().mean(0) for x in sides))
+    assert float(all_pairs(measure, sides)[0, 1]) == pytest.approx(exact, abs=1e-5)
+
+
+def test_unbiased_means_zero_under_independence():
+    """HSIC1 of independent rows averages to 0 over all permutations, exactly; the biased one does not."""
+    x, y = draw(3, n=6, d=4)
+
+    def product(a, b):
+        return reference.hsic1(a @ a.T, b @ b.T)
+
+    assert reference.permutations_mean(product, x, y) == pytest.approx(0, abs=1e-9)
+    null = [measures.get("cka_unbiased")(x, y[np.random.default_rng(s).permutation(6)]) for s in range(3000)]
+    assert abs(np.mean(null)) < 4 * np.std(null) / np.sqrt(3000)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_degenerate_input_is_an_error(name):
+    measure = measures.get(name)
+    x, y = draw(0)
+    with pytest.raises(Degenerate, match=r"x: all rows are equal, got a constant representation; drop this layer"):
+        measure(np.full((40, 3), 0.1), y)
+    broken = x.copy()
+    broken[3, 2] = np.nan
+    with pytest.raises(Degenerate, match=r"y: not finite, got nan in row 3"):
+        measure(x, broken)
+    with pytest.raises(Degenerate, match=r"x and y must be \(n, d\) with the same n, got \(40, 7\) and \(39, 7\)"):
+        measure(x, y[1:])
+    few = measures.card(name).minimum_rows - 1
+    with pytest.raises(Degenerate, match=rf"x: {name} needs at least {few + 1} rows, got {few}; give it more rows"):
+        measure(x[:few], y[:few])
+
+
+def test_too_many_neighbours():
+    x, y = draw(0, n=10)
+    with pytest.raises(Degenerate, match=r"k must be smaller than the number of rows \(10\), got k=10; lower k"):
+        measures.get("mutual_knn")(x, y)
+
+
+def test_duplicates_are_neighbours_but_not_self():
+    x = np.array([[0.0, 1.0], [0.0, 1.0], [5.0, -1.0], [4.0, -2.0], [-6.0, 0.5]])
+    assert measures.get("mutual_knn", k=1)(x, x) == 1.0
+
+
+def test_unknown_name_suggests():
+    with pytest.raises(BadInput, match=r"unknown measure, got 'cka_unbaised'; did you mean 'cka_unbiased'"):
+        measures.get("cka_unbaised")
+
+
+def test_docstring_examples():
+    modules = [repsim_cli.measures] + [
+        importlib.import_module(f"repsim_cli.measures.{m.name}") for m in pkgutil.iter_modules(measures.__path__)
+    ]
+    results = [doctest.testmod(module) for module in modules]
+    assert sum(r.attempted for r in results) >= 10
+    assert not sum(r.failed for r in results)

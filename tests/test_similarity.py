@@ -1,0 +1,87 @@
+"""The all-pairs engine: streams, estimates, standard errors, errors that name the layer."""
+
+import numpy as np
+import pytest
+import torch
+
+import reference
+from repsim_cli import measures
+from repsim_cli.errors import BadInput, Degenerate
+from repsim_cli.similarity import all_pairs, check_estimate, estimate_all_pairs
+
+
+def representations(n=96, widths=(5, 8, 13), dtype=torch.float64, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    base = torch.randn(n, 4, generator=generator, dtype=dtype)
+    return [
+        base @ torch.randn(4, d, generator=generator, dtype=dtype)
+        + torch.randn(n, d, generator=generator, dtype=dtype)
+        for d in widths
+    ]
+
+
+def test_per_batch_is_the_mean_with_its_standard_error():
+    xs = representations()
+    batches = [[x[i : i + 24] for x in xs] for i in range(0, 96, 24)]
+    matrix = estimate_all_pairs({"m": measures.get("cka_unbiased")}, batches, names="abc", estimate="per_batch")["m"]
+    singles = np.array(
+        [[[reference.cka_unbiased(a.numpy(), b.numpy()) for b in batch] for a in batch] for batch in batches]
+    )
+    np.testing.assert_allclose(matrix.values, singles.mean(0), atol=1e-12)
+    np.testing.assert_allclose(matrix.se, singles.std(0, ddof=1) / 2, atol=1e-12)
+    assert (matrix.rows, matrix.batches, matrix.estimate) == (96, 4, "per_batch")
+
+
+def test_one_batch_has_no_standard_error():
+    matrix = estimate_all_pairs({"m": measures.get("cka")}, [representations()], names="abc", estimate="full")["m"]
+    assert matrix.se is None
+
+
+def test_float32_all_pairs_are_within_2e_6_of_float64():
+    xs = representations(n=1500, widths=(64, 96, 200))
+    for name in measures.names():
+        exact = all_pairs(measures.get(name), xs)
+        single = all_pairs(measures.get(name), [x.float() for x in xs])
+        off = ~torch.eye(3, dtype=torch.bool)
+        assert float((single - exact)[off].abs().max()) < 2e-6
+
+
+def test_ratio_of_sums_does_not_depend_on_the_scale_of_a_batch():
+    """Sums are in HSIC's own units: a batch ten times larger weighs 10^4 times more on both sides alike."""
+    xs = representations()
+    small, large = [x[:48] for x in xs], [10 * x[48:] for x in xs]
+    matrix = estimate_all_pairs(
+        {"m": measures.get("cka")}, [small, large], names="abc", estimate="ratio_of_sums"
+    )["m"]
+    centred = [[x - x.mean(0) for x in batch] for batch in (small, large)]
+    hsic = sum(
+        torch.stack([torch.stack([(a.T @ b).square().sum() for b in batch]) for a in batch]) / 47**2
+        for batch in centred
+    )
+    expected = hsic / hsic.diagonal().sqrt()[:, None] / hsic.diagonal().sqrt()[None]
+    torch.testing.assert_close(matrix.values, expected, atol=1e-12, rtol=0)
+
+
+def test_ratio_of_sums_is_for_hsic_only():
+    with pytest.raises(BadInput, match="ratio_of_sums sums HSIC, and procrustes is not made of HSIC; use per_batch"):
+        check_estimate(measures.get("procrustes"), "ratio_of_sums")
+
+
+def test_a_degenerate_layer_is_named():
+    xs = representations()
+    xs[1] = torch.ones(96, 3, dtype=torch.float64)
+    with pytest.raises(Degenerate, match="^middle: all rows are equal"):
+        all_pairs(measures.get("cka"), xs, ["first", "middle", "last"])
+
+
+def test_self_similarity_that_is_not_positive_is_named():
+    """One row apart from the rest: U-centring leaves nothing of it."""
+    x = torch.zeros(5, 2, dtype=torch.float64)
+    x[0] = 1
+    with pytest.raises(Degenerate, match="^odd: cka_unbiased: self-similarity is not positive"):
+        all_pairs(measures.get("cka_unbiased"), [x, representations(n=5)[0]], ["odd", "other"])
+
+
+def test_no_batch_is_an_error():
+    with pytest.raises(BadInput, match="no batch could be filled, got too few rows; lower batch_rows"):
+        estimate_all_pairs({"m": measures.get("cka")}, [], names="abc", estimate="per_batch")
