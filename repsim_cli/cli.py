@@ -1,7 +1,6 @@
 """The command line: subcommands, and the bridge to Hydra. The only module that prints or exits."""
 
 import argparse
-import json
 import logging
 import os
 import sys
@@ -151,7 +150,20 @@ def run(words: list[str]) -> int:
     return 0 if set(statuses) == {"complete"} else 1
 
 
-VALUED = ("--config-dir", "-cd", "--config-name", "-cn", "--config-path", "-cp", "--cfg", "-c", "--package", "-p", "--info", "-i")
+VALUED = (
+    "--config-dir",
+    "-cd",
+    "--config-name",
+    "-cn",
+    "--config-path",
+    "-cp",
+    "--cfg",
+    "-c",
+    "--package",
+    "-p",
+    "--info",
+    "-i",
+)
 
 
 def _split(words: list[str]) -> tuple[dict[str, str | None], list[str]]:
@@ -242,7 +254,10 @@ def _known_keys() -> list[str]:
     import yaml
 
     known: list[str] = []
-    for file in (conf_dir() / "config.yaml", *(f for g in ("data", "extract", "hardware") for f in _files(g))):
+    for file in (
+        conf_dir() / "config.yaml",
+        *(f for g in ("data", "extract", "hardware") for f in _files(g)),
+    ):
         content = yaml.safe_load(file.read_text()) or {}
         prefix = "" if file.name == "config.yaml" else f"{file.parent.name}."
         known += [f"{prefix}{key}" for key in content if key not in ("defaults", "hydra")]
@@ -382,7 +397,9 @@ def summary(folder: Path) -> str:
             lines += _measure_lines(folder, measure)
         for name, table in found["tables"].items():
             for row in table["rows"]:
-                lines.append(f"  {name}: " + ", ".join(f"{c} {v:,.4g}" for c, v in zip(table["columns"], row, strict=True)))
+                lines.append(
+                    f"  {name}: " + ", ".join(f"{c} {v:,.4g}" for c, v in zip(table["columns"], row, strict=True))
+                )
         for claim in found["claims"]:
             value = claim["why"] if claim["value"] is None else f"{claim['value']:.3f}, threshold {claim['threshold']}"
             lines.append(f"  claim {claim['name']} ({claim['measure']}): {claim['verdict']} ({value})")
@@ -486,7 +503,12 @@ def measure_command(parsed: argparse.Namespace) -> int:
     except RepsimError as error:
         raise BadInput(str(error)) from error
     if parsed.json:
-        record = {"measure": measure.name, "value": value, "settings": dict(measure.settings), "n": len(arrays[0])}
+        record = {
+            "measure": measure.name,
+            "value": value,
+            "settings": dict(measure.settings),
+            "n": len(arrays[0]),
+        }
         print(results.dumps({**record, "card": measure.card.record()}), end="")
     else:
         print(value)
@@ -502,7 +524,9 @@ def _load_array(name: str) -> Any:
         reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
         raise BadInput(f"{name}: cannot be read as .npy, got '{reason}'; save it with numpy.save") from None
     if not isinstance(array, np.ndarray) or array.dtype.kind not in "fiu":
-        raise BadInput(f"{name}: not an array of numbers, got {getattr(array, 'dtype', 'an archive')}; use .npy of floats")
+        raise BadInput(
+            f"{name}: not an array of numbers, got {getattr(array, 'dtype', 'an archive')}; use .npy of floats"
+        )
     return array
 
 

@@ -16,6 +16,7 @@ from repsim_cli.registry import Entry, Registry, did_you_mean
 from repsim_cli.settings import Extract, Hardware
 
 GROUPS = ("model", "measure", "data", "extract", "hardware", "options")
+MISSING = "???"
 STRICT = ConfigDict(extra="forbid", strict=True, frozen=True, protected_namespaces=())
 Fields = dict[str, Any]
 
@@ -57,7 +58,7 @@ def validate(config: DictConfig) -> RunConfig:
         _give_up(problems)
     study = _attempt(problems, "study: ", lambda: registry.studies.get(plain["study"]))
     if study is None:
-        _give_up(problems)
+        raise BadConfig(problems)
 
     groups: dict[str, Callable[[], Any]] = {
         "model": lambda: _components(problems, "model", plain, registry.models, _call),
@@ -85,7 +86,7 @@ def _plain(config: DictConfig, problems: list[str]) -> Fields:
     assert isinstance(plain, dict)
     keys: Fields = {str(k): v for k, v in plain.items() if k not in ("hydra", "experiment")}
     for path, value in _leaves(keys, ""):
-        if value == "???":
+        if value == MISSING:
             problems.append(f"{path}: missing, got nothing; set {path}=VALUE")
     for group in GROUPS:
         if keys.get(group) is None:
@@ -139,11 +140,8 @@ def _checked(
 ) -> Fields:
     """The keyword arguments for `function`, checked against its signature."""
     parameters = {k: p for k, p in inspect.signature(function).parameters.items() if k not in without}
-    schema = create_model(
-        ",".join(parameters) or "none",
-        __config__=STRICT,
-        **{k: (p.annotation, ... if p.default is p.empty else p.default) for k, p in parameters.items()},
-    )
+    fields: Any = {k: (p.annotation, ... if p.default is p.empty else p.default) for k, p in parameters.items()}
+    schema: Any = create_model(",".join(parameters) or "none", __config__=STRICT, **fields)
     values = _attempt(problems, f"{path}.", lambda: schema.model_validate(given))
     return {} if values is None else {k: getattr(values, k) for k in parameters}
 
@@ -179,20 +177,19 @@ def _component(
 ) -> Any:
     """`{kind: NAME, **keywords}` -> NAME's function called with the keywords."""
     if not isinstance(entry, dict) or not isinstance(entry.get("kind"), str):
-        problems.append(f"{path}.kind: missing, got {entry!r}; write {{kind: NAME, ...}}, {did_you_mean('', room.names())}")
+        problems.append(
+            f"{path}.kind: missing, got {entry!r}; write {{kind: NAME, ...}}, {did_you_mean('', room.names())}"
+        )
         return None
     found = _attempt(problems, f"{path}.kind: ", lambda: room.get(entry["kind"]))
-    if found is None:
+    if found is None or MISSING in entry.values():
         return None
     return _bind(problems, path, function(found), {k: v for k, v in entry.items() if k != "kind"})
 
 
-def _components(
-    problems: list[str], group: str, keys: Fields, room: Registry, function: Callable
-) -> dict[str, Any]:
+def _components(problems: list[str], group: str, keys: Fields, room: Registry, function: Callable) -> dict[str, Any]:
     return {
-        label: _component(problems, f"{group}.{label}", entry, room, function)
-        for label, entry in keys[group].items()
+        label: _component(problems, f"{group}.{label}", entry, room, function) for label, entry in keys[group].items()
     }
 
 

@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 
 from repsim_cli.errors import BadInput
 
+SHOWN = 20  # names listed where none comes near
+
 
 class Entry(NamedTuple):
     name: str
@@ -30,7 +32,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     near += [k for k in known if k.split("/")[-1] == name.split("/")[-1] and k not in near]
     if near:
         return "did you mean " + " or ".join(f"'{n}'" for n in near) + "?"
-    return "known: " + ", ".join(known)
+    return "known: " + ", ".join(known[:SHOWN]) + (", ..." if len(known) > SHOWN else "")
 
 
 class Registry:

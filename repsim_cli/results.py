@@ -1,11 +1,11 @@
 """The run folder: written once by a run, read by everything after it. Needs neither torch nor Hydra.
 
-    manifest.json   what ran, on what, for how long, and how it ended; the sha256 of every other file
-    config.yaml     the validated configuration
-    results.json    every number that a figure or the report shows (strict JSON, full precision)
-    arrays/*.npy    one float64 array per matrix
-    figures/        .png and .svg, redrawn by `repsim plot` from the two above
-    repsim.log
+manifest.json   what ran, on what, for how long, and how it ended; the sha256 of every other file
+config.yaml     the validated configuration
+results.json    every number that a figure or the report shows (strict JSON, full precision)
+arrays/*.npy    one float64 array per matrix
+figures/        .png and .svg, redrawn by `repsim plot` from the two above
+repsim.log
 """
 
 import hashlib
@@ -17,7 +17,6 @@ import platform
 import resource
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -110,12 +109,12 @@ class Run:
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Times a stage of the run, in seconds, into the manifest."""
+        """Times a stage of the run, in seconds, into the manifest, with the process's peak memory so far."""
         start = time.monotonic()
         log.info("%s ...", name)
         yield
-        timings = self.manifest["timings"]
-        timings[name] = round(timings.get(name, 0.0) + time.monotonic() - start, 3)
+        self.manifest["timings"][name] = round(time.monotonic() - start, 3)
+        self.manifest["peak_memory_mb_after"][name] = peak_memory_mb()
 
     def write_text(self, name: str, text: str) -> None:
         write(self.folder / name, text.encode())
@@ -169,6 +168,7 @@ def create(folder: Path, *, name: str, study: str, seed: int, command: list[str]
         "platform": platform.platform(),
         "packages": {package: version(package) for package in PACKAGES},
         "timings": {},
+        "peak_memory_mb_after": {},
         "warnings": [],
     }
     for number in range(1, 1000):
@@ -214,8 +214,11 @@ def git_state() -> dict[str, Any] | None:
 
 def peak_memory_mb() -> float:
     """Peak resident memory of this process so far, in MB (10^6 bytes)."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return round(peak * (1 if sys.platform == "darwin" else 1024) / 1e6, 1)
+    status = Path("/proc/self/status")
+    if status.is_file():  # ru_maxrss would count the process that started this one
+        line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
+        return round(int(line.split()[1]) * 1024 / 1e6, 1)
+    return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6, 1)
 
 
 def runs(root: Path) -> list[Path]:

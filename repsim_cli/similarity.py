@@ -124,8 +124,7 @@ def check_estimate(measure: Measure, estimate: str) -> None:
     """Raises BadInput where the estimate is not defined for the measure."""
     if estimate == "ratio_of_sums" and measure.gram is None:
         raise BadInput(
-            f"extract.estimate: ratio_of_sums sums HSIC, and {measure.name} is not made of HSIC; "
-            "use per_batch or full"
+            f"extract.estimate: ratio_of_sums sums HSIC, and {measure.name} is not made of HSIC; use per_batch or full"
         )
 
 

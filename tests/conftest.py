@@ -44,7 +44,14 @@ TINY = {
         "intermediate_size": 64,
         "max_position_embeddings": 64,
     },
-    "gpt2": {"model_type": "gpt2", "vocab_size": 512, "n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 64},
+    "gpt2": {
+        "model_type": "gpt2",
+        "vocab_size": 512,
+        "n_embd": 32,
+        "n_layer": 3,
+        "n_head": 4,
+        "n_positions": 64,
+    },
     "llama": {
         "model_type": "llama",
         "vocab_size": 512,

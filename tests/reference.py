@@ -8,14 +8,14 @@ import numpy as np
 def cka(x, y):
     n = len(x)
     centre = np.eye(n) - np.ones((n, n)) / n
-    k, l = centre @ x @ x.T @ centre, centre @ y @ y.T @ centre  # noqa: E741
+    k, l = centre @ x @ x.T @ centre, centre @ y @ y.T @ centre
     return np.trace(k @ l) / np.sqrt(np.trace(k @ k) * np.trace(l @ l))
 
 
-def hsic1(k, l):  # noqa: E741
+def hsic1(k, l):
     """Song et al. 2012, eq. 5."""
     n = len(k)
-    k, l = k.copy(), l.copy()  # noqa: E741
+    k, l = k.copy(), l.copy()
     np.fill_diagonal(k, 0)
     np.fill_diagonal(l, 0)
     one = np.ones(n)
@@ -24,7 +24,7 @@ def hsic1(k, l):  # noqa: E741
 
 
 def cka_unbiased(x, y):
-    k, l = x @ x.T, y @ y.T  # noqa: E741
+    k, l = x @ x.T, y @ y.T
     return hsic1(k, l) / np.sqrt(hsic1(k, k) * hsic1(l, l))
 
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import reference
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-import reference
 import repsim_cli.measures
 from repsim_cli import measures
 from repsim_cli.errors import BadInput, Degenerate

@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
+import reference
 import torch
 
-import reference
 from repsim_cli import measures
 from repsim_cli.errors import BadInput, Degenerate
 from repsim_cli.similarity import all_pairs, check_estimate, estimate_all_pairs
@@ -14,8 +14,7 @@ def representations(n=96, widths=(5, 8, 13), dtype=torch.float64, seed=0):
     generator = torch.Generator().manual_seed(seed)
     base = torch.randn(n, 4, generator=generator, dtype=dtype)
     return [
-        base @ torch.randn(4, d, generator=generator, dtype=dtype)
-        + torch.randn(n, d, generator=generator, dtype=dtype)
+        base @ torch.randn(4, d, generator=generator, dtype=dtype) + torch.randn(n, d, generator=generator, dtype=dtype)
         for d in widths
     ]
 
@@ -50,9 +49,7 @@ def test_ratio_of_sums_does_not_depend_on_the_scale_of_a_batch():
     """Sums are in HSIC's own units: a batch ten times larger weighs 10^4 times more on both sides alike."""
     xs = representations()
     small, large = [x[:48] for x in xs], [10 * x[48:] for x in xs]
-    matrix = estimate_all_pairs(
-        {"m": measures.get("cka")}, [small, large], names="abc", estimate="ratio_of_sums"
-    )["m"]
+    matrix = estimate_all_pairs({"m": measures.get("cka")}, [small, large], names="abc", estimate="ratio_of_sums")["m"]
     centred = [[x - x.mean(0) for x in batch] for batch in (small, large)]
     hsic = sum(
         torch.stack([torch.stack([(a.T @ b).square().sum() for b in batch]) for a in batch]) / 47**2

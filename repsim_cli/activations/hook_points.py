@@ -66,7 +66,7 @@ def expand(names: list[str], layers: str | list[int], source: Source) -> list[Ho
     Raises BadInput for a layer, head or hook point that the model does not have.
     """
     depth = source.layers
-    selected = list(range(depth)) if layers == "all" else [_layer(i, depth, "layers") for i in layers]
+    selected = list(range(depth)) if isinstance(layers, str) else [_layer(i, depth, "layers") for i in layers]
     points: list[HookPoint] = []
     for name in names:
         point = parse(name)

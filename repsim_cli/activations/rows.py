@@ -39,6 +39,15 @@ class Reading:
     layers: list[Layer]
 
 
+def check_device(device: str) -> None:
+    """Raises BadInput for a device that this machine does not have."""
+    try:
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise BadInput(f"hardware.device: not usable here, got '{device}' ({reason[:100]}); use cpu") from None
+
+
 def readings(models: Mapping[str, AnySource], extract: Extract) -> list[Reading]:
     """What is read from each model, in order. Raises BadInput (key path first) before any weight loads."""
     found = []
@@ -130,9 +139,7 @@ def _stored(found: Sequence[Reading], rows: slice) -> list[Tensor]:
     return taken
 
 
-def _live(
-    reading: Reading, read: Reader, ids: Tensor, mask: Tensor, chosen: Tensor, start: int
-) -> list[Tensor]:
+def _live(reading: Reading, read: Reader, ids: Tensor, mask: Tensor, chosen: Tensor, start: int) -> list[Tensor]:
     try:
         found = read(ids, mask)
     except RepsimError as error:

@@ -37,7 +37,7 @@ def falls_with_layer_distance(models: Models, values: np.ndarray) -> Finding:
         within = values[place, place]
         a, b = np.triu_indices(len(within), k=1)
         if len(within) >= 4:
-            rhos.append(float(scipy.stats.spearmanr(b - a, within[a, b]).statistic))
+            rhos.append(float(scipy.stats.spearmanr(b - a, within[a, b])[0])  # type: ignore[arg-type])
     if not rhos or not np.isfinite(rhos).all():
         return untestable(statistic, threshold, "no model has four layers that differ in similarity")
     value = float(np.mean(rhos))
@@ -46,7 +46,10 @@ def falls_with_layer_distance(models: Models, values: np.ndarray) -> Finding:
 
 def early_layers_agree(models: Models, values: np.ndarray) -> Finding:
     """Brown et al. 2023, section 4: across models, early layers are more similar than late ones."""
-    statistic, threshold = "similarity across models at equal relative depth: first third minus last third", 0.0
+    statistic, threshold = (
+        "similarity across models at equal relative depth: first third minus last third",
+        0.0,
+    )
     gaps = []
     names = list(models)
     for i, row in enumerate(names):

@@ -53,9 +53,7 @@ def separator_id(tokenizer: Any, separator: str) -> int | None:
     )
 
 
-def pack(
-    text: Text, tokenizer: Any, *, length: int, sequences: int, pool: int, separator: str, seed: int
-) -> Sequences:
+def pack(text: Text, tokenizer: Any, *, length: int, sequences: int, pool: int, separator: str, seed: int) -> Sequences:
     """`sequences` packed sequences, drawn under the seed from the first `pool` of the text, in text order.
 
     Documents are joined, each after a separator, and cut every `length` tokens; the tail is padded.
@@ -64,7 +62,7 @@ def pack(
     rows: list[np.ndarray] = []
     pending = np.empty((3, 0), np.int64)
     documents = 0
-    for documents, tokens in enumerate(_tokenized(text, tokenizer), 1):  # noqa: B007
+    for documents, tokens in enumerate(_tokenized(text, tokenizer), 1):
         placed = np.stack([tokens, np.full_like(tokens, documents - 1), np.arange(len(tokens))])
         if joint is not None:
             placed[1:, tokens == joint] = -1

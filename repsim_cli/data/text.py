@@ -80,6 +80,7 @@ def pile(*, files: str = "hf://datasets/monology/pile-uncopyrighted/val.jsonl.zs
 
     def documents() -> Iterator[str]:
         import datasets
+        import datasets.exceptions
 
         datasets.disable_progress_bars()
         try:

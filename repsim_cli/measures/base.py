@@ -103,8 +103,7 @@ class Measure:
         """`prepare` of finite rows, with the checks that every measure shares; `what` names x in errors."""
         if len(x) < self.card.minimum_rows:
             raise Degenerate(
-                f"{what}: {self.name} needs at least {self.card.minimum_rows} rows, got {len(x)}; "
-                "give it more rows"
+                f"{what}: {self.name} needs at least {self.card.minimum_rows} rows, got {len(x)}; give it more rows"
             )
         if not x.is_floating_point():
             x = x.double()

@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from repsim_cli.errors import Degenerate
-from repsim_cli.measures.base import Card, GramForm, Measure, centred, rounding_floor
+from repsim_cli.measures.base import Card, GramForm, Invariance, Measure, centred, rounding_floor
 from repsim_cli.registry import measures
 
 
@@ -76,7 +76,9 @@ def _cka(prepare: Callable[[Tensor], GramFactors], terms: Callable[[int], float]
     return Measure(prepare=prepare, compare=compare, gram=form)
 
 
-_INVARIANCES = frozenset({"permutation_of_neurons", "orthogonal", "isotropic_scaling", "translation"})
+_INVARIANCES: frozenset[Invariance] = frozenset(
+    {"permutation_of_neurons", "orthogonal", "isotropic_scaling", "translation"}
+)
 
 
 @measures.register(

@@ -11,12 +11,12 @@ from typing import Any, Literal, NamedTuple
 from torch import Tensor
 
 
-def first(value: Any) -> Tensor:
+def first(value: Any, heads: int = 0) -> Tensor:
     """The hidden states: a module returns them bare or first in a tuple."""
     return value[0] if isinstance(value, tuple) else value
 
 
-def weights(value: Any) -> Tensor:
+def weights(value: Any, heads: int = 0) -> Tensor:
     """(batch, heads, query, key) from an attention module's output; None unless attention is eager."""
     return value[1]
 
@@ -38,11 +38,11 @@ def interleaved(part: int) -> Callable[[Any, int], Tensor]:
 
 
 class Point(NamedTuple):
-    """One hook point: a module, the side of it that is read, and how the tensor is taken from what it passes."""
+    """One hook point: a module, the side of it that is read, and pick(what it passes, heads) -> tensor."""
 
     module: str
     side: Literal["input", "output"] = "output"
-    pick: Callable[[Any, int], Tensor] = lambda value, heads: first(value)
+    pick: Callable[[Any, int], Tensor] = first
 
 
 @dataclass(frozen=True)
@@ -73,8 +73,6 @@ def _block(**points: Point) -> dict[str, Point]:
     }
 
 
-_PATTERN = {"pick": lambda value, heads: weights(value)}
-
 ARCHITECTURES: dict[str, Architecture] = {
     "gpt_neox": Architecture(
         embed="emb_dropout",
@@ -87,7 +85,7 @@ ARCHITECTURES: dict[str, Architecture] = {
             k=Point("attention.query_key_value", pick=interleaved(1)),
             v=Point("attention.query_key_value", pick=interleaved(2)),
             z=Point("attention.dense", "input"),
-            pattern=Point("attention", **_PATTERN),
+            pattern=Point("attention", pick=weights),
             attn_out=Point("attention.dense"),
             mlp_pre=Point("mlp.dense_h_to_4h"),
             mlp_post=Point("mlp.dense_4h_to_h", "input"),
@@ -104,7 +102,7 @@ ARCHITECTURES: dict[str, Architecture] = {
             k=Point("attn.c_attn", pick=third(1)),
             v=Point("attn.c_attn", pick=third(2)),
             z=Point("attn.c_proj", "input"),
-            pattern=Point("attn", **_PATTERN),
+            pattern=Point("attn", pick=weights),
             attn_out=Point("attn.c_proj"),
             mlp_pre=Point("mlp.c_fc"),
             mlp_post=Point("mlp.c_proj", "input"),
@@ -121,7 +119,7 @@ ARCHITECTURES: dict[str, Architecture] = {
             k=Point("self_attn.k_proj"),
             v=Point("self_attn.v_proj"),
             z=Point("self_attn.o_proj", "input"),
-            pattern=Point("self_attn", **_PATTERN),
+            pattern=Point("self_attn", pick=weights),
             attn_out=Point("self_attn.o_proj"),
             mlp_pre=Point("mlp.gate_proj"),
             mlp_post=Point("mlp.down_proj", "input"),
@@ -138,7 +136,7 @@ ARCHITECTURES: dict[str, Architecture] = {
             k=Point("attention.self.key"),
             v=Point("attention.self.value"),
             z=Point("attention.output.dense", "input"),
-            pattern=Point("attention.self", **_PATTERN),
+            pattern=Point("attention.self", pick=weights),
             attn_out=Point("attention.output.dense"),
             mlp_pre=Point("intermediate.dense"),
             mlp_post=Point("output.dense", "input"),

@@ -189,9 +189,7 @@ def _from_hub(hub: str, revision: str | None) -> Source:
             "weights_hash": hash_files(_weight_files(found[0].parent)) if found else None,
         }
 
-    return _source(
-        config, lambda: _tokenizer(hub, revision), lambda eager: _load(hub, revision, eager), identity
-    )
+    return _source(config, lambda: _tokenizer(hub, revision), lambda eager: _load(hub, revision, eager), identity)
 
 
 def hash_files(files: list[Path]) -> str:
@@ -219,7 +217,7 @@ def _config(where: str, revision: str | None = None) -> Any:
     except (OSError, ValueError, KeyError) as error:
         if Path(where).is_dir():
             reason = str(error).splitlines()[0]
-            raise BadInput(f"path: config.json cannot be used, got '{where}' ({reason[:160]})" "; mend it") from error
+            raise BadInput(f"path: config.json cannot be used, got '{where}' ({reason[:160]}); mend it") from error
         raise _unreachable(where, revision, error) from error
 
 
@@ -270,7 +268,9 @@ def _load(where: str, revision: str | None, eager: bool) -> nn.Module:
     except (OSError, ValueError, RuntimeError, safetensors.SafetensorError) as error:
         if Path(where).is_dir():
             reason = str(error).splitlines()[0]
-            raise BadInput(f"path: the weights cannot be loaded, got '{where}' ({reason[:200]}); save them again") from error
+            raise BadInput(
+                f"path: the weights cannot be loaded, got '{where}' ({reason[:200]}); save them again"
+            ) from error
         raise _unreachable(where, revision, error) from error
     # a masked language model has no pooler, and no hook point reads it
     missing = sorted(key for key in info["missing_keys"] if "pooler" not in key)
@@ -295,7 +295,7 @@ def _source(
         raise BadInput(f"config: no {config.model_type} can be built from it ({reason[:200]}); mend it") from error
 
     def ready(eager: bool) -> nn.Module:
-        model = load(eager).eval()
+        model: Any = load(eager).eval()
         model.config.use_cache = False
         return model
 

@@ -32,7 +32,8 @@ def draw(folder: Path, progress: Progress = quiet) -> list[Path]:
     (folder / "figures").mkdir(exist_ok=True)
     written = []
     jobs = list(heatmap.figures(folder, results))
-    with matplotlib.rc_context({**matplotlib.rcParamsDefault, **STYLE}), warnings.catch_warnings():
+    settings: Any = {**matplotlib.rcParamsDefault, **STYLE}
+    with matplotlib.rc_context(settings), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing")
         for name, make in progress(jobs, label="figures", unit="figures"):
             figure = make()

@@ -12,6 +12,7 @@ from repsim_cli.results import read_array, slug
 WRITTEN = 144  # cells up to which their values are written into them
 INCHES_PER_CELL = 0.32
 SMALLEST, LARGEST = 2.6, 11.0  # side of the matrix, inches
+BAR, BAR_GAP = 0.15, 0.15  # width of the colour bar and its distance, inches
 TICK = 0.15  # inches that a layer's name needs
 
 Job = tuple[str, Callable[[], Any]]
@@ -57,7 +58,12 @@ def _grid(folder: Path, measure: dict, models: list[str], layers: dict[str, list
 def _pair(folder: Path, measure: dict, m: dict) -> Any:
     rows, columns = m["rows"], m["columns"]
     figure, axes = _heatmap(
-        read_array(folder, m["values"]), rows["layers"], columns["layers"], measure, measure["card"]["label"], "values"
+        read_array(folder, m["values"]),
+        rows["layers"],
+        columns["layers"],
+        measure,
+        measure["card"]["label"],
+        "values",
     )
     axes.set_ylabel(rows["model"], parse_math=False)
     axes.set_xlabel(columns["model"], parse_math=False)
@@ -77,11 +83,13 @@ def _heatmap(
     card, estimate = measure["card"], measure["estimate"]
     side = _inches(max(values.shape))
     height, width = (max(side * n / max(values.shape), 1.2) for n in values.shape)
-    figure = Figure(figsize=(width + 2.4, height + 1.8), layout="constrained")
-    axes = figure.add_subplot()
+    # labels stand outside this canvas; the figure is cropped to what is drawn
+    figure = Figure(figsize=(width + BAR + BAR_GAP, height))
+    axes = figure.add_axes((0, 0, width / (width + BAR + BAR_GAP), 1))
     low, high = colour_range(values, card, what)
-    image = axes.imshow(values, cmap=colours(card, what), vmin=low, vmax=high, aspect="equal")
-    bar = figure.colorbar(image, ax=axes, shrink=0.8, pad=0.02)
+    image = axes.imshow(values, cmap=colours(card, what), vmin=low, vmax=high, aspect="auto")
+    beside = figure.add_axes((1 - BAR / (width + BAR + BAR_GAP), 0.1, BAR / (width + BAR + BAR_GAP), 0.8))
+    bar = figure.colorbar(image, cax=beside)
     better = "larger" if card["larger_is_closer"] else "smaller"
     bar.set_label("standard error" if what == "se" else f"{card['label']} ({better} is closer)")
     for axis, names, inches in ((axes.yaxis, rows, height), (axes.xaxis, columns, width)):
@@ -96,7 +104,11 @@ def _heatmap(
             red, green, blue, _ = image.cmap(image.norm(value))
             ink = "black" if 0.3 * red + 0.6 * green + 0.1 * blue > 0.5 else "white"
             axes.text(j, i, form.format(value), ha="center", va="center", fontsize=6, color=ink)
-    sampled = {"full": "one sample", "per_batch": "mean over batches", "ratio_of_sums": "ratio of summed HSIC"}
+    sampled = {
+        "full": "one sample",
+        "per_batch": "mean over batches",
+        "ratio_of_sums": "ratio of summed HSIC",
+    }
     axes.set_title(f"{title}\n{sampled[estimate['kind']]}, {estimate['rows']:,} rows", loc="left", parse_math=False)
     return figure, axes
 

@@ -46,7 +46,12 @@ class Pretrain:
 
     def plan(self) -> dict[str, Any]:
         tokens = self.steps * self.settings["batch_size"] * self.length
-        return {"model": self.config.model_type, "steps": self.steps, "tokens": tokens, "kept steps": self.save}
+        return {
+            "model": self.config.model_type,
+            "steps": self.steps,
+            "tokens": tokens,
+            "kept steps": self.save,
+        }
 
     def run(self, run: Run) -> dict[str, Any]:
         if self.hardware.threads:
@@ -66,7 +71,11 @@ class Pretrain:
             )
             whole = sequences.ids[sequences.mask.all(1)]
             held_out, seen = whole[::20], whole[[i for i in range(len(whole)) if i % 20]]
-            run.manifest["data"] = {"source": self.data.source, "hash": sequences.hash(), "sequences": len(whole)}
+            run.manifest["data"] = {
+                "source": self.data.source,
+                "hash": sequences.hash(),
+                "sequences": len(whole),
+            }
         torch.manual_seed(self.seed)
         model = library().AutoModelForCausalLM.from_config(self.config, dtype=torch.float32)
 
@@ -84,8 +93,12 @@ class Pretrain:
         final = held_out_loss(model, held_out, self.settings["batch_size"])
         return {
             "measures": [],
-            "tables": {"loss": {"columns": ["held-out loss, nats per token", "tokens trained on"],
-                                "rows": [[final, self.plan()["tokens"]]]}},
+            "tables": {
+                "loss": {
+                    "columns": ["held-out loss, nats per token", "tokens trained on"],
+                    "rows": [[final, self.plan()["tokens"]]],
+                }
+            },
             "curves": {"training loss, nats per token": losses},
             "claims": [],
         }

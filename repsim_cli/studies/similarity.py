@@ -1,12 +1,13 @@
 """Similarity of every layer of every model with every layer of every model."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
-from repsim_cli.activations.rows import Reading, batches, blocks, readings, total_rows
+from repsim_cli.activations.rows import Reading, batches, blocks, check_device, readings, total_rows
 from repsim_cli.analysis import claims as findings
 from repsim_cli.data.packing import Sequences, pack
 from repsim_cli.data.text import Text
@@ -50,6 +51,7 @@ class Similarity:
                     f"extract.{key}: {bound.name} needs at least {bound.card.minimum_rows} rows, got {rows}; raise it"
                 )
         findings.check_names(self.claims)
+        check_device(hardware.device)
         self.readings = readings(model, extract)
         self.layers = [layer for reading in self.readings for layer in reading.layers]
         self.live = {label: source for label, source in model.items() if isinstance(source, Source)}
@@ -97,8 +99,11 @@ class Similarity:
         batch = min(self.hardware.batch_size, extract.sequences)
         return {
             "models": {
-                label: (f"{source.model_type}, {source.layers} blocks of {source.width}, {source.parameters:,} parameters"
-                        if isinstance(source, Source) else f"precomputed, {source.rows} rows")
+                label: (
+                    f"{source.model_type}, {source.layers} blocks of {source.width}, {source.parameters:,} parameters"
+                    if isinstance(source, Source)
+                    else f"precomputed, {source.rows} rows"
+                )
                 for label, source in self.models.items()
             },
             "layers": count,
@@ -193,8 +198,8 @@ class Similarity:
                 f"extract.batch_rows: the data has fewer rows than one batch, got {total} for {asked}; "
                 "lower batch_rows, or raise sequences or length"
             )
-        elif total % asked:
-            run.warn(f"extract.batch_rows: the last {total % asked} of {total} rows fill no batch and are left out")
+        else:
+            run.manifest["rows_left_out"] = total % asked
         for name, bound in self.measures.items():
             if asked < bound.card.minimum_rows:
                 raise BadInput(
@@ -230,7 +235,7 @@ def measure_record(
 ) -> dict[str, Any]:
     """One measure in results.json, its matrices saved: one per pair of models (both ways if asymmetric)."""
     ends = np.cumsum([0, *(len(reading.layers) for reading in found)])
-    places = [slice(start, end) for start, end in zip(ends[:-1], ends[1:], strict=True)]
+    places = [slice(start, end) for start, end in itertools.pairwise(ends)]
     values = matrix.values.cpu().numpy()
     se = None if matrix.se is None else matrix.se.cpu().numpy()
     if not np.isfinite(values).all():

@@ -1,0 +1,33 @@
+# `make demo` and `make test` set up .venv when it is missing or out of date.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test check clean
+
+demo: .venv/ready
+	$(BIN)/repsim run
+
+test: .venv/ready-test
+	$(BIN)/python -m pytest
+
+check: .venv/ready-dev
+	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/check
+
+.venv/bin/python:
+	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 to 3.13 is needed; set PYTHON=") if not (3, 11) <= sys.version_info[:2] <= (3, 13) else None'
+	$(PYTHON) -m venv .venv
+
+.venv/ready: .venv/bin/python pyproject.toml constraints.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	touch $@
+
+.venv/ready-test: .venv/ready
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
+	touch $@
+
+.venv/ready-dev: .venv/ready-test
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+clean:
+	rm -rf .venv dist build .pytest_cache .ruff_cache .hypothesis
