@@ -425,7 +425,8 @@ def _measure_lines(folder: Path, measure: dict[str, Any]) -> Iterator[str]:
     for pair in pairs[:SHOWN_PAIRS]:
         values = results.read_array(folder, pair["values"])
         name = f"{pair['rows']['model']} x {pair['columns']['model']}"
-        yield f"    {name:{width}}  mean {values.mean():6.3f}   lowest {values.min():6.3f}   highest {values.max():6.3f}"
+        spread = f"lowest {values.min():6.3f}   highest {values.max():6.3f}"
+        yield f"    {name:{width}}  mean {values.mean():6.3f}   {spread}"
     if len(pairs) > SHOWN_PAIRS:
         yield f"    and {len(pairs) - SHOWN_PAIRS} more pairs of models: see results.json"
 

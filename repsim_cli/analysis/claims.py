@@ -37,7 +37,7 @@ def falls_with_layer_distance(models: Models, values: np.ndarray) -> Finding:
         within = values[place, place]
         a, b = np.triu_indices(len(within), k=1)
         if len(within) >= 4:
-            rhos.append(float(scipy.stats.spearmanr(b - a, within[a, b])[0])  # type: ignore[arg-type])
+            rhos.append(float(np.asarray(scipy.stats.spearmanr(b - a, within[a, b]))[0]))
     if not rhos or not np.isfinite(rhos).all():
         return untestable(statistic, threshold, "no model has four layers that differ in similarity")
     value = float(np.mean(rhos))
