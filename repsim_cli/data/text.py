@@ -2,8 +2,8 @@
 
 import io
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -20,7 +20,7 @@ class Text:
     """documents(): a fresh pass over the documents, as strings, in a fixed order. source: what a reader of the
     results must know to find them again."""
 
-    documents: Callable[[], Iterator[str]]
+    documents: Callable[[], Generator[str, None, None]]
     source: str
 
 
@@ -45,7 +45,7 @@ def local_text(
     if not file.name.endswith(SUFFIXES):
         raise BadInput(f"path: unknown kind of file, got '{path}'; use {', '.join(SUFFIXES)}")
 
-    def documents() -> Iterator[str]:
+    def documents() -> Generator[str, None, None]:
         empty = True
         for text in read(file, column, sample_by):
             if text.strip():
@@ -54,7 +54,8 @@ def local_text(
         if empty:
             raise BadInput(f"{path}: no text, got an empty file; give a file with text")
 
-    next(documents())
+    with closing(documents()) as first:
+        next(first)
     return Text(documents, str(path))
 
 
@@ -63,7 +64,7 @@ def embedded_text(*, split: Literal["train", "validation"] = "validation") -> Te
     """The Jargon File 4.4.7 (public domain), an entry a document; every tenth entry is the validation split."""
     file = Path(str(resources.files("repsim_cli"))) / "assets" / "text" / "jargon.jsonl.zst"
 
-    def documents() -> Iterator[str]:
+    def documents() -> Generator[str, None, None]:
         for index, text in enumerate(read(file, "text", "document")):
             if (index % 10 == 9) == (split == "validation"):
                 yield text
@@ -78,7 +79,7 @@ def pile(*, files: str = "hf://datasets/monology/pile-uncopyrighted/val.jsonl.zs
     files: where the .jsonl.zst shards are; a local path or pattern works too.
     """
 
-    def documents() -> Iterator[str]:
+    def documents() -> Generator[str, None, None]:
         import datasets
         import datasets.exceptions
 
@@ -126,7 +127,8 @@ def _lines(file: Path) -> Iterator[Iterator[str]]:
     with file.open("rb") as raw:
         packed = file.name.endswith(".zst")
         stream = zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True) if packed else raw
-        yield checked(io.TextIOWrapper(stream, encoding="utf-8"))
+        with io.TextIOWrapper(stream, encoding="utf-8") as text:
+            yield checked(text)
 
 
 def _field(line: str, column: str, where: str) -> str:

@@ -1,0 +1,71 @@
+"""The house: imports go one way, heavy libraries stay out of start-up, nothing unsafe is called."""
+
+import ast
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "repsim_cli"
+ORDER = [
+    "errors", "registry", "settings", "results", "data", "models", "activations", "measures", "similarity",
+    "training", "analysis", "plots", "studies", "config", "cli",
+]  # fmt: skip
+
+
+def room(file: Path) -> str:
+    return file.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imports(file: Path):
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def sources():
+    return [file for file in sorted(PACKAGE.rglob("*.py")) if file != PACKAGE / "__init__.py"]
+
+
+def test_a_room_imports_only_from_the_rooms_above_it():
+    assert {room(file) for file in sources()} == set(ORDER)
+    wrong = [
+        f"{file.relative_to(ROOT)} imports {name}"
+        for file in sources()
+        for name in imports(file)
+        if name.startswith("repsim_cli.") and (parts := name.split("."))[1] in ORDER
+        if ORDER.index(parts[1]) > ORDER.index(room(file))
+    ]
+    assert not wrong
+
+
+def test_who_may_import_hydra_and_omegaconf():
+    for file in sources():
+        names = {name.split(".")[0] for name in imports(file)}
+        assert "hydra" not in names or room(file) == "cli", file
+        assert "omegaconf" not in names or room(file) in ("cli", "config"), file
+
+
+def test_nothing_unsafe_is_called():
+    calls = {ast.unparse(n.func) for f in sources() for n in ast.walk(ast.parse(f.read_text())) if isinstance(n, ast.Call)}
+    assert not calls & {"eval", "exec", "pickle.load", "pickle.loads", "torch.load", "hydra.utils.instantiate"}
+    text = "".join(file.read_text() for file in sources())
+    assert "trust_remote_code=True" not in text
+    assert "allow_pickle=True" not in text
+    assert "_target_" not in "".join(file.read_text() for file in (ROOT / "conf").rglob("*.yaml"))
+
+
+def test_start_up_is_light():
+    """Help, list, show and plot need neither torch nor Hydra; nothing of them is imported before it is used."""
+    script = (
+        "import json, sys\n"
+        "import repsim_cli.cli, repsim_cli.plots, repsim_cli.results\n"
+        "repsim_cli.cli.parser().format_help()\n"
+        "print(json.dumps(sorted({name.split('.')[0] for name in sys.modules})))"
+    )
+    out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT).stdout
+    assert not {"torch", "hydra", "omegaconf", "transformers", "matplotlib", "scipy", "pydantic"} & set(json.loads(out))

@@ -1,0 +1,155 @@
+"""Every YAML composes, lists its function's keywords, has its header; every problem is found at once."""
+
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from hydra import compose, initialize_config_dir
+
+from repsim_cli import registry
+from repsim_cli.config import GROUPS, validate
+from repsim_cli.errors import BadConfig
+from repsim_cli.settings import Extract, Hardware
+
+ROOT = Path(__file__).parent.parent
+CONF = ROOT / "conf"
+EXPERIMENTS = sorted(str(f.relative_to(CONF / "experiment").with_suffix("")) for f in CONF.glob("experiment/**/*.yaml"))
+NEEDS_THE_HUB = {"pythia_cka"}
+
+
+def composed(*overrides):
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return compose("config", list(overrides))
+
+
+def entries():
+    """(file, path, function, given keywords) of every component YAML."""
+    for file in sorted(CONF.rglob("*.yaml")):
+        group = file.relative_to(CONF).parts[0]
+        content = yaml.safe_load(file.read_text())
+        if group in ("model", "measure"):
+            (name, entry), *more = content.items()
+            assert (name, more) == (file.stem, []), f"{file}: its one top key is its stem"
+            room = registry.models if group == "model" else registry.measures
+            yield file, room.get(entry.pop("kind")).function, entry
+        elif group == "data":
+            yield file, registry.data.get(content.pop("kind")).function, content
+        elif group in ("extract", "hardware"):
+            yield file, {"extract": Extract, "hardware": Hardware}[group], content
+
+
+def test_component_files_list_every_keyword():
+    """So that Hydra itself refuses a misspelt one."""
+    seen = 0
+    for file, function, given in entries():
+        assert list(given) == list(inspect.signature(function).parameters), file
+        seen += 1
+    assert seen >= 20
+
+
+def test_every_registered_component_has_a_file():
+    for group, room in (("measure", registry.measures), ("data", registry.data), ("model", registry.models)):
+        kinds = {name for f in CONF.glob(f"{group}/*.yaml") for name in [_kind(f, group)]}
+        assert kinds >= set(room.names()) - {"precomputed"}, group
+
+
+def _kind(file, group):
+    content = yaml.safe_load(file.read_text())
+    return (next(iter(content.values())) if group in ("model", "measure") else content)["kind"]
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_experiments(name):
+    """Header, page, composition and, where no hub is needed, validation with a plan."""
+    file = CONF / "experiment" / f"{name}.yaml"
+    lines = file.read_text().splitlines()
+    assert lines[0] == "# @package _global_"
+    for part in ("Question: ", "Source: ", "Command: repsim run", "Cost: "):
+        assert any(line.startswith(f"# {part}") for line in lines), f"{name}: {part}"
+    study = name.removeprefix("tiny/")
+    assert any(f"## {study}" in page.read_text() for page in (ROOT / "experiments").glob("*.md")), study
+    config = composed(f"experiment={name}")
+    if name not in NEEDS_THE_HUB:
+        assert validate(config).study.plan()
+
+
+def test_published_settings_of_pythia_cka():
+    config = composed("experiment=pythia_cka")
+    assert list(config.model) == ["pythia_70m", "pythia_160m", "pythia_410m", "pythia_1b", "pythia_1_4b", "pythia_2_8b", "pythia_6_9b"]  # fmt: skip
+    assert (config.extract.length, config.extract.sequences, config.extract.batch_rows) == (1024, 1000, 1024)
+    assert (config.extract.padding, config.extract.estimate, config.data.kind) == ("keep", "per_batch", "pile")
+
+
+def test_other_yaml_has_a_header():
+    for file in CONF.rglob("*.yaml"):
+        assert file.read_text().startswith("# "), file
+
+
+def test_a_validated_config_is_plain_and_repeats_itself():
+    config = validate(composed("model=[tiny_a]", "data=embedded"))
+    again = yaml.safe_load(config.yaml())
+    assert again["model"] == {"tiny_a": {"kind": "shipped", "name": "tiny_a"}}
+    assert set(GROUPS) < set(again)
+
+
+def test_all_problems_at_once():
+    config = composed(
+        "seed=x",
+        "model=[tiny_a]",
+        "+model.b={kind: transfomers}",
+        "+model.c={kind: shipped, nam: tiny_a}",
+        "+model.d=3",
+        "+measure.e={kind: mutual_knn, kk: 3}",
+        "extract.length=0",
+        "extract.padding=kep",
+        "data=local_text",
+        "+options.claim=[]",
+    )
+    with pytest.raises(BadConfig) as caught:
+        validate(config)
+    problems = caught.value.problems
+    expected = [
+        "data.path: missing, got nothing; set data.path=VALUE",
+        "seed: wrong value, got 'x'; give integer",
+        "model.d: wrong value, got 3; give dictionary",
+        "model.b.kind: unknown model kind, got 'transfomers'; did you mean 'transformers'?",
+        "model.c.name: missing, got nothing; set it",
+        "model.c.nam: unknown key, got 'tiny_a'; did you mean 'name'?",
+        "measure.e.kk: unknown key, got 3; did you mean 'k'?",
+        "extract.length: wrong value, got 0; give greater than or equal to 1",
+        "extract.padding: wrong value, got 'kep'; give 'drop' or 'keep'",
+        "options.claim: unknown key, got []; did you mean 'claims'?",
+    ]
+    assert [p for p in expected if p not in problems] == []
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["study=similarty"], "study: unknown study, got 'similarty'; did you mean 'similarity'?"),
+        (["model=[]"], "model: no model is selected, got none; e.g. model=[tiny_a,tiny_b]"),
+        (["measure=[]"], "measure: no measure is selected, got none; e.g. measure=[cka_unbiased]"),
+        (["extract.hook_points=[pattern]"], "extract.hook_points: an attention pattern has no row per token"),
+        (["extract.length=300"], "extract.length, model.tiny_a: longer than the model's context, got 300; at most 256"),
+        (["extract.batch_rows=3"], "extract.batch_rows: cka_unbiased needs at least 4 rows, got 3; raise it"),
+        (["hardware.device=tpu9"], "hardware.device: not usable here, got 'tpu9'"),
+        (["hardware.memory_gb=0.1"], "hardware.memory_gb: the run needs about 0.5 GB, got a limit of 0.1 GB"),
+        (["+options.claims=[falls_with_distance]"], "options.claims: unknown claim, got 'falls_with_distance'; did you mean 'falls_with_layer_distance'"),
+        (["extract.estimate=full", "extract.rows=90000000"], r"extract.rows=\d+ would fit"),
+        (["extract.estimate=ratio_of_sums", "measure=[mutual_knn]"], "mutual_knn is not made of HSIC; use per_batch"),
+        (["name=${nothing}"], "name: Interpolation key 'nothing' not found; mend the YAML"),
+    ],
+)  # fmt: skip
+def test_conflicts_are_found_before_any_weight_loads(overrides, message):
+    with pytest.raises(BadConfig) as caught:
+        validate(composed("model=[tiny_a]", "measure=[cka_unbiased]", *overrides))
+    assert re.search(message, str(caught.value)) or message in str(caught.value)
+
+
+def test_the_advice_on_memory_fits():
+    with pytest.raises(BadConfig) as caught:
+        validate(composed("model=[tiny_a]", "hardware.memory_gb=1", "extract.estimate=full", "extract.rows=90000000"))
+    advice = str(caught.value).split("; ")[-1].removesuffix(" would fit")
+    validate(composed("model=[tiny_a]", "hardware.memory_gb=1", "extract.estimate=full", advice))
