@@ -140,9 +140,11 @@ def run(words: list[str]) -> int:
         try:
             hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")(job)()
         except SystemExit as error:
-            if error.code not in (0, None) and not status_file.read_text():
-                return 1
+            if not status_file.read_text():
+                return 0 if error.code in (0, None) else 1
         statuses = status_file.read_text().split()
+        if not statuses:  # Hydra only printed something: --cfg, --info
+            return 0
     if "interrupted" in statuses:
         return 130
     if set(statuses) == {"refused"}:
@@ -204,7 +206,7 @@ def _check(flags: dict[str, str | None], overrides: list[str]) -> list[str]:
                 config = validate(compose("config", [*job_overrides, *extra]))
                 if config.keys.dry_run:
                     plans.append(plan_text(config.keys.name, config.study.plan()))
-    except HydraException as error:
+    except (HydraException, ValueError) as error:  # Hydra raises both for overrides that make no sense
         raise BadInput(_hydra_line(error, overrides)) from None
     finally:
         GlobalHydra.instance().clear()

@@ -141,7 +141,10 @@ def test_missing_and_misshapen_weights(tiny_folder, tmp_path):
         ({}, "config, shipped, path, hub: give exactly one of them"),
         ({"config": {"n_layer": 2}}, "config.model_type: unknown, got 'None'; e.g. model_type: gpt2"),
         ({"config": {"model_type": "gpt22"}}, "config.model_type: unknown, got 'gpt22'; did you mean 'gpt2'"),
-        ({"config": {"model_type": "gpt2", "n_layers": 2}}, "config.n_layers: gpt2 has no such setting, got 2; did you"),
+        (
+            {"config": {"model_type": "gpt2", "n_layers": 2}},
+            "config.n_layers: gpt2 has no such setting, got 2; did you",
+        ),
         ({"config": {"model_type": "gpt2", "n_embd": 30, "n_head": 4}}, "config: no gpt2 can be built from it"),
         ({"shipped": "tiny_aa"}, "name: no such shipped model, got 'tiny_aa'; did you mean 'tiny_a'"),
     ],
@@ -223,7 +226,12 @@ def test_precomputed(tmp_path, kind):
     [
         ("npz", {"a": np.zeros(5, "f4")}, None, r"array 'a' must be \(n, d\) of floats, got float32 \(5,\)"),
         ("npz", {"a": np.zeros((5, 2), "i4")}, None, r"array 'a' must be \(n, d\) of floats, got int32"),
-        ("npz", {"a": np.zeros((5, 2), "f4"), "b": np.zeros((6, 2), "f4")}, None, r"different numbers of rows, got \[5, 6\]"),
+        (
+            "npz",
+            {"a": np.zeros((5, 2), "f4"), "b": np.zeros((6, 2), "f4")},
+            None,
+            r"different numbers of rows, got \[5, 6\]",
+        ),
         ("npz", {}, None, "no arrays in it"),
         ("npz", ARRAYS, ["h1"], "layers: no such array, got 'h1'; did you mean"),
     ],

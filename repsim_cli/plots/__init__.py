@@ -37,9 +37,10 @@ def draw(folder: Path, progress: Progress = quiet) -> list[Path]:
         warnings.filterwarnings("ignore", "Glyph .* missing")
         for name, make in progress(jobs, label="figures", unit="figures"):
             figure = make()
+            box = figure.get_tightbbox().padded(0.1)
             for suffix, options in (("png", {"dpi": DPI}), ("svg", {"metadata": {"Date": None}})):
                 stream = io.BytesIO()
-                figure.savefig(stream, format=suffix, bbox_inches="tight", pad_inches=0.1, **options)
+                figure.savefig(stream, format=suffix, bbox_inches=box, **options)
                 file = folder / "figures" / f"{name}.{suffix}"
                 write(file, stream.getvalue())
                 written.append(file)

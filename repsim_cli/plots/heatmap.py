@@ -1,7 +1,8 @@
 """Heatmaps of similarity: all models in one grid, each pair of models, and the standard errors."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,7 @@ def _grid(folder: Path, measure: dict, models: list[str], layers: dict[str, list
             whole[ends[j] : ends[j + 1], ends[i] : ends[i + 1]] = block.T
     names = [name for model in models for name in layers[model]]
     title = measure["card"]["label"] + (": standard error" if what == "se" else "")
-    figure, axes = _heatmap(whole, names, names, measure, title, what)
+    figure, axes = _heatmap(whole, names, names, measure, title, what, starts=ends[:-1].tolist())
     for end in ends[1:-1]:
         axes.axhline(end - 0.5, color="white", linewidth=1.2)
         axes.axvline(end - 0.5, color="white", linewidth=1.2)
@@ -77,6 +78,7 @@ def _heatmap(
     measure: dict,
     title: str,
     what: str,
+    starts: Sequence[int] = (0,),
 ) -> tuple[Any, Any]:
     from matplotlib.figure import Figure
 
@@ -94,7 +96,7 @@ def _heatmap(
     bar.set_label("standard error" if what == "se" else f"{card['label']} ({better} is closer)")
     for axis, names, inches in ((axes.yaxis, rows, height), (axes.xaxis, columns, width)):
         step = max(1, int(np.ceil(TICK * len(names) / inches)))
-        at = np.arange(0, len(names), step)
+        at = [i for a, b in pairwise([*starts, len(names)]) for i in range(a, max(b - step // 2, a + 1), step)]
         axis.set_ticks(at, [names[i] for i in at], fontsize=7, parse_math=False)
     axes.tick_params(axis="x", rotation=90)
     axes.tick_params(length=2)

@@ -1,0 +1,417 @@
+"""The real command line, end to end, offline: runs, sweeps, exit codes, and one line for every bad input."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+
+import reference
+from repsim_cli import cli, registry, results
+
+SMALL = ("model=[]", "data=embedded", "extract.length=32", "extract.sequences=12", "extract.batch_rows=64")
+
+
+def local(label, folder):
+    return f"+model.{label}={{kind: transformers, path: {folder}}}"
+
+
+def stacked(folder, what="values"):
+    """All matrices of the first measure as one, rows and columns in the order of the models."""
+    measure = results.read_results(folder)["measures"][0]
+    labels = list(dict.fromkeys(m["rows"]["model"] for m in measure["matrices"]))
+    grid = [[None] * len(labels) for _ in labels]
+    for m in measure["matrices"]:
+        i, j = labels.index(m["rows"]["model"]), labels.index(m["columns"]["model"])
+        grid[i][j] = results.read_array(folder, m[what])
+        grid[j][i] = grid[i][j].T
+    return np.block(grid)
+
+
+def test_the_default_run(repsim, newest):
+    code, out, err = repsim("run", "-q")
+    assert (code, out, err) == (0, "", "")
+    folder = newest()
+    manifest, found = results.read_manifest(folder), results.read_results(folder)
+    assert manifest["status"] == "complete"
+    assert set(manifest["models"]) == {"tiny_a_step100", "tiny_a_step400", "tiny_a", "tiny_b"}
+    assert all(len(model["weights_hash"]) == 64 for model in manifest["models"].values())
+    assert manifest["data"]["rows_kept"] + manifest["data"]["rows_dropped"] == manifest["data"]["tokens"] == 64 * 128
+    assert [m["label"] for m in found["measures"]] == ["cka_unbiased", "mutual_knn"]
+    assert all(len(m["matrices"]) == 10 for m in found["measures"])
+    for name, digest in manifest["files"].items():
+        assert len(digest) == 64
+        assert (folder / name).is_file()
+    assert {p.name for p in folder.iterdir()} == {
+        "manifest.json", "config.yaml", "results.json", "arrays", "figures", "repsim.log",
+    }  # fmt: skip
+
+
+def activations(folder, sequences, hook):
+    """Block outputs by the library's own hidden states, at the positions that are text: (layers, rows, width)."""
+    source = registry.models.get("transformers").function(path=str(folder))
+    with torch.inference_mode():
+        states = source.load(False)(
+            input_ids=torch.from_numpy(sequences.ids).long(),
+            attention_mask=torch.from_numpy(sequences.mask).long(),
+            output_hidden_states=True,
+        ).hidden_states
+    return [states[layer].double().numpy()[sequences.text] for layer in hook]
+
+
+@pytest.mark.parametrize("estimate", ["full", "per_batch"])
+def test_numbers_equal_a_plain_recomputation(repsim, newest, tiny_folder, estimate):
+    """From text to matrix by another road: the library's hidden states and the reference measure."""
+    from repsim_cli.data.packing import pack
+
+    one, two = tiny_folder("gpt_neox", 0), tiny_folder("gpt_neox", 1)
+    code, _, err = repsim(
+        "run", *SMALL, local("one", one), local("two", two), "measure=[cka_unbiased]", "extract.layers=[0,1]",
+        f"extract.estimate={estimate}", "extract.rows=150", "seed=3",
+    )  # fmt: skip
+    assert code == 0, err
+    tokenizer = registry.models.get("transformers").function(path=str(one)).tokenizer()
+    text = registry.data.get("embedded_text").function()
+    sequences = pack(text, tokenizer, length=32, sequences=12, pool=1024, separator="auto", seed=3)
+    layers = [x for folder in (one, two) for x in activations(folder, sequences, (1, 2))]
+    if estimate == "full":
+        chosen = np.sort(np.random.default_rng(3).permutation(len(layers[0]))[:150])
+        batches = [[x[chosen] for x in layers]]
+    else:
+        batches = [[x[i : i + 64] for x in layers] for i in range(0, len(layers[0]) - 63, 64)]
+    values = np.array([[[reference.cka_unbiased(a, b) for b in batch] for a in batch] for batch in batches])
+    np.testing.assert_allclose(stacked(newest()), values.mean(0), atol=1e-6)
+    if estimate == "per_batch":
+        error = values.std(0, ddof=1) / np.sqrt(len(batches))
+        np.testing.assert_allclose(stacked(newest(), "se"), error, atol=1e-6)
+
+
+def test_batch_size_and_tile_change_nothing(repsim, newest, tiny_folder):
+    runs = []
+    for batch, tile in ((1, 16), (5, 512), (12, 33)):
+        words = (f"hardware.batch_size={batch}", f"hardware.tile={tile}", "measure=[cka]", "seed=1")
+        assert repsim("run", "-q", *SMALL, local("one", tiny_folder("llama")), *words)[0] == 0
+        runs.append(stacked(newest()))
+    for other in runs[1:]:
+        np.testing.assert_allclose(other, runs[0], atol=1e-6)
+
+
+def test_the_same_seed_gives_the_same_bits(repsim, newest, tiny_folder):
+    runs = []
+    for seed in (0, 0, 1):
+        assert repsim("run", "-q", *SMALL, local("one", tiny_folder("bert")), f"seed={seed}")[0] == 0
+        runs.append({f.name: f.read_bytes() for f in (newest() / "arrays").iterdir()})
+    assert runs[0] == runs[1] != runs[2]
+
+
+def test_all_measures_and_hook_points_of_one_model(repsim, newest, tiny_folder):
+    points = "embed,resid_post,attn_out,mlp_out,q@1.h2,v@0,mlp_post@2,final_norm,module:h.1.ln_1"
+    words = (f"extract.hook_points=[{points}]", "measure=[cka,cka_unbiased,procrustes,mutual_knn]")
+    code, out, err = repsim("run", *SMALL, local("mine", tiny_folder("gpt2")), *words)
+    assert code == 0, err
+    found = results.read_results(newest())
+    assert [m["label"] for m in found["measures"]] == ["cka", "cka_unbiased", "procrustes", "mutual_knn"]
+    layers = found["measures"][0]["matrices"][0]["rows"]["layers"]
+    assert layers[:4] == ["embed", "resid_post@0", "resid_post@1", "resid_post@2"]
+    assert layers[-5:] == ["q@1.h2", "v@0", "mlp_post@2", "final_norm", "module:h.1.ln_1"]
+    for measure in found["measures"]:
+        values = results.read_array(newest(), measure["matrices"][0]["values"])
+        best = 1.0 if measure["card"]["larger_is_closer"] else 0.0
+        np.testing.assert_allclose(np.diagonal(values), best, atol=1e-6)
+    assert found["measures"][0]["label"] in out
+    wide = [
+        w for w in found["warnings"] if w.startswith("cka: 64 rows for 128 features (mlp_post@2 of 'mine'); biased")
+    ]
+    assert len(wide) == 1
+
+
+def test_biased_cka_with_few_rows_warns(repsim, newest, tiny_folder):
+    words = ("measure=[cka]", "extract.batch_rows=20")
+    _, out, err = repsim("run", *SMALL, local("mine", tiny_folder("gpt2")), *words)
+    expected = "cka: 20 rows for 32 features (resid_post@0 of 'mine'); biased CKA is inflated"
+    assert expected in results.read_results(newest())["warnings"][0]
+    assert f"warning: {expected}" in out
+
+
+def test_ratio_of_sums(repsim, newest, tiny_folder):
+    words = ("measure=[cka,cka_unbiased]", "extract.estimate=ratio_of_sums")
+    assert repsim("run", *SMALL, local("mine", tiny_folder("gpt2")), *words)[0] == 0
+    for measure in results.read_results(newest())["measures"]:
+        assert measure["estimate"]["kind"] == "ratio_of_sums"
+        assert measure["matrices"][0]["se"] is None
+
+
+def test_precomputed_activations_alone_and_beside_a_model(repsim, newest, tiny_folder, tmp_path):
+    rng = np.random.default_rng(0)
+    arrays = {f"h{i}": rng.normal(size=(150, 4 + i)).astype("float32") for i in range(3)}
+    np.savez(tmp_path / "acts.npz", **arrays)
+    stored = f"+model.stored={{kind: precomputed, path: {tmp_path / 'acts.npz'}}}"
+    words = ("model=[]", stored, "measure=[cka]", "extract.estimate=full", "extract.rows=1000")
+    code, out, _ = repsim("run", *words)
+    assert code == 0
+    assert "warning: extract.rows: 1000 rows were asked for, the data has 150; all are used" in out
+    expected = [[reference.cka(a, b) for b in arrays.values()] for a in arrays.values()]
+    np.testing.assert_allclose(stacked(newest()), expected, atol=1e-6)
+    code, out, err = repsim("run", *SMALL, stored, local("mine", tiny_folder("gpt2")))
+    assert (code, out) == (2, "")
+    assert "error: model: models have different numbers of rows, got stored: 150, (tokens): 3" in err
+
+
+def test_sweeps_give_each_job_its_folder_and_status(repsim, newest, tmp_path, tiny_folder):
+    code, _, err = repsim("run", "-m", "-q", *SMALL, local("a", tiny_folder("gpt2")), "seed=0,1", "measure=[cka]")
+    assert code == 0, err
+    folders = results.runs(tmp_path / "outputs")
+    assert [results.read_manifest(f)["seed"] for f in folders] == [0, 1]
+    assert len({f.parent for f in folders}) == 1
+    assert {f.name for f in folders} == {"0-demo", "1-demo"}
+
+
+def test_a_failing_job_stops_no_other(repsim, tmp_path, tiny_folder):
+    """The second of three jobs has weights that are not finite."""
+    folder = tmp_path / "broken"
+    folder.mkdir()
+    for file in tiny_folder("gpt2").iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    weights = safetensors.torch.load_file(folder / "model.safetensors")
+    weights["h.1.mlp.c_proj.bias"][0] = float("nan")
+    safetensors.torch.save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    good = tiny_folder("gpt2")
+    paths = f"+model.x={{kind: transformers, path: {good}}},{{kind: transformers, path: {folder}}}"
+    code, _, err = repsim("run", "-m", "-q", *SMALL, paths, "measure=[cka]", "seed=0,1")
+    assert code == 1
+    statuses = [results.read_manifest(f)["status"] for f in results.runs(tmp_path / "outputs")]
+    assert sorted(statuses) == ["complete", "complete", "failed", "failed"]
+    assert (
+        "error: resid_post@1 of 'x': activations are not finite, got nan in sequences 0 to 7; check the model's" in err
+    )
+
+
+def test_dry_run_starts_nothing(repsim, tmp_path):
+    code, out, _ = repsim("run", "dry_run=true", "model=[tiny_a,tiny_b]")
+    assert code == 0
+    for line in ("tiny_a: gpt_neox, 6 blocks of 64, 332,800 parameters", "layers: 12", "pairs of layers: 78"):
+        assert line in out
+    assert "forward passes: 16" in out
+    assert not (tmp_path / "outputs").exists()
+
+
+def test_show_list_and_plot(repsim, newest, tiny_folder):
+    assert repsim("run", "-q", *SMALL, local("a", tiny_folder("gpt2")), "name=mine")[0] == 0
+    for name in ("latest", "mine", str(newest())):
+        code, out, _ = repsim("show", name)
+        assert code == 0
+        assert out.startswith("mine: complete,")
+        assert "a x a" in out
+    code, out, _ = repsim("list", "run")
+    assert code == 0
+    assert "complete" in out
+    assert str(newest()) in out
+    before = {f.name: f.read_bytes() for f in (newest() / "figures").iterdir()}
+    for file in (newest() / "figures").iterdir():
+        file.unlink()
+    code, out, _ = repsim("plot", "mine")
+    assert code == 0
+    assert len(out.splitlines()) == len(before)
+    assert before == {f.name: f.read_bytes() for f in (newest() / "figures").iterdir()}
+    for group in cli.GROUPS:
+        code, out, _ = repsim("list", group)
+        assert code == 0
+        assert all(line.split(None, 1)[1] for line in out.splitlines())
+
+
+def test_measure_command(repsim, tmp_path):
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(30, 5)), rng.normal(size=(30, 4))
+    np.save(tmp_path / "x.npy", x)
+    np.save(tmp_path / "y.npy", y)
+    files = (tmp_path / "x.npy", tmp_path / "y.npy")
+    code, out, _ = repsim("measure", "cka", *files)
+    assert code == 0
+    assert float(out) == pytest.approx(reference.cka(x, y), abs=1e-12)
+    code, out, _ = repsim("measure", "mutual_knn", *files, "k=5", "--json")
+    record = json.loads(out)
+    assert record["value"] == pytest.approx(reference.mutual_knn(x, y, 5))
+    assert record["settings"] == {"k": 5}
+    assert record["card"]["larger_is_closer"]
+
+
+def test_help_ends_with_an_example(repsim):
+    for words in ((), ("run",), ("list",), ("show",), ("plot",), ("measure",)):
+        code, out, _ = repsim(*words, "--help")
+        assert code == 0
+        assert out.strip().splitlines()[-1].startswith("example: repsim ")
+
+
+def test_hydra_still_answers(repsim):
+    code, out, _ = repsim("run", "--cfg", "job", "experiment=tiny/pythia_cka")
+    assert code == 0
+    assert "name: tiny_pythia_cka" in out
+
+
+def test_a_users_own_configs(repsim, tmp_path, newest):
+    folder = tmp_path / "mine" / "experiment"
+    folder.mkdir(parents=True)
+    (folder / "ours.yaml").write_text(
+        "# @package _global_\ndefaults:\n  - override /model: [tiny_a]\n  - override /measure: [procrustes]\nname: ours\n"
+    )
+    code, _, err = repsim(
+        "run", "-q", "--config-dir", str(tmp_path / "mine"), "experiment=ours", "extract.sequences=10"
+    )
+    assert code == 0, err
+    assert results.read_manifest(newest())["name"] == "ours"
+
+
+BAD = [
+    (["experiment=pythia"], "experiment: there is none of this name, got 'pythia'; did you mean 'pythia_cka'"),
+    (["experiment=tiny/pythia_ck"], "experiment: there is none of this name, got 'tiny/pythia_ck'; did you mean"),
+    (["model=[tiny_c]"], "model: there is none of this name, got 'tiny_c'; did you mean 'tiny_"),
+    (["measure=[ckaa]"], "measure: there is none of this name, got 'ckaa'; did you mean 'cka'?"),
+    (["data=embeded"], "data: there is none of this name, got 'embeded'; did you mean 'embedded'"),
+    (["extract=token"], "extract: there is none of this name, got 'token'; did you mean 'tokens'?"),
+    (["hardware=gpu"], "hardware: there is none of this name, got 'gpu'; "),
+    (["extract.lenght=3"], "extract.lenght: unknown key, got 'extract.lenght=3'; did you mean 'length'?"),
+    (["sed=3"], "sed: unknown key, got 'sed=3'; did you mean 'seed'?"),
+    (["extract.length=long"], "extract.length: wrong value, got 'long'; give integer"),
+    (["extract.length=64.5"], "extract.length: wrong value, got 64.5; give integer"),
+    (["extract.hook_points=resid_post"], "extract.hook_points: wrong value, got 'resid_post'; give list"),
+    (["extract.hook_points=[]"], "extract.hook_points: wrong value, got []; give"),
+    (["extract.hook_points=[resid_pots]"], "unknown hook point, got 'resid_pots'; did you mean 'resid_post'"),
+    (["extract.layers=[6]"], "layers: layer out of range, got 6; the model has layers 0 to 5"),
+    (["extract.length=257"], "extract.length, model.tiny_a: longer than the model's context, got 257; at most 256"),
+    (["extract.batch_rows=100000"], "extract.batch_rows: the data has fewer rows than one batch, got 8167 for 100000"),
+    (["data=local_text"], "data.path: missing, got nothing; set data.path=VALUE"),
+    (["data=local_text", "data.path=EMPTY"], "no text, got an empty file; give a file with text"),
+    (["data=local_text", "data.path=/no/file.txt"], "data.path: no such file, got '/no/file.txt'; check the path"),
+    (["data=local_text", "data.path=JSONL", "data.column=body"], "no column 'body', got text; set data.column"),
+    (
+        ["+model.x={kind: transformers, path: /no/model}"],
+        "model.x.path: no such folder, got '/no/model'; check the path",
+    ),
+    (["+model.x={kind: transformer}"], "model.x.kind: unknown model kind, got 'transformer'; did you mean"),
+    (["+model.x={path: y}"], "model.x.kind: missing, got {'path': 'y'}; write {kind: NAME, ...}"),
+    (["+model.x={kind: transformers, hub: a/b}"], "model.x.hub: the model could not be read, got 'a/b'"),
+    (
+        ["+model.x=LLAMA", "extract.length=64"],
+        "model: tokenizers differ, got another vocabulary for 'x' than for 'tiny_a'; compare models",
+    ),
+    (["hardware.memory_gb=0"], "hardware.memory_gb: wrong value, got 0; give greater than 0"),
+    (["model=3"], "overrides: Config group override must be a string or a list. Got int; see repsim run --help"),
+    (["extract.length"], "overrides: "),
+    (["-m", "seed=0,x"], "seed: wrong value, got 'x'; give integer"),
+    (["--config-dir", "/no/conf"], "--config-dir: no such folder, got '/no/conf'; name a folder"),
+]
+
+
+@pytest.mark.parametrize(("words", "message"), BAD, ids=[" ".join(words) for words, _ in BAD])
+def test_bad_input_is_one_line_and_starts_nothing(repsim, tmp_path, tiny_folder, words, message):
+    (tmp_path / "empty.txt").write_text("")
+    (tmp_path / "a.jsonl").write_text('{"text": "words"}\n')
+    stand_ins = {
+        "EMPTY": str(tmp_path / "empty.txt"),
+        "JSONL": str(tmp_path / "a.jsonl"),
+        "LLAMA": f"{{kind: transformers, path: {tiny_folder('llama')}}}",
+    }
+    for name, value in stand_ins.items():
+        words = [word.replace(name, value) for word in words]
+    model = [] if any(word.startswith("model=") for word in words) else ["model=[tiny_a]"]
+    code, out, err = repsim("run", *model, *words)
+    assert (code, out) == (2, "")
+    lines = err.strip().splitlines()
+    assert len(lines) == 1
+    assert message in lines[0]
+    assert "Traceback" not in err
+    assert not [f for f in (tmp_path / "outputs").rglob("*") if f.is_file()]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["measure", "ckaa", "x.npy", "x.npy"], "error: ckaa.kind: unknown measure, got 'ckaa'; did you mean 'cka'?"),
+        (["measure", "mutual_knn", "x.npy", "x.npy", "q=3"], "mutual_knn.q: unknown key, got 3; known: k"),
+        (["measure", "mutual_knn", "x.npy", "x.npy", "k=a"], "mutual_knn.k: wrong value, got 'a'; give integer"),
+        (["measure", "mutual_knn", "x.npy", "x.npy", "k"], "settings: not key=value, got 'k'; e.g. k=5"),
+        (["measure", "cka", "x.npy", "none.npy"], "none.npy: cannot be read as .npy, got 'No such file or directory'"),
+        (["measure", "cka", "x.npy", "text.npy"], "text.npy: cannot be read as .npy, got"),
+        (["measure", "cka", "x.npy", "short.npy"], "x and y must be (n, d) with the same n, got (9, 2) and (8, 2)"),
+        (["measure", "cka", "x.npy", "nan.npy"], "y: not finite, got nan in row 0; mend the array"),
+        (["show", "latest"], "RUN: no runs in outputs, got 'latest'; start one with repsim run"),
+        (["plot", "x"], "RUN: no runs in outputs, got 'x'; start one"),
+    ],
+)
+def test_bad_input_of_the_other_commands(repsim, tmp_path, monkeypatch, words, message):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("REPSIM_OUTPUTS", "outputs")
+    x = np.random.default_rng(0).normal(size=(9, 2))
+    np.save("x.npy", x)
+    np.save("short.npy", x[1:])
+    np.save("nan.npy", np.where(x == x[0, 0], np.nan, x))
+    Path("text.npy").write_text("1 2 3")
+    code, out, err = repsim(*words)
+    assert (code, out) == (2, "")
+    assert message in err
+    assert len(err.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("place", ["/dev/null/outputs", "a-file"])
+def test_an_output_folder_that_cannot_be_written(repsim, tmp_path, monkeypatch, place):
+    (tmp_path / "a-file").write_text("")
+    monkeypatch.setenv("REPSIM_OUTPUTS", str(tmp_path / place))
+    code, out, err = repsim("run", "model=[tiny_a]")
+    assert (code, out) == (2, "")
+    assert "no run folder can be made there, got 'Not a directory'; set REPSIM_OUTPUTS" in err or "File exists" in err
+    assert len(err.strip().splitlines()) == 1
+
+
+def test_an_internal_error_is_recorded(repsim, newest, monkeypatch):
+    def broken(*_, **__):
+        raise ZeroDivisionError("oops")
+
+    monkeypatch.setattr("repsim_cli.studies.similarity.estimate_all_pairs", broken)
+    code, out, err = repsim("run", "model=[tiny_a]")
+    assert (code, out) == (1, "")
+    assert "internal error: ZeroDivisionError: oops; please report it with" in err
+    assert results.read_manifest(newest())["status"] == "failed"
+    assert "Traceback" in (newest() / "repsim.log").read_text()
+
+
+def test_ctrl_c(tmp_path):
+    """The process that a terminal would interrupt: status interrupted, exit code 130, no traceback."""
+    environment = {**os.environ, "REPSIM_OUTPUTS": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+    words = ["run", "data=embedded_train", "extract.sequences=4000", "extract.pool=4000"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "repsim_cli.cli", *words], env=environment, stderr=subprocess.PIPE, text=True
+    )
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        manifests = list(tmp_path.rglob("manifest.json"))
+        if manifests and "models" in json.loads(manifests[0].read_text() or "{}"):
+            break
+        time.sleep(0.1)
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 130, err
+    assert "Traceback" not in err
+    assert results.read_manifest(manifests[0].parent)["status"] == "interrupted"
+
+
+def test_pretraining_makes_models_that_a_run_can_use(repsim, newest):
+    code, _, err = repsim("run", "-q", "experiment=pretrain_tiny", "options.steps=3", "options.save=[0,3]")
+    assert code == 0, err
+    folder = newest()
+    found = results.read_results(folder)
+    assert len(found["curves"]["training loss, nats per token"]) == 3
+    models = [local(f"step{step}", folder / "models" / f"step{step}") for step in (0, 3)]
+    assert repsim("run", "-q", "model=[]", *models, "extract.sequences=10")[0] == 0
+    values = stacked(newest())
+    assert values.shape == (12, 12)
+    assert repsim("run", "experiment=pretrain_tiny", "options.save=[9999]")[2].startswith(
+        "error: options.save: no such step, got 9999; steps go from 0 to 2000"
+    )
