@@ -49,10 +49,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.exit(code)
 
 
-def complain(error: RepsimError) -> None:
+def complain(error: RepsimError, job: str = "") -> None:
     lines = error.problems if isinstance(error, BadConfig) else [" ".join(str(error).split("\n"))]
     for line in lines:
-        print(f"error: {line}", file=sys.stderr)
+        print(f"error: {job}{line}", file=sys.stderr)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -96,7 +96,7 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("name", metavar="NAME", help="a measure; see repsim list measure")
     sub.add_argument("x", metavar="X.npy", help="rows of the matrix entry")
     sub.add_argument("y", metavar="Y.npy", help="columns of the matrix entry")
-    sub.add_argument("settings", metavar="key=value", nargs="*", help="settings of the measure")
+    sub.add_argument("settings", metavar="key=value", nargs="*", default=[], help="settings of the measure")
     sub.add_argument("--json", action="store_true", help="print value, settings and card as JSON")
     return top
 
@@ -123,8 +123,10 @@ def run(words: list[str]) -> int:
     rest = [word for word in words if word not in ("-q", "--quiet")]
     if len(rest) < len(words):
         os.environ[QUIET] = "1"
+    # conf/config.yaml reads it; set but empty means not set
+    os.environ["REPSIM_OUTPUTS"] = str(results.outputs_root())
     flags, overrides = _split(rest)
-    if not {"--cfg", "-c", "--info", "-i", "--resolve", "--hydra-help", "-sc", "--shell-completion"} & set(flags):
+    if not set(PRINTING) & set(flags):
         plans = _check(flags, overrides)
         if plans:
             print("\n\n".join(plans))
@@ -145,6 +147,9 @@ def run(words: list[str]) -> int:
         statuses = status_file.read_text().split()
         if not statuses:  # Hydra only printed something: --cfg, --info
             return 0
+    bad = [status for status in statuses if status != "complete"]
+    if bad and len(statuses) > 1:
+        print(f"{len(bad)} of {len(statuses)} jobs did not complete", file=sys.stderr)
     if "interrupted" in statuses:
         return 130
     if set(statuses) == {"refused"}:
@@ -152,20 +157,9 @@ def run(words: list[str]) -> int:
     return 0 if set(statuses) == {"complete"} else 1
 
 
-VALUED = (
-    "--config-dir",
-    "-cd",
-    "--config-name",
-    "-cn",
-    "--config-path",
-    "-cp",
-    "--cfg",
-    "-c",
-    "--package",
-    "-p",
-    "--info",
-    "-i",
-)
+VALUED = ("--config-dir", "-cd", "--cfg", "-c", "--package", "-p", "--info", "-i")
+PRINTING = ("--cfg", "-c", "--info", "-i", "--hydra-help", "--shell-completion", "-sc")
+FLAGS = (*VALUED, *PRINTING, "--resolve", "--multirun", "-m")
 
 
 def _split(words: list[str]) -> tuple[dict[str, str | None], list[str]]:
@@ -181,6 +175,9 @@ def _split(words: list[str]) -> tuple[dict[str, str | None], list[str]]:
             flags[flag] = value
         else:
             flags[word] = next(remaining, None) if word in VALUED else None
+    for flag in flags:
+        if flag not in FLAGS:
+            raise BadInput(f"repsim run: unknown option, got '{flag}'; {did_you_mean(flag, (*FLAGS, '--quiet', '-q'))}")
     return flags, overrides
 
 
@@ -231,6 +228,11 @@ def _hydra_line(error: Exception, overrides: list[str]) -> str:
     import re
 
     text = " ".join(str(error).split())
+    if "LexerNoViableAlt" in text or "mismatched input" in text or "no viable alternative" in text:
+        return (
+            f"overrides: cannot be read, got {' '.join(overrides)[:200]}; write KEY=VALUE, with quotes around values "
+            "that hold spaces or symbols; unusual names go into a YAML of your own (--config-dir)"
+        )
     cause = f" {error.__cause__}" if error.__cause__ else ""
     missing = re.search(r"Could not (?:find|load) '([^']+)'", text)
     if missing:
@@ -301,7 +303,7 @@ def job(config: Any) -> None:
     try:
         status = _job(config, Path(HydraConfig.get().runtime.output_dir))
     except RepsimError as error:
-        complain(error)
+        complain(error, _job_name())
         status = "refused" if isinstance(error, BadInput) else "failed"
     except KeyboardInterrupt:
         status = "interrupted"
@@ -312,6 +314,18 @@ def job(config: Any) -> None:
                 stream.write(f"{status}\n")
     if status == "interrupted":
         raise KeyboardInterrupt
+
+
+def _job_name() -> str:
+    """In a sweep, which job speaks."""
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.types import RunMode
+
+    hydra = HydraConfig.get()
+    if hydra.mode != RunMode.MULTIRUN:
+        return ""
+    own = ", ".join(f"{choice}" for choice in hydra.overrides.task)
+    return f"job {hydra.job.num} ({own[:120]}): "
 
 
 def _job(config: Any, folder: Path) -> str:
@@ -393,7 +407,7 @@ def summary(folder: Path) -> str:
     lines = [f"{manifest['name']}: {manifest['status']}, {manifest.get('seconds', 0):.1f} s, seed {manifest['seed']}"]
     if manifest.get("error"):
         lines.append(f"  error: {manifest['error']}")
-    if (folder / "results.json").is_file():
+    if manifest["status"] == "complete" or (folder / "results.json").is_file():
         found = results.read_results(folder)
         for measure in found["measures"]:
             lines += _measure_lines(folder, measure)
@@ -420,7 +434,8 @@ def _measure_lines(folder: Path, measure: dict[str, Any]) -> Iterator[str]:
     better = "larger" if measure["card"]["larger_is_closer"] else "smaller"
     yield (
         f"  {measure['label']}: {measure['card']['label']}, {better} is closer, {estimate['kind']}, "
-        f"{estimate['rows']:,} rows in {estimate['batches']} batch{'es' if estimate['batches'] != 1 else ''}"
+        f"{estimate['rows']:,} of {estimate['rows_available']:,} rows in "
+        f"{estimate['batches']} batch{'es' if estimate['batches'] != 1 else ''}"
     )
     pairs = measure["matrices"]
     width = max(len(f"{p['rows']['model']} x {p['columns']['model']}") for p in pairs)
@@ -498,6 +513,8 @@ def measure_command(parsed: argparse.Namespace) -> int:
         key, equals, value = setting.partition("=")
         if not equals:
             raise BadInput(f"settings: not key=value, got '{setting}'; e.g. k=5")
+        if key in settings:
+            raise BadInput(f"settings: given twice, got '{setting}'; give {key} once")
         settings[key] = yaml.safe_load(value)
     measure = bind_measure(parsed.name, settings)
     arrays = [_load_array(name) for name in (parsed.x, parsed.y)]
@@ -523,9 +540,11 @@ def _load_array(name: str) -> Any:
 
     try:
         array = np.load(name, allow_pickle=False)
+    except FileNotFoundError:
+        raise BadInput(f"{name}: no such file; check the path") from None
     except (OSError, ValueError, EOFError) as error:
-        reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
-        raise BadInput(f"{name}: cannot be read as .npy, got '{reason}'; save it with numpy.save") from None
+        reason = "no array of numbers" if "pickle" in str(error) else str(error).splitlines()[0]
+        raise BadInput(f"{name}: cannot be read as .npy, got {reason}; save it with numpy.save") from None
     if not isinstance(array, np.ndarray) or array.dtype.kind not in "fiu":
         raise BadInput(
             f"{name}: not an array of numbers, got {getattr(array, 'dtype', 'an archive')}; use .npy of floats"

@@ -4,11 +4,11 @@ import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from pydantic import BaseModel, ConfigDict, ValidationError, create_model
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from repsim_cli import registry
 from repsim_cli.errors import BadConfig, BadInput
@@ -26,9 +26,9 @@ class RunKeys(BaseModel):
 
     model_config = STRICT
 
-    name: str
+    name: Annotated[str, Field(pattern=r"^\w[\w.@+-]*$")]
     study: str
-    seed: int
+    seed: Annotated[int, Field(ge=0)]
     dry_run: bool
     options: Fields
     model: dict[str, Fields]
@@ -128,6 +128,8 @@ def _explain(error: ValidationError) -> Iterator[str]:
         got, kind = repr(problem["input"])[:80], problem["type"]
         if kind == "extra_forbidden":
             yield f"{path}: unknown key, got {got}; {did_you_mean(path, fields)}"
+        elif kind == "string_pattern_mismatch":
+            yield f"{path}: wrong value, got {got}; use letters, digits and . _ - + @, a letter or digit first"
         elif kind == "missing":
             yield f"{path}: missing, got nothing; set it"
         else:
@@ -196,6 +198,7 @@ def _components(problems: list[str], group: str, keys: Fields, room: Registry, f
 def bind_measure(name: str, settings: Fields) -> Any:
     """A measure by name with checked settings. Raises BadConfig with every problem."""
     problems: list[str] = []
-    bound = _component(problems, name, {"kind": name, **settings}, registry.measures, _measure)
+    entry = registry.measures.get(name)
+    bound = _bind(problems, name, _measure(entry), settings)
     _give_up(problems)
     return bound

@@ -131,6 +131,11 @@ class Run:
     def discard(self) -> None:
         """Leaves nothing of a run that was refused before it computed anything."""
         shutil.rmtree(self.folder, ignore_errors=True)
+        root = outputs_root().resolve()
+        for parent in self.folder.resolve().parents:
+            if parent == root or root not in parent.parents or any(parent.iterdir()):
+                break
+            parent.rmdir()
 
     def finish(self, status: str, error: str | None = None) -> None:
         """Records how the run ended, its peak memory and the hash of every file."""
@@ -141,7 +146,7 @@ class Run:
             seconds=round(time.monotonic() - self._started, 3),
             peak_memory_mb=peak_memory_mb(),
             files={
-                str(file.relative_to(self.folder)): hashlib.sha256(file.read_bytes()).hexdigest()
+                str(file.relative_to(self.folder)): sha256(file)
                 for file in sorted(self.folder.rglob("*"))
                 if file.is_file() and file.name not in ("manifest.json", "repsim.log")
             },
@@ -212,6 +217,10 @@ def git_state() -> dict[str, Any] | None:
         return None
 
 
+def sha256(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
 def peak_memory_mb() -> float:
     """Peak resident memory of this process so far, in MB (10^6 bytes)."""
     status = Path("/proc/self/status")
@@ -250,10 +259,15 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def read_results(folder: Path) -> dict[str, Any]:
-    """results.json, of a finished run."""
+    """results.json, of a finished run whose numbers are as it left them."""
+    manifest = read_manifest(folder)
     if not (folder / "results.json").is_file():
-        status = read_manifest(folder).get("status")
-        raise BadInput(f"{folder}: it has no results (status {status}), got no results.json; run it again")
+        raise BadInput(f"{folder}: it has no results (status {manifest['status']}), got no results.json; run it again")
+    for name, digest in manifest.get("files", {}).items():
+        if name == "results.json" or name.startswith("arrays/"):
+            file = folder / name
+            if not file.is_file() or sha256(file) != digest:
+                raise BadInput(f"{file}: not as the run left it, got another or no file; run it again")
     return _read_json(folder / "results.json")
 
 
@@ -263,6 +277,8 @@ def _read_json(file: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise BadInput(f"{file}: cannot be read, got '{error}'; the run is damaged, run it again") from None
     schema = value.get("schema") if isinstance(value, dict) else None
+    if schema is None:
+        raise BadInput(f"{file}: not a file of repsim, got no schema; the run is damaged, run it again")
     if schema != SCHEMA:
         raise BadInput(f"{file}: not a file of this version, got schema {schema} (this is {SCHEMA}); update repsim")
     return value
@@ -275,5 +291,5 @@ def read_array(folder: Path, relative: str) -> np.ndarray:
         raise BadInput(f"{folder}: an array outside the run, got '{relative}'; the run is damaged")
     try:
         return np.load(file, allow_pickle=False)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, EOFError) as error:
         raise BadInput(f"{file}: cannot be read, got '{error}'; the run is damaged, run it again") from None

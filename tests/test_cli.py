@@ -10,10 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import reference
 import safetensors.torch
 import torch
 
-import reference
 from repsim_cli import cli, registry, results
 
 SMALL = ("model=[]", "data=embedded", "extract.length=32", "extract.sequences=12", "extract.batch_rows=64")
@@ -134,7 +134,7 @@ def test_all_measures_and_hook_points_of_one_model(repsim, newest, tiny_folder):
 
 def test_biased_cka_with_few_rows_warns(repsim, newest, tiny_folder):
     words = ("measure=[cka]", "extract.batch_rows=20")
-    _, out, err = repsim("run", *SMALL, local("mine", tiny_folder("gpt2")), *words)
+    _, out, _ = repsim("run", *SMALL, local("mine", tiny_folder("gpt2")), *words)
     expected = "cka: 20 rows for 32 features (resid_post@0 of 'mine'); biased CKA is inflated"
     assert expected in results.read_results(newest())["warnings"][0]
     assert f"warning: {expected}" in out
@@ -188,14 +188,15 @@ def test_a_failing_job_stops_no_other(repsim, tmp_path, tiny_folder):
     assert code == 1
     statuses = [results.read_manifest(f)["status"] for f in results.runs(tmp_path / "outputs")]
     assert sorted(statuses) == ["complete", "complete", "failed", "failed"]
-    assert (
-        "error: resid_post@1 of 'x': activations are not finite, got nan in sequences 0 to 7; check the model's" in err
-    )
+    assert "resid_post@1 of 'x': activations are not finite, got nan in sequences 0 to 7; check the model's" in err
+    assert "error: job 2 (" in err
+    assert "2 of 4 jobs did not complete" in err
 
 
 def test_dry_run_starts_nothing(repsim, tmp_path):
     code, out, _ = repsim("run", "dry_run=true", "model=[tiny_a,tiny_b]")
     assert code == 0
+    assert "in all: 0.5" in out
     for line in ("tiny_a: gpt_neox, 6 blocks of 64, 332,800 parameters", "layers: 12", "pairs of layers: 78"):
         assert line in out
     assert "forward passes: 16" in out
@@ -287,7 +288,7 @@ BAD = [
     (["extract.length=257"], "extract.length, model.tiny_a: longer than the model's context, got 257; at most 256"),
     (["extract.batch_rows=100000"], "extract.batch_rows: the data has fewer rows than one batch, got 8167 for 100000"),
     (["data=local_text"], "data.path: missing, got nothing; set data.path=VALUE"),
-    (["data=local_text", "data.path=EMPTY"], "no text, got an empty file; give a file with text"),
+    (["data=local_text", "data.path=EMPTY"], "no text in it, got nothing or white space alone; give"),
     (["data=local_text", "data.path=/no/file.txt"], "data.path: no such file, got '/no/file.txt'; check the path"),
     (["data=local_text", "data.path=JSONL", "data.column=body"], "no column 'body', got text; set data.column"),
     (
@@ -302,6 +303,22 @@ BAD = [
         "model: tokenizers differ, got another vocabulary for 'x' than for 'tiny_a'; compare models",
     ),
     (["hardware.memory_gb=0"], "hardware.memory_gb: wrong value, got 0; give greater than 0"),
+    (["--bogus"], "repsim run: unknown option, got '--bogus'; known: "),
+    (["--multrun"], "repsim run: unknown option, got '--multrun'; did you mean '--multirun'"),
+    (["+model.a b={kind: shipped}"], "overrides: cannot be read, got "),
+    (["name=../evil"], "name: wrong value, got '../evil'; use letters, digits and . _ - + @, a letter or digit first"),
+    (["seed=-1"], "seed: wrong value, got -1; give greater than or equal to 0"),
+    (["extract.layers=[]"], "no hook point is left, got layers [] of a model with 6; select some"),
+    (
+        ["measure=[mutual_knn]", "measure.mutual_knn.k=2000"],
+        "extract.batch_rows: mutual_knn needs at least 2001 rows, got 1024",
+    ),
+    (["+model.x=NOTOKENIZER", "extract.length=64"], "model.x.path: no tokenizer in it, got "),
+    (
+        ["+model.x=SHAPES", "extract.length=64", "model=[]"],
+        "model.x.path: 0 weights are missing and 1 have the wrong shape, got ",
+    ),
+    (["+model.x=VOCABULARY", "extract.length=64", "model=[]"], "model.x: its vocabulary has 20 tokens, got id "),
     (["model=3"], "overrides: Config group override must be a string or a list. Got int; see repsim run --help"),
     (["extract.length"], "overrides: "),
     (["-m", "seed=0,x"], "seed: wrong value, got 'x'; give integer"),
@@ -309,14 +326,35 @@ BAD = [
 ]
 
 
+def odd_folders(tmp_path, good):
+    """Copies of a model folder that lack a tokenizer, or hold weights of another shape or a smaller vocabulary."""
+    folders = {}
+    for name in ("NOTOKENIZER", "SHAPES", "VOCABULARY"):
+        folder = folders[name] = tmp_path / name.lower()
+        folder.mkdir()
+        for file in good.iterdir():
+            (folder / file.name).write_bytes(file.read_bytes())
+    (folders["NOTOKENIZER"] / "tokenizer.json").unlink()
+    weights = safetensors.torch.load_file(good / "model.safetensors")
+    changes = {"SHAPES": ("h.0.attn.c_proj.bias", 7), "VOCABULARY": ("wte.weight", 20)}
+    for name, (key, size) in changes.items():
+        changed = {**weights, key: weights[key][:size].clone()}
+        safetensors.torch.save_file(changed, folders[name] / "model.safetensors", {"format": "pt"})
+    config = json.loads((good / "config.json").read_text())
+    (folders["VOCABULARY"] / "config.json").write_text(json.dumps({**config, "vocab_size": 20}))
+    return folders
+
+
 @pytest.mark.parametrize(("words", "message"), BAD, ids=[" ".join(words) for words, _ in BAD])
 def test_bad_input_is_one_line_and_starts_nothing(repsim, tmp_path, tiny_folder, words, message):
     (tmp_path / "empty.txt").write_text("")
     (tmp_path / "a.jsonl").write_text('{"text": "words"}\n')
+    odd = odd_folders(tmp_path, tiny_folder("gpt2"))
     stand_ins = {
         "EMPTY": str(tmp_path / "empty.txt"),
         "JSONL": str(tmp_path / "a.jsonl"),
         "LLAMA": f"{{kind: transformers, path: {tiny_folder('llama')}}}",
+        **{name: f"{{kind: transformers, path: {folder}}}" for name, folder in odd.items()},
     }
     for name, value in stand_ins.items():
         words = [word.replace(name, value) for word in words]
@@ -327,17 +365,17 @@ def test_bad_input_is_one_line_and_starts_nothing(repsim, tmp_path, tiny_folder,
     assert len(lines) == 1
     assert message in lines[0]
     assert "Traceback" not in err
-    assert not [f for f in (tmp_path / "outputs").rglob("*") if f.is_file()]
+    assert not list((tmp_path / "outputs").rglob("*"))
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["measure", "ckaa", "x.npy", "x.npy"], "error: ckaa.kind: unknown measure, got 'ckaa'; did you mean 'cka'?"),
+        (["measure", "ckaa", "x.npy", "x.npy"], "error: unknown measure, got 'ckaa'; did you mean 'cka'?"),
         (["measure", "mutual_knn", "x.npy", "x.npy", "q=3"], "mutual_knn.q: unknown key, got 3; known: k"),
         (["measure", "mutual_knn", "x.npy", "x.npy", "k=a"], "mutual_knn.k: wrong value, got 'a'; give integer"),
         (["measure", "mutual_knn", "x.npy", "x.npy", "k"], "settings: not key=value, got 'k'; e.g. k=5"),
-        (["measure", "cka", "x.npy", "none.npy"], "none.npy: cannot be read as .npy, got 'No such file or directory'"),
+        (["measure", "cka", "x.npy", "none.npy"], "none.npy: no such file; check the path"),
         (["measure", "cka", "x.npy", "text.npy"], "text.npy: cannot be read as .npy, got"),
         (["measure", "cka", "x.npy", "short.npy"], "x and y must be (n, d) with the same n, got (9, 2) and (8, 2)"),
         (["measure", "cka", "x.npy", "nan.npy"], "y: not finite, got nan in row 0; mend the array"),
@@ -415,3 +453,20 @@ def test_pretraining_makes_models_that_a_run_can_use(repsim, newest):
     assert repsim("run", "experiment=pretrain_tiny", "options.save=[9999]")[2].startswith(
         "error: options.save: no such step, got 9999; steps go from 0 to 2000"
     )
+
+
+def test_an_empty_outputs_variable_counts_as_unset(repsim, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("REPSIM_OUTPUTS", "")
+    assert repsim("run", "-q", "model=[tiny_a]", "extract.sequences=10", "measure=[cka]")[0] == 0
+    assert len(results.runs(tmp_path / "outputs")) == 1
+
+
+def test_a_damaged_run_is_not_shown(repsim, newest):
+    assert repsim("run", "-q", "model=[tiny_a]", "extract.sequences=10", "measure=[cka]")[0] == 0
+    array = next((newest() / "arrays").iterdir())
+    array.write_bytes(b"")
+    for command in ("show", "plot"):
+        code, out, err = repsim(command, "latest")
+        assert (code, out) == (2, "")
+        assert f"{array.name}: not as the run left it, got another or no file; run it again" in err

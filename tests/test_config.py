@@ -137,7 +137,7 @@ def test_all_problems_at_once():
         (["hardware.device=tpu9"], "hardware.device: not usable here, got 'tpu9'"),
         (["hardware.memory_gb=0.1"], "hardware.memory_gb: the run needs about 0.5 GB, got a limit of 0.1 GB"),
         (["+options.claims=[falls_with_distance]"], "options.claims: unknown claim, got 'falls_with_distance'; did you mean 'falls_with_layer_distance'"),
-        (["extract.estimate=full", "extract.rows=90000000"], r"extract.rows=\d+ would fit"),
+        (["extract.estimate=full", "extract.rows=90000000", "extract.sequences=1000000"], r"extract.rows=\d+ would fit"),
         (["extract.estimate=ratio_of_sums", "measure=[mutual_knn]"], "mutual_knn is not made of HSIC; use per_batch"),
         (["name=${nothing}"], "name: Interpolation key 'nothing' not found; mend the YAML"),
     ],
@@ -149,7 +149,8 @@ def test_conflicts_are_found_before_any_weight_loads(overrides, message):
 
 
 def test_the_advice_on_memory_fits():
+    large = ("extract.estimate=full", "extract.sequences=1000000")
     with pytest.raises(BadConfig) as caught:
-        validate(composed("model=[tiny_a]", "hardware.memory_gb=1", "extract.estimate=full", "extract.rows=90000000"))
+        validate(composed("model=[tiny_a]", "hardware.memory_gb=1", *large, "extract.rows=90000000"))
     advice = str(caught.value).split("; ")[-1].removesuffix(" would fit")
-    validate(composed("model=[tiny_a]", "hardware.memory_gb=1", "extract.estimate=full", advice))
+    validate(composed("model=[tiny_a]", "hardware.memory_gb=1", *large, advice))

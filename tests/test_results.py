@@ -82,7 +82,7 @@ def test_finding_runs(tmp_path):
     ("content", "message"),
     [
         ("{", "manifest.json: cannot be read, got .*; the run is damaged"),
-        ("[]", "manifest.json: not a file of this version, got schema None"),
+        ("[]", "manifest.json: not a file of repsim, got no schema; the run is damaged"),
         ('{"schema": 99}', "manifest.json: not a file of this version, got schema 99 .*; update repsim"),
     ],
 )
@@ -126,11 +126,12 @@ def a_run(folder, sizes, labels, layer="resid_post@{}"):
                     "n": 100,
                 }
             )
+    run.manifest["rows"] = 100
     card = {"label": "CKA", "larger_is_closer": True, "bounds": [None, 1.0], "symmetric": True}
     measure = {
         "name": "cka_unbiased",
         "label": "cka_unbiased",
-        "estimate": {"kind": "per_batch", "rows": 100, "batches": 2},
+        "estimate": {"kind": "per_batch", "rows": 100, "rows_available": 120, "batches": 2},
         "card": card,
         "matrices": matrices,
     }
@@ -170,3 +171,19 @@ def test_the_colour_range_comes_from_the_card():
 def test_results_are_json_that_any_reader_takes(tmp_path):
     folder = a_run(tmp_path / "run", [3], ["one"])
     assert json.loads((folder / "results.json").read_text())["schema"] == 1
+
+
+def test_numbers_that_changed_after_the_run_are_refused(tmp_path):
+    folder = a_run(tmp_path / "run", [3], ["one"])
+    assert results.read_results(folder)
+    np.save(folder / "arrays" / "0-0.npy", np.ones((3, 3)))
+    with pytest.raises(BadInput, match="0-0.npy: not as the run left it, got another or no file; run it again"):
+        results.read_results(folder)
+
+
+def test_a_refused_run_leaves_nothing(tmp_path, monkeypatch):
+    monkeypatch.setenv("REPSIM_OUTPUTS", str(tmp_path / "outputs"))
+    kept = created(tmp_path / "outputs" / "2026-01-01" / "a")
+    created(tmp_path / "outputs" / "2026-01-02" / "b").discard()
+    assert [p.name for p in (tmp_path / "outputs").iterdir()] == ["2026-01-01"]
+    assert kept.folder.is_dir()

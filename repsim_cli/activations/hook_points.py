@@ -76,6 +76,8 @@ def expand(names: list[str], layers: str | list[int], source: Source) -> list[Ho
             points += [HookPoint(point.kind, layer, point.head) for layer in selected]
         else:
             points.append(HookPoint(point.kind, _layer(point.layer, depth, name), point.head))
+    if not points:
+        raise BadInput(f"no hook point is left, got layers {layers} of a model with {depth}; select some")
     for point in points:
         locate(point, source)
     if len(set(points)) < len(points):

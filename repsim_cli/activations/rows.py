@@ -134,7 +134,7 @@ def _stored(found: Sequence[Reading], rows: slice) -> list[Tensor]:
         assert isinstance(reading.source, Precomputed)
         for layer in reading.layers:
             x = reading.source.read(layer.name, rows)
-            _check_finite(x, layer, f"rows {rows.start} to {rows.stop - 1}")
+            _check_finite(x, layer, f"rows {rows.start} to {rows.stop - 1}", "mend the stored array (read as float32)")
             taken.append(x)
     return taken
 
@@ -144,30 +144,22 @@ def _live(reading: Reading, read: Reader, ids: Tensor, mask: Tensor, chosen: Ten
         found = read(ids, mask)
     except RepsimError as error:
         raise RunFailed(f"model.{reading.label}: {error}") from error
-    except IndexError as error:
-        largest = int(ids.max())
-        raise RunFailed(
-            f"model.{reading.label}: a token id is outside its vocabulary, got {largest}; "
-            "use the tokenizer that the model was trained with"
-        ) from error
     taken = []
     for point, layer in zip(reading.points, reading.layers, strict=True):
         x = found.pop(point)
         if x.ndim != 3:
             raise RunFailed(f"{layer}: not (batch, position, features), got {tuple(x.shape)}; choose another module")
         rows = x[chosen].float()
-        _check_finite(rows, layer, f"sequences {start} to {start + len(ids) - 1}")
+        where = f"sequences {start} to {start + len(ids) - 1}"
+        _check_finite(rows, layer, where, "check the model's weights, or leave this layer out")
         taken.append(rows)
     return taken
 
 
-def _check_finite(x: Tensor, layer: Layer, where: str) -> None:
+def _check_finite(x: Tensor, layer: Layer, where: str, advice: str) -> None:
     finite = torch.isfinite(x)
     if not finite.all():
-        raise RunFailed(
-            f"{layer}: activations are not finite, got {float(x[~finite][0])} in {where}; "
-            "check the model's weights, or leave this layer out"
-        )
+        raise RunFailed(f"{layer}: activations are not finite, got {float(x[~finite][0])} in {where}; {advice}")
 
 
 def total_rows(found: Sequence[Reading], sequences: Sequences | None, extract: Extract) -> int:

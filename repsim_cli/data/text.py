@@ -7,7 +7,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Literal
+from typing import Any, BinaryIO, Literal
 
 from repsim_cli.errors import BadInput
 from repsim_cli.registry import data, did_you_mean
@@ -52,7 +52,7 @@ def local_text(
                 empty = False
                 yield text
         if empty:
-            raise BadInput(f"{path}: no text, got an empty file; give a file with text")
+            raise BadInput(f"{path}: no text in it, got nothing or white space alone; give a file with text")
 
     with closing(documents()) as first:
         next(first)
@@ -121,14 +121,42 @@ def _lines(file: Path) -> Iterator[Iterator[str]]:
             yield from stream
         except UnicodeDecodeError as error:
             raise BadInput(f"{file}: not UTF-8, got byte {error.object[error.start]:#04x}; convert it") from None
-        except zstandard.ZstdError as error:
+        except (zstandard.ZstdError, EOFError) as error:
             raise BadInput(f"{file}: not a whole .zst file, got '{error}'; download it again") from None
 
     with file.open("rb") as raw:
-        packed = file.name.endswith(".zst")
-        stream = zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True) if packed else raw
+        stream = io.BufferedReader(_Unpacked(raw)) if file.name.endswith(".zst") else raw
         with io.TextIOWrapper(stream, encoding="utf-8") as text:
             yield checked(text)
+
+
+class _Unpacked(io.RawIOBase):
+    """The contents of a .zst file of any number of frames; EOFError where the last one is cut off, which
+    zstandard's own reader takes for the end."""
+
+    def __init__(self, raw: BinaryIO):
+        self.raw, self.waiting = raw, b""
+        self.frame: Any = None
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        import zstandard
+
+        while not self.waiting:
+            unread = self.frame.unused_data if self.frame is not None and self.frame.eof else b""
+            packed = unread or self.raw.read(1 << 16)
+            if not packed:
+                if self.frame is not None and not self.frame.eof:
+                    raise EOFError("the file ends inside a frame")
+                return 0
+            if self.frame is None or self.frame.eof:
+                self.frame = zstandard.ZstdDecompressor().decompressobj()
+            self.waiting = self.frame.decompress(packed)
+        count = min(len(buffer), len(self.waiting))
+        buffer[:count], self.waiting = self.waiting[:count], self.waiting[count:]
+        return count
 
 
 def _field(line: str, column: str, where: str) -> str:

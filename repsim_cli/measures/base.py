@@ -74,12 +74,14 @@ class Measure:
     compare(a, b): the entry (row a, column b) from two prepared states.
     compare_all(states, states) -> (a, b): all pairs at once, where the mathematics allows.
     gram: set instead of `compare_all` where the tiled all-pairs engine serves.
+    minimum_rows: where the settings ask for more rows than the card does.
     """
 
     prepare: Callable[[Tensor], Any]
     compare: Callable[[Any, Any], float]
     compare_all: Callable[[Sequence[Any], Sequence[Any]], Tensor] | None = None
     gram: GramForm | None = None
+    minimum_rows: int = 0
     name: str = ""
     card: Card = field(default=None)  # type: ignore[assignment]
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -87,7 +89,7 @@ class Measure:
     def __call__(self, x: np.ndarray | Tensor | list, y: np.ndarray | Tensor | list) -> float:
         """Compare two representations (n, d_x) and (n, d_y) with paired rows: the entry (row x, column y)."""
         x, y = (side if isinstance(side, Tensor) else torch.as_tensor(np.asarray(side)) for side in (x, y))
-        if x.ndim != 2 or y.ndim != 2 or len(x) != len(y):
+        if x.ndim != 2 or y.ndim != 2 or len(x) != len(y) or 0 in x.shape + y.shape:
             raise Degenerate(
                 f"{self.name}: x and y must be (n, d) with the same n, "
                 f"got {tuple(x.shape)} and {tuple(y.shape)}; pair the rows"
@@ -99,11 +101,15 @@ class Measure:
                 raise Degenerate(f"{name}: not finite, got {float(side[bad][0])} in row {row}; mend the array")
         return self.compare(self.prepared(x, "x"), self.prepared(y, "y"))
 
+    @property
+    def rows_needed(self) -> int:
+        return max(self.card.minimum_rows, self.minimum_rows)
+
     def prepared(self, x: Tensor, what: str) -> Any:
         """`prepare` of finite rows, with the checks that every measure shares; `what` names x in errors."""
-        if len(x) < self.card.minimum_rows:
+        if len(x) < self.rows_needed:
             raise Degenerate(
-                f"{what}: {self.name} needs at least {self.card.minimum_rows} rows, got {len(x)}; give it more rows"
+                f"{what}: {self.name} needs at least {self.rows_needed} rows, got {len(x)}; give it more rows"
             )
         if not x.is_floating_point():
             x = x.double()

@@ -8,7 +8,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from repsim_cli.errors import Degenerate
 from repsim_cli.measures.base import Card, Measure, centred
 from repsim_cli.registry import measures
 from repsim_cli.settings import Positive
@@ -21,8 +20,6 @@ def nearest(x: Float[Tensor, "n d"], k: int) -> Int[Tensor, "n k"]:
 
     Equal similarities are taken in index order.
     """
-    if k >= len(x):
-        raise Degenerate(f"k must be smaller than the number of rows ({len(x)}), got k={k}; lower k")
     x = centred(x)[0]
     norms = torch.linalg.vector_norm(x, dim=1, keepdim=True)
     # a row at the mean has no direction: similarity 0 to every other row
@@ -69,7 +66,8 @@ def overlap_all(a: Sequence[Tensor], b: Sequence[Tensor]) -> Float[Tensor, "a b"
         minimum_rows=3,
         cost="n^2 d once per layer, n k per pair",
         source="Huh et al. 2024, section 3 and appendix A; cosine on centred rows",
-        note="Share of common nearest neighbours; unrelated layers score about k / (n - 1).",
+        note="Share of common nearest neighbours; unrelated layers score about k / (n - 1). "
+        "Equal rows tie, and ties go by index on both sides: layers that see no context (embed) score high.",
     ),
 )
 def mutual_knn(*, k: Positive = 10) -> Measure:
@@ -80,4 +78,4 @@ def mutual_knn(*, k: Positive = 10) -> Measure:
     >>> measures.get("mutual_knn", k=1)(x, [[2. * a, 2. * b] for a, b in x])
     1.0
     """
-    return Measure(prepare=lambda x: nearest(x, k), compare=overlap, compare_all=overlap_all)
+    return Measure(prepare=lambda x: nearest(x, k), compare=overlap, compare_all=overlap_all, minimum_rows=k + 1)

@@ -1,6 +1,7 @@
 """Activations that another program wrote: .npz, .safetensors or HDF5, one named (n, d) array per layer."""
 
 import re
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,17 +32,20 @@ def precomputed(*, path: str, layers: list[str] | None = None) -> Precomputed:
         raise BadInput(f"path: unknown kind of file, got '{path}'; use {', '.join(openers)}")
     try:
         shapes, read = openers[file.suffix](file)
-    except (OSError, ValueError, KeyError) as error:
-        raise BadInput(f"path: not a whole {file.suffix} file, got '{path}' ({error}); write it again") from error
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        reason = "it holds Python objects" if "pickle" in str(error) else error
+        raise BadInput(
+            f"path: not a whole {file.suffix} file of numbers, got '{path}' ({reason}); write it again"
+        ) from None
     names = layers if layers is not None else sorted(shapes, key=natural)
     for name in names:
         if name not in shapes:
             raise BadInput(f"layers: no such array, got '{name}'; {did_you_mean(name, shapes)}")
         shape, kind = shapes[name]
-        if len(shape) != 2 or not kind.lower().startswith(("f", "bf")):
+        if len(shape) != 2 or 0 in shape or not kind.lower().startswith(("f", "bf")):
             raise BadInput(f"path: array '{name}' must be (n, d) of floats, got {kind} {shape}; write it so")
     if not names:
-        raise BadInput(f"path: no arrays in it, got '{path}'; write one (n, d) array per layer")
+        raise BadInput(f"path: no arrays at its top level, got '{path}'; write one (n, d) array per layer")
     rows = {shapes[name][0][0] for name in names}
     if len(rows) != 1:
         raise BadInput(f"path: arrays have different numbers of rows, got {sorted(rows)}; write paired rows")

@@ -14,7 +14,8 @@ from repsim_cli.models.architectures import Architecture
 class Source:
     """A model that can be run on tokens, known from its config alone.
 
-    layers, heads, kv_heads, width, context (longest sequence, None: unlimited), parameters (of the backbone).
+    layers, heads, kv_heads, width, context (longest sequence, None: unlimited), parameters (of the backbone),
+    vocabulary (token ids below it are known).
     skeleton: the backbone without weights, on the meta device. tokenizer(): raises BadInput where it is absent.
     load(eager): the backbone in eval mode, float32, on the CPU; eager attention when patterns are read.
     identity(): what was loaded (path or hub id, resolved revision, weights hash), once the files are there.
@@ -26,6 +27,7 @@ class Source:
     width: int
     context: int | None
     parameters: int
+    vocabulary: int
     architecture: Architecture | None
     model_type: str
     skeleton: nn.Module

@@ -127,6 +127,8 @@ def _attention(eager: bool) -> str | None:
 
 
 def _folder(path: Path) -> Path:
+    if path.is_file():
+        raise BadInput(f"path: not a folder, got '{path}'; name the folder that it is in")
     if not path.is_dir():
         near = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
         hint = f"; {did_you_mean(path.name, near)}" if 0 < len(near) <= 20 else "; check the path"
@@ -211,7 +213,23 @@ def _unreachable(where: str, revision: str | None, error: Exception) -> BadInput
     )
 
 
+def _check_config_file(file: Path) -> None:
+    """What the library would say at length: broken JSON, an unknown architecture, code that comes with a model."""
+    try:
+        given = json.loads(file.read_text())
+        kind = given["model_type"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise BadInput(f"path: config.json cannot be used, got '{file}' ({error!r:.100}); mend it") from None
+    if "auto_map" in given:
+        raise BadInput(f"path: the model needs code that comes with it, which is never run, got '{file}' with auto_map")
+    known = list(library().CONFIG_MAPPING.keys())
+    if kind not in known:
+        raise BadInput(f"path: unknown architecture, got model_type '{kind}' in '{file}'; {did_you_mean(kind, known)}")
+
+
 def _config(where: str, revision: str | None = None) -> Any:
+    if Path(where).is_dir():
+        _check_config_file(Path(where) / "config.json")
     try:
         return library().AutoConfig.from_pretrained(where, revision=revision, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
@@ -264,6 +282,7 @@ def _load(where: str, revision: str | None, eager: bool) -> nn.Module:
                 use_safetensors=True,
                 trust_remote_code=False,
                 output_loading_info=True,
+                ignore_mismatched_sizes=True,  # reported below, with the names
             )
     except (OSError, ValueError, RuntimeError, safetensors.SafetensorError) as error:
         if Path(where).is_dir():
@@ -274,7 +293,7 @@ def _load(where: str, revision: str | None, eager: bool) -> nn.Module:
         raise _unreachable(where, revision, error) from error
     # a masked language model has no pooler, and no hook point reads it
     missing = sorted(key for key in info["missing_keys"] if "pooler" not in key)
-    wrong = sorted(str(key) for key in info["mismatched_keys"])
+    wrong = sorted(f"{key}: {tuple(saved)} for {tuple(wanted)}" for key, saved, wanted in info["mismatched_keys"])
     if missing or wrong:
         raise BadInput(
             f"path: {len(missing)} weights are missing and {len(wrong)} have the wrong shape, "
@@ -306,6 +325,7 @@ def _source(
         width=config.hidden_size,
         context=getattr(config, "max_position_embeddings", None),
         parameters=sum(p.numel() for p in skeleton.parameters()),
+        vocabulary=config.vocab_size,
         architecture=architecture(config),
         model_type=config.model_type,
         skeleton=skeleton,

@@ -31,7 +31,7 @@ def figures(folder: Path, results: dict[str, Any]) -> Iterator[Job]:
         yield f"{stem}-all", partial(_grid, folder, measure, models, layers, "values")
         if matrices[0]["se"] is not None:
             yield f"{stem}-all-se", partial(_grid, folder, measure, models, layers, "se")
-        for m in matrices:
+        for m in matrices if len(models) > 1 else ():
             i, j = (models.index(m[side]["model"]) for side in ("rows", "columns"))
             name = f"{stem}-{i:02d}-{j:02d}-{slug(models[i])}-{slug(models[j])}"
             yield name, partial(_pair, folder, measure, m)
@@ -106,10 +106,11 @@ def _heatmap(
             red, green, blue, _ = image.cmap(image.norm(value))
             ink = "black" if 0.3 * red + 0.6 * green + 0.1 * blue > 0.5 else "white"
             axes.text(j, i, form.format(value), ha="center", va="center", fontsize=6, color=ink)
+    batches = "1 batch" if estimate["batches"] == 1 else f"{estimate['batches']:,} batches"
     sampled = {
         "full": "one sample",
-        "per_batch": "mean over batches",
-        "ratio_of_sums": "ratio of summed HSIC",
+        "per_batch": f"mean over {batches}",
+        "ratio_of_sums": f"HSIC summed over {batches}",
     }
     axes.set_title(f"{title}\n{sampled[estimate['kind']]}, {estimate['rows']:,} rows", loc="left", parse_math=False)
     return figure, axes
@@ -123,12 +124,18 @@ def _model_names(axes: Any, models: list[str], ends: np.ndarray, inches: float, 
     """Model names outside the layer names, in the size that the narrowest model leaves room for."""
     room = inches * np.diff(ends) / ends[-1]
     size = float(np.clip(110 * min(r / len(name) for name, r in zip(models, room, strict=True)), 5, 9))
+    models = [_shortened(name, max(3, int(110 * r / size))) for name, r in zip(models, room, strict=True)]
     for axis, rotation in ((axes.secondary_xaxis("bottom"), 0), (axes.secondary_yaxis("left"), 90)):
         axis.set_ticks((ends[:-1] + ends[1:] - 1) / 2, models, fontsize=size, parse_math=False, rotation=rotation)
         for label in axis.get_yticklabels() if rotation else ():
             label.set_verticalalignment("center")
         axis.tick_params(length=0, pad=8 + 4.2 * layer_name)
         axis.spines[:].set_visible(False)
+
+
+def _shortened(name: str, most: int) -> str:
+    """The ends of a name that is too long for its place."""
+    return name if len(name) <= most else f"{name[: most // 2]}…{name[len(name) - (most - 1) // 2 :]}"
 
 
 def colour_range(values: np.ndarray, card: dict, what: str) -> tuple[float, float]:

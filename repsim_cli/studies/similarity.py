@@ -1,7 +1,7 @@
 """Similarity of every layer of every model with every layer of every model."""
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -44,11 +44,11 @@ class Similarity:
         self.claims = claims or []
         for bound in measure.values():
             check_estimate(bound, extract.estimate)
-            rows = extract.rows if extract.estimate == "full" else extract.batch_rows
             key = "rows" if extract.estimate == "full" else "batch_rows"
-            if rows < bound.card.minimum_rows:
+            rows = getattr(extract, key)
+            if rows < bound.rows_needed:
                 raise BadInput(
-                    f"extract.{key}: {bound.name} needs at least {bound.card.minimum_rows} rows, got {rows}; raise it"
+                    f"extract.{key}: {bound.name} needs at least {bound.rows_needed} rows, got {rows}; raise it"
                 )
         findings.check_names(self.claims)
         check_device(hardware.device)
@@ -56,7 +56,7 @@ class Similarity:
         self.layers = [layer for reading in self.readings for layer in reading.layers]
         self.live = {label: source for label, source in model.items() if isinstance(source, Source)}
         self._check_memory()
-        self.tokenizers = {label: source.tokenizer() for label, source in self.live.items()}
+        self.tokenizers = {label: _named(label, source.tokenizer) for label, source in self.live.items()}
         self._check_tokenizers()
 
     def _check_tokenizers(self) -> None:
@@ -70,7 +70,7 @@ class Similarity:
         """Bytes, estimated: weights, what one forward batch leaves, one batch of rows, and the Gram tiles."""
         extract, hardware = self.extract, self.hardware
         features = sum(layer.width for layer in self.layers)
-        rows = extract.rows if extract.estimate == "full" else extract.batch_rows
+        rows = min(extract.rows, self._most_rows()) if extract.estimate == "full" else extract.batch_rows
         tile = min(hardware.tile, rows)
         return {
             "Python and its libraries": 0.5e9,
@@ -79,6 +79,11 @@ class Similarity:
             "rows": 4.0 * 3 * rows * features,
             "tiles": 4.0 * len(self.layers) * tile**2 + 8.0 * 2 * len(self.layers) ** 2,
         }
+
+    def _most_rows(self) -> int:
+        """Rows that the data can have at most."""
+        stored = [source.rows for source in self.models.values() if not isinstance(source, Source)]
+        return min([*stored, *([self.extract.sequences * self.extract.length] if self.live else [])])
 
     def _check_memory(self) -> None:
         need, limit = self.memory(), self.hardware.memory_limit
@@ -97,6 +102,7 @@ class Similarity:
         """What a run would do: models, layers, pairs, forward passes, memory in GB."""
         count, extract = len(self.layers), self.extract
         batch = min(self.hardware.batch_size, extract.sequences)
+        memory = self.memory()
         return {
             "models": {
                 label: (
@@ -112,7 +118,10 @@ class Similarity:
             "estimate": extract.estimate,
             "tokens": extract.sequences * extract.length if self.live else 0,
             "forward passes": len(self.live) * -(-extract.sequences // batch),
-            "memory, GB": {part: round(size / 1e9, 3) for part, size in self.memory().items()},
+            "rows, at most": self._most_rows(),
+            "memory, GB": {
+                part: round(size / 1e9, 3) for part, size in {**memory, "in all": sum(memory.values())}.items()
+            },
         }
 
     def run(self, run: Run) -> dict[str, Any]:
@@ -123,9 +132,12 @@ class Similarity:
         with run.stage("data"):
             sequences = self._sequences(run)
             total = total_rows(self.readings, sequences, extract)
+            run.manifest["rows"] = total
             self._check_rows(run, total)
         with run.stage("models"):
-            modules = {label: source.load(False).to(hardware.device) for label, source in self.live.items()}
+            modules = {
+                label: _named(label, source.load, False).to(hardware.device) for label, source in self.live.items()
+            }
             run.manifest["models"] = {label: source.identity() for label, source in self.models.items()}
         run.save_manifest()
         names = [str(layer) for layer in self.layers]
@@ -169,6 +181,12 @@ class Similarity:
             sequences = next(iter(packed.values()))
             if packed[key].hash() != sequences.hash():
                 raise _other_tokenizer(next(iter(self.tokenizers)), label, "other tokens on the same text")
+        for label, source in self.live.items():
+            if sequences.ids.max() >= source.vocabulary:
+                raise BadInput(
+                    f"model.{label}: its vocabulary has {source.vocabulary} tokens, got id {sequences.ids.max()} "
+                    "from its tokenizer; use the tokenizer that it was trained with"
+                )
         if len(sequences.ids) < extract.sequences:
             run.warn(
                 f"extract.sequences: the text gave {len(sequences.ids)} sequences of {extract.length} tokens, "
@@ -194,17 +212,13 @@ class Similarity:
                 run.warn(f"extract.rows: {asked} rows were asked for, the data has {total}; all are used")
                 asked = total
         elif total < asked:
+            advice = "lower batch_rows" + (", or raise sequences or length" if self.live else "")
             raise BadInput(
-                f"extract.batch_rows: the data has fewer rows than one batch, got {total} for {asked}; "
-                "lower batch_rows, or raise sequences or length"
+                f"extract.batch_rows: the data has fewer rows than one batch, got {total} for {asked}; {advice}"
             )
-        else:
-            run.manifest["rows_left_out"] = total % asked
         for name, bound in self.measures.items():
-            if asked < bound.card.minimum_rows:
-                raise BadInput(
-                    f"data: {name} needs at least {bound.card.minimum_rows} rows, got {asked}; give more text"
-                )
+            if asked < bound.rows_needed:
+                raise BadInput(f"data: {name} needs at least {bound.rows_needed} rows, got {asked}; give more text")
             wide = [layer for layer in self.layers if asked <= layer.width]
             if bound.card.width_limit and wide:
                 run.warn(f"{name}: {asked} rows for {wide[0].width} features ({wide[0]}); {bound.card.width_limit}")
@@ -222,6 +236,14 @@ class Similarity:
                 if self.measures[label].card.larger_is_closer
             ],
         }
+
+
+def _named(label: str, step: Callable[..., Any], *arguments: Any) -> Any:
+    """The step's value; its errors say which model's."""
+    try:
+        return step(*arguments)
+    except BadInput as error:
+        raise BadInput(f"model.{label}.{error}") from None
 
 
 def _other_tokenizer(first: str, other: str, how: str) -> BadInput:
@@ -261,7 +283,12 @@ def measure_record(
         "name": measure.name,
         "label": label,
         "settings": dict(measure.settings),
-        "estimate": {"kind": matrix.estimate, "rows": matrix.rows, "batches": matrix.batches},
+        "estimate": {
+            "kind": matrix.estimate,
+            "rows": matrix.rows,
+            "rows_available": run.manifest["rows"],
+            "batches": matrix.batches,
+        },
         "card": measure.card.record(),
         "matrices": records,
     }
