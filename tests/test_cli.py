@@ -424,7 +424,12 @@ def test_ctrl_c(tmp_path):
     environment = {**os.environ, "REPSIM_OUTPUTS": str(tmp_path), "HF_HUB_OFFLINE": "1"}
     words = ["run", "data=embedded_train", "extract.sequences=4000", "extract.pool=4000"]
     process = subprocess.Popen(
-        [sys.executable, "-m", "repsim_cli.cli", *words], env=environment, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-m", "repsim_cli.cli", *words],
+        env=environment,
+        stderr=subprocess.PIPE,
+        text=True,
+        # where the tests themselves run in the background, SIGINT is ignored and children inherit that
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
