@@ -1,6 +1,7 @@
 """The command line: subcommands, and the bridge to Hydra. The only module that prints or exits."""
 
 import argparse
+import json
 import logging
 import os
 import sys
@@ -17,6 +18,7 @@ from repsim_cli.registry import did_you_mean
 
 log = logging.getLogger("repsim")
 
+COMMAND = "REPSIM_COMMAND"  # the words of this command, for the manifests
 STATUS_FILE = "REPSIM_STATUS_FILE"  # where the jobs of one command note how they ended
 QUIET = "REPSIM_QUIET"
 GROUPS = ("experiment", "model", "data", "measure", "extract", "hardware")
@@ -84,6 +86,10 @@ def parser() -> argparse.ArgumentParser:
     sub = add("show", show_command, "show a run: how it ended, its numbers, its files", "repsim show latest")
     sub.add_argument("run", metavar="RUN", help="a path, `latest`, or a name")
 
+    sub = add("cache", cache_command, "show, limit or clear stored activations", "repsim cache --limit 20GB")
+    sub.add_argument("--clear", action="store_true", help="remove all entries that no run is using")
+    sub.add_argument("--limit", metavar="SIZE", help="the most that all entries may take together; kept for later runs")
+
     sub = add("plot", plot_command, "draw the figures of a run again, from its files", "repsim plot latest")
     sub.add_argument("run", metavar="RUN", help="a path, `latest`, or a name")
 
@@ -112,6 +118,9 @@ Run an experiment, or the default one, into a new folder under outputs/ (or REPS
   dry_run=true        prints the plan (models, layers, pairs, forward passes, memory) and stops
   --cfg job           prints the composed configuration
   --config-dir DIR    adds a folder of YAML of your own
+  --from RUN          repeats a run with its configuration; KEY=VALUE changes it
+  resume=latest       goes on with the newest unfinished run of the same configuration; resume=RUN with that one
+  cache=false         neither reads nor writes stored activations (repsim cache shows them)
 """
 
 
@@ -125,36 +134,57 @@ def run(words: list[str]) -> int:
         os.environ[QUIET] = "1"
     # conf/config.yaml reads it; set but empty means not set
     os.environ["REPSIM_OUTPUTS"] = str(results.outputs_root())
-    flags, overrides = _split(rest)
-    if not set(PRINTING) & set(flags):
-        plans = _check(flags, overrides)
-        if plans:
-            print("\n\n".join(plans))
-            return 0
-        results.check_root()
     with tempfile.TemporaryDirectory() as scratch:
+        rest, configs, config_name = _repeated(rest, Path(scratch))
+        flags, overrides = _split(rest)
+        if not set(PRINTING) & set(flags):
+            plans = _check(flags, overrides, configs, config_name)
+            if plans:
+                print("\n\n".join(plans))
+                return 0
+            results.check_root()
         status_file = Path(scratch) / "status"
         status_file.touch()
         os.environ[STATUS_FILE] = str(status_file)
         import hydra
 
         sys.argv = ["repsim run", *rest]
+        os.environ[COMMAND] = json.dumps(["repsim", "run", *words])
+        code: Any = 0
         try:
-            hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")(job)()
+            hydra.main(version_base="1.3", config_path=str(configs), config_name=config_name)(job)()
         except SystemExit as error:
-            if not status_file.read_text():
-                return 0 if error.code in (0, None) else 1
-        statuses = status_file.read_text().split()
-        if not statuses:  # Hydra only printed something: --cfg, --info
-            return 0
+            code = error.code
+        ended = [json.loads(line) for line in status_file.read_text().splitlines()]
+    if not ended:  # Hydra only printed something, or failed before the first job
+        return 0 if code in (0, None) else 1
+    statuses = [status for status, _ in ended]
     bad = [status for status in statuses if status != "complete"]
-    if bad and len(statuses) > 1:
-        print(f"{len(bad)} of {len(statuses)} jobs did not complete", file=sys.stderr)
+    if len(ended) > 1:
+        _sweep_table(Path(ended[0][1]).parent)
+        if bad:
+            print(f"{len(bad)} of {len(statuses)} jobs did not complete", file=sys.stderr)
     if "interrupted" in statuses:
         return 130
     if set(statuses) == {"refused"}:
         return 2
-    return 0 if set(statuses) == {"complete"} else 1
+    return 1 if bad or code not in (0, None) else 0
+
+
+def _sweep_table(folder: Path) -> None:
+    """Writes the sweep's jobs.json and jobs.csv and says where."""
+    import csv
+    import io
+
+    jobs = results.jobs(folder)
+    text = io.StringIO()
+    table = csv.DictWriter(text, list(jobs[0]) if jobs else ["job"])
+    table.writeheader()
+    table.writerows(jobs)
+    results.write(folder / "jobs.json", results.dumps(jobs).encode())
+    results.write(folder / "jobs.csv", text.getvalue().encode())
+    if not os.environ.get(QUIET):
+        print(f"jobs: {folder}/jobs.csv")
 
 
 VALUED = ("--config-dir", "-cd", "--cfg", "-c", "--package", "-p", "--info", "-i")
@@ -181,7 +211,24 @@ def _split(words: list[str]) -> tuple[dict[str, str | None], list[str]]:
     return flags, overrides
 
 
-def _check(flags: dict[str, str | None], overrides: list[str]) -> list[str]:
+def _repeated(words: list[str], scratch: Path) -> tuple[list[str], Path, str]:
+    """Takes `--from RUN` out of the words: that run's configuration instead of conf/config.yaml."""
+    import yaml
+
+    if "--from" not in words:
+        return words, conf_dir(), "config"
+    at = words.index("--from")
+    if at + 1 == len(words):
+        raise BadInput("--from: no run, got nothing; e.g. --from latest")
+    own = yaml.safe_load((conf_dir() / "config.yaml").read_text())
+    logging_off = [entry for entry in own["defaults"] if isinstance(entry, dict) and "override" in next(iter(entry))]
+    repeated = {**results.read_config(results.find(words[at + 1])), "resume": None, "dry_run": False}
+    content = {"defaults": ["_self_", *logging_off], **repeated, "hydra": own["hydra"]}
+    (scratch / "repeat.yaml").write_text(yaml.safe_dump(content, allow_unicode=True))
+    return words[:at] + words[at + 2 :], scratch, "repeat"
+
+
+def _check(flags: dict[str, str | None], overrides: list[str], configs: Path, config_name: str) -> list[str]:
     """Composes and validates every job of the command; returns the plans to print, if any asked for a dry run."""
     from hydra import compose, initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra
@@ -198,9 +245,9 @@ def _check(flags: dict[str, str | None], overrides: list[str]) -> list[str]:
         extra = [f"hydra.searchpath=[file://{Path(own).resolve()}]"]
     plans = []
     try:
-        with initialize_config_dir(str(conf_dir().resolve()), version_base="1.3"):
+        with initialize_config_dir(str(configs.resolve()), version_base="1.3"):
             for job_overrides in _jobs(overrides) if multirun else [overrides]:
-                config = validate(compose("config", [*job_overrides, *extra]))
+                config = validate(compose(config_name, [*job_overrides, *extra]))
                 if config.keys.dry_run:
                     plans.append(plan_text(config.keys.name, config.study.plan()))
     except (HydraException, ValueError) as error:  # Hydra raises both for overrides that make no sense
@@ -299,9 +346,9 @@ def job(config: Any) -> None:
     """One job: validate, run, record. Never raises, so that no job of a sweep stops another."""
     from hydra.core.hydra_config import HydraConfig
 
-    status = "failed"
+    status, folder = "failed", Path(HydraConfig.get().runtime.output_dir)
     try:
-        status = _job(config, Path(HydraConfig.get().runtime.output_dir))
+        status, folder = _job(config, folder)
     except RepsimError as error:
         complain(error, _job_name())
         status = "refused" if isinstance(error, BadInput) else "failed"
@@ -311,7 +358,7 @@ def job(config: Any) -> None:
         note = os.environ.get(STATUS_FILE)
         if note:
             with open(note, "a") as stream:
-                stream.write(f"{status}\n")
+                stream.write(json.dumps([status, str(folder)]) + "\n")
     if status == "interrupted":
         raise KeyboardInterrupt
 
@@ -328,20 +375,21 @@ def _job_name() -> str:
     return f"job {hydra.job.num} ({own[:120]}): "
 
 
-def _job(config: Any, folder: Path) -> str:
+def _job(config: Any, folder: Path) -> tuple[str, Path]:
+    """Runs one job in its folder, or in the one that it goes on with; returns how it ended and where."""
     from repsim_cli import plots
     from repsim_cli.config import validate
 
     checked = validate(config)
-    keys = checked.keys
-    command = ["repsim", *sys.argv[0].split()[1:], *sys.argv[1:]]
-    current = results.create(folder, name=keys.name, study=keys.study, seed=keys.seed, command=command)
+    current = _open(checked, folder)
+    if current is None:
+        return "complete", folder
     current.progress = Bar()
     handlers = _logging(current.folder)
     status, problem = "failed", "unknown"
     try:
         current.write_text("config.yaml", checked.yaml())
-        found = {"schema": results.SCHEMA, "study": keys.study, **checked.study.run(current)}
+        found = {"schema": results.SCHEMA, "study": checked.keys.study, **checked.study.run(current)}
         found["warnings"] = current.manifest["warnings"]
         current.write_text("results.json", results.dumps(found))
         if found["measures"]:
@@ -353,7 +401,7 @@ def _job(config: Any, folder: Path) -> str:
         raise
     except RepsimError as error:
         problem = str(error)
-        status = "refused" if isinstance(error, BadInput) else "failed"
+        status = "refused" if isinstance(error, BadInput) and not current.manifest["resumed"] else "failed"
         raise
     except Exception as error:
         problem = f"{type(error).__name__}: {error}"
@@ -366,10 +414,57 @@ def _job(config: Any, folder: Path) -> str:
         if status == "refused":
             current.discard()
         else:
-            current.finish(status, problem)
+            _finish(current, status, problem)
     if status == "complete" and not os.environ.get(QUIET):
         print(summary(current.folder))
-    return status
+    return status, current.folder
+
+
+def _open(checked: Any, folder: Path) -> results.Run | None:
+    """A new run, or the one to go on with; None where that one is complete."""
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.types import RunMode
+
+    keys = checked.keys
+    if keys.resume is not None:
+        own = keys.model_dump()
+        if keys.resume == "latest":
+            target, complete = results.unfinished(own)
+        else:
+            target = results.find(keys.resume)
+            complete = results.read_manifest(target)["status"] == "complete"
+            different = results.differences(
+                {k: v for k, v in own.items() if k not in results.HOW}, results.read_config(target)
+            )
+            if different:
+                raise BadInput(
+                    f"resume: {target} has another configuration, got {'; '.join(different)}; start a new run"
+                )
+        if target is not None:
+            results.drop_empty(folder)
+            if complete:
+                print(f"{target}: complete already, nothing is left to do")
+                return None
+            print(f"going on with {target}", file=sys.stderr)
+            return results.reopen(target)
+        if HydraConfig.get().mode != RunMode.MULTIRUN:
+            raise BadInput("resume: no unfinished run of this configuration, got latest; start it without resume")
+    return results.create(
+        folder,
+        name=keys.name,
+        study=keys.study,
+        seed=keys.seed,
+        command=json.loads(os.environ.get(COMMAND, "[]")),
+        overrides=list(HydraConfig.get().overrides.task),
+    )
+
+
+def _finish(current: results.Run, status: str, problem: str | None) -> None:
+    """Records the end; where the folder is gone, says so."""
+    try:
+        current.finish(status, problem)
+    except (RepsimError, OSError) as error:
+        print(f"error: {current.folder}: how the run ended ({status}) cannot be recorded: {error}", file=sys.stderr)
 
 
 def _logging(folder: Path) -> list[logging.Handler]:
@@ -449,10 +544,23 @@ def _measure_lines(folder: Path, measure: dict[str, Any]) -> Iterator[str]:
 
 
 def show_command(parsed: argparse.Namespace) -> int:
+    folder = results.find_sweep(parsed.run)
+    if folder is not None:
+        return _show_sweep(folder)
     folder = results.find(parsed.run)
     print(summary(folder))
     for name, seconds in results.read_manifest(folder)["timings"].items():
         print(f"  {name}: {seconds:.1f} s")
+    return 0
+
+
+def _show_sweep(folder: Path) -> int:
+    jobs = results.jobs(folder)
+    print(f"sweep {folder}: {len(jobs)} jobs")
+    for found in jobs:
+        print(f"  {found['job']:24}  {found['status']:11}  {found['seconds']:8.1f} s  {found['overrides']}")
+        if found["error"]:
+            print(f"    error: {found['error']}")
     return 0
 
 
@@ -464,6 +572,20 @@ def plot_command(parsed: argparse.Namespace) -> int:
         raise BadInput(f"{folder}: it has no matrices, got no figure to draw; choose a run of a similarity study")
     for file in plots.draw(folder, Bar()):
         print(file)
+    return 0
+
+
+def cache_command(parsed: argparse.Namespace) -> int:
+    from repsim_cli import cache
+
+    if parsed.limit:
+        cache.set_limit(cache.parse_size(parsed.limit))
+    if parsed.clear:
+        removed, left = cache.trim(0)
+        print(f"removed {removed} entries, {left / 1e9:.3f} GB left in use")
+    print(f"{cache.root()}: limit {cache.limit() / 1e9:g} GB")
+    for kind, entries, size in cache.overview():
+        print(f"  {kind}: {entries} entries, {size / 1e9:.3f} GB")
     return 0
 
 

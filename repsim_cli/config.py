@@ -30,6 +30,8 @@ class RunKeys(BaseModel):
     study: str
     seed: Annotated[int, Field(ge=0)]
     dry_run: bool
+    resume: str | None
+    cache: bool
     options: Fields
     model: dict[str, Fields]
     measure: dict[str, Fields]
@@ -67,6 +69,7 @@ def validate(config: DictConfig) -> RunConfig:
         "extract": lambda: _bind(problems, "extract", Extract, plain["extract"]),
         "hardware": lambda: _bind(problems, "hardware", Hardware, plain["hardware"]),
         "seed": lambda: plain["seed"],
+        "cache": lambda: plain["cache"],
     }
     wanted = inspect.signature(study.function).parameters
     bound = {name: make() for name, make in groups.items() if name in wanted}

@@ -33,6 +33,8 @@ from repsim_cli.errors import BadInput, RunFailed
 from repsim_cli.registry import did_you_mean
 
 SCHEMA = 1
+LOCK, STATE = ".lock", "state.safetensors"
+HOW = ("resume", "dry_run")  # keys of a configuration that do not say what is computed
 PACKAGES = ("repsim-cli", "torch", "transformers", "tokenizers", "numpy", "scipy", "hydra-core", "matplotlib")
 log = logging.getLogger("repsim")
 
@@ -91,10 +93,11 @@ def check_root() -> None:
 
 @dataclass
 class Run:
-    """A run folder that is being written."""
+    """A run folder that is being written, by this process alone."""
 
     folder: Path
     manifest: dict[str, Any]
+    lock: Any
     progress: Progress = quiet
     _started: float = field(default_factory=time.monotonic)
 
@@ -113,7 +116,8 @@ class Run:
         start = time.monotonic()
         log.info("%s ...", name)
         yield
-        self.manifest["timings"][name] = round(time.monotonic() - start, 3)
+        timings = self.manifest["timings"]
+        timings[name] = round(timings.get(name, 0.0) + time.monotonic() - start, 3)
         self.manifest["peak_memory_mb_after"][name] = peak_memory_mb()
 
     def write_text(self, name: str, text: str) -> None:
@@ -130,12 +134,9 @@ class Run:
 
     def discard(self) -> None:
         """Leaves nothing of a run that was refused before it computed anything."""
+        self.lock.release()
         shutil.rmtree(self.folder, ignore_errors=True)
-        root = outputs_root().resolve()
-        for parent in self.folder.resolve().parents:
-            if parent == root or root not in parent.parents or any(parent.iterdir()):
-                break
-            parent.rmdir()
+        drop_empty(self.folder.parent)
 
     def finish(self, status: str, error: str | None = None) -> None:
         """Records how the run ended, its peak memory and the hash of every file."""
@@ -143,18 +144,20 @@ class Run:
             status=status,
             error=error,
             finished=datetime.now(UTC).isoformat(timespec="seconds"),
-            seconds=round(time.monotonic() - self._started, 3),
+            seconds=round(self.manifest.get("seconds", 0.0) + time.monotonic() - self._started, 3),
             peak_memory_mb=peak_memory_mb(),
             files={
                 str(file.relative_to(self.folder)): sha256(file)
                 for file in sorted(self.folder.rglob("*"))
-                if file.is_file() and file.name not in ("manifest.json", "repsim.log")
+                if file.is_file() and file.name not in ("manifest.json", "repsim.log", LOCK, STATE)
             },
         )
         self.save_manifest()
+        self.lock.release()
+        (self.folder / LOCK).unlink(missing_ok=True)
 
 
-def create(folder: Path, *, name: str, study: str, seed: int, command: list[str]) -> Run:
+def create(folder: Path, *, name: str, study: str, seed: int, command: list[str], overrides: list[str]) -> Run:
     """Claims a run folder: a second run started in the same second gets its own, with a number behind.
 
     Raises BadInput where the folder cannot be written.
@@ -166,7 +169,9 @@ def create(folder: Path, *, name: str, study: str, seed: int, command: list[str]
         "status": "running",
         "error": None,
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "resumed": [],
         "command": command,
+        "overrides": overrides,
         "seed": seed,
         "git": git_state(),
         "python": platform.python_version(),
@@ -180,9 +185,14 @@ def create(folder: Path, *, name: str, study: str, seed: int, command: list[str]
         candidate = folder if number == 1 else folder.with_name(f"{folder.name}-{number}")
         try:
             candidate.mkdir(parents=True, exist_ok=True)
-            with (candidate / "manifest.json").open("x") as stream:
-                stream.write(dumps(manifest))
-            return Run(candidate, manifest)
+            # whole or absent, and never over another run's
+            whole = candidate / f".manifest.{os.getpid()}"
+            whole.write_text(dumps(manifest))
+            try:
+                os.link(whole, candidate / "manifest.json")
+            finally:
+                whole.unlink()
+            return Run(candidate, manifest, claim(candidate))
         except FileExistsError:
             continue
         except OSError as error:
@@ -191,6 +201,97 @@ def create(folder: Path, *, name: str, study: str, seed: int, command: list[str]
                 "set REPSIM_OUTPUTS to a folder that can be written"
             ) from error
     raise BadInput(f"{folder}: a thousand runs have this name, got no free one; set name=NAME")
+
+
+def claim(folder: Path) -> Any:
+    """The folder's lock. Raises BadInput where another process writes there."""
+    import filelock
+
+    lock = filelock.FileLock(folder / LOCK)
+    try:
+        lock.acquire(timeout=0)
+    except filelock.Timeout:
+        raise BadInput(f"{folder}: another process is writing this run; wait for it") from None
+    return lock
+
+
+def reopen(folder: Path) -> Run:
+    """A run that did not end, to go on with. Raises BadInput where another process writes there."""
+    lock = claim(folder)
+    for left in folder.rglob(".*.partial"):
+        left.unlink()
+    manifest = read_manifest(folder)
+    manifest["resumed"].append(datetime.now(UTC).isoformat(timespec="seconds"))
+    manifest.update(status="running", error=None)
+    run = Run(folder, manifest, lock)
+    run.save_manifest()
+    return run
+
+
+def differences(one: Any, other: Any, path: str = "") -> list[str]:
+    """The key paths at which two configurations differ."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        keys = [*one, *(k for k in other if k not in one)]
+        return [d for k in keys for d in differences(one.get(k), other.get(k), f"{path}.{k}" if path else str(k))]
+    return [] if one == other else [f"{path}: {other} then, {one} now"]
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The configuration of a run, without the keys that say how it was started."""
+    import yaml
+
+    try:
+        config = yaml.safe_load((folder / "config.yaml").read_text())
+    except (OSError, yaml.YAMLError) as error:
+        raise BadInput(f"{folder}: its config.yaml cannot be read, got '{error}'; the run is damaged") from None
+    return {k: v for k, v in config.items() if k not in HOW}
+
+
+def unfinished(config: dict[str, Any]) -> tuple[Path | None, bool]:
+    """The newest run of this configuration and whether it is complete; unfinished ones come first."""
+    own = {k: v for k, v in config.items() if k not in HOW}
+    same = []
+    for folder in reversed(runs(outputs_root())):
+        if (folder / "config.yaml").is_file() and read_config(folder) == own:
+            if read_manifest(folder)["status"] != "complete":
+                return folder, False
+            same.append(folder)
+    return (same[0], True) if same else (None, False)
+
+
+def drop_empty(folder: Path) -> None:
+    """Removes an empty folder, and what above it is empty too, up to the outputs' root."""
+    root = outputs_root().resolve()
+    for parent in (folder.resolve(), *folder.resolve().parents):
+        if parent == root or root not in parent.parents or not parent.is_dir() or any(parent.iterdir()):
+            return
+        parent.rmdir()
+
+
+def find_sweep(name: str) -> Path | None:
+    """The sweep folder meant by a path or a folder's name; None where it is not a sweep."""
+    candidates = [Path(name), *sorted(outputs_root().glob(f"*/{name}"))] if name else []
+    for folder in reversed(candidates):
+        if folder.is_dir() and not (folder / "manifest.json").is_file() and jobs(folder):
+            return folder
+    return None
+
+
+def jobs(folder: Path) -> list[dict[str, Any]]:
+    """The jobs of a sweep, in order: folder, overrides, status, seconds, error."""
+    found = []
+    for manifest in folder.glob("*/manifest.json"):
+        read = read_manifest(manifest.parent)
+        found.append(
+            {
+                "job": manifest.parent.name,
+                "overrides": " ".join(read["overrides"]),
+                "status": read["status"],
+                "seconds": read.get("seconds", 0.0),
+                "error": read["error"],
+            }
+        )
+    return sorted(found, key=lambda job: (len(job["job"].split("-")[0]), job["job"]))
 
 
 def version(package: str) -> str | None:
@@ -231,8 +332,13 @@ def peak_memory_mb() -> float:
 
 
 def runs(root: Path) -> list[Path]:
-    """All run folders under root, oldest first by the time they started."""
-    found = [(read_manifest(m.parent).get("started", ""), str(m.parent), m.parent) for m in root.rglob("manifest.json")]
+    """All run folders under root, oldest first by the time they started; damaged ones are left out, with a warning."""
+    found = []
+    for manifest in root.rglob("manifest.json"):
+        try:
+            found.append((read_manifest(manifest.parent)["started"], str(manifest.parent), manifest.parent))
+        except (BadInput, KeyError) as error:
+            log.warning("%s", error)
     return [folder for _, _, folder in sorted(found)]
 
 

@@ -38,13 +38,16 @@ class Extract:
 
 @dataclass(frozen=True, kw_only=True)
 class Hardware:
-    """device: a torch device. batch_size: sequences per forward pass. tile: side of a Gram tile, in rows.
+    """device: a torch device, where similarity is computed. devices: of the models, a list taken in turn or
+    {label: device} (null: the device of the run). dtype: of the forward pass; rows are float32 in any case.
 
-    threads: torch's threads (null: torch's own choice). memory_gb: refuse a run whose estimate is above this
-    (null: 80 % of the machine's memory).
+    batch_size: sequences per forward pass. tile: side of a Gram tile, in rows. threads: torch's threads (null:
+    torch's own choice). memory_gb: refuse a run whose estimate is above this (null: 80 % of the machine's memory).
     """
 
     device: str = "cpu"
+    devices: list[str] | dict[str, str] | None = None
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     batch_size: Positive = 8
     tile: Positive = 512
     threads: Positive | None = None

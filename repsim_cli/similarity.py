@@ -100,24 +100,25 @@ def _normalised(measure: Measure, products: Matrix, names: Sequence[str]) -> Mat
         raise Degenerate(f"{names[int(own.argmin())]}: {measure.name}: {error}") from None
 
 
+@dataclass
 class _Mean:
     """Running mean and standard error of matrices (Welford), one number per pair whatever the batches."""
 
-    def __init__(self) -> None:
-        self.batches = 0
+    mean: Matrix | None = None
+    squares: Matrix | None = None
 
-    def add(self, values: Matrix) -> None:
-        if not self.batches:
+    def add(self, values: Matrix, batches: int) -> None:
+        """batches: their number with this one."""
+        if self.mean is None or self.squares is None:
             self.mean, self.squares = torch.zeros_like(values), torch.zeros_like(values)
-        self.batches += 1
         delta = values - self.mean
-        self.mean += delta / self.batches
+        self.mean += delta / batches
         self.squares += delta * (values - self.mean)
 
-    def se(self) -> Matrix | None:
-        if self.batches < 2:
+    def se(self, batches: int) -> Matrix | None:
+        if batches < 2 or self.squares is None:
             return None
-        return (self.squares / (self.batches - 1) / self.batches).sqrt()
+        return (self.squares / (batches - 1) / batches).sqrt()
 
 
 def check_estimate(measure: Measure, estimate: str) -> None:
@@ -128,48 +129,65 @@ def check_estimate(measure: Measure, estimate: str) -> None:
         )
 
 
+State = dict[str, Tensor]
+
+
 def estimate_all_pairs(
     measures: Mapping[str, Measure],
-    batches: Iterable[Sequence[Tensor]],
+    batches: Callable[[int], Iterable[Sequence[Tensor]]],
     *,
     names: Sequence[str],
     estimate: str,
     tile: int = 512,
-    observe: Callable[[str, Matrix], None] | None = None,
+    state: State | None = None,
+    save: Callable[[State], None] = lambda state: None,
 ) -> dict[str, SimilarityMatrix]:
     """Every measure for all pairs, from a stream of batches; each batch holds R tensors (n, d_r), paired rows.
 
-    full: one batch. per_batch: mean of the batches' values, with its standard error. ratio_of_sums: HSIC of
-    each batch (biased: / (n-1)^2, unbiased: / (n (n-3))), summed, and normalised at the end.
-    observe(name, values): called with each batch's matrix (of values, or of HSICs for ratio_of_sums).
+    batches(k): the stream from batch k on. full: one batch. per_batch: mean of the batches' values, with its
+    standard error. ratio_of_sums: HSIC of each batch (biased: / (n-1)^2, unbiased: / (n (n-3))), summed, and
+    normalised at the end. save(state) is called after each batch; the work goes on from a `state` that was saved,
+    with the same bits.
     """
     for measure in measures.values():
         check_estimate(measure, estimate)
-    means = {label: _Mean() for label in measures}
-    rows = 0
-    for batch in batches:
+    if state is None:
+        means = {label: _Mean() for label in measures}
+        seen = rows = 0
+    else:
+        means = {label: _Mean(state[f"{label}.mean"], state[f"{label}.squares"]) for label in measures}
+        seen, rows = (int(count) for count in state["seen"])
+    for batch in batches(seen):
         n = len(batch[0])
-        rows += n
+        rows, seen = rows + n, seen + 1
         for label, measure in measures.items():
             if estimate == "ratio_of_sums":
                 assert measure.gram is not None
                 values = inner_products(measure.gram, prepare(measure, batch, names), n, tile)
             else:
                 values = all_pairs(measure, batch, names, tile)
-            means[label].add(values)
-            if observe is not None:
-                observe(label, values)
+            means[label].add(values, seen)
+        save(_state(means, seen, rows))
     if not rows:
         raise BadInput("extract: no batch could be filled, got too few rows; lower batch_rows or add data")
     matrices = {}
     for label, measure in measures.items():
-        mean = means[label]
-        summed = estimate == "ratio_of_sums"
+        mean, summed = means[label], estimate == "ratio_of_sums"
+        assert mean.mean is not None
         matrices[label] = SimilarityMatrix(
             values=_normalised(measure, mean.mean, names) if summed else mean.mean,
-            se=None if summed else mean.se(),
+            se=None if summed else mean.se(seen),
             estimate=estimate,
             rows=rows,
-            batches=mean.batches,
+            batches=seen,
         )
     return matrices
+
+
+def _state(means: Mapping[str, _Mean], seen: int, rows: int) -> State:
+    state: State = {"seen": torch.tensor([seen, rows])}
+    for label, mean in means.items():
+        assert mean.mean is not None
+        assert mean.squares is not None
+        state |= {f"{label}.mean": mean.mean, f"{label}.squares": mean.squares}
+    return state

@@ -1,5 +1,6 @@
 """Activations of all models of a run as one stream of paired rows: every model runs once per batch of tokens."""
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -12,10 +13,14 @@ from torch import Tensor, nn
 
 from repsim_cli.activations.capture import Reader, capture
 from repsim_cli.activations.hook_points import ATTENTION, HookPoint, expand
+from repsim_cli.activations.stored import Recorder, batch_name
 from repsim_cli.data.packing import Sequences
 from repsim_cli.errors import BadInput, RepsimError, RunFailed
 from repsim_cli.models.source import AnySource, Precomputed, Source
+from repsim_cli.registry import did_you_mean
 from repsim_cli.settings import Extract, Hardware
+
+log = logging.getLogger("repsim")
 
 
 class Layer(NamedTuple):
@@ -39,13 +44,24 @@ class Reading:
     layers: list[Layer]
 
 
-def check_device(device: str) -> None:
-    """Raises BadInput for a device that this machine does not have."""
-    try:
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise BadInput(f"hardware.device: not usable here, got '{device}' ({reason[:100]}); use cpu") from None
+def devices(hardware: Hardware, labels: Sequence[str]) -> dict[str, str]:
+    """The device of each model: named, in turn, or the one of the run. Raises BadInput for one that is not here."""
+    named = hardware.devices
+    if isinstance(named, dict):
+        for label in named:
+            if label not in labels:
+                raise BadInput(f"hardware.devices: no such model, got '{label}'; {did_you_mean(label, labels)}")
+        places = {label: named.get(label, hardware.device) for label in labels}
+    else:
+        turn = named or [hardware.device]
+        places = {label: turn[i % len(turn)] for i, label in enumerate(labels)}
+    for device in {hardware.device, *places.values()}:
+        try:
+            torch.empty(1, device=device)
+        except (RuntimeError, AssertionError) as error:
+            reason = str(error).splitlines()[0]
+            raise BadInput(f"hardware.device: not usable here, got '{device}' ({reason[:100]}); use cpu") from None
+    return places
 
 
 def readings(models: Mapping[str, AnySource], extract: Extract) -> list[Reading]:
@@ -90,69 +106,124 @@ def kept(sequences: Sequences, padding: str) -> Bool[np.ndarray, "N L"]:
     return sequences.text if padding == "drop" else np.ones_like(sequences.text)
 
 
+class Block(NamedTuple):
+    """Paired rows of every layer, float32, from row `first` of the run on."""
+
+    first: int
+    rows: list[Tensor]
+
+
 def blocks(
     found: Sequence[Reading],
     modules: Mapping[str, nn.Module],
+    recorders: Mapping[str, Recorder],
     sequences: Sequences | None,
     extract: Extract,
     hardware: Hardware,
     progress: Callable[[Sequence[int]], Iterator[int]],
-) -> Iterator[list[Tensor]]:
-    """Paired rows (m, d_r) of every layer of every model, float32, one forward batch at a time, in row order."""
+    first_row: int = 0,
+) -> Iterator[Block]:
+    """Paired rows of every layer of every model, one forward batch at a time, in row order, from first_row's on."""
     if sequences is None:
         total = min(r.source.rows for r in found if isinstance(r.source, Precomputed))
         for start in progress(range(0, total, extract.batch_rows)):
-            yield _stored(found, slice(start, min(total, start + extract.batch_rows)))
+            if start + extract.batch_rows > first_row:
+                yield Block(
+                    start, _stored(found, slice(start, min(total, start + extract.batch_rows)), hardware.device)
+                )
         return
     keep = kept(sequences, extract.padding)
+    starts = range(0, len(sequences.ids), hardware.batch_size)
     done = 0
     with ExitStack() as stack:
-        readers = {
-            r.label: stack.enter_context(capture(modules[r.label], r.source, r.points))
-            for r in found
-            if isinstance(r.source, Source)
+        live = [(r, r.source) for r in found if isinstance(r.source, Source)]
+        forwards = {
+            r.label: Forward(r, stack.enter_context(capture(modules[r.label], source, r.points)), modules[r.label])
+            for r, source in live
         }
-        for start in progress(range(0, len(sequences.ids), hardware.batch_size)):
+        for start in progress(starts):
             batch = slice(start, start + hardware.batch_size)
-            ids = torch.from_numpy(sequences.ids[batch]).long().to(hardware.device)
-            mask = torch.from_numpy(sequences.mask[batch]).to(hardware.device)
-            chosen = torch.from_numpy(keep[batch]).to(hardware.device)
-            stored = slice(done, done + int(chosen.sum()))
-            done = stored.stop
+            place = slice(done, done + int(keep[batch].sum()))
+            done = place.stop
+            if done <= first_row:
+                continue
             rows: list[Tensor] = []
             for reading in found:
                 if isinstance(reading.source, Precomputed):
-                    rows += _stored([reading], stored)
-                else:
-                    rows += _live(reading, readers[reading.label], ids, mask, chosen, start)
-            yield rows
+                    rows += _stored([reading], place, hardware.device)
+                    continue
+                recorder, size = recorders.get(reading.label), len(sequences.ids[batch])
+                taken = recorder.read(start, size) if recorder else None
+                if taken is None:
+                    taken = forwards[reading.label].rows(sequences, keep, start, start + size)
+                    if recorder:
+                        recorder.write(start, size, taken)
+                rows += [x.to(hardware.device) for x in taken]
+            yield Block(place.start, rows)
+    for reading, _ in live:
+        if reading.label in recorders:
+            names = [batch_name(start, min(hardware.batch_size, len(sequences.ids) - start)) for start in starts]
+            recorders[reading.label].finish([layer.name for layer in reading.layers], names)
 
 
-def _stored(found: Sequence[Reading], rows: slice) -> list[Tensor]:
+class Forward:
+    """Forward passes of one model; where the device's memory runs out, in halves from then on."""
+
+    def __init__(self, reading: Reading, read: Reader, module: nn.Module):
+        self.reading, self.read = reading, read
+        self.device = next(module.parameters()).device
+        self.fits: int | None = None
+
+    def rows(self, sequences: Sequences, keep: np.ndarray, start: int, stop: int) -> list[Tensor]:
+        """Rows (m, d) of each layer for the sequences from start to stop, float32."""
+        size = stop - start
+        if self.fits is not None and size > self.fits:
+            parts = [self.rows(sequences, keep, i, min(stop, i + self.fits)) for i in range(start, stop, self.fits)]
+            return [torch.cat(pieces) for pieces in zip(*parts, strict=True)]
+        try:
+            return self._once(sequences, keep, slice(start, stop))
+        except torch.OutOfMemoryError:
+            if size == 1:
+                raise RunFailed(
+                    f"model.{self.reading.label}: one sequence does not fit into the memory of {self.device}, got "
+                    f"{sequences.ids.shape[1]} tokens; lower extract.length or hardware.dtype, or use another device"
+                ) from None
+        self.fits = size // 2
+        log.warning("model.%s: out of memory with %d sequences, going on with %d", self.reading.label, size, self.fits)
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        return self.rows(sequences, keep, start, stop)
+
+    def _once(self, sequences: Sequences, keep: np.ndarray, batch: slice) -> list[Tensor]:
+        ids, mask, chosen = (
+            torch.from_numpy(array[batch]).to(self.device) for array in (sequences.ids, sequences.mask, keep)
+        )
+        try:
+            found = self.read(ids.long(), mask)
+        except RepsimError as error:
+            raise RunFailed(f"model.{self.reading.label}: {error}") from error
+        taken = []
+        for point, layer in zip(self.reading.points, self.reading.layers, strict=True):
+            x = found.pop(point)
+            if x.ndim != 3:
+                raise RunFailed(
+                    f"{layer}: not (batch, position, features), got {tuple(x.shape)}; choose another module"
+                )
+            rows = x[chosen].float()
+            where = f"sequences {batch.start} to {batch.stop - 1}"
+            _check_finite(rows, layer, where, "check the model's weights and hardware.dtype, or leave this layer out")
+            taken.append(rows)
+        return taken
+
+
+def _stored(found: Sequence[Reading], rows: slice, device: str) -> list[Tensor]:
     taken = []
     for reading in found:
         assert isinstance(reading.source, Precomputed)
         for layer in reading.layers:
             x = reading.source.read(layer.name, rows)
             _check_finite(x, layer, f"rows {rows.start} to {rows.stop - 1}", "mend the stored array (read as float32)")
-            taken.append(x)
-    return taken
-
-
-def _live(reading: Reading, read: Reader, ids: Tensor, mask: Tensor, chosen: Tensor, start: int) -> list[Tensor]:
-    try:
-        found = read(ids, mask)
-    except RepsimError as error:
-        raise RunFailed(f"model.{reading.label}: {error}") from error
-    taken = []
-    for point, layer in zip(reading.points, reading.layers, strict=True):
-        x = found.pop(point)
-        if x.ndim != 3:
-            raise RunFailed(f"{layer}: not (batch, position, features), got {tuple(x.shape)}; choose another module")
-        rows = x[chosen].float()
-        where = f"sequences {start} to {start + len(ids) - 1}"
-        _check_finite(rows, layer, where, "check the model's weights, or leave this layer out")
-        taken.append(rows)
+            taken.append(x.to(device))
     return taken
 
 
@@ -173,32 +244,34 @@ def total_rows(found: Sequence[Reading], sequences: Sequences | None, extract: E
     return next(iter(stored.values()))
 
 
-def batches(stream: Iterator[list[Tensor]], extract: Extract, total: int, seed: int) -> Iterator[list[Tensor]]:
+def batches(
+    stream: Iterator[Block], extract: Extract, total: int, seed: int, first_row: int = 0
+) -> Iterator[list[Tensor]]:
     """The stream regrouped as the estimate asks: one batch of rows sampled under the seed (`full`), or batches
-    of exactly `batch_rows` rows in row order, the rest left out."""
+    of exactly `batch_rows` rows in row order from first_row on, the rest left out."""
     if extract.estimate == "full":
         chosen = np.sort(np.random.default_rng(seed).permutation(total)[: extract.rows])
         return _sampled(stream, torch.from_numpy(chosen))
-    return _regrouped(stream, extract.batch_rows)
+    return _regrouped(stream, extract.batch_rows, first_row)
 
 
-def _sampled(stream: Iterator[list[Tensor]], chosen: Tensor) -> Iterator[list[Tensor]]:
+def _sampled(stream: Iterator[Block], chosen: Tensor) -> Iterator[list[Tensor]]:
     out: list[Tensor] = []
-    done = filled = 0
-    for rows in stream:
-        m = len(rows[0])
-        inside = chosen[(chosen >= done) & (chosen < done + m)] - done
+    filled = 0
+    for first, rows in stream:
+        inside = chosen[(chosen >= first) & (chosen < first + len(rows[0]))] - first
         if not out:
             out = [x.new_empty(len(chosen), x.shape[1]) for x in rows]
         for x, target in zip(rows, out, strict=True):
             target[filled : filled + len(inside)] = x[inside.to(x.device)]
-        done, filled = done + m, filled + len(inside)
+        filled += len(inside)
     yield out
 
 
-def _regrouped(stream: Iterator[list[Tensor]], size: int) -> Iterator[list[Tensor]]:
+def _regrouped(stream: Iterator[Block], size: int, first_row: int) -> Iterator[list[Tensor]]:
     pending: list[Tensor] = []
-    for rows in stream:
+    for first, rows in stream:
+        rows = [x[max(0, first_row - first) :] for x in rows]
         pending = [torch.cat([old, x]) for old, x in zip(pending, rows, strict=True)] if pending else rows
         whole = len(pending[0]) // size
         for i in range(whole):

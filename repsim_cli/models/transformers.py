@@ -178,17 +178,18 @@ def _from_hub(hub: str, revision: str | None) -> Source:
     config = _config(hub, revision)
 
     def identity() -> dict[str, Any]:
-        from huggingface_hub import try_to_load_from_cache
+        from huggingface_hub import snapshot_download
 
-        names = ("model.safetensors", "model.safetensors.index.json")
-        cached = [try_to_load_from_cache(hub, name, revision=revision) for name in names]
-        found = [Path(c) for c in cached if isinstance(c, str)]
-        commit = found[0].parent.name if found else None
+        try:
+            weights = ["*.safetensors", "*.safetensors.index.json"]
+            folder = Path(snapshot_download(hub, revision=revision, allow_patterns=weights))
+        except (OSError, ValueError) as error:
+            raise _unreachable(hub, revision, error) from error
         return {
             "source": hub,
             "revision": revision,
-            "commit": commit,
-            "weights_hash": hash_files(_weight_files(found[0].parent)) if found else None,
+            "commit": folder.name,
+            "weights_hash": hash_files(_weight_files(folder)),
         }
 
     return _source(config, lambda: _tokenizer(hub, revision), lambda eager: _load(hub, revision, eager), identity)

@@ -1,23 +1,34 @@
 """Similarity of every layer of every model with every layer of every model."""
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import safetensors.torch
 import torch
+from torch import Tensor, nn
 
-from repsim_cli.activations.rows import Reading, batches, blocks, check_device, readings, total_rows
+from repsim_cli.activations.rows import Reading, batches, blocks, devices, kept, readings, total_rows
+from repsim_cli.activations.stored import Recorder, activations_key, from_entry
 from repsim_cli.analysis import claims as findings
+from repsim_cli.cache import Entry, limit, trim, using
 from repsim_cli.data.packing import Sequences, pack
 from repsim_cli.data.text import Text
 from repsim_cli.errors import BadInput, Degenerate, RunFailed
 from repsim_cli.measures import Measure
 from repsim_cli.models.source import AnySource, Source
 from repsim_cli.registry import studies
-from repsim_cli.results import Run, slug
+from repsim_cli.results import STATE, Run, slug, write
 from repsim_cli.settings import Extract, Hardware
-from repsim_cli.similarity import SimilarityMatrix, check_estimate, estimate_all_pairs
+from repsim_cli.similarity import SimilarityMatrix, State, check_estimate, estimate_all_pairs
+
+log = logging.getLogger("repsim")
+SAVE_EVERY = 5.0  # seconds between two saved states of the running means
 
 
 @studies.register("similarity")
@@ -33,6 +44,7 @@ class Similarity:
         extract: Extract,
         hardware: Hardware,
         seed: int,
+        cache: bool = True,
         claims: list[str] | None = None,
     ):
         if not model:
@@ -40,7 +52,7 @@ class Similarity:
         if not measure:
             raise BadInput("measure: no measure is selected, got none; e.g. measure=[cka_unbiased]")
         self.models, self.data, self.measures = model, data, measure
-        self.extract, self.hardware, self.seed = extract, hardware, seed
+        self.extract, self.hardware, self.seed, self.cache = extract, hardware, seed, cache
         self.claims = claims or []
         for bound in measure.values():
             check_estimate(bound, extract.estimate)
@@ -51,7 +63,7 @@ class Similarity:
                     f"extract.{key}: {bound.name} needs at least {bound.rows_needed} rows, got {rows}; raise it"
                 )
         findings.check_names(self.claims)
-        check_device(hardware.device)
+        self.devices = devices(hardware, list(model))
         self.readings = readings(model, extract)
         self.layers = [layer for reading in self.readings for layer in reading.layers]
         self.live = {label: source for label, source in model.items() if isinstance(source, Source)}
@@ -134,31 +146,108 @@ class Similarity:
             total = total_rows(self.readings, sequences, extract)
             run.manifest["rows"] = total
             self._check_rows(run, total)
-        with run.stage("models"):
-            modules = {
-                label: _named(label, source.load, False).to(hardware.device) for label, source in self.live.items()
-            }
-            run.manifest["models"] = {label: source.identity() for label, source in self.models.items()}
+        with run.stage("hashes"):
+            identities = {label: source.identity() for label, source in self.models.items()}
+            run.manifest["models"] = identities
         run.save_manifest()
-        names = [str(layer) for layer in self.layers]
-
-        def progress(steps: Sequence[int]):
-            return run.progress(steps, label="activations and similarity", unit="batches")
-
-        with run.stage("activations and similarity"):
-            stream = blocks(self.readings, modules, sequences, extract, hardware, progress)
-            try:
-                matrices = estimate_all_pairs(
-                    self.measures,
-                    batches(stream, extract, total, self.seed),
-                    names=names,
-                    estimate=extract.estimate,
-                    tile=hardware.tile,
-                )
-            except Degenerate as error:
-                raise RunFailed(str(error)) from error
+        with self._stored(run, sequences, identities) as entries:
+            found = [self._source(reading, entries, identities) for reading in self.readings]
+            live = {reading.label: reading.source for reading in found if isinstance(reading.source, Source)}
+            run.manifest["models_run"] = list(live)
+            dtype = getattr(torch, hardware.dtype)
+            with run.stage("models"):
+                modules = {
+                    label: _named(label, source.load, False).to(self.devices[label], dtype)
+                    for label, source in live.items()
+                }
+            with run.stage("activations and similarity"):
+                try:
+                    matrices = self._matrices(run, found, modules, entries, sequences, total)
+                except Degenerate as error:
+                    raise RunFailed(str(error)) from error
+        del modules
         with run.stage("results"):
             return self._results(run, matrices)
+
+    def _matrices(
+        self,
+        run: Run,
+        found: Sequence[Reading],
+        modules: Mapping[str, nn.Module],
+        entries: Mapping[str, Entry],
+        sequences: Sequences | None,
+        total: int,
+    ) -> dict[str, SimilarityMatrix]:
+        extract, hardware = self.extract, self.hardware
+        recorders = {label: Recorder(entry) for label, entry in entries.items() if label in modules}
+        file = run.folder / STATE
+        state = safetensors.torch.load_file(file) if file.is_file() else None
+        saved = time.monotonic()
+
+        def save(state: State) -> None:
+            nonlocal saved
+            if time.monotonic() - saved > SAVE_EVERY:
+                write(file, safetensors.torch.save({k: v.cpu().contiguous() for k, v in state.items()}))
+                saved = time.monotonic()
+
+        def progress(steps: Sequence[int]) -> Iterator[int]:
+            return run.progress(steps, label="activations and similarity", unit="batches")
+
+        def stream(seen: int) -> Iterator[list[Tensor]]:
+            first = seen * extract.batch_rows
+            rows = blocks(found, modules, recorders, sequences, extract, hardware, progress, first)
+            return batches(rows, extract, total, self.seed, first)
+
+        matrices = estimate_all_pairs(
+            self.measures,
+            stream,
+            names=[str(layer) for layer in self.layers],
+            estimate=extract.estimate,
+            tile=hardware.tile,
+            state=state,
+            save=save,
+        )
+        file.unlink(missing_ok=True)
+        return matrices
+
+    @contextmanager
+    def _stored(
+        self, run: Run, sequences: Sequences | None, identities: Mapping[str, dict[str, Any]]
+    ) -> Iterator[dict[str, Entry]]:
+        """The cache entries of the live models, by label; none where the cache is off, too small or unusable."""
+        if not self.cache or sequences is None:
+            yield {}
+            return
+        extract = self.extract
+        rows = int(kept(sequences, extract.padding).sum())
+        keys = {}
+        for reading in self.readings:
+            size = 4 * rows * sum(layer.width for layer in reading.layers)
+            if reading.label in self.live and identities[reading.label]["weights_hash"]:
+                if size > limit():
+                    log.info("cache: %s needs %.1f GB, more than the limit; streamed", reading.label, size / 1e9)
+                    continue
+                keys[reading.label] = activations_key(
+                    identities[reading.label], sequences, extract.padding, reading.points, self.hardware.dtype
+                )
+        with ExitStack() as stack:
+            try:
+                entries = stack.enter_context(using("activations", list(keys.values())))
+            except OSError as error:
+                run.warn(f"cache: {error.filename} cannot be used ({error.strerror}); going on without it")
+                entries = {}
+            yield {label: entries[key] for label, key in keys.items() if key in entries}
+            if entries:
+                trim()
+
+    def _source(
+        self, reading: Reading, entries: Mapping[str, Entry], identities: Mapping[str, dict[str, Any]]
+    ) -> Reading:
+        """The reading from the cache, where the cache has it."""
+        entry = entries.get(reading.label)
+        if entry is None or not entry.complete:
+            return reading
+        return replace(reading, source=from_entry(entry, identities[reading.label]), points=[])
 
     def _sequences(self, run: Run) -> Sequences | None:
         if not self.live:

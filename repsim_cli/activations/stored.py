@@ -1,0 +1,103 @@
+"""Activations in the cache: one entry per model, data and hook points, one file per forward batch."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from repsim_cli.activations.hook_points import HookPoint
+from repsim_cli.cache import Entry, key
+from repsim_cli.data.packing import Sequences
+from repsim_cli.models.source import Precomputed
+
+log = logging.getLogger("repsim")
+CODE = 1  # raise when a change of the code changes what an entry holds
+
+
+def activations_key(
+    identity: Mapping[str, Any], sequences: Sequences, padding: str, points: Sequence[HookPoint], dtype: str
+) -> str:
+    """The entry of one model's activations; the weights hash stands for the model wherever it lies."""
+    return key(
+        {
+            "code": CODE,
+            "weights": identity["weights_hash"],
+            "data": sequences.hash(),
+            "padding": padding,
+            "points": [str(point) for point in points],
+            "dtype": dtype,
+        }
+    )
+
+
+def batch_name(start: int, sequences: int) -> str:
+    return f"{start:08d}+{sequences}"
+
+
+class Recorder:
+    """Writes a model's rows into an entry as they are computed, and reads those that an earlier run wrote.
+
+    A cache that cannot be written (full, read-only) is a warning, once; the run goes on without it.
+    """
+
+    def __init__(self, entry: Entry):
+        self.entry = entry
+        self.writing = True
+
+    def read(self, start: int, sequences: int) -> list[Tensor] | None:
+        name = batch_name(start, sequences)
+        if name not in self.entry.files:
+            return None
+        tensors = safetensors.torch.load(self.entry.files[name].read_bytes())
+        return [tensors[f"{i:04d}"] for i in range(len(tensors))]
+
+    def write(self, start: int, sequences: int, rows: Sequence[Tensor]) -> None:
+        if not self.writing:
+            return
+        try:
+            tensors = {f"{i:04d}": x.cpu().contiguous() for i, x in enumerate(rows)}
+            self.entry.write(batch_name(start, sequences), safetensors.torch.save(tensors))
+        except OSError as error:
+            self.writing = False
+            log.warning("cache: %s cannot be written (%s); going on without it", self.entry.folder, error.strerror)
+
+    def finish(self, layers: Sequence[str], batches: Sequence[str]) -> None:
+        """Called when every batch was seen; the entry is complete if every one is there."""
+        if not self.writing or not set(batches) <= set(self.entry.files):
+            return
+        rows, widths = {}, []
+        for name in batches:
+            with safetensors.safe_open(self.entry.files[name], framework="pt") as opened:
+                shapes = [opened.get_slice(f"{i:04d}").get_shape() for i in range(len(layers))]
+            rows[name], widths = shapes[0][0], [width for _, width in shapes]
+        try:
+            self.entry.finish(names=list(layers), widths=widths, rows=rows)
+        except OSError as error:
+            log.warning("cache: %s cannot be written (%s); going on without it", self.entry.folder, error.strerror)
+
+
+def from_entry(entry: Entry, identity: dict[str, Any]) -> Precomputed:
+    """A complete entry as a model of the run: rows are read from memory-mapped files, a batch at a time."""
+    assert entry.meta is not None
+    names: list[str] = entry.meta["names"]
+    place = {name: f"{i:04d}" for i, name in enumerate(names)}
+    ends: list[tuple[int, int, str]] = []
+    total = 0
+    for file, rows in sorted(entry.meta["rows"].items()):
+        ends.append((total, total + rows, file))
+        total += rows
+
+    def read(name: str, rows: slice) -> Tensor:
+        parts = []
+        for first, last, file in ends:
+            if first < rows.stop and rows.start < last:
+                with safetensors.safe_open(entry.files[file], framework="pt") as opened:
+                    inside = slice(max(rows.start - first, 0), min(rows.stop, last) - first)
+                    parts.append(opened.get_slice(place[name])[inside])
+        return torch.cat(parts) if len(parts) != 1 else parts[0]
+
+    return Precomputed(names=names, rows=total, widths=entry.meta["widths"], read=read, identity=lambda: identity)

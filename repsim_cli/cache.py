@@ -1,0 +1,243 @@
+"""Finished units of work, content-addressed, outside the run folders: no run computes the same thing twice.
+
+    ROOT/limit                       the size limit in bytes, as text
+    ROOT/KIND/KEY/NAME-HASH          files of an entry; the hash of the content stands in the name
+    ROOT/KIND/KEY/entry.json         written last: what the entry is made of; its time of change is its last use
+    ROOT/KIND/KEY.lock               held by the process that computes or removes the entry
+    ROOT/KIND/KEY.using-HOST-PID     there while a process reads the entry
+
+ROOT is REPSIM_CACHE, or the user's cache folder.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import filelock
+import platformdirs
+import xxhash
+
+from repsim_cli.errors import BadInput
+from repsim_cli.results import dumps
+
+log = logging.getLogger("repsim")
+DEFAULT_LIMIT = 20 * 10**9
+STALE = 24 * 3600  # seconds after which another machine's reader counts as gone
+
+
+def root() -> Path:
+    return Path(os.environ.get("REPSIM_CACHE") or platformdirs.user_cache_dir("repsim"))
+
+
+def limit() -> int:
+    """Bytes that all entries may take together."""
+    try:
+        return int((root() / "limit").read_text())
+    except (OSError, ValueError):
+        return DEFAULT_LIMIT
+
+
+def set_limit(size: int) -> None:
+    root().mkdir(parents=True, exist_ok=True)
+    (root() / "limit").write_text(f"{size}\n")
+    trim()
+
+
+def parse_size(text: str) -> int:
+    """Bytes of `20GB`, `500 MB`, `1e9`.
+
+    >>> parse_size("1.5 GB")
+    1500000000
+    """
+    units = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+    number = text.strip().upper()
+    unit = number.lstrip("0123456789.E+ ").strip()
+    try:
+        size = int(float(number.removesuffix(unit)) * units[unit])
+    except (ValueError, KeyError, OverflowError):
+        raise BadInput(f"size: not a size, got '{text}'; e.g. 20GB") from None
+    if size < 0:
+        raise BadInput(f"size: negative, got '{text}'; e.g. 20GB")
+    return size
+
+
+def key(parts: dict[str, Any]) -> str:
+    """The name of the work that these parts determine."""
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
+
+
+@dataclass
+class Entry:
+    """One unit of work on disk. Its files are whole or absent; `complete` once `finish` was called."""
+
+    kind: str
+    key: str
+    files: dict[str, Path] = field(default_factory=dict)
+    meta: dict[str, Any] | None = None
+
+    @property
+    def folder(self) -> Path:
+        return root() / self.kind / self.key
+
+    @property
+    def complete(self) -> bool:
+        return self.meta is not None
+
+    def load(self) -> None:
+        """Finds what is there; a file whose content is not that of its name is dropped, with a warning."""
+        self.files, self.meta = {}, None
+        if not self.folder.is_dir():
+            return
+        for file in sorted(self.folder.iterdir()):
+            if file.name.startswith("."):
+                file.unlink(missing_ok=True)  # left by a process that was killed
+                continue
+            name, _, digest = file.name.rpartition("-")
+            if not name:
+                continue
+            if _digest(file.read_bytes()) != digest:
+                log.warning("cache: %s is damaged, it is dropped and computed again", file)
+                file.unlink(missing_ok=True)
+            else:
+                self.files[name] = file
+        try:
+            meta = json.loads((self.folder / "entry.json").read_text())
+        except (OSError, ValueError):
+            return
+        if set(meta["files"]) <= set(self.files):
+            self.meta = meta
+            os.utime(self.folder / "entry.json")
+
+    def write(self, name: str, content: bytes) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        file = self.folder / f"{name}-{_digest(content)}"
+        partial = self.folder / f".{name}.{os.getpid()}"
+        partial.write_bytes(content)
+        os.replace(partial, file)
+        self.files[name] = file
+
+    def finish(self, **meta: Any) -> None:
+        partial = self.folder / f".entry.{os.getpid()}"
+        self.meta = {**meta, "files": sorted(self.files)}
+        partial.write_text(dumps(self.meta))
+        os.replace(partial, self.folder / "entry.json")
+
+    def size(self) -> int:
+        return sum(file.stat().st_size for file in self.folder.rglob("*") if file.is_file())
+
+
+def _digest(content: bytes) -> str:
+    return xxhash.xxh3_128_hexdigest(content)
+
+
+@contextmanager
+def using(kind: str, keys: list[str]) -> Iterator[dict[str, Entry]]:
+    """The entries of these keys, for reading or, where they are not complete, for computing.
+
+    One process computes an entry while others wait for it. While the context lasts the entries stay.
+    """
+    folder = root() / kind
+    folder.mkdir(parents=True, exist_ok=True)
+    entries: dict[str, Entry] = {}
+    locks: list[filelock.BaseFileLock] = []
+    marks: list[Path] = []
+    try:
+        for name in sorted(set(keys)):  # in one order everywhere, so that no two processes wait for each other
+            mark = folder / f"{name}.using-{socket.gethostname()}-{os.getpid()}"
+            mark.touch()
+            marks.append(mark)
+            lock = filelock.FileLock(folder / f"{name}.lock")
+            try:
+                lock.acquire(timeout=0)
+            except filelock.Timeout:
+                log.warning("cache: another process computes %s/%s, waiting for it", kind, name[:8])
+                lock.acquire()
+            entry = entries[name] = Entry(kind, name)
+            entry.load()
+            if entry.complete:
+                lock.release()
+            else:
+                locks.append(lock)
+        yield entries
+    finally:
+        for lock in locks:
+            lock.release()
+        for mark in marks:
+            mark.unlink(missing_ok=True)
+
+
+def _in_use(folder: Path) -> bool:
+    for mark in folder.parent.glob(f"{folder.name}.using-*"):
+        host, _, pid = mark.name.split(".using-")[1].rpartition("-")
+        here = host == socket.gethostname()
+        if (here and _alive(int(pid))) or (not here and time.time() - mark.stat().st_mtime < STALE):
+            return True
+        mark.unlink(missing_ok=True)
+    return False
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _folders() -> list[Path]:
+    """Entry folders, least recently used first."""
+
+    def last_use(folder: Path) -> float:
+        file = folder / "entry.json"
+        return (file if file.is_file() else folder).stat().st_mtime
+
+    found = [folder for kind in root().glob("*") if kind.is_dir() for folder in kind.iterdir() if folder.is_dir()]
+    return sorted(found, key=last_use)
+
+
+def _remove(folder: Path) -> bool:
+    """Removes an entry that no process uses."""
+    lock = filelock.FileLock(f"{folder}.lock")
+    try:
+        lock.acquire(timeout=0)
+    except filelock.Timeout:
+        return False
+    try:
+        if _in_use(folder):
+            return False
+        gone = folder.with_name(f".{folder.name}.gone")
+        os.replace(folder, gone)
+        shutil.rmtree(gone)
+        return True
+    finally:
+        lock.release()
+
+
+def trim(size: int | None = None) -> tuple[int, int]:
+    """Removes the least recently used entries until all fit in `size` (the limit); returns (removed, bytes left)."""
+    size = limit() if size is None else size
+    sizes = {folder: Entry(folder.parent.name, folder.name).size() for folder in _folders()}
+    removed, total = 0, sum(sizes.values())
+    for folder, taken in sizes.items():
+        if total > size and _remove(folder):
+            removed, total = removed + 1, total - taken
+    return removed, total
+
+
+def overview() -> list[tuple[str, int, int]]:
+    """(kind, entries, bytes) of what is there."""
+    kinds: dict[str, list[int]] = {}
+    for folder in _folders():
+        kinds.setdefault(folder.parent.name, []).append(Entry(folder.parent.name, folder.name).size())
+    return [(kind, len(sizes), sum(sizes)) for kind, sizes in sorted(kinds.items())]
