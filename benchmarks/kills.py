@@ -67,7 +67,7 @@ def kill_runs(kills: int, seed: int = 0, slow: tuple[str, ...] = ("extract.seque
                 process = start(words + resume, outputs, cache)
                 if done < kills:
                     try:
-                        process.wait(timeout=moments.uniform(0.3, 1.0) * whole)
+                        process.wait(timeout=moments.uniform(0.5, 1.0) * whole)
                     except subprocess.TimeoutExpired:
                         process.send_signal(signal.SIGKILL)
                         done += 1

@@ -58,14 +58,15 @@ def time_beyond_forwards() -> None:
                 module(input_ids=ids, attention_mask=torch.ones_like(ids))
 
     def stream():
-        return batches(blocks(found, modules, sequences, extract, hardware, iter), extract, sequences.ids.size, 0)
+        rows = blocks(found, modules, {}, sequences, extract, hardware, iter)
+        return batches(rows, extract, sequences.ids.size, 0)
 
     def captured() -> None:
         for _ in stream():
             pass
 
     def whole() -> None:
-        estimate_all_pairs(measure, stream(), names=names, estimate="per_batch", tile=hardware.tile)
+        estimate_all_pairs(measure, lambda seen: stream(), names=names, estimate="per_batch", tile=hardware.tile)
 
     steps = {"bare forwards": bare, "forwards with capture": captured, "whole pass": whole}
     bare()
@@ -97,7 +98,7 @@ def memory_by_batches() -> None:
                 "extract.batch_rows=256",
             ]
             words += ["extract.padding=keep", f"extract.sequences={count}", "extract.pool=1024", "-q"]
-            environment = {**os.environ, "REPSIM_OUTPUTS": folder}
+            environment = {**os.environ, "REPSIM_OUTPUTS": folder, "REPSIM_CACHE": folder}
             subprocess.run([sys.executable, "-m", "repsim_cli.cli", "run", *words], env=environment, check=True)
             manifest = json.loads(next(Path(folder).rglob("manifest.json")).read_text())
             results = json.loads(next(Path(folder).rglob("results.json")).read_text())

@@ -33,6 +33,7 @@ def conf_dir() -> Path:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs one command and exits: 0 all complete, 1 a job failed, 2 bad input, 130 interrupted."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    terminal = _terminal()
     try:
         if words[:1] == ["run"] and not {"-h", "--help"} & set(words):
             code = run(words[1:])
@@ -48,7 +49,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
+    finally:
+        log.removeHandler(terminal)
     sys.exit(code)
+
+
+def _terminal() -> logging.Handler:
+    """What the user must see of the log."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
+    handler.setLevel(logging.WARNING)
+    handler.addFilter(lambda record: record.levelno >= logging.ERROR or not os.environ.get(QUIET))
+    log.setLevel(logging.DEBUG)
+    log.propagate = False
+    log.addHandler(handler)
+    return handler
 
 
 def complain(error: RepsimError, job: str = "") -> None:
@@ -85,6 +100,13 @@ def parser() -> argparse.ArgumentParser:
 
     sub = add("show", show_command, "show a run: how it ended, its numbers, its files", "repsim show latest")
     sub.add_argument("run", metavar="RUN", help="a path, `latest`, or a name")
+
+    sub = add("compare", compare_command, "compare the numbers of two runs", "repsim compare latest baseline")
+    sub.add_argument("first", metavar="RUN", help="a path, `latest`, or a name")
+    sub.add_argument("second", metavar="RUN", help="the same; differences are second minus first")
+    sub.add_argument("--output", metavar="DIR", help="draws heatmaps of the differences and writes the table there")
+
+    add("doctor", doctor_command, "say what this machine and installation offer", "repsim doctor")
 
     sub = add("cache", cache_command, "show, limit or clear stored activations", "repsim cache --limit 20GB")
     sub.add_argument("--clear", action="store_true", help="remove all entries that no run is using")
@@ -143,7 +165,9 @@ def run(words: list[str]) -> int:
                 print("\n\n".join(plans))
                 return 0
             results.check_root()
-        status_file = Path(scratch) / "status"
+        # on the file system of the runs, which the machines of a cluster share
+        root = results.outputs_root()
+        status_file = (root if root.is_dir() else Path(scratch)) / f".jobs-{os.getpid()}"
         status_file.touch()
         os.environ[STATUS_FILE] = str(status_file)
         import hydra
@@ -155,7 +179,11 @@ def run(words: list[str]) -> int:
             hydra.main(version_base="1.3", config_path=str(configs), config_name=config_name)(job)()
         except SystemExit as error:
             code = error.code
-        ended = [json.loads(line) for line in status_file.read_text().splitlines()]
+        except ValueError as error:
+            raise BadInput(f"options: {error}, got {' '.join(rest)}; see repsim run --help") from None
+        finally:
+            ended = [json.loads(line) for line in status_file.read_text().splitlines()] if status_file.is_file() else []
+            status_file.unlink(missing_ok=True)
     if not ended:  # Hydra only printed something, or failed before the first job
         return 0 if code in (0, None) else 1
     statuses = [status for status, _ in ended]
@@ -385,7 +413,7 @@ def _job(config: Any, folder: Path) -> tuple[str, Path]:
     if current is None:
         return "complete", folder
     current.progress = Bar()
-    handlers = _logging(current.folder)
+    handler = _log_file(current.folder)
     status, problem = "failed", "unknown"
     try:
         current.write_text("config.yaml", checked.yaml())
@@ -408,9 +436,8 @@ def _job(config: Any, folder: Path) -> tuple[str, Path]:
         log.debug(traceback.format_exc())
         log.error("internal error: %s; please report it with %s/repsim.log", problem, current.folder)
     finally:
-        for handler in handlers:
-            log.removeHandler(handler)
-            handler.close()
+        log.removeHandler(handler)
+        handler.close()
         if status == "refused":
             current.discard()
         else:
@@ -467,18 +494,14 @@ def _finish(current: results.Run, status: str, problem: str | None) -> None:
         print(f"error: {current.folder}: how the run ended ({status}) cannot be recorded: {error}", file=sys.stderr)
 
 
-def _logging(folder: Path) -> list[logging.Handler]:
-    """Everything into repsim.log; what the user must see also to the terminal."""
-    to_file = logging.FileHandler(folder / "repsim.log")
-    to_file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    to_terminal = logging.StreamHandler(sys.stderr)
-    to_terminal.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
-    to_terminal.setLevel(logging.ERROR if os.environ.get(QUIET) else logging.WARNING)
-    log.setLevel(logging.DEBUG)
-    log.propagate = False
-    for handler in (to_file, to_terminal):
-        log.addHandler(handler)
-    return [to_file, to_terminal]
+def _log_file(folder: Path) -> logging.Handler:
+    """Everything into repsim.log; in a launcher's own process, what the user must see also to the terminal."""
+    handler = logging.FileHandler(folder / "repsim.log")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    if not log.handlers:
+        _terminal()
+    log.addHandler(handler)
+    return handler
 
 
 def plan_text(name: str, plan: dict[str, Any]) -> str:
@@ -572,6 +595,45 @@ def plot_command(parsed: argparse.Namespace) -> int:
         raise BadInput(f"{folder}: it has no matrices, got no figure to draw; choose a run of a similarity study")
     for file in plots.draw(folder, Bar()):
         print(file)
+    return 0
+
+
+def compare_command(parsed: argparse.Namespace) -> int:
+    from repsim_cli.analysis import comparison
+
+    first, second = results.find(parsed.first), results.find(parsed.second)
+    differences, unmatched = comparison.compare(first, second)
+    print(f"{second} minus {first}")
+    width = max(len(f"{d.rows} x {d.columns}") for d in differences)
+    for d in differences:
+        pair = f"{d.rows} x {d.columns}"
+        print(f"  {d.measure:16}  {pair:{width}}  largest {d.largest:9.3g}   mean {d.mean:9.3g}   {d.block.size} cells")
+    for line in unmatched:
+        print(f"  not compared: {line}")
+    if parsed.output:
+        from repsim_cli import plots
+        from repsim_cli.plots import difference
+
+        folder = Path(parsed.output)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise BadInput(f"--output: no folder can be made there, got '{folder}' ({error.strerror})") from None
+        record = {"first": str(first), "second": str(second), "differences": comparison.table(differences)}
+        results.write(folder / "comparison.json", results.dumps(record).encode())
+        for file in plots.save(folder, list(difference.figures(differences, (first.name, second.name))), Bar()):
+            if file.suffix == ".png":
+                print(file)
+    return 0
+
+
+def doctor_command(parsed: argparse.Namespace) -> int:
+    from repsim_cli import doctor
+
+    for topic, lines in doctor.examine():
+        print(topic)
+        for line in lines:
+            print(f"  {line}")
     return 0
 
 

@@ -121,11 +121,12 @@ def perturb(model: torch.nn.Module) -> None:
 def repsim(monkeypatch, tmp_path, capsys):
     """repsim(words...) runs the real command line in this process -> (exit code, stdout, stderr).
 
-    Runs go to tmp_path / "outputs".
+    Runs go to tmp_path / "outputs", stored activations to tmp_path / "cache".
     """
     from repsim_cli import cli
 
     monkeypatch.setenv("REPSIM_OUTPUTS", str(tmp_path / "outputs"))
+    monkeypatch.setenv("REPSIM_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("REPSIM_QUIET", raising=False)
     monkeypatch.setattr("sys.argv", ["repsim"])
 

@@ -9,8 +9,8 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "repsim_cli"
 ORDER = [
-    "errors", "registry", "settings", "results", "data", "models", "activations", "measures", "similarity",
-    "training", "analysis", "plots", "studies", "config", "cli",
+    "errors", "registry", "settings", "results", "cache", "data", "models", "activations", "measures", "similarity",
+    "training", "analysis", "plots", "studies", "config", "doctor", "cli",
 ]  # fmt: skip
 
 

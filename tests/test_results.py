@@ -11,7 +11,7 @@ from repsim_cli.plots.heatmap import colour_range
 
 
 def created(folder, name="study"):
-    return results.create(folder, name=name, study="similarity", seed=0, command=["repsim", "run"])
+    return results.create(folder, name=name, study="similarity", seed=0, command=["repsim", "run"], overrides=[])
 
 
 def test_two_runs_of_one_second_get_two_folders(tmp_path):

@@ -10,6 +10,10 @@ from repsim_cli.errors import BadInput, Degenerate
 from repsim_cli.similarity import all_pairs, check_estimate, estimate_all_pairs
 
 
+def streamed(batches):
+    return lambda seen: iter(batches[seen:])
+
+
 def representations(n=96, widths=(5, 8, 13), dtype=torch.float64, seed=0):
     generator = torch.Generator().manual_seed(seed)
     base = torch.randn(n, 4, generator=generator, dtype=dtype)
@@ -22,7 +26,9 @@ def representations(n=96, widths=(5, 8, 13), dtype=torch.float64, seed=0):
 def test_per_batch_is_the_mean_with_its_standard_error():
     xs = representations()
     batches = [[x[i : i + 24] for x in xs] for i in range(0, 96, 24)]
-    matrix = estimate_all_pairs({"m": measures.get("cka_unbiased")}, batches, names="abc", estimate="per_batch")["m"]
+    matrix = estimate_all_pairs(
+        {"m": measures.get("cka_unbiased")}, streamed(batches), names="abc", estimate="per_batch"
+    )["m"]
     singles = np.array(
         [[[reference.cka_unbiased(a.numpy(), b.numpy()) for b in batch] for a in batch] for batch in batches]
     )
@@ -32,7 +38,9 @@ def test_per_batch_is_the_mean_with_its_standard_error():
 
 
 def test_one_batch_has_no_standard_error():
-    matrix = estimate_all_pairs({"m": measures.get("cka")}, [representations()], names="abc", estimate="full")["m"]
+    matrix = estimate_all_pairs(
+        {"m": measures.get("cka")}, streamed([representations()]), names="abc", estimate="full"
+    )["m"]
     assert matrix.se is None
 
 
@@ -49,7 +57,9 @@ def test_ratio_of_sums_does_not_depend_on_the_scale_of_a_batch():
     """Sums are in HSIC's own units: a batch ten times larger weighs 10^4 times more on both sides alike."""
     xs = representations()
     small, large = [x[:48] for x in xs], [10 * x[48:] for x in xs]
-    matrix = estimate_all_pairs({"m": measures.get("cka")}, [small, large], names="abc", estimate="ratio_of_sums")["m"]
+    matrix = estimate_all_pairs(
+        {"m": measures.get("cka")}, streamed([small, large]), names="abc", estimate="ratio_of_sums"
+    )["m"]
     centred = [[x - x.mean(0) for x in batch] for batch in (small, large)]
     hsic = sum(
         torch.stack([torch.stack([(a.T @ b).square().sum() for b in batch]) for a in batch]) / 47**2
@@ -81,4 +91,22 @@ def test_self_similarity_that_is_not_positive_is_named():
 
 def test_no_batch_is_an_error():
     with pytest.raises(BadInput, match="no batch could be filled, got too few rows; lower batch_rows"):
-        estimate_all_pairs({"m": measures.get("cka")}, [], names="abc", estimate="per_batch")
+        estimate_all_pairs({"m": measures.get("cka")}, streamed([]), names="abc", estimate="per_batch")
+
+
+@pytest.mark.parametrize("estimate", ["per_batch", "ratio_of_sums"])
+def test_a_saved_state_goes_on_with_the_same_bits(estimate):
+    xs = representations()
+    batches = [[x[i : i + 24] for x in xs] for i in range(0, 96, 24)]
+    chosen, states = {"m": measures.get("cka_unbiased")}, []
+
+    def save(state):
+        states.append({name: tensor.clone() for name, tensor in state.items()})
+
+    whole = estimate_all_pairs(chosen, streamed(batches), names="abc", estimate=estimate, save=save)["m"]
+    assert len(states) == 4
+    for state in states[:3]:
+        again = estimate_all_pairs(chosen, streamed(batches), names="abc", estimate=estimate, state=state)["m"]
+        assert torch.equal(again.values, whole.values)
+        assert (again.se is None and whole.se is None) or torch.equal(again.se, whole.se)
+        assert (again.rows, again.batches) == (96, 4)

@@ -177,8 +177,9 @@ class Forward:
     def rows(self, sequences: Sequences, keep: np.ndarray, start: int, stop: int) -> list[Tensor]:
         """Rows (m, d) of each layer for the sequences from start to stop, float32."""
         size = stop - start
-        if self.fits is not None and size > self.fits:
-            parts = [self.rows(sequences, keep, i, min(stop, i + self.fits)) for i in range(start, stop, self.fits)]
+        fits = self.fits
+        if fits is not None and size > fits:
+            parts = [self.rows(sequences, keep, i, min(stop, i + fits)) for i in range(start, stop, fits)]
             return [torch.cat(pieces) for pieces in zip(*parts, strict=True)]
         try:
             return self._once(sequences, keep, slice(start, stop))

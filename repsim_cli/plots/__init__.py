@@ -5,6 +5,7 @@ PNG and SVG whose bytes depend on the files alone.
 """
 
 import io
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +23,19 @@ STYLE: dict[str, Any] = {
 
 def draw(folder: Path, progress: Progress = quiet) -> list[Path]:
     """Draws all figures of a run into figures/ and returns their paths."""
+    from repsim_cli.plots import heatmap
+
+    return save(folder / "figures", list(heatmap.figures(folder, read_results(folder))), progress)
+
+
+def save(folder: Path, jobs: Sequence[tuple[str, Callable[[], Any]]], progress: Progress = quiet) -> list[Path]:
+    """Draws (name, function that makes a figure) into folder, as .png and .svg whose bytes depend on the data alone."""
     import warnings
 
     import matplotlib
 
-    from repsim_cli.plots import heatmap
-
-    results = read_results(folder)
-    (folder / "figures").mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     written = []
-    jobs = list(heatmap.figures(folder, results))
     settings: Any = {**matplotlib.rcParamsDefault, **STYLE}
     with matplotlib.rc_context(settings), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing")
@@ -41,7 +45,6 @@ def draw(folder: Path, progress: Progress = quiet) -> list[Path]:
             for suffix, options in (("png", {"dpi": DPI}), ("svg", {"metadata": {"Date": None}})):
                 stream = io.BytesIO()
                 figure.savefig(stream, format=suffix, bbox_inches=box, **options)
-                file = folder / "figures" / f"{name}.{suffix}"
-                write(file, stream.getvalue())
-                written.append(file)
+                write(folder / f"{name}.{suffix}", stream.getvalue())
+                written.append(folder / f"{name}.{suffix}")
     return written

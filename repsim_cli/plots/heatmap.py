@@ -47,8 +47,7 @@ def _grid(folder: Path, measure: dict, models: list[str], layers: dict[str, list
         if measure["card"]["symmetric"]:
             whole[ends[j] : ends[j + 1], ends[i] : ends[i + 1]] = block.T
     names = [name for model in models for name in layers[model]]
-    title = measure["card"]["label"] + (": standard error" if what == "se" else "")
-    figure, axes = _heatmap(whole, names, names, measure, title, what, starts=ends[:-1].tolist())
+    figure, axes = _measured(whole, names, names, measure, what, ends[:-1].tolist())
     for end in ends[1:-1]:
         axes.axhline(end - 0.5, color="white", linewidth=1.2)
         axes.axvline(end - 0.5, color="white", linewidth=1.2)
@@ -58,42 +57,63 @@ def _grid(folder: Path, measure: dict, models: list[str], layers: dict[str, list
 
 def _pair(folder: Path, measure: dict, m: dict) -> Any:
     rows, columns = m["rows"], m["columns"]
-    figure, axes = _heatmap(
-        read_array(folder, m["values"]),
-        rows["layers"],
-        columns["layers"],
-        measure,
-        measure["card"]["label"],
-        "values",
-    )
+    figure, axes = _measured(read_array(folder, m["values"]), rows["layers"], columns["layers"], measure, "values")
     axes.set_ylabel(rows["model"], parse_math=False)
     axes.set_xlabel(columns["model"], parse_math=False)
     return figure
 
 
-def _heatmap(
+def _measured(
+    values: np.ndarray, rows: list[str], columns: list[str], measure: dict, what: str, starts: Sequence[int] = (0,)
+) -> tuple[Any, Any]:
+    """A heatmap of a measure's values or standard errors, in the colours of its card."""
+    card, estimate = measure["card"], measure["estimate"]
+    batches = "1 batch" if estimate["batches"] == 1 else f"{estimate['batches']:,} batches"
+    sampled = {
+        "full": "one sample",
+        "per_batch": f"mean over {batches}",
+        "ratio_of_sums": f"HSIC summed over {batches}",
+    }
+    better = "larger" if card["larger_is_closer"] else "smaller"
+    return heatmap(
+        values,
+        rows,
+        columns,
+        title=f"{card['label']}{': standard error' if what == 'se' else ''}\n"
+        f"{sampled[estimate['kind']]}, {estimate['rows']:,} rows",
+        bar_label="standard error" if what == "se" else f"{card['label']} ({better} is closer)",
+        limits=colour_range(values, card, what),
+        colours=colours(card, what),
+        form="{:.2g}" if what == "se" else "{:.2f}",
+        starts=starts,
+    )
+
+
+def heatmap(
     values: np.ndarray,
     rows: list[str],
     columns: list[str],
-    measure: dict,
     title: str,
-    what: str,
+    bar_label: str,
+    limits: tuple[float, float],
+    colours: str,
+    form: str,
     starts: Sequence[int] = (0,),
 ) -> tuple[Any, Any]:
+    """A matrix with the names of its rows and columns; values are written into the cells where there are few.
+
+    starts: where tick labels begin anew (the first layer of each model). Returns the figure and its axes.
+    """
     from matplotlib.figure import Figure
 
-    card, estimate = measure["card"], measure["estimate"]
     side = _inches(max(values.shape))
     height, width = (max(side * n / max(values.shape), 1.2) for n in values.shape)
     # labels stand outside this canvas; the figure is cropped to what is drawn
     figure = Figure(figsize=(width + BAR + BAR_GAP, height))
     axes = figure.add_axes((0, 0, width / (width + BAR + BAR_GAP), 1))
-    low, high = colour_range(values, card, what)
-    image = axes.imshow(values, cmap=colours(card, what), vmin=low, vmax=high, aspect="auto")
+    image = axes.imshow(values, cmap=colours, vmin=limits[0], vmax=limits[1], aspect="auto")
     beside = figure.add_axes((1 - BAR / (width + BAR + BAR_GAP), 0.1, BAR / (width + BAR + BAR_GAP), 0.8))
-    bar = figure.colorbar(image, cax=beside)
-    better = "larger" if card["larger_is_closer"] else "smaller"
-    bar.set_label("standard error" if what == "se" else f"{card['label']} ({better} is closer)")
+    figure.colorbar(image, cax=beside).set_label(bar_label)
     for axis, names, inches in ((axes.yaxis, rows, height), (axes.xaxis, columns, width)):
         step = max(1, int(np.ceil(TICK * len(names) / inches)))
         at = [i for a, b in pairwise([*starts, len(names)]) for i in range(a, max(b - step // 2, a + 1), step)]
@@ -101,18 +121,11 @@ def _heatmap(
     axes.tick_params(axis="x", rotation=90)
     axes.tick_params(length=2)
     if values.size <= WRITTEN:
-        form = "{:.2g}" if what == "se" else "{:.2f}"
         for (i, j), value in np.ndenumerate(values):
             red, green, blue, _ = image.cmap(image.norm(value))
             ink = "black" if 0.3 * red + 0.6 * green + 0.1 * blue > 0.5 else "white"
             axes.text(j, i, form.format(value), ha="center", va="center", fontsize=6, color=ink)
-    batches = "1 batch" if estimate["batches"] == 1 else f"{estimate['batches']:,} batches"
-    sampled = {
-        "full": "one sample",
-        "per_batch": f"mean over {batches}",
-        "ratio_of_sums": f"HSIC summed over {batches}",
-    }
-    axes.set_title(f"{title}\n{sampled[estimate['kind']]}, {estimate['rows']:,} rows", loc="left", parse_math=False)
+    axes.set_title(title, loc="left", parse_math=False)
     return figure, axes
 
 

@@ -1,0 +1,82 @@
+"""Two runs side by side: how far their matrices differ, matched by measure, model labels and layer names."""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from repsim_cli.errors import BadInput
+from repsim_cli.results import read_array, read_results
+
+
+class Difference(NamedTuple):
+    """One pair of models under one measure; `block` is second minus first on the layers that both have."""
+
+    measure: str
+    rows: str
+    columns: str
+    row_layers: list[str]
+    column_layers: list[str]
+    block: np.ndarray
+
+    @property
+    def largest(self) -> float:
+        return float(np.abs(self.block).max())
+
+    @property
+    def mean(self) -> float:
+        return float(np.abs(self.block).mean())
+
+
+def compare(first: Path, second: Path) -> tuple[list[Difference], list[str]]:
+    """The differences, and what stands in one run only. Raises BadInput where the runs share nothing."""
+    one, other = _blocks(first), _blocks(second)
+    differences, unmatched = [], []
+    for key in [*one, *(k for k in other if k not in one)]:
+        if key not in one or key not in other:
+            where = first if key in one else second
+            unmatched.append(f"{key[0]}: {key[1]} x {key[2]} only in {where}")
+            continue
+        (rows_a, columns_a, a), (rows_b, columns_b, b) = one[key], other[key]
+        rows = [name for name in rows_a if name in rows_b]
+        columns = [name for name in columns_a if name in columns_b]
+        if not rows or not columns:
+            unmatched.append(f"{key[0]}: {key[1]} x {key[2]} have no layer in common")
+            continue
+        taken = [
+            values[np.ix_([r.index(n) for n in rows], [c.index(n) for n in columns])]
+            for values, r, c in ((a, rows_a, columns_a), (b, rows_b, columns_b))
+        ]
+        differences.append(Difference(*key, rows, columns, taken[1] - taken[0]))
+    if not differences:
+        raise BadInput(f"RUN: the runs share no measure and pair of models, got {first} and {second}; compare others")
+    return differences, unmatched
+
+
+def _blocks(folder: Path) -> dict[tuple[str, str, str], tuple[list[str], list[str], np.ndarray]]:
+    """(measure, row model, column model) -> layers and values; symmetric pairs both ways."""
+    blocks = {}
+    for measure in read_results(folder)["measures"]:
+        for m in measure["matrices"]:
+            rows, columns = m["rows"], m["columns"]
+            values = read_array(folder, m["values"])
+            names = sorted([rows["model"], columns["model"]]) if measure["card"]["symmetric"] else None
+            if names and names != [rows["model"], columns["model"]]:
+                rows, columns, values = columns, rows, values.T
+            blocks[measure["label"], rows["model"], columns["model"]] = (rows["layers"], columns["layers"], values)
+    return blocks
+
+
+def table(differences: list[Difference]) -> list[dict[str, Any]]:
+    """One row per measure and pair of models."""
+    return [
+        {
+            "measure": d.measure,
+            "rows": d.rows,
+            "columns": d.columns,
+            "layers": d.block.size,
+            "largest": d.largest,
+            "mean": d.mean,
+        }
+        for d in differences
+    ]

@@ -1,0 +1,322 @@
+"""Runs that are killed, interrupted, repeated, compared; faults while they run."""
+
+import json
+import shutil
+
+import kills
+import numpy as np
+import pytest
+import torch
+
+from repsim_cli import results
+
+SMALL = ("model=[tiny_a,tiny_b]", "measure=[cka_unbiased]", "extract.length=32", "extract.sequences=24")
+SMALL = (*SMALL, "extract.batch_rows=64", "hardware.batch_size=2")
+
+
+def test_twenty_kills_lose_nothing():
+    """Real processes, SIGKILL at random moments, until each run is complete: the same bits as undisturbed."""
+    outcome = kills.kill_runs(20)
+    assert outcome.kills == 20
+    assert outcome.differing_bytes == 0
+    assert outcome.resumed_from_state > 0
+
+
+class Stop(Exception):
+    pass
+
+
+@pytest.fixture
+def broken_off(repsim, newest, monkeypatch):
+    """A run that breaks off after three batches, its state saved; returns the folder."""
+
+    def run(*words):
+        monkeypatch.setattr("repsim_cli.studies.similarity.SAVE_EVERY", -1.0)
+        real, seen = torch.stack, []
+        from repsim_cli import similarity
+
+        original = similarity.all_pairs
+
+        def counted(*args, **kwargs):
+            seen.append(1)
+            if len(seen) > 3:
+                raise KeyboardInterrupt
+            return original(*args, **kwargs)
+
+        monkeypatch.setattr(similarity, "all_pairs", counted)
+        assert repsim("run", *SMALL, *words)[0] == 130
+        monkeypatch.setattr(similarity, "all_pairs", original)
+        assert real is torch.stack
+        return newest()
+
+    return run
+
+
+def numbers(folder):
+    return {f.name: f.read_bytes() for f in [folder / "results.json", *sorted((folder / "arrays").iterdir())]}
+
+
+@pytest.mark.parametrize("words", [(), ("cache=false",)])
+def test_resume_goes_on_with_the_same_bits(repsim, newest, broken_off, words, tmp_path, monkeypatch):
+    monkeypatch.setenv("REPSIM_CACHE", str(tmp_path / "one"))
+    assert repsim("run", "-q", *SMALL, *words)[0] == 0
+    expected = numbers(newest())
+    monkeypatch.setenv("REPSIM_CACHE", str(tmp_path / "two"))
+    folder = broken_off(*words)
+    assert results.read_manifest(folder)["status"] == "interrupted"
+    assert (folder / results.STATE).is_file()
+    code, out, err = repsim("run", *SMALL, *words, "resume=latest")
+    assert code == 0
+    assert f"going on with {folder}" in err
+    assert numbers(folder) == expected
+    manifest = results.read_manifest(folder)
+    assert (manifest["status"], len(manifest["resumed"])) == ("complete", 1)
+    assert not (folder / results.STATE).exists()
+    assert len(results.runs(tmp_path / "outputs")) == 2
+    code, out, _ = repsim("run", *SMALL, *words, f"resume={folder}")
+    assert code == 0
+    assert "complete already, nothing is left to do" in out
+
+
+def test_resume_of_another_configuration_is_refused(repsim, broken_off):
+    folder = broken_off()
+    code, out, err = repsim("run", *SMALL, "seed=3", f"resume={folder}", "extract.layers=[0]")
+    assert (code, out) == (2, "")
+    assert (
+        "has another configuration, got seed: 0 then, 3 now; extract.layers: all then, [0] now; start a new run" in err
+    )
+    assert results.read_manifest(folder)["status"] == "interrupted"
+
+
+def test_resume_latest_without_one(repsim):
+    code, out, err = repsim("run", *SMALL, "resume=latest")
+    assert (code, out) == (2, "")
+    assert "resume: no unfinished run of this configuration, got latest; start it without resume" in err
+
+
+def test_in_a_sweep_each_job_looks_for_its_own(repsim, tmp_path, broken_off):
+    folder = broken_off("seed=1")
+    code, _, err = repsim("run", "-m", "-q", *SMALL, "seed=0,1", "resume=latest")
+    assert code == 0, err
+    runs = results.runs(tmp_path / "outputs")
+    assert [results.read_manifest(f)["seed"] for f in runs] == [1, 0]
+    assert runs[0] == folder
+    assert {results.read_manifest(f)["status"] for f in runs} == {"complete"}
+
+
+def test_from_repeats_a_run(repsim, newest):
+    assert repsim("run", "-q", *SMALL, "seed=4", "name=first")[0] == 0
+    first = newest()
+    assert repsim("run", "-q", "--from", "first", "name=second")[0] == 0
+    assert newest() != first
+    again = numbers(newest())
+    assert {k: v for k, v in numbers(first).items() if k.endswith(".npy")} == {
+        k: v for k, v in again.items() if k.endswith(".npy")
+    }
+    assert repsim("run", "-q", "--from", str(first), "seed=5")[0] == 0
+    assert results.read_manifest(newest())["seed"] == 5
+    code, out, err = repsim("run", "--from")
+    assert (code, out) == (2, "")
+    assert "--from: no run, got nothing; e.g. --from latest" in err
+    assert repsim("run", "--from", "nowhere")[0] == 2
+
+
+def test_two_writers_in_one_folder(repsim, broken_off):
+    folder = broken_off()
+    lock = results.claim(folder)
+    code, out, err = repsim("run", *SMALL, f"resume={folder}")
+    assert (code, out) == (2, "")
+    assert f"{folder}: another process is writing this run; wait for it" in err
+    lock.release()
+    assert repsim("run", "-q", *SMALL, f"resume={folder}")[0] == 0
+
+
+def test_the_output_folder_is_removed_during_the_run(repsim, newest, monkeypatch, tmp_path):
+    from repsim_cli.studies.similarity import Similarity
+
+    original = Similarity._matrices
+
+    def removing(self, run, *rest):
+        shutil.rmtree(run.folder)
+        return original(self, run, *rest)
+
+    monkeypatch.setattr(Similarity, "_matrices", removing)
+    code, out, err = repsim("run", *SMALL)
+    assert (code, out) == (1, "")
+    assert "No such file or directory" in err
+    assert "Traceback" not in err
+    monkeypatch.setattr(Similarity, "_matrices", original)
+    assert repsim("run", "-q", *SMALL)[0] == 0
+    assert results.read_manifest(newest())["models_run"] == []
+
+
+def test_the_disk_fills_up_while_results_are_written(repsim, newest, monkeypatch):
+    original = results.Run.write_array
+
+    def full(self, name, array):
+        raise results.RunFailed(
+            f"{self.folder}: cannot be written, got 'No space left on device'; free or choose another"
+        )
+
+    monkeypatch.setattr(results.Run, "write_array", full)
+    code, _, err = repsim("run", *SMALL)
+    assert code == 1
+    assert "No space left on device" in err
+    folder = newest()
+    assert results.read_manifest(folder)["status"] == "failed"
+    monkeypatch.setattr(results.Run, "write_array", original)
+    assert repsim("run", "-q", *SMALL, "resume=latest")[0] == 0
+    assert results.read_manifest(folder)["status"] == "complete"
+    assert results.read_manifest(folder)["models_run"] == []
+
+
+def test_a_clock_that_jumps_back(repsim, monkeypatch, tmp_path):
+    """Durations do not go by the wall clock, and a folder's name that is taken gets a number."""
+    import time
+
+    monkeypatch.setattr(time, "time", lambda: 0.0)
+    assert repsim("run", "-q", *SMALL)[0] == 0
+    assert repsim("run", "-q", *SMALL)[0] == 0
+    for folder in results.runs(tmp_path / "outputs"):
+        manifest = results.read_manifest(folder)
+        assert manifest["seconds"] > 0
+        assert all(seconds >= 0 for seconds in manifest["timings"].values())
+
+
+def test_damaged_manifests_hide_no_other_run(repsim, newest, tmp_path):
+    assert repsim("run", "-q", *SMALL)[0] == 0
+    good = newest()
+    damaged = tmp_path / "outputs" / "2026-01-01" / "damaged"
+    damaged.mkdir(parents=True)
+    (damaged / "manifest.json").write_text("{")
+    code, out, err = repsim("show", "latest")
+    assert code == 0
+    assert str(good) in out
+    assert "damaged/manifest.json: cannot be read" in err
+
+
+def test_out_of_memory_halves_the_batch(repsim, newest, monkeypatch):
+    """An injected out-of-memory error: the run goes on with half the batch, says so, and gives the same numbers."""
+    from repsim_cli.activations.rows import Forward
+
+    original, sizes = Forward._once, []
+
+    def small(self, sequences, keep, batch):
+        sizes.append(batch.stop - batch.start)
+        if batch.stop - batch.start > 3:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return original(self, sequences, keep, batch)
+
+    words = (*SMALL[:-1], "hardware.batch_size=8", "cache=false", "model=[tiny_a]")
+    assert repsim("run", "-q", *words)[0] == 0
+    expected = numbers(newest())
+    monkeypatch.setattr(Forward, "_once", small)
+    code, _, err = repsim("run", *words)
+    assert code == 0
+    assert "model.tiny_a: out of memory with 8 sequences, going on with 4" in err
+    assert "model.tiny_a: out of memory with 4 sequences, going on with 2" in err
+    assert sizes[:3] == [8, 4, 2]
+    assert set(sizes[3:]) == {2}
+    for name, content in numbers(newest()).items():
+        if name.endswith(".npy"):
+            a, b = (np.frombuffer(c[128:]) for c in (content, expected[name]))
+            np.testing.assert_allclose(a, b, atol=1e-6)
+
+
+def test_one_sequence_that_does_not_fit(repsim, monkeypatch):
+    from repsim_cli.activations.rows import Forward
+
+    def never(self, sequences, keep, batch):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(Forward, "_once", never)
+    code, _, err = repsim("run", *SMALL)
+    assert code == 1
+    assert "one sequence does not fit into the memory of cpu, got 32 tokens; lower extract.length" in err
+
+
+def test_devices_in_turn_and_by_name():
+    from repsim_cli.activations.rows import devices
+    from repsim_cli.errors import BadInput
+    from repsim_cli.settings import Hardware
+
+    assert devices(Hardware(devices=["cpu", "meta"]), ["a", "b", "c"]) == {"a": "cpu", "b": "meta", "c": "cpu"}
+    assert devices(Hardware(devices={"b": "meta"}), ["a", "b"]) == {"a": "cpu", "b": "meta"}
+    assert devices(Hardware(), ["a"]) == {"a": "cpu"}
+    with pytest.raises(BadInput, match="hardware.devices: no such model, got 'bb'; "):
+        devices(Hardware(devices={"bb": "cpu"}), ["b"])
+    with pytest.raises(BadInput, match="hardware.device: not usable here, got 'cuda:9'"):
+        devices(Hardware(devices=["cuda:9"]), ["b"])
+
+
+def test_compare(repsim, newest, tmp_path):
+    assert repsim("run", "-q", *SMALL, "name=one")[0] == 0
+    one = newest()
+    assert repsim("run", "-q", *SMALL, "name=two", "seed=1", "model=[tiny_b,tiny_a,tiny_a_step100]")[0] == 0
+    code, out, _ = repsim("compare", "one", "two", "--output", tmp_path / "cmp")
+    assert code == 0
+    assert "not compared: cka_unbiased: tiny_a x tiny_a_step100 only in" in out
+    record = json.loads((tmp_path / "cmp" / "comparison.json").read_text())
+    assert [(d["rows"], d["columns"]) for d in record["differences"]] == [
+        ("tiny_a", "tiny_a"),
+        ("tiny_a", "tiny_b"),
+        ("tiny_b", "tiny_b"),
+    ]
+
+    def matrix(folder, rows, columns):
+        for m in results.read_results(folder)["measures"][0]["matrices"]:
+            if (m["rows"]["model"], m["columns"]["model"]) == (rows, columns):
+                return results.read_array(folder, m["values"])
+        raise KeyError((rows, columns))
+
+    expected = matrix(newest(), "tiny_b", "tiny_a").T - matrix(one, "tiny_a", "tiny_b")
+    assert record["differences"][1]["largest"] == pytest.approx(np.abs(expected).max())
+    assert record["differences"][1]["mean"] == pytest.approx(np.abs(expected).mean())
+    assert len(list((tmp_path / "cmp").glob("*.png"))) == 3
+    code, out, _ = repsim("compare", "one", "one")
+    assert all("largest         0" in line for line in out.splitlines()[1:])
+    assert repsim("run", "-q", *SMALL, "name=three", "measure=[cka]")[0] == 0
+    code, _, err = repsim("compare", "one", "three")
+    assert code == 2
+    assert "RUN: the runs share no measure and pair of models" in err
+
+
+def test_doctor(repsim, monkeypatch):
+    monkeypatch.setattr("repsim_cli.doctor.SIDE", 64)
+    code, out, _ = repsim("doctor")
+    assert code == 0
+    for topic in ("versions", "memory and disk", "devices", "matrix kernels", "hub", "cache", "GFLOP/s", "limit 20 GB"):
+        assert topic in out
+
+
+def test_joblib_runs_jobs_side_by_side_on_one_thread_each(tmp_path):
+    """Four jobs, two at a time, in processes of their own; one of them fails."""
+    import os
+    import subprocess
+    import sys
+
+    environment = {**os.environ, "REPSIM_OUTPUTS": str(tmp_path), "REPSIM_CACHE": str(tmp_path / "cache")}
+    words = ["run", "-m", "-q", *SMALL, "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "seed=0,1"]
+    words += ["extract.sequences=24,1"]
+    done = subprocess.run(
+        [sys.executable, "-m", "repsim_cli.cli", *words], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1, done.stderr
+    assert "2 of 4 jobs did not complete" in done.stderr
+    (table,) = tmp_path.rglob("jobs.json")
+    jobs = json.loads(table.read_text())
+    assert [job["status"] for job in jobs] == ["complete", "complete"]  # the refused ones leave no folder
+    for folder in results.runs(tmp_path):
+        assert results.read_manifest(folder)["threads"] == 1
+
+
+def test_the_slurm_launcher_composes():
+    from hydra import compose, initialize_config_dir
+
+    from repsim_cli.cli import conf_dir
+
+    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        config = compose("config", ["hydra/launcher=slurm", "hydra.launcher.partition=gpu"], return_hydra_config=True)
+    launcher = config.hydra.launcher
+    assert launcher._target_.endswith("SlurmLauncher")
+    assert (launcher.timeout_min, launcher.gpus_per_node, launcher.partition) == (240, 1, "gpu")
