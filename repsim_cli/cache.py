@@ -12,11 +12,12 @@ ROOT is REPSIM_CACHE, or the user's cache folder.
 import hashlib
 import json
 import logging
+import mmap
 import os
 import shutil
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -104,7 +105,7 @@ class Entry:
             name, _, digest = file.name.rpartition("-")
             if not name:
                 continue
-            if _digest(file.read_bytes()) != digest:
+            if _digest(file) != digest:
                 log.warning("cache: %s is damaged, it is dropped and computed again", file)
                 file.unlink(missing_ok=True)
             else:
@@ -117,13 +118,12 @@ class Entry:
             self.meta = meta
             os.utime(self.folder / "entry.json")
 
-    def write(self, name: str, content: bytes) -> None:
+    def write(self, name: str, save: Callable[[Path], None]) -> None:
+        """Adds a file; save(path) writes its content."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        file = self.folder / f"{name}-{_digest(content)}"
         partial = self.folder / f".{name}.{os.getpid()}"
-        partial.write_bytes(content)
-        os.replace(partial, file)
-        self.files[name] = file
+        save(partial)
+        self.files[name] = partial.rename(self.folder / f"{name}-{_digest(partial)}")
 
     def finish(self, **meta: Any) -> None:
         partial = self.folder / f".entry.{os.getpid()}"
@@ -135,8 +135,11 @@ class Entry:
         return sum(file.stat().st_size for file in self.folder.rglob("*") if file.is_file())
 
 
-def _digest(content: bytes) -> str:
-    return xxhash.xxh3_128_hexdigest(content)
+def _digest(file: Path) -> str:
+    if not file.stat().st_size:
+        return xxhash.xxh3_128_hexdigest(b"")
+    with file.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        return xxhash.xxh3_128_hexdigest(content)
 
 
 @contextmanager

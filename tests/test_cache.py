@@ -20,7 +20,7 @@ def own_cache(tmp_path, monkeypatch):
 
 def filled(key: str, size: int = 1000) -> None:
     with cache.using("work", [key]) as entries:
-        entries[key].write("part", os.urandom(size))
+        entries[key].write("part", lambda path: path.write_bytes(os.urandom(size)) and None)
         entries[key].finish(note="done")
 
 
@@ -34,7 +34,7 @@ def test_an_entry_is_found_again():
 
 def test_an_unfinished_entry_keeps_its_parts():
     with cache.using("work", ["k1"]) as entries:
-        entries["k1"].write("a", b"x")
+        entries["k1"].write("a", lambda path: path.write_text("x") and None)
     with cache.using("work", ["k1"]) as entries:
         assert not entries["k1"].complete
         assert list(entries["k1"].files) == ["a"]
@@ -85,7 +85,7 @@ def _compute(root, log, key):
             with open(log, "a") as stream:
                 stream.write("computed\n")
             time.sleep(0.3)
-            entries[key].write("part", b"x")
+            entries[key].write("part", lambda path: path.write_text("x") and None)
             entries[key].finish()
 
 
@@ -192,7 +192,7 @@ def test_a_full_disk_is_a_warning(repsim, newest, monkeypatch):
     assert repsim(*first_run, "cache=false")[0] == 0
     expected = arrays(newest())
 
-    def full(self, name, content):
+    def full(self, name, save):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(cache.Entry, "write", full)

@@ -52,7 +52,7 @@ class Recorder:
         name = batch_name(start, sequences)
         if name not in self.entry.files:
             return None
-        tensors = safetensors.torch.load(self.entry.files[name].read_bytes())
+        tensors = safetensors.torch.load_file(self.entry.files[name])
         return [tensors[f"{i:04d}"] for i in range(len(tensors))]
 
     def write(self, start: int, sequences: int, rows: Sequence[Tensor]) -> None:
@@ -60,10 +60,12 @@ class Recorder:
             return
         try:
             tensors = {f"{i:04d}": x.cpu().contiguous() for i, x in enumerate(rows)}
-            self.entry.write(batch_name(start, sequences), safetensors.torch.save(tensors))
-        except OSError as error:
+            name = batch_name(start, sequences)
+            self.entry.write(name, lambda path: safetensors.torch.save_file(tensors, path))
+        except (OSError, safetensors.SafetensorError) as error:
             self.writing = False
-            log.warning("cache: %s cannot be written (%s); going on without it", self.entry.folder, error.strerror)
+            reason = getattr(error, "strerror", None) or error
+            log.warning("cache: %s cannot be written (%s); going on without it", self.entry.folder, reason)
 
     def finish(self, layers: Sequence[str], batches: Sequence[str]) -> None:
         """Called when every batch was seen; the entry is complete if every one is there."""
