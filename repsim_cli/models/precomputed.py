@@ -71,7 +71,7 @@ Reader = Callable[[str, slice], Tensor]
 
 
 def _open_npz(file: Path) -> tuple[Shapes, Reader]:
-    with np.load(file, allow_pickle=False) as archive:
+    with file.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
         arrays = {name: archive[name] for name in archive.files}
     shapes = {name: (array.shape, array.dtype.name) for name, array in arrays.items()}
     return shapes, lambda name, rows: torch.from_numpy(arrays[name][rows]).float()

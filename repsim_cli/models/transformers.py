@@ -222,7 +222,9 @@ def _check_config_file(file: Path) -> None:
     except (ValueError, KeyError, TypeError) as error:
         raise BadInput(f"path: config.json cannot be used, got '{file}' ({error!r:.100}); mend it") from None
     if "auto_map" in given:
-        raise BadInput(f"path: the model needs code that comes with it, which is never run, got '{file}' with auto_map")
+        raise BadInput(
+            f"path: the model needs code that comes with it, which is never run, got auto_map in '{file}'; use a model that transformers knows"
+        )
     known = list(library().CONFIG_MAPPING.keys())
     if kind not in known:
         raise BadInput(f"path: unknown architecture, got model_type '{kind}' in '{file}'; {did_you_mean(kind, known)}")

@@ -1,0 +1,381 @@
+"""Malformed input, systematically: each gets one clear line that says what to do, exit code 2, and leaves nothing.
+
+One table per kind of input; `python -m pytest tests/test_bad_input.py -q` counts them. The message must name where,
+what was got and, after the last semicolon, what to do.
+"""
+
+import json
+import struct
+
+import h5py
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+import zstandard
+
+from repsim_cli import results
+
+MANY = ("model=[tiny_a]", "measure=[cka]")
+
+CONFIGS = {
+    "type of a number": ["extract.length=abc"],
+    "fraction for a count": ["extract.batch_rows=2.5"],
+    "zero": ["extract.sequences=0"],
+    "negative": ["extract.pool=-1"],
+    "null for a number": ["extract.length=null"],
+    "list for a number": ["extract.rows=[1,2]"],
+    "boolean for a number": ["hardware.tile=true"],
+    "text for a list": ["extract.hook_points=embed"],
+    "numbers for names": ["extract.hook_points=[1,2]"],
+    "choice": ["extract.estimate=batch"],
+    "choice of padding": ["extract.padding=dropped"],
+    "choice of unit": ["extract.unit=words"],
+    "choice of separator": ["extract.separator=cls"],
+    "choice of dtype": ["hardware.dtype=int8"],
+    "text for a flag": ["dry_run=maybe"],
+    "number for a name": ["name=3"],
+    "slash in a name": ["name=a/b"],
+    "name that leaves": ["name=.."],
+    "empty name": ["name=''"],
+    "seed": ["seed=one"],
+    "negative seed": ["seed=-5"],
+    "study": ["study=similar"],
+    "option": ["+options.clusters=3"],
+    "claim": ["+options.claims=[falls]"],
+    "misspelt key": ["extract.lenght=5"],
+    "misspelt group": ["modle=[tiny_a]"],
+    "misspelt group member": ["data=pil"],
+    "misspelt experiment": ["experiment=pythia_ckaa"],
+    "experiment as a list": ["experiment=[pythia_cka]"],
+    "misspelt measure": ["measure=[ckaunbiased]"],
+    "misspelt setting of a measure": ["+measure.x={kind: mutual_knn, kk: 3}"],
+    "setting of a measure": ["measure=[mutual_knn]", "measure.mutual_knn.k=0"],
+    "measure without a kind": ["+measure.x={k: 3}"],
+    "measure that is no entry": ["+measure.x=3"],
+    "model without a kind": ["+model.x={path: here}"],
+    "model of unknown kind": ["+model.x={kind: torch}"],
+    "model that is no entry": ["+model.x=[1]"],
+    "model with both places": ["+model.x={kind: transformers, path: a, hub: b}"],
+    "model with no place": ["+model.x={kind: transformers}"],
+    "revision of a folder": ["+model.x={kind: transformers, path: a, revision: main}"],
+    "shipped model": ["+model.x={kind: shipped, name: tiny}"],
+    "random model of nothing": ["+model.x={kind: random}"],
+    "random model of unknown type": ["+model.x={kind: random, config: {model_type: gpt17}}"],
+    "random model with an unknown setting": ["+model.x={kind: random, config: {model_type: gpt2, layers: 3}}"],
+    "random model that cannot be built": ["+model.x={kind: random, config: {model_type: gpt2, n_embd: 7, n_head: 2}}"],
+    "random model without a tokenizer": ["+model.x={kind: random, config: {model_type: gpt2, n_embd: 8, n_head: 2}}"],
+    "no model": ["model=[]"],
+    "no measure": ["measure=[]"],
+    "layer": ["extract.layers=[0,6]"],
+    "negative layer": ["extract.layers=[-7]"],
+    "no layer": ["extract.layers=[]"],
+    "hook point": ["extract.hook_points=[resid]"],
+    "hook point in no block": ["extract.hook_points=[embed@1]"],
+    "hook point's layer": ["extract.hook_points=[resid_post@6]"],
+    "hook point's head": ["extract.hook_points=[q@0.h4]"],
+    "hook point that has no heads": ["extract.hook_points=[mlp_out@0.h1]"],
+    "hook point that the model lacks": ["extract.hook_points=[resid_mid]"],
+    "hook point twice": ["extract.hook_points=[embed,embed]"],
+    "hook point that is no row": ["extract.hook_points=[pattern]"],
+    "module": ["extract.hook_points=['module:layers.9']"],
+    "no hook point": ["extract.hook_points=[]"],
+    "length above the context": ["extract.length=1000"],
+    "too few rows for a measure": ["measure=[cka_unbiased]", "extract.batch_rows=3"],
+    "k above the rows": ["measure=[mutual_knn]", "measure.mutual_knn.k=1024"],
+    "more rows than there are": ["extract.batch_rows=1000000"],
+    "estimate that the measure lacks": ["measure=[procrustes]", "extract.estimate=ratio_of_sums"],
+    "separator that the tokenizer lacks": ["extract.separator=sep"],
+    "device": ["hardware.device=gpu"],
+    "device of a model": ["hardware.devices=[cuda:7]"],
+    "device of an unknown model": ["hardware.devices={other: cpu}"],
+    "memory": ["hardware.memory_gb=0.2"],
+    "no memory": ["hardware.memory_gb=-1"],
+    "split": ["data.split=test"],
+    "path for embedded data": ["+data.path=x.txt"],
+    "interpolation": ["name=${missing}"],
+    "unbalanced brackets": ["model=[tiny_a"],
+    "no value": ["seed"],
+    "unknown option": ["--verbose"],
+    "own configs": ["--config-dir", "/no/such/folder"],
+    "resume of nothing": ["resume=latest"],
+    "resume of an unknown run": ["resume=/no/such/run"],
+    "sweep with a bad value": ["-m", "extract.length=32,x"],
+    "sweep of nothing": ["-m", "experiment=glob(nothing*)"],
+    "--from without a run": ["--from"],
+    "--from an unknown run": ["--from", "nowhere"],
+    "cfg in a sweep": ["-m", "--cfg", "job"],
+}
+
+
+def check(code, out, err, outputs):
+    assert (code, out) == (2, ""), err
+    assert "Traceback" not in err
+    lines = [line for line in err.splitlines() if line.strip() and not line.startswith("WARNING: ")]
+    assert lines
+    for line in lines:
+        assert line.startswith("error: "), line
+        assert ";" in line, f"does not say what to do: {line}"
+    assert not [path for path in outputs.rglob("*") if path.is_file()]
+
+
+@pytest.mark.parametrize("what", CONFIGS)
+def test_configs(repsim, tmp_path, what):
+    words = CONFIGS[what]
+    start = [w for w in MANY if w.split("=")[0] not in {word.split("=")[0] for word in words}]
+    check(*repsim("run", *start, *words), tmp_path / "outputs")
+
+
+DATA = {
+    "missing.txt": None,
+    "empty.txt": b"",
+    "blank.txt": b"\n \n",
+    "latin.txt": "café".encode("latin-1"),
+    "utf16.txt": "words".encode("utf-16"),
+    "binary.txt": bytes(range(256)),
+    "words.csv": b"text\nwords\n",
+    "words": b"words",
+    "empty.jsonl": b"",
+    "cut.jsonl": b'{"text": "wor',
+    "list.jsonl": b'["words"]\n',
+    "number.jsonl": b'{"text": 5}\n',
+    "null.jsonl": b'{"text": null}\n',
+    "column.jsonl": b'{"body": "words"}\n',
+    "binary.jsonl": bytes(range(256)),
+    "plain.jsonl.zst": b'{"text": "words"}\n',
+    "cut.jsonl.zst": zstandard.compress(b'{"text": "words"}\n' * 9)[:12],
+    "empty.jsonl.zst": b"",
+    "column.jsonl.zst": zstandard.compress(b'{"body": "words"}\n'),
+    "text.parquet": b"words",
+    "cut.parquet": b"PAR1" + bytes(20),
+    "few.txt": b"three short words",
+    "a name with spaces & <b>.txt": b"",
+    "one-line.txt": b"word " * 30,
+}
+
+
+@pytest.mark.parametrize("name", DATA)
+def test_data_files(repsim, tmp_path, name):
+    file = tmp_path / name
+    if DATA[name] is not None:
+        file.write_bytes(DATA[name])
+    (tmp_path / "folder.txt").mkdir(exist_ok=True)
+    check(*repsim("run", *MANY, "data=local_text", f"data.path='{file}'"), tmp_path / "outputs")
+
+
+def test_a_folder_for_a_file(repsim, tmp_path):
+    check(*repsim("run", *MANY, "data=local_text", f"data.path={tmp_path}"), tmp_path / "outputs")
+
+
+def without(*names):
+    return lambda folder: [(folder / name).unlink() for name in names]
+
+
+def with_text(name, text):
+    return lambda folder: (folder / name).write_text(text)
+
+
+def with_config(**changes):
+    def change(folder):
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**config, **changes}))
+
+    return change
+
+
+def with_weights(change):
+    def rewrite(folder):
+        file = folder / "model.safetensors"
+        weights = safetensors.torch.load_file(file)
+        change(weights)
+        safetensors.torch.save_file(weights, file, {"format": "pt"})
+
+    return rewrite
+
+
+def pickle_only(folder):
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+
+
+def truncated(folder):
+    content = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(content[: len(content) // 2])
+
+
+def header_that_lies(folder):
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", 10**12) + b"{}")
+
+
+FOLDERS = {
+    "no config": without("config.json"),
+    "no weights": without("model.safetensors"),
+    "no tokenizer": without("tokenizer.json"),
+    "pickled weights": pickle_only,
+    "truncated weights": truncated,
+    "weights with a wrong header": header_that_lies,
+    "text for weights": with_text("model.safetensors", "words"),
+    "empty weights": with_text("model.safetensors", ""),
+    "broken config": with_text("config.json", "{"),
+    "config that is a list": with_text("config.json", "[]"),
+    "config without a type": with_text("config.json", "{}"),
+    "unknown architecture": with_config(model_type="gpt99"),
+    "architecture with code of its own": with_config(auto_map={"AutoModel": "model.Model"}),
+    "no layers": with_config(n_layer=0),
+    "more layers than weights": with_config(n_layer=9),
+    "heads that do not divide": with_config(n_head=5),
+    "another width": with_config(n_embd=64),
+    "a vocabulary that is too small": with_config(vocab_size=9),
+    "broken tokenizer": with_text("tokenizer.json", "{"),
+    "tokenizer of nothing": with_text("tokenizer.json", "{}"),
+    "missing weight": with_weights(lambda w: w.pop("h.0.ln_1.weight")),
+    "misshapen weight": with_weights(lambda w: w.update({"h.0.ln_1.weight": torch.zeros(2)})),
+    "shard that is not there": with_text("model.safetensors.index.json", '{"weight_map": {"a": "part-2.safetensors"}}'),
+}
+
+
+@pytest.mark.parametrize("what", FOLDERS)
+def test_model_folders(repsim, tmp_path, tiny_folder, what):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for file in tiny_folder("gpt2").iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    FOLDERS[what](folder)
+    entry = f"+model.mine={{kind: transformers, path: {folder}}}"
+    code, out, err = repsim("run", "model=[]", "measure=[cka]", entry, "extract.length=32", "extract.batch_rows=64")
+    check(code, out, err, tmp_path / "outputs")
+    assert "model.mine" in err
+
+
+def npz(**arrays):
+    return lambda file: np.savez(file, **arrays)
+
+
+def damaged(file):
+    np.savez(file, a=np.zeros((50, 3)))
+    file.write_bytes(file.read_bytes()[:200])
+
+
+def grouped(file):
+    with h5py.File(file, "w") as archive:
+        archive["model/layer0"] = np.zeros((50, 3))
+
+
+X = np.random.default_rng(0).normal(size=(50, 3))
+ARRAYS = {
+    "missing.npz": lambda file: None,
+    "empty.npz": lambda file: file.write_bytes(b""),
+    "text.npz": lambda file: file.write_text("words"),
+    "cut.npz": damaged,
+    "nothing.npz": npz(),
+    "flat.npz": npz(a=np.zeros(50)),
+    "cube.npz": npz(a=np.zeros((50, 3, 2))),
+    "integers.npz": npz(a=np.zeros((50, 3), int)),
+    "objects.npz": npz(a=np.array([[{}] * 3] * 50, dtype=object)),
+    "strings.npz": npz(a=np.array([["a"] * 3] * 50)),
+    "complex.npz": npz(a=np.zeros((50, 3), complex)),
+    "no-rows.npz": npz(a=np.zeros((0, 3))),
+    "no-features.npz": npz(a=np.zeros((50, 0))),
+    "unpaired.npz": npz(a=X, b=X[1:]),
+    "few.npz": npz(a=X[:1]),
+    "text.safetensors": lambda file: file.write_text("words that are no header"),
+    "integers.safetensors": lambda file: safetensors.torch.save_file({"a": torch.zeros(50, 3, dtype=torch.int8)}, file),
+    "text.hdf5": lambda file: file.write_text("words"),
+    "grouped.hdf5": grouped,
+    "array.npy": lambda file: np.save(file, X),
+}
+
+
+@pytest.mark.parametrize("name", ARRAYS)
+def test_stored_arrays(repsim, tmp_path, name):
+    file = tmp_path / name
+    ARRAYS[name](file)
+    entry = f"+model.stored={{kind: precomputed, path: {file}}}"
+    check(*repsim("run", "model=[]", "measure=[cka]", entry, "extract.batch_rows=40"), tmp_path / "outputs")
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e300])
+def test_stored_arrays_that_are_not_finite(repsim, tmp_path, newest, value):
+    """Found while the run reads them: exit code 1, the layer and the rows named, nothing computed from them."""
+    x = X.copy()
+    x[7, 1] = value
+    np.savez(tmp_path / "a.npz", layer=x)
+    entry = f"+model.stored={{kind: precomputed, path: {tmp_path / 'a.npz'}}}"
+    code, out, err = repsim("run", "model=[]", "measure=[cka]", entry, "extract.batch_rows=40")
+    assert (code, out) == (1, "")
+    assert "error: layer of 'stored': activations are not finite, got " in err
+    assert "in rows 0 to 39; mend the stored array (read as float32)" in err
+    assert results.read_manifest(newest())["status"] == "failed"
+
+
+RUNS = {
+    "truncated manifest": lambda folder: (folder / "manifest.json").write_text('{"schema": 1, "na'),
+    "manifest of another program": lambda folder: (folder / "manifest.json").write_text('{"name": "x"}'),
+    "newer schema": lambda folder: (folder / "manifest.json").write_text('{"schema": 2}'),
+    "manifest that is a list": lambda folder: (folder / "manifest.json").write_text("[1]"),
+    "no results": lambda folder: (folder / "results.json").unlink(),
+    "truncated results": lambda folder: (folder / "results.json").write_text("{"),
+    "changed results": lambda folder: (folder / "results.json").write_text('{"schema": 1, "measures": []}'),
+    "no arrays": lambda folder: [f.unlink() for f in (folder / "arrays").iterdir()],
+    "empty array": lambda folder: next((folder / "arrays").iterdir()).write_bytes(b""),
+    "another array": lambda folder: np.save(next((folder / "arrays").iterdir()), np.ones((9, 9))),
+}
+
+
+@pytest.mark.parametrize("command", ["show", "plot", "compare"])
+@pytest.mark.parametrize("what", RUNS)
+def test_run_folders(repsim, tmp_path, newest, a_run, what, command):
+    import shutil
+
+    folder = tmp_path / "outputs" / "2026-01-01" / "run"
+    shutil.copytree(a_run, folder)
+    RUNS[what](folder)
+    code, out, err = repsim(command, folder, *([folder] if command == "compare" else []))
+    assert (code, out) == (2, ""), err
+    assert len(err.strip().splitlines()) == 1
+    assert err.startswith("error: ")
+    assert ";" in err
+    assert "Traceback" not in err
+
+
+@pytest.fixture(scope="module")
+def a_run(tmp_path_factory):
+    """A small complete run."""
+    import os
+    import subprocess
+    import sys
+
+    outputs = tmp_path_factory.mktemp("run")
+    environment = {**os.environ, "REPSIM_OUTPUTS": str(outputs), "REPSIM_CACHE": str(outputs / "cache")}
+    words = ["run", "-q", *MANY, "extract.sequences=10"]
+    subprocess.run([sys.executable, "-m", "repsim_cli.cli", *words], env=environment, check=True)
+    (manifest,) = outputs.rglob("manifest.json")
+    return manifest.parent
+
+
+@pytest.mark.parametrize(
+    "label",
+    ["a b", "模型", "../../x", "<script>alert(1)</script>", "$(rm -rf .)", "a;b|c&d", "'\"", "x" * 300, "$x^2$"],
+)
+def test_odd_labels_are_harmless(repsim, tmp_path, newest, label):
+    """A model's label is data everywhere: in file names, figures, JSON and on the terminal."""
+    folder = tmp_path / "conf" / "experiment"
+    folder.mkdir(parents=True)
+    entry = {"kind": "shipped", "name": "tiny_a"}
+    content = {"defaults": [{"override /model": []}], "model": {label: entry}, "measure": {label: {"kind": "cka"}}}
+    (folder / "odd.yaml").write_text("# @package _global_\n" + json.dumps(content))
+    before = {p for p in tmp_path.rglob("*")}
+    code, out, err = repsim(
+        "run", "--config-dir", tmp_path / "conf", "experiment=odd", "measure=[]", "extract.sequences=10"
+    )
+    assert code == 0, err
+    assert label in out
+    matrix = results.read_results(newest())["measures"][-1]["matrices"][0]
+    assert matrix["rows"]["model"] == label
+    new = {p for p in tmp_path.rglob("*")} - before
+    assert all(p.is_relative_to(tmp_path / "outputs") or p.is_relative_to(tmp_path / "cache") for p in new)
+
+
+def test_how_many():
+    """The number that benchmarks/README.md states."""
+    tried = len(CONFIGS) + len(DATA) + 1 + len(FOLDERS) + len(ARRAYS) + 4 + 3 * len(RUNS)
+    assert tried == 188
