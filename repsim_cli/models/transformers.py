@@ -223,7 +223,8 @@ def _check_config_file(file: Path) -> None:
         raise BadInput(f"path: config.json cannot be used, got '{file}' ({error!r:.100}); mend it") from None
     if "auto_map" in given:
         raise BadInput(
-            f"path: the model needs code that comes with it, which is never run, got auto_map in '{file}'; use a model that transformers knows"
+            f"path: the model needs code that comes with it, which is never run, got auto_map in '{file}'; "
+            "use a model that transformers knows"
         )
     known = list(library().CONFIG_MAPPING.keys())
     if kind not in known:
