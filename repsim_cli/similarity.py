@@ -166,7 +166,7 @@ def estimate_all_pairs(
                 values = inner_products(measure.gram, prepare(measure, batch, names), n, tile)
             else:
                 values = all_pairs(measure, batch, names, tile)
-            means[label].add(values, seen)
+            means[label].add(values.cpu(), seen)
         save(_state(means, seen, rows))
     if not rows:
         raise BadInput("extract: no batch could be filled, got too few rows; lower batch_rows or add data")

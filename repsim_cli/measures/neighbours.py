@@ -46,7 +46,7 @@ def overlap_all(a: Sequence[Tensor], b: Sequence[Tensor]) -> Float[Tensor, "a b"
     n, k = a[0].shape
 
     def indicator(states: Sequence[Tensor]) -> scipy.sparse.csr_matrix:
-        cells = np.concatenate([(s + n * torch.arange(n)[:, None]).flatten().numpy() for s in states])
+        cells = np.concatenate([(s.cpu() + n * torch.arange(n)[:, None]).flatten().numpy() for s in states])
         ends = np.arange(len(states) + 1) * n * k
         return scipy.sparse.csr_matrix((np.ones(len(cells), np.int64), cells, ends), (len(states), n * n))
 

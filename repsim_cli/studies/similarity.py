@@ -281,15 +281,15 @@ class Similarity:
                 f"extract.sequences: the text gave {len(sequences.ids)} sequences of {extract.length} tokens, "
                 f"{extract.sequences} were asked for; all are used"
             )
-        kept = int(sequences.text.sum()) if extract.padding == "drop" else sequences.ids.size
+        rows = int(kept(sequences, extract.padding).sum())
         run.manifest["data"] = {
             "source": self.data.source,
             "hash": sequences.hash(),
             "documents_read": sequences.documents,
             "sequences": len(sequences.ids),
             "tokens": sequences.ids.size,
-            "rows_kept": kept,
-            "rows_dropped": sequences.ids.size - kept,
+            "rows_kept": rows,
+            "rows_dropped": sequences.ids.size - rows,
         }
         return sequences
 

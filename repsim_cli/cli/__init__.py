@@ -1,0 +1,129 @@
+"""The command line. The only room that prints or exits, and that imports Hydra."""
+
+import argparse
+import csv
+import io
+import json
+import logging
+import os
+import re
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from repsim_cli import __version__
+from repsim_cli.cli.show import (
+    cache_command,
+    compare_command,
+    doctor_command,
+    list_command,
+    measure_command,
+    plot_command,
+    show_command,
+)
+from repsim_cli.cli.terminal import GROUPS, complain, log, terminal_log
+from repsim_cli.errors import BadInput, RepsimError
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs one command and exits: 0 all complete, 1 a job failed, 2 bad input, 130 interrupted."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    terminal = terminal_log()
+    try:
+        if words[:1] == ["run"] and not {"-h", "--help"} & set(words):
+            from repsim_cli.cli.run import run
+
+            code = run(words[1:])
+        else:
+            parsed = parser().parse_args(words or ["--help"])
+            code = parsed.command(parsed)
+    except RepsimError as error:
+        complain(error)
+        code = 2 if isinstance(error, BadInput) else 1
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        code = 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
+    finally:
+        log.removeHandler(terminal)
+    sys.exit(code)
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(
+        prog="repsim",
+        description="Compare the inside of language models: from one config to similarity matrices, figures and JSON.",
+        epilog="example: repsim run experiment=tiny/pythia_cka",
+    )
+    top.add_argument("--version", action="version", version=f"repsim {__version__}")
+    commands = top.add_subparsers(metavar="COMMAND", required=True)
+
+    def add(name: str, command: Callable, help: str, example: str, description: str = "") -> argparse.ArgumentParser:
+        sub = commands.add_parser(
+            name,
+            help=help,
+            description=description or f"{help[0].upper()}{help[1:]}.",
+            epilog=f"example: {example}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        sub.set_defaults(command=command)
+        return sub
+
+    sub = add("run", lambda _: 0, "run an experiment", "repsim run experiment=tiny/pythia_cka seed=1", RUN_HELP)
+    sub.usage = "repsim run [-q] [-m] [KEY=VALUE ...]"
+
+    sub = add("list", list_command, "list what can be selected, or the runs", "repsim list experiment")
+    sub.add_argument("what", nargs="?", choices=(*GROUPS, "run"), help="one group (all groups by default)")
+
+    sub = add("show", show_command, "show a run: how it ended, its numbers, its files", "repsim show latest")
+    sub.add_argument("run", metavar="RUN", help="a path, `latest`, or a name")
+
+    sub = add("compare", compare_command, "compare the numbers of two runs", "repsim compare latest baseline")
+    sub.add_argument("first", metavar="RUN", help="a path, `latest`, or a name")
+    sub.add_argument("second", metavar="RUN", help="the same; differences are second minus first")
+    sub.add_argument("--output", metavar="DIR", help="draws heatmaps of the differences and writes the table there")
+
+    add("doctor", doctor_command, "say what this machine and installation offer", "repsim doctor")
+
+    sub = add("cache", cache_command, "show, limit or clear stored activations", "repsim cache --limit 20GB")
+    sub.add_argument("--clear", action="store_true", help="remove all entries that no run is using")
+    sub.add_argument("--limit", metavar="SIZE", help="the most that all entries may take together; kept for later runs")
+
+    sub = add("plot", plot_command, "draw the figures of a run again, from its files", "repsim plot latest")
+    sub.add_argument("run", metavar="RUN", help="a path, `latest`, or a name")
+
+    sub = add(
+        "measure",
+        measure_command,
+        "compare two arrays (n, d) with paired rows",
+        "repsim measure mutual_knn X.npy Y.npy k=5 --json",
+    )
+    sub.add_argument("name", metavar="NAME", help="a measure; see repsim list measure")
+    sub.add_argument("x", metavar="X.npy", help="rows of the matrix entry")
+    sub.add_argument("y", metavar="Y.npy", help="columns of the matrix entry")
+    sub.add_argument("settings", metavar="key=value", nargs="*", default=[], help="settings of the measure")
+    sub.add_argument("--json", action="store_true", help="print value, settings and card as JSON")
+    return top
+
+
+RUN_HELP = """\
+Run an experiment, or the default one, into a new folder under outputs/ (or REPSIM_OUTPUTS).
+
+  KEY=VALUE           sets a key or selects from a group: experiment=NAME model=[a,b] data=local_text seed=1
+  +model.NAME='{kind: transformers, path: DIR}'
+                      adds a model of your own
+  -m, --multirun      runs every combination of the values given with commas: seed=0,1,2
+  -q, --quiet         prints errors only
+  dry_run=true        prints the plan (models, layers, pairs, forward passes, memory) and stops
+  --cfg job           prints the composed configuration
+  --config-dir DIR    adds a folder of YAML of your own
+  --from RUN          repeats a run with its configuration; KEY=VALUE changes it
+  resume=latest       goes on with the newest unfinished run of the same configuration; resume=RUN with that one
+  cache=false         neither reads nor writes stored activations (repsim cache shows them)
+"""

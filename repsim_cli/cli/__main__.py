@@ -1,0 +1,3 @@
+from repsim_cli.cli import main
+
+main()

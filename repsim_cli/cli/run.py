@@ -1,0 +1,367 @@
+"""`repsim run`: everything is checked first, then Hydra starts the jobs; each records how it ended."""
+
+import csv
+import io
+import json
+import logging
+import os
+import re
+import sys
+import tempfile
+import traceback
+from pathlib import Path
+from typing import Any
+
+from repsim_cli import results
+from repsim_cli.cli.show import summary
+from repsim_cli.cli.terminal import (
+    GROUPS,
+    QUIET,
+    Bar,
+    complain,
+    conf_dir,
+    config_files,
+    config_names,
+    log,
+    terminal_log,
+)
+from repsim_cli.errors import BadInput, RepsimError
+from repsim_cli.registry import did_you_mean
+
+COMMAND = "REPSIM_COMMAND"  # the words of this command, for the manifests
+STATUS_FILE = "REPSIM_STATUS_FILE"  # where the jobs of one command note how they ended
+
+
+def run(words: list[str]) -> int:
+    """Checks everything first, then hands over to Hydra; the jobs' own statuses make the exit code."""
+    rest = [word for word in words if word not in ("-q", "--quiet")]
+    if len(rest) < len(words):
+        os.environ[QUIET] = "1"
+    # conf/config.yaml reads it; set but empty means not set
+    os.environ["REPSIM_OUTPUTS"] = str(results.outputs_root())
+    with tempfile.TemporaryDirectory() as scratch:
+        rest, configs, config_name = _repeated(rest, Path(scratch))
+        flags, overrides = _split(rest)
+        if not set(PRINTING) & set(flags):
+            plans = _check(flags, overrides, configs, config_name)
+            if plans:
+                print("\n\n".join(plans))
+                return 0
+            results.check_root()
+        # on the file system of the runs, which the machines of a cluster share
+        root = results.outputs_root()
+        status_file = (root if root.is_dir() else Path(scratch)) / f".jobs-{os.getpid()}"
+        status_file.touch()
+        os.environ[STATUS_FILE] = str(status_file)
+        import hydra
+
+        sys.argv = ["repsim run", *rest]
+        os.environ[COMMAND] = json.dumps(["repsim", "run", *words])
+        code: Any = 0
+        try:
+            hydra.main(version_base="1.3", config_path=str(configs), config_name=config_name)(job)()
+        except SystemExit as error:
+            code = error.code
+        except ValueError as error:
+            raise BadInput(f"options: {error}, got {' '.join(rest)}; see repsim run --help") from None
+        finally:
+            ended = [json.loads(line) for line in status_file.read_text().splitlines()] if status_file.is_file() else []
+            status_file.unlink(missing_ok=True)
+    if not ended:  # Hydra only printed something, or failed before the first job
+        return 0 if code in (0, None) else 1
+    statuses = [status for status, _ in ended]
+    bad = [status for status in statuses if status != "complete"]
+    if len(ended) > 1:
+        _sweep_table(Path(ended[0][1]).parent)
+        if bad:
+            print(f"{len(bad)} of {len(statuses)} jobs did not complete", file=sys.stderr)
+    if "interrupted" in statuses:
+        return 130
+    if set(statuses) == {"refused"}:
+        return 2
+    return 1 if bad or code not in (0, None) else 0
+
+
+def _sweep_table(folder: Path) -> None:
+    """Writes the sweep's jobs.json and jobs.csv and says where."""
+    jobs = results.jobs(folder)
+    text = io.StringIO()
+    table = csv.DictWriter(text, list(jobs[0]) if jobs else ["job"])
+    table.writeheader()
+    table.writerows(jobs)
+    results.write(folder / "jobs.json", results.dumps(jobs).encode())
+    results.write(folder / "jobs.csv", text.getvalue().encode())
+    if not os.environ.get(QUIET):
+        print(f"jobs: {folder}/jobs.csv")
+
+
+VALUED = ("--config-dir", "-cd", "--cfg", "-c", "--package", "-p", "--info", "-i")
+PRINTING = ("--cfg", "-c", "--info", "-i", "--hydra-help", "--shell-completion", "-sc")
+FLAGS = (*VALUED, *PRINTING, "--resolve", "--multirun", "-m")
+
+
+def _split(words: list[str]) -> tuple[dict[str, str | None], list[str]]:
+    """Hydra's flags (with their values) and the overrides."""
+    flags: dict[str, str | None] = {}
+    overrides: list[str] = []
+    remaining = iter(words)
+    for word in remaining:
+        if not word.startswith("-"):
+            overrides.append(word)
+        elif "=" in word:
+            flag, value = word.split("=", 1)
+            flags[flag] = value
+        else:
+            flags[word] = next(remaining, None) if word in VALUED else None
+    for flag in flags:
+        if flag not in FLAGS:
+            raise BadInput(f"repsim run: unknown option, got '{flag}'; {did_you_mean(flag, (*FLAGS, '--quiet', '-q'))}")
+    return flags, overrides
+
+
+def _repeated(words: list[str], scratch: Path) -> tuple[list[str], Path, str]:
+    """Takes `--from RUN` out of the words: that run's configuration instead of conf/config.yaml."""
+    import yaml
+
+    if "--from" not in words:
+        return words, conf_dir(), "config"
+    at = words.index("--from")
+    if at + 1 == len(words):
+        raise BadInput("--from: no run, got nothing; e.g. --from latest")
+    own = yaml.safe_load((conf_dir() / "config.yaml").read_text())
+    logging_off = [entry for entry in own["defaults"] if isinstance(entry, dict) and "override" in next(iter(entry))]
+    repeated = {**results.read_config(results.find(words[at + 1])), "resume": None, "dry_run": False}
+    content = {"defaults": ["_self_", *logging_off], **repeated, "hydra": own["hydra"]}
+    (scratch / "repeat.yaml").write_text(yaml.safe_dump(content, allow_unicode=True))
+    return words[:at] + words[at + 2 :], scratch, "repeat"
+
+
+def _check(flags: dict[str, str | None], overrides: list[str], configs: Path, config_name: str) -> list[str]:
+    """Composes and validates every job of the command; returns the plans to print, if any asked for a dry run."""
+    from hydra import compose, initialize_config_dir
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.errors import HydraException
+
+    from repsim_cli.config import validate
+
+    multirun = "-m" in flags or "--multirun" in flags
+    own = next((flags[f] for f in ("--config-dir", "-cd") if f in flags), None)
+    extra = []
+    if own:
+        if not Path(own).is_dir():
+            raise BadInput(f"--config-dir: no such folder, got '{own}'; name a folder of YAML files")
+        extra = [f"hydra.searchpath=[file://{Path(own).resolve()}]"]
+    plans = []
+    try:
+        with initialize_config_dir(str(configs.resolve()), version_base="1.3"):
+            for job_overrides in _jobs(overrides) if multirun else [overrides]:
+                config = validate(compose(config_name, [*job_overrides, *extra]))
+                if config.keys.dry_run:
+                    plans.append(plan_text(config.keys.name, config.study.plan()))
+    except (HydraException, ValueError) as error:  # Hydra raises both for overrides that make no sense
+        raise BadInput(_hydra_line(error, overrides)) from None
+    finally:
+        GlobalHydra.instance().clear()
+    return plans
+
+
+def _jobs(overrides: list[str]) -> list[list[str]]:
+    """The overrides of each job of a sweep."""
+    from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    parsed = OverridesParser.create().parse_overrides(overrides)
+    batches = BasicSweeper.split_arguments(parsed, max_batch_size=None)
+    jobs = [list(job) for batch in batches for job in batch]
+    if not jobs:
+        raise BadInput(f"overrides: no job comes of this sweep, got {' '.join(overrides)}; check its globs")
+    return jobs
+
+
+def _hydra_line(error: Exception, overrides: list[str]) -> str:
+    """Hydra's message as one line, with the near misses."""
+    text = " ".join(str(error).split())
+    if "LexerNoViableAlt" in text or "mismatched input" in text or "no viable alternative" in text:
+        return (
+            f"overrides: cannot be read, got {' '.join(overrides)[:200]}; write KEY=VALUE, with quotes around values "
+            "that hold spaces or symbols; unusual names go into a YAML of your own (--config-dir)"
+        )
+    cause = f" {error.__cause__}" if error.__cause__ else ""
+    missing = re.search(r"Could not (?:find|load) '([^']+)'", text)
+    if missing:
+        group, _, name = missing[1].partition("/")
+        if group in GROUPS and name:
+            return f"{group}: there is none of this name, got '{name}'; {did_you_mean(name, config_names(group))}"
+        return f"config: {text[:200]}; see repsim list"
+    override = re.search(r"Could not override '([^']+)'", text)
+    if override:
+        key = override[1]
+        parent, _, last = key.rpartition(".")
+        beside = [k.rpartition(".")[2] for k in _known_keys() if k.rpartition(".")[0] == parent]
+        return f"{key}: unknown key, got '{_given(key, overrides)}'; {did_you_mean(last, beside)}"
+    return f"overrides: {(text + cause)[:400]}; see repsim run --help"
+
+
+def _given(key: str, overrides: list[str]) -> str:
+    return next((o for o in overrides if o.lstrip("+~").startswith(f"{key}=")), key)
+
+
+def _known_keys() -> list[str]:
+    """The dotted keys of the default configuration and of all single-choice groups."""
+    import yaml
+
+    known: list[str] = []
+    for file in (
+        conf_dir() / "config.yaml",
+        *(f for g in ("data", "extract", "hardware") for f in config_files(g)),
+    ):
+        content = yaml.safe_load(file.read_text()) or {}
+        prefix = "" if file.name == "config.yaml" else f"{file.parent.name}."
+        known += [f"{prefix}{key}" for key in content if key not in ("defaults", "hydra")]
+    return sorted({*known, *GROUPS})
+
+
+def job(config: Any) -> None:
+    """One job: validate, run, record. Never raises, so that no job of a sweep stops another."""
+    from hydra.core.hydra_config import HydraConfig
+
+    status, folder = "failed", Path(HydraConfig.get().runtime.output_dir)
+    try:
+        status, folder = _job(config, folder)
+    except RepsimError as error:
+        complain(error, _job_name())
+        status = "refused" if isinstance(error, BadInput) else "failed"
+    except KeyboardInterrupt:
+        status = "interrupted"
+    finally:
+        note = os.environ.get(STATUS_FILE)
+        if note:
+            with open(note, "a") as stream:
+                stream.write(json.dumps([status, str(folder)]) + "\n")
+    if status == "interrupted":
+        raise KeyboardInterrupt
+
+
+def _job_name() -> str:
+    """In a sweep, which job speaks."""
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.types import RunMode
+
+    hydra = HydraConfig.get()
+    if hydra.mode != RunMode.MULTIRUN:
+        return ""
+    own = ", ".join(f"{choice}" for choice in hydra.overrides.task)
+    return f"job {hydra.job.num} ({own[:120]}): "
+
+
+def _job(config: Any, folder: Path) -> tuple[str, Path]:
+    """Runs one job in its folder, or in the one that it goes on with; returns how it ended and where."""
+    from repsim_cli import plots
+    from repsim_cli.config import validate
+
+    checked = validate(config)
+    current = _open(checked, folder)
+    if current is None:
+        return "complete", folder
+    current.progress = Bar()
+    handler = _log_file(current.folder)
+    status, problem = "failed", "unknown"
+    try:
+        current.write_text("config.yaml", checked.yaml())
+        found = {"schema": results.SCHEMA, "study": checked.keys.study, **checked.study.run(current)}
+        found["warnings"] = current.manifest["warnings"]
+        current.write_text("results.json", results.dumps(found))
+        if found["measures"]:
+            with current.stage("figures"):
+                plots.draw(current.folder, current.progress)
+        status, problem = "complete", None
+    except KeyboardInterrupt:
+        status, problem = "interrupted", "interrupted by the user"
+        raise
+    except RepsimError as error:
+        problem = str(error)
+        status = "refused" if isinstance(error, BadInput) and not current.manifest["resumed"] else "failed"
+        raise
+    except Exception as error:
+        problem = f"{type(error).__name__}: {error}"
+        log.debug(traceback.format_exc())
+        log.error("internal error: %s; please report it with %s/repsim.log", problem, current.folder)
+    finally:
+        log.removeHandler(handler)
+        handler.close()
+        if status == "refused":
+            current.discard()
+        else:
+            _finish(current, status, problem)
+    if status == "complete" and not os.environ.get(QUIET):
+        print(summary(current.folder))
+    return status, current.folder
+
+
+def _open(checked: Any, folder: Path) -> results.Run | None:
+    """A new run, or the one to go on with; None where that one is complete."""
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.types import RunMode
+
+    keys = checked.keys
+    if keys.resume is not None:
+        own = keys.model_dump()
+        if keys.resume == "latest":
+            target, complete = results.unfinished(own)
+        else:
+            target = results.find(keys.resume)
+            complete = results.read_manifest(target)["status"] == "complete"
+            different = results.differences(
+                {k: v for k, v in own.items() if k not in results.HOW}, results.read_config(target)
+            )
+            if different:
+                raise BadInput(
+                    f"resume: {target} has another configuration, got {'; '.join(different)}; start a new run"
+                )
+        if target is not None:
+            results.drop_empty(folder)
+            if complete:
+                print(f"{target}: complete already, nothing is left to do")
+                return None
+            print(f"going on with {target}", file=sys.stderr)
+            return results.reopen(target)
+        if HydraConfig.get().mode != RunMode.MULTIRUN:
+            raise BadInput("resume: no unfinished run of this configuration, got latest; start it without resume")
+    return results.create(
+        folder,
+        name=keys.name,
+        study=keys.study,
+        seed=keys.seed,
+        command=json.loads(os.environ.get(COMMAND, "[]")),
+        overrides=list(HydraConfig.get().overrides.task),
+    )
+
+
+def _finish(current: results.Run, status: str, problem: str | None) -> None:
+    """Records the end; where the folder is gone, says so."""
+    try:
+        current.finish(status, problem)
+    except (RepsimError, OSError) as error:
+        print(f"error: {current.folder}: how the run ended ({status}) cannot be recorded: {error}", file=sys.stderr)
+
+
+def _log_file(folder: Path) -> logging.Handler:
+    """Everything into repsim.log; in a launcher's own process, what the user must see also to the terminal."""
+    handler = logging.FileHandler(folder / "repsim.log")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    if not log.handlers:
+        terminal_log()
+    log.addHandler(handler)
+    return handler
+
+
+def plan_text(name: str, plan: dict[str, Any]) -> str:
+    """The plan of a dry run, a line a fact."""
+    lines = [f"plan of {name} (nothing was run)"]
+    for key, value in plan.items():
+        if isinstance(value, dict):
+            lines.append(f"  {key}")
+            lines += [f"    {inner}: {v}" for inner, v in value.items()]
+        else:
+            lines.append(f"  {key}: {', '.join(map(str, value)) if isinstance(value, list) else value}")
+    return "\n".join(lines)

@@ -1,0 +1,218 @@
+"""The commands that read: list, show, plot, compare, measure, doctor, cache."""
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from repsim_cli import results
+from repsim_cli.cli.terminal import GROUPS, Bar, config_files, config_names
+from repsim_cli.errors import BadInput, RepsimError
+
+
+def summary(folder: Path) -> str:
+    """A run in a screenful: how it ended, each measure by pair of models, claims, warnings, where the files are."""
+    manifest = results.read_manifest(folder)
+    lines = [f"{manifest['name']}: {manifest['status']}, {manifest.get('seconds', 0):.1f} s, seed {manifest['seed']}"]
+    if manifest.get("error"):
+        lines.append(f"  error: {manifest['error']}")
+    if manifest["status"] == "complete" or (folder / "results.json").is_file():
+        found = results.read_results(folder)
+        for measure in found["measures"]:
+            lines += _measure_lines(folder, measure)
+        for name, table in found["tables"].items():
+            for row in table["rows"]:
+                lines.append(
+                    f"  {name}: " + ", ".join(f"{c} {v:,.4g}" for c, v in zip(table["columns"], row, strict=True))
+                )
+        for claim in found["claims"]:
+            value = claim["why"] if claim["value"] is None else f"{claim['value']:.3f}, threshold {claim['threshold']}"
+            lines.append(f"  claim {claim['name']} ({claim['measure']}): {claim['verdict']} ({value})")
+    lines += [f"  warning: {warning}" for warning in manifest["warnings"]]
+    lines.append(f"  folder: {folder}")
+    figures = sorted((folder / "figures").glob("*-all.png"))
+    lines += [f"  figure: {figure}" for figure in figures]
+    return "\n".join(lines)
+
+
+SHOWN_PAIRS = 12
+
+
+def _measure_lines(folder: Path, measure: dict[str, Any]) -> Iterator[str]:
+    estimate = measure["estimate"]
+    better = "larger" if measure["card"]["larger_is_closer"] else "smaller"
+    yield (
+        f"  {measure['label']}: {measure['card']['label']}, {better} is closer, {estimate['kind']}, "
+        f"{estimate['rows']:,} of {estimate['rows_available']:,} rows in "
+        f"{estimate['batches']} batch{'es' if estimate['batches'] != 1 else ''}"
+    )
+    pairs = measure["matrices"]
+    width = max(len(f"{p['rows']['model']} x {p['columns']['model']}") for p in pairs)
+    for pair in pairs[:SHOWN_PAIRS]:
+        values = results.read_array(folder, pair["values"])
+        name = f"{pair['rows']['model']} x {pair['columns']['model']}"
+        spread = f"lowest {values.min():6.3f}   highest {values.max():6.3f}"
+        yield f"    {name:{width}}  mean {values.mean():6.3f}   {spread}"
+    if len(pairs) > SHOWN_PAIRS:
+        yield f"    and {len(pairs) - SHOWN_PAIRS} more pairs of models: see results.json"
+
+
+def show_command(parsed: argparse.Namespace) -> int:
+    folder = results.find_sweep(parsed.run)
+    if folder is not None:
+        return _show_sweep(folder)
+    folder = results.find(parsed.run)
+    print(summary(folder))
+    for name, seconds in results.read_manifest(folder)["timings"].items():
+        print(f"  {name}: {seconds:.1f} s")
+    return 0
+
+
+def _show_sweep(folder: Path) -> int:
+    jobs = results.jobs(folder)
+    print(f"sweep {folder}: {len(jobs)} jobs")
+    for found in jobs:
+        print(f"  {found['job']:24}  {found['status']:11}  {found['seconds']:8.1f} s  {found['overrides']}")
+        if found["error"]:
+            print(f"    error: {found['error']}")
+    return 0
+
+
+def plot_command(parsed: argparse.Namespace) -> int:
+    from repsim_cli import plots
+
+    folder = results.find(parsed.run)
+    if not results.read_results(folder)["measures"]:
+        raise BadInput(f"{folder}: it has no matrices, got no figure to draw; choose a run of a similarity study")
+    for file in plots.draw(folder, Bar()):
+        print(file)
+    return 0
+
+
+def compare_command(parsed: argparse.Namespace) -> int:
+    from repsim_cli.analysis import comparison
+
+    first, second = results.find(parsed.first), results.find(parsed.second)
+    differences, unmatched = comparison.compare(first, second)
+    print(f"{second} minus {first}")
+    width = max(len(f"{d.rows} x {d.columns}") for d in differences)
+    for d in differences:
+        pair = f"{d.rows} x {d.columns}"
+        print(f"  {d.measure:16}  {pair:{width}}  largest {d.largest:9.3g}   mean {d.mean:9.3g}   {d.block.size} cells")
+    for line in unmatched:
+        print(f"  not compared: {line}")
+    if parsed.output:
+        from repsim_cli import plots
+        from repsim_cli.plots import difference
+
+        folder = Path(parsed.output)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise BadInput(f"--output: no folder can be made there, got '{folder}' ({error.strerror})") from None
+        record = {"first": str(first), "second": str(second), "differences": comparison.table(differences)}
+        results.write(folder / "comparison.json", results.dumps(record).encode())
+        for file in plots.save(folder, list(difference.figures(differences, (first.name, second.name))), Bar()):
+            if file.suffix == ".png":
+                print(file)
+    return 0
+
+
+def doctor_command(parsed: argparse.Namespace) -> int:
+    from repsim_cli import doctor
+
+    for topic, lines in doctor.examine():
+        print(topic)
+        for line in lines:
+            print(f"  {line}")
+    return 0
+
+
+def cache_command(parsed: argparse.Namespace) -> int:
+    from repsim_cli import cache
+
+    if parsed.limit:
+        cache.set_limit(cache.parse_size(parsed.limit))
+    if parsed.clear:
+        removed, left = cache.trim(0)
+        print(f"removed {removed} entries, {left / 1e9:.3f} GB left in use")
+    print(f"{cache.root()}: limit {cache.limit() / 1e9:g} GB")
+    for kind, entries, size in cache.overview():
+        print(f"  {kind}: {entries} entries, {size / 1e9:.3f} GB")
+    return 0
+
+
+def _headline(file: Path) -> str:
+    for line in file.read_text().splitlines():
+        if line.startswith("#") and "@package" not in line:
+            return line.lstrip("# ").removeprefix("Question: ")
+    return ""
+
+
+def list_command(parsed: argparse.Namespace) -> int:
+    if parsed.what == "run":
+        root = results.outputs_root()
+        folders = results.runs(root) if root.is_dir() else []
+        if not folders:
+            print(f"no runs in {root}; start one with: repsim run")
+        for folder in folders:
+            manifest = results.read_manifest(folder)
+            print(f"{manifest['started']}  {manifest['status']:11}  {manifest['name']:24}  {folder}")
+        return 0
+    for group in (parsed.what,) if parsed.what else GROUPS:
+        if not parsed.what:
+            print(f"{group}:")
+        names = config_names(group)
+        width = max(map(len, names))
+        for name, file in zip(names, config_files(group), strict=True):
+            print(f"{'' if parsed.what else '  '}{name:{width}}  {_headline(file)}")
+    return 0
+
+
+def measure_command(parsed: argparse.Namespace) -> int:
+    import yaml
+
+    from repsim_cli.config import bind_measure
+
+    settings = {}
+    for setting in parsed.settings:
+        key, equals, value = setting.partition("=")
+        if not equals:
+            raise BadInput(f"settings: not key=value, got '{setting}'; e.g. k=5")
+        if key in settings:
+            raise BadInput(f"settings: given twice, got '{setting}'; give {key} once")
+        settings[key] = yaml.safe_load(value)
+    measure = bind_measure(parsed.name, settings)
+    arrays = [_load_array(name) for name in (parsed.x, parsed.y)]
+    try:
+        value = measure(*arrays)
+    except RepsimError as error:
+        raise BadInput(str(error)) from error
+    if parsed.json:
+        record = {
+            "measure": measure.name,
+            "value": value,
+            "settings": dict(measure.settings),
+            "n": len(arrays[0]),
+        }
+        print(results.dumps({**record, "card": measure.card.record()}), end="")
+    else:
+        print(value)
+    return 0
+
+
+def _load_array(name: str) -> Any:
+    import numpy as np
+
+    try:
+        array = np.load(name, allow_pickle=False)
+    except FileNotFoundError:
+        raise BadInput(f"{name}: no such file; check the path") from None
+    except (OSError, ValueError, EOFError) as error:
+        reason = "no array of numbers" if "pickle" in str(error) else str(error).splitlines()[0]
+        raise BadInput(f"{name}: cannot be read as .npy, got {reason}; save it with numpy.save") from None
+    if not isinstance(array, np.ndarray) or array.dtype.kind not in "fiu":
+        raise BadInput(
+            f"{name}: not an array of numbers, got {getattr(array, 'dtype', 'an archive')}; use .npy of floats"
+        )
+    return array

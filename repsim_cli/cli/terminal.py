@@ -1,0 +1,75 @@
+"""What the commands share: where the configs are, and what reaches the terminal."""
+
+import logging
+import os
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from repsim_cli.errors import BadConfig, RepsimError
+
+log = logging.getLogger("repsim")
+QUIET = "REPSIM_QUIET"
+GROUPS = ("experiment", "model", "data", "measure", "extract", "hardware")
+
+
+def conf_dir() -> Path:
+    """The configs: inside the installed package, or beside it in a checkout."""
+    inside = Path(__file__).parent.parent / "conf"
+    return inside if inside.is_dir() else Path(__file__).parent.parent.parent / "conf"
+
+
+def terminal_log() -> logging.Handler:
+    """What the user must see of the log."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
+    handler.setLevel(logging.WARNING)
+    handler.addFilter(lambda record: record.levelno >= logging.ERROR or not os.environ.get(QUIET))
+    log.setLevel(logging.DEBUG)
+    log.propagate = False
+    log.addHandler(handler)
+    return handler
+
+
+def complain(error: RepsimError, job: str = "") -> None:
+    lines = error.problems if isinstance(error, BadConfig) else [" ".join(str(error).split("\n"))]
+    for line in lines:
+        print(f"error: {job}{line}", file=sys.stderr)
+
+
+class Bar:
+    """Progress: a bar on a terminal, plain lines elsewhere, nothing when quiet."""
+
+    def __call__(self, items: Iterable, *, label: str, unit: str) -> Iterator:
+        sized = list(items) if not hasattr(items, "__len__") else items
+        if os.environ.get(QUIET):
+            return iter(sized)
+        if sys.stderr.isatty():
+            from tqdm import tqdm
+
+            return iter(tqdm(sized, desc=label, unit=f" {unit}", leave=False))
+        return self._lines(sized, label, unit)
+
+    def _lines(self, items: Any, label: str, unit: str) -> Iterator:
+        start, total = time.monotonic(), len(items)
+        shown = start
+        for done, item in enumerate(items, 1):
+            yield item
+            now = time.monotonic()
+            # at least every tenth of the work, but no more than one line in two seconds
+            if (now - shown >= 2 and done * 10 // total > (done - 1) * 10 // total) or now - shown >= 30:
+                rate = done / (now - start)
+                left = (total - done) / rate
+                print(f"{label}: {done}/{total} {unit}, {rate:.2f}/s, {left:.0f} s left", file=sys.stderr)
+                shown = now
+
+
+def config_files(group: str) -> list[Path]:
+    return sorted((conf_dir() / group).rglob("*.yaml"))
+
+
+def config_names(group: str) -> list[str]:
+    root = conf_dir() / group
+    return [str(file.relative_to(root).with_suffix("")) for file in config_files(group)]
