@@ -1,19 +1,9 @@
 """The command line. The only room that prints or exits, and that imports Hydra."""
 
 import argparse
-import csv
-import io
-import json
-import logging
 import os
-import re
 import sys
-import tempfile
-import time
-import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from repsim_cli import __version__
 from repsim_cli.cli.show import (
