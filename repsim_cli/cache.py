@@ -28,7 +28,7 @@ import platformdirs
 import xxhash
 
 from repsim_cli.errors import BadInput
-from repsim_cli.results import dumps
+from repsim_cli.results import alive, dumps
 
 log = logging.getLogger("repsim")
 DEFAULT_LIMIT = 20 * 10**9
@@ -48,9 +48,12 @@ def limit() -> int:
 
 
 def set_limit(size: int) -> None:
-    root().mkdir(parents=True, exist_ok=True)
-    (root() / "limit").write_text(f"{size}\n")
-    trim()
+    try:
+        root().mkdir(parents=True, exist_ok=True)
+        (root() / "limit").write_text(f"{size}\n")
+        trim()
+    except OSError as error:
+        raise BadInput(f"{root()}: the cache cannot be written, got '{error.strerror}'; set REPSIM_CACHE") from None
 
 
 def parse_size(text: str) -> int:
@@ -182,20 +185,10 @@ def _in_use(folder: Path) -> bool:
     for mark in folder.parent.glob(f"{folder.name}.using-*"):
         host, _, pid = mark.name.split(".using-")[1].rpartition("-")
         here = host == socket.gethostname()
-        if (here and _alive(int(pid))) or (not here and time.time() - mark.stat().st_mtime < STALE):
+        if (here and alive(int(pid))) or (not here and time.time() - mark.stat().st_mtime < STALE):
             return True
         mark.unlink(missing_ok=True)
     return False
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 def _folders() -> list[Path]:
@@ -240,6 +233,8 @@ def trim(size: int | None = None) -> tuple[int, int]:
 
 def overview() -> list[tuple[str, int, int]]:
     """(kind, entries, bytes) of what is there."""
+    if root().exists() and not root().is_dir():
+        raise BadInput(f"{root()}: not a folder, got a file as the cache; set REPSIM_CACHE to a folder")
     kinds: dict[str, list[int]] = {}
     for folder in _folders():
         kinds.setdefault(folder.parent.name, []).append(Entry(folder.parent.name, folder.name).size())

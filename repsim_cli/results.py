@@ -259,6 +259,17 @@ def unfinished(config: dict[str, Any]) -> tuple[Path | None, bool]:
     return (same[0], True) if same else (None, False)
 
 
+def alive(pid: int) -> bool:
+    """Whether a process of this machine runs."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
 def drop_empty(folder: Path) -> None:
     """Removes an empty folder, and what above it is empty too, up to the outputs' root."""
     root = outputs_root().resolve()
@@ -347,6 +358,8 @@ def find(run: str, root: Path | None = None) -> Path:
     root = root or outputs_root()
     if (Path(run) / "manifest.json").is_file():
         return Path(run)
+    if Path(run).is_absolute():
+        raise BadInput(f"RUN: no run folder, got '{run}'; check the path, or see repsim list run")
     known = runs(root)
     if not known:
         raise BadInput(f"RUN: no runs in {root}, got '{run}'; start one with repsim run, or set REPSIM_OUTPUTS")

@@ -224,6 +224,16 @@ def test_the_cache_command(repsim, own_cache):
     assert "size: not a size, got 'many'; e.g. 20GB" in err
 
 
+def test_a_cache_that_is_a_file(repsim, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("REPSIM_CACHE", str(tmp_path / "file"))
+    for words in (["cache"], ["cache", "--limit", "1GB"], ["cache", "--limit", ""]):
+        code, out, err = repsim(*words)
+        assert (code, out) == (2, "")
+        assert len(err.strip().splitlines()) == 1
+        assert ";" in err
+
+
 def test_bfloat16_forward_is_close_to_float32(repsim, newest):
     values = []
     for dtype in ("float32", "bfloat16"):

@@ -135,7 +135,7 @@ def test_all_problems_at_once():
         (["extract.length=300"], "extract.length, model.tiny_a: longer than the model's context, got 300; at most 256"),
         (["extract.batch_rows=3"], "extract.batch_rows: cka_unbiased needs at least 4 rows, got 3; raise it"),
         (["hardware.device=tpu9"], "hardware.device: not usable here, got 'tpu9'"),
-        (["hardware.memory_gb=0.1"], "hardware.memory_gb: the run needs about 0.5 GB, got a limit of 0.1 GB"),
+        (["hardware.memory_gb=0.1"], "hardware.memory_gb: the run needs about 0.52 GB, got a limit of 0.10 GB; hardware.memory_gb=0.6 would do"),
         (["+options.claims=[falls_with_distance]"], "options.claims: unknown claim, got 'falls_with_distance'; did you mean 'falls_with_layer_distance'"),
         (["extract.estimate=full", "extract.rows=90000000", "extract.sequences=1000000"], r"extract.rows=\d+ would fit"),
         (["extract.estimate=ratio_of_sums", "measure=[mutual_knn]"], "mutual_knn is not made of HSIC; use per_batch"),

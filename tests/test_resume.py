@@ -19,7 +19,7 @@ def test_twenty_kills_lose_nothing():
     outcome = kills.kill_runs(20)
     assert outcome.kills == 20
     assert outcome.differing_bytes == 0
-    assert outcome.resumed_from_state > 0
+    assert outcome.resumed > 0
 
 
 class Stop(Exception):
@@ -115,6 +115,12 @@ def test_from_repeats_a_run(repsim, newest):
     }
     assert repsim("run", "-q", "--from", str(first), "seed=5")[0] == 0
     assert results.read_manifest(newest())["seed"] == 5
+    assert (
+        repsim("run", "-q", f"--from={first}", "model=[tiny_a_step100]", "measure=[cka]", "data=embedded_train")[0] == 0
+    )
+    config = results.read_config(newest())
+    assert (list(config["model"]), list(config["measure"])) == (["tiny_a_step100"], ["cka"])
+    assert (config["data"]["split"], config["seed"]) == ("train", 4)
     code, out, err = repsim("run", "--from")
     assert (code, out) == (2, "")
     assert "--from: no run, got nothing; e.g. --from latest" in err
@@ -140,6 +146,7 @@ def test_the_output_folder_is_removed_during_the_run(repsim, newest, monkeypatch
         shutil.rmtree(run.folder)
         return original(self, run, *rest)
 
+    monkeypatch.setattr("repsim_cli.studies.similarity.SAVE_EVERY", 1e9)
     monkeypatch.setattr(Similarity, "_matrices", removing)
     code, out, err = repsim("run", *SMALL)
     assert (code, out) == (1, "")
@@ -245,7 +252,7 @@ def test_devices_in_turn_and_by_name():
     assert devices(Hardware(), ["a"]) == {"a": "cpu"}
     with pytest.raises(BadInput, match="hardware.devices: no such model, got 'bb'; "):
         devices(Hardware(devices={"bb": "cpu"}), ["b"])
-    with pytest.raises(BadInput, match="hardware.device: not usable here, got 'cuda:9'"):
+    with pytest.raises(BadInput, match="hardware.devices: not usable here, got 'cuda:9'"):
         devices(Hardware(devices=["cuda:9"]), ["b"])
 
 

@@ -60,7 +60,8 @@ def devices(hardware: Hardware, labels: Sequence[str]) -> dict[str, str]:
             torch.empty(1, device=device)
         except (RuntimeError, AssertionError) as error:
             reason = str(error).splitlines()[0]
-            raise BadInput(f"hardware.device: not usable here, got '{device}' ({reason[:100]}); use cpu") from None
+            key = "device" if device == hardware.device else "devices"
+            raise BadInput(f"hardware.{key}: not usable here, got '{device}' ({reason[:100]}); use cpu") from None
     return places
 
 

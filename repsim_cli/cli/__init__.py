@@ -66,7 +66,7 @@ def parser() -> argparse.ArgumentParser:
         return sub
 
     sub = add("run", lambda _: 0, "run an experiment", "repsim run experiment=tiny/pythia_cka seed=1", RUN_HELP)
-    sub.usage = "repsim run [-q] [-m] [KEY=VALUE ...]"
+    sub.usage = "repsim run [-q] [-m] [--from RUN] [KEY=VALUE ...]"
 
     sub = add("list", list_command, "list what can be selected, or the runs", "repsim list experiment")
     sub.add_argument("what", nargs="?", choices=(*GROUPS, "run"), help="one group (all groups by default)")
@@ -113,7 +113,7 @@ Run an experiment, or the default one, into a new folder under outputs/ (or REPS
   dry_run=true        prints the plan (models, layers, pairs, forward passes, memory) and stops
   --cfg job           prints the composed configuration
   --config-dir DIR    adds a folder of YAML of your own
-  --from RUN          repeats a run with its configuration; KEY=VALUE changes it
+  --from RUN          repeats a run with its configuration; KEY=VALUE and GROUP=NAME change it
   resume=latest       goes on with the newest unfinished run of the same configuration; resume=RUN with that one
   cache=false         neither reads nor writes stored activations (repsim cache shows them)
 """

@@ -51,6 +51,9 @@ def run(words: list[str]) -> int:
         # on the file system of the runs, which the machines of a cluster share
         root = results.outputs_root()
         status_file = (root if root.is_dir() else Path(scratch)) / f".jobs-{os.getpid()}"
+        for left in root.glob(".jobs-*"):
+            if not results.alive(int(left.name.removeprefix(".jobs-"))):
+                left.unlink(missing_ok=True)  # of a command that was killed
         status_file.touch()
         os.environ[STATUS_FILE] = str(status_file)
         import hydra
@@ -120,20 +123,37 @@ def _split(words: list[str]) -> tuple[dict[str, str | None], list[str]]:
 
 
 def _repeated(words: list[str], scratch: Path) -> tuple[list[str], Path, str]:
-    """Takes `--from RUN` out of the words: that run's configuration instead of conf/config.yaml."""
+    """Takes `--from RUN` out of the words: that run's configuration instead of conf/config.yaml.
+
+    A group that is selected anew (model=[a], data=pile) is left out of the run's configuration.
+    """
     import yaml
 
+    words = [part for word in words for part in (word.split("=", 1) if word.startswith("--from=") else [word])]
     if "--from" not in words:
         return words, conf_dir(), "config"
     at = words.index("--from")
-    if at + 1 == len(words):
+    if at + 1 == len(words) or not words[at + 1]:
         raise BadInput("--from: no run, got nothing; e.g. --from latest")
     own = yaml.safe_load((conf_dir() / "config.yaml").read_text())
+    rest = words[:at] + words[at + 2 :]
+    anew = [entry for entry in own["defaults"] if isinstance(entry, dict) and _selected(next(iter(entry)), rest)]
     logging_off = [entry for entry in own["defaults"] if isinstance(entry, dict) and "override" in next(iter(entry))]
-    repeated = {**results.read_config(results.find(words[at + 1])), "resume": None, "dry_run": False}
-    content = {"defaults": ["_self_", *logging_off], **repeated, "hydra": own["hydra"]}
+    repeated = results.read_config(results.find(words[at + 1]))
+    kept = {key: value for key, value in repeated.items() if not _selected(key, rest)}
+    content = {
+        "defaults": [*anew, "_self_", *logging_off],
+        **kept,
+        "resume": None,
+        "dry_run": False,
+        "hydra": {**own["hydra"], "searchpath": [f"file://{conf_dir().resolve()}"]},
+    }
     (scratch / "repeat.yaml").write_text(yaml.safe_dump(content, allow_unicode=True))
-    return words[:at] + words[at + 2 :], scratch, "repeat"
+    return rest, scratch, "repeat"
+
+
+def _selected(group: str, words: list[str]) -> bool:
+    return group in GROUPS and any(word.startswith(f"{group}=") for word in words)
 
 
 def _check(flags: dict[str, str | None], overrides: list[str], configs: Path, config_name: str) -> list[str]:

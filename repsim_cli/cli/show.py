@@ -131,13 +131,14 @@ def doctor_command(parsed: argparse.Namespace) -> int:
 def cache_command(parsed: argparse.Namespace) -> int:
     from repsim_cli import cache
 
-    if parsed.limit:
+    if parsed.limit is not None:
         cache.set_limit(cache.parse_size(parsed.limit))
     if parsed.clear:
         removed, left = cache.trim(0)
         print(f"removed {removed} entries, {left / 1e9:.3f} GB left in use")
+    kinds = cache.overview()
     print(f"{cache.root()}: limit {cache.limit() / 1e9:g} GB")
-    for kind, entries, size in cache.overview():
+    for kind, entries, size in kinds:
         print(f"  {kind}: {entries} entries, {size / 1e9:.3f} GB")
     return 0
 

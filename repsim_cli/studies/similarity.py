@@ -104,10 +104,11 @@ class Similarity:
         key = "rows" if self.extract.estimate == "full" else "batch_rows"
         rows = getattr(self.extract, key)
         fits = int(rows * (limit - sum(need.values()) + need["rows"]) / need["rows"])
-        advice = f"extract.{key}={fits} would fit" if fits >= 4 else "use fewer or smaller models, or a smaller batch"
+        enough = f"hardware.memory_gb={sum(need.values()) / 1e9 + 0.1:.1f} would do"
+        advice = f"extract.{key}={fits} would fit" if fits >= 4 else f"{enough}, or use fewer or smaller models"
         raise BadInput(
-            f"hardware.memory_gb: the run needs about {sum(need.values()) / 1e9:.1f} GB, got a limit of "
-            f"{limit / 1e9:.1f} GB; {advice}"
+            f"hardware.memory_gb: the run needs about {sum(need.values()) / 1e9:.2f} GB, got a limit of "
+            f"{limit / 1e9:.2f} GB; {advice}"
         )
 
     def plan(self) -> dict[str, Any]:
