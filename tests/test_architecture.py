@@ -1,6 +1,8 @@
 """The house: imports go one way, heavy libraries stay out of start-up, nothing unsafe is called."""
 
 import ast
+import doctest
+import importlib
 import json
 import subprocess
 import sys
@@ -71,3 +73,11 @@ def test_start_up_is_light():
     )
     out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT).stdout
     assert not {"torch", "hydra", "omegaconf", "transformers", "matplotlib", "scipy", "pydantic"} & set(json.loads(out))
+
+
+def test_docstring_examples():
+    """The examples in all docstrings hold."""
+    names = [".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for file in sources()]
+    results = [doctest.testmod(importlib.import_module(name)) for name in names if not name.endswith("__main__")]
+    assert sum(result.attempted for result in results) >= 18
+    assert not sum(result.failed for result in results)

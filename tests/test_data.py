@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from repsim_cli import registry
-from repsim_cli.data.packing import pack, separator_id
+from repsim_cli.data import packing
+from repsim_cli.data.packing import pack, pieces, separator_id
 from repsim_cli.data.text import Text
 from repsim_cli.errors import BadInput
 
@@ -183,3 +184,34 @@ def test_a_missing_file_suggests(tmp_path):
         local_text(path=str(tmp_path / "corpsu.txt"))
     with pytest.raises(BadInput, match="path: not a file, got"):
         local_text(path=str(tmp_path))
+
+
+@given(document=st.text(alphabet="ab \n", min_size=1), size=st.integers(1, 7))
+def test_pieces_make_the_document_again(document, size):
+    found = list(pieces(document, size))
+    assert "".join(found) == document
+    assert all(0 < len(piece) <= size for piece in found[:-1])
+
+
+def test_a_document_in_pieces_is_packed_as_a_whole(monkeypatch):
+    documents = ["some words that are cut\nin pieces", "and more"]
+    whole = packed(documents)
+    monkeypatch.setattr(packing.pieces, "__defaults__", (4,))
+    assert packed(documents).hash() == whole.hash()
+
+
+def test_one_huge_line_is_read_no_further_than_needed(tmp_path):
+    """30 MB without a newline: only the pieces that fill the pool are tokenized."""
+
+    class Counting(Characters):
+        seen = 0
+
+        def __call__(self, text, **_):
+            Counting.seen += len(text)
+            return super().__call__(text)
+
+    (tmp_path / "huge.txt").write_text("word " * 6_000_000)
+    text = local_text(path=str(tmp_path / "huge.txt"))
+    found = pack(text, Counting(), length=100, sequences=10, pool=20, separator="auto", seed=0)
+    assert found.ids.shape == (10, 100)
+    assert Counting.seen <= packing.PIECE

@@ -1,9 +1,6 @@
 """Every measure against golden values, the slow reference, and the claims of its own card, both ways."""
 
-import doctest
-import importlib
 import json
-import pkgutil
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +10,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-import repsim_cli.measures
 from repsim_cli import measures
 from repsim_cli.errors import BadInput, Degenerate
 from repsim_cli.similarity import all_pairs, estimate_all_pairs
@@ -214,12 +210,3 @@ def test_duplicates_are_neighbours_but_not_self():
 def test_unknown_name_suggests():
     with pytest.raises(BadInput, match=r"unknown measure, got 'cka_unbaised'; did you mean 'cka_unbiased'"):
         measures.get("cka_unbaised")
-
-
-def test_docstring_examples():
-    modules = [repsim_cli.measures] + [
-        importlib.import_module(f"repsim_cli.measures.{m.name}") for m in pkgutil.iter_modules(measures.__path__)
-    ]
-    results = [doctest.testmod(module) for module in modules]
-    assert sum(r.attempted for r in results) >= 10
-    assert not sum(r.failed for r in results)

@@ -11,6 +11,8 @@ from jaxtyping import Bool, Int
 from repsim_cli.data.text import Text
 from repsim_cli.errors import BadInput
 
+PIECE = 1 << 20  # characters tokenized at a time
+
 
 @dataclass(frozen=True)
 class Sequences:
@@ -62,11 +64,13 @@ def pack(text: Text, tokenizer: Any, *, length: int, sequences: int, pool: int, 
     rows: list[np.ndarray] = []
     pending = np.empty((3, 0), np.int64)
     documents = 0
-    for documents, tokens in enumerate(_tokenized(text, tokenizer), 1):
-        placed = np.stack([tokens, np.full_like(tokens, documents - 1), np.arange(len(tokens))])
+    for document, first, place, tokens in _tokenized(text, tokenizer):
+        documents = document + 1
+        placed = np.stack([tokens, np.full_like(tokens, document), place + np.arange(len(tokens))])
         if joint is not None:
             placed[1:, tokens == joint] = -1
-            placed = np.concatenate([[[joint], [-1], [-1]], placed], axis=1)
+            if first:
+                placed = np.concatenate([[[joint], [-1], [-1]], placed], axis=1)
         pending = np.concatenate([pending, placed], axis=1)
         whole = min(pending.shape[1] // length, pool - len(rows))
         rows += [pending[:, i * length : (i + 1) * length].astype(np.int32) for i in range(whole)]
@@ -93,7 +97,30 @@ def pack(text: Text, tokenizer: Any, *, length: int, sequences: int, pool: int, 
     )
 
 
-def _tokenized(text: Text, tokenizer: Any) -> Iterator[np.ndarray]:
-    for document in text.documents():
-        ids = tokenizer(document, add_special_tokens=False, verbose=False)["input_ids"]
-        yield np.asarray(ids, np.int64)
+def _tokenized(text: Text, tokenizer: Any) -> Iterator[tuple[int, bool, int, np.ndarray]]:
+    """(document, whether it begins here, place of the first token in it, tokens).
+
+    Long documents come in pieces, so that memory and time are bounded by what the pool takes.
+    """
+    for number, document in enumerate(text.documents()):
+        place = 0
+        for index, piece in enumerate(pieces(document)):
+            ids = tokenizer(piece, add_special_tokens=False, verbose=False)["input_ids"]
+            yield number, index == 0, place, np.asarray(ids, np.int64)
+            place += len(ids)
+
+
+def pieces(document: str, size: int = PIECE) -> Iterator[str]:
+    """Cuts a long document before white space where there is some, which byte-level tokenizers cut at too.
+
+    >>> list(pieces("one two three", size=6))
+    ['one', ' two', ' three']
+    """
+    start = 0
+    while len(document) - start > size:
+        # not at the start itself, or the piece would be empty
+        space = max(document.rfind(" ", start + 1, start + size), document.rfind("\n", start + 1, start + size))
+        end = space if space > 0 else start + size
+        yield document[start:end]
+        start = end
+    yield document[start:]
