@@ -32,7 +32,7 @@ def broken_off(repsim, newest, monkeypatch):
 
     def run(*words):
         monkeypatch.setattr("repsim_cli.studies.similarity.SAVE_EVERY", -1.0)
-        real, seen = torch.stack, []
+        seen = []
         from repsim_cli import similarity
 
         original = similarity.all_pairs
@@ -46,7 +46,6 @@ def broken_off(repsim, newest, monkeypatch):
         monkeypatch.setattr(similarity, "all_pairs", counted)
         assert repsim("run", *SMALL, *words)[0] == 130
         monkeypatch.setattr(similarity, "all_pairs", original)
-        assert real is torch.stack
         return newest()
 
     return run
@@ -327,3 +326,12 @@ def test_the_slurm_launcher_composes():
     launcher = config.hydra.launcher
     assert launcher._target_.endswith("SlurmLauncher")
     assert (launcher.timeout_min, launcher.gpus_per_node, launcher.partition) == (240, 1, "gpu")
+
+
+def test_a_sweep_whose_jobs_are_all_refused(repsim, tmp_path):
+    """Found when the text is read: nothing started, nothing is left, exit code 2."""
+    code, out, err = repsim("run", "-m", "-q", *SMALL, "extract.batch_rows=5000,6000")
+    assert (code, out) == (2, "")
+    assert err.count("the data has fewer rows than one batch") == 2
+    assert "2 of 2 jobs did not complete" in err
+    assert not list((tmp_path / "outputs").rglob("manifest.json"))

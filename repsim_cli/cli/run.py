@@ -52,7 +52,8 @@ def run(words: list[str]) -> int:
         root = results.outputs_root()
         status_file = (root if root.is_dir() else Path(scratch)) / f".jobs-{os.getpid()}"
         for left in root.glob(".jobs-*"):
-            if not results.alive(int(left.name.removeprefix(".jobs-"))):
+            process = left.name.removeprefix(".jobs-")
+            if process.isdigit() and not results.alive(int(process)):
                 left.unlink(missing_ok=True)  # of a command that was killed
         status_file.touch()
         os.environ[STATUS_FILE] = str(status_file)
@@ -88,8 +89,10 @@ def run(words: list[str]) -> int:
 def _sweep_table(folder: Path) -> None:
     """Writes the sweep's jobs.json and jobs.csv and says where."""
     jobs = results.jobs(folder)
+    if not jobs:  # all were refused, or went on in folders of an earlier sweep
+        return
     text = io.StringIO()
-    table = csv.DictWriter(text, list(jobs[0]) if jobs else ["job"])
+    table = csv.DictWriter(text, list(jobs[0]))
     table.writeheader()
     table.writerows(jobs)
     results.write(folder / "jobs.json", results.dumps(jobs).encode())
@@ -247,7 +250,7 @@ def job(config: Any) -> None:
 
     status, folder = "failed", Path(HydraConfig.get().runtime.output_dir)
     try:
-        status, folder = _job(config, folder)
+        status = _job(config, folder)
     except RepsimError as error:
         complain(error, _job_name())
         status = "refused" if isinstance(error, BadInput) else "failed"
@@ -274,15 +277,15 @@ def _job_name() -> str:
     return f"job {hydra.job.num} ({own[:120]}): "
 
 
-def _job(config: Any, folder: Path) -> tuple[str, Path]:
-    """Runs one job in its folder, or in the one that it goes on with; returns how it ended and where."""
+def _job(config: Any, folder: Path) -> str:
+    """Runs one job in its folder, or in the one that it goes on with; returns how it ended."""
     from repsim_cli import plots
     from repsim_cli.config import validate
 
     checked = validate(config)
     current = _open(checked, folder)
     if current is None:
-        return "complete", folder
+        return "complete"
     current.progress = Bar()
     handler = _log_file(current.folder)
     status, problem = "failed", "unknown"
@@ -315,7 +318,7 @@ def _job(config: Any, folder: Path) -> tuple[str, Path]:
             _finish(current, status, problem)
     if status == "complete" and not os.environ.get(QUIET):
         print(summary(current.folder))
-    return status, current.folder
+    return status
 
 
 def _open(checked: Any, folder: Path) -> results.Run | None:
