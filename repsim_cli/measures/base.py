@@ -20,6 +20,13 @@ Invariance = Literal[
 ]
 
 
+class MeasureWarning(UserWarning):
+    """Input that a measure could handle, but whose result needs care: dropped neurons, ties, too few rows.
+
+    Issued by `prepare` and `compare` through `warnings.warn`; a run records it with the layer's name.
+    """
+
+
 @dataclass(frozen=True, kw_only=True)
 class Card:
     """The claims of a measure; tests hold it to them, figures and the report read them.
@@ -74,6 +81,7 @@ class Measure:
     compare(a, b): the entry (row a, column b) from two prepared states.
     compare_all(states, states) -> (a, b): all pairs at once, where the mathematics allows.
     gram: set instead of `compare_all` where the tiled all-pairs engine serves.
+    permute(state, order): the state of x[order], without preparing it anew; by default the state's own rows.
     minimum_rows: where the settings ask for more rows than the card does.
     """
 
@@ -81,6 +89,7 @@ class Measure:
     compare: Callable[[Any, Any], float]
     compare_all: Callable[[Sequence[Any], Sequence[Any]], Tensor] | None = None
     gram: GramForm | None = None
+    permute: Callable[[Any, Tensor], Any] = lambda state, order: state[order]
     minimum_rows: int = 0
     name: str = ""
     card: Card = field(default=None)  # type: ignore[assignment]
