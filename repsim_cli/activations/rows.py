@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Bool
+from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
 from repsim_cli.activations.capture import Reader, capture
@@ -252,9 +252,15 @@ def batches(
     """The stream regrouped as the estimate asks: one batch of rows sampled under the seed (`full`), or batches
     of exactly `batch_rows` rows in row order from first_row on, the rest left out."""
     if extract.estimate == "full":
-        chosen = np.sort(np.random.default_rng(seed).permutation(total)[: extract.rows])
-        return _sampled(stream, torch.from_numpy(chosen))
+        return _sampled(stream, torch.from_numpy(row_numbers(extract, total, seed, 0)))
     return _regrouped(stream, extract.batch_rows, first_row)
+
+
+def row_numbers(extract: Extract, total: int, seed: int, batch: int) -> Int[np.ndarray, " n"]:
+    """Which rows of the run a batch holds, ascending."""
+    if extract.estimate == "full":
+        return np.sort(np.random.default_rng(seed).permutation(total)[: extract.rows])
+    return np.arange(batch * extract.batch_rows, (batch + 1) * extract.batch_rows)
 
 
 def _sampled(stream: Iterator[Block], chosen: Tensor) -> Iterator[list[Tensor]]:

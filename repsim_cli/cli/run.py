@@ -236,7 +236,7 @@ def _known_keys() -> list[str]:
     known: list[str] = []
     for file in (
         conf_dir() / "config.yaml",
-        *(f for g in ("data", "extract", "hardware") for f in config_files(g)),
+        *(f for g in ("data", "extract", "significance", "hardware") for f in config_files(g)),
     ):
         content = yaml.safe_load(file.read_text()) or {}
         prefix = "" if file.name == "config.yaml" else f"{file.parent.name}."
