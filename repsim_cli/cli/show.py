@@ -32,6 +32,8 @@ def summary(folder: Path) -> str:
     lines.append(f"  folder: {folder}")
     figures = sorted((folder / "figures").glob("*-all.png"))
     lines += [f"  figure: {figure}" for figure in figures]
+    if (folder / "report.html").is_file():
+        lines.append(f"  report: {folder / 'report.html'}")
     return "\n".join(lines)
 
 
