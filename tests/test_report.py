@@ -451,6 +451,46 @@ def test_runs_that_share_little(tmp_path, opened):
     assert page.evaluate(panels) == ["This run has no such measure."] * 2
 
 
+def test_pairs_that_were_not_compared_stay_empty(tmp_path, opened):
+    """A study may compare a base with others only: its other cells are blank and say so."""
+    folder = made(tmp_path / "run", measures=("cka",))
+    found, manifest = results.read_results(folder), results.read_manifest(folder)
+    found["measures"][0]["matrices"] = [m for m in found["measures"][0]["matrices"] if m["rows"] != m["columns"]]
+    (folder / "results.json").write_text(results.dumps(found))
+    (folder / "manifest.json").write_text(results.dumps({**manifest, "files": {}}))
+    page = opened(saved(folder))
+    empty = set()
+    for text, drawn in hovered(page):
+        if text.endswith("\nno value"):
+            assert drawn == (0, 0, 0) or drawn == (255, 255, 255)  # transparent, or a line between models
+            names = text.split("\n")[0].split("  ×  ")
+            empty.add(tuple(name.split(" ")[0] for name in names))
+        else:
+            row, column, numbers = read(text)
+            assert float(numbers["values"]) == value(folder, "cka", row, column)
+    assert empty == {("small", "small"), ("large", "large")}
+    assert (
+        page.evaluate("document.querySelector('#row h3').textContent")
+        == "small resid_post@0 against the layers of large"
+    )
+
+
+def test_a_tap_reads_and_draws(tmp_path, opened):
+    folder = made(tmp_path / "run")
+    page = opened(saved(folder), width=390, height=844, mobile=True)
+    page.call("Emulation.setTouchEmulationEnabled", enabled=True)
+    left, top, width, height = box(page, ".map canvas")
+    point = {"x": left + 0.7 * width, "y": top + 0.4 * height}
+    page.call("Input.dispatchTouchEvent", type="touchStart", touchPoints=[point])
+    page.call("Input.dispatchTouchEvent", type="touchEnd", touchPoints=[])
+    page.evaluate("new Promise((done) => setTimeout(done, 400))")
+    row, column, numbers = read(page.evaluate(READOUT))
+    assert float(numbers["values"]) == value(folder, "cka", row, column)
+    assert page.evaluate("document.querySelector('#row h3').textContent").startswith(" ".join(row))
+    assert not page.evaluate("document.querySelector('.tip').classList.contains('hidden')")
+    page.call("Emulation.setTouchEmulationEnabled", enabled=False)
+
+
 def test_hostile_names_are_text(tmp_path, opened):
     folder = made(tmp_path / "run", extra=HOSTILE, models=("<b>a</b>", HOSTILE, "__proto__"), layer=HOSTILE)
     page = opened(saved(folder))

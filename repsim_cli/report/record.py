@@ -78,7 +78,7 @@ def _scale(values: np.ndarray, card: dict[str, Any], what: str) -> dict[str, Any
 
 
 def _array(folder: Path, matrix: dict[str, Any], what: str) -> np.ndarray | None:
-    if matrix[what] is None:
+    if matrix.get(what) is None:
         return None
     array = read_array(folder, matrix[what])
     shape = (len(matrix["rows"]["layers"]), len(matrix["columns"]["layers"]))
