@@ -175,10 +175,10 @@ def pairs(measure: Measure, rows: Sequence[Any], columns: Sequence[Any], names: 
 class _Mean:
     """Running mean and standard error of matrices (Welford), one number per pair whatever the batches."""
 
-    mean: Matrix | None = None
-    squares: Matrix | None = None
+    mean: Tensor | None = None
+    squares: Tensor | None = None
 
-    def add(self, values: Matrix, batches: int) -> None:
+    def add(self, values: Tensor, batches: int) -> None:
         """batches: their number with this one."""
         if self.mean is None or self.squares is None:
             self.mean, self.squares = torch.zeros_like(values), torch.zeros_like(values)
