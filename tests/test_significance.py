@@ -228,8 +228,8 @@ def test_bad_settings(repsim, words, message):
 
 def test_a_run_with_permutations(repsim, newest):
     small = ("model=[tiny_a,tiny_b]", "extract.sequences=8", "extract.batch_rows=200", "significance.permutations=19")
-    code, _, _ = repsim("run", "significance=permutation", "significance.bootstrap=50", *small)
-    assert code == 0
+    code, _, err = repsim("run", "significance=permutation", "significance.bootstrap=50", *small)
+    assert code == 0, err
     found = results.read_results(newest())
     for measure in found["measures"]:
         assert measure["null"] == {"method": "permutation", "permutations": 19, "clusters": "document", "alpha": 0.05}
