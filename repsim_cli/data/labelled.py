@@ -180,12 +180,14 @@ def _examples(
             return hub_records(format.hub, split)
         return file_records(download(f"{format.hub}/{format.files[split]}"), (), kind=format.files[split])
 
+    expected = ",".join(names[0] for names in (*format.texts, format.label))
+
     def read() -> Iterator[Example | str]:
         for record in records():
             if not record.fields:
                 yield "missing or surplus columns"
                 continue
-            texts = tuple(_column(record, names) for names in format.texts)
+            texts = tuple(_column(record, names, expected) for names in format.texts)
             label = _column(record, format.label) if _has(record, format.label) else None
             if not chosen(record):
                 continue
@@ -194,9 +196,9 @@ def _examples(
             elif label in (NO_LABEL, "-1"):
                 yield "no gold label"
             elif label is not None and label not in spelled:
-                own = ", ".join(dict.fromkeys(spelled))
+                known = ", ".join(k if k == name else f"{k} ({name})" for k, name in spelled.items())
                 raise BadInput(
-                    f"{record.where}: unknown label, got '{label}'; known: {own}; set data.labels='{{{label}: NAME}}'"
+                    f"{record.where}: unknown label, got '{label}'; known: {known}; set data.labels='{{{label}: NAME}}'"
                 )
             else:
                 yield Example(texts, None if label is None else spelled[label])
@@ -217,23 +219,24 @@ def _has(record: Record, names: tuple[str, ...]) -> bool:
     return any(name in record.fields for name in names)
 
 
-def _column(record: Record, names: tuple[str, ...]) -> str:
-    """The value of the first of these columns that is there."""
+def _column(record: Record, names: tuple[str, ...], expected: str = "...") -> str:
+    """The value of the first of these columns that is there; expected: all columns, for the message."""
     for name in names:
         if name in record.fields:
             value = record.fields[name]
             return "" if value is None else str(value)
     known = ", ".join(map(repr, record.fields))
     raise BadInput(
-        f"{record.where}: no column '{names[0]}', got {known:.160}; name the columns of a file without a header: "
-        "data.columns=[...]"
+        f"{record.where}: no column '{names[0]}', got {known:.160}; name the columns of a file without a header, "
+        f"e.g. data.columns=[{expected}]"
     )
 
 
 def file_records(file: Path, columns: Any = (), *, given: bool = False, kind: str | None = None) -> Iterator[Record]:
     """The rows of a local file by column; without fields where a row has too few or too many.
 
-    columns: of a file without a header; unless they were given, a first line that names them all is a header.
+    columns: of a file without a header; unless they were given, a first line that names them all is a header. Where
+    they were given and a line has no tabs, spaces part all but the last.
     kind: a name that says the format, where the file's own does not.
     """
     name = kind or file.name
@@ -242,7 +245,7 @@ def file_records(file: Path, columns: Any = (), *, given: bool = False, kind: st
     elif name.endswith((".jsonl", ".jsonl.zst")):
         yield from _json_lines(file)
     else:
-        rows = _table(file, quoted=name.endswith(".csv"))
+        rows = _table(file, quoted=name.endswith(".csv"), parts=len(columns) if given else 0)
         header = tuple(columns)
         for number, row in rows:
             if not header or (number == 1 and not given and set(header) <= set(row)):
@@ -252,16 +255,18 @@ def file_records(file: Path, columns: Any = (), *, given: bool = False, kind: st
             yield Record(where, dict(zip(header, row, strict=True)) if len(row) == len(header) else {})
 
 
-def _table(file: Path, quoted: bool) -> Iterator[tuple[int, list[str]]]:
+def _table(file: Path, quoted: bool, parts: int) -> Iterator[tuple[int, list[str]]]:
     """(line number, fields): comma-separated and quoted, or tab-separated with quotes as they are."""
     with lines_of(file) as lines:
         if quoted:
             reader = csv.reader(lines)
             yield from ((reader.line_num, row) for row in reader if row)
         else:
-            yield from (
-                (number, text.split("\t")) for number, line in enumerate(lines, 1) if (text := line.rstrip("\r\n"))
-            )
+            for number, line in enumerate(lines, 1):
+                text = line.rstrip("\r\n")
+                spaced = parts > 1 and "\t" not in text
+                if text:
+                    yield number, text.split(" ", parts - 1) if spaced else text.split("\t")
 
 
 def _json_lines(file: Path) -> Iterator[Record]:
