@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from repsim_cli.activations.capture import Reader, capture
 from repsim_cli.activations.hook_points import ATTENTION, HookPoint, expand
 from repsim_cli.activations.stored import Recorder, batch_name
-from repsim_cli.data.base import Sequences
+from repsim_cli.data.base import Sequences, draw
 from repsim_cli.errors import BadInput, RepsimError, RunFailed
 from repsim_cli.models.source import AnySource, Precomputed, Source
 from repsim_cli.registry import did_you_mean
@@ -306,8 +306,7 @@ def batches(
     """The stream regrouped as the estimate asks: one batch of rows sampled under the seed (`full`), or batches
     of exactly `batch_rows` rows in row order from first_row on, the rest left out."""
     if extract.estimate == "full":
-        chosen = np.sort(np.random.default_rng(seed).permutation(total)[: extract.rows])
-        return _sampled(stream, torch.from_numpy(chosen))
+        return _sampled(stream, torch.from_numpy(draw(total, extract.rows, seed)))
     return _regrouped(stream, extract.batch_rows, first_row)
 
 

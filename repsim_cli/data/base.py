@@ -82,5 +82,5 @@ class Data(ABC):
 
 
 def draw(total: int, wanted: int, seed: int) -> Int[np.ndarray, " N"]:
-    """The numbers of `wanted` of `total` examples (at most all), drawn under the seed, in the data set's order."""
+    """The numbers of `wanted` of `total` examples or rows (at most all), drawn under the seed, in their order."""
     return np.sort(np.random.default_rng(seed).permutation(total)[:wanted])

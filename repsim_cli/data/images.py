@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Int, Shaped
 
 from repsim_cli.data.base import Data, Labels, Modality, Sequences, draw
 from repsim_cli.data.hub import HubTable, Record, hub_records, parquet_records
@@ -44,10 +44,11 @@ class Patches:
 
 
 class Pixels(NamedTuple):
-    """values: from 0 to 1. codes: of the labels."""
+    """values: from 0 to `white`. codes: of the labels."""
 
-    values: Float[np.ndarray, "N H W C"]
+    values: Shaped[np.ndarray, "N H W C"]
     codes: Int[np.ndarray, " N"]
+    white: int = 255
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ class Images(Data):
     source: str
 
     def sequences(self, tokenizer: Patches, extract: Extract, seed: int) -> Sequences:
-        pixels, codes = self.read()
+        pixels, codes, white = self.read()
         wanted = (*tokenizer.size, tokenizer.channels)
         if pixels.shape[1:] != wanted:
             raise BadInput(
@@ -72,7 +73,7 @@ class Images(Data):
                 f"({self.source}); use a model of that image_size and num_channels"
             )
         drawn = draw(len(pixels), extract.sequences, seed)
-        values = (pixels[drawn] - tokenizer.mean) / tokenizer.std
+        values = (pixels[drawn] / white - tokenizer.mean) / tokenizer.std
         shape = (len(drawn), tokenizer.places)
         text = np.ones(shape, bool)
         text[:, 0] = False  # the class token
@@ -101,7 +102,7 @@ def digits() -> Images:
         from sklearn.datasets import load_digits
 
         found: Any = load_digits()
-        return Pixels(found.images[..., None] / 16.0, found.target)
+        return Pixels(found.images[..., None], found.target, white=16)
 
     return Images(read, tuple("0123456789"), "scikit-learn digits")
 
@@ -190,7 +191,7 @@ def _code(name: str, where: str) -> int:
 
 
 def _checked(images: np.ndarray, codes: np.ndarray, where: Any) -> Pixels:
-    """Whole images with labels, as float from 0 to 1."""
+    """Whole images with labels, of bytes."""
     shape = (SIDE, SIDE, 3)
     if images.ndim != 4 or images.shape[1:] != shape or len(images) != len(codes) or not len(images):
         raise BadInput(
@@ -201,4 +202,4 @@ def _checked(images: np.ndarray, codes: np.ndarray, where: Any) -> Pixels:
     codes = codes.astype(np.int64)
     if codes.min() < 0 or codes.max() >= len(CIFAR10):
         raise BadInput(f"{where}: unknown label, got {codes[(codes < 0) | (codes > 9)][0]}; labels go from 0 to 9")
-    return Pixels(images / 255.0, codes)
+    return Pixels(images, codes)

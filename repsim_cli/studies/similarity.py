@@ -37,6 +37,7 @@ from repsim_cli.settings import Extract, Hardware
 from repsim_cli.similarity import SimilarityMatrix, State, check_estimate, estimate_all_pairs
 
 log = logging.getLogger("repsim")
+OTHER = {"text": "another vocabulary", "images": "another grid of patches"}
 SAVE_EVERY = 5.0  # seconds between two saved states of the running means
 
 
@@ -99,7 +100,7 @@ class Similarity:
         first, *others = self.tokenizers or [""]
         for label in others:
             if _vocabulary(self.tokenizers[label]) != _vocabulary(self.tokenizers[first]):
-                raise _other_tokenizer(first, label, "another vocabulary")
+                raise _other_tokenizer(first, label, OTHER[self.data.modality])
 
     def memory(self) -> dict[str, float]:
         """Bytes, estimated: weights, what one forward batch leaves, one batch of rows, and the Gram tiles."""
