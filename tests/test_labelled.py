@@ -1,6 +1,8 @@
 """Labelled text and treebanks: official formats, labels by name, pairs, and what is said of bad files."""
 
+import io
 import json
+import urllib.request
 
 import datasets
 import numpy as np
@@ -189,21 +191,58 @@ def test_hub_without_network(kind, gpt_tokenizer):
         load(kind).sequences(tokenizer, EXTRACT, 0)
 
 
-def test_files_of_the_web_are_read_as_local_ones(tmp_path, monkeypatch):
-    table(tmp_path / "cached", HANS, [{"gold_label": "entailment", "sentence1": "A", "sentence2": "B"}])
-    (tmp_path / "words").write_text("1\tWords\t_\t_\t_\t_\t_\t_\t_\t_\n\n")
-    asked = []
-    monkeypatch.setattr(
-        datasets.DownloadManager,
-        "download",
-        lambda self, url: asked.append(url) or str(tmp_path / ("words" if url.endswith("conllu") else "cached")),
-    )
-    assert [example.label for example in load("hans", split="train").read()] == ["entailment"]
-    assert load("ewt", split="test").sentences() == [["Words"]]
-    assert asked == [
-        "https://raw.githubusercontent.com/tommccoy1/hans/master/heuristics_train_set.txt",
-        "https://raw.githubusercontent.com/UniversalDependencies/UD_English-EWT/master/en_ewt-ud-test.conllu",
-    ]
+@pytest.fixture
+def web(monkeypatch, tmp_path):
+    """{address: content}: what can be downloaded; asked: what was."""
+    pages, asked = {}, []
+
+    def urlopen(url, timeout):
+        asked.append(url)
+        if url not in pages:
+            raise OSError(f"no {url}")
+        return io.BytesIO(pages[url])
+
+    monkeypatch.setattr(urllib.request, "urlopen", urlopen)
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    monkeypatch.setenv("REPSIM_CACHE", str(tmp_path / "cache"))
+    return pages, asked
+
+
+def test_files_of_the_web_are_read_as_local_ones(web, tmp_path, monkeypatch):
+    pages, asked = web
+    hans = "https://raw.githubusercontent.com/tommccoy1/hans/master/heuristics_train_set.txt"
+    ewt = "https://raw.githubusercontent.com/UniversalDependencies/UD_English-EWT/master/en_ewt-ud-test.conllu"
+    row = {"gold_label": "entailment", "sentence1": "A", "sentence2": "B"}
+    pages[hans] = table(tmp_path / "a.txt", HANS, [row]).read_bytes()
+    with pytest.raises(BadInput, match=f"data: it could not be read, got '{ewt}' .no {ewt}.; check the network"):
+        load("ewt", split="test").sentences()
+    pages[ewt] = b"1\tWords\t_\t_\t_\t_\t_\t_\t_\t_\n\n"
+    for _ in range(2):
+        assert [example.label for example in load("hans", split="train").read()] == ["entailment"]
+        assert load("ewt", split="test").sentences() == [["Words"]]
+        monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert asked == [ewt, hans, ewt]
+
+
+def test_a_hub_out_of_reach_is_found_at_once(web, monkeypatch):
+    """Without the offline flag too: the library would try again for half a minute."""
+
+    def unreachable(address, timeout):
+        assert address == ("huggingface.co", 443)
+        raise OSError("no route")
+
+    monkeypatch.setattr("socket.create_connection", unreachable)
+    monkeypatch.setattr("urllib.request.getproxies", dict)
+    monkeypatch.setattr(datasets, "load_dataset", lambda *args, **kwargs: pytest.fail("tried"))
+    for read in (load("sst2").read, load("ptb").read, load("cifar10").read):
+        with pytest.raises(BadInput, match=r"data: it could not be read, got '.*' \(no route\); check the network"):
+            list(read())
+    with pytest.raises(BadInput, match=r"data: the Pile could not be read, got '.*' \(no route\); check the network"):
+        list(load_pile().documents())
+
+
+def load_pile():
+    return registry.data.get("pile").function()
 
 
 def test_pairs_by_the_tokenizers_own_template(tmp_path, bert_tokenizer, gpt_tokenizer):
@@ -270,6 +309,7 @@ def test_a_special_token_in_the_text_is_no_row(tmp_path, gpt_tokenizer):
         ("hans", "a.txt", "sentence1\tsentence2\tgold_label\nA\tB\tneutral\n", "unknown label, got 'neutral'; known: entailment, non-entailment"),
         ("mnli", "a.jsonl", "{", r"line 1: not JSON, got '\{' .*; one JSON object a line"),
         ("mnli", "a.jsonl", "[]\n", r"line 1: not an object, got '\[\]\\n'; one JSON object a line"),
+        ("yelp", "a.csv", '"1","' + "x" * 200_000 + '"\n', r"a.csv, line \d+: not CSV, got 'field larger than field limit .*; write it again"),
         ("mnli", "a.xml", "", "path: unknown kind of file, got '.*a.xml'; use .tsv, .txt, .csv"),
         ("mnli", "b.tsv", None, "path: no such file, got '.*b.tsv'"),
         ("ptb", "a.txt", "\n \n", "a.txt: no sentence in it, got nothing or white space alone; give another file"),

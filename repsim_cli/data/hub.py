@@ -1,12 +1,11 @@
-"""Records of the Hugging Face hub, of parquet files in its format, and files from the web, kept in its cache."""
+"""Records of the Hugging Face hub, and of parquet files in its format."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from repsim_cli.data.network import knock, reaching
 from repsim_cli.data.text import parquet
-from repsim_cli.errors import BadInput
 
 NO_LABEL = "-"  # MNLI's mark where its annotators did not agree; the hub writes -1
 
@@ -31,7 +30,8 @@ def hub_records(table: HubTable, split: str) -> Iterator[Record]:
     import datasets
 
     datasets.disable_progress_bars()
-    with _reaching(table.hub):
+    with reaching(table.hub):
+        knock()
         found = datasets.load_dataset(table.hub, table.config, split=split, revision=table.revision)
     for name, feature in found.features.items():
         if isinstance(feature, datasets.Image):
@@ -59,25 +59,3 @@ def _named(fields: dict[str, Any], features: Any) -> dict[str, Any]:
     labels = {name: feature for name, feature in features.items() if isinstance(feature, datasets.ClassLabel)}
     names = {n: NO_LABEL if fields[n] in (-1, None) else feature.int2str(fields[n]) for n, feature in labels.items()}
     return {**fields, **names}
-
-
-def download(url: str) -> Path:
-    """The file of this address, in the cache of `datasets`."""
-    import datasets
-
-    datasets.disable_progress_bars()
-    with _reaching(url):
-        return Path(str(datasets.DownloadManager().download(url)))
-
-
-@contextmanager
-def _reaching(where: str) -> Iterator[None]:
-    import datasets.exceptions
-
-    try:
-        yield
-    except (OSError, ValueError, KeyError, RuntimeError, datasets.exceptions.DatasetsError) as error:
-        reason = str(error).splitlines()[0][:160] if str(error) else type(error).__name__
-        raise BadInput(
-            f"data: it could not be read, got '{where}' ({reason}); check the network, or download it and set data.path"
-        ) from error

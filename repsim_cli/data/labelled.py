@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from repsim_cli.data.base import Data, Sequences
-from repsim_cli.data.hub import NO_LABEL, HubTable, Record, download, hub_records, parquet_records
+from repsim_cli.data.hub import NO_LABEL, HubTable, Record, hub_records, parquet_records
+from repsim_cli.data.network import download
 from repsim_cli.data.padding import pad
 from repsim_cli.data.text import existing, lines_of
 from repsim_cli.errors import BadInput
@@ -260,7 +261,10 @@ def _table(file: Path, quoted: bool, parts: int) -> Iterator[tuple[int, list[str
     with lines_of(file) as lines:
         if quoted:
             reader = csv.reader(lines)
-            yield from ((reader.line_num, row) for row in reader if row)
+            try:
+                yield from ((reader.line_num, row) for row in reader if row)
+            except csv.Error as error:
+                raise BadInput(f"{file}, line {reader.line_num}: not CSV, got '{error}'; write it again") from None
         else:
             for number, line in enumerate(lines, 1):
                 text = line.rstrip("\r\n")

@@ -8,6 +8,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
+from repsim_cli.data.network import knock
 from repsim_cli.data.packing import Text
 from repsim_cli.errors import BadInput
 from repsim_cli.registry import data, did_you_mean
@@ -68,6 +69,8 @@ def pile(*, files: str = "hf://datasets/monology/pile-uncopyrighted/val.jsonl.zs
 
         datasets.disable_progress_bars()
         try:
+            if "://" in files:
+                knock()
             stream = datasets.load_dataset("json", data_files=files, split="train", streaming=True)
             for record in stream:
                 if record["text"].strip():

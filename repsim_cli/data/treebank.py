@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from repsim_cli.data.base import Data, Sequences
-from repsim_cli.data.hub import HubTable, download, hub_records
+from repsim_cli.data.hub import HubTable, hub_records
+from repsim_cli.data.network import download
 from repsim_cli.data.padding import pad
 from repsim_cli.data.text import existing, lines_of, read
 from repsim_cli.errors import BadInput
