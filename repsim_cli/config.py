@@ -13,9 +13,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from repsim_cli import registry
 from repsim_cli.errors import BadConfig, BadInput
 from repsim_cli.registry import Entry, Registry, did_you_mean
-from repsim_cli.settings import Extract, Hardware
+from repsim_cli.settings import Extract, Hardware, Significance
 
-GROUPS = ("model", "measure", "data", "extract", "hardware", "options")
+GROUPS = ("model", "measure", "data", "extract", "significance", "hardware", "options")
 MISSING = "???"
 STRICT = ConfigDict(extra="forbid", strict=True, frozen=True, protected_namespaces=())
 Fields = dict[str, Any]
@@ -37,6 +37,7 @@ class RunKeys(BaseModel):
     measure: dict[str, Fields]
     data: Fields
     extract: Fields
+    significance: Fields
     hardware: Fields
 
 
@@ -67,6 +68,7 @@ def validate(config: DictConfig) -> RunConfig:
         "measure": lambda: _components(problems, "measure", plain, registry.measures, _measure),
         "data": lambda: _component(problems, "data", plain["data"], registry.data, _call),
         "extract": lambda: _bind(problems, "extract", Extract, plain["extract"]),
+        "significance": lambda: _bind(problems, "significance", Significance, plain["significance"]),
         "hardware": lambda: _bind(problems, "hardware", Hardware, plain["hardware"]),
         "seed": lambda: plain["seed"],
         "cache": lambda: plain["cache"],

@@ -5,6 +5,7 @@ config.yaml     the validated configuration
 results.json    every number that a figure or the report shows (strict JSON, full precision)
 arrays/*.npy    one float64 array per matrix
 figures/        .png and .svg, redrawn by `repsim plot` from the two above
+report.html     made again by `repsim report`, like repsim.log not among the hashes
 repsim.log
 """
 
@@ -149,7 +150,7 @@ class Run:
             files={
                 str(file.relative_to(self.folder)): sha256(file)
                 for file in sorted(self.folder.rglob("*"))
-                if file.is_file() and file.name not in ("manifest.json", "repsim.log", LOCK, STATE)
+                if file.is_file() and file.name not in ("manifest.json", "repsim.log", "report.html", LOCK, STATE)
             },
         )
         self.save_manifest()

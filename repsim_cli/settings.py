@@ -1,4 +1,4 @@
-"""The two groups of settings that every study shares: how rows are made, and on what they are computed."""
+"""The groups of settings that studies share: how rows are made, on what they are computed, how they are judged."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -62,3 +62,23 @@ class Hardware:
         if self.memory_gb is not None:
             return self.memory_gb * 1e9
         return 0.8 * psutil.virtual_memory().total
+
+
+@dataclass(frozen=True, kw_only=True)
+class Significance:
+    """How far a similarity is from chance; nothing by default.
+
+    method: `closed_form` for measures that are inner products of matrices, on rows that do not depend on each other;
+    `permutation` for every measure, from `permutations` random pairings of the rows (the same for all layers).
+    clusters: what moves as a whole: the rows of one `document`, or each `row` (declares rows independent).
+    alpha: the level of the calibrated score and of what figures mark. jackknife: standard errors of normalised
+    inner products on one sample (estimate full). bootstrap: replicates over batches (0: none), for bands of `level`.
+    """
+
+    method: Literal["none", "closed_form", "permutation"] = "none"
+    permutations: Annotated[int, Field(ge=19)] = 199
+    clusters: Literal["document", "row"] = "document"
+    alpha: Annotated[float, Field(gt=0, lt=1)] = 0.05
+    jackknife: bool = False
+    bootstrap: Annotated[int, Field(ge=0)] = 0
+    level: Annotated[float, Field(gt=0, lt=1)] = 0.95

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from repsim_cli.errors import BadInput, Degenerate
 from repsim_cli.measures import Measure
-from repsim_cli.measures.base import MeasureWarning, at, inner_values, rounding_floor
+from repsim_cli.measures.base import MeasureWarning, at, inner_values, own_products
 from repsim_cli.measures.inner import Products, products, states_of
 
 Matrix = Float[Tensor, "r r"]
@@ -31,6 +31,7 @@ class SimilarityMatrix:
     """values[a, b]: the entry (row a, column b) of all representations against all, float64.
 
     se: standard errors of the mean over batches (None for one batch or another estimate). rows: rows used.
+    statistics: means over batches of what was observed beside the values.
     """
 
     values: Matrix
@@ -38,6 +39,26 @@ class SimilarityMatrix:
     estimate: str
     rows: int
     batches: int
+    statistics: dict[str, Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """The representations of one batch as one measure sees them, while they are held.
+
+    states: of every representation, or for an inner product by kernel. cross, own: its inner products (else None).
+    """
+
+    names: Sequence[str]
+    rows: int
+    tile: int
+    states: Any
+    cross: Matrix | None = None
+    own: Tensor | None = None
+
+
+Observe = Callable[[str, Measure, Prepared, Matrix], None]
+Statistics = Callable[[int, Measure, Prepared, Matrix], dict[str, Tensor]]
 
 
 def all_pairs(
@@ -47,19 +68,34 @@ def all_pairs(
     *,
     tile: int = 512,
     labels: Tensor | None = None,
+    observe: Observe = lambda *_: None,
 ) -> dict[str, Matrix]:
     """Every measure for all pairs of representations (n, d_r) with paired rows; entry [a, b] as in contract 5.
 
-    labels: a class code per row, for the measures that need them. Errors and warnings name the representations.
+    labels: a class code per row, for the measures that need them. observe: called once for each measure with what
+    was prepared for it. Errors and warnings name the representations.
     """
     names = names or [f"representation {r}" for r in range(len(representations))]
     for measure in measures.values():
         measure.check(names, [x.shape for x in representations], labels)
-    found = _inner(measures, representations, names, tile, _value)
+    found = {}
+    for label, measure, prepared in _inner_products(measures, representations, names, tile):
+        assert measure.inner is not None
+        assert prepared.cross is not None
+        assert prepared.own is not None
+        states = prepared.states
+        with _blamed(measure, prepared.cross, names):
+            found[label] = inner_values(
+                measure.inner, prepared.cross, prepared.own, states[measure.inner.row], states[measure.inner.column]
+            )
+        observe(label, measure, prepared, found[label])
     for group in _by_preparation(measures):
         some = next(iter(group.values()))
         states = [some.prepared(x, name, labels) for x, name in zip(representations, names, strict=True)]
-        found |= {label: _pairs(measure, states, names) for label, measure in group.items()}
+        for label, measure in group.items():
+            found[label] = pairs(measure, states, states, names)
+            prepared = Prepared(names=names, rows=len(representations[0]), tile=tile, states=states)
+            observe(label, measure, prepared, found[label])
     return {label: found[label] for label in measures}
 
 
@@ -67,47 +103,34 @@ def hsic_products(
     measures: Mapping[str, Measure], representations: Sequence[Tensor], names: Sequence[str], *, tile: int
 ) -> dict[str, Matrix]:
     """HSIC of all pairs, in its own units, so that sums over batches add up."""
-    for measure in measures.values():
+    found = {}
+    for label, measure, prepared in _inner_products(measures, representations, names, tile):
         measure.check(names, [x.shape for x in representations], None)
-    return _inner(measures, representations, names, tile, _hsic)
+        assert measure.inner is not None
+        assert measure.inner.terms is not None
+        assert prepared.cross is not None
+        assert prepared.own is not None
+        scale = torch.tensor([s.features.scale**2 for s in prepared.states[measure.inner.row]]).to(prepared.cross)
+        hsic = prepared.cross.diagonal_scatter(prepared.own)
+        found[label] = hsic * scale[:, None] * scale[None, :] / measure.inner.terms(prepared.rows)
+    return found
 
 
-Finish = Callable[..., Matrix]
-
-
-def _inner(
-    measures: Mapping[str, Measure], representations: Sequence[Tensor], names: Sequence[str], tile: int, finish: Finish
-) -> dict[str, Matrix]:
-    """The measures that are inner products, all in one pass over tiles."""
-    mine = {label: measure for label, measure in measures.items() if measure.inner is not None}
-    if not mine:
-        return {}
-    wanted = [(m.inner.row, m.inner.column) for m in mine.values() if m.inner is not None]
+def _inner_products(
+    measures: Mapping[str, Measure], representations: Sequence[Tensor], names: Sequence[str], tile: int
+) -> Iterator[tuple[str, Measure, Prepared]]:
+    """The measures that are inner products, prepared, all in one pass over tiles."""
+    inner = {label: measure.inner for label, measure in measures.items() if measure.inner is not None}
+    if not inner:
+        return
+    wanted = [(one.row, one.column) for one in inner.values()]
     kernels = list(dict.fromkeys(kernel for pair in wanted for kernel in pair))
     made = [at(name, partial(states_of, kernels, x, {})) for x, name in zip(representations, names, strict=True)]
     states = {kernel: [one[kernel] for one in made] for kernel in kernels}
-    n = len(representations[0])
-    crosses = products(wanted, states, n, tile)
-    dtype = torch.promote_types(representations[0].dtype, torch.float32)
-    return {
-        label: finish(measure, cross, states, n, dtype, names)
-        for (label, measure), cross in zip(mine.items(), crosses, strict=True)
-    }
-
-
-def _value(measure: Measure, cross: Matrix, states: Any, n: int, dtype: torch.dtype, names: Sequence[str]) -> Matrix:
-    assert measure.inner is not None
-    with _blamed(measure, cross, names):
-        return inner_values(measure.inner, cross, states, n, dtype)
-
-
-def _hsic(measure: Measure, cross: Matrix, states: Any, n: int, dtype: torch.dtype, names: Sequence[str]) -> Matrix:
-    assert measure.inner is not None
-    assert measure.inner.terms is not None
-    own = cross.diagonal()
-    own[own < rounding_floor(n, dtype)] = 0
-    scale = torch.tensor([state.features.scale**2 for state in states[measure.inner.row]]).to(cross)
-    return cross * scale[:, None] * scale[None, :] / measure.inner.terms(n)
+    n, dtype = len(representations[0]), torch.promote_types(representations[0].dtype, torch.float32)
+    for (label, one), cross in zip(inner.items(), products(wanted, states, n, tile), strict=True):
+        own = own_products(one, cross, n, dtype)
+        yield label, measures[label], Prepared(names=names, rows=n, tile=tile, states=states, cross=cross, own=own)
 
 
 @contextmanager
@@ -131,15 +154,17 @@ def _by_preparation(measures: Mapping[str, Measure]) -> list[dict[str, Measure]]
     return list(groups.values())
 
 
-def _pairs(measure: Measure, states: Sequence[Any], names: Sequence[str]) -> Matrix:
+def pairs(measure: Measure, rows: Sequence[Any], columns: Sequence[Any], names: Sequence[str]) -> Matrix:
+    """A measure that is no inner product, for all pairs of prepared representations."""
     if measure.compare_all is not None:
-        return measure.compare_all(states, states)
+        return measure.compare_all(rows, columns)
     compare = measure.compare
     assert compare is not None
-    values = torch.empty(len(states), len(states), dtype=torch.float64)
-    for a, x in enumerate(states):
-        for b, y in enumerate(states):
-            if measure.card.symmetric and b < a:
+    mirrored = measure.card.symmetric and rows is columns
+    values = torch.empty(len(rows), len(columns), dtype=torch.float64)
+    for a, x in enumerate(rows):
+        for b, y in enumerate(columns):
+            if mirrored and b < a:
                 values[a, b] = values[b, a]
             else:
                 values[a, b] = at(f"{names[a]} and {names[b]}", partial(compare, x, y))
@@ -150,10 +175,10 @@ def _pairs(measure: Measure, states: Sequence[Any], names: Sequence[str]) -> Mat
 class _Mean:
     """Running mean and standard error of matrices (Welford), one number per pair whatever the batches."""
 
-    mean: Matrix | None = None
-    squares: Matrix | None = None
+    mean: Tensor | None = None
+    squares: Tensor | None = None
 
-    def add(self, values: Matrix, batches: int) -> None:
+    def add(self, values: Tensor, batches: int) -> None:
         """batches: their number with this one."""
         if self.mean is None or self.squares is None:
             self.mean, self.squares = torch.zeros_like(values), torch.zeros_like(values)
@@ -199,6 +224,8 @@ def estimate_all_pairs(
     names: Sequence[str],
     estimate: str,
     tile: int = 512,
+    statistics: Statistics = lambda *_: {},
+    each: Callable[[int, Mapping[str, Matrix]], None] = lambda batch, values: None,
     state: State | None = None,
     save: Callable[[State], None] = lambda state: None,
 ) -> tuple[dict[str, SimilarityMatrix], list[str]]:
@@ -207,57 +234,87 @@ def estimate_all_pairs(
 
     batches(k): the stream from batch k on. full: one batch. per_batch: mean of the batches' values, with its
     standard error. ratio_of_sums: HSIC of each batch (biased: / (n-1)^2, unbiased: / (n (n-3))), summed, and
-    normalised at the end. save(state) is called after each batch; the work goes on from a `state` that was saved,
-    with the same bits.
+    normalised at the end. statistics(batch, measure, what was prepared, values): more to be averaged over batches.
+    each(batch, values): sees every batch. save(state) is called after each batch; the work goes on from a `state`
+    that was saved, with the same bits.
     """
     for measure in measures.values():
         check_estimate(measure, estimate)
-    means = {label: _Mean() for label in measures}
+    means: dict[Any, _Mean] = {}
     seen = rows = 0
     notices: Notices = {}
     if state is not None:
-        means = {label: _Mean(state[f"{label}.mean"], state[f"{label}.squares"]) for label in measures}
+        stored = [key.removesuffix(".mean") for key in state if key.endswith(".mean")]
+        means = {tuple(key.split("\t")): _Mean(state[f"{key}.mean"], state[f"{key}.squares"]) for key in stored}
         seen, rows = (int(count) for count in state["seen"])
         notices = json.loads(bytes(state["notices"].tolist()))
     summed = estimate == "ratio_of_sums"
     for batch in batches(seen):
-        rows, seen = rows + len(batch[0]), seen + 1
         with _noticed(notices):
-            pairs = hsic_products if summed else all_pairs
-            values = pairs(measures, batch, names, tile=tile)
-        for label in measures:
-            means[label].add(values[label].cpu(), seen)
+            if summed:
+                found = {(label,): hsic for label, hsic in hsic_products(measures, batch, names, tile=tile).items()}
+            else:
+                found = _observed(measures, batch, names, tile, partial(statistics, seen))
+        rows, seen = rows + len(batch[0]), seen + 1
+        for key, value in found.items():
+            means.setdefault(key, _Mean()).add(value.cpu(), seen)
+        each(seen - 1, {label: found[label,] for label in measures})
         save(_state(means, seen, rows, notices))
     if not rows:
         raise BadInput("extract: no batch could be filled, got too few rows; lower batch_rows or add data")
     matrices = {}
     for label, measure in measures.items():
-        mean = means[label]
+        mean = means[label,]
         assert mean.mean is not None
         matrices[label] = SimilarityMatrix(
-            values=_of_sums(measure, mean.mean, names) if summed else mean.mean,
+            values=of_sums(measure, mean.mean, names) if summed else mean.mean,
             se=None if summed else mean.se(seen),
             estimate=estimate,
             rows=rows,
             batches=seen,
+            statistics={
+                key[1]: m.mean for key, m in means.items() if key[0] == label and key[1:] and m.mean is not None
+            },
         )
     return matrices, list(notices.values())
 
 
-def _of_sums(measure: Measure, hsic: Matrix, names: Sequence[str]) -> Matrix:
+Key = tuple[str] | tuple[str, str]  # (label,) of values, (label, statistic)
+
+
+def _observed(
+    measures: Mapping[str, Measure],
+    batch: Sequence[Tensor],
+    names: Sequence[str],
+    tile: int,
+    statistics: Callable[[Measure, Prepared, Matrix], dict[str, Tensor]],
+) -> dict[Key, Tensor]:
+    """The values of one batch, and what is observed beside them."""
+    found: dict[Key, Tensor] = {}
+
+    def observe(label: str, measure: Measure, prepared: Prepared, values: Matrix) -> None:
+        found.update({(label, key): value for key, value in statistics(measure, prepared, values).items()})
+
+    values = all_pairs(measures, batch, names, tile=tile, observe=observe)
+    return {**{(label,): value for label, value in values.items()}, **found}
+
+
+def of_sums(measure: Measure, hsic: Matrix, names: Sequence[str]) -> Matrix:
+    """The measure from HSICs that were summed over batches."""
     assert measure.inner is not None
     own = hsic.diagonal()
     with _blamed(measure, hsic, names):
         return measure.inner.value(Products(hsic, own, own, (), ()))
 
 
-def _state(means: Mapping[str, _Mean], seen: int, rows: int, notices: Notices) -> State:
+def _state(means: Mapping[Any, _Mean], seen: int, rows: int, notices: Notices) -> State:
     state: State = {
         "seen": torch.tensor([seen, rows]),
         "notices": torch.tensor(list(json.dumps(notices).encode()), dtype=torch.uint8),
     }
-    for label, mean in means.items():
+    for parts, mean in means.items():
+        key = "\t".join(parts)
         assert mean.mean is not None
         assert mean.squares is not None
-        state |= {f"{label}.mean": mean.mean, f"{label}.squares": mean.squares}
+        state |= {f"{key}.mean": mean.mean, f"{key}.squares": mean.squares}
     return state

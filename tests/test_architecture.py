@@ -12,7 +12,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "repsim_cli"
 ORDER = [
     "errors", "registry", "settings", "results", "cache", "data", "models", "activations", "measures", "similarity",
-    "training", "analysis", "plots", "studies", "config", "doctor", "cli",
+    "significance", "training", "analysis", "plots", "report", "studies", "config", "doctor", "cli",
 ]  # fmt: skip
 
 
@@ -67,7 +67,7 @@ def test_start_up_is_light():
     """Help, list, show and plot need neither torch nor Hydra; nothing of them is imported before it is used."""
     script = (
         "import json, sys\n"
-        "import repsim_cli.cli, repsim_cli.plots, repsim_cli.results\n"
+        "import repsim_cli.cli, repsim_cli.plots, repsim_cli.report, repsim_cli.results\n"
         "repsim_cli.cli.parser().format_help()\n"
         "print(json.dumps(sorted({name.split('.')[0] for name in sys.modules})))"
     )

@@ -47,10 +47,9 @@ def test_the_default_run(repsim, newest):
     assert [m["label"] for m in found["measures"]] == ["cka_unbiased", "mutual_knn"]
     assert all(len(m["matrices"]) == 10 for m in found["measures"])
     for name, digest in manifest["files"].items():
-        assert len(digest) == 64
-        assert (folder / name).is_file()
+        assert results.sha256(folder / name) == digest
     assert {p.name for p in folder.iterdir()} == {
-        "manifest.json", "config.yaml", "results.json", "arrays", "figures", "repsim.log",
+        "manifest.json", "config.yaml", "results.json", "arrays", "figures", "report.html", "repsim.log",
     }  # fmt: skip
 
 

@@ -11,12 +11,15 @@ from hydra import compose, initialize_config_dir
 from repsim_cli import registry
 from repsim_cli.config import GROUPS, validate
 from repsim_cli.errors import BadConfig
-from repsim_cli.settings import Extract, Hardware
+from repsim_cli.settings import Extract, Hardware, Significance
 
 ROOT = Path(__file__).parent.parent
 CONF = ROOT / "conf"
 EXPERIMENTS = sorted(str(f.relative_to(CONF / "experiment").with_suffix("")) for f in CONF.glob("experiment/**/*.yaml"))
 NEEDS_THE_HUB = {"pythia_cka"}
+
+
+SETTINGS = {"extract": Extract, "significance": Significance, "hardware": Hardware}
 
 
 def composed(*overrides):
@@ -36,8 +39,8 @@ def entries():
             yield file, room.get(entry.pop("kind")).function, entry
         elif group == "data":
             yield file, registry.data.get(content.pop("kind")).function, content
-        elif group in ("extract", "hardware"):
-            yield file, {"extract": Extract, "hardware": Hardware}[group], content
+        elif group in SETTINGS:
+            yield file, SETTINGS[group], content
 
 
 def test_component_files_list_every_keyword():

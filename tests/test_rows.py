@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from repsim_cli import registry, results
-from repsim_cli.activations.rows import blocks, kept, pool, readings, row_labels, rows_of, same_rows
+from repsim_cli.activations.rows import blocks, kept, pool, readings, row_documents, row_labels, rows_of, same_rows
 from repsim_cli.activations.stored import activations_key
 from repsim_cli.settings import Extract, Hardware
 
@@ -114,6 +114,8 @@ def test_labels_of_rows(data, bert_tokenizer):
     codes = [1, 2, 0, 1, 2]
     assert row_labels(sequences, extract("mean")).tolist() == codes
     assert row_labels(sequences, extract("token")).tolist() == np.repeat(codes, sequences.text.sum(1)).tolist()
+    assert row_documents(sequences, extract("mean")).tolist() == [0, 1, 2, 3, 4]
+    assert row_documents(sequences, extract("token")).tolist() == np.repeat(range(5), sequences.text.sum(1)).tolist()
     unlabelled = type(sequences)(**{**vars(sequences), "labels": None})
     assert row_labels(unlabelled, extract("mean")) is None
 

@@ -127,6 +127,13 @@ def row_labels(sequences: Sequences, extract: Extract) -> Int[np.ndarray, " n"] 
     return np.repeat(sequences.labels.codes, rows_of(sequences, extract))
 
 
+def row_documents(sequences: Sequences, extract: Extract) -> Int[np.ndarray, " n"]:
+    """What every row of the run is of, in row order: a document, or of pooled rows each its own sequence."""
+    if extract.unit == "token":
+        return sequences.document[kept(sequences, extract)]
+    return np.flatnonzero(rows_of(sequences, extract))
+
+
 def same_rows(a: Sequences, b: Sequences, extract: Extract) -> bool:
     """Whether two models see the same rows in the same order. Pooled examples are the same whatever their tokens."""
     if not np.array_equal(rows_of(a, extract), rows_of(b, extract)):
@@ -306,8 +313,15 @@ def batches(
     """The stream regrouped as the estimate asks: one batch of rows sampled under the seed (`full`), or batches
     of exactly `batch_rows` rows in row order from first_row on, the rest left out."""
     if extract.estimate == "full":
-        return _sampled(stream, torch.from_numpy(draw(total, extract.rows, seed)))
+        return _sampled(stream, torch.from_numpy(row_numbers(extract, total, seed, 0)))
     return _regrouped(stream, extract.batch_rows, first_row)
+
+
+def row_numbers(extract: Extract, total: int, seed: int, batch: int) -> Int[np.ndarray, " n"]:
+    """Which rows of the run a batch holds, ascending."""
+    if extract.estimate == "full":
+        return draw(total, extract.rows, seed)
+    return np.arange(batch * extract.batch_rows, (batch + 1) * extract.batch_rows)
 
 
 def _sampled(stream: Iterator[Block], chosen: Tensor) -> Iterator[list[Tensor]]:

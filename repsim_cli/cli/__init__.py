@@ -13,6 +13,7 @@ from repsim_cli.cli.show import (
     list_command,
     measure_command,
     plot_command,
+    report_command,
     show_command,
 )
 from repsim_cli.cli.terminal import GROUPS, complain, log, terminal_log
@@ -87,6 +88,10 @@ def parser() -> argparse.ArgumentParser:
 
     sub = add("plot", plot_command, "draw the figures of a run again, from its files", "repsim plot latest")
     sub.add_argument("run", metavar="RUN", help="a path, `latest`, or a name")
+
+    sub = add("report", report_command, "make one HTML page of a run, or of several", "repsim report latest")
+    sub.add_argument("runs", metavar="RUN", nargs="+", help="a path, `latest`, or a name; several stand side by side")
+    sub.add_argument("--output", metavar="FILE", help="where the page goes (report.html in the folder of one run)")
 
     sub = add(
         "measure",

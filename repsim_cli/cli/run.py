@@ -236,7 +236,7 @@ def _known_keys() -> list[str]:
     known: list[str] = []
     for file in (
         conf_dir() / "config.yaml",
-        *(f for g in ("data", "extract", "hardware") for f in config_files(g)),
+        *(f for g in ("data", "extract", "significance", "hardware") for f in config_files(g)),
     ):
         content = yaml.safe_load(file.read_text()) or {}
         prefix = "" if file.name == "config.yaml" else f"{file.parent.name}."
@@ -279,7 +279,7 @@ def _job_name() -> str:
 
 def _job(config: Any, folder: Path) -> str:
     """Runs one job in its folder, or in the one that it goes on with; returns how it ended."""
-    from repsim_cli import plots
+    from repsim_cli import plots, report
     from repsim_cli.config import validate
 
     checked = validate(config)
@@ -316,8 +316,10 @@ def _job(config: Any, folder: Path) -> str:
             current.discard()
         else:
             _finish(current, status, problem)
-    if status == "complete" and not os.environ.get(QUIET):
-        print(summary(current.folder))
+    if status == "complete":
+        report.save([current.folder], current.folder / report.FILE)
+        if not os.environ.get(QUIET):
+            print(summary(current.folder))
     return status
 
 

@@ -1,4 +1,4 @@
-"""The commands that read: list, show, plot, compare, measure, doctor, cache."""
+"""The commands that read: list, show, plot, report, compare, measure, doctor, cache."""
 
 import argparse
 from collections.abc import Iterator
@@ -32,6 +32,8 @@ def summary(folder: Path) -> str:
     lines.append(f"  folder: {folder}")
     figures = sorted((folder / "figures").glob("*-all.png"))
     lines += [f"  figure: {figure}" for figure in figures]
+    if (folder / "report.html").is_file():
+        lines.append(f"  report: {folder / 'report.html'}")
     return "\n".join(lines)
 
 
@@ -86,6 +88,19 @@ def plot_command(parsed: argparse.Namespace) -> int:
         raise BadInput(f"{folder}: it has no matrices, got no figure to draw; choose a run of a similarity study")
     for file in plots.draw(folder, Bar()):
         print(file)
+    return 0
+
+
+def report_command(parsed: argparse.Namespace) -> int:
+    from repsim_cli import report
+
+    folders = [results.find(run) for run in parsed.runs]
+    if parsed.output is None and len(folders) > 1:
+        raise BadInput(f"--output: {len(folders)} runs need a file of their own, got none; e.g. --output both.html")
+    file = folders[0] / report.FILE if parsed.output is None else Path(parsed.output)
+    if file.is_dir() or not file.parent.is_dir():
+        raise BadInput(f"--output: no file can be written there, got '{file}'; name a file in a folder that exists")
+    print(report.save(folders, file))
     return 0
 
 

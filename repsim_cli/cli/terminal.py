@@ -12,7 +12,7 @@ from repsim_cli.errors import BadConfig, RepsimError
 
 log = logging.getLogger("repsim")
 QUIET = "REPSIM_QUIET"
-GROUPS = ("experiment", "model", "data", "measure", "extract", "hardware")
+GROUPS = ("experiment", "model", "data", "measure", "extract", "significance", "hardware")
 
 
 def conf_dir() -> Path:

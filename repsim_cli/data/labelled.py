@@ -143,6 +143,9 @@ class Examples(Data):
             left_out = ", ".join(f"{count} with {reason}" for reason, count in dropped.items()) or "none"
             raise BadInput(f"{self.source}: no example in it, got {left_out}; give another file or split")
         codes = [-1 if example.label is None else self.names.index(example.label) for example in found]
+        bare = codes.count(-1)
+        if 0 < bare < len(codes):
+            raise BadInput(f"{self.source}: labels are missing, got none for {bare} of {len(codes)} examples; add them")
         return pad(
             [example.texts for example in found],
             tokenizer,
@@ -150,7 +153,7 @@ class Examples(Data):
             sequences=extract.sequences,
             seed=seed,
             source=self.source,
-            labels=None if -1 in codes else (codes, self.names),
+            labels=None if bare else (codes, self.names),
             dropped=dropped,
         )
 

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from repsim_cli.errors import Degenerate
-from repsim_cli.measures.inner import AnyKernel, Features, Inner, Matrix, Products, State, products, states_of
+from repsim_cli.measures.inner import Features, Inner, Matrix, Products, State, products, states_of
 
 Array = np.ndarray | Tensor | list
 
@@ -118,8 +118,9 @@ class Measure:
         made = [at(name, lambda side=side: states_of(kernels, side, {})) for name, side in (("x", x), ("y", y))]
         states = {kernel: [side[kernel] for side in made] for kernel in kernels}
         cross = products([(inner.row, inner.column)], states, len(x), len(x))[0]
+        own = own_products(inner, cross, len(x), x.dtype)
         try:
-            return float(inner_values(inner, cross, states, len(x), x.dtype)[0, 1])
+            return float(inner_values(inner, cross, own, states[inner.row], states[inner.column])[0, 1])
         except Degenerate as error:
             raise Degenerate(f"{self.name}: {error}") from None
 
@@ -167,22 +168,23 @@ def at(what: str, step: Callable[[], Any]) -> Any:
     return value
 
 
+def own_products(inner: Inner, cross: Matrix, n: int, dtype: torch.dtype) -> Float[Tensor, " r"]:
+    """<M_a, M_a>, with rounding counted as 0; empty for measures of two kernels."""
+    own = cross.new_empty(0) if inner.row is not inner.column else cross.diagonal().clone()
+    own[own < rounding_floor(n, dtype)] = 0
+    return own
+
+
 def inner_values(
-    inner: Inner, cross: Matrix, states: Mapping[AnyKernel, Sequence[State]], n: int, dtype: torch.dtype
+    inner: Inner, cross: Matrix, own: Float[Tensor, " r"], rows: Sequence[State], columns: Sequence[State]
 ) -> Matrix:
     """The measure for all pairs from their inner products, with the cells mended in which these cancel."""
-    empty = cross.new_empty(0)
-    own = empty if inner.row is not inner.column else cross.diagonal().clone()
-    own[own < rounding_floor(n, dtype)] = 0
-    rows, columns = states[inner.row], states[inner.column]
     made = Products(cross, own, own, rows, columns)
     values = inner.value(made)
     if inner.near is not None and inner.exact is not None:
         for a, b in inner.near(made, values).nonzero().tolist():
-            if a <= b or inner.row is not inner.column:
-                values[a, b] = inner.exact(rows[a], columns[b])
-            else:
-                values[a, b] = values[b, a]
+            mirrored = rows is columns and b < a
+            values[a, b] = values[b, a] if mirrored else inner.exact(rows[a], columns[b])
     return values
 
 

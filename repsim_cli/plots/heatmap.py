@@ -39,34 +39,47 @@ def figures(folder: Path, results: dict[str, Any]) -> Iterator[Job]:
 
 def _grid(folder: Path, measure: dict, models: list[str], layers: dict[str, list[str]], what: str) -> Any:
     ends = np.cumsum([0, *(len(layers[model]) for model in models)])
-    whole = np.full((ends[-1], ends[-1]), np.nan)
-    for m in measure["matrices"]:
-        i, j = (models.index(m[side]["model"]) for side in ("rows", "columns"))
-        block = read_array(folder, m[what])
-        whole[ends[i] : ends[i + 1], ends[j] : ends[j + 1]] = block
-        if measure["card"]["symmetric"]:
-            whole[ends[j] : ends[j + 1], ends[i] : ends[i + 1]] = block.T
+
+    def whole(what: str) -> np.ndarray:
+        """The matrices of all pairs of models, joined."""
+        joined = np.full((ends[-1], ends[-1]), np.nan)
+        for m in measure["matrices"]:
+            i, j = (models.index(m[side]["model"]) for side in ("rows", "columns"))
+            block = read_array(folder, m[what])
+            joined[ends[i] : ends[i + 1], ends[j] : ends[j + 1]] = block
+            if measure["card"]["symmetric"]:
+                joined[ends[j] : ends[j + 1], ends[i] : ends[i + 1]] = block.T
+        return joined
+
     names = [name for model in models for name in layers[model]]
-    figure, axes = _measured(whole, names, names, measure, what, ends[:-1].tolist())
+    p = whole("p") if what == "values" and measure["null"] else None
+    figure, axes = _measured(whole(what), p, names, names, measure, what, ends[:-1].tolist())
     for end in ends[1:-1]:
         axes.axhline(end - 0.5, color="white", linewidth=1.2)
         axes.axvline(end - 0.5, color="white", linewidth=1.2)
-    _model_names(axes, models, ends, _inches(len(whole)), max(map(len, names)))
+    _model_names(axes, models, ends, _inches(len(names)), max(map(len, names)))
     return figure
 
 
 def _pair(folder: Path, measure: dict, m: dict) -> Any:
     rows, columns = m["rows"], m["columns"]
-    figure, axes = _measured(read_array(folder, m["values"]), rows["layers"], columns["layers"], measure, "values")
+    values, p = read_array(folder, m["values"]), read_array(folder, m["p"]) if measure["null"] else None
+    figure, axes = _measured(values, p, rows["layers"], columns["layers"], measure, "values")
     axes.set_ylabel(rows["model"], parse_math=False)
     axes.set_xlabel(columns["model"], parse_math=False)
     return figure
 
 
 def _measured(
-    values: np.ndarray, rows: list[str], columns: list[str], measure: dict, what: str, starts: Sequence[int] = (0,)
+    values: np.ndarray,
+    p: np.ndarray | None,
+    rows: list[str],
+    columns: list[str],
+    measure: dict,
+    what: str,
+    starts: Sequence[int] = (0,),
 ) -> tuple[Any, Any]:
-    """A heatmap of a measure's values or standard errors, in the colours of its card."""
+    """A heatmap of a measure's values or standard errors, in the colours of its card; chance is crossed out."""
     card, estimate = measure["card"], measure["estimate"]
     batches = "1 batch" if estimate["batches"] == 1 else f"{estimate['batches']:,} batches"
     sampled = {
@@ -74,18 +87,21 @@ def _measured(
         "per_batch": f"mean over {batches}",
         "ratio_of_sums": f"HSIC summed over {batches}",
     }
+    alpha = 1.0 if p is None else measure["null"]["alpha"]
+    chance = np.zeros(values.shape, bool) if p is None else p > alpha
     better = "larger" if card["larger_is_closer"] else "smaller"
     return heatmap(
         values,
         rows,
         columns,
         title=f"{card['label']}{': standard error' if what == 'se' else ''}\n"
-        f"{sampled[estimate['kind']]}, {estimate['rows']:,} rows",
+        f"{sampled[estimate['kind']]}, {estimate['rows']:,} rows{f' (×: p > {alpha:g})' if chance.any() else ''}",
         bar_label="standard error" if what == "se" else f"{card['label']} ({better} is closer)",
         limits=colour_range(values, card, what),
         colours=colours(card, what),
         form="{:.2g}" if what == "se" else "{:.2f}",
         starts=starts,
+        crossed=chance,
     )
 
 
@@ -99,10 +115,12 @@ def heatmap(
     colours: str,
     form: str,
     starts: Sequence[int] = (0,),
+    crossed: np.ndarray | None = None,
 ) -> tuple[Any, Any]:
     """A matrix with the names of its rows and columns; values are written into the cells where there are few.
 
-    starts: where tick labels begin anew (the first layer of each model). Returns the figure and its axes.
+    starts: where tick labels begin anew (the first layer of each model). crossed: cells that are crossed out.
+    Returns the figure and its axes.
     """
     from matplotlib.figure import Figure
 
@@ -125,6 +143,11 @@ def heatmap(
             red, green, blue, _ = image.cmap(image.norm(value))
             ink = "black" if 0.3 * red + 0.6 * green + 0.1 * blue > 0.5 else "white"
             axes.text(j, i, form.format(value), ha="center", va="center", fontsize=6, color=ink)
+    if crossed is not None and crossed.any():
+        i, j = crossed.nonzero()
+        points = 72 * side / max(values.shape)
+        for ink, width in (("white", points / 5), ("black", points / 11)):
+            axes.scatter(j, i, marker="x", s=(0.8 * points) ** 2, c=ink, linewidths=min(1.6, width))
     axes.set_title(title, loc="left", parse_math=False)
     return figure, axes
 

@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,12 +15,15 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
+from repsim_cli import significance as judging
 from repsim_cli.activations.rows import (
     Reading,
     batches,
     blocks,
     devices,
     readings,
+    row_documents,
+    row_numbers,
     rows_of,
     same_rows,
     total_rows,
@@ -33,11 +38,12 @@ from repsim_cli.measures import Measure
 from repsim_cli.models.source import AnySource, Source
 from repsim_cli.registry import studies
 from repsim_cli.results import STATE, Run, slug, write
-from repsim_cli.settings import Extract, Hardware
-from repsim_cli.similarity import SimilarityMatrix, State, check_estimate, estimate_all_pairs
+from repsim_cli.settings import Extract, Hardware, Significance
+from repsim_cli.similarity import SimilarityMatrix, State, check_estimate, estimate_all_pairs, of_sums
 
 log = logging.getLogger("repsim")
 OTHER = {"text": "another vocabulary", "images": "another grid of patches"}
+CLOSEST = ["measure", "model a", "model b", "layer a", "layer b", "value", "p", "calibrated"]
 SAVE_EVERY = 5.0  # seconds between two saved states of the running means
 
 
@@ -52,6 +58,7 @@ class Similarity:
         data: Data,
         measure: Mapping[str, Measure],
         extract: Extract,
+        significance: Significance,
         hardware: Hardware,
         seed: int,
         cache: bool = True,
@@ -62,7 +69,8 @@ class Similarity:
         if not measure:
             raise BadInput("measure: no measure is selected, got none; e.g. measure=[cka_unbiased]")
         self.models, self.data, self.measures = model, data, measure
-        self.extract, self.hardware, self.seed, self.cache = extract, hardware, seed, cache
+        self.extract, self.significance, self.hardware = extract, significance, hardware
+        self.seed, self.cache = seed, cache
         self.claims = claims or []
         self.live = {label: source for label, source in model.items() if isinstance(source, Source)}
         self._check_modality()
@@ -79,6 +87,8 @@ class Similarity:
             self._check_widths(bound, rows)
         findings.check_names(self.claims)
         self.devices = devices(hardware, list(model))
+        dependent = bool(self.live) and extract.unit == "token" and significance.clusters == "document"
+        judging.check(significance, measure, extract.estimate, dependent)
         self._check_memory()
         self.tokenizers = {label: _named(label, source.tokenizer) for label, source in self.live.items()}
         self._check_tokenizers()
@@ -129,6 +139,9 @@ class Similarity:
             "weights": sum(4.0 * s.parameters for s in self.live.values()),
             "forward": 4.0 * 2 * hardware.batch_size * self._places() * features if self.live else 0.0,
             "rows": 4.0 * 3 * rows * features,
+            "null": 8.0 * 2 * len(self.layers) ** 2 * self.significance.permutations * len(self.measures)
+            if self.significance.method == "permutation"
+            else 0.0,
             "tiles": 4.0 * len(self.layers) * tile**2 + 8.0 * 2 * len(self.layers) ** 2,
         }
 
@@ -214,7 +227,38 @@ class Similarity:
                     raise RunFailed(str(error)) from error
         del modules
         with run.stage("results"):
-            return self._results(run, matrices)
+            results = self._results(run, matrices)
+        for label in matrices if self.significance.bootstrap else ():
+            self._per_batch_file(run, label).unlink()
+        return results
+
+    def _per_batch_file(self, run: Run, label: str) -> Path:
+        """Every batch's matrix, while the run goes on."""
+        return run.folder / f".per-batch-{slug(label)}.npy"
+
+    def _keep(self, run: Run, total: int) -> Callable[[int, Mapping[str, Tensor]], None]:
+        """Writes every batch's matrix, where bands are asked for."""
+        if not self.significance.bootstrap:
+            return lambda batch, values: None
+        shape = (total // self.extract.batch_rows, len(self.layers), len(self.layers))
+        kept = {}
+        for label in self.measures:
+            file = self._per_batch_file(run, label)
+            whole = file.is_file() and np.load(file, mmap_mode="r").shape == shape
+            kept[label] = np.lib.format.open_memmap(file, "r+" if whole else "w+", np.float64, None if whole else shape)
+
+        def keep(batch: int, values: Mapping[str, Tensor]) -> None:
+            for label, matrix in values.items():
+                kept[label][batch] = matrix.cpu().numpy()
+
+        return keep
+
+    def _clusters(self, sequences: Mapping[str, Sequences], total: int, batch: int) -> np.ndarray:
+        """What every row of a batch belongs to: its document, or itself."""
+        rows = row_numbers(self.extract, total, self.seed, batch)
+        if not sequences or self.significance.clusters == "row":
+            return rows
+        return row_documents(next(iter(sequences.values())), self.extract)[rows]
 
     def _matrices(
         self,
@@ -251,6 +295,10 @@ class Similarity:
             names=[str(layer) for layer in self.layers],
             estimate=extract.estimate,
             tile=hardware.tile,
+            statistics=judging.statistics(
+                self.significance, partial(self._clusters, sequences, total), self.seed, run.warn
+            ),
+            each=self._keep(run, total),
             state=state,
             save=save,
         )
@@ -370,10 +418,28 @@ class Similarity:
                 run.warn(f"{name}: {asked} rows for {wide[0].width} features ({wide[0]}); {bound.card.width_limit}")
 
     def _results(self, run: Run, matrices: Mapping[str, SimilarityMatrix]) -> dict[str, Any]:
-        records = [measure_record(run, self.readings, label, self.measures[label], m) for label, m in matrices.items()]
+        records, closest = [], []
+        names = [layer.name for layer in self.layers]
+        for label, matrix in matrices.items():
+            measure = self.measures[label]
+            judged = judging.judge(self.significance, measure, matrix)
+            extra: dict[str, Any] = {
+                "se": matrix.statistics.get("se", matrix.se),
+                "p": judged.p,
+                "calibrated": judged.calibrated,
+            }
+            if self.significance.bootstrap:
+                batches = np.load(self._per_batch_file(run, label), mmap_mode="r")[: matrix.batches]
+                finish = partial(of_sums, measure, names=names) if matrix.estimate == "ratio_of_sums" else same
+                extra["low"], extra["high"] = judging.bands(batches, self.significance, self.seed, finish)
+            records.append(measure_record(run, self.readings, label, measure, matrix, extra, judged.null))
+            if self.significance.method == "permutation":
+                places = dict(zip(self.models, places_of(self.readings), strict=True))
+                best = judging.best_pairs(self.significance, measure, matrix, places, names)
+                closest += [[label, *row] for row in best]
         return {
             "measures": records,
-            "tables": {},
+            "tables": {"closest layers": {"columns": CLOSEST, "rows": closest}} if closest else {},
             "curves": {},
             "claims": [
                 findings.verdict(claim, label, [layer.model for layer in self.layers], matrix.values.cpu().numpy())
@@ -382,6 +448,16 @@ class Similarity:
                 if self.measures[label].card.larger_is_closer
             ],
         }
+
+
+def places_of(found: Sequence[Reading]) -> list[slice]:
+    """Where each model's layers stand among all."""
+    ends = np.cumsum([0, *(len(reading.layers) for reading in found)])
+    return [slice(start, end) for start, end in itertools.pairwise(ends)]
+
+
+def same(mean: Tensor) -> Tensor:
+    return mean
 
 
 def _named(label: str, step: Callable[..., Any], *arguments: Any) -> Any:
@@ -411,13 +487,21 @@ def _other_tokenizer(first: str, other: str, how: str) -> BadInput:
 
 
 def measure_record(
-    run: Run, found: Sequence[Reading], label: str, measure: Measure, matrix: SimilarityMatrix
+    run: Run,
+    found: Sequence[Reading],
+    label: str,
+    measure: Measure,
+    matrix: SimilarityMatrix,
+    extra: Mapping[str, Any],
+    null: dict[str, Any] | None,
 ) -> dict[str, Any]:
-    """One measure in results.json, its matrices saved: one per pair of models (both ways if asymmetric)."""
-    ends = np.cumsum([0, *(len(reading.layers) for reading in found)])
-    places = [slice(start, end) for start, end in itertools.pairwise(ends)]
+    """One measure in results.json, its matrices saved: one per pair of models (both ways if asymmetric).
+
+    extra: what else is known of every cell (se, p, ...), saved beside the values where it is there.
+    """
+    places = places_of(found)
     values = matrix.values.cpu().numpy()
-    se = None if matrix.se is None else matrix.se.cpu().numpy()
+    beside = {key: np.asarray(part) for key, part in extra.items() if part is not None}
     if not np.isfinite(values).all():
         raise RunFailed(f"{label}: a value is not finite; please report this with the run's config")
     records = []
@@ -432,8 +516,8 @@ def measure_record(
                     "rows": {"model": row.label, "layers": [layer.name for layer in row.layers]},
                     "columns": {"model": column.label, "layers": [layer.name for layer in column.layers]},
                     "values": run.write_array(stem, values[block]),
-                    "se": None if se is None else run.write_array(f"{stem}-se", se[block]),
-                    "p": None,
+                    **dict.fromkeys(("se", "p")),
+                    **{key: run.write_array(f"{stem}-{key}", part[block]) for key, part in beside.items()},
                     "n": matrix.rows,
                 }
             )
@@ -447,6 +531,7 @@ def measure_record(
             "rows_available": run.manifest["rows"],
             "batches": matrix.batches,
         },
+        "null": null,
         "card": measure.card.record(),
         "matrices": records,
     }

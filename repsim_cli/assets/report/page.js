@@ -1,0 +1,791 @@
+// The report's page: everything is drawn from the JSON in #data. Text reaches the page by textContent alone.
+"use strict";
+(() => {
+const DATA = JSON.parse(document.getElementById("data").textContent);
+const RUNS = DATA.runs.map((run, i) => ({ ...run, letter: letters(i) }));
+const MANY = RUNS.length > 1;
+const QUANTITIES = { values: "value", se: "standard error", p: "p value" };
+const VERDICTS = { holds: "\u2713 ", fails: "\u2717 ", "not testable here": "\u2013 " };
+const ALL = ""; // every model, in the selectors
+const LEAST = 1e-12; // of a colour scale's range
+const FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Noto Sans', 'DejaVu Sans', sans-serif";
+const redraws = []; // what depends on the width or the theme
+
+// ---- small things ----
+
+function letters(i) {
+  return (i >= 26 ? letters(Math.floor(i / 26) - 1) : "") + String.fromCharCode(65 + (i % 26));
+}
+
+function el(tag, attributes = {}, ...children) {
+  const made = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
+    else if (value !== null) made.setAttribute(name, value);
+  }
+  made.append(...children.map((child) => (child instanceof Node ? child : String(child))));
+  return made;
+}
+
+const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+const full = (value) => (value === null || Number.isNaN(value) ? "no value" : String(value));
+const short = (value) => (value === null || Number.isNaN(value) ? "no value" : String(Number(value.toPrecision(6))));
+const layer = (model, name) => ({ model, name, key: JSON.stringify([model, name]) });
+const said = (layer) => `${layer.model} ${layer.name}`;
+const unique = (list) => [...new Set(list)];
+const title = (run) => (MANY ? `${run.letter}: ${run.manifest.name}` : run.manifest.name);
+
+// The places at which another model begins.
+function startsOf(layers) {
+  return layers.map((_, i) => i).filter((i) => i === 0 || layers[i].model !== layers[i - 1].model);
+}
+
+function middle(text, most) {
+  return text.length <= most ? text : `${text.slice(0, most >> 1)}\u2026${text.slice(text.length - ((most - 1) >> 1))}`;
+}
+
+// ---- tables that can be sorted ----
+
+const words = new Intl.Collator("en", { numeric: true });
+
+function before(a, b) {
+  if (typeof a === "number" && typeof b === "number") return a - b;
+  return (typeof a === "string") - (typeof b === "string") || words.compare(String(a), String(b));
+}
+
+function table(caption, columns, rows, { classes = () => null, tall = false } = {}) {
+  const numeric = columns.map((_, c) => rows.some((r) => typeof r[c] === "number") && rows.every((r) => typeof r[c] !== "string"));
+  const body = el("tbody");
+  const lines = rows.map((row) => ({
+    row,
+    line: el("tr", { class: classes(row) }, ...row.map((cell, c) => {
+      const empty = cell === null || cell === undefined;
+      const mark = Object.hasOwn(VERDICTS, cell) ? VERDICTS[cell] : "";
+      const text = empty ? "\u2013" : typeof cell === "object" ? JSON.stringify(cell) : mark + String(cell);
+      return el("td", { class: numeric[c] ? "number" : mark ? `verdict ${cell}` : null }, text);
+    })),
+  }));
+  const heads = columns.map((name, c) => el("th", { scope: "col", class: numeric[c] ? "number" : null },
+    el("button", { type: "button", onclick: () => sort(c) }, name)));
+  function sort(c) {
+    const down = heads[c].getAttribute("aria-sort") === "ascending";
+    for (const head of heads) head.removeAttribute("aria-sort");
+    heads[c].setAttribute("aria-sort", down ? "descending" : "ascending");
+    const missing = (cell) => cell === null || cell === undefined;
+    lines.sort((a, b) => missing(a.row[c]) - missing(b.row[c])
+      || (missing(a.row[c]) ? 0 : (down ? -1 : 1) * before(a.row[c], b.row[c])));
+    body.append(...lines.map(({ line }) => line));
+  }
+  body.append(...lines.map(({ line }) => line));
+  return el("div", { class: tall && rows.length > 14 ? "scroll tall" : "scroll", tabindex: "0", role: "region", "aria-label": caption },
+    el("table", {}, el("caption", {}, caption), el("thead", {}, el("tr", {}, ...heads)), body));
+}
+
+function section(id, name, ...children) {
+  return el("section", { id, "aria-label": name }, el("h2", {}, name), ...children);
+}
+
+// ---- matrices as one grid ----
+
+function numbers(text) {
+  const bytes = Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
+  const view = new DataView(bytes.buffer);
+  return Float64Array.from({ length: bytes.length / 8 }, (_, i) => view.getFloat64(8 * i, true));
+}
+
+// All blocks of a measure on two axes of layers; NaN where no block is. Symmetric blocks stand both ways.
+function grid(measure) {
+  const axis = (sides) => {
+    const places = new Map();
+    const models = new Map(); // a model's layers stay together
+    for (const { model, layers } of sides) {
+      if (!models.has(model)) models.set(model, new Map());
+      for (const name of layers) models.get(model).set(name, layer(model, name));
+    }
+    const layers = [...models.values()].flatMap((found) => [...found.values()]);
+    layers.forEach((one, i) => places.set(one.key, i));
+    return { layers, places };
+  };
+  const symmetric = measure.card.symmetric;
+  const both = measure.matrices.flatMap((m) => [m.rows, m.columns]);
+  const rows = axis(symmetric ? both : measure.matrices.map((m) => m.rows));
+  const columns = symmetric ? rows : axis(measure.matrices.map((m) => m.columns));
+  const made = { rows, columns, scales: measure.scales, n: new Map() };
+  for (const what of Object.keys(QUANTITIES)) {
+    if (!Object.hasOwn(measure.scales, what)) continue;
+    const cells = new Float64Array(rows.layers.length * columns.layers.length).fill(NaN);
+    for (const m of measure.matrices) {
+      if (m[what] === null) continue;
+      const block = numbers(m[what]);
+      const r = m.rows.layers.map((name) => rows.places.get(layer(m.rows.model, name).key));
+      const c = m.columns.layers.map((name) => columns.places.get(layer(m.columns.model, name).key));
+      const mirrored = symmetric && m.rows.model !== m.columns.model;
+      r.forEach((i, a) => c.forEach((j, b) => {
+        cells[i * columns.layers.length + j] = block[a * c.length + b];
+        if (mirrored) cells[j * columns.layers.length + i] = block[a * c.length + b];
+      }));
+    }
+    made[what] = cells;
+  }
+  return made;
+}
+
+const grids = new Map();
+
+function gridOf(run, label) {
+  const known = JSON.stringify([run.letter, label]);
+  if (!grids.has(known)) {
+    const measure = run.measures.find((m) => m.label === label);
+    grids.set(known, measure ? grid(measure) : null);
+  }
+  return grids.get(known);
+}
+
+function at(found, what, row, column) {
+  const i = found?.rows.places.get(row.key), j = found?.columns.places.get(column.key);
+  return i === undefined || j === undefined || !found[what] ? null : found[what][i * found.columns.layers.length + j];
+}
+
+// ---- colours ----
+
+const tables = new Map();
+
+function colourTable(name) {
+  if (!tables.has(name)) {
+    const hex = DATA.colours[name.replace("_r", "")];
+    const table = Array.from({ length: 256 }, (_, i) => [0, 2, 4].map((k) => parseInt(hex.slice(6 * i + k, 6 * i + k + 2), 16)));
+    tables.set(name, name.endsWith("_r") ? table.reverse() : table);
+  }
+  return tables.get(name);
+}
+
+function colourAt(scale, value) {
+  const share = (value - scale.low) / Math.max(scale.high - scale.low, LEAST);
+  return colourTable(scale.colours)[Math.min(255, Math.max(0, Math.floor(256 * share)))];
+}
+
+function shared(scales) {
+  return { low: Math.min(...scales.map((s) => s.low)), high: Math.max(...scales.map((s) => s.high)), colours: scales[0].colours };
+}
+
+// ---- a heatmap: a canvas for the cells and names, and marks above it ----
+
+const tip = el("div", { class: "tip hidden", "aria-hidden": "true" });
+
+function heatmap(panel, view) {
+  const { rows, columns, value, scale } = panel;
+  const main = el("canvas", { tabindex: "0", role: "application", "aria-roledescription": "heatmap", "aria-label": `${panel.title}: ${view.label}. Arrow keys move between layers, Page Up, Page Down, Home and End between models, Enter draws the row.` });
+  const [rowFrame, cellFrame, rowTick, columnTick] = ["frame", "frame", "tick", "tick"].map((kind) => el("div", { class: `${kind} hidden` }));
+  const map = el("div", { class: "map" }, main, rowTick, columnTick, rowFrame, cellFrame);
+  const box = el("figure", { class: "panel" }, el("h3", {}, panel.title), map, colourBar(panel));
+  const cells = document.createElement("canvas");
+  cells.width = columns.length;
+  cells.height = rows.length;
+  const pixels = cells.getContext("2d").createImageData(columns.length, rows.length);
+  rows.forEach((row, i) => columns.forEach((column, j) => {
+    const found = value(row, column);
+    if (found === null || Number.isNaN(found)) return; // left transparent
+    pixels.data.set([...colourAt(scale, found), 255], 4 * (i * columns.length + j));
+  }));
+  cells.getContext("2d").putImageData(pixels, 0, 0);
+  const rowPlaces = new Map(rows.map((row, i) => [row.key, i]));
+  const columnPlaces = new Map(columns.map((column, j) => [column.key, j]));
+  let left, top, side, ratio, width;
+
+  function draw() {
+    ratio = Math.max(1, devicePixelRatio || 1);
+    const room = Math.max(180, box.clientWidth || 600);
+    const pen = main.getContext("2d");
+    pen.font = `11px ${FONT}`;
+    const most = room < 420 ? 10 : 16;
+    const breadth = (layers) => Math.ceil(Math.max(...labels(layers, most).map(({ text }) => pen.measureText(text).width)));
+    const around = (layers) => breadth(layers) + (modelsAlone(layers) ? 12 : 26);
+    side = Math.min(36, room / columns.length);
+    for (let pass = 0; pass < 2; pass += 1) { // what is written depends on the side, and the side on its breadth
+      left = around(rows);
+      side = Math.min(36, (room - left - 4) / columns.length);
+    }
+    if (side * ratio >= 6) side = Math.floor(side * ratio) / ratio; // cells of one size
+    const below = around(columns);
+    top = 7;
+    width = left + side * columns.length + 4;
+    const height = top + side * rows.length + below;
+    main.width = Math.round(width * ratio);
+    main.height = Math.round(height * ratio);
+    main.style.width = `${width}px`;
+    pen.setTransform(ratio, 0, 0, ratio, 0, 0);
+    pen.imageSmoothingEnabled = false;
+    pen.drawImage(cells, left, top, side * columns.length, side * rows.length);
+    pen.strokeStyle = css("--rule");
+    pen.strokeRect(left - 0.5, top - 0.5, side * columns.length + 1, side * rows.length + 1);
+    axisNames(pen, rows, false, most);
+    axisNames(pen, columns, true, most);
+    mark();
+  }
+
+  // What is written: layers as far as there is room, models alone where it is too narrow for layers.
+  const apart = () => Math.max(1, Math.ceil(13 / side));
+  const modelsAlone = (layers) => apart() > 2 && startsOf(layers).length > 1;
+
+  function labels(layers, most) {
+    const starts = startsOf(layers), step = apart();
+    if (modelsAlone(layers)) {
+      const made = [];
+      starts.forEach((start, k) => {
+        const at = (start + (starts[k + 1] ?? layers.length)) / 2;
+        if (!made.length || (at - made.at(-1).at) * side >= 12) made.push({ at, text: middle(layers[start].model, 16) });
+      });
+      return made;
+    }
+    return starts.flatMap((start, k) => {
+      const end = starts[k + 1] ?? layers.length;
+      const places = Array.from({ length: Math.ceil((end - start) / step) }, (_, i) => start + i * step);
+      return places.filter((i) => i === start || end - i >= step).map((i) => ({ at: i + 0.5, text: middle(layers[i].name, most) }));
+    });
+  }
+
+  function axisNames(pen, layers, across, most) {
+    const starts = startsOf(layers);
+    const write = (text, at, size, away, along) => {
+      pen.save();
+      pen.font = `${size}px ${FONT}`;
+      pen.fillStyle = css("--ink");
+      pen.textBaseline = "middle";
+      pen.textAlign = along ? "center" : "right";
+      if (across) pen.translate(left + at * side, top + side * rows.length + away);
+      else pen.translate(left - away, top + at * side);
+      if (across !== along) pen.rotate(-Math.PI / 2);
+      pen.fillText(text, 0, 0);
+      pen.restore();
+    };
+    for (const { at, text } of labels(layers, most)) write(text, at, 11, 5, false);
+    starts.forEach((start, k) => {
+      const end = starts[k + 1] ?? layers.length, name = layers[start].model;
+      if (start) {
+        pen.fillStyle = "#ffffff";
+        if (across) pen.fillRect(left + start * side - 0.75, top, 1.5, side * rows.length);
+        else pen.fillRect(left, top + start * side - 0.75, side * columns.length, 1.5);
+      }
+      if (modelsAlone(layers)) return;
+      pen.font = `12px ${FONT}`;
+      let fits = name.length;
+      while (fits > 3 && pen.measureText(middle(name, fits)).width > (end - start) * side - 8) fits -= 1;
+      const outside = across ? main.height / ratio - top - side * rows.length - 9 : left - 9;
+      write(middle(name, fits), (start + end) / 2, 12, outside, true);
+    });
+  }
+
+  // The picked row of its pair of models, and the cell under the pointer or the cursor.
+  function mark() {
+    const picked = view.picked ? rowPlaces.get(view.picked.row.key) : undefined;
+    const own = view.picked ? columns.findIndex((column) => column.model === view.picked.column.model) : -1;
+    const many = own < 0 ? 0 : columns.filter((column) => column.model === view.picked.column.model).length;
+    put(rowFrame, picked !== undefined && many, left + own * side, top + picked * side, many * side, side);
+    const here = place();
+    put(cellFrame, here, left + here?.j * side, top + here?.i * side, side, side);
+    put(rowTick, here, left - 4, top + here?.i * side, 4, side);
+    put(columnTick, here, left + here?.j * side, top + side * rows.length, side, 4);
+  }
+
+  // In shares of the map, which may be shown narrower than it was drawn.
+  function put(part, there, x, y, w, h) {
+    part.classList.toggle("hidden", !there);
+    if (!there) return;
+    const height = main.height / ratio;
+    for (const [name, share] of [["left", x / width], ["top", y / height], ["width", w / width], ["height", h / height]]) part.style[name] = `${100 * share}%`;
+  }
+
+  function place() {
+    const i = view.hover && rowPlaces.get(view.hover.row.key), j = view.hover && columnPlaces.get(view.hover.column.key);
+    return i === null || i === undefined || j === undefined ? null : { i, j };
+  }
+
+  function under(event) {
+    const seen = main.getBoundingClientRect();
+    const zoom = width / seen.width; // 1, but where the page is narrower than it was drawn for
+    const i = Math.floor(((event.clientY - seen.top) * zoom - top) / side);
+    const j = Math.floor(((event.clientX - seen.left) * zoom - left) / side);
+    return i >= 0 && j >= 0 && i < rows.length && j < columns.length ? { row: rows[i], column: columns[j] } : null;
+  }
+
+  function steer(event) {
+    const here = place() ?? { i: 0, j: 0 };
+    const jump = (layers, from, way) => {
+      let to = from;
+      while (layers[to + way] && layers[to + way].model === layers[from].model) to += way;
+      return layers[to + way] ? to + way : to;
+    };
+    const moves = {
+      ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0],
+      PageUp: [jump(rows, here.i, -1) - here.i, 0], PageDown: [jump(rows, here.i, 1) - here.i, 0],
+      Home: [0, jump(columns, here.j, -1) - here.j], End: [0, jump(columns, here.j, 1) - here.j],
+    };
+    if (Object.hasOwn(moves, event.key)) {
+      const limit = (n, most) => Math.min(most - 1, Math.max(0, n));
+      const [down, right] = moves[event.key];
+      view.point({ row: rows[limit(here.i + down, rows.length)], column: columns[limit(here.j + right, columns.length)] });
+      beside();
+    } else if (event.key === "Enter" || event.key === " ") view.pick(view.hover);
+    else if (event.key === "Escape") view.point(null);
+    else return;
+    event.preventDefault();
+  }
+
+  function beside() {
+    const here = place(), seen = main.getBoundingClientRect();
+    if (here) view.showTip(seen.left + left + (here.j + 1) * side, seen.top + top + (here.i + 1) * side);
+  }
+
+  main.addEventListener("pointermove", (event) => {
+    view.point(under(event));
+    view.showTip(event.clientX, event.clientY);
+  });
+  main.addEventListener("pointerleave", () => view.point(null));
+  main.addEventListener("click", (event) => {
+    view.point(under(event));
+    if (view.hover) view.pick(view.hover);
+    view.showTip(event.clientX, event.clientY);
+  });
+  main.addEventListener("keydown", steer);
+  main.addEventListener("focus", () => {
+    if (!main.matches(":focus-visible")) return;
+    if (!place()) view.point({ row: rows[0], column: columns[0] });
+    beside();
+  });
+  main.addEventListener("blur", () => view.point(null));
+  return { box, draw, mark };
+}
+
+function colourBar(panel) {
+  const canvas = el("canvas", { width: 256, height: 1, "aria-hidden": "true" });
+  const pen = canvas.getContext("2d");
+  colourTable(panel.scale.colours).forEach((colour, i) => {
+    pen.fillStyle = `rgb(${colour.join(",")})`;
+    pen.fillRect(i, 0, 1, 1);
+  });
+  return el("div", { class: "bar" }, short(panel.scale.low), canvas, short(panel.scale.high), el("span", { class: "quiet" }, panel.note));
+}
+
+// ---- lines ----
+
+const DASHES = [[], [7, 4], [2, 3], [10, 3, 2, 3]];
+
+// lines: [{label, y, low, high}], a value per name; missing values are null.
+function chart(names, lines, xLabel, yLabel, marked = null) {
+  const host = el("div");
+  const below = el("p", { class: "readout quiet" });
+  const keys = lines.map((line, i) => `${line.label}${lines.length > 1 ? ` (${["solid", "dashed", "dotted", "dash-dot"][i % 4]})` : ""}`);
+  const banded = lines.some((line) => line.low);
+  const caption = el("figcaption", {}, `${keys.join("; ")}${banded ? "; band: one standard error each way" : ""}`);
+  const box = el("figure", { class: "chart", role: "img", "aria-label": `${yLabel} by ${xLabel}` }, caption, host, below);
+  let plot = null;
+
+  function draw() {
+    plot?.destroy();
+    const data = [names.map((_, i) => i)], series = [{}], bands = [];
+    lines.forEach((line, i) => {
+      const colour = css(`--line-${(i % 4) + 1}`);
+      const points = { show: names.length < 60, size: 6, fill: colour };
+      series.push({ label: line.label, stroke: colour, width: 2, dash: DASHES[i % 4], points });
+      data.push(line.y);
+      if (line.low) {
+        bands.push({ series: [series.length, series.length + 1], fill: `${colour}33` });
+        series.push({ stroke: "transparent", points: { show: false } }, { stroke: "transparent", points: { show: false } });
+        data.push(line.high, line.low);
+      }
+    });
+    const width = Math.max(260, Math.min(box.clientWidth || 700, 1000));
+    const named = names.some((name) => typeof name === "string");
+    const most = Math.max(...names.map((name) => middle(String(name), 16).length));
+    const axis = { stroke: css("--ink"), font: `12px ${FONT}`, labelFont: `13px ${FONT}`, grid: { stroke: css("--rule"), width: 1 }, ticks: { stroke: css("--rule"), width: 1 } };
+    plot = new uPlot({
+      width,
+      height: 300 + (named ? 4 * most : 0),
+      legend: { show: false },
+      cursor: { drag: { x: false, y: false }, y: false },
+      scales: { x: { time: false, range: (_, low, high) => (named || low === high ? [low - 0.3, high + 0.3] : [low, high]) } },
+      series,
+      bands,
+      axes: [
+        { ...axis, label: xLabel, ...(named ? { space: 16, rotate: -90, size: 14 + 7 * most, incrs: [1, 2, 5, 10, 20, 50, 100], values: (_, splits) => splits.map((i) => (Number.isInteger(i) && names[i] !== undefined ? middle(String(names[i]), 16) : "")) } : {}) },
+        { ...axis, label: yLabel, size: 64 },
+      ],
+      hooks: {
+        setCursor: [({ cursor }) => tell(cursor.idx ?? marked)],
+        draw: [(u) => {
+          if (marked === null) return;
+          const x = Math.round(u.valToPos(marked, "x", true));
+          u.ctx.save();
+          u.ctx.strokeStyle = css("--quiet");
+          u.ctx.setLineDash([4, 4]);
+          u.ctx.beginPath();
+          u.ctx.moveTo(x, u.bbox.top);
+          u.ctx.lineTo(x, u.bbox.top + u.bbox.height);
+          u.ctx.stroke();
+          u.ctx.restore();
+        }],
+      },
+    }, data, host);
+    tell(marked);
+  }
+
+  function tell(i) {
+    below.textContent = i === null || i === undefined ? "" : `${names[i]}: ${lines.map((line) => `${lines.length > 1 ? `${line.label} ` : ""}${full(line.y[i] ?? null)}`).join("; ")}`;
+  }
+
+  return { box, draw };
+}
+
+// ---- the section of the matrices ----
+
+function matrices() {
+  const labels = unique(RUNS.flatMap((run) => run.measures.map((m) => m.label)));
+  if (!labels.length) return null;
+  const view = { hover: null, picked: null, label: "" };
+  const panels = el("div", { class: "panels" });
+  const readout = el("p", { class: "readout", role: "status" });
+  const note = el("div");
+  const row = el("div", { id: "row" });
+  const chosen = new Map();
+  let maps = [], line = null, shown = [];
+
+  const select = (name, onchange) => {
+    const made = el("select", { name, onchange });
+    chosen.set(name, made);
+    return made;
+  };
+  const fill = (name, options) => {
+    const made = chosen.get(name), was = made.value;
+    made.replaceChildren(...options.map(([value, text]) => el("option", { value }, text)));
+    if (options.some(([value]) => value === was)) made.value = was;
+  };
+  const value = (name) => chosen.get(name).value;
+  const labelled = (text, control) => el("label", {}, text, control);
+  const controls = el("div", { class: "controls" },
+    labelled("Measure", select("measure", () => refresh(true))),
+    labelled("Show", select("what", () => refresh(false))),
+    labelled("Rows: model", select("rows", () => refresh(false))),
+    labelled("Columns: model", select("columns", () => refresh(false))),
+    ...(MANY ? [labelled("First run", select("first", () => refresh(true))), labelled("Second run", select("second", () => refresh(true)))] : []));
+
+  const compared = () => (MANY ? ["first", "second"].map((name) => RUNS[Number(value(name))]) : RUNS);
+
+  function refresh(anew) {
+    const measure = value("measure");
+    shown = compared().map((run) => ({ run, found: gridOf(run, measure), record: run.measures.find((m) => m.label === measure) }));
+    const there = shown.filter(({ found }) => found);
+    fill("what", Object.entries(QUANTITIES).filter(([what]) => there.some(({ found }) => found[what])));
+    for (const side of ["rows", "columns"]) {
+      const models = unique(there.flatMap(({ found }) => found[side].layers.map((layer) => layer.model)));
+      fill(side, [[ALL, "all models"], ...models.map((model, i) => [String(i), model])]);
+      chosen.get(side).models = models;
+    }
+    const what = value("what");
+    view.label = `${measure}, ${QUANTITIES[what]}`;
+    view.hover = null;
+    panels.replaceChildren();
+    maps = parts(what).map((panel) => (panel.missing ? { box: el("figure", { class: "panel" }, el("h3", {}, panel.title), el("p", {}, panel.missing)), draw() {}, mark() {} } : heatmap(panel, view)));
+    panels.append(...maps.map((map) => map.box));
+    for (const map of maps) map.draw();
+    note.replaceChildren(...there.slice(0, 1).map(({ record }) => reading(record)));
+    if (anew || !view.picked || !inView(view.picked)) view.picked = start();
+    line = null;
+    drawRow();
+    view.point(null);
+  }
+
+  const chosenModel = (side) => (value(side) === ALL ? null : chosen.get(side).models[Number(value(side))]);
+  const kept = (layers, side) => layers.filter((layer) => chosenModel(side) === null || layer.model === chosenModel(side));
+  const inView = (cell) => maps.length && ["rows", "columns"].every((side) => chosenModel(side) === null || cell[side === "rows" ? "row" : "column"].model === chosenModel(side));
+
+  function start() {
+    for (const { found } of shown) {
+      if (!found) continue;
+      const rows = kept(found.rows.layers, "rows"), columns = kept(found.columns.layers, "columns");
+      for (const first of rows) for (const column of columns) if (!Number.isNaN(at(found, "values", first, column))) return { row: first, column };
+    }
+    return null;
+  }
+
+  // What is shown: each run, and the difference on the layers that both have.
+  function parts(what) {
+    const better = (record) => (what === "values" ? `${record.card.larger_is_closer ? "larger" : "smaller"} is closer` : "");
+    const scales = shown.filter(({ found }) => found && found[what]).map(({ found }) => found.scales[what]);
+    const made = shown.map(({ run, found, record }) => {
+      if (!found) return { title: title(run), missing: "This run has no such measure." };
+      if (!found[what]) return { title: title(run), missing: `This run has no ${QUANTITIES[what]}.` };
+      const rows = kept(found.rows.layers, "rows"), columns = kept(found.columns.layers, "columns");
+      if (!rows.length || !columns.length) return { title: title(run), missing: "This run has no such model." };
+      return { title: title(run), rows, columns, value: (r, c) => at(found, what, r, c), scale: shared(scales), note: `${record.card.label} ${what === "values" ? "" : QUANTITIES[what]} (${[better(record), "bright is " + (what === "values" ? "close" : "large")].filter(Boolean).join(", ")})` };
+    });
+    if (!MANY || shown.some(({ found }) => !found || !found[what])) return made;
+    const [first, other] = shown;
+    const name = `${other.run.letter} minus ${first.run.letter}`;
+    const common = (side) => first.found[side].layers.filter((one) => other.found[side].places.has(one.key));
+    const difference = (r, c) => at(other.found, what, r, c) - at(first.found, what, r, c);
+    let most = LEAST;
+    for (const r of common("rows")) for (const c of common("columns")) {
+      const size = Math.abs(difference(r, c));
+      if (size > most) most = size;
+    }
+    const rows = kept(common("rows"), "rows"), columns = kept(common("columns"), "columns");
+    if (!rows.length || !columns.length) return [...made, { title: name, missing: "The runs have no such layers in common." }];
+    return [...made, { title: name, rows, columns, value: difference, scale: { low: -most, high: most, colours: "RdBu_r" }, note: "difference: red where it is above 0, blue below" }];
+  }
+
+  function cellLines({ row, column }, form) {
+    const lines = [`${said(row)}  \u00d7  ${said(column)}`];
+    const values = shown.map(({ run, found }) => {
+      const number = (what) => at(found, what, row, column);
+      const beside = Object.entries(QUANTITIES).filter(([what]) => what !== "values" && number(what) !== null && !Number.isNaN(number(what)));
+      lines.push([`${MANY ? `${run.letter}: ` : ""}${form(number("values"))}`, ...beside.map(([what, name]) => `${name} ${form(number(what))}`)].join(", "));
+      return number("values");
+    });
+    if (MANY && values.every((v) => v !== null && !Number.isNaN(v))) lines.push(`${shown[1].run.letter} minus ${shown[0].run.letter}: ${form(values[1] - values[0])}`);
+    return lines.join("\n");
+  }
+
+  view.point = (cell) => {
+    view.hover = cell;
+    for (const map of maps) map.mark();
+    readout.textContent = cell ? cellLines(cell, full) : "Point at a cell, or move with the arrow keys, to read it; a click or Enter draws its row.";
+    if (!cell) tip.classList.add("hidden");
+  };
+
+  view.showTip = (x, y) => {
+    if (!view.hover) return;
+    tip.textContent = cellLines(view.hover, short);
+    tip.classList.remove("hidden");
+    const { width, height } = tip.getBoundingClientRect();
+    const clear = (place, size, most) => (place + 14 + size < most ? place + 14 : Math.max(2, place - 14 - size));
+    tip.style.left = `${Math.min(clear(x, width, innerWidth), Math.max(2, innerWidth - width - 2))}px`;
+    tip.style.top = `${clear(y, height, innerHeight)}px`;
+  };
+
+  view.pick = (cell) => {
+    if (!cell) return;
+    view.picked = cell;
+    for (const map of maps) map.mark();
+    drawRow();
+  };
+
+  function drawRow() {
+    row.replaceChildren();
+    line = null;
+    if (!view.picked) return;
+    const { row: own, column } = view.picked;
+    const has = shown.filter(({ found }) => found && found.rows.places.has(own.key) && found.columns.layers.some((c) => c.model === column.model));
+    const names = unique(has.flatMap(({ found }) => found.columns.layers.filter((c) => c.model === column.model).map((c) => c.name)));
+    const number = (found, what, name) => {
+      const v = at(found, what, own, layer(column.model, name));
+      return v === null || Number.isNaN(v) ? null : v;
+    };
+    const lines = has.map(({ run, found }) => {
+      const y = names.map((name) => number(found, "values", name));
+      const se = found.se ? names.map((name) => number(found, "se", name)) : null;
+      const band = (way) => se && y.map((v, i) => (v === null || se[i] === null ? null : v + way * se[i]));
+      return { label: title(run), y, low: band(-1), high: band(1) };
+    });
+    const marked = names.indexOf(column.name);
+    line = chart(names, lines, `layer of ${column.model}`, value("measure"), marked < 0 ? null : marked);
+    const columns = ["layer"], rows = names.map((name) => [name]);
+    for (const { run, found } of has) {
+      for (const [what, quantity] of Object.entries(QUANTITIES)) {
+        if (!found[what]) continue;
+        columns.push(MANY ? `${run.letter}: ${quantity}` : quantity);
+        names.forEach((name, i) => rows[i].push(number(found, what, name)));
+      }
+    }
+    if (has.length === 2) {
+      columns.push(`${has[1].run.letter} minus ${has[0].run.letter}`);
+      const [one, other] = has;
+      names.forEach((name, i) => {
+        const [a, b] = [number(one.found, "values", name), number(other.found, "values", name)];
+        rows[i].push(a === null || b === null ? null : b - a);
+      });
+    }
+    row.append(el("h3", {}, `${said(own)} against the layers of ${column.model}`), line.box,
+      el("details", {}, el("summary", {}, "The row's numbers"), table(`${said(own)} against the layers of ${column.model}`, columns, rows, { tall: true })));
+    line.draw();
+  }
+
+  redraws.push(() => {
+    for (const map of maps) map.draw();
+    line?.draw();
+  });
+  fill("measure", labels.map((label) => [label, label]));
+  if (MANY) {
+    for (const name of ["first", "second"]) fill(name, RUNS.map((run, i) => [String(i), title(run)]));
+    chosen.get("second").value = "1";
+  }
+  return { box: section("matrices", "Matrices", controls, note, el("div", { class: MANY ? null : "beside" }, el("div", { class: "maps" }, panels, readout), row)), start: () => refresh(true) };
+}
+
+// How to read a measure, from its card.
+function reading(record) {
+  const { card, estimate } = record;
+  const bound = (value, other) => (value === null ? other : short(value));
+  const batches = `${estimate.batches} ${estimate.batches === 1 ? "batch" : "batches"}`;
+  const estimates = { full: "one sample", per_batch: `mean over ${batches}`, ratio_of_sums: `HSIC summed over ${batches}` };
+  const settings = Object.entries(record.settings ?? {}).map(([name, value]) => `${name} = ${JSON.stringify(value)}`).join(", ");
+  const facts = [
+    `${card.label}: ${card.larger_is_closer ? "larger" : "smaller"} is closer; range: ${bound(card.bounds[0], "no lower bound")} to ${bound(card.bounds[1], "no upper bound")}; ${card.symmetric ? "symmetric" : "not symmetric: the row is explained by the column"}.`,
+    `${estimates[estimate.kind] ?? estimate.kind}, ${estimate.rows} of ${estimate.rows_available} rows${settings ? `; ${settings}` : ""}.`,
+    card.note,
+    (card.invariant_to ?? []).length ? `Unchanged by: ${card.invariant_to.join(", ").replaceAll("_", " ")}.` : "",
+    card.source ? `Source: ${card.source}.` : "",
+  ];
+  const [first, second, ...rest] = facts.filter(Boolean).map((fact) => el("p", {}, fact));
+  return el("div", { class: "quiet" }, first, second, el("details", {}, el("summary", {}, "How to read it"), ...rest));
+}
+
+// ---- the other sections ----
+
+function summary() {
+  const manifests = RUNS.map((run) => run.manifest);
+  const models = (m) => Object.keys(m.models ?? {}).join(", ") || null;
+  const facts = [
+    ["run", RUNS.map((run) => run.folder)],
+    ["status", manifests.map((m) => m.status)],
+    ["error", manifests.map((m) => m.error)],
+    ["study", manifests.map((m) => m.study)],
+    ["started", manifests.map((m) => m.started)],
+    ["seconds", manifests.map((m) => m.seconds ?? null)],
+    ["seed", manifests.map((m) => m.seed)],
+    ["device", manifests.map((m) => m.device ?? null)],
+    ["models", manifests.map(models)],
+    ["rows", manifests.map((m) => m.rows ?? null)],
+    ["measures", RUNS.map((run) => run.measures.map((m) => m.label).join(", ") || null)],
+    ["claims that hold", RUNS.map((run) => (run.claims.length ? `${run.claims.filter((c) => c.verdict === "holds").length} of ${run.claims.length}` : null))],
+    ["warnings", manifests.map((m) => m.warnings.length)],
+  ];
+  const rows = facts.filter(([, values]) => values.some((v) => v !== null)).map(([name, values]) => [name, ...values.map((v) => (v === null ? null : String(v)))]);
+  return section("summary", "Summary", table("How it ended", ["fact", ...RUNS.map(title)], rows));
+}
+
+function warnings() {
+  const found = RUNS.flatMap((run) => run.manifest.warnings.map((text) => `${MANY ? `${run.letter}: ` : ""}${text}`));
+  return section("warnings", "Warnings", found.length ? el("ul", { class: "plain" }, ...found.map((text) => el("li", { class: "warning" }, text))) : el("p", {}, "None."));
+}
+
+const ofRun = (run, row) => (MANY ? [run.letter, ...row] : row);
+const runColumn = (columns) => (MANY ? ["run", ...columns] : columns);
+
+function pairs() {
+  const rows = RUNS.flatMap((run) => run.measures.flatMap((measure) => measure.matrices.map((m) => {
+    const values = numbers(m.values);
+    return ofRun(run, [measure.label, m.rows.model, m.columns.model, values.reduce((a, b) => a + b, 0) / values.length, values.reduce((a, b) => Math.min(a, b)), values.reduce((a, b) => Math.max(a, b)), m.n]);
+  })));
+  if (!rows.length) return null;
+  const shownRows = rows.map((row) => row.map((cell) => (typeof cell === "number" ? Number(cell.toPrecision(6)) : cell)));
+  return section("pairs", "Pairs of models", table("Over all layers of both models, six digits", runColumn(["measure", "rows", "columns", "mean", "lowest", "highest", "n"]), shownRows, { tall: true }));
+}
+
+function claims() {
+  const rows = RUNS.flatMap((run) => run.claims.map((c) => ofRun(run, [c.name, c.measure, c.verdict, c.value, c.threshold, c.statistic, c.why, c.source])));
+  return rows.length ? section("claims", "Claims", table("Published findings and what this data says", runColumn(["claim", "measure", "verdict", "value", "threshold", "statistic", "why", "source"]), rows)) : null;
+}
+
+function studyTables() {
+  const found = RUNS.flatMap((run) => run.tables.map(([name, t]) => table(`${MANY ? `${run.letter}: ` : ""}${name}`, t.columns, t.rows, { tall: true })));
+  return found.length ? section("tables", "Tables", ...found) : null;
+}
+
+const isLine = (curve) => Array.isArray(curve) && curve.length > 0 && curve.every((v) => v === null || typeof v === "number");
+
+function curves() {
+  const names = unique(RUNS.flatMap((run) => run.curves.map(([name]) => name)));
+  const parts = names.flatMap((name) => {
+    const own = RUNS.flatMap((run) => run.curves.filter(([other]) => other === name).map(([, curve]) => ({ run, curve })));
+    const lines = own.filter(({ curve }) => isLine(curve));
+    const drawn = lines.length ? chart(Array.from({ length: Math.max(...lines.map(({ curve }) => curve.length)) }, (_, i) => i), lines.map(({ run, curve }) => ({ label: title(run), y: curve })), "step", name) : null;
+    if (drawn) redraws.push(drawn.draw);
+    const raw = own.filter(({ curve }) => !isLine(curve)).map(({ run, curve }) => el("details", {}, el("summary", {}, title(run)), el("pre", { tabindex: "0" }, JSON.stringify(curve, null, 1))));
+    return [el("h3", {}, name), ...(drawn ? [drawn.box] : []), ...raw];
+  });
+  return parts.length ? section("curves", "Curves", ...parts) : null;
+}
+
+function others() {
+  const found = RUNS.flatMap((run) => run.others.map(([name, text]) => el("details", {}, el("summary", {}, `${MANY ? `${run.letter}: ` : ""}${name}`), el("pre", { tabindex: "0" }, text))));
+  return found.length ? section("others", "More results", ...found) : null;
+}
+
+function timings() {
+  const rows = RUNS.flatMap((run) => Object.entries(run.manifest.timings).map(([stage, seconds]) => ofRun(run, [stage, seconds, run.manifest.peak_memory_mb_after?.[stage] ?? null])));
+  return rows.length ? section("timings", "Timings", table("Stages of the run", runColumn(["stage", "seconds", "peak memory so far, MB"]), rows)) : null;
+}
+
+// Key paths against runs; rows in which the runs differ are marked.
+function byKey(caption, what) {
+  const found = RUNS.map((run) => new Map(run[what]));
+  const rows = unique(found.flatMap((map) => [...map.keys()])).map((path) => [path, ...found.map((map) => map.get(path) ?? null)]);
+  return table(caption, ["key", ...RUNS.map(title)], rows, { classes: (row) => (new Set(row.slice(1)).size > 1 ? "differs" : null), tall: true });
+}
+
+function configuration() {
+  const raw = RUNS.filter((run) => run.config_text).map((run) => el("details", {}, el("summary", {}, MANY ? `config.yaml of ${title(run)}` : "config.yaml"), el("pre", { tabindex: "0" }, run.config_text)));
+  return section("configuration", "Configuration", byKey(MANY ? "Keys that differ are marked \u2260" : "The validated configuration", "config"), ...raw);
+}
+
+function repeat() {
+  const parts = RUNS.flatMap((run) => [
+    ...(MANY ? [el("h3", {}, title(run))] : []),
+    el("p", {}, "As it was started:"), el("pre", { tabindex: "0" }, run.command),
+    el("p", {}, "Its configuration again, in a new folder:"), el("pre", { tabindex: "0" }, run.repeat),
+  ]);
+  return section("repeat", "How to repeat it", ...parts, byKey("What it ran on", "record"));
+}
+
+// ---- the page ----
+
+const THEMES = ["auto", "light", "dark"];
+
+function themed(theme) {
+  if (theme === "auto") delete document.documentElement.dataset.theme;
+  else document.documentElement.dataset.theme = theme;
+  for (const redraw of redraws) redraw();
+}
+
+function main() {
+  const heat = matrices();
+  const sections = [summary(), warnings(), heat?.box, pairs(), claims(), studyTables(), curves(), others(), timings(), configuration(), repeat()].filter(Boolean);
+  let theme = 0;
+  const toggle = el("button", { type: "button", onclick: () => {
+    theme = (theme + 1) % THEMES.length;
+    toggle.textContent = `Theme: ${THEMES[theme]}`;
+    themed(THEMES[theme]);
+  } }, "Theme: auto");
+  const page = document.getElementById("page");
+  page.append(
+    el("a", { class: "skip", href: "#summary" }, "Skip to the summary"),
+    el("header", {}, el("h1", {}, RUNS.map(title).join(" \u00b7 ")), toggle),
+    el("nav", { "aria-label": "Sections" }, el("ul", {}, ...sections.map((part) => el("li", {}, el("a", { href: `#${part.id}` }, part.getAttribute("aria-label")))))),
+    el("main", {}, ...sections),
+    el("footer", {}, el("p", { class: "quiet" }, "Made by repsim from manifest.json, config.yaml, results.json and arrays/ alone; the numbers are theirs in full precision. This page loads nothing."),
+      el("details", {}, el("summary", { class: "quiet" }, "Lines are drawn by uPlot, under the MIT licence"), el("pre", { tabindex: "0" }, DATA.licence))),
+    tip);
+  heat?.start();
+  for (const redraw of redraws) redraw();
+  let waiting = 0, width = innerWidth;
+  addEventListener("resize", () => {
+    if (innerWidth === width) return;
+    width = innerWidth;
+    cancelAnimationFrame(waiting);
+    waiting = requestAnimationFrame(() => { for (const redraw of redraws) redraw(); });
+  });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => themed(THEMES[theme]));
+  let closed = [];
+  addEventListener("beforeprint", () => {
+    closed = [...document.querySelectorAll("details:not([open])")];
+    for (const part of closed) part.open = true;
+    themed("light");
+  });
+  addEventListener("afterprint", () => {
+    for (const part of closed) part.open = false;
+    themed(THEMES[theme]);
+  });
+}
+
+main();
+})();

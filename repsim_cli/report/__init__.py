@@ -1,0 +1,72 @@
+"""Run folders -> one self-contained HTML page, from the files alone. Needs neither torch nor matplotlib.
+
+Lines are drawn by uPlot 1.6.32 (MIT, 53 kB with its style, embedded); a heatmap is a canvas of one pixel per cell,
+scaled up by `assets/report/page.js`. Plotly's cartesian bundle is 1.5 MB and ECharts' smallest 0.5 MB, in every page.
+
+A policy in the page's head lets its own style and scripts run, by their hashes, and nothing else: no request, no
+other script. All that comes from models and data is JSON inside a data block, and reaches the page as text only.
+"""
+
+import base64
+import hashlib
+import html
+import json
+import re
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from repsim_cli.report.record import record
+from repsim_cli.results import write
+
+FILE = "report.html"
+ASSETS = Path(str(resources.files("repsim_cli"))) / "assets" / "report"
+STYLES, SCRIPTS = ("uPlot.min.css", "page.css"), ("uPlot.iife.min.js", "page.js")
+ESCAPED = {ord(c): f"\\u{ord(c):04x}" for c in "<>&"}
+
+
+def save(folders: Sequence[Path], file: Path) -> Path:
+    """Writes the page of one or several runs and returns its path."""
+    write(file, page(folders).encode())
+    return file
+
+
+def page(folders: Sequence[Path]) -> str:
+    """The page of one or several runs; its bytes depend on their files alone.
+
+    Raises BadInput where a run is damaged or its numbers changed since.
+    """
+    runs = [record(folder) for folder in folders]
+    about = {"colours": json.loads(_asset("colours.json")), "licence": _asset("uPlot.LICENSE")}
+    styles, scripts = [_asset(name) for name in STYLES], [_asset(name) for name in SCRIPTS]
+    parts = {
+        "policy": f"default-src 'none'; img-src data:; style-src {_hashes(styles)}; script-src {_hashes(scripts)}; "
+        "base-uri 'none'; form-action 'none'",
+        "title": _escaped(" and ".join(run["manifest"]["name"] for run in runs)),
+        "styles": "".join(f"<style>{text}</style>" for text in styles),
+        "data": embedded({"runs": runs, **about}),
+        "scripts": "".join(f"<script>{text}</script>" for text in scripts),
+    }
+    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], _asset("page.html"))
+
+
+def embedded(value: Any) -> str:
+    """Strict JSON in ASCII that cannot end the element it stands in.
+
+    >>> embedded({"label": "</script>&\\u2028"})
+    '{"label": "\\\\u003c/script\\\\u003e\\\\u0026\\\\u2028"}'
+    """
+    return json.dumps(value, allow_nan=False).translate(ESCAPED)
+
+
+def _asset(name: str) -> str:
+    return (ASSETS / name).read_text(encoding="utf-8")
+
+
+def _hashes(texts: Sequence[str]) -> str:
+    return " ".join(f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'" for text in texts)
+
+
+def _escaped(text: str) -> str:
+    return html.escape(text).encode("ascii", "xmlcharrefreplace").decode()

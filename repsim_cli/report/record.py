@@ -1,0 +1,99 @@
+"""What the page gets of one run: its manifest, configuration and results, with the arrays inside."""
+
+import base64
+import json
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from repsim_cli.errors import BadInput
+from repsim_cli.plots.heatmap import colour_range, colours
+from repsim_cli.results import outputs_root, read_array, read_config, read_manifest, read_results
+
+QUANTITIES = ("values", "se", "p")  # of a matrix in results.json
+KNOWN = ("schema", "study", "measures", "tables", "curves", "claims", "warnings")  # a study's own keys come as JSON
+ELSEWHERE = ("warnings", "timings", "peak_memory_mb_after", "command", "overrides", "files")  # in the page
+
+
+def record(folder: Path) -> dict[str, Any]:
+    """One run as strict JSON. A run without results (failed, interrupted) has its manifest alone."""
+    manifest = read_manifest(folder)
+    found = read_results(folder) if (folder / "results.json").is_file() else {}
+    configured = (folder / "config.yaml").is_file()
+    return {
+        "folder": _name(folder),
+        "manifest": {key: value for key, value in manifest.items() if key != "files"},
+        "record": list(flat({key: value for key, value in manifest.items() if key not in ELSEWHERE})),
+        "command": shlex.join(manifest["command"]),
+        "repeat": shlex.join(["repsim", "run", "--from", _name(folder)]),
+        "config": list(flat(read_config(folder))) if configured else [],
+        "config_text": (folder / "config.yaml").read_text() if configured else "",
+        "measures": [_measure(folder, measure) for measure in found.get("measures", [])],
+        "tables": list(found.get("tables", {}).items()),
+        "curves": list(found.get("curves", {}).items()),
+        "claims": found.get("claims", []),
+        "others": [(key, json.dumps(found[key], indent=1, ensure_ascii=False)) for key in found if key not in KNOWN],
+    }
+
+
+def _name(folder: Path) -> str:
+    """The folder as `repsim run --from` and the like find it."""
+    folder, root = folder.resolve(), outputs_root().resolve()
+    return str(folder.relative_to(root)) if folder.is_relative_to(root) else folder.name
+
+
+def flat(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """The leaves of nested mappings as (key path, text).
+
+    >>> list(flat({"data": {"kind": "pile", "seeds": [0, 1]}, "cache": True}))
+    [('data.kind', 'pile'), ('data.seeds', '[0, 1]'), ('cache', 'true')]
+    """
+    if isinstance(value, dict) and value:
+        for key, inner in value.items():
+            yield from flat(inner, f"{path}.{key}" if path else str(key))
+    else:
+        yield path, value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
+
+
+def _measure(folder: Path, measure: dict[str, Any]) -> dict[str, Any]:
+    """A measure's record with its arrays inside, and the colours of its values, standard errors and p values."""
+    arrays = {what: [_array(folder, m, what) for m in measure["matrices"]] for what in QUANTITIES}
+    scales = {}
+    for what, blocks in arrays.items():
+        kept = [block.ravel() for block in blocks if block is not None]
+        if kept:
+            scales[what] = _scale(np.concatenate(kept), measure["card"], what)
+    matrices = [
+        {**m, **{what: _base64(arrays[what][i]) for what in QUANTITIES}} for i, m in enumerate(measure["matrices"])
+    ]
+    return {**measure, "matrices": matrices, "scales": scales}
+
+
+def _scale(values: np.ndarray, card: dict[str, Any], what: str) -> dict[str, Any]:
+    low, high = (0.0, 1.0) if what == "p" else colour_range(values, card, what)
+    return {"low": low, "high": high, "colours": "cividis" if what == "p" else colours(card, what)}
+
+
+def _array(folder: Path, matrix: dict[str, Any], what: str) -> np.ndarray | None:
+    if matrix.get(what) is None:
+        return None
+    array = read_array(folder, matrix[what])
+    shape = (len(matrix["rows"]["layers"]), len(matrix["columns"]["layers"]))
+    if array.shape != shape or array.dtype != np.float64:
+        raise BadInput(
+            f"{folder / matrix[what]}: not float64 {shape} as its layers, got {array.dtype} {array.shape}; "
+            "the run is damaged, run it again"
+        )
+    if not np.isfinite(array).all():
+        raise BadInput(
+            f"{folder / matrix[what]}: a value is not finite, got nan or inf; the run is damaged, run it again"
+        )
+    return array
+
+
+def _base64(array: np.ndarray | None) -> str | None:
+    """Full precision: float64, little-endian, row by row."""
+    return None if array is None else base64.b64encode(np.ascontiguousarray(array, dtype="<f8").tobytes()).decode()

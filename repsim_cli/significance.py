@@ -1,0 +1,348 @@
+"""How far a similarity is from chance: permutation nulls in closed form or drawn, and standard errors.
+
+The null: rows of one side are paired with those of the other at random. Where rows depend on each other (tokens of
+one document), whole clusters of rows move together, and no closed form is used.
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import scipy.stats
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from repsim_cli.errors import BadInput
+from repsim_cli.measures import Measure
+from repsim_cli.measures.base import Card, cosine, inner_values
+from repsim_cli.measures.inner import AnyKernel, Matrix, Packed, State, packed, products, unpacked
+from repsim_cli.settings import Significance
+from repsim_cli.similarity import Prepared, SimilarityMatrix, Statistics, pairs
+
+TOGETHER = 8  # permutations of one tiled pass
+FEW = 8  # documents in a batch below which their orders soon repeat
+GROUPS = 512  # clusters whose influence is held at a time: more are joined with their neighbours
+
+
+class Moments(NamedTuple):
+    """What the permutation null of an inner product needs to know of one symmetric matrix M.
+
+    M_ij = U_ij + a_i + a_j + mean off the diagonal, the rows of U summing to 0. norm, trace, cubes: |U|^2, tr U^3
+    and the sum of U_ij^3. linear F: a and the centred diagonal, weighted so that inner products of permuted linear
+    parts are sums of products. constant: what adds up whatever the order. squares: F' (row sums of U_ij^2);
+    form: F' U F.
+    """
+
+    norm: float
+    trace: float
+    cubes: float
+    linear: Float[Tensor, "n 2"]
+    constant: Float[Tensor, " 2"]
+    squares: Float[Tensor, " 2"]
+    form: Float[Tensor, "2 2"]
+
+
+def moments(matrix: Float[Tensor, "n n"]) -> Moments:
+    n = len(matrix)
+    diagonal = matrix.diagonal().double()
+    off = matrix.clone()
+    off.fill_diagonal_(0)
+    sums = off.sum(1, dtype=torch.float64)
+    mean = sums.sum() / (n * (n - 1))
+    effects = (sums - (n - 1) * mean) / (n - 2)
+    off -= (effects + mean / 2).to(off.dtype)[:, None]
+    off -= (effects + mean / 2).to(off.dtype)[None]
+    off.fill_diagonal_(0)
+    squares = off.square()
+    linear = torch.stack([effects * math.sqrt(2 * (n - 2)), diagonal - diagonal.mean()], 1)
+    return Moments(
+        norm=float(squares.sum(dtype=torch.float64)),
+        trace=float(((off @ off) * off).sum(dtype=torch.float64)),
+        cubes=float((squares * off).sum(dtype=torch.float64)),
+        linear=linear,
+        constant=torch.stack([mean * math.sqrt(n * (n - 1)), diagonal.mean() * math.sqrt(n)]),
+        squares=squares.sum(1, dtype=torch.float64) @ linear,
+        form=linear.T @ (off @ linear.to(off.dtype)).double(),
+    )
+
+
+class Null(NamedTuple):
+    """Mean, standard deviation and skewness of inner products of all pairs when one side's rows are permuted."""
+
+    mean: Matrix
+    deviation: Matrix
+    skewness: Matrix
+
+
+def closed_form(rows: Sequence[Moments], columns: Sequence[Moments]) -> Null:
+    """The permutation null of <M_a, P N_b P'>: mean and variance exact, skewness to leading order.
+
+    The U parts and the linear parts are uncorrelated. Their variances: 2 |U|^2 |V|^2 / (n (n - 3)), and for sums
+    of f_i g_P(i): |f|^2 |g|^2 / (n - 1) (Hoeffding 1951).
+    """
+    n = len(rows[0].linear)
+
+    def stacked(side: Sequence[Moments]) -> tuple[Tensor, ...]:
+        linear = torch.stack([m.linear for m in side])
+        scalars = torch.tensor([[m.norm, m.trace, m.cubes] for m in side], dtype=torch.float64, device=linear.device)
+        return (
+            *scalars.unbind(1),
+            torch.stack([m.constant for m in side]),
+            torch.stack([m.squares for m in side]),
+            torch.stack([m.form for m in side]).flatten(1),
+            torch.einsum("rik,ril->rkl", linear, linear).flatten(1),
+            torch.einsum("rik,ril,rim->rklm", linear, linear, linear).flatten(1),
+        )
+
+    norm, trace, cubes, constant, squares, form, second, third = (
+        a.view(len(rows), -1) @ b.view(len(columns), -1).T for a, b in zip(stacked(rows), stacked(columns), strict=True)
+    )
+    unit = 2 / (n * (n - 3))
+    deviation = (unit * norm + second / (n - 1)).sqrt()
+    quadratic = unit**1.5 * (math.sqrt(8) * trace + math.sqrt(2) * n * cubes)
+    mixed = (12 * squares + 6 * form) / (n * (n - 1))
+    linear = third * n / ((n - 1) * (n - 2))
+    return Null(constant, deviation, (quadratic + mixed + linear) / deviation**3)
+
+
+def tail(z: Matrix, skewness: Matrix) -> Matrix:
+    """P(Z >= z) for a Pearson type III variable of mean 0, variance 1 and this skewness."""
+    found = scipy.stats.pearson3.sf(z.cpu().numpy(), skewness.cpu().numpy())
+    return torch.from_numpy(np.asarray(found, dtype=np.float64))
+
+
+def check(settings: Significance, measures: Mapping[str, Measure], estimate: str, dependent: bool) -> None:
+    """Raises BadInput where the settings do not go with the measures, the estimate or rows that depend."""
+    for measure in measures.values():
+        if settings.method == "closed_form" and measure.inner is None:
+            raise BadInput(
+                f"significance.method: {measure.name} has no closed form, got closed_form; use significance=permutation"
+            )
+    if settings.method == "closed_form" and dependent:
+        raise BadInput(
+            "significance.method: tokens of one document depend on each other and the closed form takes rows as "
+            "independent, got closed_form; use significance=permutation, pooled rows, or significance.clusters=row"
+        )
+    if settings.method != "none" and estimate == "ratio_of_sums":
+        raise BadInput("significance.method: sums over batches have no null, got ratio_of_sums; use per_batch or full")
+    if settings.jackknife and estimate != "full":
+        raise BadInput(f"significance.jackknife: it is for one sample, got {estimate}; use extract.estimate=full")
+    if settings.bootstrap and estimate == "full":
+        raise BadInput("significance.bootstrap: it draws batches, got full; use per_batch, or jackknife")
+
+
+def statistics(
+    settings: Significance, clusters: Callable[[int], np.ndarray], seed: int, notices: Callable[[str], None]
+) -> Statistics:
+    """What is to be averaged over batches; clusters(batch): an id per row of what moves as a whole."""
+
+    def observed(batch: int, measure: Measure, prepared: Prepared, values: Matrix) -> dict[str, Tensor]:
+        found = {}
+        if settings.method == "closed_form":
+            found |= standardised(measure, prepared)
+        elif settings.method == "permutation":
+            ids = clusters(batch)
+            if len(np.unique(ids)) < FEW:
+                notices(f"significance: only {len(np.unique(ids))} documents in a batch; their orders repeat")
+            found["null"] = permuted(measure, prepared, shuffles(ids, settings.permutations, [seed, batch]))
+        if settings.jackknife and measure.inner is not None and measure.inner.value is cosine:
+            found["se"] = jackknife(measure, prepared, values, clusters(batch))
+        return found
+
+    return observed
+
+
+class Judged(NamedTuple):
+    """p: of the null that rows are paired at random; calibrated: the score above chance, in [0, 1]."""
+
+    p: Matrix | None
+    calibrated: Matrix | None
+    null: dict[str, Any] | None
+
+
+def judge(settings: Significance, measure: Measure, matrix: SimilarityMatrix) -> Judged:
+    """What the observed statistics say. The closed form's p is of the inner products' z, summed over batches."""
+    found, card = matrix.statistics, measure.card
+    if settings.method == "closed_form":
+        root = math.sqrt(matrix.batches)
+        null = {"method": "closed_form", "clusters": "row", "alpha": settings.alpha}
+        return Judged(tail(found["z"] * root, found["skewness"] / root), None, null)
+    if settings.method == "permutation":
+        null = {
+            "method": "permutation",
+            "permutations": settings.permutations,
+            "clusters": settings.clusters,
+            "alpha": settings.alpha,
+        }
+        scores = calibrated(matrix.values, found["null"], card, settings.alpha)
+        return Judged(p_values(matrix.values, found["null"], card), scores, null)
+    return Judged(None, None, None)
+
+
+def best_pairs(
+    settings: Significance,
+    measure: Measure,
+    matrix: SimilarityMatrix,
+    places: Mapping[str, slice],
+    names: Sequence[str],
+) -> list[list[Any]]:
+    """Per pair of models their closest pair of layers, with p and calibrated score of being the closest."""
+    sign = 1 if measure.card.larger_is_closer else -1
+    rows = []
+    for (a, row), (b, column) in itertools.combinations(places.items(), 2):
+        block = sign * matrix.values[row, column]
+        null = (sign * matrix.statistics["null"][:, row, column]).flatten(1).amax(1) * sign
+        value = sign * block.max()
+        i, j = divmod(int(block.argmax()), block.shape[1])
+        p = p_values(value.view(1, 1), null.view(-1, 1, 1), measure.card)
+        score = calibrated(value.view(1, 1), null.view(-1, 1, 1), measure.card, settings.alpha)
+        layers = names[row.start + i], names[column.start + j]
+        rows.append([a, b, *layers, float(value), float(p), float(score)])
+    return rows
+
+
+def standardised(measure: Measure, prepared: Prepared) -> dict[str, Tensor]:
+    """z and skewness of the inner products of all pairs under the null, by its closed form."""
+    inner = measure.inner
+    assert inner is not None
+    assert prepared.cross is not None
+    known = {
+        kernel: [moments(_square(kernel, state, prepared.rows)) for state in prepared.states[kernel]]
+        for kernel in dict.fromkeys((inner.row, inner.column))
+    }
+    null = closed_form(known[inner.row], known[inner.column])
+    return {"z": (prepared.cross - null.mean) / null.deviation, "skewness": null.skewness}
+
+
+def _square(kernel: AnyKernel, state: State, n: int) -> Float[Tensor, "n n"]:
+    """The whole matrix of one representation."""
+    values = state.features.values
+    if isinstance(kernel, Packed):
+        return unpacked(values, n)
+    return kernel.cells(state.fit, values @ values.T, slice(0, n), slice(0, n))
+
+
+def shuffles(clusters: np.ndarray, count: int, seed: Sequence[int]) -> list[Tensor]:
+    """`count` orders of the rows, in which the clusters (an id per row) come in random order, each one whole."""
+    generator = np.random.default_rng(seed)
+    _, ids = np.unique(clusters, return_inverse=True)
+    orders = []
+    for _ in range(count):
+        place = generator.permutation(ids.max() + 1)
+        orders.append(torch.from_numpy(np.argsort(place[ids], kind="stable")))
+    return orders
+
+
+def permuted(measure: Measure, prepared: Prepared, orders: Sequence[Tensor]) -> Float[Tensor, "k r r"]:
+    """The measure for all pairs with the rows of the column's side in each of the orders, nothing refitted."""
+    if measure.inner is None:
+        moved = ([measure.permute(state, order) for state in prepared.states] for order in orders)
+        return torch.stack([pairs(measure, prepared.states, columns, prepared.names) for columns in moved])
+    inner, n, found = measure.inner, prepared.rows, []
+    rows, columns = prepared.states[inner.row], prepared.states[inner.column]
+    assert prepared.own is not None
+    for start in range(0, len(orders), TOGETHER):
+        # as kernels of their own, the permuted matrices share the pass with those that stay
+        some = {
+            _alias(inner.column): [_moved(inner.column, state, order, n) for state in columns]
+            for order in orders[start : start + TOGETHER]
+        }
+        crosses = products([(inner.row, alias) for alias in some], {inner.row: rows, **some}, n, prepared.tile)
+        for cross, moved in zip(crosses, some.values(), strict=True):
+            found.append(inner_values(inner, cross, prepared.own, rows, moved))
+    return torch.stack(found)
+
+
+def _alias(kernel: AnyKernel) -> AnyKernel:
+    if isinstance(kernel, Packed):
+        return Packed(cells=lambda x: kernel.cells(x))
+    return replace(kernel, features=lambda x: kernel.features(x))
+
+
+def _moved(kernel: AnyKernel, state: State, order: Tensor, n: int) -> State:
+    """The state of the reordered rows: what a fit holds of tensors has one entry per row."""
+    values = state.features.values
+    if isinstance(kernel, Packed):
+        return State(state.features._replace(values=packed(unpacked(values, n)[order][:, order])))
+    fit = state.fit
+    if isinstance(fit, Tensor):
+        fit = fit[order]
+    elif fit is not None:
+        fit = type(fit)(*(part[order] if isinstance(part, Tensor) else part for part in fit))
+    return State(state.features._replace(values=values[order]), fit)
+
+
+def p_values(observed: Float[Tensor, "r r"], null: Float[Tensor, "k r r"], card: Card) -> Matrix:
+    """(1 + permutations that are at least as close) / (1 + permutations)."""
+    sign = 1 if card.larger_is_closer else -1
+    # equal values may differ by rounding
+    as_close = sign * null >= sign * observed - 1e-12 * observed.abs()
+    return (1 + as_close.sum(0)).double() / (1 + len(null))
+
+
+def calibrated(observed: Float[Tensor, "r r"], null: Float[Tensor, "k r r"], card: Card, alpha: float) -> Matrix:
+    """The score above its null's 1 - alpha quantile, as a share of what is possible (Groeger et al. 2026).
+
+    In [0, 1], or the excess itself where the measure has no best value; 0: not told from chance.
+    """
+    sign = 1 if card.larger_is_closer else -1
+    pool = torch.cat([sign * observed[None], sign * null]).sort(0).values
+    threshold = pool[math.ceil((1 - alpha) * len(pool)) - 1]
+    excess = (sign * observed - threshold).clamp_min(0)
+    best = card.bounds[1] if card.larger_is_closer else card.bounds[0]
+    return excess if best is None else (excess / (sign * best - threshold).clamp_min(1e-12)).clamp_max(1)
+
+
+def jackknife(measure: Measure, prepared: Prepared, values: Matrix, clusters: np.ndarray) -> Matrix:
+    """Standard errors of a normalised inner product by the infinitesimal jackknife over clusters of rows.
+
+    The weight of row i moves <M_a, M_b> by twice its share h_i = sum_j M_a,ij M_b,ij; the influence on the ratio
+    follows by the chain rule, and its squares add up over clusters (Efron 1982, section 6).
+    """
+    inner = measure.inner
+    assert inner is not None
+    assert prepared.own is not None
+    states, n = prepared.states[inner.row], prepared.rows
+    _, ids = np.unique(clusters, return_inverse=True)
+    groups = torch.from_numpy(ids * min(GROUPS, ids.max() + 1) // (ids.max() + 1))
+    shares = torch.zeros(int(groups.max()) + 1, len(states), len(states), dtype=torch.float64)
+    side = min(prepared.tile, n)
+    for i in range(0, n, side):
+        rows = slice(i, min(i + side, n))
+        share = torch.zeros(rows.stop - i, len(states), len(states), dtype=torch.float64)
+        for j in range(0, n, side):
+            columns = slice(j, min(j + side, n))
+            block = torch.stack([_block(inner.row, state, rows, columns, n) for state in states], 1)
+            share += torch.bmm(block, block.mT).double().cpu()
+        shares.index_add_(0, groups[rows], share)
+    own = prepared.own.cpu()
+    relative = shares.diagonal(dim1=1, dim2=2) / own
+    cross = values.cpu() * own.sqrt()[:, None] * own.sqrt()
+    influence = 2 * values.cpu() * (shares / cross - relative[:, :, None] / 2 - relative[:, None, :] / 2)
+    return influence.square().sum(0).sqrt()
+
+
+def _block(kernel: AnyKernel, state: State, rows: slice, columns: slice, n: int) -> Tensor:
+    values = state.features.values
+    if isinstance(kernel, Packed):
+        return unpacked(values, n)[rows, columns]
+    return kernel.cells(state.fit, values[rows] @ values[columns].T, rows, columns)
+
+
+def bands(
+    per_batch: Float[np.ndarray, "b r r"],
+    settings: Significance,
+    seed: int,
+    finish: Callable[[Matrix], Matrix] = lambda mean: mean,
+) -> tuple[np.ndarray, np.ndarray]:
+    """(low, high) by the percentile bootstrap over whole batches; finish: from the mean over batches to the value."""
+    count = len(per_batch)
+    drawn = np.random.default_rng(seed).multinomial(count, np.full(count, 1 / count), size=settings.bootstrap)
+    means = torch.from_numpy(np.tensordot(drawn / count, per_batch, axes=1))
+    ends = [(1 - settings.level) / 2, (1 + settings.level) / 2]
+    low, high = np.quantile(torch.stack([finish(mean) for mean in means]).numpy(), ends, axis=0)
+    return low, high

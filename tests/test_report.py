@@ -1,0 +1,567 @@
+"""The report: one page from the files alone; what it shows in a real browser, and what it never does."""
+
+import base64
+import hashlib
+import io
+import json
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+
+import matplotlib
+import matplotlib.image
+import numpy as np
+import pytest
+from browser import CHROMIUM, browser
+
+from repsim_cli import report, results
+from repsim_cli.analysis import comparison
+from repsim_cli.errors import BadInput
+
+HOSTILE = "<script>window.pwned=1</script></script><!--'\"&amp;\u2028\u2029`${1}<img src=x onerror=window.pwned=1>"
+CARDS = {
+    "cka": {"larger_is_closer": True, "bounds": [None, 1.0], "symmetric": True},
+    "procrustes": {"larger_is_closer": False, "bounds": [0.0, 2.0], "symmetric": True},
+    "regression": {"larger_is_closer": True, "bounds": [0.0, 1.0], "symmetric": False},
+}
+
+
+def made(folder, *, seed=0, models=("small", "large"), sizes=None, layer="resid_post", extra="", measures=tuple(CARDS)):
+    """A finished run with made-up matrices; `extra` stands wherever a study or a user may put text."""
+    sizes = sizes or [3 + 2 * i for i in range(len(models))]
+    run = results.create(folder, name=f"study{extra}", study="similarity", seed=seed, command=["repsim", "run", f"name={extra}"], overrides=[])  # fmt: skip
+    run.write_text("config.yaml", json.dumps({"name": f"study{extra}", "seed": seed, "model": {f"m{extra}": extra}}))
+    run.manifest.update(rows=120, models={f"{m}": {"source": extra} for m in models})
+    rng, records = np.random.default_rng(seed), []
+    for label in measures:
+        matrices = []
+        for i, row in enumerate(models):
+            for j, column in enumerate(models):
+                if CARDS[label]["symmetric"] and j < i:
+                    continue
+                values = rng.uniform(0.05, 0.95, size=(sizes[i], sizes[j]))
+                matrices.append(
+                    {
+                        "rows": {"model": row, "layers": [f"{layer}@{k}" for k in range(sizes[i])]},
+                        "columns": {"model": column, "layers": [f"{layer}@{k}" for k in range(sizes[j])]},
+                        "values": run.write_array(f"{label}-{i}-{j}", (values + values.T) / 2 if i == j else values),
+                        "se": run.write_array(f"{label}-{i}-{j}-se", 0.01 * values),
+                        "p": run.write_array(f"{label}-{i}-{j}-p", values**3) if label == "cka" else None,
+                        "n": 100,
+                    }
+                )
+        card = {"label": label.upper() + extra, "source": extra, "note": extra, "invariant_to": [], **CARDS[label]}
+        estimate = {"kind": "per_batch", "rows": 100, "rows_available": 120, "batches": 2}
+        records.append({"name": label, "label": label + extra, "settings": {"k": extra}, "estimate": estimate, "card": card, "matrices": matrices})  # fmt: skip
+    claim = {"name": f"finding{extra}", "source": extra, "measure": "cka", "statistic": extra, "value": 0.25,
+             "threshold": 0.0, "verdict": "holds", "why": ""}  # fmt: skip
+    found = {
+        "schema": 1, "study": "similarity", "measures": records, "warnings": [],
+        "tables": {f"loss{extra}": {"columns": ["name", f"value{extra}"], "rows": [["h10" + extra, 2.5], ["h1", None], ["h9", -1.0], ["h2", 10.0]]}},
+        "curves": {f"training{extra}": [3.0, 2.0, 1.5]}, "claims": [claim], f"own{extra}": {"key": extra},
+    }  # fmt: skip
+    with run.stage(f"data{extra}"):
+        run.write_text("results.json", results.dumps(found))
+    if extra:
+        run.warn(extra)
+    run.finish("complete")
+    return run.folder
+
+
+def saved(*folders):
+    return report.save(folders, folders[0] / report.FILE)
+
+
+def inside(page):
+    """The JSON inside a page."""
+    return json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.S)[1])
+
+
+class Elements(HTMLParser):
+    """All elements of a page with their attributes, and the text of styles and scripts."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.found, self.texts = [], []
+        self.feed(page)
+
+    def handle_starttag(self, tag, attributes):
+        self.found.append((tag, dict(attributes)))
+
+    def handle_data(self, text):
+        if self.found and self.found[-1][0] in ("style", "script") and text.strip():
+            self.texts.append((*self.found[-1], text))
+
+
+def value(folder, label, row, column, what="values"):
+    """One number of a run, by the names of its layers: (model, layer), (model, layer)."""
+    (measure,) = (m for m in results.read_results(folder)["measures"] if m["label"] == label)
+    for m in measure["matrices"]:
+        for one, other, turned in ((m["rows"], m["columns"], False), (m["columns"], m["rows"], True)):
+            if (one["model"], other["model"]) == (row[0], column[0]) and not (
+                turned and not measure["card"]["symmetric"]
+            ):
+                array = results.read_array(folder, m[what])
+                place = one["layers"].index(row[1]), other["layers"].index(column[1])
+                return float(array.T[place] if turned else array[place])
+    raise AssertionError((label, row, column))
+
+
+def test_the_page_holds_every_number_in_full(tmp_path):
+    folder = made(tmp_path / "run")
+    (run,) = inside(saved(folder).read_text())["runs"]
+    found = results.read_results(folder)
+    for measure, kept in zip(found["measures"], run["measures"], strict=True):
+        for m, shown in zip(measure["matrices"], kept["matrices"], strict=True):
+            assert (m["rows"], m["columns"], m["n"]) == (shown["rows"], shown["columns"], shown["n"])
+            for what in ("values", "se", "p"):
+                if m[what] is None:
+                    assert shown[what] is None
+                    continue
+                array = results.read_array(folder, m[what])
+                np.testing.assert_array_equal(np.frombuffer(base64.b64decode(shown[what])).reshape(array.shape), array)
+    assert run["config"] == [["name", "study"], ["seed", "0"], ["model.m", ""]]
+    assert run["command"] == "repsim run name="
+    assert dict(run["others"]) == {"own": '{\n "key": ""\n}'}
+    assert run["manifest"]["timings"].keys() == {"data"}
+
+
+def test_colours_come_from_the_card(tmp_path):
+    (run,) = inside(report.page([made(tmp_path / "run")]))["runs"]
+    scales = {m["label"]: m["scales"] for m in run["measures"]}
+    assert scales["procrustes"]["values"] == {"low": 0.0, "high": 2.0, "colours": "viridis_r"}
+    assert scales["cka"]["values"] == {"low": 0.0, "high": 1.0, "colours": "viridis"}
+    assert scales["cka"]["p"] == {"low": 0.0, "high": 1.0, "colours": "cividis"}
+    assert "p" not in scales["procrustes"]
+
+
+def test_the_page_depends_on_the_files_alone(tmp_path):
+    folder = made(tmp_path / "run")
+    page = report.page([folder])
+    saved(folder)
+    assert report.page([folder]) == page
+
+
+def test_only_what_the_policy_names_can_run(tmp_path):
+    elements = Elements(report.page([made(tmp_path / "run", extra=HOSTILE)]))
+    counts = {
+        tag: sum(found == tag for found, _ in elements.found) for tag in ("script", "style", "img", "link", "iframe")
+    }
+    assert counts == {"script": 3, "style": 2, "img": 0, "link": 1, "iframe": 0}
+    (policy,) = (a["content"] for t, a in elements.found if t == "meta" and "http-equiv" in a)
+    rules = dict(rule.split(" ", 1) for rule in policy.split("; "))
+    assert rules["default-src"] == "'none'"
+    for tag, rule in (("style", "style-src"), ("script", "script-src")):
+        texts = [text for found, a, text in elements.texts if found == tag and a.get("type") != "application/json"]
+        hashes = [f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'" for text in texts]
+        assert rules[rule].split() == hashes
+    for _, attributes in elements.found:
+        assert not any(name.startswith("on") or name == "style" for name in attributes)
+        assert attributes.get("href", "data:,") == "data:,"
+        assert "src" not in attributes
+
+
+def test_hostile_text_survives_as_text(tmp_path):
+    page = report.page([made(tmp_path / "run", extra=HOSTILE)])
+    assert HOSTILE not in page
+    assert not {"\u2028", "\u2029"} & set(page)
+    (run,) = inside(page)["runs"]
+    assert run["manifest"]["warnings"] == [HOSTILE]
+    assert run["measures"][0]["label"] == "cka" + HOSTILE
+
+
+def test_what_is_embedded_is_what_was_published():
+    table = dict(re.findall(r"^\| `(\S+)` \| \d+ \| `(\w+)` \|$", (report.ASSETS / "README.md").read_text(), re.M))
+    assert {name: results.sha256(report.ASSETS / name) for name in table} == table
+    assert set(table) == {"uPlot.iife.min.js", "uPlot.min.css"}
+    assert "Copyright" in (report.ASSETS / "uPlot.LICENSE").read_text()
+    for name in (*report.STYLES, *report.SCRIPTS):
+        assert not re.search(r"</(script|style)|<!--|\r", (report.ASSETS / name).read_text()), name
+
+
+def test_the_colours_are_those_of_the_figures():
+    for name, text in json.loads((report.ASSETS / "colours.json").read_text()).items():
+        ours = np.frombuffer(bytes.fromhex(text), dtype=np.uint8).reshape(256, 3)
+        np.testing.assert_array_equal(ours, np.round(255 * matplotlib.colormaps[name](np.arange(256))[:, :3]))
+
+
+def test_a_report_needs_no_heavy_library(tmp_path):
+    folder = made(tmp_path / "run")
+    script = (
+        "import sys; from pathlib import Path; from repsim_cli import report\n"
+        f"folder = Path({str(folder)!r}); report.save([folder], folder / 'report.html')\n"
+        "assert not {'torch', 'matplotlib', 'hydra', 'scipy', 'pydantic'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_a_run_that_failed_has_a_report(tmp_path):
+    run = results.create(tmp_path / "run", name="study", study="similarity", seed=0, command=[], overrides=[])
+    run.finish("failed", "out of luck")
+    (found,) = inside(saved(run.folder).read_text())["runs"]
+    assert (found["manifest"]["error"], found["measures"], found["config"]) == ("out of luck", [], [])
+
+
+def test_the_command(repsim, tmp_path):
+    one, two = made(tmp_path / "outputs" / "one"), made(tmp_path / "outputs" / "two", seed=1)
+    code, out, _ = repsim("report", "one")
+    assert (code, out) == (0, f"{one / 'report.html'}\n")
+    code, out, _ = repsim("report", "one", "two", "--output", tmp_path / "both.html")
+    assert (code, out) == (0, f"{tmp_path / 'both.html'}\n")
+    assert [run["repeat"] for run in inside((tmp_path / "both.html").read_text())["runs"]] == ["repsim run --from one", "repsim run --from two"]  # fmt: skip
+    code, _, err = repsim("report", one, two)
+    assert (code, err) == (2, "error: --output: 2 runs need a file of their own, got none; e.g. --output both.html\n")
+    for place in (tmp_path, tmp_path / "absent" / "both.html"):
+        code, _, err = repsim("report", one, "--output", place)
+        assert (code, err) == (
+            2,
+            f"error: --output: no file can be written there, got '{place}'; name a file in a folder that exists\n",
+        )
+
+
+@pytest.mark.parametrize(
+    ("array", "message"),
+    [
+        (np.ones((2, 3)), r"cka-0-0.npy: not float64 \(3, 3\) as its layers, got float64 \(2, 3\); the run is damaged"),
+        (np.ones((3, 3), dtype="float32"), r"cka-0-0.npy: not float64 \(3, 3\) as its layers, got float32 \(3, 3\)"),
+        (
+            np.full((3, 3), np.nan),
+            "cka-0-0.npy: a value is not finite, got nan or inf; the run is damaged, run it again",
+        ),
+    ],
+)
+def test_arrays_that_do_not_fit_are_refused(tmp_path, array, message):
+    folder = made(tmp_path / "run")
+    np.save(folder / "arrays" / "cka-0-0.npy", array)
+    with pytest.raises(BadInput, match="cka-0-0.npy: not as the run left it"):
+        report.page([folder])
+    manifest = results.read_manifest(folder)
+    (folder / "manifest.json").write_text(results.dumps({**manifest, "files": {}}))
+    with pytest.raises(BadInput, match=message):
+        report.page([folder])
+
+
+# ---- in a browser ----
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    if not CHROMIUM:
+        pytest.skip("needs Chromium: apt-get install chromium")
+    with browser() as started:
+        yield started
+
+
+@pytest.fixture
+def opened(chromium):
+    """opened(file, ...): the browser with that page; in the end, nothing was asked for and nothing complained."""
+    files = []
+
+    def open_page(file, **how):
+        files.append(file.resolve().as_uri())
+        chromium.open(file, **how)
+        return chromium
+
+    yield open_page
+    assert chromium.complaints() == []
+    assert [url for url in chromium.requests() if url != "data:,"] == files[-1:]
+
+
+READOUT = "document.querySelector('.maps .readout').textContent"
+
+
+def choose(page, name, text):
+    page.evaluate(
+        f"(() => {{ const s = document.querySelector('select[name={name}]');"
+        f"s.value = [...s.options].find((o) => o.textContent === {json.dumps(text)}).value;"
+        "s.dispatchEvent(new Event('change')); })()"
+    )
+
+
+def box(page, selector, number=0):
+    """Left, top, width and height of an element, in view."""
+    return page.evaluate(
+        f"(() => {{ const e = document.querySelectorAll({json.dumps(selector)})[{number}];"
+        "e.scrollIntoView({block: 'center'}); const r = e.getBoundingClientRect(); return [r.left, r.top, r.width, r.height]; })()"
+    )
+
+
+def read(text):
+    """The readout of one run's cell: (row model, layer), (column model, layer), {quantity: text}."""
+    names, numbers = text.split("\n")
+    row, column = (tuple(side.rsplit(" ", 1)) for side in names.split("  ×  "))
+    first, *others = numbers.split(", ")
+    return row, column, {"values": first, **{name: other.rsplit(" ", 1)[1] for other in others for name in ("se", "p") if other.startswith({"se": "standard", "p": "p "}[name])}}  # fmt: skip
+
+
+def hovered(page, number=0, steps=9):
+    """What the cells under a grid of points say, with the colour drawn there."""
+    drawn = page.evaluate(f"document.querySelectorAll('.map canvas')[{number}].toDataURL()")
+    picture = matplotlib.image.imread(io.BytesIO(base64.b64decode(drawn.split(",")[1])))
+    left, top, width, height = box(page, ".map canvas", number)
+    for i in range(steps):
+        for j in range(steps):
+            across, down = (j + 0.5) / steps, (i + 0.5) / steps
+            page.mouse("mouseMoved", left + across * width, top + down * height)
+            text = page.evaluate(READOUT)
+            if "  ×  " in text:
+                red, green, blue, _ = picture[int(down * picture.shape[0]), int(across * picture.shape[1])]
+                yield text, tuple(round(255 * float(c)) for c in (red, green, blue))
+
+
+def colour(name, low, high, number):
+    share = np.clip(np.floor(256 * (number - low) / (high - low)), 0, 255)
+    return tuple(round(255 * c) for c in matplotlib.colormaps[name](int(share))[:3])
+
+
+@pytest.mark.parametrize(
+    ("label", "scale"),
+    [("cka", ("viridis", 0, 1)), ("procrustes", ("viridis_r", 0, 2)), ("regression", ("viridis", 0, 1))],
+)
+def test_hover_shows_the_number_and_its_colour(tmp_path, opened, label, scale):
+    """Every point of a grid over the heatmap: names, full value, standard error, p, and the colour drawn there."""
+    folder = made(tmp_path / "run")
+    page = opened(saved(folder))
+    choose(page, "measure", label)
+    cells = set()
+    for text, drawn in hovered(page):
+        row, column, numbers = read(text)
+        assert float(numbers["values"]) == value(folder, label, row, column)
+        assert float(numbers["se"]) == value(folder, label, row, column, "se")
+        assert ("p" in numbers) == (label == "cka")
+        if label == "cka":
+            assert float(numbers["p"]) == value(folder, label, row, column, "p")
+        if drawn != (255, 255, 255):  # a line between models
+            assert drawn == colour(*scale, value(folder, label, row, column))
+        cells.add((row, column))
+    assert len(cells) >= 30
+    tip = page.evaluate("document.querySelector('.tip').textContent")
+    assert f"{float(numbers['values']):.6g}" in tip
+    assert row[1] in tip
+
+
+def test_standard_errors_and_single_pairs_can_be_shown(tmp_path, opened):
+    folder = made(tmp_path / "run")
+    page = opened(saved(folder))
+    choose(page, "what", "standard error")
+    choose(page, "rows", "large")
+    choose(page, "columns", "small")
+    seen = {read(text)[:2]: drawn for text, drawn in hovered(page)}
+    assert {(row[0], column[0]) for row, column in seen} == {("large", "small")}
+    most = max(value(folder, "cka", (a, f"resid_post@{i}"), (b, f"resid_post@{j}"), "se") for a, m in (("small", 3), ("large", 5)) for b, n in (("small", 3), ("large", 5)) for i in range(m) for j in range(n))  # fmt: skip
+    for (row, column), drawn in seen.items():
+        assert drawn == colour("cividis", 0, most, value(folder, "cka", row, column, "se"))
+
+
+def test_a_click_draws_the_row(tmp_path, opened):
+    folder = made(tmp_path / "run")
+    page = opened(saved(folder))
+    left, top, width, height = box(page, ".map canvas")
+    page.click(left + 0.7 * width, top + 0.3 * height)
+    row, column, _ = read(page.evaluate(READOUT))
+    assert (
+        page.evaluate("document.querySelector('#row h3').textContent")
+        == f"{' '.join(row)} against the layers of {column[0]}"
+    )
+    told = page.evaluate(
+        "[...document.querySelectorAll('#row tbody tr')].map((r) => [...r.cells].map((c) => c.textContent))"
+    )
+    assert [layer for layer, *_ in told] == [f"resid_post@{k}" for k in range({"small": 3, "large": 5}[column[0]])]
+    for layer, *numbers in told:
+        assert [float(n) for n in numbers] == [value(folder, "cka", row, (column[0], layer), w) for w in ("values", "se", "p")]  # fmt: skip
+    assert page.evaluate("document.querySelector('#row .uplot canvas').width") > 200
+
+
+def test_the_keyboard_does_what_the_mouse_does(tmp_path, opened):
+    folder = made(tmp_path / "run")
+    page = opened(saved(folder))
+    for _ in range(60):
+        page.press("Tab")
+        if page.evaluate("document.activeElement.tagName") == "CANVAS":
+            break
+    assert read(page.evaluate(READOUT))[:2] == (("small", "resid_post@0"), ("small", "resid_post@0"))
+    for key in ("ArrowRight", "ArrowDown", "ArrowDown"):
+        page.press(key)
+    row, column, numbers = read(page.evaluate(READOUT))
+    assert (row, column) == (("small", "resid_post@2"), ("small", "resid_post@1"))
+    assert float(numbers["values"]) == value(folder, "cka", row, column)
+    page.press("PageDown")
+    page.press("End")
+    page.press("Enter")
+    assert read(page.evaluate(READOUT))[:2] == (("large", "resid_post@0"), ("large", "resid_post@0"))
+    assert (
+        page.evaluate("document.querySelector('#row h3').textContent")
+        == "large resid_post@0 against the layers of large"
+    )
+
+
+def test_tables_are_sorted(tmp_path, opened):
+    page = opened(saved(made(tmp_path / "run")))
+
+    def names(column, clicks):
+        for _ in range(clicks):
+            left, top, width, height = box(page, f"#tables th:nth-child({column}) button")
+            page.click(left + width / 2, top + height / 2)
+        return page.evaluate("[...document.querySelectorAll('#tables tbody tr')].map((r) => r.cells[0].textContent)")
+
+    assert names(2, 0) == ["h10", "h1", "h9", "h2"]
+    assert names(2, 1) == ["h9", "h10", "h2", "h1"]  # -1, 2.5, 10, missing
+    assert names(2, 1) == ["h2", "h10", "h9", "h1"]
+    assert names(1, 1) == ["h1", "h2", "h9", "h10"]
+    assert page.evaluate("document.querySelector('#tables th').getAttribute('aria-sort')") == "ascending"
+
+
+def test_two_runs_stand_side_by_side_with_their_difference(tmp_path, opened):
+    one, two = made(tmp_path / "one"), made(tmp_path / "two", seed=1)
+    page = opened(report.save([one, two], tmp_path / "both.html"), width=1400)
+    titles = page.evaluate("[...document.querySelectorAll('.panel h3')].map((h) => h.textContent)")
+    assert titles == ["A: study", "B: study", "B minus A"]
+    blocks = {(d.measure, d.rows, d.columns): d for d in comparison.compare(one, two)[0]}
+    most = max(d.largest for (label, *_), d in blocks.items() if label == "cka")
+    cells = set()
+    for text, drawn in hovered(page, number=2):
+        names, first, second, difference = text.split("\n")
+        row, column = (tuple(side.rsplit(" ", 1)) for side in names.split("  ×  "))
+        a, b = (value(folder, "cka", row, column) for folder in (one, two))
+        assert float(re.match(r"A: ([^,]+)", first)[1]) == a
+        assert float(re.match(r"B: ([^,]+)", second)[1]) == b
+        assert difference == f"B minus A: {float(difference.split(': ')[1])}"
+        assert float(difference.split(": ")[1]) == b - a
+        if drawn != (255, 255, 255):
+            assert drawn == colour("RdBu_r", -most, most, b - a)
+        cells.add((row, column))
+    assert len(cells) >= 30
+    differs = page.evaluate(
+        "[...document.querySelectorAll('#configuration tr.differs')].map((r) => r.cells[0].textContent)"
+    )
+    assert differs == ["seed"]
+
+
+def test_runs_that_share_little(tmp_path, opened):
+    one, two = made(tmp_path / "one", measures=("cka",)), made(tmp_path / "two", models=("other",), measures=("cka", "regression"))  # fmt: skip
+    failed = results.create(tmp_path / "run", name="study", study="similarity", seed=0, command=[], overrides=[])
+    failed.finish("failed", "out of luck")
+    page = opened(report.save([one, two, failed.folder], tmp_path / "all.html"))
+    panels = "[...document.querySelectorAll('.panel')].map((p) => p.querySelector('p')?.textContent ?? 'drawn')"
+    assert page.evaluate(panels) == ["drawn", "drawn", "The runs have no such layers in common."]
+    choose(page, "measure", "regression")
+    assert page.evaluate(panels) == ["This run has no such measure.", "drawn"]
+    choose(page, "second", "C: study")
+    assert page.evaluate(panels) == ["This run has no such measure."] * 2
+
+
+def test_pairs_that_were_not_compared_stay_empty(tmp_path, opened):
+    """A study may compare a base with others only: its other cells are blank and say so."""
+    folder = made(tmp_path / "run", measures=("cka",))
+    found, manifest = results.read_results(folder), results.read_manifest(folder)
+    found["measures"][0]["matrices"] = [m for m in found["measures"][0]["matrices"] if m["rows"] != m["columns"]]
+    (folder / "results.json").write_text(results.dumps(found))
+    (folder / "manifest.json").write_text(results.dumps({**manifest, "files": {}}))
+    page = opened(saved(folder))
+    empty = set()
+    for text, drawn in hovered(page):
+        if text.endswith("\nno value"):
+            assert drawn == (0, 0, 0) or drawn == (255, 255, 255)  # transparent, or a line between models
+            names = text.split("\n")[0].split("  ×  ")
+            empty.add(tuple(name.split(" ")[0] for name in names))
+        else:
+            row, column, numbers = read(text)
+            assert float(numbers["values"]) == value(folder, "cka", row, column)
+    assert empty == {("small", "small"), ("large", "large")}
+    assert (
+        page.evaluate("document.querySelector('#row h3').textContent")
+        == "small resid_post@0 against the layers of large"
+    )
+
+
+def test_a_tap_reads_and_draws(tmp_path, opened):
+    folder = made(tmp_path / "run")
+    page = opened(saved(folder), width=390, height=844, mobile=True)
+    page.call("Emulation.setTouchEmulationEnabled", enabled=True)
+    left, top, width, height = box(page, ".map canvas")
+    point = {"x": left + 0.7 * width, "y": top + 0.4 * height}
+    page.call("Input.dispatchTouchEvent", type="touchStart", touchPoints=[point])
+    page.call("Input.dispatchTouchEvent", type="touchEnd", touchPoints=[])
+    page.evaluate("new Promise((done) => setTimeout(done, 400))")
+    row, column, numbers = read(page.evaluate(READOUT))
+    assert float(numbers["values"]) == value(folder, "cka", row, column)
+    assert page.evaluate("document.querySelector('#row h3').textContent").startswith(" ".join(row))
+    assert not page.evaluate("document.querySelector('.tip').classList.contains('hidden')")
+    page.call("Emulation.setTouchEmulationEnabled", enabled=False)
+
+
+def test_hostile_names_are_text(tmp_path, opened):
+    folder = made(tmp_path / "run", extra=HOSTILE, models=("<b>a</b>", HOSTILE, "__proto__"), layer=HOSTILE)
+    page = opened(saved(folder))
+    for text, _ in hovered(page, steps=4):
+        assert "  ×  " in text
+    assert page.evaluate("window.pwned === undefined")
+    assert page.evaluate("document.querySelectorAll('script, img, b, iframe').length") == 3
+    assert page.evaluate("document.querySelector('.warning').textContent") == HOSTILE
+    assert page.evaluate("document.title") == f"study{HOSTILE} - repsim"
+    cells = page.evaluate("[...document.querySelectorAll('td, th button')].map((c) => c.textContent)")
+    for text in (
+        f"loss{HOSTILE}",
+        f"value{HOSTILE}",
+        f"h10{HOSTILE}",
+        f"finding{HOSTILE}",
+        f"model.m{HOSTILE}",
+        HOSTILE,
+        "__proto__",
+    ):
+        assert text in cells or text == f"loss{HOSTILE}", text
+    assert f"loss{HOSTILE}" in page.evaluate("[...document.querySelectorAll('caption')].map((c) => c.textContent)")
+    options = page.evaluate("[...document.querySelectorAll('select[name=rows] option')].map((o) => o.textContent)")
+    assert options == ["all models", "<b>a</b>", HOSTILE, "__proto__"]
+
+
+def test_the_policy_stops_what_is_not_of_the_page(tmp_path, chromium):
+    chromium.open(saved(made(tmp_path / "run")))
+    chromium.evaluate(
+        "(() => { const s = document.createElement('script'); s.textContent = 'window.pwned = 1'; document.body.append(s); })()"
+    )
+    assert chromium.evaluate("window.pwned === undefined")
+    assert chromium.evaluate("fetch('https://example.org').then(() => 'sent', () => 'stopped')") == "stopped"
+    texts = " ".join(complaint["entry"]["text"] for complaint in chromium.complaints() if "entry" in complaint)
+    assert "script-src" in texts
+    assert "default-src" in texts
+
+
+def test_a_phone_and_the_dark_need_no_sideways_scrolling(tmp_path, opened):
+    file = report.save([made(tmp_path / "one"), made(tmp_path / "two", seed=1)], tmp_path / "both.html")
+    page = opened(file, width=390, height=844, mobile=True, dark=True)
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+    shade = "getComputedStyle(document.body).backgroundColor"
+    assert page.evaluate(shade) == "rgb(18, 23, 28)"
+    page.evaluate("document.querySelector('header button').click()")
+    assert page.evaluate(shade) == "rgb(255, 255, 255)"
+
+
+def test_print_opens_what_is_folded_and_folds_it_again(tmp_path, opened):
+    page = opened(saved(made(tmp_path / "run")), dark=True)
+    page.evaluate("addEventListener('beforeprint', () => { window.folded = document.querySelectorAll('details:not([open])').length; })")  # fmt: skip
+    page.print(tmp_path / "report.pdf")
+    assert (tmp_path / "report.pdf").read_bytes().startswith(b"%PDF")
+    assert page.evaluate("window.folded") == 0
+    assert page.evaluate("document.querySelectorAll('details:not([open])').length") > 2
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(18, 23, 28)"
+
+
+def test_150_layers_stay_fluid(tmp_path, opened):
+    """8 models, 22,500 cells: the page stands within seconds, and the median hover takes no two frames."""
+    sizes = (17, 18, 18, 19, 19, 19, 20, 20)
+    folder = made(tmp_path / "run", models=[f"model_{i}" for i in range(8)], sizes=sizes, measures=("cka",))
+    page = opened(saved(folder))
+    assert page.evaluate("performance.getEntriesByType('navigation')[0].domContentLoadedEventEnd") < 5000
+    left, top, width, height = box(page, ".map canvas")
+    page.evaluate(
+        "window.spent = []; window.begun = 0;"
+        "addEventListener('pointermove', () => { begun = performance.now(); }, true);"
+        "addEventListener('pointermove', () => { spent.push(performance.now() - begun); });"
+    )
+    for step in range(40):
+        page.mouse("mouseMoved", left + width * (0.2 + 0.015 * step), top + height * 0.5)
+    spent = page.evaluate("spent")
+    assert len(spent) >= 20
+    assert np.median(spent) < 33
