@@ -142,6 +142,12 @@ def test_bad_files(tmp_path, name, content, message):
         load("cifar10", tmp_path / name).read()
 
 
+def test_a_folder_of_pickles(tmp_path):
+    (tmp_path / "test_batch").write_bytes(b"\x80\x03}")
+    with pytest.raises(BadInput, match="path: the python version is pickled, which can run code, got"):
+        load("cifar10", tmp_path)
+
+
 def test_a_folder_without_the_batches(tmp_path):
     with pytest.raises(BadInput, match="path: no such file, got '.*test_batch.bin'"):
         load("cifar10", tmp_path)

@@ -117,7 +117,7 @@ def cifar10(*, path: str | None = None, split: Literal["train", "test"] = "test"
     if path is None:
         return Images(lambda: _decoded(hub_records(CIFAR10_HUB, split)), CIFAR10, f"{CIFAR10_HUB.hub}, {split}")
     place = Path(path).expanduser()
-    if "python" in place.name or place.name.endswith(("-batches-py", ".tar.gz", ".pkl")) or _pickled(place):
+    if place.name.endswith(("-batches-py", ".tar.gz", ".pkl")) or any(map(_pickled, (place, place / "test_batch"))):
         raise BadInput(
             f"path: the python version is pickled, which can run code, got '{path}'; unpack cifar-10-binary.tar.gz and "
             "name its folder, or save arrays x and y with numpy.savez"
