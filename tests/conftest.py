@@ -89,6 +89,35 @@ def tokenizer_folder(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def bert_tokenizer():
+    """A WordPiece tokenizer with [CLS] and [SEP], and token types of pairs."""
+    import transformers
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
+
+    words = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    words.normalizer, words.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
+    names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
+    texts = ["rain falls .", 'it is " wet " outside .', "a dog runs", "a cat runs", "we met", "we did meet"] * 3
+    words.train_from_iterator(
+        texts, trainers.WordPieceTrainer(vocab_size=200, special_tokens=names, show_progress=False)
+    )
+    words.post_processor = processors.TemplateProcessing(
+        single="[CLS]:0 $A:0 [SEP]:0",
+        pair="[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1",
+        special_tokens=[(name, words.token_to_id(name)) for name in ("[CLS]", "[SEP]")],
+    )
+    return transformers.BertTokenizer(tokenizer_object=words)
+
+
+@pytest.fixture
+def gpt_tokenizer(tokenizer_folder):
+    """A byte-level tokenizer without a template."""
+    import transformers
+
+    return transformers.AutoTokenizer.from_pretrained(tokenizer_folder)
+
+
+@pytest.fixture(scope="session")
 def tiny_folder(tmp_path_factory, tokenizer_folder):
     """tiny_folder(kind, seed): a folder with a random tiny model whose weights are far from degenerate."""
     from repsim_cli.models.transformers import inline_config, library

@@ -93,6 +93,22 @@ CONFIGS = {
     "no memory": ["hardware.memory_gb=-1"],
     "split": ["data.split=test"],
     "path for embedded data": ["+data.path=x.txt"],
+    "split of labelled data": ["data=mnli", "data.split=validation"],
+    "split of images": ["data=cifar10", "data.split=validation"],
+    "heuristic": ["data=hans", "data.heuristics=[lexical_overlp]"],
+    "subcase": ["data=hans", "data.subcases=[ln_pasive]"],
+    "subcase of another heuristic": ["data=hans", "data.heuristics=[constituent]", "data.subcases=[ln_passive]"],
+    "name of a label": ["data=yelp", "data.labels={0: bad}"],
+    "column for columns": ["data=sst2", "data.columns=sentence"],
+    "words of a treebank": ["data=ewt", "data.words=parts"],
+    "labelled data without a network": ["data=sst2"],
+    "treebank without a network": ["data=ewt"],
+    "images without a network": ["data=cifar10", "model=[vit_cifar10]"],
+    "images for a text model": ["data=digits"],
+    "text for an image model": ["model=[vit_digits]"],
+    "images of another size": ["data=digits", "model=[vit_cifar10]"],
+    "image models of different patches": ["data=digits", "model=[vit_digits,vit_cifar10]"],
+    "image model of another architecture": ["+model.x={kind: random, config: {model_type: resnet}}"],
     "interpolation": ["name=${missing}"],
     "unbalanced brackets": ["model=[tiny_a"],
     "no value": ["seed"],
@@ -165,6 +181,39 @@ def test_data_files(repsim, tmp_path, name):
 
 def test_a_folder_for_a_file(repsim, tmp_path):
     check(*repsim("run", *MANY, "data=local_text", f"data.path={tmp_path}"), tmp_path / "outputs")
+
+
+OTHER_DATA = {
+    "mnli missing.tsv": None,
+    "mnli empty.tsv": b"",
+    "mnli header.tsv": b"sentence1\tsentence2\tgold_label\n",
+    "mnli column.tsv": b"sentence1\tgold_label\nA\tneutral\n",
+    "mnli label.tsv": b"sentence1\tsentence2\tgold_label\nA\tB\tmaybe\n",
+    "mnli latin.tsv": "sentence1\tsentence2\tgold_label\ncafé\tB\tneutral\n".encode("latin-1"),
+    "mnli cut.jsonl": b'{"sentence1": "A"',
+    "mnli words.parquet": b"words",
+    "mnli a.xml": b"<a/>",
+    "hans column.txt": b"sentence1\tsentence2\tlabel\nA\tB\tneutral\n",
+    "sst2 headless.tsv": b"fine\t1\nbad\t0\n",
+    "yelp zero.csv": b'"0","bad"\n',
+    "qqp long.tsv": b"question1\tquestion2\tis_duplicate\nA\tB\t1\textra\n",
+    "ptb blank.txt": b"\n \n",
+    "ewt columns.conllu": b"1\tA\n\n",
+    "ewt order.conllu": b"2\tA\t_\t_\t_\t_\t_\t_\t_\t_\n\n",
+    "ewt empty.conllu": b"",
+    "cifar10 pickle": b"\x80\x03}",
+    "cifar10 cut.bin": bytes(3072),
+    "cifar10 words.npz": b"words",
+}
+
+
+@pytest.mark.parametrize("name", OTHER_DATA)
+def test_files_of_other_data(repsim, tmp_path, name):
+    kind, _, file = name.partition(" ")
+    if OTHER_DATA[name] is not None:
+        (tmp_path / file).write_bytes(OTHER_DATA[name])
+    model = "model=[vit_cifar10]" if kind == "cifar10" else "model=[tiny_a]"
+    check(*repsim("run", model, "measure=[cka]", f"data={kind}", f"data.path={tmp_path / file}"), tmp_path / "outputs")
 
 
 def without(*names):
@@ -377,5 +426,5 @@ def test_odd_labels_are_harmless(repsim, tmp_path, newest, label):
 
 def test_how_many():
     """The number that benchmarks/README.md states."""
-    tried = len(CONFIGS) + len(DATA) + 1 + len(FOLDERS) + len(ARRAYS) + 4 + 3 * len(RUNS)
-    assert tried == 188
+    tried = len(CONFIGS) + len(DATA) + 1 + len(OTHER_DATA) + len(FOLDERS) + len(ARRAYS) + 4 + 3 * len(RUNS)
+    assert tried == 224

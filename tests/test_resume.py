@@ -207,11 +207,11 @@ def test_out_of_memory_halves_the_batch(repsim, newest, monkeypatch):
 
     original, sizes = Forward._once, []
 
-    def small(self, sequences, keep, batch):
+    def small(self, batch):
         sizes.append(batch.stop - batch.start)
         if batch.stop - batch.start > 3:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return original(self, sequences, keep, batch)
+        return original(self, batch)
 
     words = (*SMALL[:-1], "hardware.batch_size=8", "cache=false", "model=[tiny_a]")
     assert repsim("run", "-q", *words)[0] == 0

@@ -6,14 +6,14 @@ from functools import partial
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool
 from torch import Tensor, nn
 
 from repsim_cli.activations.hook_points import HookPoint, locate
 from repsim_cli.errors import RunFailed
 from repsim_cli.models.source import Source
 
-Reader = Callable[[Int[Tensor, "b s"], Bool[Tensor, "b s"]], dict[HookPoint, Tensor]]
+Reader = Callable[..., dict[HookPoint, Tensor]]
 
 
 class _Done(Exception):
@@ -22,13 +22,15 @@ class _Done(Exception):
 
 @contextmanager
 def capture(model: nn.Module, source: Source, points: Sequence[HookPoint]) -> Iterator[Reader]:
-    """A reader of hook points: ids (batch, position), mask -> {hook point: (batch, position, features)}.
+    """A reader of hook points: ids (batch, position) or pixel values, mask, and what else the model is given
+    by name -> {hook point: (batch, position, features)}.
 
     The tensors are the model's own, in its dtype and on its device: copy what is kept. Hooks are removed when
     the context ends, whatever happens inside.
     """
     found: dict[HookPoint, Tensor] = {}
     modules = dict(model.named_modules())
+    main: Any = getattr(model, "main_input_name", "input_ids")
 
     def keep(point: HookPoint, pick: Callable[[Any, int], Tensor], value: Any) -> None:
         found[point] = pick(value, source.heads)
@@ -46,10 +48,10 @@ def capture(model: nn.Module, source: Source, points: Sequence[HookPoint]) -> It
                 handles.append(module.register_forward_hook(partial(_after, take)))
 
         @torch.inference_mode()
-        def read(ids: Tensor, mask: Tensor) -> dict[HookPoint, Tensor]:
+        def read(inputs: Tensor, mask: Bool[Tensor, "b s"], **more: Tensor) -> dict[HookPoint, Tensor]:
             found.clear()
             try:
-                model(input_ids=ids, attention_mask=mask.long())
+                model(**{main: inputs}, attention_mask=mask.long(), **more)
             except _Done:
                 return {point: found[point] for point in points}
             missing = ", ".join(str(point) for point in points if point not in found)

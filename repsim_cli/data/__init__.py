@@ -1,1 +1,1 @@
-"""Data sources, one file per kind; each yields documents, which the run's own tokenizer turns into sequences."""
+"""Data sources, one file per kind; each makes sequences, as the run's models read them (`base.Data`)."""

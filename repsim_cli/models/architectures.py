@@ -143,6 +143,23 @@ ARCHITECTURES: dict[str, Architecture] = {
             mlp_out=Point("output.dense"),
         ),
     ),
+    "vit": Architecture(
+        embed="embeddings",
+        blocks="layers",
+        final_norm="layernorm",
+        block=_block(
+            resid_mid=Point("layernorm_after", "input"),
+            q=Point("attention.q_proj"),
+            k=Point("attention.k_proj"),
+            v=Point("attention.v_proj"),
+            z=Point("attention.o_proj", "input"),
+            pattern=Point("attention", pick=weights),
+            attn_out=Point("attention.o_proj"),
+            mlp_pre=Point("mlp.fc1"),
+            mlp_post=Point("mlp.fc2", "input"),
+            mlp_out=Point("mlp.fc2"),
+        ),
+    ),
 }
 
 

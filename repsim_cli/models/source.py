@@ -7,16 +7,18 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from repsim_cli.data.base import Modality
 from repsim_cli.models.architectures import Architecture
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """A model that can be run on tokens, known from its config alone.
+    """A model that can be run on tokens or image patches, known from its config alone.
 
-    layers, heads, kv_heads, width, context (longest sequence, None: unlimited), parameters (of the backbone),
-    vocabulary (token ids below it are known).
-    skeleton: the backbone without weights, on the meta device. tokenizer(): raises BadInput where it is absent.
+    layers, heads, kv_heads, width, context (longest sequence, None: unlimited; of images: the sequence),
+    parameters (of the backbone), vocabulary (token ids below it are known).
+    skeleton: the backbone without weights, on the meta device. tokenizer(): raises BadInput where it is absent;
+    the Patches of an image model. modality: what it reads. segments: it tells the texts of a pair apart by token type.
     load(eager): the backbone in eval mode, float32, on the CPU; eager attention when patterns are read.
     identity(): what was loaded (path or hub id, resolved revision, weights hash), once the files are there.
     """
@@ -34,6 +36,8 @@ class Source:
     tokenizer: Callable[[], Any]
     load: Callable[[bool], nn.Module]
     identity: Callable[[], dict[str, Any]]
+    modality: Modality = "text"
+    segments: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

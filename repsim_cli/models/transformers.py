@@ -7,7 +7,7 @@ import hashlib
 import json
 import logging
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
@@ -17,6 +17,7 @@ import safetensors
 import torch
 from torch import nn
 
+from repsim_cli.data.images import Patches
 from repsim_cli.errors import BadInput
 from repsim_cli.models.architectures import architecture
 from repsim_cli.models.source import Source
@@ -24,6 +25,7 @@ from repsim_cli.registry import did_you_mean, models
 
 TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "tokenizer.model", "spiece.model")
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack")
+IMAGE_MODELS = ("vit",)
 SHIPPED = Path(str(resources.files("repsim_cli"))) / "assets" / "models"
 
 
@@ -75,7 +77,7 @@ def random(
             "config is e.g. {model_type: gpt2, n_layer: 2}"
         )
     if config is not None:
-        settings, where = inline_config(config), tokenizer
+        settings, where, like = inline_config(config), tokenizer, None
     else:
         like = hub or str(shipped_folder(shipped) if shipped else _folder(Path(str(path)).expanduser()))
         settings, where = _config(like, revision), tokenizer or like
@@ -96,7 +98,7 @@ def random(
         "source": f"random weights, seed {seed}, {given[0] if given else settings.model_type}",
         "weights_hash": f"seed {seed}, config {hashlib.sha256(described).hexdigest()}",
     }
-    return _source(settings, tokenizer_of, load, lambda: identity)
+    return _source(settings, tokenizer_of, load, lambda: identity, like, revision)
 
 
 def library() -> Any:
@@ -171,7 +173,9 @@ def _from_folder(path: Path) -> Source:
     def identity() -> dict[str, Any]:
         return {"source": str(path), "weights_hash": hash_files(files)}
 
-    return _source(config, lambda: _tokenizer(str(path)), lambda eager: _load(str(path), None, eager), identity)
+    return _source(
+        config, lambda: _tokenizer(str(path)), lambda eager: _load(str(path), None, eager), identity, str(path)
+    )
 
 
 def _from_hub(hub: str, revision: str | None) -> Source:
@@ -192,7 +196,9 @@ def _from_hub(hub: str, revision: str | None) -> Source:
             "weights_hash": hash_files(_weight_files(folder)),
         }
 
-    return _source(config, lambda: _tokenizer(hub, revision), lambda eager: _load(hub, revision, eager), identity)
+    return _source(
+        config, lambda: _tokenizer(hub, revision), lambda eager: _load(hub, revision, eager), identity, hub, revision
+    )
 
 
 def hash_files(files: list[Path]) -> str:
@@ -307,9 +313,18 @@ def _load(where: str, revision: str | None, eager: bool) -> nn.Module:
 
 
 def _source(
-    config: Any, tokenizer: Callable[[], Any], load: Callable[[bool], nn.Module], identity: Callable[[], dict]
+    config: Any,
+    tokenizer: Callable[[], Any],
+    load: Callable[[bool], nn.Module],
+    identity: Callable[[], dict],
+    where: str | None,
+    revision: str | None = None,
 ) -> Source:
     config = config.get_text_config()
+    images = config.model_type in IMAGE_MODELS
+    if not images and not hasattr(config, "vocab_size"):
+        known = ", ".join(IMAGE_MODELS)
+        raise BadInput(f"config: neither of text nor of patches, got {config.model_type}; image models: {known}")
     try:
         with torch.device("meta"), _silent():
             skeleton = library().AutoModel.from_config(config)
@@ -327,13 +342,56 @@ def _source(
         heads=config.num_attention_heads,
         kv_heads=getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
         width=config.hidden_size,
-        context=getattr(config, "max_position_embeddings", None),
+        context=patch_grid(config).places if images else getattr(config, "max_position_embeddings", None),
         parameters=sum(p.numel() for p in skeleton.parameters()),
-        vocabulary=config.vocab_size,
+        vocabulary=0 if images else config.vocab_size,
         architecture=architecture(config),
         model_type=config.model_type,
         skeleton=skeleton,
-        tokenizer=tokenizer,
+        tokenizer=(lambda: patch_grid(config, _preprocessor(where, revision))) if images else tokenizer,
         load=ready,
         identity=identity,
+        modality="images" if images else "text",
+        # others take token types for ids of words (GPT-2), or have one type alone (RoBERTa)
+        segments=getattr(config, "type_vocab_size", 1) > 1,
     )
+
+
+def patch_grid(config: Any, preprocessor: Mapping[str, Any] | None = None) -> Patches:
+    """How a model of this config reads images; pixels go from -1 to 1 unless its preprocessor says otherwise."""
+    size, patch = (_pair(value) for value in (config.image_size, config.patch_size))
+    if min(*size, *patch, config.num_channels) < 1 or min(patch) > min(size):
+        raise BadInput(f"config: no patches, got image_size {size}, patch_size {patch}; patches must fit the image")
+    settings = preprocessor or {}
+    plain = not settings.get("do_normalize", True)
+    half = [0.5] * config.num_channels
+    mean = [0.0] * config.num_channels if plain else settings.get("image_mean", half)
+    std = [1.0] * config.num_channels if plain else settings.get("image_std", half)
+    return Patches(size, patch, config.num_channels, tuple(mean), tuple(std))
+
+
+def _pair(value: Any) -> tuple[int, int]:
+    return (value, value) if isinstance(value, int) else tuple(value)
+
+
+def _preprocessor(where: str | None, revision: str | None) -> dict[str, Any]:
+    """preprocessor_config.json of a folder or hub model; empty where it has none."""
+    if where is None:
+        return {}
+    file = Path(where) / "preprocessor_config.json"
+    if not Path(where).is_dir():
+        from huggingface_hub import hf_hub_download
+        from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+
+        try:
+            file = Path(hf_hub_download(where, file.name, revision=revision))
+        except LocalEntryNotFoundError as error:  # it may have one
+            raise _unreachable(where, revision, error) from error
+        except EntryNotFoundError:
+            return {}
+        except (OSError, ValueError) as error:
+            raise _unreachable(where, revision, error) from error
+    try:
+        return json.loads(file.read_text()) if file.is_file() else {}
+    except ValueError as error:
+        raise BadInput(f"path: {file.name} cannot be used, got '{where}' ({error}); mend it") from None

@@ -1,0 +1,60 @@
+"""Reaching the hub and files of the web: at once or not at all, and with an error that says what to do."""
+
+import http.client
+import os
+import socket
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from repsim_cli import cache
+from repsim_cli.errors import BadInput
+
+TIMEOUT = 3.0  # seconds
+
+
+def offline() -> bool:
+    return os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
+
+
+def knock() -> None:
+    """Raises OSError where the hub cannot be reached, which its library finds out in half a minute."""
+    host = urllib.parse.urlsplit(os.environ.get("HF_ENDPOINT") or "https://huggingface.co").hostname
+    if not offline() and not urllib.request.getproxies():
+        socket.create_connection((host, 443), timeout=TIMEOUT).close()
+
+
+@contextmanager
+def reaching(where: str) -> Iterator[None]:
+    """What goes wrong inside is that `where` cannot be read."""
+    import datasets.exceptions
+
+    library = (ValueError, KeyError, RuntimeError, datasets.exceptions.DatasetsError)
+    try:
+        yield
+    except (OSError, http.client.HTTPException, *library) as error:
+        reason = str(error).splitlines()[0][:160] if str(error) else type(error).__name__
+        raise BadInput(
+            f"data: it could not be read, got '{where}' ({reason}); check the network, or download it and set "
+            "data.path (HF_HUB_OFFLINE=1 uses what was downloaded before)"
+        ) from error
+
+
+def download(url: str) -> Path:
+    """The file of this address, kept in the cache."""
+    key = cache.key({"url": url})
+    with reaching(url), cache.using("downloads", [key]) as entries:
+        entry = entries[key]
+        if not entry.complete:
+            if offline():
+                raise ConnectionError("HF_HUB_OFFLINE is set")
+            entry.write("file", lambda path: _fetch(url, path))
+            entry.finish(url=url)
+        return entry.files["file"]
+
+
+def _fetch(url: str, path: Path) -> None:
+    with urllib.request.urlopen(url, timeout=10 * TIMEOUT) as answer:
+        path.write_bytes(answer.read())  # as a whole: a connection that breaks off is an error

@@ -1,0 +1,206 @@
+"""From sequences to rows: tokens and pooled sequences, whatever the batch; labels and pairing of rows."""
+
+import numpy as np
+import pytest
+import torch
+
+from repsim_cli import registry, results
+from repsim_cli.activations.rows import blocks, kept, pool, readings, row_documents, row_labels, rows_of, same_rows
+from repsim_cli.activations.stored import activations_key
+from repsim_cli.settings import Extract, Hardware
+
+TEXTS = ["rain falls", "a dog runs outside and a cat runs", "we met", "it is wet", "we did meet a wet cat"]
+FIRST, SECOND = TEXTS, TEXTS[::-1]
+
+
+def extract(unit, **settings):
+    return Extract(hook_points=["embed", "resid_post"], unit=unit, length=32, **settings)
+
+
+@pytest.fixture
+def data(tmp_path):
+    rows = "".join(f"{a}\t{b}\t{label}\n" for a, b, label in zip(FIRST, SECOND, "ncenc", strict=True))
+    names = {"e": "entailment", "n": "neutral", "c": "contradiction"}
+    (tmp_path / "a.tsv").write_text(rows)
+    columns = ["premise", "hypothesis", "label"]
+    return registry.data.get("mnli").function(path=str(tmp_path / "a.tsv"), columns=columns, labels=names)
+
+
+def model(tiny_folder, kind):
+    source = registry.models.get("transformers").function(path=str(tiny_folder(kind)))
+    return source, source.load(False)
+
+
+def rows(source, module, sequences, settings, batch_size):
+    found = readings({"m": source}, settings)
+    hardware = Hardware(batch_size=batch_size)
+    parts = [block.rows for block in blocks(found, {"m": module}, {}, {"m": sequences}, settings, hardware, iter)]
+    return [torch.cat(layer) for layer in zip(*parts, strict=True)]
+
+
+def close(a, b, tolerance):
+    torch.testing.assert_close(a, b, atol=tolerance * float(b.abs().max().clamp_min(1)), rtol=0)
+
+
+UNITS = [("token", "drop"), ("token", "keep"), ("mean", "drop"), ("mean", "keep"), ("first", "drop"), ("last", "drop")]
+
+
+@pytest.mark.parametrize(("unit", "padding"), UNITS)
+@pytest.mark.parametrize("kind", ["bert", "gpt2", "gpt_neox"])
+def test_rows_are_those_of_each_example_alone(tiny_folder, data, bert_tokenizer, gpt_tokenizer, kind, unit, padding):
+    """Each example by itself, unpadded, through the library; and the same in batches of any size."""
+    source, module = model(tiny_folder, kind)
+    tokenizer = bert_tokenizer if kind == "bert" else gpt_tokenizer
+    settings = extract(unit, padding=padding)
+    sequences = data.sequences(tokenizer, settings, 0)
+    found = rows(source, module, sequences, settings, batch_size=2)
+    for batch_size in (1, 3, 5):
+        for x, y in zip(rows(source, module, sequences, settings, batch_size), found, strict=True):
+            close(x, y, 1e-6)
+    if (unit, padding) == ("token", "keep"):
+        assert len(found[0]) == sequences.mask.size
+        return
+    expected = []
+    for a, b in zip(FIRST, SECOND, strict=True):
+        given = tokenizer(a, b, return_tensors="pt")
+        with torch.inference_mode():
+            states = torch.stack(module(**given, output_hidden_states=True).hidden_states)[:, 0].float()
+        special = torch.isin(given["input_ids"][0], torch.tensor([tokenizer.cls_token_id or -1, tokenizer.sep_token_id or -1]))  # fmt: skip
+        places = ~special if padding == "drop" else torch.ones_like(special)
+        expected.append({
+            "token": lambda x, p=places: x[:, p],
+            "mean": lambda x, p=places: x[:, p].mean(1, keepdim=True),
+            "first": lambda x: x[:, :1],
+            "last": lambda x: x[:, -1:],
+        }[unit](states))  # fmt: skip
+    expected = torch.cat(expected, dim=1)
+    # the library's last hidden states come after the final norm, which BERT has not
+    for layer in range(3 + (kind == "bert")):
+        close(found[layer], expected[layer], 1e-5)
+
+
+def test_token_types_reach_models_that_know_them(tiny_folder, data, bert_tokenizer):
+    """Without them BERT's rows are others; GPT-2 would take them for ids of words."""
+    settings = extract("mean")
+    sequences = data.sequences(bert_tokenizer, settings, 0)
+    without = type(sequences)(**{**vars(sequences), "segments": None})
+    for kind, differs in {"bert": True, "gpt2": False, "gpt_neox": False}.items():
+        source, module = model(tiny_folder, kind)
+        assert source.segments is differs
+        one, two = (rows(source, module, s, settings, 2)[1] for s in (sequences, without))
+        assert (not torch.equal(one, two)) is differs
+
+
+def test_pool():
+    x = torch.tensor([[[1.0], [3.0], [8.0]], [[5.0], [float("nan")], [7.0]], [[1.0], [1.0], [1.0]]])
+    chosen = torch.tensor([[True, True, False], [True, False, True], [False, False, False]])
+    assert pool(x, chosen).tolist() == [[2.0], [6.0]]
+
+
+def test_kept_and_counts(data, bert_tokenizer):
+    sequences = data.sequences(bert_tokenizer, extract("mean"), 0)
+    for unit in ("first", "last"):
+        alone = kept(sequences, extract(unit))
+        place = 0 if unit == "first" else sequences.mask.sum(1) - 1
+        assert (alone.sum(1) == 1).all()
+        assert (alone.argmax(1) == place).all()
+    assert not (kept(sequences, extract("mean", padding="keep")) & ~sequences.mask).any()
+    assert rows_of(sequences, extract("mean")).tolist() == [1] * 5
+    assert rows_of(sequences, extract("token")).tolist() == sequences.text.sum(1).tolist()
+
+
+def test_labels_of_rows(data, bert_tokenizer):
+    sequences = data.sequences(bert_tokenizer, extract("mean"), 0)
+    codes = [1, 2, 0, 1, 2]
+    assert row_labels(sequences, extract("mean")).tolist() == codes
+    assert row_labels(sequences, extract("token")).tolist() == np.repeat(codes, sequences.text.sum(1)).tolist()
+    assert row_documents(sequences, extract("mean")).tolist() == [0, 1, 2, 3, 4]
+    assert row_documents(sequences, extract("token")).tolist() == np.repeat(range(5), sequences.text.sum(1)).tolist()
+    unlabelled = type(sequences)(**{**vars(sequences), "labels": None})
+    assert row_labels(unlabelled, extract("mean")) is None
+
+
+def test_pooled_examples_are_paired_across_tokenizers(data, bert_tokenizer, gpt_tokenizer):
+    one, two = (data.sequences(tokenizer, extract("mean"), 0) for tokenizer in (bert_tokenizer, gpt_tokenizer))
+    assert same_rows(one, two, extract("mean"))
+    assert not same_rows(one, two, extract("token"))
+    assert same_rows(one, one, extract("token"))
+    few = data.sequences(gpt_tokenizer, extract("mean", sequences=3), 0)
+    other = data.sequences(gpt_tokenizer, extract("mean", sequences=3), 1)
+    assert few.example.tolist() != other.example.tolist()
+    assert not same_rows(few, other, extract("mean"))
+    text = registry.data.get("embedded_text").function()
+    packed = [text.sequences(gpt_tokenizer, extract("mean", sequences=8), seed) for seed in (0, 1)]
+    assert not same_rows(*packed, extract("mean"))
+    assert same_rows(packed[0], packed[0], extract("mean"))
+
+
+def test_what_the_cache_tells_apart(tiny_folder, data, bert_tokenizer):
+    source, _ = model(tiny_folder, "bert")
+    (reading,) = readings({"m": source}, extract("mean"))
+    sequences = data.sequences(bert_tokenizer, extract("mean"), 0)
+    without = type(sequences)(**{**vars(sequences), "segments": None})
+    identity = {"weights_hash": "x"}
+
+    def key(sequences, settings):
+        return activations_key(identity, sequences, settings, reading.points, "float32")
+
+    others = [key(sequences, extract(unit, padding=padding)) for unit, padding in UNITS]
+    assert len({*others, key(without, extract("mean"))}) == len(UNITS) + 1
+    assert key(sequences, extract("mean")) == key(sequences, extract("mean", estimate="full"))
+
+
+@pytest.mark.parametrize("unit", ["token", "mean", "last"])
+def test_the_batch_size_changes_no_result(repsim, newest, tmp_path, data, unit):
+    """The command line: a matrix per batch size, from pairs with labels."""
+    found = []
+    for batch_size in (1, 2, 5):
+        code, _, err = repsim(
+            "run", "-q", "data=mnli", f"data.path={tmp_path / 'a.tsv'}", "data.columns=[premise,hypothesis,label]",
+            "data.labels={n: neutral, c: contradiction, e: entailment}", "model=[tiny_a,tiny_b]", "measure=[cka]",
+            "cache=false", "extract=pooled", f"extract.unit={unit}", f"hardware.batch_size={batch_size}",
+        )  # fmt: skip
+        assert code == 0, err
+        measure = results.read_results(newest())["measures"][0]
+        found.append(np.stack([results.read_array(newest(), m["values"]) for m in measure["matrices"]]))
+    assert np.abs(found[0] - found[1]).max() <= 1e-6
+    assert np.abs(found[0] - found[2]).max() <= 1e-6
+    manifest = results.read_manifest(newest())["data"]
+    assert manifest["labels"] == {"entailment": 1, "neutral": 2, "contradiction": 2}
+    assert manifest["rows_kept"] == (5 if unit != "token" else measure["estimate"]["rows"])
+    assert manifest["unit"] == unit
+
+
+def test_models_of_other_tokenizers_meet_on_pooled_examples(
+    repsim, newest, tmp_path, tiny_folder, bert_tokenizer, data
+):
+    folder = tmp_path / "bert"
+    folder.mkdir()
+    for file in tiny_folder("bert").iterdir():
+        if not file.name.startswith("tokenizer"):
+            (folder / file.name).write_bytes(file.read_bytes())
+    bert_tokenizer.save_pretrained(folder)
+    words = (
+        "run", "-q", "data=mnli", f"data.path={tmp_path / 'a.tsv'}", "data.columns=[premise,hypothesis,label]",
+        "data.labels={n: neutral, c: contradiction, e: entailment}", "model=[tiny_a]", "measure=[cka]",
+        f"+model.bert={{kind: transformers, path: {folder}}}", "extract=pooled", "extract.length=32",
+    )  # fmt: skip
+    code, _, err = repsim(*words)
+    assert code == 0, err
+    matrices = results.read_results(newest())["measures"][0]["matrices"]
+    assert [(m["rows"]["model"], m["columns"]["model"], m["n"]) for m in matrices][1] == ("tiny_a", "bert", 5)
+    code, _, err = repsim(*words, "extract.unit=token")
+    assert code == 2
+    assert "error: model: tokenizers differ, got another vocabulary for 'bert' than for 'tiny_a'" in err
+
+
+def test_packed_text_with_pooled_rows(repsim, newest):
+    """A row is a packed sequence; the stored activations are used again."""
+    words = ("run", "-q", "model=[tiny_a]", "measure=[cka]", "extract=pooled", "extract.sequences=20")
+    assert repsim(*words)[0] == 0
+    manifest = results.read_manifest(newest())
+    assert (manifest["data"]["rows_kept"], manifest["data"]["rows_dropped"], manifest["rows"]) == (20, 0, 20)
+    assert repsim(*words)[0] == 0
+    assert results.read_manifest(newest())["models_run"] == []
+    assert repsim(*words, "extract.unit=last")[0] == 0
+    assert results.read_manifest(newest())["models_run"] == ["tiny_a"]
