@@ -94,11 +94,12 @@ def readings(models: Mapping[str, AnySource], extract: Extract) -> list[Reading]
 
 def width(point: HookPoint, source: Source) -> int:
     """Features per row, where the config says so (an MLP's or an unknown module's: four times the width)."""
-    per_head = source.width // source.heads
     if point.head is not None:
-        return per_head
+        return source.head_width
+    if point.kind in ("q", "z"):
+        return source.heads * source.head_width
     if point.kind in ("k", "v"):
-        return source.kv_heads * per_head
+        return source.kv_heads * source.head_width
     return 4 * source.width if point.kind in ("mlp_pre", "mlp_post", "module") else source.width
 
 
@@ -207,7 +208,7 @@ class Forward:
         taken = []
         for point, layer in zip(self.reading.points, self.reading.layers, strict=True):
             x = found.pop(point)
-            if x.ndim != 3:
+            if x.ndim != 3 or x.shape[:2] != ids.shape:
                 raise RunFailed(
                     f"{layer}: not (batch, position, features), got {tuple(x.shape)}; choose another module"
                 )

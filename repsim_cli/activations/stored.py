@@ -21,11 +21,12 @@ CODE = 1  # raise when a change of the code changes what an entry holds
 def activations_key(
     identity: Mapping[str, Any], sequences: Sequences, padding: str, points: Sequence[HookPoint], dtype: str
 ) -> str:
-    """The entry of one model's activations; the weights hash stands for the model wherever it lies."""
+    """The entry of one model's activations; the hashes stand for the model wherever it lies."""
     return key(
         {
             "code": CODE,
             "weights": identity["weights_hash"],
+            "config": identity.get("config_hash"),
             "data": sequences.hash(),
             "padding": padding,
             "points": [str(point) for point in points],
