@@ -21,10 +21,7 @@ def summary(folder: Path) -> str:
         for measure in found["measures"]:
             lines += _measure_lines(folder, measure)
         for name, table in found["tables"].items():
-            for row in table["rows"]:
-                lines.append(
-                    f"  {name}: " + ", ".join(f"{c} {v:,.4g}" for c, v in zip(table["columns"], row, strict=True))
-                )
+            lines += _table_lines(name, table)
         for claim in found["claims"]:
             value = claim["why"] if claim["value"] is None else f"{claim['value']:.3f}, threshold {claim['threshold']}"
             lines.append(f"  claim {claim['name']} ({claim['measure']}): {claim['verdict']} ({value})")
@@ -33,6 +30,25 @@ def summary(folder: Path) -> str:
     figures = sorted((folder / "figures").glob("*-all.png"))
     lines += [f"  figure: {figure}" for figure in figures]
     return "\n".join(lines)
+
+
+def _table_lines(name: str, table: dict[str, Any]) -> Iterator[str]:
+    """A table of one row as a sentence, one of several with a column under each name."""
+    cells = [[_cell(value) for value in row] for row in table["rows"]]
+    if len(cells) == 1:
+        yield f"  {name}: " + ", ".join(f"{c} {v}" for c, v in zip(table["columns"], cells[0], strict=True))
+        return
+    widths = [max(len(row[i]) for row in [table["columns"], *cells]) for i in range(len(table["columns"]))]
+    yield f"  {name}:"
+    for row in [table["columns"], *cells]:
+        first, *rest = (f"{cell:{'<' if i == 0 else '>'}{widths[i]}}" for i, cell in enumerate(row))
+        yield "    " + "  ".join([first, *rest]).rstrip()
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}" if isinstance(value, float) else str(value)
 
 
 SHOWN_PAIRS = 12

@@ -15,7 +15,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-import safetensors
+import safetensors.torch
 import torch
 from torch import Tensor, nn
 
@@ -65,8 +65,8 @@ def transformer_lens(
     native architecture from `config`, e.g. {d_model: 64, n_layers: 2, n_heads: 4, n_ctx: 128, d_vocab: 512,
     act_fn: solu_ln}, with `weights` (.safetensors, or a .pth state dict) or fresh ones under `seed`.
 
-    tokenizer: a folder or hub id; by default that of the model. process_weights: fold the norms into the weights and
-    centre them, as TransformerLens can: the same function of the text in other coordinates.
+    tokenizer: a folder, hub id or shipped model; by default the model's. process_weights: fold the norms into the
+    weights and centre them, as TransformerLens can: the same function of the text in other coordinates.
     """
     if config is not None:
         if path is not None or hub is not None:
@@ -250,13 +250,13 @@ def _native(
 
     def boot(init: bool) -> Any:
         from transformer_lens import TransformerBridgeConfig
-        from transformer_lens.model_bridge import TransformerBridge
+        from transformer_lens.model_bridge.sources import boot_native
 
         try:
             cfg = TransformerBridgeConfig(
                 **settings, seed=seed, init_weights=init, architecture="TransformerLensNative"
             )
-            return TransformerBridge.boot_native(cfg)
+            return boot_native(cfg)
         except (ValueError, TypeError, RuntimeError, NotImplementedError, AssertionError, ZeroDivisionError) as error:
             reason = str(error).splitlines()[0]
             raise BadInput(
@@ -272,7 +272,9 @@ def _native(
 
     def own_tokenizer() -> Any:
         if tokenizer is None:
-            raise BadInput("tokenizer: a native model has none of its own; set tokenizer to a folder or hub id")
+            raise BadInput(
+                "tokenizer: a native model has none of its own; set tokenizer to a folder, a hub id or tiny_a"
+            )
         return tokenizer_of(tokenizer)
 
     def identity() -> dict[str, Any]:

@@ -61,8 +61,12 @@ def shipped(*, name: str) -> Source:
     return _from(_folder_place(shipped_folder(name)))
 
 
+def shipped_names() -> list[str]:
+    return sorted(p.name for p in SHIPPED.iterdir())
+
+
 def shipped_folder(name: str) -> Path:
-    known = sorted(p.name for p in SHIPPED.iterdir())
+    known = shipped_names()
     if name not in known:
         raise BadInput(f"name: no such shipped model, got '{name}'; {did_you_mean(name, known)}")
     return SHIPPED / name
@@ -81,7 +85,7 @@ def random(
 ) -> Source:
     """Fresh weights under `seed`, in the shape of a shipped, local or hub model, or of `config`.
 
-    config: e.g. {model_type: gpt2, n_layer: 2}. tokenizer: a folder or hub id; by default that of the model.
+    config: e.g. {model_type: gpt2, n_layer: 2}. tokenizer: a folder, hub id or shipped model; by default the model's.
     """
     given = [name for name in (shipped, path, hub) if name is not None]
     if len(given) + (config is not None) != 1:
@@ -97,7 +101,9 @@ def random(
 
     def own_tokenizer() -> Any:
         if where is None:
-            raise BadInput("tokenizer: a random model from a config has none; set tokenizer to a folder or hub id")
+            raise BadInput(
+                "tokenizer: a random model from a config has none; set tokenizer to a folder, a hub id or tiny_a"
+            )
         return tokenizer_of(where, None if tokenizer else revision)
 
     def fresh(eager: bool) -> nn.Module:
@@ -283,6 +289,8 @@ def inline_config(given: dict[str, Any]) -> Any:
 
 
 def tokenizer_of(where: str, revision: str | None = None) -> Any:
+    if where in shipped_names():
+        where = str(SHIPPED / where)
     local = Path(where).is_dir()
     if local and not any((Path(where) / name).is_file() for name in TOKENIZER_FILES):
         raise BadInput(f"path: no tokenizer in it, got '{where}'; save the tokenizer there (tokenizer.json)")
