@@ -69,13 +69,13 @@ def transformer_lens(
     weights and centre them, as TransformerLens can: the same function of the text in other coordinates.
     """
     if config is not None:
-        if path is not None or hub is not None:
+        if (path, hub, revision) != (None, None, None):
             raise BadInput(
-                f"config, path, hub: give exactly one of them, got config and '{path or hub}'; leave one out"
+                f"config, path, hub: give exactly one, got config and '{path or hub or revision}'; leave one out"
             )
         file = None if weights is None else _weights_file(Path(weights).expanduser())
-        where = f"random weights, seed {seed}" if weights is None else weights
-        return _native(config, where, lambda: file, tokenizer, seed, process_weights)
+        about = {"source": f"random weights, seed {seed}, native" if weights is None else weights}
+        return _native(config, about, lambda: file, tokenizer, seed, process_weights)
     if weights is not None:
         raise BadInput(f"weights: only a native config has them apart, got '{weights}'; give config too")
     check_place(path, hub, revision)
@@ -114,6 +114,11 @@ def _bridged(path: str | None, hub: str | None, revision: str | None, tokenizer:
     settings = found.config.get_text_config()
     table = lens_architecture(settings)
     auto = HEADS.get(settings.model_type, "AutoModelForCausalLM")
+    if process and settings.model_type in HEADS:
+        raise BadInput(
+            f"process_weights: nothing folds where norms follow the additions, got model_type '{settings.model_type}'; "
+            "leave it false"
+        )
 
     def bridge(model: Any) -> nn.Module:
         from transformer_lens.model_bridge.sources import build_bridge_from_module
@@ -197,8 +202,11 @@ def _saved(
             raise BadInput(
                 f"config.json: only {key} {value} is read, got {said[key]} in '{path or hub}'; use another model"
             )
+    if not said.get("attn_only") and "act_fn" not in said:
+        raise BadInput(f"config.json: it does not say act_fn, got '{path or hub}'; add it")
     config = {OLD_NAMES.get(k, k): v for k, v in said.items()}
     config = {k: v for k, v in config.items() if k in NATIVE}
+    about = {"source": str(path or hub)} if revision is None else {"source": hub, "revision": revision}
 
     def file() -> Path:
         if path is not None:
@@ -209,11 +217,11 @@ def _saved(
         file()
         has_tokenizer = any((Path(path).expanduser() / name).is_file() for name in TOKENIZER_FILES)
         tokenizer = tokenizer or (path if has_tokenizer else None)
-    return _native(config, str(path or hub), file, tokenizer or said.get("tokenizer_name"), 0, process)
+    return _native(config, about, file, tokenizer or said.get("tokenizer_name"), 0, process)
 
 
 def _weights_in(where: Path) -> Path:
-    files = [*sorted(where.rglob("*final.pth")), *sorted(where.glob("model.safetensors"))]
+    files = [*sorted(where.glob("*final.pth")), *where.glob("model.safetensors")]
     if not files:
         raise BadInput(f"path: no model.safetensors and no *final.pth in it, got '{where}'; give a folder with weights")
     return files[0]
@@ -229,7 +237,7 @@ def _weights_file(file: Path) -> Path:
 
 def _native(
     config: dict[str, Any],
-    where: str,
+    about: dict[str, Any],
     file: Callable[[], Path | None],
     tokenizer: str | None,
     seed: int,
@@ -279,8 +287,8 @@ def _native(
 
     def identity() -> dict[str, Any]:
         found = file()
-        marked = f"seed {seed}" if found is None else hash_files([found])
-        return _marked({"source": where, "weights_hash": marked, "config_hash": config_hash(settings)}, process)
+        weights = f"seed {seed}" if found is None else hash_files([found])
+        return _marked({**about, "weights_hash": weights, "config_hash": config_hash(settings)}, process)
 
     with torch.device("meta"):
         skeleton = Backbone(boot(init=False))
@@ -327,6 +335,8 @@ def _fill(bridge: Any, file: Path) -> None:
         raise BadInput(
             f"weights: not a whole file of weights alone, got '{file}' ({reason[:160]}); copy it again"
         ) from error
+    if not isinstance(state, dict):
+        raise BadInput(f"weights: not a state dict, got {type(state).__name__} in '{file}'; save model.state_dict()")
     try:
         if "embed.W_E" in state:
             state = convert_tl_checkpoint(state, bridge.cfg)
