@@ -1,5 +1,6 @@
 """What a measure is: a card of claims, and pure functions of what each representation is prepared into."""
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -10,6 +11,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from repsim_cli.errors import Degenerate
+from repsim_cli.measures.inner import AnyKernel, Features, Inner, Matrix, Products, State, products, states_of
+
+Array = np.ndarray | Tensor | list
 
 Invariance = Literal[
     "permutation_of_neurons",
@@ -32,7 +36,8 @@ class Card:
     """The claims of a measure; tests hold it to them, figures and the report read them.
 
     bounds: (lowest, highest) possible value, None where unbounded. minimum_rows: fewer rows are refused.
-    width_limit: what happens when there are not more rows than features: nothing, or a warning.
+    width_limit: what a warning says when there are not more rows than features; refuses_wide: that is an error.
+    equal_widths: representations of different widths are refused. labelled: it needs a class code per row.
     """
 
     label: str
@@ -46,6 +51,9 @@ class Card:
     source: str
     reads: Literal["activations"] = "activations"
     width_limit: str | None = None
+    refuses_wide: bool = False
+    equal_widths: bool = False
+    labelled: bool = False
     note: str = ""
 
     def record(self) -> dict[str, Any]:
@@ -58,46 +66,35 @@ class Card:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GramForm:
-    """For measures whose pair value is a normalised inner product of one symmetric (n, n) matrix per
-    representation: how to make a tile of that matrix, and its factor to true units.
-
-    tile(state, rows, columns) -> (rows, columns) block. scale(state): the inner product's factor for this side,
-    and terms(n) its divisor, which make it an HSIC in its own units, so that sums over batches add up.
-    normalise(products, own products of the rows, of the columns) -> values.
-    """
-
-    tile: Callable[[Any, slice, slice], Tensor]
-    scale: Callable[[Any], float]
-    terms: Callable[[int], float]
-    normalise: Callable[[Float[Tensor, "a b"], Float[Tensor, " a"], Float[Tensor, " b"]], Tensor]
-
-
-@dataclass(frozen=True, kw_only=True)
 class Measure:
-    """A measure with its settings bound.
+    """A measure with its settings bound: either `inner`, or `prepare` and `compare`.
 
-    prepare(x): everything that depends on one representation (n, d) alone; runs once per representation.
+    inner: the measure is an inner product of matrices (see `inner.py`); the all-pairs engine does the rest.
+    prepare(x): everything that depends on one representation (n, d) alone; runs once per representation, and once
+    for all measures that share the function. A labelled measure's takes (x, labels).
     compare(a, b): the entry (row a, column b) from two prepared states.
     compare_all(states, states) -> (a, b): all pairs at once, where the mathematics allows.
-    gram: set instead of `compare_all` where the tiled all-pairs engine serves.
     permute(state, order): the state of x[order], without preparing it anew; by default the state's own rows.
     minimum_rows: where the settings ask for more rows than the card does.
     """
 
-    prepare: Callable[[Tensor], Any]
-    compare: Callable[[Any, Any], float]
+    inner: Inner | None = None
+    prepare: Callable[..., Any] | None = None
+    compare: Callable[[Any, Any], float] | None = None
     compare_all: Callable[[Sequence[Any], Sequence[Any]], Tensor] | None = None
-    gram: GramForm | None = None
     permute: Callable[[Any, Tensor], Any] = lambda state, order: state[order]
     minimum_rows: int = 0
     name: str = ""
     card: Card = field(default=None)  # type: ignore[assignment]
     settings: Mapping[str, Any] = field(default_factory=dict)
 
-    def __call__(self, x: np.ndarray | Tensor | list, y: np.ndarray | Tensor | list) -> float:
-        """Compare two representations (n, d_x) and (n, d_y) with paired rows: the entry (row x, column y)."""
-        x, y = (side if isinstance(side, Tensor) else torch.as_tensor(np.asarray(side)) for side in (x, y))
+    def __call__(self, x: Array, y: Array, labels: Sequence[int] | np.ndarray | Tensor | None = None) -> float:
+        """The entry (row x, column y) for two representations (n, d_x), (n, d_y) with paired rows, in float64.
+
+        labels: n class codes, for measures that need them.
+        """
+        sides = [side if isinstance(side, Tensor) else torch.as_tensor(np.asarray(side)) for side in (x, y)]
+        x, y = sides
         if x.ndim != 2 or y.ndim != 2 or len(x) != len(y) or 0 in x.shape + y.shape:
             raise Degenerate(
                 f"{self.name}: x and y must be (n, d) with the same n, "
@@ -108,39 +105,123 @@ class Measure:
             if bad.any():
                 row = int(bad.any(1).nonzero()[0])
                 raise Degenerate(f"{name}: not finite, got {float(side[bad][0])} in row {row}; mend the array")
-        return self.compare(self.prepared(x, "x"), self.prepared(y, "y"))
+        codes = None if labels is None else torch.as_tensor(np.asarray(labels))
+        self.check(("x", "y"), [side.shape for side in sides], codes)
+        x, y = (side.double() for side in sides)
+        if self.inner is not None:
+            return self._inner_pair(self.inner, x, y)
+        assert self.compare is not None
+        return float(self.compare(self.prepared(x, "x", codes), self.prepared(y, "y", codes)))
+
+    def _inner_pair(self, inner: Inner, x: Tensor, y: Tensor) -> float:
+        kernels = list(dict.fromkeys((inner.row, inner.column)))
+        made = [at(name, lambda side=side: states_of(kernels, side, {})) for name, side in (("x", x), ("y", y))]
+        states = {kernel: [side[kernel] for side in made] for kernel in kernels}
+        cross = products([(inner.row, inner.column)], states, len(x), len(x))[0]
+        try:
+            return float(inner_values(inner, cross, states, len(x), x.dtype)[0, 1])
+        except Degenerate as error:
+            raise Degenerate(f"{self.name}: {error}") from None
 
     @property
     def rows_needed(self) -> int:
         return max(self.card.minimum_rows, self.minimum_rows)
 
-    def prepared(self, x: Tensor, what: str) -> Any:
-        """`prepare` of finite rows, with the checks that every measure shares; `what` names x in errors."""
-        if len(x) < self.rows_needed:
-            raise Degenerate(
-                f"{what}: {self.name} needs at least {self.rows_needed} rows, got {len(x)}; give it more rows"
-            )
-        if not x.is_floating_point():
-            x = x.double()
+    def check(self, names: Sequence[str], shapes: Sequence[Sequence[int]], labels: Tensor | None) -> None:
+        """Raises Degenerate where the shapes (n, d) or the labels are not what the card asks for."""
+        for name, (n, d) in zip(names, shapes, strict=True):
+            if n < self.rows_needed:
+                raise Degenerate(
+                    f"{name}: {self.name} needs at least {self.rows_needed} rows, got {n}; give it more rows"
+                )
+            if self.card.refuses_wide and n <= d:
+                raise Degenerate(
+                    f"{name}: {self.name} needs more rows than features, got {n} rows of {d} features, for which any "
+                    "data would score the same; use more rows, or svcca or cka_unbiased"
+                )
+        if self.card.equal_widths and len({d for _, d in shapes}) > 1:
+            listed = ", ".join(f"{name}: {d}" for name, (_, d) in zip(names, shapes, strict=True))
+            raise Degenerate(f"{self.name}: needs equal widths, got {listed}; use procrustes or cka_unbiased")
+        if self.card.labelled and (labels is None or len(labels) != shapes[0][0]):
+            got = "none" if labels is None else len(labels)
+            raise Degenerate(f"{self.name}: needs one label per row, got {got} for {shapes[0][0]} rows; give labels")
+
+    def prepared(self, x: Tensor, what: str, labels: Tensor | None = None) -> Any:
+        """`prepare`, whose errors name x by `what`."""
+        prepare = self.prepare
+        assert prepare is not None
+        return at(what, lambda: prepare(x, labels) if self.card.labelled else prepare(x))
+
+
+def at(what: str, step: Callable[[], Any]) -> Any:
+    """The step's value; `what` is put before its errors and its warnings."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", MeasureWarning)
         try:
-            return self.prepare(x)
+            value = step()
         except Degenerate as error:
             raise Degenerate(f"{what}: {error}") from None
+    for notice in caught:
+        text = f"{what}: {notice.message}" if notice.category is MeasureWarning else notice.message
+        warnings.warn(text, notice.category, stacklevel=3)
+    return value
+
+
+def inner_values(
+    inner: Inner, cross: Matrix, states: Mapping[AnyKernel, Sequence[State]], n: int, dtype: torch.dtype
+) -> Matrix:
+    """The measure for all pairs from their inner products, with the cells mended in which these cancel."""
+    empty = cross.new_empty(0)
+    own = empty if inner.row is not inner.column else cross.diagonal().clone()
+    own[own < rounding_floor(n, dtype)] = 0
+    rows, columns = states[inner.row], states[inner.column]
+    made = Products(cross, own, own, rows, columns)
+    values = inner.value(made)
+    if inner.near is not None and inner.exact is not None:
+        for a, b in inner.near(made, values).nonzero().tolist():
+            if a <= b or inner.row is not inner.column:
+                values[a, b] = inner.exact(rows[a], columns[b])
+            else:
+                values[a, b] = values[b, a]
+    return values
+
+
+def check_own(products: Products) -> None:
+    """Raises Degenerate for a representation without an own product to normalise by."""
+    for own in (products.row_own, products.column_own):
+        if not bool((own > 0).all()):
+            raise Degenerate(
+                f"self-similarity is not positive, got {float(own.min()):.3g}; use more rows or drop this layer"
+            )
+
+
+def cosine(products: Products) -> Matrix:
+    """Inner products over the root of the own products of both sides."""
+    check_own(products)
+    return products.cross / products.row_own.sqrt()[:, None] / products.column_own.sqrt()[None, :]
 
 
 def centred(x: Float[Tensor, "n d"]) -> tuple[Float[Tensor, "n d"], float]:
     """x with its column means removed and its mean squared row norm scaled to 1, and the scale removed.
 
-    Centring is done in float64, whatever x is, because a large common offset would cancel; the result has
-    x's precision (float32 for half-precision input). Raises Degenerate for a constant representation.
+    In x's precision (float32 for half-precision input): a large common offset leaves with the first pass, which
+    is exact to rounding, and what it left, a mean in float64, with the second. Raises Degenerate for a constant
+    representation.
     """
-    precise = x.double()
-    precise = precise - precise.mean(0)
-    scale = float(precise.square().sum(1).mean().sqrt())
+    x = x if x.dtype == torch.float64 else x.float()
+    largest = float(x.abs().max())
+    x = x - x.mean(0)
+    x = x - x.mean(0, dtype=torch.float64).to(x.dtype)
+    scale = float(torch.linalg.vector_norm(x, dtype=torch.float64)) / len(x) ** 0.5
     # float64 rounding of the mean leaves this much of a constant column
-    if scale <= 1e-13 * float(x.double().abs().max()):
+    if scale <= 1e-13 * largest:
         raise Degenerate("all rows are equal, got a constant representation; drop this layer or change the data")
-    return (precise / scale).to(x.dtype if x.dtype == torch.float64 else torch.float32), scale
+    return x / scale, scale
+
+
+def centred_rows(x: Float[Tensor, "n d"]) -> Features:
+    """Features of every kernel that is made of the Gram matrix of centred rows."""
+    return Features(*centred(x))
 
 
 def rounding_floor(n: int, dtype: torch.dtype) -> float:

@@ -1,84 +1,43 @@
-"""Linear CKA, biased and unbiased: normalised inner products of centred or U-centred Gram matrices.
+"""CKA and its relatives: normalised inner products of centred or U-centred Gram matrices.
 
 Unbiased HSIC as a plain inner product: the U-centred Gram matrix (Szekely and Rizzo 2014) of features with zero
 column means is K_ij - r_i/(n-2) - r_j/(n-2) + t/((n-1)(n-2)) off the diagonal and 0 on it, with r_i = -|x_i|^2
-the row sums of K without its diagonal, and t their sum. It is a product of features with two extra columns, so
-it costs no more than K, and the three-term formula's cancellation never happens.
+the row sums of K without its diagonal, and t their sum. It costs no more than K, and the three-term formula's
+cancellation never happens.
 """
 
-from collections.abc import Callable
+import math
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from repsim_cli.errors import Degenerate
-from repsim_cli.measures.base import Card, GramForm, Invariance, Measure, centred, rounding_floor
+from repsim_cli.measures.base import Card, Measure, centred_rows, check_own, cosine
+from repsim_cli.measures.inner import Features, Inner, Kernel, Matrix, Products, State
+from repsim_cli.measures.rdm import SHAPE, distance_rows
 from repsim_cli.registry import measures
 
-
-class GramFactors(NamedTuple):
-    """left @ right.T is the (n, n) Gram matrix, up to scale^2; its diagonal counts as 0 if `hollow`."""
-
-    left: Float[Tensor, "n k"]
-    right: Float[Tensor, "n k"]
-    scale: float
-    hollow: bool
+CENTRED = Kernel(features=centred_rows)
 
 
-def centred_gram(x: Float[Tensor, "n d"]) -> GramFactors:
-    x, scale = centred(x)
-    return GramFactors(x, x, scale, hollow=False)
+def half_offsets(features: Features) -> Float[Tensor, " n"]:
+    """o with U_ij = K_ij + o_i + o_j off the diagonal."""
+    n = len(features.values)
+    row_sums = -features.values.double().square().sum(1)
+    return (row_sums.sum() / (2 * (n - 1) * (n - 2)) - row_sums / (n - 2)).to(features.values.dtype)
 
 
-def u_centred_gram(x: Float[Tensor, "n d"]) -> GramFactors:
-    x, scale = centred(x)
-    n = len(x)
-    row_sums = -x.double().square().sum(1)
-    total = row_sums.sum() / ((n - 1) * (n - 2))
-    ones = torch.ones_like(row_sums)
-    left = torch.cat([x, torch.stack([ones, row_sums], 1).to(x.dtype)], 1)
-    right = torch.cat([x, torch.stack([total - row_sums / (n - 2), -ones / (n - 2)], 1).to(x.dtype)], 1)
-    return GramFactors(left, right, scale, hollow=True)
+def u_centred(offsets: Float[Tensor, " n"], gram: Tensor, rows: slice, columns: slice) -> Tensor:
+    gram.add_(offsets[rows, None]).add_(offsets[columns])
+    if rows == columns:
+        gram.diagonal().zero_()
+    return gram
 
 
-def tile(state: GramFactors, rows: slice, columns: slice) -> Tensor:
-    block = state.left[rows] @ state.right[columns].T
-    if state.hollow and rows == columns:
-        block.diagonal().zero_()
-    return block
-
-
-def normalise(
-    products: Float[Tensor, "a b"], rows: Float[Tensor, " a"], columns: Float[Tensor, " b"]
-) -> Float[Tensor, "a b"]:
-    """Inner products over the root of the self-products of both sides."""
-    for self_products in (rows, columns):
-        if not bool((self_products > 0).all()):
-            raise Degenerate(
-                f"self-similarity is not positive, got {float(self_products.min()):.3g}; "
-                "use more rows or drop this layer"
-            )
-    return products / rows.sqrt()[:, None] / columns.sqrt()[None, :]
-
-
-def compare(a: GramFactors, b: GramFactors) -> float:
-    everything = slice(0, len(a.left))
-    k, l = (tile(state, everything, everything).double() for state in (a, b))  # noqa: E741
-    products = torch.stack([(k * l).sum(), (k * k).sum(), (l * l).sum()])
-    products[1:][products[1:] < rounding_floor(len(k), a.left.dtype)] = 0
-    return float(normalise(products[0].view(1, 1), products[1:2], products[2:3]))
-
-
-def _cka(prepare: Callable[[Tensor], GramFactors], terms: Callable[[int], float]) -> Measure:
-    form = GramForm(tile=tile, scale=lambda state: state.scale**2, terms=terms, normalise=normalise)
-    return Measure(prepare=prepare, compare=compare, gram=form)
-
-
-_INVARIANCES: frozenset[Invariance] = frozenset(
-    {"permutation_of_neurons", "orthogonal", "isotropic_scaling", "translation"}
-)
+U_CENTRED = Kernel(features=centred_rows, fit=half_offsets, cells=u_centred)
 
 
 @measures.register(
@@ -89,7 +48,7 @@ _INVARIANCES: frozenset[Invariance] = frozenset(
         bounds=(0.0, 1.0),
         symmetric=True,
         is_metric=False,
-        invariant_to=_INVARIANCES,
+        invariant_to=SHAPE,
         minimum_rows=2,
         cost="n^2 d once per layer, n^2/2 per pair",
         source="Kornblith et al. 2019, eq. 3 with a linear kernel; HSIC of Gretton et al. 2005",
@@ -107,7 +66,7 @@ def cka() -> Measure:
     >>> round(measures.get("cka")([[0.], [1.], [0.]], [[0.], [0.], [2.]]), 12)
     0.25
     """
-    return _cka(centred_gram, terms=lambda n: (n - 1) ** 2)
+    return Measure(inner=Inner(row=CENTRED, column=CENTRED, value=cosine, terms=lambda n: (n - 1) ** 2))
 
 
 @measures.register(
@@ -118,7 +77,7 @@ def cka() -> Measure:
         bounds=(None, 1.0),
         symmetric=True,
         is_metric=False,
-        invariant_to=_INVARIANCES,
+        invariant_to=SHAPE,
         minimum_rows=4,
         cost="n^2 d once per layer, n^2/2 per pair",
         source="Song et al. 2012, eq. 5 (HSIC1), in the normalisation of Kornblith et al. 2019, eq. 3",
@@ -135,4 +94,150 @@ def cka_unbiased() -> Measure:
     >>> round(measures.get("cka_unbiased")(x, x), 12)
     1.0
     """
-    return _cka(u_centred_gram, terms=lambda n: n * (n - 3))
+    return Measure(inner=Inner(row=U_CENTRED, column=U_CENTRED, value=cosine, terms=lambda n: n * (n - 3)))
+
+
+class Gaussian(NamedTuple):
+    """A Gaussian kernel exp(-D^2 / (2 sigma^2)) minus its row means: squared norms, -1/(2 sigma^2), m_i - m/2."""
+
+    norms: Float[Tensor, " n"]
+    factor: float
+    means: Float[Tensor, " n"]
+
+
+def gaussian(features: Features) -> Gaussian:
+    """sigma: the median of the distances over i < j."""
+    x = features.values
+    squared = x.new_empty(len(x), len(x))
+    for start, block in distance_rows(x):
+        rows = slice(start, start + len(block))
+        squared[rows, start:], squared[start:, rows] = block, block.T
+    median = median_root(squared)
+    if not median:
+        raise Degenerate("half of the distances between rows are 0, got a bandwidth of 0; drop duplicate rows")
+    factor = -1 / (2 * median**2)
+    means = squared.mul_(factor).exp_().mean(1, dtype=torch.float64)
+    return Gaussian(x.square().sum(1), factor, (means - means.mean() / 2).to(x.dtype))
+
+
+def median_root(squared: Float[Tensor, "n n"]) -> float:
+    """The median of the roots over i < j: every cell stands twice beside the n zeros of the diagonal."""
+    n = len(squared)
+    middle = n + n * (n - 1) // 2
+    cells = np.partition(squared.cpu().numpy().reshape(-1), (middle - 1, middle))
+    return float(np.sqrt(cells[middle - 1 : middle + 1], dtype=np.float64).mean())
+
+
+def gaussian_cells(fit: Gaussian, gram: Tensor, rows: slice, columns: slice) -> Tensor:
+    squared = gram.mul_(-2).add_(fit.norms[rows, None]).add_(fit.norms[columns]).clamp_min_(0)
+    if rows == columns:
+        squared.diagonal().zero_()
+    return squared.mul_(fit.factor).exp_().sub_(fit.means[rows, None]).sub_(fit.means[columns])
+
+
+GAUSSIAN = Kernel(features=centred_rows, fit=gaussian, cells=gaussian_cells)
+
+
+@measures.register(
+    "cka_rbf",
+    Card(
+        label="CKA (RBF, biased)",
+        larger_is_closer=True,
+        bounds=(0.0, 1.0),
+        symmetric=True,
+        is_metric=False,
+        invariant_to=SHAPE,
+        minimum_rows=2,
+        cost="2 n^2 d once per layer, n^2/2 per pair",
+        source="Kornblith et al. 2019, eq. 3 with a Gaussian kernel; sigma is the median distance over i < j",
+        note="1: equal up to rotation, scale and offset. Weighs near rows more than cka does. Biased upwards.",
+        width_limit="biased CKA is inflated when there are not many more rows than features; use more rows",
+    ),
+)
+def cka_rbf() -> Measure:
+    """CKA with the kernel exp(-D^2 / (2 sigma^2)), sigma the median of the rows' distances, in [0, 1].
+
+    >>> from repsim_cli import measures
+    >>> round(measures.get("cka_rbf")([[0.], [1.], [3.]], [[1.], [3.], [7.]]), 12)
+    1.0
+    """
+    return Measure(inner=Inner(row=GAUSSIAN, column=GAUSSIAN, value=cosine))
+
+
+def angle(products: Products) -> Matrix:
+    return cosine(products).clamp(-1, 1).arccos()
+
+
+def small_angle(products: Products, values: Matrix) -> Tensor:
+    """arccos loses half of the digits near 1."""
+    return values < 0.1
+
+
+def angle_of_difference(a: State, b: State) -> float:
+    """The angle of two Gram matrices from the norm of their difference as unit vectors."""
+    x, y = (state.features.values.double() for state in (a, b))
+    lengths = [float(torch.linalg.matrix_norm(z.T @ z if z.shape[1] < len(z) else z @ z.T)) for z in (x, y)]
+    squares = 0.0
+    for i, j in zip(x.split(512), y.split(512), strict=True):
+        squares += float((i @ x.T / lengths[0] - j @ y.T / lengths[1]).square().sum())
+    return 2 * math.asin(min(1.0, math.sqrt(squares) / 2))
+
+
+@measures.register(
+    "cka_angular",
+    Card(
+        label="angular CKA",
+        larger_is_closer=False,
+        bounds=(0.0, math.pi / 2),
+        symmetric=True,
+        is_metric=True,
+        invariant_to=SHAPE,
+        minimum_rows=2,
+        cost="n^2 d once per layer, n^2/2 per pair",
+        source="Williams et al. 2021, section 2: arccos of (biased, linear) CKA",
+        note="Radians; 0: equal up to rotation, scale and offset. A metric on Gram matrices.",
+        width_limit="biased CKA is inflated when there are not many more rows than features; use more rows",
+    ),
+)
+def cka_angular() -> Measure:
+    """arccos of `cka`: the angle between the centred Gram matrices, in [0, pi/2].
+
+    >>> from repsim_cli import measures
+    >>> round(measures.get("cka_angular")([[0.], [1.], [0.]], [[0.], [0.], [2.]]), 6)
+    1.318116
+    """
+    return Measure(inner=Inner(row=CENTRED, column=CENTRED, value=angle, near=small_angle, exact=angle_of_difference))
+
+
+def shared_dimensions(products: Products) -> Matrix:
+    """PR(x) PR(y) <K, L> / (tr K tr L), PR = (tr K)^2 / |K|^2; tr K is the number of rows here."""
+    check_own(products)
+    traces = len(products.rows[0].features.values) ** 2
+    return traces * products.cross / products.row_own[:, None] / products.column_own[None]
+
+
+@measures.register(
+    "ensd",
+    Card(
+        label="ENSD",
+        larger_is_closer=True,
+        bounds=(0.0, None),
+        symmetric=True,
+        is_metric=False,
+        invariant_to=SHAPE,
+        minimum_rows=2,
+        cost="n^2 d once per layer, n^2/2 per pair",
+        source="Giaffar et al. 2024: effective number of shared dimensions",
+        note="A number of dimensions; of a layer with itself it is its participation ratio.",
+    ),
+)
+def ensd() -> Measure:
+    """Effective number of shared dimensions, PR(x) PR(y) tr(K L) / (tr K tr L), centred.
+
+    Both sides are lines, whose participation ratio is 1, so it is their CKA:
+
+    >>> from repsim_cli import measures
+    >>> round(measures.get("ensd")([[0.], [1.], [0.]], [[0.], [0.], [2.]]), 12)
+    0.25
+    """
+    return Measure(inner=Inner(row=CENTRED, column=CENTRED, value=shared_dimensions))

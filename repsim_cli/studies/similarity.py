@@ -54,6 +54,8 @@ class Similarity:
         self.models, self.data, self.measures = model, data, measure
         self.extract, self.hardware, self.seed, self.cache = extract, hardware, seed, cache
         self.claims = claims or []
+        self.readings = readings(model, extract)
+        self.layers = [layer for reading in self.readings for layer in reading.layers]
         for bound in measure.values():
             check_estimate(bound, extract.estimate)
             key = "rows" if extract.estimate == "full" else "batch_rows"
@@ -62,14 +64,28 @@ class Similarity:
                 raise BadInput(
                     f"extract.{key}: {bound.name} needs at least {bound.rows_needed} rows, got {rows}; raise it"
                 )
+            self._check_widths(bound, rows)
         findings.check_names(self.claims)
         self.devices = devices(hardware, list(model))
-        self.readings = readings(model, extract)
-        self.layers = [layer for reading in self.readings for layer in reading.layers]
         self.live = {label: source for label, source in model.items() if isinstance(source, Source)}
         self._check_memory()
         self.tokenizers = {label: _named(label, source.tokenizer) for label, source in self.live.items()}
         self._check_tokenizers()
+
+    def _check_widths(self, bound: Measure, rows: int) -> None:
+        """Whether the measure takes these widths, with this number of rows."""
+        wide = max(self.layers, key=lambda layer: layer.width)
+        narrow = min(self.layers, key=lambda layer: layer.width)
+        if bound.card.equal_widths and wide.width != narrow.width:
+            raise BadInput(
+                f"measure: {bound.name} needs equal widths, got {narrow.width} ({narrow}) and {wide.width} ({wide}); "
+                "use procrustes or cka_unbiased, or models of one width"
+            )
+        if bound.card.refuses_wide and rows <= wide.width:
+            raise BadInput(
+                f"measure: {bound.name} needs more rows than features, got {rows} for {wide.width} ({wide}); "
+                "give it more rows, or use svcca or cka_unbiased"
+            )
 
     def _check_tokenizers(self) -> None:
         """Whether they agree on this text, too, is checked when it has been tokenized."""
@@ -199,7 +215,7 @@ class Similarity:
             rows = blocks(found, modules, recorders, sequences, extract, hardware, progress, first)
             return batches(rows, extract, total, self.seed, first)
 
-        matrices = estimate_all_pairs(
+        matrices, notices = estimate_all_pairs(
             self.measures,
             stream,
             names=[str(layer) for layer in self.layers],
@@ -208,6 +224,8 @@ class Similarity:
             state=state,
             save=save,
         )
+        for notice in notices:
+            run.warn(notice)
         file.unlink(missing_ok=True)
         return matrices
 
@@ -309,6 +327,7 @@ class Similarity:
         for name, bound in self.measures.items():
             if asked < bound.rows_needed:
                 raise BadInput(f"data: {name} needs at least {bound.rows_needed} rows, got {asked}; give more text")
+            self._check_widths(bound, asked)
             wide = [layer for layer in self.layers if asked <= layer.width]
             if bound.card.width_limit and wide:
                 run.warn(f"{name}: {asked} rows for {wide[0].width} features ({wide[0]}); {bound.card.width_limit}")

@@ -1,0 +1,205 @@
+"""Measures that are inner products of one symmetric (n, n) matrix per representation, for all pairs at once.
+
+Two kinds of such matrices. A `Kernel` is made tile by tile from the Gram matrix of features, so that no (n, n)
+matrix is ever held: one Gram tile serves every kernel of the same features. `Packed` matrices are elementwise
+functions that need all cells first (ranks) or are compared cell by cell (distances): their cells i < j are held.
+All pairs of all representations are then one product per tile, summed in float64.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+STRIP = 1 << 13  # terms of one float32 sum
+ROWS = 64  # representations in one block of the product, of which only the upper half is made
+Matrix = Float[Tensor, "a b"]
+
+
+class Features(NamedTuple):
+    """What one representation is turned into; scale: the factor that was taken out.
+
+    For a `Kernel` values @ values.T is a Gram matrix, for a `Packed` matrix values are its cells.
+    """
+
+    values: Float[Tensor, "n k"] | Float[Tensor, " cells"]
+    scale: float = 1.0
+
+
+def unchanged(fit: Any, gram: Tensor, rows: slice, columns: slice) -> Tensor:
+    return gram
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kernel:
+    """A symmetric (n, n) matrix M per representation, from the Gram matrix of its features.
+
+    features(x): runs once per representation for all kernels that share the function. fit(features): what the
+    cells need to know of the whole matrix (row sums, a bandwidth); its tensors have one entry per row.
+    cells(fit, gram, rows, columns): the tile of M from the Gram matrix's tile, which it may overwrite.
+    """
+
+    features: Callable[[Tensor], Features]
+    fit: Callable[[Features], Any] = lambda features: None
+    cells: Callable[[Any, Tensor, slice, slice], Tensor] = unchanged
+
+
+@dataclass(frozen=True, kw_only=True)
+class Packed:
+    """A symmetric (n, n) matrix with zero diagonal per representation: cells(x) -> its cells i < j, row by row."""
+
+    cells: Callable[[Tensor], Features]
+
+
+AnyKernel = Kernel | Packed
+
+
+class State(NamedTuple):
+    """One representation prepared for one kernel."""
+
+    features: Features
+    fit: Any = None
+
+
+class Products(NamedTuple):
+    """What a measure's value is made of: cross[a, b] = <M_a, N_b>, and own products <M_a, M_a>, <N_b, N_b>.
+
+    For measures with one kernel M = N; with two, own products are not made (empty). rows, columns: the states.
+    """
+
+    cross: Matrix
+    row_own: Float[Tensor, " a"]
+    column_own: Float[Tensor, " b"]
+    rows: Sequence[State]
+    columns: Sequence[State]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inner:
+    """A measure's value as a function of inner products.
+
+    row, column: the kernels of the row's and the column's representation. value(products) -> (a, b).
+    terms(n): the divisor that makes a product an HSIC, where the estimate over batches may sum them.
+    near(products, values) -> mask of the cells in which the products cancel; exact(row state, column state) ->
+    their value.
+    """
+
+    row: AnyKernel
+    column: AnyKernel
+    value: Callable[[Products], Matrix]
+    terms: Callable[[int], float] | None = None
+    near: Callable[[Products, Matrix], Tensor] | None = None
+    exact: Callable[[State, State], float] | None = None
+
+
+def states_of(kernels: Sequence[AnyKernel], x: Tensor, made: dict[Any, Any]) -> dict[AnyKernel, State]:
+    """x prepared for every kernel; `made` keeps features that several kernels share."""
+    states: dict[AnyKernel, State] = {}
+    for kernel in kernels:
+        make = kernel.cells if isinstance(kernel, Packed) else kernel.features
+        if make not in made:
+            made[make] = make(x)
+        states[kernel] = State(made[make], None if isinstance(kernel, Packed) else kernel.fit(made[make]))
+    return states
+
+
+Wanted = Sequence[tuple[AnyKernel, AnyKernel]]
+
+
+def products(wanted: Wanted, states: Mapping[AnyKernel, Sequence[State]], n: int, tile: int) -> list[Matrix]:
+    """cross[a, b] = <M_a, N_b> over all (n, n) cells, float64, for every wanted pair of kernels (M, N)."""
+    sums: dict[tuple[AnyKernel, AnyKernel], Tensor] = {}
+    for kind, blocks in ((Kernel, _tiles), (Packed, _slices)):
+        mine = {kernel: states[kernel] for pair in wanted for kernel in pair if isinstance(kernel, kind)}
+        if not mine:
+            continue
+        for weight, block in blocks(mine, n, tile):
+            for row, column in dict.fromkeys(wanted):
+                if row in block:
+                    part = weight * _outer(block[row], block[column])
+                    sums[row, column] = sums[row, column] + part if (row, column) in sums else part
+    return [sums[pair] for pair in wanted]
+
+
+Blocks = Iterator[tuple[int, dict[AnyKernel, Tensor]]]
+
+
+def _tiles(states: Mapping[Any, Sequence[State]], n: int, tile: int) -> Blocks:
+    """Per tile on or above the diagonal: its weight, and (representations, cells) of every kernel."""
+    by_features: dict[Any, list[Kernel]] = {}
+    for kernel in states:
+        by_features.setdefault(kernel.features, []).append(kernel)
+    some = next(iter(states.values()))
+    like = some[0].features.values
+    side = min(tile, n)
+    buffers = {kernel: like.new_empty(len(some), side * side) for kernel in states}
+    scratch = like.new_empty(side * side)
+    for i in range(0, n, side):
+        rows = slice(i, min(i + side, n))
+        for j in range(i, n, side):
+            columns = slice(j, min(j + side, n))
+            shape = (rows.stop - rows.start, columns.stop - columns.start)
+            cells = shape[0] * shape[1]
+            for kernels in by_features.values():
+                for r in range(len(some)):
+                    values = states[kernels[0]][r].features.values
+                    gram = scratch[:cells].view(shape)
+                    torch.mm(values[rows], values[columns].T, out=gram)
+                    for last, kernel in enumerate(kernels, start=1 - len(kernels)):
+                        given = gram if last == 0 else gram.clone()
+                        buffers[kernel][r, :cells] = kernel.cells(states[kernel][r].fit, given, rows, columns).flatten()
+            blocks = {kernel: buffer[:, :cells] for kernel, buffer in buffers.items()}
+            if i == j:
+                yield 1, {kernel: _cut_diagonal(block, shape[0]) for kernel, block in blocks.items()}
+            # a tile above the diagonal stands for its mirror image too
+            yield (1 if i == j else 2), blocks
+
+
+def _cut_diagonal(block: Float[Tensor, "r cells"], side: int) -> Float[Tensor, "r side"]:
+    """Takes the diagonal of a square tile out, in float64: a row far from the others would drown the other cells."""
+    diagonal = block.unflatten(1, (side, side)).diagonal(dim1=1, dim2=2)
+    taken = diagonal.to(torch.float64, copy=True)
+    diagonal.zero_()
+    return taken
+
+
+def _slices(states: Mapping[Any, Sequence[State]], n: int, tile: int) -> Blocks:
+    """Slices of the packed cells i < j, each of which stands for its mirror image too."""
+    size = min(tile, n) ** 2
+    for start in range(0, n * (n - 1) // 2, size):
+        part = slice(start, start + size)
+        yield 2, {kernel: torch.stack([s.features.values[part] for s in some]) for kernel, some in states.items()}
+
+
+def _outer(a: Float[Tensor, "a cells"], b: Float[Tensor, "b cells"]) -> Matrix:
+    """a @ b.T in float64, from sums of at most STRIP terms, which keep their digits in float32."""
+    if a is not b:
+        return _summed(a, b)
+    total = a.new_empty(len(a), len(a), dtype=torch.float64)
+    for start in range(0, len(a), ROWS):
+        block = slice(start, start + ROWS)
+        upper = _summed(a[block], a[start:])
+        total[start:, block], total[block, start:] = upper.T, upper
+    return total
+
+
+def _summed(a: Float[Tensor, "a cells"], b: Float[Tensor, "b cells"]) -> Matrix:
+    whole = a.shape[1] // STRIP * STRIP
+    left, right = (x[:, :whole].unflatten(1, (-1, STRIP)).transpose(0, 1) for x in (a, b))
+    total = torch.bmm(left, right.mT).sum(0, dtype=torch.float64)
+    return total + (a[:, whole:] @ b[:, whole:].T).double()
+
+
+def unpacked(cells: Float[Tensor, " cells"], n: int) -> Float[Tensor, "n n"]:
+    """The symmetric matrix of packed cells i < j, with zero diagonal."""
+    square = cells.new_zeros(n, n)
+    square[torch.ones(n, n, dtype=torch.bool, device=cells.device).triu(1)] = cells
+    return square + square.T
+
+
+def packed(square: Float[Tensor, "n n"]) -> Float[Tensor, " cells"]:
+    """The cells i < j, row by row."""
+    return torch.cat([row[i + 1 :] for i, row in enumerate(square)])

@@ -1,0 +1,354 @@
+"""Representational dissimilarity: the distances between all rows of one representation against those of another.
+
+Distances go by the Gram matrix of centred rows; where that cancels (rows much closer to each other than to the
+mean) they are computed from the difference of the rows.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Annotated, NamedTuple
+
+import scipy.stats
+import torch
+from jaxtyping import Float
+from pydantic import Field
+from torch import Tensor
+
+from repsim_cli.errors import Degenerate
+from repsim_cli.measures.base import Card, Invariance, Measure, centred, centred_rows, cosine
+from repsim_cli.measures.inner import Features, Inner, Kernel, Matrix, Packed, Products, State
+from repsim_cli.registry import measures
+
+_BLOCK = 512  # rows of a distance matrix held at a time
+_CLOSE = 1e-3  # squared distances below this share of the squared norms are computed from differences
+_EXACT_RANKS = 1 << 19  # more cells than this are ranked by bins
+_BINS = 1 << 18
+
+
+def mend_close(squared: Tensor, norms: Tensor, x: Tensor, rows: slice, columns: slice) -> Tensor:
+    """Squared distances |x_i|^2 + |x_j|^2 - 2 x_i.x_j of a block, with those mended that cancelled."""
+    close = squared < _CLOSE * (norms[rows, None] + norms[columns])
+    if rows.start == columns.start:
+        close.diagonal().fill_(False)
+        squared.diagonal().zero_()
+    left, right = close.nonzero(as_tuple=True)
+    for part in torch.arange(len(left), device=x.device).split(1 << 14):
+        i, j = left[part], right[part]
+        squared[i, j] = (x[rows.start + i] - x[columns.start + j]).square().sum(1)
+    return squared.clamp_min_(0)
+
+
+def distance_rows(x: Float[Tensor, "n d"]) -> Iterator[tuple[int, Float[Tensor, "b m"]]]:
+    """(first row i, squared distances of rows i.. to rows i..) of centred rows x, block by block."""
+    norms = x.square().sum(1)
+    for start in range(0, len(x), _BLOCK):
+        rows, columns = slice(start, min(start + _BLOCK, len(x))), slice(start, len(x))
+        squared = torch.addmm(norms[columns][None], x[rows], x[columns].T, alpha=-2).add_(norms[rows, None])
+        yield start, mend_close(squared, norms, x, rows, columns)
+
+
+def packed_distances(x: Float[Tensor, "n d"]) -> Float[Tensor, " cells"]:
+    """Euclidean distances of centred rows for i < j, row by row."""
+    return torch.cat([row[i + 1 :] for _, block in distance_rows(x) for i, row in enumerate(block)]).sqrt_()
+
+
+def euclidean(x: Float[Tensor, "n d"]) -> Features:
+    """Distances of rows, in units of the root mean squared distance from the mean."""
+    x, scale = centred(x)
+    return Features(packed_distances(x), scale)
+
+
+def standardised(x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
+    """Rows of mean 0 and norm 1, in float64: half the squared distance of two is 1 - their Pearson correlation."""
+    x = x.double() - x.double().mean(1, keepdim=True)
+    norms = torch.linalg.vector_norm(x, dim=1, keepdim=True)
+    constant = int((norms <= 1e-13 * x.abs().max()).sum())
+    if constant:
+        raise Degenerate(f"rows without variance over the features have no correlation, got {constant}; drop them")
+    return x / norms
+
+
+def ranks(cells: Float[Tensor, " cells"]) -> Features:
+    """Centred mid-ranks of unit variance. More than 2^19 cells are ranked by 2^18 bins, whose members tie.
+
+    The bins span all but the ten thousandth part of the cells at either end.
+    """
+    if len(cells) <= _EXACT_RANKS or cells.dtype == torch.float64:
+        ranked = torch.from_numpy(scipy.stats.rankdata(cells.cpu().numpy())).to(cells.device)
+    else:
+        low, high = torch.quantile(cells[:: len(cells) // 100_000], cells.new_tensor([1e-4, 1 - 1e-4]))
+        bins = cells.sub(low).mul_((_BINS - 1) / (high - low).clamp_min(1e-30)).clamp_(0, _BINS - 1).int()
+        counts = torch.bincount(bins, minlength=_BINS)
+        ranked = (counts.cumsum(0) - (counts - 1) / 2)[bins]
+    ranked = ranked - (len(cells) + 1) / 2
+    deviation = float(torch.linalg.vector_norm(ranked, dtype=torch.float64)) / len(cells) ** 0.5
+    if deviation == 0:
+        raise Degenerate("all distances between rows are equal, got one value; there is nothing to rank")
+    return Features((ranked / deviation).to(cells.dtype))
+
+
+def correlation_ranks(x: Float[Tensor, "n d"]) -> Features:
+    if x.shape[1] < 3:
+        raise Degenerate(f"rows need at least 3 features to correlate, got {x.shape[1]}; use rsa_euclidean")
+    working = torch.float64 if x.dtype == torch.float64 else torch.float32
+    return ranks(packed_distances(centred(standardised(x))[0].to(working)))
+
+
+def euclidean_ranks(x: Float[Tensor, "n d"]) -> Features:
+    return ranks(packed_distances(centred(x)[0]))
+
+
+class DoubleCentring(NamedTuple):
+    """What turns distances D into D_ij - m_i - m_j + m: features, their squared norms, and m_i - m/2."""
+
+    x: Float[Tensor, "n d"]
+    norms: Float[Tensor, " n"]
+    means: Float[Tensor, " n"]
+
+
+def double_centring(features: Features) -> DoubleCentring:
+    x = features.values
+    sums = x.new_zeros(len(x), dtype=torch.float64)
+    for start, block in distance_rows(x):
+        distances = block.sqrt_()
+        sums[start : start + len(block)] += distances.sum(1, dtype=torch.float64)
+        sums[start + len(block) :] += distances[:, len(block) :].sum(0, dtype=torch.float64)
+    means = sums / len(x)
+    return DoubleCentring(x, x.square().sum(1), (means - means.mean() / 2).to(x.dtype))
+
+
+def centred_distances(fit: DoubleCentring, gram: Tensor, rows: slice, columns: slice) -> Tensor:
+    squared = gram.mul_(-2).add_(fit.norms[rows, None]).add_(fit.norms[columns])
+    distances = mend_close(squared, fit.norms, fit.x, rows, columns).sqrt_()
+    return distances.sub_(fit.means[rows, None]).sub_(fit.means[columns])
+
+
+CORRELATION_RANKS = Packed(cells=correlation_ranks)
+EUCLIDEAN_RANKS = Packed(cells=euclidean_ranks)
+DISTANCES = Packed(cells=euclidean)
+CENTRED_DISTANCES = Kernel(features=centred_rows, fit=double_centring, cells=centred_distances)
+
+
+def difference(unit: Callable[[State], float]) -> Inner:
+    """The norm of the difference of packed cells, each in its unit: |u_a D_a - u_b D_b| over i < j."""
+
+    def squares(products: Products) -> tuple[Matrix, Matrix]:
+        """Squared norms of the differences, and of what they are differences of."""
+        rows, columns = (
+            torch.tensor([unit(state) for state in side], dtype=torch.float64, device=products.cross.device)
+            for side in (products.rows, products.columns)
+        )
+        own = (products.row_own * rows**2)[:, None] / 2 + (products.column_own * columns**2)[None] / 2
+        return own - products.cross * rows[:, None] * columns[None], own
+
+    def value(products: Products) -> Matrix:
+        return squares(products)[0].clamp_min(0).sqrt()
+
+    def near(products: Products, values: Matrix) -> Tensor:
+        return values**2 < 0.01 * squares(products)[1]
+
+    def exact(a: State, b: State) -> float:
+        left, right = (unit(state) * state.features.values.double() for state in (a, b))
+        return float(torch.linalg.vector_norm(left - right))
+
+    return Inner(row=DISTANCES, column=DISTANCES, value=value, near=near, exact=exact)
+
+
+def unit_frobenius(state: State) -> float:
+    """The unit in which the representation has Frobenius norm 1: its rows have mean squared norm 1 here."""
+    return 1 / math.sqrt(rows_of(state))
+
+
+def root_mean(state: State) -> float:
+    """The representation's own unit, over the root of the number of cells."""
+    return state.features.scale / math.sqrt(len(state.features.values))
+
+
+def rows_of(state: State) -> int:
+    """n from the n (n - 1) / 2 packed cells."""
+    return (1 + math.isqrt(1 + 8 * len(state.features.values))) // 2
+
+
+SHAPE: frozenset[Invariance] = frozenset({"permutation_of_neurons", "orthogonal", "isotropic_scaling", "translation"})
+
+
+@measures.register(
+    "rsa",
+    Card(
+        label="RSA (correlation, Spearman)",
+        larger_is_closer=True,
+        bounds=(-1.0, 1.0),
+        symmetric=True,
+        is_metric=False,
+        invariant_to=frozenset({"permutation_of_neurons", "isotropic_scaling"}),
+        minimum_rows=4,
+        cost="n^2 d once per layer, n^2/2 per pair",
+        source="Kriegeskorte et al. 2008; 1 - Pearson between rows, Spearman over i < j",
+        note="Rows are correlated over the features as they are: an offset of a feature changes the score.",
+    ),
+)
+def rsa() -> Measure:
+    """Spearman correlation of the rows' correlation distances, in [-1, 1].
+
+    >>> from repsim_cli import measures
+    >>> x = [[0., 1., 3.], [1., 0., 5.], [4., 2., 0.], [1., 1., 9.]]
+    >>> round(measures.get("rsa")(x, x), 12)
+    1.0
+    """
+    return Measure(inner=Inner(row=CORRELATION_RANKS, column=CORRELATION_RANKS, value=cosine))
+
+
+@measures.register(
+    "rsa_euclidean",
+    Card(
+        label="RSA (Euclidean, Spearman)",
+        larger_is_closer=True,
+        bounds=(-1.0, 1.0),
+        symmetric=True,
+        is_metric=False,
+        invariant_to=SHAPE,
+        minimum_rows=4,
+        cost="n^2 d once per layer, n^2/2 per pair",
+        source="Kriegeskorte et al. 2008; Euclidean distances between rows, Spearman over i < j",
+        note="1: the rows' distances come in the same order.",
+    ),
+)
+def rsa_euclidean() -> Measure:
+    """Spearman correlation of the rows' Euclidean distances, in [-1, 1].
+
+    >>> from repsim_cli import measures
+    >>> x = [[0., 0.], [1., 0.], [0., 3.], [5., 5.]]
+    >>> round(measures.get("rsa_euclidean")(x, x), 12)
+    1.0
+    """
+    return Measure(inner=Inner(row=EUCLIDEAN_RANKS, column=EUCLIDEAN_RANKS, value=cosine))
+
+
+@measures.register(
+    "rsm_norm_difference",
+    Card(
+        label="RSM norm difference",
+        larger_is_closer=False,
+        bounds=(0.0, None),
+        symmetric=True,
+        is_metric=True,
+        invariant_to=SHAPE,
+        minimum_rows=2,
+        cost="n^2 d once per layer, n^2/2 per pair",
+        source="Yin and Shen 2018, section 2; distances of centred rows of unit Frobenius norm, l2 over i < j",
+        note="0: the rows' distances are equal up to scale. It grows with the root of the number of rows.",
+    ),
+)
+def rsm_norm_difference() -> Measure:
+    """Norm of the difference of the rows' Euclidean distances, both representations of unit Frobenius norm.
+
+    >>> from repsim_cli import measures
+    >>> measures.get("rsm_norm_difference")([[0., 0.], [1., 0.], [0., 2.]], [[1., 0.], [3., 0.], [1., 4.]])
+    0.0
+    """
+    return Measure(inner=difference(unit_frobenius))
+
+
+@measures.register(
+    "stress",
+    Card(
+        label="stress",
+        larger_is_closer=False,
+        bounds=(0.0, None),
+        symmetric=True,
+        is_metric=True,
+        invariant_to=SHAPE - {"isotropic_scaling"},
+        minimum_rows=2,
+        cost="n^2 d once per layer, n^2/2 per pair",
+        source="Kruskal 1964, eq. 1 without its denominator; Lange et al. 2023",
+        note="0: the rows' distances are equal. In the units of the activations: unequal scales count.",
+    ),
+)
+def stress() -> Measure:
+    """Root mean squared difference of the rows' Euclidean distances.
+
+    Distances (1, 2, 3) against (2, 4, 6): the root of (1 + 4 + 9) / 3.
+
+    >>> from repsim_cli import measures
+    >>> round(measures.get("stress")([[0.], [1.], [3.]], [[0.], [2.], [6.]]), 6)
+    2.160247
+    """
+    return Measure(inner=difference(root_mean))
+
+
+def root_cosine(products: Products) -> Matrix:
+    return cosine(products).clamp_min(0).sqrt()
+
+
+@measures.register(
+    "distance_correlation",
+    Card(
+        label="distance correlation",
+        larger_is_closer=True,
+        bounds=(0.0, 1.0),
+        symmetric=True,
+        is_metric=False,
+        invariant_to=SHAPE,
+        minimum_rows=2,
+        cost="n^2 d once per layer, n^2/2 per pair",
+        source="Szekely et al. 2007, definition 5 (biased V-statistic, root)",
+        note="1: equal up to rotation, scale and offset. Biased upwards, the more the fewer the rows.",
+        width_limit="distance correlation is inflated when there are not many more rows than features; use more rows",
+    ),
+)
+def distance_correlation() -> Measure:
+    """Root of the normalised inner product of double-centred distance matrices, in [0, 1].
+
+    >>> from repsim_cli import measures
+    >>> round(measures.get("distance_correlation")([[0.], [1.], [3.]], [[1.], [3.], [7.]]), 12)
+    1.0
+    """
+    return Measure(inner=Inner(row=CENTRED_DISTANCES, column=CENTRED_DISTANCES, value=root_cosine))
+
+
+class Spread(NamedTuple):
+    """A positive definite kernel of the rows and the inverse of its Cholesky factor."""
+
+    kernel: Float[Tensor, "n n"]
+    whitening: Float[Tensor, "n n"]
+
+
+def spread(x: Float[Tensor, "n d"], ridge: float) -> Spread:
+    x = centred(x)[0].double()
+    kernel = x @ x.T / len(x) + ridge * torch.eye(len(x), dtype=torch.float64, device=x.device)
+    whitening = torch.linalg.solve_triangular(torch.linalg.cholesky(kernel), torch.eye(len(x)).to(kernel), upper=False)
+    return Spread(kernel, whitening)
+
+
+def riemannian_distance(a: Spread, b: Spread) -> float:
+    eigenvalues = torch.linalg.eigvalsh(a.whitening @ b.kernel @ a.whitening.T)
+    return float(torch.linalg.vector_norm(eigenvalues.log()))
+
+
+@measures.register(
+    "riemannian",
+    Card(
+        label="Riemannian distance",
+        larger_is_closer=False,
+        bounds=(0.0, None),
+        symmetric=True,
+        is_metric=True,
+        invariant_to=SHAPE,
+        minimum_rows=2,
+        cost="n^3 per layer and per pair",
+        source="Shahbazi et al. 2021, eq. 6: affine-invariant distance of the rows' kernels",
+        note="0: equal up to rotation, scale and offset. The ridge decides how much small variances count.",
+    ),
+)
+def riemannian(*, ridge: Annotated[float, Field(gt=0)] = 1e-3) -> Measure:
+    """|log eig(A^-1 B)|_2 of the rows' centred kernels, each of unit trace plus ridge I.
+
+    >>> from repsim_cli import measures
+    >>> measures.get("riemannian")([[0.], [1.], [3.]], [[0.], [1.], [3.]]) < 1e-12
+    True
+    """
+    return Measure(
+        prepare=lambda x: spread(x, ridge),
+        compare=riemannian_distance,
+        permute=lambda state, order: Spread(*(matrix[order][:, order] for matrix in state)),
+    )
