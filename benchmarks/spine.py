@@ -58,7 +58,7 @@ def time_beyond_forwards() -> None:
                 module(input_ids=ids, attention_mask=torch.ones_like(ids))
 
     def stream():
-        rows = blocks(found, modules, {}, sequences, extract, hardware, iter)
+        rows = blocks(found, modules, {}, dict.fromkeys(models, sequences), extract, hardware, iter)
         return batches(rows, extract, sequences.ids.size, 0)
 
     def captured() -> None:

@@ -16,16 +16,19 @@ class Extract:
 
     hook_points: e.g. `resid_post` (every layer), `resid_post@3`, `embed`, `q@2.h1`, `module:dotted.name`.
     layers: block indices from 0 (negative from the end) for hook points without `@`; `all` by default.
-    unit: what one row is. padding: `drop` leaves padding, BOS and separators out of the rows; `keep` keeps them.
-    length: tokens per packed sequence. sequences: how many are drawn, under the seed, from the first `pool`.
-    separator: the token put before each document: `auto` takes eos, sep or bos, whichever the tokenizer has.
+    unit: what one row is: a `token` (or an image's patch), or a pooled sequence: the `mean` of its tokens, its
+    `first` ([CLS], where there is one) or its `last`. padding: `drop` leaves padding, BOS and other special tokens
+    out of tokens and means, `keep` keeps them; no pooled row reads padding, `first` and `last` are special or not.
+    length: tokens per packed sequence, or at most per example. sequences: how many are drawn, under the seed.
+    pool: packed text is drawn from the first `pool` sequences, examples and images from all. separator: of packed
+    text, the token put before each document: `auto` takes eos, sep or bos, whichever the tokenizer has.
     estimate: `full` on `rows` rows sampled once; `per_batch` the mean over batches of `batch_rows` rows, with
     its standard error; `ratio_of_sums` HSIC summed over batches and normalised at the end.
     """
 
     hook_points: Annotated[list[str], Field(min_length=1)]
     layers: Literal["all"] | list[int] = "all"
-    unit: Literal["token"] = "token"
+    unit: Literal["token", "mean", "first", "last"] = "token"
     padding: Literal["drop", "keep"] = "drop"
     length: Positive = 128
     sequences: Positive = 64

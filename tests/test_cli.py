@@ -161,7 +161,7 @@ def test_precomputed_activations_alone_and_beside_a_model(repsim, newest, tiny_f
     np.testing.assert_allclose(stacked(newest()), expected, atol=1e-6)
     code, out, err = repsim("run", *SMALL, stored, local("mine", tiny_folder("gpt2")))
     assert (code, out) == (2, "")
-    assert "error: model: models have different numbers of rows, got stored: 150, (tokens): 3" in err
+    assert "error: model: models have different numbers of rows, got stored: 150, (data): 3" in err
 
 
 def test_sweeps_give_each_job_its_folder_and_status(repsim, newest, tmp_path, tiny_folder):

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool
 from torch import Tensor, nn
 
 from repsim_cli.activations.hook_points import HookPoint, locate
@@ -15,7 +15,7 @@ from repsim_cli.errors import RunFailed
 from repsim_cli.models.architectures import Point
 from repsim_cli.models.source import Source
 
-Reader = Callable[[Int[Tensor, "b s"], Bool[Tensor, "b s"]], dict[HookPoint, Tensor]]
+Reader = Callable[..., dict[HookPoint, Tensor]]
 
 
 class _Done(Exception):
@@ -24,7 +24,8 @@ class _Done(Exception):
 
 @contextmanager
 def capture(model: nn.Module, source: Source, points: Sequence[HookPoint]) -> Iterator[Reader]:
-    """A reader of hook points: ids (batch, position), mask -> {hook point: (batch, position, features)}.
+    """A reader of hook points: ids (batch, position) or pixel values, mask, and what else the model is given
+    by name -> {hook point: (batch, position, features)}.
 
     The tensors are the model's own, in its dtype and on its device: copy what is kept. Hooks are removed when
     the context ends, whatever happens inside.
@@ -32,6 +33,7 @@ def capture(model: nn.Module, source: Source, points: Sequence[HookPoint]) -> It
     found: dict[HookPoint, Tensor] = {}
     calls: Counter[HookPoint] = Counter()
     modules = source.modules(model)
+    main: Any = getattr(model, "main_input_name", "input_ids")
 
     def keep(point: HookPoint, place: Point, value: Any) -> None:
         calls[point] += 1
@@ -52,11 +54,11 @@ def capture(model: nn.Module, source: Source, points: Sequence[HookPoint]) -> It
                 handles.append(module.register_forward_hook(partial(_after, take)))
 
         @torch.inference_mode()
-        def read(ids: Tensor, mask: Tensor) -> dict[HookPoint, Tensor]:
+        def read(inputs: Tensor, mask: Bool[Tensor, "b s"], **more: Tensor) -> dict[HookPoint, Tensor]:
             found.clear()
             calls.clear()
             try:
-                model(input_ids=ids, attention_mask=mask.long())
+                model(**{main: inputs}, attention_mask=mask.long(), **more)
             except _Done:
                 return {point: found[point] for point in points}
             missing = ", ".join(str(point) for point in points if point not in found)

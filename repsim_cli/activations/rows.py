@@ -1,4 +1,4 @@
-"""Activations of all models of a run as one stream of paired rows: every model runs once per batch of tokens."""
+"""Activations of all models of a run as one stream of paired rows: every model runs once per batch of sequences."""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -8,13 +8,13 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Bool
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from repsim_cli.activations.capture import Reader, capture
 from repsim_cli.activations.hook_points import ATTENTION, HookPoint, expand
 from repsim_cli.activations.stored import Recorder, batch_name
-from repsim_cli.data.packing import Sequences
+from repsim_cli.data.base import Sequences
 from repsim_cli.errors import BadInput, RepsimError, RunFailed
 from repsim_cli.models.source import AnySource, Precomputed, Source
 from repsim_cli.registry import did_you_mean
@@ -82,7 +82,7 @@ def readings(models: Mapping[str, AnySource], extract: Extract) -> list[Reading]
                 "extract.hook_points: an attention pattern has no row per token, got 'pattern'; "
                 "use q, k, v, z or attn_out"
             )
-        if source.context is not None and extract.length > source.context:
+        if source.modality == "text" and source.context is not None and extract.length > source.context:
             raise BadInput(
                 f"extract.length, model.{label}: longer than the model's context, got {extract.length}; "
                 f"at most {source.context}"
@@ -103,9 +103,40 @@ def width(point: HookPoint, source: Source) -> int:
     return 4 * source.width if point.kind in ("mlp_pre", "mlp_post", "module") else source.width
 
 
-def kept(sequences: Sequences, padding: str) -> Bool[np.ndarray, "N L"]:
-    """Which tokens become rows: with `drop` those of documents alone, with `keep` all."""
-    return sequences.text if padding == "drop" else np.ones_like(sequences.text)
+def kept(sequences: Sequences, extract: Extract) -> Bool[np.ndarray, "N L"]:
+    """Which places are read: of tokens, with `drop` those of documents alone, with `keep` all; of pooled rows, those
+    that are pooled, never padding."""
+    if extract.unit == "token":
+        return sequences.text if extract.padding == "drop" else np.ones_like(sequences.text)
+    if extract.unit == "mean":
+        return sequences.text if extract.padding == "drop" else sequences.mask
+    order = sequences.mask if extract.unit == "first" else sequences.mask[:, ::-1]
+    alone = order & (order.cumsum(1) == 1)
+    return alone if extract.unit == "first" else np.ascontiguousarray(alone[:, ::-1])
+
+
+def rows_of(sequences: Sequences, extract: Extract) -> Int[np.ndarray, " N"]:
+    """How many rows each sequence gives: its places, or one if any is pooled."""
+    keep = kept(sequences, extract)
+    return keep.sum(1) if extract.unit == "token" else keep.any(1).astype(int)
+
+
+def row_labels(sequences: Sequences, extract: Extract) -> Int[np.ndarray, " n"] | None:
+    """The label code of every row of the run, in row order; None where the data has none."""
+    if sequences.labels is None:
+        return None
+    return np.repeat(sequences.labels.codes, rows_of(sequences, extract))
+
+
+def same_rows(a: Sequences, b: Sequences, extract: Extract) -> bool:
+    """Whether two models see the same rows in the same order. Pooled examples are the same whatever their tokens."""
+    if not np.array_equal(rows_of(a, extract), rows_of(b, extract)):
+        return False
+    if extract.unit != "token" and a.example is not None and b.example is not None:
+        return np.array_equal(a.example, b.example)
+    places = np.array_equal(a.document, b.document) and np.array_equal(a.position, b.position)
+    # pixel values may differ by how each model normalises them
+    return places and (a.inputs.ndim != 2 or np.array_equal(a.inputs, b.inputs))
 
 
 class Block(NamedTuple):
@@ -119,14 +150,17 @@ def blocks(
     found: Sequence[Reading],
     modules: Mapping[str, nn.Module],
     recorders: Mapping[str, Recorder],
-    sequences: Sequences | None,
+    sequences: Mapping[str, Sequences],
     extract: Extract,
     hardware: Hardware,
     progress: Callable[[Sequence[int]], Iterator[int]],
     first_row: int = 0,
 ) -> Iterator[Block]:
-    """Paired rows of every layer of every model, one forward batch at a time, in row order, from first_row's on."""
-    if sequences is None:
+    """Paired rows of every layer of every model, one forward batch at a time, in row order, from first_row's on.
+
+    sequences: by model, of those that are run on some; the same rows of all (`same_rows`).
+    """
+    if not sequences:
         total = min(r.source.rows for r in found if isinstance(r.source, Precomputed))
         for start in progress(range(0, total, extract.batch_rows)):
             if start + extract.batch_rows > first_row:
@@ -134,18 +168,24 @@ def blocks(
                     start, _stored(found, slice(start, min(total, start + extract.batch_rows)), hardware.device)
                 )
         return
-    keep = kept(sequences, extract.padding)
-    starts = range(0, len(sequences.ids), hardware.batch_size)
+    counts = rows_of(next(iter(sequences.values())), extract)
+    starts = range(0, len(counts), hardware.batch_size)
     done = 0
     with ExitStack() as stack:
         live = [(r, r.source) for r in found if isinstance(r.source, Source)]
         forwards = {
-            r.label: Forward(r, stack.enter_context(capture(modules[r.label], source, r.points)), modules[r.label])
+            r.label: Forward(
+                r,
+                stack.enter_context(capture(modules[r.label], source, r.points)),
+                modules[r.label],
+                sequences[r.label],
+                extract,
+            )
             for r, source in live
         }
         for start in progress(starts):
             batch = slice(start, start + hardware.batch_size)
-            place = slice(done, done + int(keep[batch].sum()))
+            place = slice(done, done + int(counts[batch].sum()))
             done = place.stop
             if done <= first_row:
                 continue
@@ -154,69 +194,83 @@ def blocks(
                 if isinstance(reading.source, Precomputed):
                     rows += _stored([reading], place, hardware.device)
                     continue
-                recorder, size = recorders.get(reading.label), len(sequences.ids[batch])
+                recorder, size = recorders.get(reading.label), len(counts[batch])
                 taken = recorder.read(start, size) if recorder else None
                 if taken is None:
-                    taken = forwards[reading.label].rows(sequences, keep, start, start + size)
+                    taken = forwards[reading.label].rows(start, start + size)
                     if recorder:
                         recorder.write(start, size, taken)
                 rows += [x.to(hardware.device) for x in taken]
             yield Block(place.start, rows)
     for reading, _ in live:
         if reading.label in recorders:
-            names = [batch_name(start, min(hardware.batch_size, len(sequences.ids) - start)) for start in starts]
+            names = [batch_name(start, min(hardware.batch_size, len(counts) - start)) for start in starts]
             recorders[reading.label].finish([layer.name for layer in reading.layers], names)
 
 
 class Forward:
     """Forward passes of one model; where the device's memory runs out, in halves from then on."""
 
-    def __init__(self, reading: Reading, read: Reader, module: nn.Module):
-        self.reading, self.read = reading, read
-        self.device = next(module.parameters()).device
+    def __init__(self, reading: Reading, read: Reader, module: nn.Module, sequences: Sequences, extract: Extract):
+        self.reading, self.read, self.sequences = reading, read, sequences
+        self.keep, self.pooled = kept(sequences, extract), extract.unit != "token"
+        weights = next(module.parameters())
+        self.device, self.dtype = weights.device, weights.dtype
         self.fits: int | None = None
 
-    def rows(self, sequences: Sequences, keep: np.ndarray, start: int, stop: int) -> list[Tensor]:
+    def rows(self, start: int, stop: int) -> list[Tensor]:
         """Rows (m, d) of each layer for the sequences from start to stop, float32."""
         size = stop - start
         fits = self.fits
         if fits is not None and size > fits:
-            parts = [self.rows(sequences, keep, i, min(stop, i + fits)) for i in range(start, stop, fits)]
+            parts = [self.rows(i, min(stop, i + fits)) for i in range(start, stop, fits)]
             return [torch.cat(pieces) for pieces in zip(*parts, strict=True)]
         try:
-            return self._once(sequences, keep, slice(start, stop))
+            return self._once(slice(start, stop))
         except torch.OutOfMemoryError:
             if size == 1:
                 raise RunFailed(
                     f"model.{self.reading.label}: one sequence does not fit into the memory of {self.device}, got "
-                    f"{sequences.ids.shape[1]} tokens; lower extract.length or hardware.dtype, or use another device"
+                    f"{self.sequences.mask.shape[1]} tokens; lower extract.length, or use another dtype or device"
                 ) from None
         self.fits = size // 2
         log.warning("model.%s: out of memory with %d sequences, going on with %d", self.reading.label, size, self.fits)
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
-        return self.rows(sequences, keep, start, stop)
+        return self.rows(start, stop)
 
-    def _once(self, sequences: Sequences, keep: np.ndarray, batch: slice) -> list[Tensor]:
-        ids, mask, chosen = (
-            torch.from_numpy(array[batch]).to(self.device) for array in (sequences.ids, sequences.mask, keep)
+    def _once(self, batch: slice) -> list[Tensor]:
+        given = self.sequences
+        inputs, mask, chosen = (
+            torch.from_numpy(array[batch]).to(self.device) for array in (given.inputs, given.mask, self.keep)
         )
+        inputs = inputs.to(self.dtype) if inputs.is_floating_point() else inputs.long()
+        more: dict[str, Tensor] = {}
+        if given.segments is not None and isinstance(self.reading.source, Source) and self.reading.source.segments:
+            more["token_type_ids"] = torch.from_numpy(given.segments[batch]).to(self.device).long()
         try:
-            found = self.read(ids.long(), mask)
+            found = self.read(inputs, mask, **more)
         except RepsimError as error:
             raise RunFailed(f"model.{self.reading.label}: {error}") from error
         taken = []
         for point, layer in zip(self.reading.points, self.reading.layers, strict=True):
             x = found.pop(point)
-            if x.ndim != 3 or x.shape[:2] != ids.shape:
+            if x.ndim != 3 or x.shape[:2] != chosen.shape:
                 raise RunFailed(
                     f"{layer}: not (batch, position, features), got {tuple(x.shape)}; choose another module"
                 )
-            rows = x[chosen].float()
+            rows = pool(x, chosen) if self.pooled else x[chosen].float()
             where = f"sequences {batch.start} to {batch.stop - 1}"
             _check_finite(rows, layer, where, "check the model's weights and hardware.dtype, or leave this layer out")
             taken.append(rows)
         return taken
+
+
+def pool(x: Float[Tensor, "b s d"], chosen: Bool[Tensor, "b s"]) -> Float[Tensor, "n d"]:
+    """The mean over the chosen places of each sequence that has one, float32."""
+    any_chosen = chosen.any(1)
+    total = torch.where(chosen[..., None], x.float(), 0.0).sum(1)
+    return total[any_chosen] / chosen.sum(1, keepdim=True)[any_chosen]
 
 
 def _stored(found: Sequence[Reading], rows: slice, device: str) -> list[Tensor]:
@@ -236,11 +290,11 @@ def _check_finite(x: Tensor, layer: Layer, where: str, advice: str) -> None:
         raise RunFailed(f"{layer}: activations are not finite, got {float(x[~finite][0])} in {where}; {advice}")
 
 
-def total_rows(found: Sequence[Reading], sequences: Sequences | None, extract: Extract) -> int:
+def total_rows(found: Sequence[Reading], sequences: Mapping[str, Sequences], extract: Extract) -> int:
     """Rows that the run has, the same for every model; raises BadInput where stored activations disagree."""
     stored = {r.label: r.source.rows for r in found if isinstance(r.source, Precomputed)}
-    if sequences is not None:
-        stored["(tokens)"] = int(kept(sequences, extract.padding).sum())
+    if sequences:
+        stored["(data)"] = int(rows_of(next(iter(sequences.values())), extract).sum())
     if len(set(stored.values())) != 1:
         listed = ", ".join(f"{label}: {rows}" for label, rows in stored.items())
         raise BadInput(f"model: models have different numbers of rows, got {listed}; rows must be paired")

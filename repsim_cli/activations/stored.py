@@ -11,15 +11,16 @@ from torch import Tensor
 
 from repsim_cli.activations.hook_points import HookPoint
 from repsim_cli.cache import Entry, key
-from repsim_cli.data.packing import Sequences
+from repsim_cli.data.base import Sequences
 from repsim_cli.models.source import Precomputed
+from repsim_cli.settings import Extract
 
 log = logging.getLogger("repsim")
-CODE = 1  # raise when a change of the code changes what an entry holds
+CODE = 2  # raise when a change of the code changes what an entry holds
 
 
 def activations_key(
-    identity: Mapping[str, Any], sequences: Sequences, padding: str, points: Sequence[HookPoint], dtype: str
+    identity: Mapping[str, Any], sequences: Sequences, extract: Extract, points: Sequence[HookPoint], dtype: str
 ) -> str:
     """The entry of one model's activations; the hashes stand for the model wherever it lies."""
     return key(
@@ -28,7 +29,8 @@ def activations_key(
             "weights": identity["weights_hash"],
             "config": identity.get("config_hash"),
             "data": sequences.hash(),
-            "padding": padding,
+            "unit": extract.unit,
+            "padding": extract.padding,
             "points": [str(point) for point in points],
             "dtype": dtype,
         }

@@ -1,41 +1,37 @@
 """Documents -> packed token sequences of one length, with the place of every token in its document."""
 
-import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
-from jaxtyping import Bool, Int
 
-from repsim_cli.data.text import Text
+from repsim_cli.data.base import Data, Sequences, draw
 from repsim_cli.errors import BadInput
+from repsim_cli.settings import Extract
 
 PIECE = 1 << 20  # characters tokenized at a time
 
 
 @dataclass(frozen=True)
-class Sequences:
-    """N packed sequences of L tokens.
+class Text(Data):
+    """Raw text. documents(): a fresh pass over the documents, as strings, in a fixed order."""
 
-    ids: token ids. mask: False where padded (right side of the last sequence of a text). text: True for tokens
-    of documents, False for separators and padding. document, position: the row id of each token, its document
-    and its place in it (-1 for separators and padding).
-    """
+    packed: ClassVar[bool] = True
 
-    ids: Int[np.ndarray, "N L"]
-    mask: Bool[np.ndarray, "N L"]
-    text: Bool[np.ndarray, "N L"]
-    document: Int[np.ndarray, "N L"]
-    position: Int[np.ndarray, "N L"]
-    documents: int
+    documents: Callable[[], Generator[str, None, None]]
+    source: str
 
-    def hash(self) -> str:
-        """sha256 of ids, mask and row ids: equal means the same rows in the same order."""
-        digest = hashlib.sha256()
-        for array in (self.ids, self.mask, self.document, self.position):
-            digest.update(np.ascontiguousarray(array).tobytes())
-        return digest.hexdigest()
+    def sequences(self, tokenizer: Any, extract: Extract, seed: int) -> Sequences:
+        return pack(
+            self,
+            tokenizer,
+            length=extract.length,
+            sequences=extract.sequences,
+            pool=extract.pool,
+            separator=extract.separator,
+            seed=seed,
+        )
 
 
 def separator_id(tokenizer: Any, separator: str) -> int | None:
@@ -84,11 +80,10 @@ def pack(text: Text, tokenizer: Any, *, length: int, sequences: int, pool: int, 
         rows.append(tail)
     if not rows:
         raise BadInput(f"{text.source}: no tokens, got {documents} documents; give a text with words")
-    drawn = np.random.default_rng(seed).permutation(len(rows))[:sequences]
-    ids, document, position = np.stack([rows[i] for i in np.sort(drawn)], axis=1)
+    ids, document, position = np.stack([rows[i] for i in draw(len(rows), sequences, seed)], axis=1)
     padding = position == -2
     return Sequences(
-        ids=ids,
+        inputs=ids,
         mask=~padding,
         text=document >= 0,
         document=document,

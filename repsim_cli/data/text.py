@@ -2,26 +2,17 @@
 
 import io
 import json
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
+from repsim_cli.data.packing import Text
 from repsim_cli.errors import BadInput
 from repsim_cli.registry import data, did_you_mean
 
 SUFFIXES = (".txt", ".jsonl", ".jsonl.zst", ".parquet")
-
-
-@dataclass(frozen=True)
-class Text:
-    """documents(): a fresh pass over the documents, as strings, in a fixed order. source: what a reader of the
-    results must know to find them again."""
-
-    documents: Callable[[], Generator[str, None, None]]
-    source: str
 
 
 @data.register("local_text")
@@ -35,15 +26,7 @@ def local_text(
 
     column: where the text stands in .jsonl and .parquet. sample_by: what one document of a .txt file is.
     """
-    file = Path(path).expanduser()
-    if not file.exists():
-        near = [p.name for p in file.parent.iterdir()] if file.parent.is_dir() else []
-        hint = f"; {did_you_mean(file.name, near)}" if 0 < len(near) <= 20 else "; check the path"
-        raise BadInput(f"path: no such file, got '{path}'{hint}")
-    if not file.is_file():
-        raise BadInput(f"path: not a file, got '{path}'; name one file")
-    if not file.name.endswith(SUFFIXES):
-        raise BadInput(f"path: unknown kind of file, got '{path}'; use {', '.join(SUFFIXES)}")
+    file = existing(path, SUFFIXES)
 
     def documents() -> Generator[str, None, None]:
         empty = True
@@ -99,6 +82,20 @@ def pile(*, files: str = "hf://datasets/monology/pile-uncopyrighted/val.jsonl.zs
     return Text(documents, files)
 
 
+def existing(path: str, suffixes: Sequence[str]) -> Path:
+    """The file of this path. Raises BadInput where there is none, or none of the suffixes fits."""
+    file = Path(path).expanduser()
+    if not file.exists():
+        near = [p.name for p in file.parent.iterdir()] if file.parent.is_dir() else []
+        hint = f"; {did_you_mean(file.name, near)}" if 0 < len(near) <= 20 else "; check the path"
+        raise BadInput(f"path: no such file, got '{path}'{hint}")
+    if not file.is_file():
+        raise BadInput(f"path: not a file, got '{path}'; name one file")
+    if not file.name.endswith(tuple(suffixes)):
+        raise BadInput(f"path: unknown kind of file, got '{path}'; use {', '.join(suffixes)}")
+    return file
+
+
 def read(file: Path, column: str, sample_by: str) -> Iterator[str]:
     """The texts of a local file, one at a time; errors name the file and the line."""
     if file.name.endswith(".parquet"):
@@ -106,14 +103,15 @@ def read(file: Path, column: str, sample_by: str) -> Iterator[str]:
     elif file.name.endswith(".txt"):
         yield from _read_txt(file, sample_by)
     else:
-        with _lines(file) as lines:
+        with lines_of(file) as lines:
             for number, line in enumerate(lines, 1):
                 if line.strip():
                     yield _field(line, column, f"{file}, line {number}")
 
 
 @contextmanager
-def _lines(file: Path) -> Iterator[Iterator[str]]:
+def lines_of(file: Path) -> Iterator[Iterator[str]]:
+    """The lines of a UTF-8 file, packed (.zst) or not."""
     import zstandard
 
     def checked(stream: io.TextIOBase) -> Iterator[str]:
@@ -173,7 +171,7 @@ def _field(line: str, column: str, where: str) -> str:
 
 
 def _read_txt(file: Path, sample_by: str) -> Iterator[str]:
-    with _lines(file) as lines:
+    with lines_of(file) as lines:
         if sample_by == "line":
             yield from (line.rstrip("\n") for line in lines)
         elif sample_by == "document":
@@ -191,13 +189,8 @@ def _read_txt(file: Path, sample_by: str) -> Iterator[str]:
 
 def _read_parquet(file: Path, column: str) -> Iterator[str]:
     import pyarrow
-    import pyarrow.parquet
 
-    try:
-        table = pyarrow.parquet.ParquetFile(file)
-    except pyarrow.ArrowInvalid as error:
-        raise BadInput(f"{file}: not a parquet file, got '{error}'; check the file") from None
-    with table:
+    with parquet(file) as table:
         kinds = {f.name: f.type for f in table.schema_arrow}
         if column not in kinds:
             raise BadInput(f"{file}: no column '{column}', got {', '.join(kinds)}; set data.column")
@@ -205,3 +198,17 @@ def _read_parquet(file: Path, column: str) -> Iterator[str]:
             raise BadInput(f"{file}: column '{column}' is not text, got {kinds[column]}; set data.column")
         for batch in table.iter_batches(columns=[column]):
             yield from (text for text in batch.column(0).to_pylist() if text is not None)
+
+
+@contextmanager
+def parquet(file: Path) -> Iterator[Any]:
+    """The file, opened by pyarrow."""
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        table = pyarrow.parquet.ParquetFile(file)
+    except pyarrow.ArrowInvalid as error:
+        raise BadInput(f"{file}: not a parquet file, got '{error}'; check the file") from None
+    with table:
+        yield table

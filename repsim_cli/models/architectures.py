@@ -234,6 +234,23 @@ ARCHITECTURES: dict[str, Architecture] = {
         lacks={kind: "its attention computes it in no module" for kind in ("q", "k", "v", "z")},
         other=batch_first,
     ),
+    "vit": Architecture(
+        embed=Point("embeddings"),
+        blocks="layers",
+        final_norm=Point("layernorm"),
+        block=_block(
+            resid_mid=Point("layernorm_after", "input"),
+            q=Point("attention.q_proj"),
+            k=Point("attention.k_proj"),
+            v=Point("attention.v_proj"),
+            z=Point("attention.o_proj", "input"),
+            pattern=Point("attention", pick=weights),
+            attn_out=Point("attention.o_proj"),
+            mlp_pre=Point("mlp.fc1"),
+            mlp_post=Point("mlp.fc2", "input"),
+            mlp_out=Point("mlp.fc2"),
+        ),
+    ),
 }
 
 

@@ -92,8 +92,8 @@ class Backbone(nn.Module):
         super().__init__()
         self.bridge: Any = bridge
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> None:
-        self.bridge(input_ids, attention_mask=attention_mask, return_type=None)
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, **more: Tensor) -> None:
+        self.bridge(input_ids, attention_mask=attention_mask, return_type=None, **more)
 
 
 def hooks(backbone: nn.Module, misnamed: str) -> dict[str, nn.Module]:
@@ -145,6 +145,7 @@ def _bridged(path: str | None, hub: str | None, revision: str | None, tokenizer:
         lambda: tokenizer_of(tokenizer or found.where, None if tokenizer else found.revision),
         ready,
         found.identity,
+        None,
     )
     return replace(
         like,

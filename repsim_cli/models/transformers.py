@@ -7,7 +7,7 @@ import hashlib
 import json
 import logging
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
@@ -17,6 +17,7 @@ import safetensors
 import torch
 from torch import nn
 
+from repsim_cli.data.images import Patches
 from repsim_cli.errors import BadInput
 from repsim_cli.models.architectures import architecture
 from repsim_cli.models.source import Source
@@ -24,6 +25,7 @@ from repsim_cli.registry import did_you_mean, models
 
 TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "tokenizer.model", "spiece.model")
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack")
+IMAGE_MODELS = ("vit",)
 SHIPPED = Path(str(resources.files("repsim_cli"))) / "assets" / "models"
 
 
@@ -94,7 +96,7 @@ def random(
             "config is e.g. {model_type: gpt2, n_layer: 2}"
         )
     if config is not None:
-        settings, where = inline_config(config), tokenizer
+        settings, where, like = inline_config(config), tokenizer, None
     else:
         like = hub or str(shipped_folder(shipped) if shipped else folder(Path(str(path)).expanduser()))
         settings, where = config_of(like, revision), tokenizer or like
@@ -116,7 +118,7 @@ def random(
         "source": f"random weights, seed {seed}, {given[0] if given else settings.model_type}",
         "weights_hash": f"seed {seed}, config {config_hash(settings.to_dict())}",
     }
-    return source(settings, own_tokenizer, fresh, lambda: identity)
+    return source(settings, own_tokenizer, fresh, lambda: identity, like, revision)
 
 
 def library() -> Any:
@@ -219,6 +221,8 @@ def _from(found: Place) -> Source:
         lambda: tokenizer_of(found.where, found.revision),
         lambda eager: load(found.where, found.revision, eager),
         found.identity,
+        found.where,
+        found.revision,
     )
 
 
@@ -348,11 +352,23 @@ def load(where: str, revision: str | None, eager: bool, auto: str = "AutoModel")
 
 
 def source(
-    config: Any, tokenizer: Callable[[], Any], load: Callable[[bool], nn.Module], identity: Callable[[], dict]
+    config: Any,
+    tokenizer: Callable[[], Any],
+    load: Callable[[bool], nn.Module],
+    identity: Callable[[], dict],
+    where: str | None,
+    revision: str | None = None,
 ) -> Source:
-    """A model from its transformers config. Raises BadInput where it is not a stack of blocks on token ids."""
+    """A model from its transformers config. Raises BadInput where it is not a stack of blocks on tokens or patches.
+
+    where, revision: the folder or hub id in which an image model's preprocessor is looked for; None: nowhere.
+    """
     config = config.get_text_config()
-    for name in ("num_hidden_layers", "num_attention_heads", "hidden_size", "vocab_size"):
+    images = config.model_type in IMAGE_MODELS
+    if not images and not hasattr(config, "vocab_size"):
+        known = ", ".join(IMAGE_MODELS)
+        raise BadInput(f"config: neither of text nor of patches, got {config.model_type}; image models: {known}")
+    for name in ("num_hidden_layers", "num_attention_heads", "hidden_size"):
         if not isinstance(getattr(config, name, None), int):
             raise BadInput(
                 f"config.{name}: {config.model_type} has no one number there, got {getattr(config, name, None)}; "
@@ -378,7 +394,7 @@ def source(
     # positions that are counted from the padding id on (RoBERTa) take the first ones away
     embeddings = getattr(skeleton, "embeddings", None)
     padding = getattr(getattr(embeddings, "position_embeddings", None), "padding_idx", None)
-    context = getattr(config, "max_position_embeddings", None)
+    context = patch_grid(config).places if images else getattr(config, "max_position_embeddings", None)
     if context is not None and context <= 0:  # XLNet's way to say that there is no limit
         context = None
     if context is not None and padding is not None:
@@ -401,15 +417,18 @@ def source(
         width=config.hidden_size,
         context=context,
         parameters=sum(p.numel() for p in skeleton.parameters()),
-        vocabulary=config.vocab_size,
+        vocabulary=0 if images else config.vocab_size,
         architecture=architecture(config),
         model_type=config.model_type,
         skeleton=skeleton,
-        tokenizer=checked,
+        tokenizer=(lambda: patch_grid(config, _preprocessor(where, revision))) if images else checked,
         load=ready,
         identity=lambda: {**identity(), "config_hash": config_hash(config.to_dict())},
         head_width=head_width,
         rotary=rotary(config, head_width),
+        modality="images" if images else "text",
+        # others take token types for ids of words (GPT-2), or have one type alone (RoBERTa)
+        segments=getattr(config, "type_vocab_size", 1) > 1,
     )
 
 
@@ -425,3 +444,43 @@ def rotary(config: Any, head_width: int) -> int:
     if not settings:
         return 0
     return int(head_width * settings.get("partial_rotary_factor", 1.0))
+
+
+def patch_grid(config: Any, preprocessor: Mapping[str, Any] | None = None) -> Patches:
+    """How a model of this config reads images; pixels go from -1 to 1 unless its preprocessor says otherwise."""
+    size, patch = (_pair(value) for value in (config.image_size, config.patch_size))
+    if min(*size, *patch, config.num_channels) < 1 or min(patch) > min(size):
+        raise BadInput(f"config: no patches, got image_size {size}, patch_size {patch}; patches must fit the image")
+    settings = preprocessor or {}
+    plain = not settings.get("do_normalize", True)
+    half = [0.5] * config.num_channels
+    mean = [0.0] * config.num_channels if plain else settings.get("image_mean", half)
+    std = [1.0] * config.num_channels if plain else settings.get("image_std", half)
+    return Patches(size, patch, config.num_channels, tuple(mean), tuple(std))
+
+
+def _pair(value: Any) -> tuple[int, int]:
+    return (value, value) if isinstance(value, int) else tuple(value)
+
+
+def _preprocessor(where: str | None, revision: str | None) -> dict[str, Any]:
+    """preprocessor_config.json of a folder or hub model; empty where it has none."""
+    if where is None:
+        return {}
+    file = Path(where) / "preprocessor_config.json"
+    if not Path(where).is_dir():
+        from huggingface_hub import hf_hub_download
+        from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+
+        try:
+            file = Path(hf_hub_download(where, file.name, revision=revision))
+        except LocalEntryNotFoundError as error:  # it may have one
+            raise _unreachable(where, revision, error) from error
+        except EntryNotFoundError:
+            return {}
+        except (OSError, ValueError) as error:
+            raise _unreachable(where, revision, error) from error
+    try:
+        return json.loads(file.read_text()) if file.is_file() else {}
+    except ValueError as error:
+        raise BadInput(f"path: {file.name} cannot be used, got '{where}' ({error}); mend it") from None

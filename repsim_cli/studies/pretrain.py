@@ -4,8 +4,8 @@ from typing import Any
 
 import torch
 
-from repsim_cli.data.packing import pack
-from repsim_cli.data.text import Text
+from repsim_cli.data.base import Data
+from repsim_cli.data.packing import Text, pack
 from repsim_cli.errors import BadInput
 from repsim_cli.models.transformers import inline_config, library
 from repsim_cli.registry import studies
@@ -24,7 +24,7 @@ class Pretrain:
     def __init__(
         self,
         *,
-        data: Text,
+        data: Data,
         hardware: Hardware,
         seed: int,
         config: dict[str, Any],
@@ -36,6 +36,10 @@ class Pretrain:
         learning_rate: float = 3e-3,
         warm_up: Positive = 50,
     ):
+        if not isinstance(data, Text):
+            raise BadInput(
+                f"data: pre-training needs running text, got {data.source}; use embedded_train or local_text"
+            )
         outside = [step for step in save if not 0 <= step <= steps]
         if outside:
             raise BadInput(f"options.save: no such step, got {outside[0]}; steps go from 0 to {steps}")

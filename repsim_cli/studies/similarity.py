@@ -13,12 +13,21 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from repsim_cli.activations.rows import Reading, batches, blocks, devices, kept, readings, total_rows
+from repsim_cli.activations.rows import (
+    Reading,
+    batches,
+    blocks,
+    devices,
+    readings,
+    rows_of,
+    same_rows,
+    total_rows,
+)
 from repsim_cli.activations.stored import Recorder, activations_key, from_entry
 from repsim_cli.analysis import claims as findings
 from repsim_cli.cache import Entry, limit, trim, using
-from repsim_cli.data.packing import Sequences, pack
-from repsim_cli.data.text import Text
+from repsim_cli.data.base import Data, Sequences
+from repsim_cli.data.images import Patches
 from repsim_cli.errors import BadInput, Degenerate, RunFailed
 from repsim_cli.measures import Measure
 from repsim_cli.models.source import AnySource, Source
@@ -39,7 +48,7 @@ class Similarity:
         self,
         *,
         model: Mapping[str, AnySource],
-        data: Text,
+        data: Data,
         measure: Mapping[str, Measure],
         extract: Extract,
         hardware: Hardware,
@@ -54,6 +63,8 @@ class Similarity:
         self.models, self.data, self.measures = model, data, measure
         self.extract, self.hardware, self.seed, self.cache = extract, hardware, seed, cache
         self.claims = claims or []
+        self.live = {label: source for label, source in model.items() if isinstance(source, Source)}
+        self._check_modality()
         self.readings = readings(model, extract)
         self.layers = [layer for reading in self.readings for layer in reading.layers]
         for bound in measure.values():
@@ -67,7 +78,6 @@ class Similarity:
             self._check_widths(bound, rows)
         findings.check_names(self.claims)
         self.devices = devices(hardware, list(model))
-        self.live = {label: source for label, source in model.items() if isinstance(source, Source)}
         self._check_memory()
         self.tokenizers = {label: _named(label, source.tokenizer) for label, source in self.live.items()}
         self._check_tokenizers()
@@ -87,11 +97,24 @@ class Similarity:
                 "give it more rows, or use svcca or cka_unbiased"
             )
 
+    def _check_modality(self) -> None:
+        for label, source in self.live.items():
+            if source.modality != self.data.modality:
+                raise BadInput(
+                    f"model.{label}: a model of {source.modality} ({source.model_type}) reads no "
+                    f"{self.data.modality}, got {self.data.source}; choose other data or another model"
+                )
+
     def _check_tokenizers(self) -> None:
-        """Whether they agree on this text, too, is checked when it has been tokenized."""
+        """Whether they agree on this data, too, is checked when it has been tokenized.
+
+        Pooled examples need not: a row is the same example, whatever its tokens.
+        """
+        if self.extract.unit != "token" and not self.data.packed:
+            return
         first, *others = self.tokenizers or [""]
         for label in others:
-            if self.tokenizers[label].get_vocab() != self.tokenizers[first].get_vocab():
+            if _vocabulary(self.tokenizers[label]) != _vocabulary(self.tokenizers[first]):
                 raise _other_tokenizer(first, label, "another vocabulary")
 
     def memory(self) -> dict[str, float]:
@@ -103,7 +126,7 @@ class Similarity:
         return {
             "Python and its libraries": 0.5e9,
             "weights": sum(4.0 * s.parameters for s in self.live.values()),
-            "forward": 4.0 * 2 * hardware.batch_size * extract.length * features if self.live else 0.0,
+            "forward": 4.0 * 2 * hardware.batch_size * self._places() * features if self.live else 0.0,
             "rows": 4.0 * 3 * rows * features,
             "tiles": 4.0 * len(self.layers) * tile**2 + 8.0 * 2 * len(self.layers) ** 2,
         }
@@ -111,7 +134,13 @@ class Similarity:
     def _most_rows(self) -> int:
         """Rows that the data can have at most."""
         stored = [source.rows for source in self.models.values() if not isinstance(source, Source)]
-        return min([*stored, *([self.extract.sequences * self.extract.length] if self.live else [])])
+        each = self._places() if self.extract.unit == "token" else 1
+        return min([*stored, *([self.extract.sequences * each] if self.live else [])])
+
+    def _places(self) -> int:
+        """Tokens of a sequence at most, or patches of an image."""
+        patches = [source.context or 0 for source in self.live.values() if source.modality == "images"]
+        return max(patches, default=self.extract.length)
 
     def _check_memory(self) -> None:
         need, limit = self.memory(), self.hardware.memory_limit
@@ -145,7 +174,7 @@ class Similarity:
             "pairs of layers": count * (count + 1) // 2,
             "measures": list(self.measures),
             "estimate": extract.estimate,
-            "tokens": extract.sequences * extract.length if self.live else 0,
+            "tokens": extract.sequences * self._places() if self.live else 0,
             "forward passes": len(self.live) * -(-extract.sequences // batch),
             "rows, at most": self._most_rows(),
             "memory, GB": {
@@ -192,7 +221,7 @@ class Similarity:
         found: Sequence[Reading],
         modules: Mapping[str, nn.Module],
         entries: Mapping[str, Entry],
-        sequences: Sequences | None,
+        sequences: Mapping[str, Sequences],
         total: int,
     ) -> dict[str, SimilarityMatrix]:
         extract, hardware = self.extract, self.hardware
@@ -231,14 +260,14 @@ class Similarity:
 
     @contextmanager
     def _stored(
-        self, run: Run, sequences: Sequences | None, identities: Mapping[str, dict[str, Any]]
+        self, run: Run, sequences: Mapping[str, Sequences], identities: Mapping[str, dict[str, Any]]
     ) -> Iterator[dict[str, Entry]]:
         """The cache entries of the live models, by label; none where the cache is off, too small or unusable."""
-        if not self.cache or sequences is None:
+        if not self.cache or not sequences:
             yield {}
             return
         extract = self.extract
-        rows = int(kept(sequences, extract.padding).sum())
+        rows = int(rows_of(next(iter(sequences.values())), extract).sum())
         keys = {}
         for reading in self.readings:
             size = 4 * rows * sum(layer.width for layer in reading.layers)
@@ -247,7 +276,7 @@ class Similarity:
                     log.info("cache: %s needs %.1f GB, more than the limit; streamed", reading.label, size / 1e9)
                     continue
                 keys[reading.label] = activations_key(
-                    identities[reading.label], sequences, extract.padding, reading.points, self.hardware.dtype
+                    identities[reading.label], sequences[reading.label], extract, reading.points, self.hardware.dtype
                 )
         with ExitStack() as stack:
             try:
@@ -268,47 +297,54 @@ class Similarity:
             return reading
         return replace(reading, source=from_entry(entry, identities[reading.label]), points=[])
 
-    def _sequences(self, run: Run) -> Sequences | None:
-        if not self.live:
-            return None
+    def _sequences(self, run: Run) -> dict[str, Sequences]:
+        """What each live model is run on; models whose tokenizers are equal share it."""
         extract = self.extract
-        packed: dict[str, Sequences] = {}
+        made: dict[Any, Sequences] = {}
+        sequences: dict[str, Sequences] = {}
         for label, tokenizer in self.tokenizers.items():
-            key = tokenizer.backend_tokenizer.to_str() if tokenizer.is_fast else label
-            if key in packed:
-                continue
-            packed[key] = pack(
-                self.data,
-                tokenizer,
-                length=extract.length,
-                sequences=extract.sequences,
-                pool=extract.pool,
-                separator=extract.separator,
-                seed=self.seed,
-            )
-            sequences = next(iter(packed.values()))
-            if packed[key].hash() != sequences.hash():
-                raise _other_tokenizer(next(iter(self.tokenizers)), label, "other tokens on the same text")
+            key = _same_tokenizer(tokenizer) or label
+            if key not in made:
+                made[key] = self.data.sequences(tokenizer, extract, self.seed)
+            sequences[label] = made[key]
+            first = next(iter(sequences))
+            if not same_rows(sequences[first], sequences[label], extract):
+                raise _other_tokenizer(first, label, "other tokens on the same text")
+        if not sequences:
+            return {}
         for label, source in self.live.items():
-            if sequences.ids.max() >= source.vocabulary:
+            highest = sequences[label].inputs.max()
+            if source.modality == "text" and highest >= source.vocabulary:
                 raise BadInput(
-                    f"model.{label}: its vocabulary has {source.vocabulary} tokens, got id {sequences.ids.max()} "
+                    f"model.{label}: its vocabulary has {source.vocabulary} tokens, got id {highest} "
                     "from its tokenizer; use the tokenizer that it was trained with"
                 )
-        if len(sequences.ids) < extract.sequences:
+        one = next(iter(sequences.values()))
+        count = len(one.inputs)
+        if count < extract.sequences:
             run.warn(
-                f"extract.sequences: the text gave {len(sequences.ids)} sequences of {extract.length} tokens, "
+                f"extract.sequences: {self.data.source} gave {count} sequences, "
                 f"{extract.sequences} were asked for; all are used"
             )
-        rows = int(kept(sequences, extract.padding).sum())
+        truncated = {label: each.truncated for label, each in sequences.items() if each.truncated}
+        for label, cut in truncated.items():
+            run.warn(f"extract.length: {cut} of {count} examples were cut to {extract.length} tokens for '{label}'")
+        for reason, left_out in one.dropped.items():
+            run.warn(f"data: {left_out} examples of {self.data.source} are left out ({reason})")
+        rows = int(rows_of(one, extract).sum())
+        candidates = one.mask.size if extract.unit == "token" else count
         run.manifest["data"] = {
             "source": self.data.source,
-            "hash": sequences.hash(),
-            "documents_read": sequences.documents,
-            "sequences": len(sequences.ids),
-            "tokens": sequences.ids.size,
+            "hash": one.hash(),
+            "documents_read": one.documents,
+            "sequences": count,
+            "tokens": one.mask.size,
+            "unit": extract.unit,
             "rows_kept": rows,
-            "rows_dropped": sequences.ids.size - rows,
+            "rows_dropped": candidates - rows,
+            "labels": one.labels and one.labels.counts(),
+            "examples_dropped": dict(one.dropped),
+            "examples_truncated": truncated,
         }
         return sequences
 
@@ -353,6 +389,18 @@ def _named(label: str, step: Callable[..., Any], *arguments: Any) -> Any:
         return step(*arguments)
     except BadInput as error:
         raise BadInput(f"model.{label}.{error}") from None
+
+
+def _same_tokenizer(tokenizer: Any) -> Any:
+    """Equal for tokenizers that do the same; None where that cannot be told."""
+    if isinstance(tokenizer, Patches):
+        return tokenizer
+    return tokenizer.backend_tokenizer.to_str() if tokenizer.is_fast else None
+
+
+def _vocabulary(tokenizer: Any) -> Any:
+    """What must agree for tokens (or patches) of two models to be the same."""
+    return tokenizer.places if isinstance(tokenizer, Patches) else tokenizer.get_vocab()
 
 
 def _other_tokenizer(first: str, other: str, how: str) -> BadInput:

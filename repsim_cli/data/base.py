@@ -1,0 +1,86 @@
+"""What every data kind gives: sequences that models are run on, with the places that become rows."""
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from jaxtyping import Bool, Int, Shaped
+
+from repsim_cli.settings import Extract
+
+Modality = Literal["text", "images"]
+
+
+@dataclass(frozen=True)
+class Labels:
+    """names[codes[i]] is the label of sequence i; the order of the names is the data set's own."""
+
+    codes: Int[np.ndarray, " N"]
+    names: tuple[str, ...]
+
+    def counts(self) -> dict[str, int]:
+        return {name: int((self.codes == code).sum()) for code, name in enumerate(self.names)}
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """N sequences of L places each: tokens, or the patches of an image.
+
+    inputs: what the model is given, token ids (N, L) or pixel values (N, channels, height, width). segments: which
+    text of a pair a token is of, where the tokenizer says so. mask: False where padded (on the right).
+    text: True for tokens of documents and patches of images, False for special tokens and padding. document,
+    position: the row id of each place, its document (or example, or image) and its place in it (-1 where not
+    text). documents: how many were read. example: the number in the data set of the example that each sequence
+    is; None where sequences are cut from running text. truncated: examples cut to L. dropped: examples left out,
+    by reason.
+    """
+
+    inputs: Shaped[np.ndarray, "N ..."]
+    mask: Bool[np.ndarray, "N L"]
+    text: Bool[np.ndarray, "N L"]
+    document: Int[np.ndarray, "N L"]
+    position: Int[np.ndarray, "N L"]
+    documents: int
+    segments: Int[np.ndarray, "N L"] | None = None
+    example: Int[np.ndarray, " N"] | None = None
+    labels: Labels | None = None
+    truncated: int = 0
+    dropped: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def ids(self) -> Int[np.ndarray, "N L"]:
+        """Token ids, of text."""
+        return self.inputs
+
+    def hash(self) -> str:
+        """sha256 of inputs, mask and row ids: equal means the same rows in the same order."""
+        digest = hashlib.sha256()
+        for name in ("inputs", "segments", "mask", "text", "document", "position", "example"):
+            array = getattr(self, name)
+            if array is not None:
+                digest.update(f"{name} {array.dtype} {array.shape}".encode())
+                digest.update(np.ascontiguousarray(array).tobytes())
+        return digest.hexdigest()
+
+
+class Data(ABC):
+    """A data set of a run. source: what a reader of the results must know to find it again.
+
+    packed: sequences are cut from running text, so that where they begin and end depends on the tokenizer.
+    """
+
+    modality: ClassVar[Modality] = "text"
+    packed: ClassVar[bool] = False
+    source: str
+
+    @abstractmethod
+    def sequences(self, tokenizer: Any, extract: Extract, seed: int) -> Sequences:
+        """What a model with this tokenizer is run on. Raises BadInput for data that cannot be used."""
+
+
+def draw(total: int, wanted: int, seed: int) -> Int[np.ndarray, " N"]:
+    """The numbers of `wanted` of `total` examples (at most all), drawn under the seed, in the data set's order."""
+    return np.sort(np.random.default_rng(seed).permutation(total)[:wanted])

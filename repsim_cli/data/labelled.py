@@ -1,0 +1,335 @@
+"""Labelled text: MNLI, HANS, SST-2, Yelp polarity, QNLI, QQP, from the hub or from files in their official formats."""
+
+import csv
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from repsim_cli.data.base import Data, Sequences
+from repsim_cli.data.hub import NO_LABEL, HubTable, Record, download, hub_records, parquet_records
+from repsim_cli.data.padding import pad
+from repsim_cli.data.text import existing, lines_of
+from repsim_cli.errors import BadInput
+from repsim_cli.registry import data, did_you_mean
+from repsim_cli.settings import Extract
+
+SUFFIXES = (".tsv", ".txt", ".csv", ".jsonl", ".jsonl.zst", ".parquet")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Format:
+    """How one data set is written, on the hub and in its official files.
+
+    labels: their names, in the order that codes follow. spelled: what files write for a name, beside the name.
+    texts, label: the columns, each by any of its names. files: the official file of each split. hub: a table of
+    the hub, or the address of the folder of the files. header: the columns of official files without a header.
+    """
+
+    labels: tuple[str, ...]
+    texts: tuple[tuple[str, ...], ...]
+    label: tuple[str, ...]
+    files: Mapping[str, str]
+    hub: HubTable | str
+    spelled: Mapping[str, str] = field(default_factory=dict)
+    header: tuple[str, ...] = ()
+
+
+PAIR = (("sentence1", "premise"), ("sentence2", "hypothesis"))
+GLUE_FILES = {"train": "train.tsv", "validation": "dev.tsv"}
+
+FORMATS = {
+    "mnli": Format(
+        labels=("entailment", "neutral", "contradiction"),
+        texts=PAIR,
+        label=("gold_label", "label"),
+        files={
+            "train": "train.tsv",
+            "validation_matched": "dev_matched.tsv",
+            "validation_mismatched": "dev_mismatched.tsv",
+        },
+        hub=HubTable("nyu-mll/glue", "mnli"),
+    ),
+    "hans": Format(
+        labels=("entailment", "non-entailment"),
+        texts=PAIR,
+        label=("gold_label", "label"),
+        files={"train": "heuristics_train_set.txt", "validation": "heuristics_evaluation_set.txt"},
+        hub="https://raw.githubusercontent.com/tommccoy1/hans/master",
+    ),
+    "sst2": Format(
+        labels=("negative", "positive"),
+        spelled={"0": "negative", "1": "positive"},
+        texts=(("sentence",),),
+        label=("label",),
+        files=GLUE_FILES,
+        hub=HubTable("nyu-mll/glue", "sst2"),
+    ),
+    "yelp": Format(
+        labels=("negative", "positive"),
+        spelled={"1": "negative", "2": "positive"},
+        texts=(("text",),),
+        label=("label",),
+        files={"train": "train.csv", "test": "test.csv"},
+        hub=HubTable("fancyzhx/yelp_polarity", "plain_text"),
+        header=("label", "text"),
+    ),
+    "qnli": Format(
+        labels=("entailment", "not_entailment"),
+        texts=(("question",), ("sentence",)),
+        label=("label",),
+        files=GLUE_FILES,
+        hub=HubTable("nyu-mll/glue", "qnli"),
+    ),
+    "qqp": Format(
+        labels=("not_duplicate", "duplicate"),
+        spelled={"0": "not_duplicate", "1": "duplicate"},
+        texts=(("question1",), ("question2",)),
+        label=("is_duplicate", "label"),
+        files=GLUE_FILES,
+        hub=HubTable("nyu-mll/glue", "qqp"),
+    ),
+}
+
+SUBCASES = {
+    "lexical_overlap": (
+        "le_around_prepositional_phrase", "le_around_relative_clause", "le_conjunction", "le_passive",
+        "le_relative_clause", "ln_conjunction", "ln_passive", "ln_preposition", "ln_relative_clause",
+        "ln_subject/object_swap",
+    ),
+    "subsequence": (
+        "se_PP_on_obj", "se_adjective", "se_conjunction", "se_relative_clause_on_obj", "se_understood_object",
+        "sn_NP/S", "sn_NP/Z", "sn_PP_on_subject", "sn_past_participle", "sn_relative_clause_on_subject",
+    ),
+    "constituent": (
+        "ce_adverb", "ce_after_since_clause", "ce_conjunction", "ce_embedded_under_since", "ce_embedded_under_verb",
+        "cn_adverb", "cn_after_if_clause", "cn_disjunction", "cn_embedded_under_if", "cn_embedded_under_verb",
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Example:
+    """texts: one, or a pair. label: its name, None where the data has none."""
+
+    texts: tuple[str, ...]
+    label: str | None
+
+
+@dataclass(frozen=True)
+class Examples(Data):
+    """Labelled text, one example a sequence. read(): every example, or the reason why one is left out.
+
+    names: of the labels, in the order of their codes.
+    """
+
+    read: Callable[[], Iterator[Example | str]]
+    names: tuple[str, ...]
+    source: str
+
+    def sequences(self, tokenizer: Any, extract: Extract, seed: int) -> Sequences:
+        found: list[Example] = []
+        dropped: dict[str, int] = {}
+        for example in self.read():
+            if isinstance(example, Example):
+                found.append(example)
+            else:
+                dropped[example] = dropped.get(example, 0) + 1
+        if not found:
+            left_out = ", ".join(f"{count} with {reason}" for reason, count in dropped.items()) or "none"
+            raise BadInput(f"{self.source}: no example in it, got {left_out}; give another file or split")
+        codes = [-1 if example.label is None else self.names.index(example.label) for example in found]
+        return pad(
+            [example.texts for example in found],
+            tokenizer,
+            length=extract.length,
+            sequences=extract.sequences,
+            seed=seed,
+            source=self.source,
+            labels=None if -1 in codes else (codes, self.names),
+            dropped=dropped,
+        )
+
+
+def _examples(
+    format: Format,
+    path: str | None,
+    split: str,
+    columns: list[str] | None,
+    labels: dict[str | int, str] | None,
+    chosen: Callable[[Record], bool] = lambda record: True,
+) -> Examples:
+    """The examples of one data set; local files are checked up to their first example at once."""
+    if split not in format.files:
+        raise BadInput(f"split: no such split, got '{split}'; {did_you_mean(split, format.files)}")
+    spelled = {name: name for name in format.labels} | dict(format.spelled)
+    for spelling, name in (labels or {}).items():
+        if name not in format.labels:
+            raise BadInput(f"labels.{spelling}: no such label, got '{name}'; {did_you_mean(name, format.labels)}")
+    # a spelling of the user's own replaces those of the official files: in some files 1 is positive, in others negative
+    if labels:
+        spelled = {name: name for name in format.labels} | {str(k): v for k, v in labels.items()}
+
+    def records() -> Iterator[Record]:
+        if path is not None:
+            return file_records(_file(format, path, split), columns or format.header, given=columns is not None)
+        if isinstance(format.hub, HubTable):
+            return hub_records(format.hub, split)
+        return file_records(download(f"{format.hub}/{format.files[split]}"), (), kind=format.files[split])
+
+    expected = ",".join(names[0] for names in (*format.texts, format.label))
+
+    def read() -> Iterator[Example | str]:
+        for record in records():
+            if not record.fields:
+                yield "missing or surplus columns"
+                continue
+            texts = tuple(_column(record, names, expected) for names in format.texts)
+            label = _column(record, format.label) if _has(record, format.label) else None
+            if not chosen(record):
+                continue
+            if not all(text.strip() for text in texts):
+                yield "an empty text"
+            elif label in (NO_LABEL, "-1"):
+                yield "no gold label"
+            elif label is not None and label not in spelled:
+                known = ", ".join(k if k == name else f"{k} ({name})" for k, name in spelled.items())
+                raise BadInput(
+                    f"{record.where}: unknown label, got '{label}'; known: {known}; set data.labels='{{{label}: NAME}}'"
+                )
+            else:
+                yield Example(texts, None if label is None else spelled[label])
+
+    if path is not None:
+        next((found for found in read() if isinstance(found, Example)), None)
+    source = path or (f"{format.hub.hub}, {format.hub.config}" if isinstance(format.hub, HubTable) else format.hub)
+    return Examples(read, format.labels, f"{source}, {split}" if path is None or Path(path).is_dir() else str(path))
+
+
+def _file(format: Format, path: str, split: str) -> Path:
+    """path, or in a folder the official file of the split."""
+    folder = Path(path).expanduser()
+    return existing(str(folder / format.files[split]) if folder.is_dir() else path, SUFFIXES)
+
+
+def _has(record: Record, names: tuple[str, ...]) -> bool:
+    return any(name in record.fields for name in names)
+
+
+def _column(record: Record, names: tuple[str, ...], expected: str = "...") -> str:
+    """The value of the first of these columns that is there; expected: all columns, for the message."""
+    for name in names:
+        if name in record.fields:
+            value = record.fields[name]
+            return "" if value is None else str(value)
+    known = ", ".join(map(repr, record.fields))
+    raise BadInput(
+        f"{record.where}: no column '{names[0]}', got {known:.160}; name the columns of a file without a header, "
+        f"e.g. data.columns=[{expected}]"
+    )
+
+
+def file_records(file: Path, columns: Any = (), *, given: bool = False, kind: str | None = None) -> Iterator[Record]:
+    """The rows of a local file by column; without fields where a row has too few or too many.
+
+    columns: of a file without a header; unless they were given, a first line that names them all is a header. Where
+    they were given and a line has no tabs, spaces part all but the last.
+    kind: a name that says the format, where the file's own does not.
+    """
+    name = kind or file.name
+    if name.endswith(".parquet"):
+        yield from parquet_records(file)
+    elif name.endswith((".jsonl", ".jsonl.zst")):
+        yield from _json_lines(file)
+    else:
+        rows = _table(file, quoted=name.endswith(".csv"), parts=len(columns) if given else 0)
+        header = tuple(columns)
+        for number, row in rows:
+            if not header or (number == 1 and not given and set(header) <= set(row)):
+                header = tuple(row)
+                continue
+            where = f"{file}, line {number}"
+            yield Record(where, dict(zip(header, row, strict=True)) if len(row) == len(header) else {})
+
+
+def _table(file: Path, quoted: bool, parts: int) -> Iterator[tuple[int, list[str]]]:
+    """(line number, fields): comma-separated and quoted, or tab-separated with quotes as they are."""
+    with lines_of(file) as lines:
+        if quoted:
+            reader = csv.reader(lines)
+            yield from ((reader.line_num, row) for row in reader if row)
+        else:
+            for number, line in enumerate(lines, 1):
+                text = line.rstrip("\r\n")
+                spaced = parts > 1 and "\t" not in text
+                if text:
+                    yield number, text.split(" ", parts - 1) if spaced else text.split("\t")
+
+
+def _json_lines(file: Path) -> Iterator[Record]:
+    with lines_of(file) as lines:
+        for number, line in enumerate(lines, 1):
+            where = f"{file}, line {number}"
+            try:
+                fields = json.loads(line)
+            except json.JSONDecodeError as error:
+                raise BadInput(f"{where}: not JSON, got {line[:40]!r} ({error.msg}); one JSON object a line") from None
+            if not isinstance(fields, dict):
+                raise BadInput(f"{where}: not an object, got {line[:40]!r}; one JSON object a line")
+            yield Record(where, fields)
+
+
+def _register(name: str, default: str) -> None:
+    format = FORMATS[name]
+
+    @data.register(name)
+    def labelled(
+        *,
+        path: str | None = None,
+        split: str = default,
+        columns: list[str] | None = None,
+        labels: dict[str | int, str] | None = None,
+    ) -> Examples:
+        """path: a file in an official format, or a folder of them (null: the hub). columns: of a file without a header.
+        labels: {what the file writes: the label's name}, for a file that writes them in its own way."""
+        return _examples(format, path, split, columns, labels)
+
+
+for _name, _split in {
+    "mnli": "validation_matched",
+    "sst2": "validation",
+    "yelp": "test",
+    "qnli": "validation",
+    "qqp": "validation",
+}.items():
+    _register(_name, _split)
+
+
+@data.register("hans")
+def hans(
+    *,
+    path: str | None = None,
+    split: str = "validation",
+    columns: list[str] | None = None,
+    labels: dict[str | int, str] | None = None,
+    heuristics: list[str] | None = None,
+    subcases: list[str] | None = None,
+) -> Examples:
+    """As for the other labelled data; heuristics, subcases: only these (null: all)."""
+    for heuristic in heuristics or []:
+        if heuristic not in SUBCASES:
+            raise BadInput(f"heuristics: no such heuristic, got '{heuristic}'; {did_you_mean(heuristic, SUBCASES)}")
+    known = list(chain.from_iterable(SUBCASES[heuristic] for heuristic in heuristics or SUBCASES))
+    for subcase in subcases or []:
+        if subcase not in known:
+            of = f" of {', '.join(heuristics)}" if heuristics else ""
+            raise BadInput(f"subcases: no such subcase{of}, got '{subcase}'; {did_you_mean(subcase, known)}")
+    wanted = {"heuristic": heuristics, "subcase": subcases}
+    return _examples(FORMATS["hans"], path, split, columns, labels, partial(_of_hans, wanted))
+
+
+def _of_hans(wanted: Mapping[str, list[str] | None], record: Record) -> bool:
+    return all(names is None or _column(record, (column,)) in names for column, names in wanted.items())

@@ -1,0 +1,146 @@
+"""Treebanks as sentences of words: the Penn Treebank (one sentence a line) and UD English EWT (CoNLL-U)."""
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any, Literal
+
+from repsim_cli.data.base import Data, Sequences
+from repsim_cli.data.hub import HubTable, download, hub_records
+from repsim_cli.data.padding import pad
+from repsim_cli.data.text import existing, lines_of, read
+from repsim_cli.errors import BadInput
+from repsim_cli.registry import data
+from repsim_cli.settings import Extract
+
+Words = Literal["surface", "syntactic"]
+Split = Literal["train", "validation", "test"]
+
+PTB_FILES = {"train": "ptb.train.txt", "validation": "ptb.valid.txt", "test": "ptb.test.txt"}
+PTB_HUB = HubTable("ptb-text-only/ptb_text_only", "penn_treebank", "refs/convert/parquet")
+EWT_FILES = {
+    "train": "en_ewt-ud-train.conllu",
+    "validation": "en_ewt-ud-dev.conllu",
+    "test": "en_ewt-ud-test.conllu",
+}
+EWT_WEB = "https://raw.githubusercontent.com/UniversalDependencies/UD_English-EWT/master"
+
+
+@dataclass(frozen=True)
+class Treebank(Data):
+    """Sentences of words, one sentence a sequence, its words joined by spaces. read(): every sentence, as words."""
+
+    read: Callable[[], Iterator[list[str]]]
+    source: str
+
+    def sentences(self) -> list[list[str]]:
+        """All of them; `Sequences.example` counts in this list."""
+        found = [words for words in self.read() if words]
+        if not found:
+            raise BadInput(f"{self.source}: no sentence in it, got nothing or white space alone; give another file")
+        return found
+
+    def sequences(self, tokenizer: Any, extract: Extract, seed: int) -> Sequences:
+        return pad(
+            [(" ".join(words),) for words in self.sentences()],
+            tokenizer,
+            length=extract.length,
+            sequences=extract.sequences,
+            seed=seed,
+            source=self.source,
+        )
+
+
+def _treebank(
+    path: str | None,
+    split: str,
+    files: dict[str, str],
+    suffixes: tuple[str, ...],
+    where: str,
+    read_file: Callable[[Path], Iterator[list[str]]],
+    read_web: Callable[[], Iterator[list[str]]],
+) -> Treebank:
+    """From a file, or a folder of the official files (checked up to the first sentence at once), or from afar."""
+    if path is None:
+        return Treebank(read_web, f"{where}, {split}")
+    folder = Path(path).expanduser()
+    file = existing(str(folder / files[split]) if folder.is_dir() else path, suffixes)
+    next(read_file(file), None)
+    return Treebank(lambda: read_file(file), str(file))
+
+
+@data.register("ptb")
+def ptb(*, path: str | None = None, split: Split = "validation", column: str = "sentence") -> Treebank:
+    """The Penn Treebank in Mikolov's form. path: a .txt file of one sentence a line (or .jsonl, .parquet with the
+    sentence in `column`), or a folder of ptb.train.txt, ptb.valid.txt, ptb.test.txt; null: the hub."""
+    return _treebank(
+        path,
+        split,
+        PTB_FILES,
+        (".txt", ".jsonl", ".jsonl.zst", ".parquet"),
+        PTB_HUB.hub,
+        lambda file: (line.split() for line in read(file, column, "line")),
+        lambda: (record.fields[column].split() for record in hub_records(PTB_HUB, split)),
+    )
+
+
+@data.register("ewt")
+def ewt(*, path: str | None = None, split: Split = "validation", words: Words = "surface") -> Treebank:
+    """UD English EWT, or any treebank in CoNLL-U. path: a .conllu file or a folder of the official ones; null: from
+    its repository. words: `surface` as written (`don't`), or `syntactic`, its parts (`do`, `n't`)."""
+    return _treebank(
+        path,
+        split,
+        EWT_FILES,
+        (".conllu",),
+        EWT_WEB,
+        lambda file: conllu(file, words),
+        lambda: conllu(download(f"{EWT_WEB}/{EWT_FILES[split]}"), words),
+    )
+
+
+_ID = re.compile(r"(?P<first>\d+)(?:-(?P<last>\d+)|\.(?P<empty>\d+))?")
+
+
+def conllu(file: Path, words: Words) -> Iterator[list[str]]:
+    """The sentences of a CoNLL-U file, as word forms.
+
+    A range line (`1-2`) holds the form as written of the words it covers; empty nodes (`8.1`) are not in the text.
+    """
+    sentence: list[str] = []
+    last = covered = 0  # the last word's number; the last that a range covers
+    with lines_of(file) as lines:
+        for number, line in enumerate(chain(lines, [""]), 1):  # the file's end ends a sentence too
+            line = line.rstrip("\r\n")
+            if not line.strip():
+                if covered > last:
+                    raise BadInput(f"{file}, line {number}: the sentence ends early, got {last} for {covered}; mend it")
+                if sentence:
+                    yield sentence
+                sentence, last, covered = [], 0, 0
+                continue
+            if line.startswith("#"):
+                continue
+            fields = line.split("\t")
+            match = _ID.fullmatch(fields[0])
+            if len(fields) != 10 or match is None or not fields[1].strip():
+                raise BadInput(
+                    f"{file}, line {number}: not a line of CoNLL-U, got {line[:60]!r}; ten columns, tab-separated, "
+                    "the first a word's number (1, 1-2 or 1.1), the second its form"
+                )
+            first, end = int(match["first"]), int(match["last"] or match["first"])
+            if match["empty"]:
+                continue
+            if first != last + 1 or end < first or (match["last"] and first <= covered):
+                raise BadInput(
+                    f"{file}, line {number}: words out of order, got {fields[0]} after {last}; number them from 1"
+                )
+            if match["last"]:
+                covered = end
+            else:
+                last = first
+            # one of a range and its words is the sentence's
+            if (match["last"] is not None or first > covered) if words == "surface" else match["last"] is None:
+                sentence.append(fields[1])
