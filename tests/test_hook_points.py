@@ -273,6 +273,27 @@ def some_ids(seed=1):
     return ids.masked_fill(~mask, 0), mask
 
 
+@pytest.mark.parametrize("kind", ["bert", "albert", "xlnet"])
+def test_the_texts_of_a_pair_are_told_apart(tiny_folder, kind):
+    source = registry.models.get("transformers").function(path=str(tiny_folder(kind)))
+    assert source.segments
+    model = source.load(False)
+    ids, mask = some_ids()
+    types = torch.zeros_like(ids)
+    types[:, 5:] = 1
+    (point,) = expand(["resid_post@1"], "all", source)
+    with capture(model, source, [point]) as reader:
+        apart, alike = reader(ids, mask, token_type_ids=types)[point], reader(ids, mask)[point]
+    given = {"input_ids": ids, "attention_mask": mask.long(), "token_type_ids": types}
+    close(apart, model(**given, output_hidden_states=True).hidden_states[2], atol=0)
+    assert (apart - alike)[mask].abs().max() > 0.01
+    if kind == "bert":
+        lens = registry.models.get("transformer_lens").function(path=str(tiny_folder(kind)))
+        assert lens.segments
+        with capture(lens.load(False), lens, [point]) as reader:
+            close(reader(ids, mask, token_type_ids=types)[point], apart, atol=1e-5)
+
+
 def test_albert_with_several_groups_counts_the_calls_within_each(tmp_path):
     """Layers 0 and 1 share one block, layers 2 and 3 another."""
     config = {**TINY["albert"], "num_hidden_layers": 4, "num_hidden_groups": 2}

@@ -265,7 +265,8 @@ def _native(
             cfg = TransformerBridgeConfig(
                 **settings, seed=seed, init_weights=init, architecture="TransformerLensNative"
             )
-            return boot_native(cfg)
+            with torch.random.fork_rng(devices=[]):
+                return boot_native(cfg)
         except (ValueError, TypeError, RuntimeError, NotImplementedError, AssertionError, ZeroDivisionError) as error:
             reason = str(error).splitlines()[0]
             raise BadInput(

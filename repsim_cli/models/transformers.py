@@ -314,7 +314,7 @@ def tokenizer_of(where: str, revision: str | None = None) -> Any:
 def load(where: str, revision: str | None, eager: bool, auto: str = "AutoModel") -> Any:
     """The model of a transformers auto class, float32. Raises BadInput where a weight of the backbone is missing.
 
-    Weights of a head that the checkpoint lacks are NaN: what is computed from them is refused, not random.
+    A head or pooler that the checkpoint lacks is NaN: what is computed from it is refused, not random.
     """
     try:
         with _silent():
@@ -335,19 +335,18 @@ def load(where: str, revision: str | None, eager: bool, auto: str = "AutoModel")
                 f"path: the weights cannot be loaded, got '{where}' ({reason[:200]}); save them again"
             ) from error
         raise _unreachable(where, revision, error) from error
-    # a masked language model has no pooler, and no hook point reads it
     backbone = "" if model.base_model is model else f"{model.base_model_prefix}."
-    lacking = {key for key in info["missing_keys"] if "pooler" not in key}
-    missing = sorted(key for key in lacking if key.startswith(backbone))
+    lacking = info["missing_keys"]
+    missing = sorted(key for key in lacking if key.startswith(backbone) and "pooler" not in key)
     wrong = sorted(f"{key}: {tuple(saved)} for {tuple(wanted)}" for key, saved, wanted in info["mismatched_keys"])
     if missing or wrong:
         raise BadInput(
             f"path: {len(missing)} weights are missing and {len(wrong)} have the wrong shape, "
             f"got '{where}' (first: {(missing + wrong)[0]}); save the model again"
         )
-    with torch.no_grad():
-        for key in lacking:
-            model.get_parameter(key).fill_(torch.nan)
+    weights = model.state_dict()
+    for key in lacking:
+        weights[key].fill_(torch.nan)
     return model
 
 
@@ -427,8 +426,8 @@ def source(
         head_width=head_width,
         rotary=rotary(config, head_width),
         modality="images" if images else "text",
-        # others take token types for ids of words (GPT-2), or have one type alone (RoBERTa)
-        segments=getattr(config, "type_vocab_size", 1) > 1,
+        # others take token types for ids of words (GPT-2), or have one type alone (RoBERTa); XLNet counts none
+        segments=getattr(config, "type_vocab_size", 1) > 1 or config.model_type == "xlnet",
     )
 
 
