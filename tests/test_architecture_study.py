@@ -4,6 +4,7 @@ import pytest
 import yaml
 
 from repsim_cli import registry
+from repsim_cli.analysis.claims import SHAPE_CLAIMS
 from repsim_cli.errors import BadInput
 from repsim_cli.results import read_results
 from repsim_cli.studies.architecture import COLUMNS, Architectures, rows, to_neighbours
@@ -51,7 +52,11 @@ def test_the_shipped_shapes_are_pythias():
 def test_the_published_table(repsim, newest):
     code, out, _ = repsim("run", "experiment=pythia_architecture")
     assert code == 0
-    table = read_results(newest())["tables"]["architecture"]
+    results = read_results(newest())
+    table = results["tables"]["architecture"]
+    (claim,) = results["claims"]
+    assert (claim["name"], claim["verdict"], claim["value"]) == ("pythia_2_8b_has_a_small_head", "holds", 0.625)
+    assert "claim pythia_2_8b_has_a_small_head (d_head): holds (0.625, threshold" in out
     assert table["columns"] == COLUMNS
     found = {row[0]: dict(zip(COLUMNS, row, strict=True)) for row in table["rows"]}
     assert list(found) == [f"pythia_{size}_shape" for size in PUBLISHED]
@@ -82,9 +87,21 @@ def test_with_two_models_nothing_is_said():
     assert [row[7:] for row in rows({"a": shape(1, 8), "b": shape(1, 800)}, 1.5)] == [[None, ""], [None, ""]]
 
 
+def test_the_claim_fails_and_is_untestable():
+    claim = SHAPE_CLAIMS["pythia_2_8b_has_a_small_head"]
+    assert claim({"pythia_2_8b": 0.9, "pythia_1b": 1.0}, 1.5).holds is False
+    for ratios in ({"pythia_1b": 0.1}, {"pythia_2_8b": None}):
+        finding = claim(ratios, 1.5)
+        assert (finding.holds, finding.value, finding.why) == (None, None, "needs pythia_2_8b and two neighbours")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (
+            {"claims": ["pythia_2_8b_has_a_big_head"]},
+            "options.claims: unknown claim, got .*; did you mean 'pythia_2_8b_has_a_small",
+        ),
         ({"model": {}}, "model: no model is selected, got none"),
         ({"factor": 1.0}, "options.factor: must be above 1, got 1.0; 1.5 is the default"),
     ],

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
+from repsim_cli.analysis import claims as findings
 from repsim_cli.errors import BadInput
 from repsim_cli.models.source import AnySource, Source
 from repsim_cli.registry import studies
@@ -20,9 +21,10 @@ class Architectures:
 
     A model stands apart if its d_head is more than `factor` times, or less than 1 / `factor` of, the median d_head of
     the next two smaller and the next two larger models; with fewer than two such neighbours nothing is said.
+    claims: published findings about such shapes, by name.
     """
 
-    def __init__(self, *, model: Mapping[str, AnySource], factor: float = 1.5):
+    def __init__(self, *, model: Mapping[str, AnySource], factor: float = 1.5, claims: list[str] | None = None):
         if not model:
             raise BadInput("model: no model is selected, got none; e.g. model=[tiny_a,tiny_b]")
         for label, source in model.items():
@@ -31,7 +33,8 @@ class Architectures:
         if factor <= 1:
             raise BadInput(f"options.factor: must be above 1, got {factor}; 1.5 is the default")
         self.models = {label: source for label, source in model.items() if isinstance(source, Source)}
-        self.factor = factor
+        self.factor, self.claims = factor, claims or []
+        findings.check_names(self.claims, findings.SHAPE_CLAIMS)
 
     def plan(self) -> dict[str, Any]:
         return {"models": {label: source.model_type for label, source in self.models.items()}, "weights": "none"}
@@ -39,7 +42,15 @@ class Architectures:
     def run(self, run: Run) -> dict[str, Any]:
         with run.stage("shapes"):
             table = {"columns": COLUMNS, "rows": rows(self.models, self.factor)}
-        return {"measures": [], "tables": {"architecture": table}, "curves": {}, "claims": [], "factor": self.factor}
+        ratios = {row[0]: row[COLUMNS.index("d_head / neighbours")] for row in table["rows"]}
+        claims = [findings.SHAPE_CLAIMS[name] for name in self.claims]
+        return {
+            "measures": [],
+            "tables": {"architecture": table},
+            "curves": {},
+            "claims": [findings.record(claim, "d_head", claim(ratios, self.factor)) for claim in claims],
+            "factor": self.factor,
+        }
 
 
 def rows(models: Mapping[str, Source], factor: float) -> list[list[Any]]:
