@@ -1,7 +1,7 @@
 """Models under TransformerLens: of the hub or a folder through its bridge, and its own ("native") architecture.
 
 Raw weights unless `process_weights` says otherwise. The library is imported when a model of this kind is first
-asked for (seconds). Its mistakes are kept out: see `architectures.lens_architecture` and `misnamed`.
+asked for (seconds). Its mistakes are kept out: see `architectures.lens_architecture` and MISNAMED_BERT.
 """
 
 import copy
