@@ -16,7 +16,7 @@ from repsim_cli.settings import Extract, Hardware, Significance
 ROOT = Path(__file__).parent.parent
 CONF = ROOT / "conf"
 EXPERIMENTS = sorted(str(f.relative_to(CONF / "experiment").with_suffix("")) for f in CONF.glob("experiment/**/*.yaml"))
-NEEDS_THE_HUB = {"pythia_cka"}
+NEEDS_THE_HUB = {"pythia_cka", "solu_gelu_cka"}
 
 
 SETTINGS = {"extract": Extract, "significance": Significance, "hardware": Hardware}
@@ -85,6 +85,13 @@ def test_published_settings_of_pythia_cka():
     assert (config.extract.padding, config.extract.estimate, config.data.kind) == ("keep", "per_batch", "pile")
 
 
+def test_published_settings_of_solu_gelu_cka():
+    config = composed("experiment=solu_gelu_cka")
+    hubs = [f"NeelNanda/{name}512W_C4_Code" for name in ("GELU_3L", "SoLU_3L", "GELU_4L", "SoLU_4L")]
+    assert [entry.hub for entry in config.model.values()] == hubs
+    assert (config.extract.length, config.extract.hook_points, config.data.kind) == (1024, ["resid_post"], "pile")
+
+
 def test_other_yaml_has_a_header():
     for file in CONF.rglob("*.yaml"):
         assert file.read_text().startswith("# "), file
@@ -117,7 +124,7 @@ def test_all_problems_at_once():
         "data.path: missing, got nothing; set data.path=VALUE",
         "seed: wrong value, got 'x'; give integer",
         "model.d: wrong value, got 3; give dictionary",
-        "model.b.kind: unknown model kind, got 'transfomers'; did you mean 'transformers'?",
+        "model.b.kind: unknown model kind, got 'transfomers'; did you mean 'transformers' or 'transformer_lens'?",
         "model.c.name: missing, got nothing; set it",
         "model.c.nam: unknown key, got 'tiny_a'; did you mean 'name'?",
         "measure.e.kk: unknown key, got 3; did you mean 'k'?",

@@ -4,14 +4,49 @@ import math
 
 import pytest
 import torch
+from conftest import TINY, perturb
 
 from repsim_cli import registry
 from repsim_cli.activations.capture import capture
 from repsim_cli.activations.hook_points import BY_HEAD, HookPoint, expand, parse
 from repsim_cli.errors import BadInput, RunFailed
+from repsim_cli.models.architectures import LENS
 
-KINDS = ["gpt_neox", "gpt2", "llama", "bert"]
+KINDS = list(TINY)
 LENGTH, DEPTH, HEADS, WIDTH = 12, 3, 4, 32
+ROTARY = ("gpt_neox", "llama")
+CAUSAL = ("gpt_neox", "gpt2", "llama", "openai-gpt")
+BLOCKS = {
+    "gpt2": "h",
+    "openai-gpt": "h",
+    "bert": "encoder.layer",
+    "roberta": "encoder.layer",
+    "distilbert": "transformer.layer",
+    "albert": "encoder.albert_layer_groups.0.albert_layers",
+    "xlnet": "layer",
+}
+# of one block: the projection that ends the attention, the one that ends the MLP
+OUTPUTS = {
+    "gpt_neox": ("attention.dense", "mlp.dense_4h_to_h"),
+    "gpt2": ("attn.c_proj", "mlp.c_proj"),
+    "llama": ("self_attn.o_proj", "mlp.down_proj"),
+    "bert": ("attention.output.dense", "output.dense"),
+    "roberta": ("attention.output.dense", "output.dense"),
+    "distilbert": ("attention.out_lin", "ffn.lin2"),
+    "albert": ("attention.dense", "ffn_output"),
+    "openai-gpt": ("attn.c_proj", "mlp.c_proj"),
+    "xlnet": (None, "ff.layer_2"),
+}
+# where a norm follows each addition: the two norms of one block
+NORMS = {
+    "bert": ("attention.output.LayerNorm", "output.LayerNorm"),
+    "roberta": ("attention.output.LayerNorm", "output.LayerNorm"),
+    "distilbert": ("sa_layer_norm", "output_layer_norm"),
+    "albert": ("attention.LayerNorm", "full_layer_layer_norm"),
+    "openai-gpt": ("ln_1", "ln_2"),
+    "xlnet": ("rel_attn.layer_norm", "ff.layer_norm"),
+}
+TANH_GELU = ("gpt2", "openai-gpt", "albert")
 
 
 def close(a, b, atol=3e-5):
@@ -41,7 +76,8 @@ def read(request, tiny_folder):
 
 
 def block(kind, model, layer):
-    return model.get_submodule({"gpt2": "h", "bert": "encoder.layer"}.get(kind, "layers"))[layer]
+    blocks = model.get_submodule(BLOCKS.get(kind, "layers"))
+    return blocks[0 if kind == "albert" else layer]
 
 
 def by_head(x, heads):
@@ -52,23 +88,28 @@ def by_head(x, heads):
 def test_attention_arithmetic(read, layer):
     """pattern = softmax(q k'), z = pattern v, attn_out = W_O z; rotary embeddings are applied here by hand."""
     kind, source, model, found, _, mask = read
+    here = block(kind, model, layer)
+    if kind == "xlnet":
+        attention, x = here.rel_attn, found[f"resid_pre@{layer}"]
+        v = torch.einsum("bsd,dnh->bnsh", x, attention.v)
+        z = found[f"pattern@{layer}"] @ v
+        close(found[f"attn_out@{layer}"], torch.einsum("bnsh,dnh->bsd", z, attention.o))
+        return
     q, k, v, z, pattern = (found[f"{name}@{layer}"] for name in ("q", "k", "v", "z", "pattern"))
     q, k, v = by_head(q, HEADS), by_head(k, source.kv_heads), by_head(v, source.kv_heads)
     k, v = (side.repeat_interleave(HEADS // source.kv_heads, dim=1) for side in (k, v))
-    if kind in ("llama", "gpt_neox"):
+    if kind in ROTARY:
         module = __import__(f"transformers.models.{kind}.modeling_{kind}", fromlist=["apply_rotary_pos_emb"])
         cos, sin = model.rotary_emb(q, position_ids=torch.arange(LENGTH)[None])
         q, k = module.apply_rotary_pos_emb(q, k, cos, sin)
     scores = q @ k.mT / math.sqrt(WIDTH // HEADS)
     allowed = mask[:, None, None, :].expand(2, 1, LENGTH, LENGTH).clone()
-    if kind != "bert":
+    if kind in CAUSAL:
         allowed &= torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril()
     rows = mask[:, None, :, None].expand_as(scores)
     close(pattern[rows], scores.masked_fill(~allowed, -torch.inf).softmax(-1)[rows])
     close(by_head(z, HEADS)[rows[..., :8]], (pattern @ v)[rows[..., :8]])
-    here = block(kind, model, layer)
-    output = {"gpt2": "attn.c_proj", "bert": "attention.output.dense", "llama": "self_attn.o_proj"}
-    close(found[f"attn_out@{layer}"], here.get_submodule(output.get(kind, "attention.dense"))(z))
+    close(found[f"attn_out@{layer}"], here.get_submodule(OUTPUTS[kind][0])(z))
 
 
 @pytest.mark.parametrize("layer", range(DEPTH))
@@ -77,13 +118,12 @@ def test_mlp_arithmetic(read, layer):
     kind, _, model, found, _, _ = read
     here = block(kind, model, layer)
     pre, post, out = (found[f"mlp_{name}@{layer}"] for name in ("pre", "post", "out"))
-    output = {"gpt2": "mlp.c_proj", "bert": "output.dense", "llama": "mlp.down_proj"}
-    close(out, here.get_submodule(output.get(kind, "mlp.dense_4h_to_h"))(post))
+    close(out, here.get_submodule(OUTPUTS[kind][1])(post))
     if kind == "llama":
         normed = here.post_attention_layernorm(found[f"resid_mid@{layer}"])
         close(post, torch.nn.functional.silu(pre) * here.mlp.up_proj(normed))
     else:
-        approximate = "tanh" if kind == "gpt2" else "none"
+        approximate = "tanh" if kind in TANH_GELU else "none"
         close(post, torch.nn.functional.gelu(pre, approximate=approximate))
 
 
@@ -97,10 +137,11 @@ def test_residual_stream_arithmetic(read, layer):
     here = block(kind, model, layer)
     if kind == "gpt_neox":
         close(post, pre + attention + mlp)
-    elif kind == "bert":
+    elif kind in NORMS:
+        first, second = (here.get_submodule(name) for name in NORMS[kind])
         mid = found[f"resid_mid@{layer}"]
-        close(mid, here.attention.output.LayerNorm(pre + attention))
-        close(post, here.output.LayerNorm(mid + mlp))
+        close(mid, first(pre + attention))
+        close(post, second(mid + mlp))
     else:
         close(found[f"resid_mid@{layer}"], pre + attention)
         close(post, found[f"resid_mid@{layer}"] + mlp)
@@ -131,7 +172,7 @@ def test_padding_changes_nothing(read):
 
 def test_heads_are_slices(read):
     _, source, model, found, ids, mask = read
-    for name in BY_HEAD:
+    for name in (name for name in BY_HEAD if name in source.architecture.block):
         heads = HEADS if name in ("q", "z") else source.kv_heads
         points = [HookPoint(name, 1, head) for head in range(heads)]
         with capture(model, source, points) as reader:
@@ -151,16 +192,17 @@ def test_hooks_are_gone_afterwards_and_the_forward_stops(read):
         reader(ids, mask)
         1 / 0  # noqa: B018
     assert before == sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
-    assert not depth_reached
+    assert len(depth_reached) == (2 if read[0] == "albert" else 0)  # its block runs once for every layer
     last.remove()
 
 
 def test_other_modules_by_name(read):
-    _, source, model, found, ids, mask = read
+    kind, source, model, found, ids, mask = read
     path = source.architecture.find("resid_post", 1).module
     points = expand([f"module:{path}"], "all", source)
+    first_call = 0 if kind == "albert" else 1
     with capture(model, source, points) as reader:
-        close(reader(ids, mask)[points[0]], found["resid_post@1"], atol=0)
+        close(reader(ids, mask)[points[0]], found[f"resid_post@{first_call}"], atol=0)
 
 
 def test_a_module_that_never_runs_is_an_error(tiny_folder):
@@ -216,6 +258,209 @@ def test_serial_gpt_neox_has_resid_mid():
     with capture(model, source, points) as reader:
         found = {p.kind: x for p, x in reader(ids, torch.ones_like(ids, dtype=torch.bool)).items()}
     close(found["resid_mid"], found["resid_pre"] + found["attn_out"])
+
+
+def activations(source, names, ids, mask, model=None):
+    with capture(model or source.load(True), source, expand(names, "all", source)) as reader:
+        return {str(point): x for point, x in reader(ids, mask).items()}
+
+
+def some_ids(seed=1):
+    """Two sequences, the second one padded on the right."""
+    ids = torch.randint(1, 400, (2, LENGTH), generator=torch.Generator().manual_seed(seed))
+    mask = torch.ones(2, LENGTH, dtype=torch.bool)
+    mask[1, 8:] = False
+    return ids.masked_fill(~mask, 0), mask
+
+
+@pytest.mark.parametrize("kind", ["bert", "albert", "xlnet"])
+def test_the_texts_of_a_pair_are_told_apart(tiny_folder, kind):
+    source = registry.models.get("transformers").function(path=str(tiny_folder(kind)))
+    assert source.segments
+    model = source.load(False)
+    ids, mask = some_ids()
+    types = torch.zeros_like(ids)
+    types[:, 5:] = 1
+    (point,) = expand(["resid_post@1"], "all", source)
+    with capture(model, source, [point]) as reader:
+        apart, alike = reader(ids, mask, token_type_ids=types)[point], reader(ids, mask)[point]
+    given = {"input_ids": ids, "attention_mask": mask.long(), "token_type_ids": types}
+    close(apart, model(**given, output_hidden_states=True).hidden_states[2], atol=0)
+    assert (apart - alike)[mask].abs().max() > 0.01
+    if kind == "bert":
+        lens = registry.models.get("transformer_lens").function(path=str(tiny_folder(kind)))
+        assert lens.segments
+        with capture(lens.load(False), lens, [point]) as reader:
+            close(reader(ids, mask, token_type_ids=types)[point], apart, atol=1e-5)
+
+
+def test_albert_with_several_groups_counts_the_calls_within_each(tmp_path):
+    """Layers 0 and 1 share one block, layers 2 and 3 another."""
+    config = {**TINY["albert"], "num_hidden_layers": 4, "num_hidden_groups": 2}
+    source = registry.models.get("random").function(config=config)
+    model = source.load(False)
+    perturb(model)
+    ids, mask = some_ids()
+    found = activations(source, ["embed", "resid_pre", "resid_mid", "mlp_out", "resid_post"], ids, mask, model)
+    hidden = model(input_ids=ids, attention_mask=mask.long(), output_hidden_states=True).hidden_states
+    close(found["embed"], hidden[0], atol=0)
+    for layer in range(4):
+        close(found[f"resid_pre@{layer}"], hidden[layer], atol=0)
+        close(found[f"resid_post@{layer}"], hidden[layer + 1], atol=0)
+        here = model.encoder.albert_layer_groups[layer // 2].albert_layers[0]
+        mid = found[f"resid_mid@{layer}"]
+        close(here.full_layer_layer_norm(mid + found[f"mlp_out@{layer}"]), hidden[layer + 1])
+    with pytest.raises(BadInput, match="config.inner_group_num: only 1 is read, got 2; use another model"):
+        registry.models.get("random").function(config={**TINY["albert"], "inner_group_num": 2})
+
+
+def test_half_of_a_batch_after_a_whole_one():
+    """The calls of a shared module are counted anew in every forward pass."""
+    source = registry.models.get("random").function(config=TINY["albert"])
+    ids, mask = some_ids()
+    with capture(source.load(False), source, expand(["resid_post@1"], "all", source)) as reader:
+        (whole,), (half,) = reader(ids, mask).values(), reader(ids[:1], mask[:1]).values()
+    close(half, whole[:1])
+
+
+def test_an_architecture_without_a_table_is_read_through_its_modules():
+    config = {"model_type": "opt", "vocab_size": 512, "hidden_size": 32, "num_hidden_layers": 2, "ffn_dim": 64,
+              "num_attention_heads": 4, "max_position_embeddings": 64, "word_embed_proj_dim": 32}  # fmt: skip
+    source = registry.models.get("random").function(config=config)
+    ids, mask = some_ids()
+    model = source.load(False)
+    found = activations(
+        source, ["module:decoder.layers.0", "module:decoder.layers.1.self_attn.out_proj"], ids, mask, model
+    )
+    hidden = model(input_ids=ids, attention_mask=mask.long(), output_hidden_states=True).hidden_states
+    close(found["module:decoder.layers.0"], hidden[1], atol=0)
+    assert found["module:decoder.layers.1.self_attn.out_proj"].shape == (2, LENGTH, 32)
+    with pytest.raises(BadInput, match="no hook-point table for opt, got 'resid_post@0'; known: .* name modules as"):
+        expand(["resid_post"], "all", source)
+
+
+@pytest.mark.parametrize("name", ["q", "k", "v", "z"])
+def test_what_xlnet_lacks_is_refused_by_name(name):
+    source = registry.models.get("random").function(config=TINY["xlnet"])
+    message = rf"xlnet has no {name} \(its attention computes it in no module\), got '{name}@1'; choose another"
+    with pytest.raises(BadInput, match=message):
+        expand([f"{name}@1"], "all", source)
+
+
+def test_transformers_give_no_scores():
+    source = registry.models.get("random").function(config=TINY["gpt2"])
+    with pytest.raises(BadInput, match="gpt2 has no attn_scores, got 'attn_scores@0'; choose another hook point"):
+        expand(["attn_scores"], "all", source)
+
+
+@pytest.mark.parametrize("kind", LENS)
+def test_transformer_lens_reads_what_transformers_reads(tiny_folder, kind):
+    """Every hook point that both have, on perturbed weights and a padded batch."""
+    plain = registry.models.get("transformers").function(path=str(tiny_folder(kind)))
+    lens = registry.models.get("transformer_lens").function(path=str(tiny_folder(kind)))
+    both = [name for name in plain.architecture.block if name in lens.architecture.block]
+    assert set(plain.architecture.block) == set(both)
+    names = ["embed", *both, *(["final_norm"] if plain.architecture.final_norm else [])]
+    assert (plain.architecture.final_norm is None) == (lens.architecture.final_norm is None)
+    ids, mask = some_ids()
+    expected, found = (activations(source, names, ids, mask) for source in (plain, lens))
+    assert list(found) == list(expected)
+    for name, x in found.items():
+        rows = mask if x.ndim == 3 else mask[:, None, :].expand(x.shape[:3])
+        close(x[rows], expected[name][rows], atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["gpt_neox", "gpt2", "llama"])
+def test_transformer_lens_gives_the_scores_of_decoders(tiny_folder, kind):
+    source = registry.models.get("transformer_lens").function(path=str(tiny_folder(kind)))
+    ids, mask = some_ids()
+    found = activations(source, ["attn_scores", "pattern"], ids, mask)
+    for layer in range(DEPTH):
+        pattern = found[f"pattern@{layer}"]
+        close(found[f"attn_scores@{layer}"].softmax(-1), pattern)
+        assert (found[f"attn_scores@{layer}"] - pattern).abs().max() > 1
+
+
+@pytest.mark.parametrize("kind", ["bert", "roberta"])
+def test_names_that_mean_something_else_in_transformer_lens_are_kept_out(tiny_folder, kind):
+    source = registry.models.get("transformer_lens").function(path=str(tiny_folder(kind)))
+    with pytest.raises(BadInput, match=rf"{kind} has no attn_scores \(TransformerLens gives its pattern there\)"):
+        expand(["attn_scores@0"], "all", source)
+    for name in ("blocks.0.hook_resid_mid", "blocks.0.hook_attn_out", "blocks.0.attn.hook_attn_scores"):
+        with pytest.raises(BadInput, match=f"no such module, got 'module:{name}'"):
+            expand([f"module:{name}"], "all", source)
+    ids, mask = some_ids()
+    found = activations(source, ["module:blocks.1.hook_resid_post", "resid_post@1"], ids, mask)
+    close(*found.values(), atol=0)
+
+
+NATIVE = {"d_model": 32, "n_layers": 3, "n_heads": 4, "n_ctx": 64, "d_vocab": 400}
+
+
+def native(**config):
+    return registry.models.get("transformer_lens").function(config={**NATIVE, **config})
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"act_fn": "solu_ln"},
+        {"act_fn": "gelu"},
+        {"act_fn": "relu", "normalization_type": None, "d_mlp": 64},
+        {"act_fn": "silu", "gated_mlp": True, "normalization_type": "RMS", "n_key_value_heads": 2,
+         "positional_embedding_type": "rotary"},
+        {"act_fn": "gelu", "normalization_type": "LNPre", "attention_dir": "bidirectional"},
+        {"attn_only": True},
+    ],
+    ids=lambda config: "-".join(str(v) for v in config.values()),
+)  # fmt: skip
+def test_native_models_by_arithmetic(config):
+    source = native(**config)
+    model = source.load(False)
+    perturb(model)
+    ids, mask = some_ids()
+    found = activations(source, ["embed", *source.architecture.block, "final_norm"], ids, mask, model)
+    bridge = model.bridge
+    close(found["embed"], found["resid_pre@0"], atol=0)
+    if config.get("positional_embedding_type") != "rotary":
+        close(found["embed"], bridge.embed.weight[ids] + bridge.pos_embed.weight[:LENGTH])
+    for layer in range(DEPTH):
+        here = bridge.blocks[layer]
+        q, k, v, z, pattern, out = (found[f"{n}@{layer}"] for n in ("q", "k", "v", "z", "pattern", "attn_out"))
+        kv = source.kv_heads
+        rows = mask[:, None, :].expand(2, HEADS, LENGTH)
+        if config.get("positional_embedding_type") != "rotary":
+            allowed = mask[:, None, None, :].expand(2, 1, LENGTH, LENGTH).clone()
+            if config.get("attention_dir") != "bidirectional":
+                allowed &= torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril()
+            scores = by_head(q, HEADS) @ by_head(k, kv).mT / math.sqrt(WIDTH // HEADS)
+            close(pattern[rows], scores.masked_fill(~allowed, -torch.inf).softmax(-1)[rows])
+        v = by_head(v, kv).repeat_interleave(HEADS // kv, dim=1)
+        close(by_head(z, HEADS)[rows], (pattern @ v)[rows])
+        close(out, torch.nn.functional.linear(z, here.attn.o.weight, here.attn.o.bias))
+        pre, post = found[f"resid_pre@{layer}"], found[f"resid_post@{layer}"]
+        if config.get("attn_only"):
+            close(post, pre + out)
+            continue
+        mid, mlp = found[f"resid_mid@{layer}"], found[f"mlp_out@{layer}"]
+        close(mid, pre + out)
+        close(post, mid + mlp)
+        a, b = found[f"mlp_pre@{layer}"], found[f"mlp_post@{layer}"]
+        if config["act_fn"] == "solu_ln":
+            norm = here.mlp.ln
+            close(b, torch.nn.functional.layer_norm(a * a.softmax(-1), a.shape[-1:], norm.weight, norm.bias))
+        elif not config.get("gated_mlp"):
+            close(b, getattr(torch.nn.functional, config["act_fn"])(a))
+        biases = None if config.get("gated_mlp") else here.mlp.out.bias
+        close(mlp, torch.nn.functional.linear(b, here.mlp.out.weight, biases))
+    assert not any(module.training for module in model.modules())
+    with pytest.raises(BadInput, match=r"has no attn_scores \(TransformerLens gives its pattern there\)"):
+        expand(["attn_scores"], "all", source)
+
+
+def test_attention_alone_has_no_mlp():
+    with pytest.raises(BadInput, match=r"native gelu has no mlp_out \(it has attention alone\), got 'mlp_out@0'"):
+        expand(["mlp_out"], "all", native(attn_only=True))
 
 
 def test_names_round_trip():

@@ -2,21 +2,28 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+import warnings
 
 import h5py
 import numpy as np
 import pytest
 import safetensors.torch
 import torch
+from conftest import TINY, perturb
 
 from repsim_cli import registry
+from repsim_cli.activations.capture import capture
+from repsim_cli.activations.hook_points import expand
 from repsim_cli.errors import BadInput
-from repsim_cli.models.transformers import SHIPPED
+from repsim_cli.models.architectures import LENS
+from repsim_cli.models.transformers import SHIPPED, inline_config, library
 
 transformers = registry.models.get("transformers").function
 random = registry.models.get("random").function
+transformer_lens = registry.models.get("transformer_lens").function
 shipped = registry.models.get("shipped").function
 precomputed = registry.models.get("precomputed").function
 
@@ -202,6 +209,376 @@ def test_hub_ids_and_revisions_on_a_fake_cache(tiny_folder, tmp_path):
     assert (one[2]["commit"], two[2]["commit"]) == ("a" * 40, "b" * 40)
     assert one[2]["weights_hash"] != two[2]["weights_hash"]
     assert "hub: the model could not be read, got 'EleutherAI/pythia-tiny@step3'" in missing
+
+
+HEADED = [
+    (kind, auto)
+    for kind, autos in {
+        "gpt_neox": ("CausalLM", "SequenceClassification"),
+        "gpt2": ("CausalLM", "SequenceClassification"),
+        "llama": ("CausalLM", "SequenceClassification"),
+        "bert": ("MaskedLM", "SequenceClassification"),
+        "roberta": ("MaskedLM", "SequenceClassification"),
+        "distilbert": ("MaskedLM", "SequenceClassification"),
+        "albert": ("MaskedLM", "SequenceClassification"),
+        "openai-gpt": ("CausalLM", "SequenceClassification"),
+        "xlnet": ("CausalLM", "SequenceClassification"),
+    }.items()
+    for auto in autos
+]
+
+
+@pytest.mark.parametrize(("kind", "auto"), HEADED)
+def test_checkpoints_with_a_head_give_their_backbone(tmp_path, kind, auto):
+    """Bit for bit the backbone that was saved; a head is no missing weight."""
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.manual_seed(1)
+        headed = getattr(library(), f"AutoModelFor{auto}").from_config(inline_config({**TINY[kind], "pad_token_id": 0}))
+        perturb(headed)
+        headed.eval().save_pretrained(tmp_path)
+    ids = torch.randint(1, 400, (2, 9), generator=torch.Generator().manual_seed(2))
+    mask = torch.ones_like(ids)
+    loaded = transformers(path=str(tmp_path)).load(False)
+    with torch.no_grad():
+        expected = headed.base_model(input_ids=ids, attention_mask=mask).last_hidden_state
+        found = loaded(input_ids=ids, attention_mask=mask).last_hidden_state
+    assert expected.std() > 0.1
+    assert torch.equal(found, expected)
+    if auto == "MaskedLM" and kind in ("bert", "roberta", "albert"):  # it was saved without one
+        assert all(p.isnan().all() for name, p in loaded.named_parameters() if "pooler" in name)
+    weights = safetensors.torch.load_file(tmp_path / "model.safetensors")
+    inside = f"{headed.base_model_prefix}."
+    backbone = next(k for k in sorted(weights) if k.startswith(inside) and "pooler" not in k)
+    del weights[backbone]
+    safetensors.torch.save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(
+        BadInput, match="1 weights are missing and 0 have the wrong shape, got .*; save the model again"
+    ):
+        transformers(path=str(tmp_path)).load(False)
+
+
+@pytest.mark.parametrize(
+    ("kind", "context", "width", "heads"),
+    [("roberta", 64, 32, 4), ("distilbert", 64, 32, 4), ("albert", 64, 32, 4), ("openai-gpt", 64, 32, 4), ("xlnet", None, 32, 4)],
+)  # fmt: skip
+def test_shapes_whatever_the_config_calls_them(kind, context, width, heads):
+    source = random(config=TINY[kind])
+    assert (source.layers, source.context, source.width, source.heads) == (3, context, width, heads)
+    assert source.head_width == 8
+    assert source.parameters == sum(p.numel() for p in source.load(False).parameters())
+    assert source.model_type == kind
+
+
+def test_roberta_counts_positions_from_its_padding_id(tiny_folder, tokenizer_folder):
+    """With another padding id than the tokenizer's, positions would be counted over the wrong tokens."""
+    assert transformers(path=str(tiny_folder("roberta"))).tokenizer().pad_token_id == 0
+    other = random(config={**TINY["roberta"], "pad_token_id": 1}, tokenizer=str(tokenizer_folder))
+    assert other.context == 63
+    message = "tokenizer: it pads with id 0, by which roberta counts positions, got pad_token_id 1 in the config"
+    with pytest.raises(BadInput, match=message):
+        other.tokenizer()
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"model_type": "t5"}, "config: encoders with decoders are not read, got model_type 't5'; use another model"),
+        (
+            {"model_type": "mamba"},
+            "config.num_attention_heads: mamba has no one number there, got None; use a model of",
+        ),
+    ],
+)
+def test_models_that_are_no_stack_of_attention_blocks(config, message):
+    with pytest.raises(BadInput, match=message):
+        random(config=config)
+
+
+def test_the_same_weights_under_another_config_are_another_model(tiny_folder, tmp_path):
+    folder = copied(tiny_folder("gpt2"), tmp_path)
+    one = transformers(path=str(folder)).identity()
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "activation_function": "relu"}))
+    other = transformers(path=str(folder)).identity()
+    assert one["weights_hash"] == other["weights_hash"]
+    assert one["config_hash"] != other["config_hash"]
+
+
+def test_rotary_features_per_head(tiny_folder):
+    kinds = {"gpt_neox": 2, "llama": 8, "gpt2": 0, "bert": 0}
+    assert {kind: random(config=TINY[kind]).rotary for kind in kinds} == kinds
+
+
+SOLU = {"d_model": 32, "n_layers": 2, "n_heads": 4, "n_ctx": 64, "d_vocab": 400, "act_fn": "solu_ln"}
+
+
+def test_native_models_are_known_before_their_weights_load(tokenizer_folder):
+    source = transformer_lens(config=SOLU, tokenizer=str(tokenizer_folder))
+    assert (source.layers, source.width, source.heads, source.head_width, source.context) == (2, 32, 4, 8, 64)
+    assert (source.vocabulary, source.rotary, source.model_type) == (400, 0, "native solu_ln")
+    block = 4 * (32 * 32 + 32) + 2 * 32 * 128 + 128 + 32 + 2 * 2 * 32 + 2 * 128
+    assert source.parameters == 400 * 32 + 64 * 32 + 2 * block + 2 * 32
+    assert len(source.tokenizer()) == 400
+    one, again, other = (transformer_lens(config=SOLU, seed=seed).load(False).bridge.state_dict() for seed in (1, 1, 2))
+    assert all(torch.equal(one[k], again[k]) for k in one)
+    assert not torch.equal(one["blocks.1.mlp.in.weight"], other["blocks.1.mlp.in.weight"])
+    hashes = {transformer_lens(config=c, seed=s).identity()[k] for c, s, k in (
+        (SOLU, 1, "weights_hash"), (SOLU, 2, "weights_hash"), (SOLU, 1, "config_hash"), ({**SOLU, "act_fn": "gelu"}, 1, "config_hash"))}  # fmt: skip
+    assert len(hashes) == 4
+
+
+def hidden(source, ids, model=None):
+    points = expand(["resid_post", "final_norm"], "all", source)
+    with capture(model or source.load(False), source, points) as reader:
+        return torch.stack([*reader(ids, torch.ones_like(ids, dtype=torch.bool)).values()])
+
+
+def old_names(state, heads):
+    """A native model's weights as TransformerLens saved them before: by head, and inputs first."""
+    out = {}
+    for key, value in state.items():
+        *path, module, kind = key.split(".")
+        letter = "W" if kind == "weight" else "b"
+        if module in ("q", "k", "v"):
+            x = value.unflatten(0, (heads, -1))
+            out[".".join([*path, f"{letter}_{module.upper()}"])] = x.transpose(1, 2) if x.ndim == 3 else x
+        elif module == "o":
+            out[".".join([*path, f"{letter}_O"])] = value.T.unflatten(0, (heads, -1)) if kind == "weight" else value
+        elif module in ("in", "out"):
+            out[".".join([*path, f"{letter}_{module}"])] = value.T if kind == "weight" else value
+        elif module in ("embed", "pos_embed"):
+            out[f"{module}.W_{'E' if module == 'embed' else 'pos'}"] = value
+        elif module == "unembed":
+            out[f"unembed.{letter}_U"] = value.T if kind == "weight" else value
+        else:
+            out[".".join([*path, module, letter.lower()])] = value
+    return {k: v.contiguous() for k, v in out.items()}
+
+
+def perturbed_solu():
+    model = transformer_lens(config=SOLU).load(False)
+    perturb(model)
+    return model, {k: v.clone() for k, v in model.bridge.state_dict().items()}
+
+
+def test_native_weights_from_a_file(tmp_path):
+    model, state = perturbed_solu()
+    ids = torch.arange(1, 13)[None]
+    expected = hidden(transformer_lens(config=SOLU), ids, model)
+    file = tmp_path / "weights.safetensors"
+    safetensors.torch.save_file(state, file)
+    source = transformer_lens(config=SOLU, weights=str(file))
+    assert torch.equal(hidden(source, ids), expected)
+    assert source.identity()["weights_hash"].startswith("transformer_lens: ")
+    old = old_names(state, 4)
+    old.pop("unembed.b_U")
+    old["blocks.0.attn.mask"] = torch.ones(3, 3)  # a buffer that the old files carry
+    torch.save(old, tmp_path / "weights.pth")
+    assert torch.equal(hidden(transformer_lens(config=SOLU, weights=str(tmp_path / "weights.pth")), ids), expected)
+
+
+def legacy_folder(folder, state, **changes):
+    """A model as the hub has them in TransformerLens' old format."""
+    said = {"d_model": 32, "n_layers": 2, "n_heads": 4, "d_head": 8, "d_mlp": 128, "n_ctx": 64, "d_vocab": 400,
+            "act_fn": "solu_ln", "attn_only": False, "normalization": "LN", "shortformer_pos": False,
+            "tokenizer_name": "NeelNanda/tiny-tokenizer", "ln_eps": 1e-5, "lr": 0.001, **changes}  # fmt: skip
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps({k: v for k, v in said.items() if v is not ...}))
+    torch.save(old_names(state, 4), folder / "model_final.pth")
+    return folder
+
+
+def test_a_folder_in_the_format_of_transformer_lens(tmp_path, tokenizer_folder):
+    model, state = perturbed_solu()
+    folder = legacy_folder(tmp_path / "model", state)
+    ids = torch.arange(1, 13)[None]
+    expected = hidden(transformer_lens(config=SOLU), ids, model)
+    source = transformer_lens(path=str(folder), tokenizer=str(tokenizer_folder))
+    assert torch.equal(hidden(source, ids), expected)
+    assert len(source.tokenizer()) == 400
+    with pytest.raises(BadInput, match="hub: the model could not be read, got 'NeelNanda/tiny-tokenizer'"):
+        transformer_lens(path=str(folder)).tokenizer()
+    legacy_folder(folder, state, shortformer_pos=True)
+    with pytest.raises(
+        BadInput, match="config.json: only shortformer_pos False is read, got True in .*; use another model"
+    ):
+        transformer_lens(path=str(folder))
+    legacy_folder(folder, state, act_fn=...)
+    with pytest.raises(BadInput, match="config.json: it does not say act_fn, got .*; add it"):
+        transformer_lens(path=str(folder))
+    legacy_folder(folder, state, ln_eps=0.5)
+    assert transformer_lens(path=str(folder)).load(False).bridge.cfg.eps == 0.5
+    (folder / "model_final.pth").unlink()
+    with pytest.raises(BadInput, match=r"path: no model.safetensors and no \*final.pth in it, got .*; give a folder"):
+        transformer_lens(path=str(folder))
+
+
+class Evil:
+    def __reduce__(self):
+        return (os.mkdir, ("evil",))
+
+
+def test_code_in_a_weights_file_is_never_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    torch.save({"embed.W_E": Evil()}, tmp_path / "w.pth")
+    source = transformer_lens(config=SOLU, weights=str(tmp_path / "w.pth"))
+    with pytest.raises(BadInput, match="weights: not a whole file of weights alone, got .*w.pth'.*; copy it again"):
+        source.load(False)
+    assert not (tmp_path / "evil").exists()
+
+
+def test_a_weights_file_that_holds_something_else(tmp_path):
+    torch.save([torch.ones(3)], tmp_path / "w.pth")
+    with pytest.raises(BadInput, match="weights: not a state dict, got list in '.*w.pth'; save model.state_dict"):
+        transformer_lens(config=SOLU, weights=str(tmp_path / "w.pth")).load(False)
+
+
+def test_weights_of_another_config_are_refused(tmp_path):
+    _, state = perturbed_solu()
+    for name, given in (
+        ("heads", old_names(state, 2)),
+        ("less", {k: v for k, v in state.items() if "ln1" not in k}),
+        ("more", {**state, "blocks.9.ln1.weight": torch.ones(32)}),
+    ):
+        safetensors.torch.save_file(given, tmp_path / f"{name}.safetensors")
+        with pytest.raises(
+            BadInput, match=f"weights: not those of this config, got '.*{name}.safetensors' .*; check both"
+        ):
+            transformer_lens(config=SOLU, weights=str(tmp_path / f"{name}.safetensors")).load(False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({}, "path, hub: give exactly one of them"),
+        ({"config": SOLU, "hub": "a/b"}, "config, path, hub: give exactly one, got config and 'a/b'; leave"),
+        ({"config": SOLU, "revision": "step1"}, "config, path, hub: give exactly one, got config and 'step1'"),
+        ({"hub": "a/b", "weights": "w.pth"}, "weights: only a native config has them apart, got 'w.pth'; give config"),
+        ({"config": SOLU, "weights": "/no/w.pth"}, "weights: no such file, got '/no/w.pth'; check the path"),
+        ({"config": SOLU, "weights": __file__}, "weights: unknown kind of file, got .*; use .safetensors, or a .pth"),
+        ({"config": {**SOLU, "d_modle": 3}}, "config.d_modle: a native model has no such setting, got 3; did you mean"),
+        ({"config": {"d_model": 32}}, "config.n_layers: missing or no number, got None; set it"),
+        ({"config": {**SOLU, "act_fn": "mish"}}, "config: no native model can be built from it, got .*mish.*; mend it"),
+        ({"hub": "EleutherAI/none"}, "hub: the model could not be read, got 'EleutherAI/none'"),
+        ({"path": "/no/such"}, "path: no such folder, got '/no/such'"),
+    ],
+)
+def test_bad_transformer_lens_models(arguments, message):
+    with pytest.raises(BadInput, match=message):
+        transformer_lens(**arguments)
+
+
+def test_a_native_model_has_no_tokenizer_of_its_own():
+    with pytest.raises(BadInput, match="tokenizer: a native model has none of its own; set tokenizer"):
+        transformer_lens(config=SOLU).tokenizer()
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        ("openai-gpt", "kind: TransformerLens loses the causal mask there, got model_type 'openai-gpt'; use kind: transformers"),
+        ("albert", "kind: TransformerLens has no checked hook points there, got model_type 'albert'; use kind: transformers"),
+    ],
+)  # fmt: skip
+def test_architectures_that_transformer_lens_gets_wrong(tiny_folder, kind, why):
+    with pytest.raises(BadInput, match=why):
+        transformer_lens(path=str(tiny_folder(kind)))
+
+
+def test_a_head_that_the_checkpoint_lacks_is_never_read(tiny_folder):
+    """A backbone was saved without its head; what a random one would give is NaN, which a run refuses."""
+    source = transformer_lens(path=str(tiny_folder("gpt_neox")))
+    points = expand(["module:unembed.hook_out", "final_norm"], "all", source)
+    ids = torch.arange(1, 9)[None]
+    with capture(source.load(False), source, points) as reader:
+        logits, normed = reader(ids, torch.ones_like(ids, dtype=torch.bool)).values()
+    assert logits.isnan().all()
+    assert normed.isfinite().all()
+
+
+def test_processing_is_refused_where_it_means_nothing(tiny_folder):
+    with pytest.raises(BadInput, match="process_weights: nothing folds where norms follow .*, got model_type 'bert'"):
+        transformer_lens(path=str(tiny_folder("bert")), process_weights=True)
+
+
+@pytest.mark.parametrize("kind", ["gpt_neox", "gpt2", "llama", "native"])
+def test_processed_weights_are_the_same_function_in_other_coordinates(tmp_path, kind):
+    if kind == "native":
+        _, state = perturbed_solu()
+        safetensors.torch.save_file(state, tmp_path / "w.safetensors")
+        arguments = {"config": {**SOLU}, "weights": str(tmp_path / "w.safetensors")}
+    else:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            model = library().AutoModelForCausalLM.from_config(inline_config(TINY[kind]))
+        perturb(model)
+        model.save_pretrained(tmp_path)
+        arguments = {"path": str(tmp_path)}
+    raw, processed = (transformer_lens(**arguments, process_weights=flag) for flag in (False, True))
+    ids = torch.arange(1, 13)[None]
+    models = [source.load(False) for source in (raw, processed)]
+    with torch.no_grad():
+        one, other = (m.bridge(ids).double().log_softmax(-1) for m in models)
+    torch.testing.assert_close(one, other, atol=1e-3, rtol=1e-3)
+    plain, folded = hidden(raw, ids, models[0]), hidden(processed, ids, models[1])
+    if kind == "llama":  # its norm does not centre, so its stream is left as it is
+        torch.testing.assert_close(plain[:-1], folded[:-1], atol=1e-3, rtol=1e-3)
+    else:
+        assert (plain[:-1] - folded[:-1]).abs().max() > 0.1
+        centred = plain[0] - plain[0].mean(-1, keepdim=True)
+        torch.testing.assert_close(centred, folded[0], atol=1e-3, rtol=1e-3)
+    assert raw.identity()["weights_hash"] != processed.identity()["weights_hash"]
+
+
+def on_a_fake_hub(root, repositories, script):
+    """The last line that a script prints, as JSON, on a cache in the hub's layout: {id: {revision: folder}}."""
+    for name, revisions in repositories.items():
+        repository = root / ("models--" + name.replace("/", "--"))
+        (repository / "refs").mkdir(parents=True)
+        for number, (revision, folder) in enumerate(revisions.items()):
+            commit = "abcdef"[number] * 40
+            (repository / "refs" / revision).write_text(commit)
+            shutil.copytree(folder, repository / "snapshots" / commit)
+    environment = {**os.environ, "HF_HUB_CACHE": str(root), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_every_architecture_and_format_on_a_fake_hub(tiny_folder, tokenizer_folder, tmp_path):
+    """Ids and revisions, by both kinds; an old model of TransformerLens names its tokenizer by an id of its own."""
+    repositories = {f"tiny/{kind}": {"main": tiny_folder(kind), "step2": tiny_folder(kind, seed=2)} for kind in TINY}
+    _, state = perturbed_solu()
+    repositories["NeelNanda/SoLU_2L"] = {"main": legacy_folder(tmp_path / "legacy", state)}
+    repositories["NeelNanda/tiny-tokenizer"] = {"main": tokenizer_folder}
+    script = (
+        "import json\n"
+        "from repsim_cli import registry\n"
+        "out = {}\n"
+        f"for kind, names in (('transformers', {list(TINY)}), ('transformer_lens', {list(LENS)})):\n"
+        "    make = registry.models.get(kind).function\n"
+        "    for name in names:\n"
+        "        found = []\n"
+        "        for revision in (None, 'step2'):\n"
+        "            source = make(hub=f'tiny/{name}', revision=revision)\n"
+        "            module = source.load(False)\n"
+        "            total = sum(float(p.double().sum()) for p in module.parameters() if p.isfinite().all())\n"
+        "            found.append([total, len(source.tokenizer()), source.identity()['commit'][0]])\n"
+        "        out[f'{kind} {name}'] = found\n"
+        "old = make(hub='NeelNanda/SoLU_2L')\n"
+        "out['old'] = [old.model_type, len(old.tokenizer()), float(old.load(False).bridge.blocks[1].mlp.ln.weight.sum())]\n"
+        "print(json.dumps(out))"
+    )
+    found = on_a_fake_hub(tmp_path / "hub", repositories, script)
+    old = found.pop("old")
+    assert old[:2] == ["native solu_ln", 400]
+    assert old[2] == pytest.approx(float(state["blocks.1.mlp.ln.weight"].sum()))
+    assert len(found) == len(TINY) + len(LENS)
+    for name, (main, step) in found.items():
+        assert main[0] != step[0], name
+        assert (main[1], step[1]) == (400, 400), name
+        assert (main[2], step[2]) == ("a", "b"), name
 
 
 ARRAYS = {f"h{i}": np.random.default_rng(i).normal(size=(20, 3 + i)).astype("float32") for i in (0, 2, 10)}

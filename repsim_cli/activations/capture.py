@@ -1,5 +1,6 @@
 """Reading hook points during one forward pass of a backbone, which stops after the deepest of them."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from repsim_cli.activations.hook_points import HookPoint, locate
 from repsim_cli.errors import RunFailed
+from repsim_cli.models.architectures import Point
 from repsim_cli.models.source import Source
 
 Reader = Callable[..., dict[HookPoint, Tensor]]
@@ -29,11 +31,15 @@ def capture(model: nn.Module, source: Source, points: Sequence[HookPoint]) -> It
     the context ends, whatever happens inside.
     """
     found: dict[HookPoint, Tensor] = {}
-    modules = dict(model.named_modules())
+    calls: Counter[HookPoint] = Counter()
+    modules = source.modules(model)
     main: Any = getattr(model, "main_input_name", "input_ids")
 
-    def keep(point: HookPoint, pick: Callable[[Any, int], Tensor], value: Any) -> None:
-        found[point] = pick(value, source.heads)
+    def keep(point: HookPoint, place: Point, value: Any) -> None:
+        calls[point] += 1
+        if calls[point] != place.call + 1:
+            return
+        found[point] = place.pick(value, source.heads)
         if len(found) == len(points):
             raise _Done
 
@@ -41,7 +47,7 @@ def capture(model: nn.Module, source: Source, points: Sequence[HookPoint]) -> It
     try:
         for point in points:
             place = locate(point, source)
-            module, take = modules[place.module], partial(keep, point, place.pick)
+            module, take = modules[place.module], partial(keep, point, place)
             if place.side == "input":
                 handles.append(module.register_forward_pre_hook(partial(_before, take), with_kwargs=True))
             else:
@@ -50,6 +56,7 @@ def capture(model: nn.Module, source: Source, points: Sequence[HookPoint]) -> It
         @torch.inference_mode()
         def read(inputs: Tensor, mask: Bool[Tensor, "b s"], **more: Tensor) -> dict[HookPoint, Tensor]:
             found.clear()
+            calls.clear()
             try:
                 model(**{main: inputs}, attention_mask=mask.long(), **more)
             except _Done:

@@ -1,7 +1,7 @@
 """Hook points: their names, and what they mean in one model.
 
 Names: `embed`, `final_norm`, `KIND@LAYER` with blocks counted from 0, `KIND@LAYER.hHEAD` for one head of q, k, v
-or z, and `module:dotted.name` for the output of any other module.
+or z, and `module:dotted.name` for the output of any other module (of its first call, where it has several).
 """
 
 import re
@@ -12,14 +12,14 @@ from typing import Any
 from torch import Tensor
 
 from repsim_cli.errors import BadInput
-from repsim_cli.models.architectures import ARCHITECTURES, Point
+from repsim_cli.models.architectures import ARCHITECTURES, LENS, Point
 from repsim_cli.models.source import Source
 from repsim_cli.registry import did_you_mean
 
 OUTSIDE = ("embed", "final_norm")
-IN_BLOCK = tuple(next(iter(ARCHITECTURES.values())).block)
+IN_BLOCK = tuple(dict.fromkeys(kind for table in (*ARCHITECTURES.values(), *LENS.values()) for kind in table.block))
 BY_HEAD = ("q", "k", "v", "z")
-ATTENTION = ("pattern",)
+ATTENTION = ("attn_scores", "pattern")
 
 _NAME = re.compile(r"(?P<kind>[a-z_]+)(?:@(?P<layer>-?\d+))?(?:\.h(?P<head>\d+))?")
 
@@ -94,12 +94,12 @@ def _layer(layer: int, depth: int, where: str) -> int:
 
 def locate(point: HookPoint, source: Source) -> Point:
     """The module to hook and how to read it; its `pick` gives (batch, position, features)."""
-    modules = dict(source.skeleton.named_modules())
+    modules = source.modules(source.skeleton)
     if point.module is not None:
         if point.module not in modules:
             near = did_you_mean(point.module, [m for m in modules if m])
             raise BadInput(f"no such module, got '{point}'; {near if len(near) < 300 else 'print the model'}")
-        return Point(point.module)
+        return Point(point.module, pick=source.architecture.other) if source.architecture else Point(point.module)
     if source.architecture is None:
         raise BadInput(
             f"no hook-point table for {source.model_type}, got '{point}'; known: {', '.join(ARCHITECTURES)}; "
@@ -107,8 +107,11 @@ def locate(point: HookPoint, source: Source) -> Point:
         )
     found = source.architecture.find(point.kind, point.layer)
     if found is None:
-        why = " (its attention and MLP run in parallel)" if point.kind == "resid_mid" else ""
-        raise BadInput(f"{source.model_type} has no {point.kind}{why}, got '{point}'; choose another hook point")
+        why = source.architecture.lacks.get(point.kind)
+        raise BadInput(
+            f"{source.model_type} has no {point.kind}{f' ({why})' if why else ''}, got '{point}'; "
+            "choose another hook point"
+        )
     assert found.module in modules, f"hook-point table of {source.model_type} is wrong at {found.module}"
     heads = source.heads if point.kind in ("q", "z") else source.kv_heads
     if point.head is not None:

@@ -94,11 +94,12 @@ def readings(models: Mapping[str, AnySource], extract: Extract) -> list[Reading]
 
 def width(point: HookPoint, source: Source) -> int:
     """Features per row, where the config says so (an MLP's or an unknown module's: four times the width)."""
-    per_head = source.width // source.heads
     if point.head is not None:
-        return per_head
+        return source.head_width
+    if point.kind in ("q", "z"):
+        return source.heads * source.head_width
     if point.kind in ("k", "v"):
-        return source.kv_heads * per_head
+        return source.kv_heads * source.head_width
     return 4 * source.width if point.kind in ("mlp_pre", "mlp_post", "module") else source.width
 
 

@@ -22,11 +22,12 @@ CODE = 2  # raise when a change of the code changes what an entry holds
 def activations_key(
     identity: Mapping[str, Any], sequences: Sequences, extract: Extract, points: Sequence[HookPoint], dtype: str
 ) -> str:
-    """The entry of one model's activations; the weights hash stands for the model wherever it lies."""
+    """The entry of one model's activations; the hashes stand for the model wherever it lies."""
     return key(
         {
             "code": CODE,
             "weights": identity["weights_hash"],
+            "config": identity.get("config_hash"),
             "data": sequences.hash(),
             "unit": extract.unit,
             "padding": extract.padding,

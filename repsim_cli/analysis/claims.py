@@ -1,6 +1,6 @@
 """Published findings as functions: a statistic, a threshold and a verdict, reported whatever it is."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,22 +93,40 @@ CLAIMS: dict[str, Callable[[Models, np.ndarray], Finding]] = {
 }
 
 
-def check_names(names: Sequence[str]) -> None:
+def pythia_2_8b_has_a_small_head(ratios: Mapping[str, float | None], factor: float) -> Finding:
+    """Brown et al. 2023, table 1: 2.8b has an unexpectedly small attention head."""
+    statistic, threshold = "d_head of 2.8b over the median of its neighbours in size", round(1 / factor, 4)
+    value = next((ratio for label, ratio in ratios.items() if label.startswith("pythia_2_8b")), None)
+    if value is None:
+        return untestable(statistic, threshold, "needs pythia_2_8b and two neighbours")
+    return Finding(statistic, threshold, value < threshold, value)
+
+
+SHAPE_CLAIMS: dict[str, Callable[[Mapping[str, float | None], float], Finding]] = {
+    function.__name__: function for function in (pythia_2_8b_has_a_small_head,)
+}
+
+
+def check_names(names: Sequence[str], known: Mapping[str, Any] = CLAIMS) -> None:
     """Raises BadInput for a claim that does not exist."""
     for name in names:
-        if name not in CLAIMS:
-            raise BadInput(f"options.claims: unknown claim, got '{name}'; {did_you_mean(name, CLAIMS)}")
+        if name not in known:
+            raise BadInput(f"options.claims: unknown claim, got '{name}'; {did_you_mean(name, known)}")
 
 
 def verdict(name: str, measure: str, labels: Sequence[str], values: np.ndarray) -> dict[str, Any]:
     """One claim on the matrix of all layers, as results.json keeps it. labels: the model of each row, in order."""
     order = list(dict.fromkeys(labels))
     models = {m: slice(labels.index(m), labels.index(m) + labels.count(m)) for m in order}
-    finding = CLAIMS[name](models, values)
+    return record(CLAIMS[name], measure, CLAIMS[name](models, values))
+
+
+def record(claim: Callable[..., Finding], measure: str, finding: Finding) -> dict[str, Any]:
+    """A claim's verdict as results.json keeps it. measure: what it was tested on."""
     words = {True: "holds", False: "fails", None: "not testable here"}
     return {
-        "name": name,
-        "source": (CLAIMS[name].__doc__ or "").strip(),
+        "name": claim.__name__,
+        "source": (claim.__doc__ or "").strip(),
         "measure": measure,
         "statistic": finding.statistic,
         "value": finding.value,

@@ -11,16 +11,22 @@ from repsim_cli.data.base import Modality
 from repsim_cli.models.architectures import Architecture
 
 
+def named_modules(model: nn.Module) -> dict[str, nn.Module]:
+    return dict(model.named_modules())
+
+
 @dataclass(frozen=True, kw_only=True)
 class Source:
     """A model that can be run on tokens or image patches, known from its config alone.
 
     layers, heads, kv_heads, width, context (longest sequence, None: unlimited; of images: the sequence),
-    parameters (of the backbone), vocabulary (token ids below it are known).
-    skeleton: the backbone without weights, on the meta device. tokenizer(): raises BadInput where it is absent;
+    parameters (of the backbone), vocabulary (token ids below it are known), head_width (features per head), rotary
+    (of them rotated).
+    skeleton: the backbone without weights, to find modules in. tokenizer(): raises BadInput where it is absent;
     the Patches of an image model. modality: what it reads. segments: it tells the texts of a pair apart by token type.
     load(eager): the backbone in eval mode, float32, on the CPU; eager attention when patterns are read.
     identity(): what was loaded (path or hub id, resolved revision, weights hash), once the files are there.
+    modules(backbone or skeleton): by the names that hook points use.
     """
 
     layers: int
@@ -36,6 +42,9 @@ class Source:
     tokenizer: Callable[[], Any]
     load: Callable[[bool], nn.Module]
     identity: Callable[[], dict[str, Any]]
+    head_width: int
+    rotary: int = 0
+    modules: Callable[[nn.Module], dict[str, nn.Module]] = named_modules
     modality: Modality = "text"
     segments: bool = False
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import safetensors
 import torch
@@ -32,24 +32,43 @@ SHIPPED = Path(str(resources.files("repsim_cli"))) / "assets" / "models"
 @models.register("transformers")
 def transformers(*, path: str | None = None, hub: str | None = None, revision: str | None = None) -> Source:
     """A model of the Hugging Face hub (`hub`, optionally `revision`: a branch, tag or commit), or a folder (`path`)."""
+    return _from(place(path, hub, revision))
+
+
+class Place(NamedTuple):
+    """Where a model lies: its config, a folder or hub id with a revision, and identity() once the files are there."""
+
+    config: Any
+    where: str
+    revision: str | None
+    identity: Callable[[], dict[str, Any]]
+
+
+def check_place(path: str | None, hub: str | None, revision: str | None) -> None:
     if (path is None) == (hub is None):
         raise BadInput(f"path, hub: give exactly one of them, got path={path}, hub={hub}; path is a folder, hub an id")
-    if path is None:
-        assert hub is not None
-        return _from_hub(hub, revision)
-    if revision is not None:
+    if path is not None and revision is not None:
         raise BadInput(f"revision: a local folder has none, got '{revision}'; name the folder of that checkpoint")
-    return _from_folder(Path(path).expanduser())
+
+
+def place(path: str | None, hub: str | None, revision: str | None) -> Place:
+    """A folder or a hub id in the transformers format."""
+    check_place(path, hub, revision)
+    return _folder_place(Path(path).expanduser()) if path is not None else _hub_place(str(hub), revision)
 
 
 @models.register("shipped")
 def shipped(*, name: str) -> Source:
     """A small model that ships with the package (made by `repsim run experiment=pretrain_tiny`)."""
-    return _from_folder(shipped_folder(name))
+    return _from(_folder_place(shipped_folder(name)))
+
+
+def shipped_names() -> list[str]:
+    return sorted(p.name for p in SHIPPED.iterdir())
 
 
 def shipped_folder(name: str) -> Path:
-    known = sorted(p.name for p in SHIPPED.iterdir())
+    known = shipped_names()
     if name not in known:
         raise BadInput(f"name: no such shipped model, got '{name}'; {did_you_mean(name, known)}")
     return SHIPPED / name
@@ -68,7 +87,7 @@ def random(
 ) -> Source:
     """Fresh weights under `seed`, in the shape of a shipped, local or hub model, or of `config`.
 
-    config: e.g. {model_type: gpt2, n_layer: 2}. tokenizer: a folder or hub id; by default that of the model.
+    config: e.g. {model_type: gpt2, n_layer: 2}. tokenizer: a folder, hub id or shipped model; by default the model's.
     """
     given = [name for name in (shipped, path, hub) if name is not None]
     if len(given) + (config is not None) != 1:
@@ -79,26 +98,27 @@ def random(
     if config is not None:
         settings, where, like = inline_config(config), tokenizer, None
     else:
-        like = hub or str(shipped_folder(shipped) if shipped else _folder(Path(str(path)).expanduser()))
-        settings, where = _config(like, revision), tokenizer or like
+        like = hub or str(shipped_folder(shipped) if shipped else folder(Path(str(path)).expanduser()))
+        settings, where = config_of(like, revision), tokenizer or like
 
-    def tokenizer_of() -> Any:
+    def own_tokenizer() -> Any:
         if where is None:
-            raise BadInput("tokenizer: a random model from a config has none; set tokenizer to a folder or hub id")
-        return _tokenizer(where, None if tokenizer else revision)
+            raise BadInput(
+                "tokenizer: a random model from a config has none; set tokenizer to a folder, a hub id or tiny_a"
+            )
+        return tokenizer_of(where, None if tokenizer else revision)
 
-    def load(eager: bool) -> nn.Module:
+    def fresh(eager: bool) -> nn.Module:
         auto = library().AutoModel
         with torch.random.fork_rng(devices=[]), _silent():
             torch.manual_seed(seed)
             return auto.from_config(settings, dtype=torch.float32, attn_implementation=_attention(eager))
 
-    described = json.dumps(settings.to_dict(), sort_keys=True, default=str).encode()
     identity = {
         "source": f"random weights, seed {seed}, {given[0] if given else settings.model_type}",
-        "weights_hash": f"seed {seed}, config {hashlib.sha256(described).hexdigest()}",
+        "weights_hash": f"seed {seed}, config {config_hash(settings.to_dict())}",
     }
-    return _source(settings, tokenizer_of, load, lambda: identity, like, revision)
+    return source(settings, own_tokenizer, fresh, lambda: identity, like, revision)
 
 
 def library() -> Any:
@@ -128,7 +148,7 @@ def _attention(eager: bool) -> str | None:
     return "eager" if eager else None
 
 
-def _folder(path: Path) -> Path:
+def folder(path: Path) -> Path:
     if path.is_file():
         raise BadInput(f"path: not a folder, got '{path}'; name the folder that it is in")
     if not path.is_dir():
@@ -140,7 +160,7 @@ def _folder(path: Path) -> Path:
     return path
 
 
-def _weight_files(path: Path) -> list[Path]:
+def weight_files(path: Path) -> list[Path]:
     """The folder's safetensors files, each with a whole header; BadInput says what is missing."""
     index = path / "model.safetensors.index.json"
     if index.is_file():
@@ -165,39 +185,44 @@ def _weight_files(path: Path) -> list[Path]:
     return files
 
 
-def _from_folder(path: Path) -> Source:
-    path = _folder(path)
-    config = _config(str(path))
-    files = _weight_files(path)
+def _folder_place(path: Path) -> Place:
+    path = folder(path)
+    config = config_of(str(path))
+    files = weight_files(path)
+    return Place(config, str(path), None, lambda: {"source": str(path), "weights_hash": hash_files(files)})
 
+
+def _hub_place(hub: str, revision: str | None) -> Place:
     def identity() -> dict[str, Any]:
-        return {"source": str(path), "weights_hash": hash_files(files)}
-
-    return _source(
-        config, lambda: _tokenizer(str(path)), lambda eager: _load(str(path), None, eager), identity, str(path)
-    )
-
-
-def _from_hub(hub: str, revision: str | None) -> Source:
-    config = _config(hub, revision)
-
-    def identity() -> dict[str, Any]:
-        from huggingface_hub import snapshot_download
-
-        try:
-            weights = ["*.safetensors", "*.safetensors.index.json"]
-            folder = Path(snapshot_download(hub, revision=revision, allow_patterns=weights))
-        except (OSError, ValueError) as error:
-            raise _unreachable(hub, revision, error) from error
+        folder = hub_files(hub, revision, ["*.safetensors", "*.safetensors.index.json"])
         return {
             "source": hub,
             "revision": revision,
             "commit": folder.name,
-            "weights_hash": hash_files(_weight_files(folder)),
+            "weights_hash": hash_files(weight_files(folder)),
         }
 
-    return _source(
-        config, lambda: _tokenizer(hub, revision), lambda eager: _load(hub, revision, eager), identity, hub, revision
+    return Place(config_of(hub, revision), hub, revision, identity)
+
+
+def hub_files(hub: str, revision: str | None, patterns: list[str]) -> Path:
+    """The folder of a hub repository's snapshot, with the files that match."""
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(hub, revision=revision, allow_patterns=patterns))
+    except (OSError, ValueError) as error:
+        raise _unreachable(hub, revision, error) from error
+
+
+def _from(found: Place) -> Source:
+    return source(
+        found.config,
+        lambda: tokenizer_of(found.where, found.revision),
+        lambda eager: load(found.where, found.revision, eager),
+        found.identity,
+        found.where,
+        found.revision,
     )
 
 
@@ -237,7 +262,7 @@ def _check_config_file(file: Path) -> None:
         raise BadInput(f"path: unknown architecture, got model_type '{kind}' in '{file}'; {did_you_mean(kind, known)}")
 
 
-def _config(where: str, revision: str | None = None) -> Any:
+def config_of(where: str, revision: str | None = None) -> Any:
     if Path(where).is_dir():
         _check_config_file(Path(where) / "config.json")
     try:
@@ -267,24 +292,33 @@ def inline_config(given: dict[str, Any]) -> Any:
         raise BadInput(f"config: not usable for {kind}, got {rest} ({error}); mend it") from error
 
 
-def _tokenizer(where: str, revision: str | None = None) -> Any:
-    folder = Path(where)
-    if folder.is_dir() and not any((folder / name).is_file() for name in TOKENIZER_FILES):
+def tokenizer_of(where: str, revision: str | None = None) -> Any:
+    if where in shipped_names():
+        where = str(SHIPPED / where)
+    local = Path(where).is_dir()
+    if local and not any((Path(where) / name).is_file() for name in TOKENIZER_FILES):
         raise BadInput(f"path: no tokenizer in it, got '{where}'; save the tokenizer there (tokenizer.json)")
-
     try:
         with _silent():
             return library().AutoTokenizer.from_pretrained(where, revision=revision, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
-        if folder.is_dir():
+        if local:
             raise BadInput(f"path: its tokenizer cannot be used, got '{where}' ({error}); save it again") from error
+        if isinstance(error, OSError):
+            # a repository of a tokenizer alone has no config.json, which its id asks for and its folder does not
+            files = [*TOKENIZER_FILES, "tokenizer_config.json", "special_tokens_map.json", "merges.txt"]
+            return tokenizer_of(str(hub_files(where, revision, files)))
         raise _unreachable(where, revision, error) from error
 
 
-def _load(where: str, revision: str | None, eager: bool) -> nn.Module:
+def load(where: str, revision: str | None, eager: bool, auto: str = "AutoModel") -> Any:
+    """The model of a transformers auto class, float32. Raises BadInput where a weight of the backbone is missing.
+
+    A head or pooler that the checkpoint lacks is NaN: what is computed from it is refused, not random.
+    """
     try:
         with _silent():
-            model, info = library().AutoModel.from_pretrained(
+            model, info = getattr(library(), auto).from_pretrained(
                 where,
                 revision=revision,
                 dtype=torch.float32,
@@ -301,18 +335,22 @@ def _load(where: str, revision: str | None, eager: bool) -> nn.Module:
                 f"path: the weights cannot be loaded, got '{where}' ({reason[:200]}); save them again"
             ) from error
         raise _unreachable(where, revision, error) from error
-    # a masked language model has no pooler, and no hook point reads it
-    missing = sorted(key for key in info["missing_keys"] if "pooler" not in key)
+    backbone = "" if model.base_model is model else f"{model.base_model_prefix}."
+    lacking = info["missing_keys"]
+    missing = sorted(key for key in lacking if key.startswith(backbone) and "pooler" not in key)
     wrong = sorted(f"{key}: {tuple(saved)} for {tuple(wanted)}" for key, saved, wanted in info["mismatched_keys"])
     if missing or wrong:
         raise BadInput(
             f"path: {len(missing)} weights are missing and {len(wrong)} have the wrong shape, "
             f"got '{where}' (first: {(missing + wrong)[0]}); save the model again"
         )
+    weights = model.state_dict()
+    for key in lacking:
+        weights[key].fill_(torch.nan)
     return model
 
 
-def _source(
+def source(
     config: Any,
     tokenizer: Callable[[], Any],
     load: Callable[[bool], nn.Module],
@@ -320,11 +358,25 @@ def _source(
     where: str | None,
     revision: str | None = None,
 ) -> Source:
+    """A model from its transformers config. Raises BadInput where it is not a stack of blocks on tokens or patches.
+
+    where, revision: the folder or hub id in which an image model's preprocessor is looked for; None: nowhere.
+    """
     config = config.get_text_config()
     images = config.model_type in IMAGE_MODELS
     if not images and not hasattr(config, "vocab_size"):
         known = ", ".join(IMAGE_MODELS)
         raise BadInput(f"config: neither of text nor of patches, got {config.model_type}; image models: {known}")
+    for name in ("num_hidden_layers", "num_attention_heads", "hidden_size"):
+        if not isinstance(getattr(config, name, None), int):
+            raise BadInput(
+                f"config.{name}: {config.model_type} has no one number there, got {getattr(config, name, None)}; "
+                "use a model of equal blocks with attention"
+            )
+    if getattr(config, "is_encoder_decoder", False):
+        raise BadInput(
+            f"config: encoders with decoders are not read, got model_type '{config.model_type}'; use another model"
+        )
     try:
         with torch.device("meta"), _silent():
             skeleton = library().AutoModel.from_config(config)
@@ -335,26 +387,62 @@ def _source(
     def ready(eager: bool) -> nn.Module:
         model: Any = load(eager).eval()
         model.config.use_cache = False
+        model.config.use_mems_eval = False  # XLNet's name for it
         return model
 
+    # positions that are counted from the padding id on (RoBERTa) take the first ones away
+    embeddings = getattr(skeleton, "embeddings", None)
+    padding = getattr(getattr(embeddings, "position_embeddings", None), "padding_idx", None)
+    context = patch_grid(config).places if images else getattr(config, "max_position_embeddings", None)
+    if context is not None and context <= 0:  # XLNet's way to say that there is no limit
+        context = None
+    if context is not None and padding is not None:
+        context -= padding + 1
+
+    def checked() -> Any:
+        found = tokenizer()
+        if padding is not None and found.pad_token_id != padding:
+            raise BadInput(
+                f"tokenizer: it pads with id {found.pad_token_id}, by which {config.model_type} counts positions, "
+                f"got pad_token_id {padding} in the config; use the model's own tokenizer"
+            )
+        return found
+
+    head_width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return Source(
         layers=config.num_hidden_layers,
         heads=config.num_attention_heads,
         kv_heads=getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
         width=config.hidden_size,
-        context=patch_grid(config).places if images else getattr(config, "max_position_embeddings", None),
+        context=context,
         parameters=sum(p.numel() for p in skeleton.parameters()),
         vocabulary=0 if images else config.vocab_size,
         architecture=architecture(config),
         model_type=config.model_type,
         skeleton=skeleton,
-        tokenizer=(lambda: patch_grid(config, _preprocessor(where, revision))) if images else tokenizer,
+        tokenizer=(lambda: patch_grid(config, _preprocessor(where, revision))) if images else checked,
         load=ready,
-        identity=identity,
+        identity=lambda: {**identity(), "config_hash": config_hash(config.to_dict())},
+        head_width=head_width,
+        rotary=rotary(config, head_width),
         modality="images" if images else "text",
-        # others take token types for ids of words (GPT-2), or have one type alone (RoBERTa)
-        segments=getattr(config, "type_vocab_size", 1) > 1,
+        # others take token types for ids of words (GPT-2), or have one type alone (RoBERTa); XLNet counts none
+        segments=getattr(config, "type_vocab_size", 1) > 1 or config.model_type == "xlnet",
     )
+
+
+def config_hash(config: dict[str, Any]) -> str:
+    """sha256 of what decides about the activations beside the weights: the same weights can mean two models."""
+    said = {k: v for k, v in config.items() if k not in ("_name_or_path", "transformers_version", "dtype")}
+    return hashlib.sha256(json.dumps(said, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def rotary(config: Any, head_width: int) -> int:
+    """Features per head that are rotated by position; 0 where positions enter otherwise."""
+    settings = getattr(config, "rope_parameters", None)
+    if not settings:
+        return 0
+    return int(head_width * settings.get("partial_rotary_factor", 1.0))
 
 
 def patch_grid(config: Any, preprocessor: Mapping[str, Any] | None = None) -> Patches:

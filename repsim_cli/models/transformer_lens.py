@@ -1,0 +1,350 @@
+"""Models under TransformerLens: of the hub or a folder through its bridge, and its own ("native") architecture.
+
+Raw weights unless `process_weights` says otherwise. The library is imported when a model of this kind is first
+asked for (seconds). Its mistakes are kept out: see `architectures.lens_architecture` and MISNAMED_BERT.
+"""
+
+import copy
+import json
+import re
+import warnings
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from repsim_cli.errors import BadInput
+from repsim_cli.models.architectures import lens_architecture, native_architecture
+from repsim_cli.models.source import Source
+from repsim_cli.models.transformers import (
+    TOKENIZER_FILES,
+    check_place,
+    config_hash,
+    folder,
+    hash_files,
+    hub_files,
+    library,
+    load,
+    place,
+    source,
+    tokenizer_of,
+)
+from repsim_cli.registry import did_you_mean, models
+
+HEADS = {"bert": "AutoModelForMaskedLM", "roberta": "AutoModelForMaskedLM"}  # the rest: AutoModelForCausalLM
+NATIVE = (
+    "d_model", "n_layers", "n_heads", "n_ctx", "d_vocab", "d_head", "d_mlp", "act_fn", "normalization_type", "eps",
+    "attn_only", "gated_mlp", "final_rms", "attention_dir", "n_key_value_heads", "positional_embedding_type",
+    "rotary_dim", "rotary_base", "init_mode", "initializer_range",
+)  # fmt: skip
+NEEDED = NATIVE[:5]
+# in the config.json of models saved in TransformerLens' own format: other names, and what is not read if it differs
+OLD_NAMES = {"normalization": "normalization_type", "ln_eps": "eps"}
+FIXED = {"shortformer_pos": False, "use_attn_scale": True, "use_local_attn": False, "parallel_attn_mlp": False}
+
+
+@models.register("transformer_lens")
+def transformer_lens(
+    *,
+    path: str | None = None,
+    hub: str | None = None,
+    revision: str | None = None,
+    config: dict[str, Any] | None = None,
+    weights: str | None = None,
+    tokenizer: str | None = None,
+    seed: int = 0,
+    process_weights: bool = False,
+) -> Source:
+    """A model of the hub (`hub`) or a folder (`path`), in the transformers or in TransformerLens' own format; or the
+    native architecture from `config`, e.g. {d_model: 64, n_layers: 2, n_heads: 4, n_ctx: 128, d_vocab: 512,
+    act_fn: solu_ln}, with `weights` (.safetensors, or a .pth state dict) or fresh ones under `seed`.
+
+    tokenizer: a folder, hub id or shipped model; by default the model's. process_weights: fold the norms into the
+    weights and centre them, as TransformerLens can: the same function of the text in other coordinates.
+    """
+    if config is not None:
+        if (path, hub, revision) != (None, None, None):
+            raise BadInput(
+                f"config, path, hub: give exactly one, got config and '{path or hub or revision}'; leave one out"
+            )
+        file = None if weights is None else _weights_file(Path(weights).expanduser())
+        about = {"source": f"random weights, seed {seed}, native" if weights is None else weights}
+        return _native(config, about, lambda: file, tokenizer, seed, process_weights)
+    if weights is not None:
+        raise BadInput(f"weights: only a native config has them apart, got '{weights}'; give config too")
+    check_place(path, hub, revision)
+    own = _own_format(path, hub, revision)
+    if own is not None:
+        return _saved(own, path, hub, revision, tokenizer, process_weights)
+    return _bridged(path, hub, revision, tokenizer, process_weights)
+
+
+class Backbone(nn.Module):
+    """A bridge, called as a transformers backbone is."""
+
+    def __init__(self, bridge: nn.Module):
+        super().__init__()
+        self.bridge: Any = bridge
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, **more: Tensor) -> None:
+        self.bridge(input_ids, attention_mask=attention_mask, return_type=None, **more)
+
+
+def hooks(backbone: nn.Module, misnamed: str) -> dict[str, nn.Module]:
+    """The hook points that TransformerLens names, each a module that passes its tensor on; without misnamed ones."""
+    assert isinstance(backbone, Backbone)
+    found = backbone.bridge.hook_dict
+    return {name: hook for name, hook in found.items() if not re.search(misnamed, name)}
+
+
+# names under which other tensors lie: after the norm, before the norm, after the softmax
+MISNAMED_BERT = r"hook_attn_out$|attn\.hook_out$|hook_resid_mid$|hook_attn_scores$|^ln_final\."
+MISNAMED_NATIVE = r"hook_attn_scores$"
+MISNAMED_NONE = r"^$"
+
+
+def _bridged(path: str | None, hub: str | None, revision: str | None, tokenizer: str | None, process: bool) -> Source:
+    found = place(path, hub, revision)
+    settings = found.config.get_text_config()
+    table = lens_architecture(settings)
+    auto = HEADS.get(settings.model_type, "AutoModelForCausalLM")
+    if process and settings.model_type in HEADS:
+        raise BadInput(
+            f"process_weights: nothing folds where norms follow the additions, got model_type '{settings.model_type}'; "
+            "leave it false"
+        )
+
+    def bridge(model: Any) -> nn.Module:
+        from transformer_lens.model_bridge.sources import build_bridge_from_module
+
+        return build_bridge_from_module(model, type(model).__name__, hf_config=model.config, dtype=torch.float32)
+
+    def ready(eager: bool) -> nn.Module:
+        # its attention is always eager
+        model = load(found.where, found.revision, True, auto)
+        return _backbone(bridge(model), process)
+
+    def skeleton() -> nn.Module:
+        """The same modules on one narrow head: the bridge splits projections, which needs weights."""
+        narrow = copy.deepcopy(settings)
+        for key, value in NARROW.items():
+            if hasattr(narrow, key):
+                setattr(narrow, key, value)
+        with torch.random.fork_rng(devices=[]):
+            return _backbone(bridge(getattr(library(), auto).from_config(narrow, attn_implementation="eager")), False)
+
+    misnamed = MISNAMED_BERT if auto == "AutoModelForMaskedLM" else MISNAMED_NONE
+    like = source(
+        settings,
+        lambda: tokenizer_of(tokenizer or found.where, None if tokenizer else found.revision),
+        ready,
+        found.identity,
+        None,
+    )
+    return replace(
+        like,
+        architecture=table,
+        skeleton=skeleton(),
+        load=ready,
+        identity=lambda: _marked(like.identity(), process),
+        modules=lambda model: hooks(model, misnamed),
+    )
+
+
+NARROW = {
+    "hidden_size": 16,
+    "num_attention_heads": 1,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "intermediate_size": 16,
+    "vocab_size": 8,
+    "max_position_embeddings": 16,
+    "pad_token_id": 0,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+}
+
+
+def _backbone(bridge: Any, process: bool) -> nn.Module:
+    with redirect_stdout(StringIO()), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if process:
+            bridge.enable_compatibility_mode()
+    return Backbone(bridge).eval()
+
+
+def _marked(identity: dict[str, Any], process: bool) -> dict[str, Any]:
+    """Other numbers than those of kind: transformers, so another name in the cache."""
+    how = "transformer_lens, processed weights" if process else "transformer_lens"
+    return {**identity, "kind": how, "weights_hash": f"{how}: {identity['weights_hash']}"}
+
+
+def _own_format(path: str | None, hub: str | None, revision: str | None) -> dict[str, Any] | None:
+    """config.json of a model in TransformerLens' own format; None for one in the transformers format."""
+    where = folder(Path(path).expanduser()) if path is not None else hub_files(str(hub), revision, ["config.json"])
+    try:
+        said = json.loads((where / "config.json").read_text())
+    except (OSError, ValueError):
+        return None  # the transformers format's own checks say what is wrong
+    return said if isinstance(said, dict) and "model_type" not in said and "d_model" in said else None
+
+
+def _saved(
+    said: dict[str, Any], path: str | None, hub: str | None, revision: str | None, tokenizer: str | None, process: bool
+) -> Source:
+    for key, value in FIXED.items():
+        if said.get(key, value) != value:
+            raise BadInput(
+                f"config.json: only {key} {value} is read, got {said[key]} in '{path or hub}'; use another model"
+            )
+    if not said.get("attn_only") and "act_fn" not in said:
+        raise BadInput(f"config.json: it does not say act_fn, got '{path or hub}'; add it")
+    config = {OLD_NAMES.get(k, k): v for k, v in said.items()}
+    config = {k: v for k, v in config.items() if k in NATIVE}
+    about = {"source": str(path or hub)} if revision is None else {"source": hub, "revision": revision}
+
+    def file() -> Path:
+        if path is not None:
+            return _weights_in(Path(path).expanduser())
+        return _weights_in(hub_files(str(hub), revision, ["*final.pth", "model.safetensors"]))
+
+    if path is not None:
+        file()
+        has_tokenizer = any((Path(path).expanduser() / name).is_file() for name in TOKENIZER_FILES)
+        tokenizer = tokenizer or (path if has_tokenizer else None)
+    return _native(config, about, file, tokenizer or said.get("tokenizer_name"), 0, process)
+
+
+def _weights_in(where: Path) -> Path:
+    files = [*sorted(where.glob("*final.pth")), *where.glob("model.safetensors")]
+    if not files:
+        raise BadInput(f"path: no model.safetensors and no *final.pth in it, got '{where}'; give a folder with weights")
+    return files[0]
+
+
+def _weights_file(file: Path) -> Path:
+    if not file.is_file():
+        raise BadInput(f"weights: no such file, got '{file}'; check the path")
+    if file.suffix not in (".safetensors", ".pth", ".pt"):
+        raise BadInput(f"weights: unknown kind of file, got '{file}'; use .safetensors, or a .pth state dict")
+    return file
+
+
+def _native(
+    config: dict[str, Any],
+    about: dict[str, Any],
+    file: Callable[[], Path | None],
+    tokenizer: str | None,
+    seed: int,
+    process: bool,
+) -> Source:
+    for key in config:
+        if key not in NATIVE:
+            raise BadInput(f"config.{key}: a native model has no such setting, got {config[key]!r}; {_near(key)}")
+    for key in NEEDED:
+        if not isinstance(config.get(key), int):
+            raise BadInput(f"config.{key}: missing or no number, got {config.get(key)!r}; set it")
+    settings = {
+        "d_head": config["d_model"] // max(config["n_heads"], 1),
+        "act_fn": "gelu",
+        "normalization_type": "LN",
+        **config,
+    }
+
+    def boot(init: bool) -> Any:
+        from transformer_lens import TransformerBridgeConfig
+        from transformer_lens.model_bridge.sources import boot_native
+
+        try:
+            cfg = TransformerBridgeConfig(
+                **settings, seed=seed, init_weights=init, architecture="TransformerLensNative"
+            )
+            with torch.random.fork_rng(devices=[]):
+                return boot_native(cfg)
+        except (ValueError, TypeError, RuntimeError, NotImplementedError, AssertionError, ZeroDivisionError) as error:
+            reason = str(error).splitlines()[0]
+            raise BadInput(
+                f"config: no native model can be built from it, got {config} ({reason[:200]}); mend it"
+            ) from error
+
+    def ready(eager: bool) -> nn.Module:
+        found = file()
+        bridge = boot(init=found is None)
+        if found is not None:
+            _fill(bridge, found)
+        return _backbone(bridge, process)
+
+    def own_tokenizer() -> Any:
+        if tokenizer is None:
+            raise BadInput(
+                "tokenizer: a native model has none of its own; set tokenizer to a folder, a hub id or tiny_a"
+            )
+        return tokenizer_of(tokenizer)
+
+    def identity() -> dict[str, Any]:
+        found = file()
+        weights = f"seed {seed}" if found is None else hash_files([found])
+        return _marked({**about, "weights_hash": weights, "config_hash": config_hash(settings)}, process)
+
+    with torch.device("meta"):
+        skeleton = Backbone(boot(init=False))
+    head = sum(p.numel() for name, p in skeleton.bridge.named_parameters() if name.startswith("head."))
+    rotated = str(settings.get("positional_embedding_type")).lower() == "rotary"
+    return Source(
+        layers=settings["n_layers"],
+        heads=settings["n_heads"],
+        kv_heads=settings.get("n_key_value_heads") or settings["n_heads"],
+        width=settings["d_model"],
+        context=settings["n_ctx"],
+        parameters=sum(p.numel() for p in skeleton.parameters()) - head,
+        vocabulary=settings["d_vocab"],
+        architecture=native_architecture(
+            gated=bool(settings.get("gated_mlp")), attention_only=bool(settings.get("attn_only"))
+        ),
+        model_type=f"native {settings['act_fn']}",
+        skeleton=skeleton,
+        tokenizer=own_tokenizer,
+        load=ready,
+        identity=identity,
+        head_width=settings["d_head"],
+        rotary=(settings.get("rotary_dim") or settings["d_head"]) if rotated else 0,
+        modules=lambda model: hooks(model, MISNAMED_NATIVE),
+    )
+
+
+def _near(key: str) -> str:
+    hint = did_you_mean(key, NATIVE)
+    return hint if len(hint) < 300 else "see the docstring"
+
+
+def _fill(bridge: Any, file: Path) -> None:
+    """The weights of a file into a native model; those saved under TransformerLens' old names are converted."""
+    from transformer_lens.utilities.tl_checkpoint_conversion import convert_tl_checkpoint
+
+    try:
+        if file.suffix == ".safetensors":
+            state = safetensors.torch.load_file(file)
+        else:
+            state = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:  # a broken archive raises anything
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise BadInput(
+            f"weights: not a whole file of weights alone, got '{file}' ({reason[:160]}); copy it again"
+        ) from error
+    if not isinstance(state, dict):
+        raise BadInput(f"weights: not a state dict, got {type(state).__name__} in '{file}'; save model.state_dict()")
+    try:
+        if "embed.W_E" in state:
+            state = convert_tl_checkpoint(state, bridge.cfg)
+        # the old models have no bias there, and it takes no part in the activations
+        state.setdefault("unembed.bias", torch.zeros(bridge.cfg.d_vocab))
+        bridge.load_state_dict({k: v.float() for k, v in state.items()}, strict=True)
+    except (ValueError, RuntimeError, KeyError, AttributeError, AssertionError) as error:
+        reason = " ".join(str(error).split())
+        raise BadInput(f"weights: not those of this config, got '{file}' ({reason[:200]}); check both") from error
