@@ -6,6 +6,7 @@ one document), whole clusters of rows move together, and no closed form is used.
 
 import itertools
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from repsim_cli.errors import BadInput
 from repsim_cli.measures import Measure
-from repsim_cli.measures.base import Card, cosine, inner_values
+from repsim_cli.measures.base import Card, MeasureWarning, cosine, inner_values
 from repsim_cli.measures.inner import AnyKernel, Matrix, Packed, State, packed, products, unpacked
 from repsim_cli.settings import Significance
 from repsim_cli.similarity import Prepared, SimilarityMatrix, Statistics, pairs
@@ -135,9 +136,7 @@ def check(settings: Significance, measures: Mapping[str, Measure], estimate: str
         raise BadInput("significance.bootstrap: it draws batches, got full; use per_batch, or jackknife")
 
 
-def statistics(
-    settings: Significance, clusters: Callable[[int], np.ndarray], seed: int, notices: Callable[[str], None]
-) -> Statistics:
+def statistics(settings: Significance, clusters: Callable[[int], np.ndarray], seed: int) -> Statistics:
     """What is to be averaged over batches; clusters(batch): an id per row of what moves as a whole."""
 
     def observed(batch: int, measure: Measure, prepared: Prepared, values: Matrix) -> dict[str, Tensor]:
@@ -146,8 +145,13 @@ def statistics(
             found |= standardised(measure, prepared)
         elif settings.method == "permutation":
             ids = clusters(batch)
-            if len(np.unique(ids)) < FEW:
-                notices(f"significance: only {len(np.unique(ids))} documents in a batch; their orders repeat")
+            count = len(np.unique(ids))
+            if count < FEW:
+                warnings.warn(
+                    f"significance: {count} documents in a batch, whose orders soon repeat; use larger batches",
+                    MeasureWarning,
+                    stacklevel=2,
+                )
             found["null"] = permuted(measure, prepared, shuffles(ids, settings.permutations, [seed, batch]))
         if settings.jackknife and measure.inner is not None and measure.inner.value is cosine:
             found["se"] = jackknife(measure, prepared, values, clusters(batch))

@@ -224,6 +224,7 @@ def estimate_all_pairs(
     names: Sequence[str],
     estimate: str,
     tile: int = 512,
+    labels: Callable[[int], Tensor | None] = lambda batch: None,
     statistics: Statistics = lambda *_: {},
     each: Callable[[int, Mapping[str, Matrix]], None] = lambda batch, values: None,
     state: State | None = None,
@@ -234,9 +235,9 @@ def estimate_all_pairs(
 
     batches(k): the stream from batch k on. full: one batch. per_batch: mean of the batches' values, with its
     standard error. ratio_of_sums: HSIC of each batch (biased: / (n-1)^2, unbiased: / (n (n-3))), summed, and
-    normalised at the end. statistics(batch, measure, what was prepared, values): more to be averaged over batches.
-    each(batch, values): sees every batch. save(state) is called after each batch; the work goes on from a `state`
-    that was saved, with the same bits.
+    normalised at the end. labels(batch): a class code per row, for measures that need them. statistics(batch,
+    measure, what was prepared, values): more to be averaged over batches. each(batch, values): sees every batch.
+    save(state) is called after each batch; the work goes on from a `state` that was saved, with the same bits.
     """
     for measure in measures.values():
         check_estimate(measure, estimate)
@@ -254,7 +255,7 @@ def estimate_all_pairs(
             if summed:
                 found = {(label,): hsic for label, hsic in hsic_products(measures, batch, names, tile=tile).items()}
             else:
-                found = _observed(measures, batch, names, tile, partial(statistics, seen))
+                found = _observed(measures, batch, names, tile, labels(seen), partial(statistics, seen))
         rows, seen = rows + len(batch[0]), seen + 1
         for key, value in found.items():
             means.setdefault(key, _Mean()).add(value.cpu(), seen)
@@ -287,6 +288,7 @@ def _observed(
     batch: Sequence[Tensor],
     names: Sequence[str],
     tile: int,
+    labels: Tensor | None,
     statistics: Callable[[Measure, Prepared, Matrix], dict[str, Tensor]],
 ) -> dict[Key, Tensor]:
     """The values of one batch, and what is observed beside them."""
@@ -295,7 +297,7 @@ def _observed(
     def observe(label: str, measure: Measure, prepared: Prepared, values: Matrix) -> None:
         found.update({(label, key): value for key, value in statistics(measure, prepared, values).items()})
 
-    values = all_pairs(measures, batch, names, tile=tile, observe=observe)
+    values = all_pairs(measures, batch, names, tile=tile, labels=labels, observe=observe)
     return {**{(label,): value for label, value in values.items()}, **found}
 
 

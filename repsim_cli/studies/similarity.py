@@ -23,6 +23,7 @@ from repsim_cli.activations.rows import (
     devices,
     readings,
     row_documents,
+    row_labels,
     row_numbers,
     rows_of,
     same_rows,
@@ -30,6 +31,7 @@ from repsim_cli.activations.rows import (
 )
 from repsim_cli.activations.stored import Recorder, activations_key, from_entry
 from repsim_cli.analysis import claims as findings
+from repsim_cli.analysis.agreement import agreement
 from repsim_cli.cache import Entry, limit, trim, using
 from repsim_cli.data.base import Data, Sequences
 from repsim_cli.data.images import Patches
@@ -63,6 +65,7 @@ class Similarity:
         seed: int,
         cache: bool = True,
         claims: list[str] | None = None,
+        agreement: bool = False,
     ):
         if not model:
             raise BadInput("model: no model is selected, got none; e.g. model=[tiny_a,tiny_b]")
@@ -71,7 +74,7 @@ class Similarity:
         self.models, self.data, self.measures = model, data, measure
         self.extract, self.significance, self.hardware = extract, significance, hardware
         self.seed, self.cache = seed, cache
-        self.claims = claims or []
+        self.claims, self.agreement = claims or [], agreement
         self.live = {label: source for label, source in model.items() if isinstance(source, Source)}
         self._check_modality()
         self.readings = readings(model, extract)
@@ -86,8 +89,10 @@ class Similarity:
                 )
             self._check_widths(bound, rows)
         findings.check_names(self.claims)
+        if agreement and len(measure) < 3:
+            raise BadInput(f"options.agreement: 3 measures are needed, got {len(measure)}; select more")
         self.devices = devices(hardware, list(model))
-        dependent = bool(self.live) and extract.unit == "token" and significance.clusters == "document"
+        dependent = bool(self.live) and (extract.unit == "token" or data.packed) and significance.clusters == "document"
         judging.check(significance, measure, extract.estimate, dependent)
         self._check_memory()
         self.tokenizers = {label: _named(label, source.tokenizer) for label, source in self.live.items()}
@@ -260,6 +265,11 @@ class Similarity:
             return rows
         return row_documents(next(iter(sequences.values())), self.extract)[rows]
 
+    def _labels(self, sequences: Mapping[str, Sequences], total: int, batch: int) -> Tensor | None:
+        """The class of every row of a batch, where the data has classes."""
+        codes = row_labels(next(iter(sequences.values())), self.extract) if sequences else None
+        return None if codes is None else torch.from_numpy(codes[row_numbers(self.extract, total, self.seed, batch)])
+
     def _matrices(
         self,
         run: Run,
@@ -295,9 +305,8 @@ class Similarity:
             names=[str(layer) for layer in self.layers],
             estimate=extract.estimate,
             tile=hardware.tile,
-            statistics=judging.statistics(
-                self.significance, partial(self._clusters, sequences, total), self.seed, run.warn
-            ),
+            labels=partial(self._labels, sequences, total),
+            statistics=judging.statistics(self.significance, partial(self._clusters, sequences, total), self.seed),
             each=self._keep(run, total),
             state=state,
             save=save,
@@ -437,10 +446,20 @@ class Similarity:
                 places = dict(zip(self.models, places_of(self.readings), strict=True))
                 best = judging.best_pairs(self.significance, measure, matrix, places, names)
                 closest += [[label, *row] for row in best]
+        tables = {"closest layers": {"columns": CLOSEST, "rows": closest}} if closest else {}
+        more = {}
+        if self.agreement:
+            found = agreement(
+                {k: (m.values.numpy(), self.measures[k].card.larger_is_closer) for k, m in matrices.items()}
+            )
+            tables["agreement of measures"] = found.pop("table")
+            arrays = {key: run.write_array(f"agreement-{key}", found.pop(key)) for key in ("rho", "linkage")}
+            more["agreement"] = {**found, **arrays}
         return {
             "measures": records,
-            "tables": {"closest layers": {"columns": CLOSEST, "rows": closest}} if closest else {},
+            "tables": tables,
             "curves": {},
+            **more,
             "claims": [
                 findings.verdict(claim, label, [layer.model for layer in self.layers], matrix.values.cpu().numpy())
                 for claim in self.claims
