@@ -1,10 +1,12 @@
 """Agreement between measures: by hand, against scipy, refusals, and the study itself."""
 
+import json
+
 import numpy as np
 import pytest
 import scipy.stats
 
-from repsim_cli import results
+from repsim_cli import measures, results
 from repsim_cli.analysis.agreement import agreement
 from repsim_cli.errors import BadInput
 
@@ -51,3 +53,26 @@ def test_too_few_measures_are_refused_before_the_run(repsim):
     code, _, err = repsim("run", "experiment=tiny/measure_agreement", "measure=[cka]")
     assert code == 2
     assert "options.agreement: 3 measures are needed, got 1; select more" in err
+
+
+def test_measure_all(repsim, tmp_path):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(60, 6))
+    files = [str(tmp_path / name) for name in ("x.npy", "y.npy", "labels.npy")]
+    for file, array in zip(files, (x, x @ rng.normal(size=(6, 4)), np.arange(60) % 3), strict=True):
+        np.save(file, array)
+    code, out, _ = repsim("measure", "all", *files[:2], "--json")
+    found = {record["measure"]: record for record in json.loads(out)}
+    assert code == 0
+    assert list(found) == measures.names()
+    for name, record in found.items():
+        applies = not (measures.card(name).labelled or measures.card(name).equal_widths)
+        assert (record["value"] is not None) == applies == (record["error"] is None)
+        assert (record["value_y_to_x"] is not None) == (applies and not measures.card(name).symmetric)
+    labelled = json.loads(repsim("measure", "all", *files[:2], "--labels", files[2], "--json")[1])
+    assert all(record["value"] is not None for record in labelled if record["card"]["labelled"])
+    code, out, _ = repsim("measure", "all", *files[:2])
+    assert "larger is closer" in out
+    assert repsim("measure", "all", *files[:2], "k=3")[2].startswith(
+        "error: settings: all measures run with their defaults"
+    )
