@@ -6,12 +6,12 @@ import sys
 from collections.abc import Callable, Sequence
 
 from repsim_cli import __version__
+from repsim_cli.cli.measure import measure_command
 from repsim_cli.cli.show import (
     cache_command,
     compare_command,
     doctor_command,
     list_command,
-    measure_command,
     plot_command,
     report_command,
     show_command,
@@ -95,14 +95,14 @@ def parser() -> argparse.ArgumentParser:
 
     sub = add(
         "measure",
-        measure_command,
         "compare two arrays (n, d) with paired rows",
-        "repsim measure mutual_knn X.npy Y.npy k=5 --json",
+        "repsim measure all X.npy Y.npy --json",
     )
-    sub.add_argument("name", metavar="NAME", help="a measure; see repsim list measure")
+    sub.add_argument("name", metavar="NAME", help="a measure (see repsim list measure), or all")
     sub.add_argument("x", metavar="X.npy", help="rows of the matrix entry")
     sub.add_argument("y", metavar="Y.npy", help="columns of the matrix entry")
     sub.add_argument("settings", metavar="key=value", nargs="*", default=[], help="settings of the measure")
+    sub.add_argument("--labels", metavar="L.npy", help="a class code per row, for measures that need them")
     sub.add_argument("--json", action="store_true", help="print value, settings and card as JSON")
     return top
 

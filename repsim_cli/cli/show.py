@@ -7,7 +7,7 @@ from typing import Any
 
 from repsim_cli import results
 from repsim_cli.cli.terminal import GROUPS, Bar, config_files, config_names
-from repsim_cli.errors import BadInput, RepsimError
+from repsim_cli.errors import BadInput
 
 
 def summary(folder: Path) -> str:
@@ -199,52 +199,3 @@ def list_command(parsed: argparse.Namespace) -> int:
         for name, file in zip(names, config_files(group), strict=True):
             print(f"{'' if parsed.what else '  '}{name:{width}}  {_headline(file)}")
     return 0
-
-
-def measure_command(parsed: argparse.Namespace) -> int:
-    import yaml
-
-    from repsim_cli.config import bind_measure
-
-    settings = {}
-    for setting in parsed.settings:
-        key, equals, value = setting.partition("=")
-        if not equals:
-            raise BadInput(f"settings: not key=value, got '{setting}'; e.g. k=5")
-        if key in settings:
-            raise BadInput(f"settings: given twice, got '{setting}'; give {key} once")
-        settings[key] = yaml.safe_load(value)
-    measure = bind_measure(parsed.name, settings)
-    arrays = [_load_array(name) for name in (parsed.x, parsed.y)]
-    try:
-        value = measure(*arrays)
-    except RepsimError as error:
-        raise BadInput(str(error)) from error
-    if parsed.json:
-        record = {
-            "measure": measure.name,
-            "value": value,
-            "settings": dict(measure.settings),
-            "n": len(arrays[0]),
-        }
-        print(results.dumps({**record, "card": measure.card.record()}), end="")
-    else:
-        print(value)
-    return 0
-
-
-def _load_array(name: str) -> Any:
-    import numpy as np
-
-    try:
-        array = np.load(name, allow_pickle=False)
-    except FileNotFoundError:
-        raise BadInput(f"{name}: no such file; check the path") from None
-    except (OSError, ValueError, EOFError) as error:
-        reason = "no array of numbers" if "pickle" in str(error) else str(error).splitlines()[0]
-        raise BadInput(f"{name}: cannot be read as .npy, got {reason}; save it with numpy.save") from None
-    if not isinstance(array, np.ndarray) or array.dtype.kind not in "fiu":
-        raise BadInput(
-            f"{name}: not an array of numbers, got {getattr(array, 'dtype', 'an archive')}; use .npy of floats"
-        )
-    return array

@@ -1,0 +1,104 @@
+"""`repsim measure`: one measure, or all of them, between two arrays."""
+
+import argparse
+import warnings
+from typing import Any
+
+from repsim_cli import results
+from repsim_cli.cli.terminal import Bar
+from repsim_cli.errors import BadInput, RepsimError
+
+ALL = "all"
+
+
+def measure_command(parsed: argparse.Namespace) -> int:
+    from repsim_cli import measures
+    from repsim_cli.config import bind_measure
+
+    settings = _settings(parsed.settings)
+    if parsed.name == ALL and settings:
+        raise BadInput(f"settings: all measures run with their defaults, got {', '.join(settings)}; name one measure")
+    chosen = measures.names() if parsed.name == ALL else [parsed.name]
+    bound = [bind_measure(name, settings) for name in chosen]
+    x, y = (_load_array(name) for name in (parsed.x, parsed.y))
+    labels = _load_array(parsed.labels) if parsed.labels else None
+    if parsed.name == ALL:
+        found = [_applied(measure, x, y, labels) for measure in Bar()(bound, label="measures", unit="measures")]
+        if all(record["value"] is None for record in found):
+            raise BadInput(f"{parsed.x}, {parsed.y}: no measure applies, got: {found[0]['error']}")
+        print(results.dumps(found) if parsed.json else _table(found), end="")
+        return 0
+    record = _applied(bound[0], x, y, labels)
+    if record["error"]:
+        raise BadInput(record["error"])
+    print(results.dumps(record) if parsed.json else f"{record['value']}\n", end="")
+    return 0
+
+
+def _settings(words: list[str]) -> dict[str, Any]:
+    import yaml
+
+    settings = {}
+    for setting in words:
+        key, equals, value = setting.partition("=")
+        if not equals:
+            raise BadInput(f"settings: not key=value, got '{setting}'; e.g. k=5")
+        if key in settings:
+            raise BadInput(f"settings: given twice, got '{setting}'; give {key} once")
+        settings[key] = yaml.safe_load(value)
+    return settings
+
+
+def _applied(measure: Any, x: Any, y: Any, labels: Any) -> dict[str, Any]:
+    """The entry (row x, column y); of an asymmetric measure the other one too; or why there is none."""
+    from repsim_cli.measures.base import MeasureWarning
+
+    values, error = [], None
+    sides = [(x, y)] if measure.card.symmetric else [(x, y), (y, x)]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("always", MeasureWarning)
+        try:
+            values = [measure(row, column, labels) for row, column in sides]
+        except RepsimError as found:
+            error = str(found)
+    return {
+        "measure": measure.name,
+        "value": values[0] if values else None,
+        "value_y_to_x": values[1] if len(values) > 1 else None,
+        "error": error,
+        "warnings": list(dict.fromkeys(str(notice.message) for notice in caught)),
+        "settings": dict(measure.settings),
+        "n": len(x),
+        "card": measure.card.record(),
+    }
+
+
+def _table(found: list[dict[str, Any]]) -> str:
+    """A line per measure; those that do not apply, and warnings, below."""
+    lines = []
+    for record in found:
+        if record["value"] is not None:
+            better = "larger" if record["card"]["larger_is_closer"] else "smaller"
+            other = "" if record["value_y_to_x"] is None else f"  (y to x: {record['value_y_to_x']:.6g})"
+            lines.append(f"{record['measure']:30}  {record['value']:12.6g}  {better} is closer{other}")
+    lines += [f"not applicable: {record['measure']}: {record['error']}" for record in found if record["error"]]
+    lines += [f"warning: {record['measure']}: {text}" for record in found for text in record["warnings"]]
+    return "\n".join(lines) + "\n"
+
+
+def _load_array(name: str) -> Any:
+    import numpy as np
+
+    try:
+        array = np.load(name, allow_pickle=False)
+    except FileNotFoundError:
+        raise BadInput(f"{name}: no such file; check the path") from None
+    except (OSError, ValueError, EOFError) as error:
+        reason = "no array of numbers" if "pickle" in str(error) else str(error).splitlines()[0]
+        raise BadInput(f"{name}: cannot be read as .npy, got {reason}; save it with numpy.save") from None
+    if not isinstance(array, np.ndarray) or array.dtype.kind not in "fiu":
+        raise BadInput(
+            f"{name}: not an array of numbers, got {getattr(array, 'dtype', 'an archive')}; use .npy of floats"
+        )
+    return array
