@@ -95,6 +95,7 @@ def parser() -> argparse.ArgumentParser:
 
     sub = add(
         "measure",
+        measure_command,
         "compare two arrays (n, d) with paired rows",
         "repsim measure all X.npy Y.npy --json",
     )
