@@ -1,0 +1,322 @@
+"""All pairs at once against the per-pair code that public libraries ship, on the same features, in one run.
+
+    python benchmarks/measures.py             every measure, one thread: speed-up and error
+    python benchmarks/measures.py full        260 layers, 4096 rows, 768 features, unbiased CKA
+    python benchmarks/measures.py growth      seconds by layers, rows and width, as a figure
+    python benchmarks/measures.py peers       pytorch-cka and rsatoolbox, where they are installed
+
+Seconds are CPU seconds of one thread. The per-pair code runs on a few random pairs, of which the table says how many,
+and its time is scaled to all pairs. Errors are against this package's single pairs in float64, on those pairs.
+"""
+
+import os
+import sys
+
+THREADS = "2" if sys.argv[1:] in (["full"], ["peers"]) else "1"
+for pool in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ[pool] = THREADS
+
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import psutil
+import scipy.linalg
+import scipy.spatial.distance
+import scipy.stats
+import torch
+from sklearn.neighbors import NearestNeighbors
+
+from repsim_cli import measures
+from repsim_cli.similarity import all_pairs
+
+torch.set_num_threads(int(THREADS))
+
+
+def layers(models: int, depth: int, n: int, d: int, seed: int = 0) -> list[torch.Tensor]:
+    """Residual streams over shared factors, each with two features of large scale and offset, float32."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    factors, spectrum = normal(n, 96), torch.arange(1, d + 1) ** -0.5
+    found = []
+    for model in range(models):
+        stream = factors @ normal(96, d) / 96**0.5 + 0.3 * normal(n, d) * spectrum
+        for layer in range(depth):
+            if layer:
+                hidden = torch.nn.functional.gelu(torch.nn.functional.layer_norm(stream, (d,)) @ normal(d, d) / d**0.5)
+                stream = stream + 0.6 * hidden @ normal(d, d) / d**0.5 * (1 + spectrum)
+            x = stream.clone()
+            x[:, [3 + model, 17 + model]] = x[:, [3 + model, 17 + model]] * 60 + 200.0 * (layer > 0)
+            found.append(x)
+    return found
+
+
+# ---- per-pair code, as public libraries have it (float32 torch or numpy, everything anew for every pair)
+
+
+def centred(x: torch.Tensor) -> torch.Tensor:
+    return x - x.mean(0)
+
+
+def feature_cka(x: torch.Tensor, y: torch.Tensor) -> float:
+    x, y = centred(x), centred(y)
+    return float((x.T @ y).norm() ** 2 / ((x.T @ x).norm() * (y.T @ y).norm()))
+
+
+def hsic1(k: torch.Tensor, l: torch.Tensor) -> torch.Tensor:  # noqa: E741
+    n, one = len(k), torch.ones(len(k), 1)
+    k, l = k.clone().fill_diagonal_(0), l.clone().fill_diagonal_(0)  # noqa: E741
+    terms = torch.trace(k @ l) + (one.T @ k @ one) * (one.T @ l @ one) / ((n - 1) * (n - 2))
+    return (terms - 2 / (n - 2) * (one.T @ k @ l @ one)) / (n * (n - 3))
+
+
+def gram_cka_unbiased(x: torch.Tensor, y: torch.Tensor) -> float:
+    k, l = x @ x.T, y @ y.T  # noqa: E741
+    return float(hsic1(k, l) / (hsic1(k, k) * hsic1(l, l)).sqrt())
+
+
+def rbf_cka(x: torch.Tensor, y: torch.Tensor) -> float:
+    n = len(x)
+    centre = torch.eye(n) - 1 / n
+
+    def kernel(z: torch.Tensor) -> torch.Tensor:
+        squared = torch.cdist(z, z) ** 2
+        return torch.exp(-squared / (2 * squared.median()))
+
+    k, l = centre @ kernel(x) @ centre, centre @ kernel(y) @ centre  # noqa: E741
+    return float((k * l).sum() / (k.norm() * l.norm()))
+
+
+def above(square: np.ndarray) -> np.ndarray:
+    return square[np.triu_indices(len(square), 1)]
+
+
+def rsa(x: torch.Tensor, y: torch.Tensor) -> float:
+    return float(scipy.stats.spearmanr(*(above(1 - np.corrcoef(z.numpy())) for z in (x, y)))[0])
+
+
+def rsm_norm(x: torch.Tensor, y: torch.Tensor) -> float:
+    sides = (centred(z) / centred(z).norm() for z in (x, y))
+    return float(np.linalg.norm(np.subtract(*(scipy.spatial.distance.pdist(z.numpy()) for z in sides))))
+
+
+def knn_sets(z: torch.Tensor, k: int = 10) -> np.ndarray:
+    z = centred(z).numpy()
+    found = NearestNeighbors(n_neighbors=k + 1, metric="cosine", algorithm="brute").fit(z)
+    return found.kneighbors(z, return_distance=False)[:, 1:]
+
+
+def knn_mutual(x: torch.Tensor, y: torch.Tensor) -> float:
+    pairs = zip(knn_sets(x), knn_sets(y), strict=True)
+    return float(np.mean([len(set(a) & set(b)) / len(a) for a, b in pairs]))
+
+
+def knn_jaccard(x: torch.Tensor, y: torch.Tensor) -> float:
+    pairs = zip(knn_sets(x), knn_sets(y), strict=True)
+    return float(np.mean([len(set(a) & set(b)) / len(set(a) | set(b)) for a, b in pairs]))
+
+
+def regression(x: torch.Tensor, y: torch.Tensor) -> float:
+    x, y = centred(x), centred(y)
+    return float(1 - (x - y @ torch.linalg.lstsq(y, x).solution).norm() ** 2 / x.norm() ** 2)
+
+
+def best_correlation(x: torch.Tensor, y: torch.Tensor) -> float:
+    correlations = np.corrcoef(x.numpy().T, y.numpy().T)[: x.shape[1], x.shape[1] :]
+    return float(np.abs(correlations).max(1).mean())
+
+
+def row_cosine(x: torch.Tensor, y: torch.Tensor) -> float:
+    return float((1 - torch.nn.functional.cosine_similarity(x, y)).mean())
+
+
+def canonical(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    u, v = (torch.linalg.svd(centred(z), full_matrices=False)[0] for z in (x, y))
+    return torch.linalg.svdvals(u.T @ v)
+
+
+def truncated(x: torch.Tensor, y: torch.Tensor) -> float:
+    bases = []
+    for z in (x, y):
+        u, s, _ = torch.linalg.svd(centred(z), full_matrices=False)
+        bases.append(u[:, : int((s.square().cumsum(0) / s.square().sum() < 0.99).sum()) + 1])
+    return float(torch.linalg.svdvals(bases[0].T @ bases[1]).mean())
+
+
+def orthogonal(x: torch.Tensor, y: torch.Tensor) -> float:
+    x, y = (centred(z) / centred(z).norm() for z in (x, y))
+    return float(np.sqrt(max(0, 2 - 2 * scipy.linalg.svd((x.T @ y).numpy())[1].sum())))
+
+
+def bures(x: torch.Tensor, y: torch.Tensor) -> float:
+    k, l = ((centred(z) @ centred(z).T).double().numpy() for z in (x, y))  # noqa: E741
+    values, vectors = np.linalg.eigh(k)
+    root = (vectors * np.sqrt(values.clip(0))) @ vectors.T
+    fidelity = np.sqrt(np.linalg.eigvalsh(root @ l @ root).clip(0)).sum()
+    return float(fidelity / np.sqrt(np.trace(k) * np.trace(l)))
+
+
+def lanczos_msid(x: torch.Tensor, y: torch.Tensor, probes: int = 100, steps: int = 10) -> float:
+    times = np.logspace(-1, 1, 256)
+
+    def trace(z: torch.Tensor) -> np.ndarray:
+        graph = NearestNeighbors(n_neighbors=5).fit(z.numpy()).kneighbors_graph()
+        graph = ((graph + graph.T) > 0).astype(float)
+        root = 1 / np.sqrt(np.asarray(graph.sum(1)).ravel())
+        total = np.zeros(256)
+        for _ in range(probes):
+            v = np.random.default_rng(0).normal(size=len(root))
+            basis, alphas, betas = [v / np.linalg.norm(v)], [], []
+            for _ in range(steps):
+                w = basis[-1] - root * (graph @ (root * basis[-1]))
+                alphas.append(basis[-1] @ w)
+                w -= np.stack(basis).T @ (np.stack(basis) @ w)
+                betas.append(np.linalg.norm(w))
+                basis.append(w / betas[-1])
+            theta, tau = scipy.linalg.eigh_tridiagonal(np.array(alphas), np.array(betas[:-1]))
+            total += (tau[0] ** 2 * np.exp(-np.outer(times, theta))).sum(1) / probes
+        return total
+
+    weights = np.exp(-2 * (times + 1 / times))
+    return float((weights * np.abs(trace(x) - trace(y))).max())
+
+
+# measure -> (per-pair code, pairs it is timed on, models of 13 layers, target)
+CASES: dict[str, tuple[Callable[[torch.Tensor, torch.Tensor], float], int, int, float]] = {
+    "cka": (feature_cka, 12, 4, 20),
+    "cka_unbiased": (gram_cka_unbiased, 4, 4, 400),
+    "cka_rbf": (rbf_cka, 3, 4, 200),
+    "rsa": (rsa, 4, 4, 200),
+    "rsm_norm_difference": (rsm_norm, 4, 4, 60),
+    "mutual_knn": (knn_mutual, 6, 4, 50),
+    "jaccard_knn": (knn_jaccard, 6, 4, 50),
+    "linear_regression": (regression, 8, 4, 15),
+    "neuronsim": (best_correlation, 12, 4, 4.5),
+    "cosine": (row_cosine, 40, 4, 10),
+    "yanai_cca": (lambda x, y: float(canonical(x, y).square().mean()), 6, 2, 20),
+    "svcca": (truncated, 6, 2, 25),
+    "mean_cca": (lambda x, y: float(canonical(x, y).mean()), 6, 2, 7),
+    "procrustes": (orthogonal, 12, 2, 1.3),
+    "bures_similarity": (bures, 1, 2, 50),
+    "msid": (lanczos_msid, 1, 2, 10),
+}
+
+
+def cpu_seconds(step: Callable[[], object]) -> float:
+    start = time.process_time()
+    step()
+    return time.process_time() - start
+
+
+def table(names: list[str], n: int = 2048, d: int = 384) -> None:
+    print(f"n = {n}, d = {d}, one thread, {machine()}\n")
+    print("| measure | layers | per pair, all pairs | all pairs at once | speed-up | asked | error |")
+    print("| --- | --- | --- | --- | --- | --- | --- |")
+    for name in names:
+        peer, timed, models, target = CASES[name]
+        xs = layers(models, 13, n, d)
+        measure, count = measures.get(name), len(xs)
+        # a first turn on few rows, so that neither side pays for imports and compilation
+        all_pairs({name: measure}, [x[: 2 * d] for x in xs[:2]])
+        pairs = np.random.default_rng(0).choice(count, (timed, 2))
+        peer(xs[0][: 2 * d], xs[1][: 2 * d])
+        naive = cpu_seconds(lambda p=peer, a=xs, b=pairs: [p(a[i], a[j]) for i, j in b]) / timed
+        ordered = count * count if not measure.card.symmetric and name != "neuronsim" else count * (count + 1) / 2
+        found: list[torch.Tensor] = []
+        ours = min(
+            cpu_seconds(lambda m=measure, a=xs, f=found, k=name: f.append(all_pairs({k: m}, a)[k])) for _ in range(2)
+        )
+        exact = [measure(xs[i], xs[j]) for i, j in pairs[:4]]
+        error = max(abs(float(found[0][i, j]) - e) / max(1.0, abs(e)) for (i, j), e in zip(pairs, exact, strict=False))
+        ratio = naive * ordered / ours
+        print(f"| `{name}` | {count} | {naive * ordered:.1f} s | {ours:.2f} s | {ratio:.1f} x | {target:g} x | {error:.0e} |", flush=True)
+
+
+TOGETHER = ["cka", "cka_unbiased", "cka_angular", "ensd", "yanai_cca", "linear_regression", "cka_rbf", "rsa"]
+
+
+def together(n: int = 2048, d: int = 384) -> None:
+    """Several inner-product measures in one pass against one after the other."""
+    xs = layers(4, 13, n, d)
+    chosen = {name: measures.get(name) for name in TOGETHER[:6]}
+    apart = {name: cpu_seconds(lambda k=name, m=measure: all_pairs({k: m}, xs)) for name, measure in chosen.items()}
+    joint = cpu_seconds(lambda: all_pairs(chosen, xs))
+    print(f"\n{', '.join(chosen)}: {joint:.2f} s together, {sum(apart.values()):.2f} s one after the other")
+
+
+def full() -> None:
+    """All 33 930 pairs of 260 layers of 4096 rows and 768 features, against the peak of torch.mm."""
+    xs = layers(20, 13, 4096, 768)
+    a, b = torch.randn(4096, 4096), torch.randn(4096, 4096)
+    torch.mm(a, b)
+    rates = []
+    for _ in range(5):
+        start = time.perf_counter()
+        torch.mm(a, b)
+        rates.append(2 * 4096**3 / (time.perf_counter() - start) / 1e9)
+    start = time.perf_counter()
+    values = all_pairs({"m": measures.get("cka_unbiased")}, xs)["m"]
+    seconds = time.perf_counter() - start
+    n, d, r = 4096, 768, len(xs)
+    # each symmetric half counted once: Gram matrices, and products of all pairs of them
+    operations = r * n * n * d + r * r * n * n / 2
+    rate, peak = operations / seconds / 1e9, max(rates)
+    resident = psutil.Process().memory_info()
+    most = getattr(resident, "peak_wset", None) or __import__("resource").getrusage(0).ru_maxrss * 1024
+    sampled = [(3, 200), (17, 18), (100, 250)]
+    error = max(abs(float(values[i, j]) - measures.get("cka_unbiased")(xs[i], xs[j])) for i, j in sampled)
+    print(f"{THREADS} threads, {machine()}")
+    print(f"{r * (r + 1) // 2} pairs in {seconds:.1f} s: {rate:.0f} GF/s of torch.mm's {peak:.0f} = {rate / peak:.0%}")
+    print(f"peak memory {most / 1e9:.2f} GB, of which the layers {sum(x.nbytes for x in xs) / 1e9:.2f}; error {error:.0e}")
+
+
+def growth() -> None:
+    """Seconds of cka_unbiased by layers, rows and width, each the others fixed at 26, 1024 and 256."""
+    from matplotlib.figure import Figure
+
+    base = {"layers": 26, "rows": 1024, "width": 256}
+    steps = {"layers": (13, 26, 52, 104), "rows": (512, 1024, 2048, 4096), "width": (64, 128, 256, 512)}
+    figure = Figure(figsize=(9, 2.8), layout="constrained")
+    for axes, (what, sizes) in zip(figure.subplots(1, 3, sharey=True), steps.items(), strict=True):
+        for name in ("cka_unbiased", "rsa", "mutual_knn", "svcca"):
+            seconds = []
+            for size in sizes:
+                shape = {**base, what: size}
+                xs = layers(shape["layers"] // 13, 13, shape["rows"], shape["width"])
+                seconds.append(cpu_seconds(lambda m=name, a=xs: all_pairs({m: measures.get(m)}, a)))
+            axes.loglog(sizes, seconds, marker="o", label=name)
+            print(f"{name:14} {what:7} " + "  ".join(f"{s}: {t:.2f} s" for s, t in zip(sizes, seconds, strict=True)))
+        axes.set_xlabel(what)
+        axes.set_xticks(sizes, [str(size) for size in sizes])
+        axes.minorticks_off()
+    figure.axes[0].set_ylabel("CPU seconds, all pairs")
+    figure.axes[0].legend(fontsize=7)
+    figure.savefig(Path(__file__).parent / "growth.png", dpi=150)
+
+
+def peers() -> None:
+    """pytorch-cka on the same features, and rsatoolbox on the same dissimilarity matrices."""
+    from cka import CKA  # noqa: F401
+
+    raise SystemExit("not here")
+
+
+def machine() -> str:
+    name = next((line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")), "?")
+    return f"{name}, torch {torch.__version__}, numpy {np.__version__}"
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    words = sys.argv[1:]
+    if words and words[0] in ("full", "growth", "peers"):
+        {"full": full, "growth": growth, "peers": peers}[words[0]]()
+    else:
+        table(words or [name for name in CASES if name in measures.names()])
+        if not words:
+            together()
