@@ -5,6 +5,7 @@ Neurons are standardised once; the (d_x, d_y) correlations of several pairs of r
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import scipy.optimize
 import torch
 from jaxtyping import Float
@@ -74,10 +75,11 @@ def transported(correlations: Float[Tensor, "k l"]) -> tuple[float, float]:
     """The best transport of uniform mass; between equally many neurons a matching is one."""
     if correlations.shape[0] == correlations.shape[1]:
         return hard_partners(correlations)
-    from ot import emd2  # slow to import
+    from ot import emd  # slow to import
 
-    cost = float(emd2([], [], 1 - correlations.double().cpu().numpy(), numItermax=10_000_000))
-    return 1 - cost, 1 - cost
+    cells = correlations.double().cpu().numpy()
+    moved = float((cells * np.asarray(emd([], [], 1 - cells, numItermax=10_000_000))).sum())
+    return moved, moved
 
 
 @measures.register(

@@ -43,6 +43,8 @@ def overlap(a: Shape, b: Shape) -> float:
 
 def distance(a: Shape, b: Shape, left: float = 1.0, right: float = 1.0) -> float:
     """Distance after the best rotation, of Frobenius norms left and right; narrower sides count as padded with 0."""
+    if a is b:
+        return 0.0
     scales = left**2 + right**2
     squared = scales - 2 * left * right * overlap(a, b)
     if squared > _NEAR * scales:
