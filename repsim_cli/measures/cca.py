@@ -97,7 +97,7 @@ def decomposed(x: Float[Tensor, "n d"], dtype: torch.dtype) -> Basis:
                 # a second orthonormalisation, which keeps the span of the leading columns
                 factor = torch.linalg.cholesky(u.T @ u)
                 u = torch.linalg.solve_triangular(factor, u.T, upper=False).T
-                loadings = torch.linalg.solve_triangular(factor, loadings, upper=False)
+                loadings = factor.T @ loadings
             return Basis(u, s, loadings, dtype)
     u, s, vt = torch.linalg.svd(x, full_matrices=False)
     rank = int((s > max(n, d) * torch.finfo(s.dtype).eps * s[0]).sum())
@@ -296,16 +296,17 @@ def orthonormal(x: Float[Tensor, "n d"]) -> Features:
     By a Cholesky factor of the neurons' correlations where their condition allows (another twice as fast).
     """
     dtype = working(x)
-    x = alive(x)
-    basis = x / torch.linalg.vector_norm(x, dim=0)
+    x = basis = alive(x)
     for _ in range(2):
-        factor, failed = torch.linalg.cholesky_ex(basis.T @ basis)
+        gram = basis.T @ basis
+        units = gram.diagonal().rsqrt()
+        factor, failed = torch.linalg.cholesky_ex(gram * units * units[:, None])
         inverse = torch.linalg.solve_triangular(factor, torch.eye(len(factor)).to(factor), upper=False)
         # at least one over the smallest eigenvalue, and of the largest at most the number of neurons
         condition = float(inverse.square().sum())
         if failed or condition > 1 / _SURE:
             break
-        basis = basis @ inverse.T
+        basis = basis @ (inverse * units).T
         if condition < 1 / tolerated(dtype):
             return Features(basis.to(dtype))
     return Features(decomposed(x, dtype).u.to(dtype))

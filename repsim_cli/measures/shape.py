@@ -176,10 +176,11 @@ def bures_similarity() -> Measure:
 
 
 def mean_aligned_cosine(a: Shape, b: Shape) -> float:
-    x, y = a.rows.double(), b.rows.double()
-    u, _, vt = torch.linalg.svd(x.T @ y, full_matrices=False)
-    products = ((x @ u) * (y @ vt.T)).sum(1)
-    norms = torch.linalg.vector_norm(x, dim=1) * torch.linalg.vector_norm(y, dim=1)
+    dtype = torch.promote_types(a.rows.dtype, b.rows.dtype)
+    x, y = a.rows.to(dtype), b.rows.to(dtype)
+    u, _, vt = torch.linalg.svd((x.T @ y).double(), full_matrices=False)
+    products = ((x @ (u @ vt).to(dtype)) * y).sum(1).double()
+    norms = torch.linalg.vector_norm(x, dim=1).double() * torch.linalg.vector_norm(y, dim=1)
     without = int((norms == 0).sum())
     if without:
         warnings.warn(f"rows at the mean have no direction, got {without}; left out", MeasureWarning, stacklevel=2)
