@@ -156,7 +156,7 @@ def mean_correlation(a: Basis, b: Basis) -> float:
         minimum_rows=3,
         cost="n d^2 + d^3 per layer and per pair",
         source="Raghu et al. 2017, section 2 without its SVD step; Hotelling 1936",
-        note="1: each is an invertible affine map of the other. Inflated by about the root of (d_x + d_y) / n.",
+        note="1: the smaller column space lies in the larger. Unrelated layers score up to the root of max(d) / n.",
         refuses_wide=True,
     ),
 )
@@ -186,6 +186,7 @@ def mean_cca() -> Measure:
         cost="n d^2 per layer, n k^2 + k^3 per pair",
         source="Raghu et al. 2017, section 2: the leading directions of each side, then the mean correlation",
         note="1: the leading directions span the same space. Directions of little variance do not count.",
+        width_limit="svcca is inflated when there are not many more rows than directions kept; use more rows",
     ),
 )
 def svcca(*, variance: Variance = 0.99) -> Measure:
@@ -250,7 +251,7 @@ def projection_weighted(truncated: Callable[[Basis], Basis]) -> Measure:
         invariant_to=NEURONS,
         minimum_rows=4,
         cost="n d^2 + d^3 per layer and per pair",
-        source="Morcos et al. 2018, section 3: weights over the directions that have a partner",
+        source="Morcos et al. 2018, projection-weighted mean over the directions that have a partner",
         note="Row a, column b: weighted by a. Undefined where the ranks add up to more than n - 1.",
         refuses_wide=True,
     ),
@@ -399,7 +400,7 @@ def pillai_trace() -> Measure:
         invariant_to=AFFINE,
         minimum_rows=3,
         cost="n d^2 + d^3 once per layer, n^2/2 per pair",
-        source="May et al. 2019, definition 2, on centred data",
+        source="May et al. 2019, eigenspace overlap score, on centred data",
         note="1: equal column spaces. Unlike yanai_cca, layers of different widths cannot score 1.",
         refuses_wide=True,
     ),
@@ -433,7 +434,7 @@ def explained(products: Products) -> Matrix:
         invariant_to=SHAPE,
         minimum_rows=3,
         cost="n d^2 + d^3 once per layer, n^2/2 per pair",
-        source="Kornblith et al. 2019, section 3: R^2 of least squares with intercept, in sample",
+        source="Kornblith et al. 2019, table 1: R^2 of least squares with intercept, in sample",
         note="Row a, column b: the share of a's variance that b explains; b's own coordinates do not matter.",
         refuses_wide=True,
     ),
@@ -503,7 +504,7 @@ def smoother_difference(a: State, b: State) -> float:
         invariant_to=AFFINE,
         minimum_rows=3,
         cost="n d^2 + d^3 once per layer, n^2/2 per pair",
-        source="Boix-Adsera et al. 2022, definition 1 (its root), unit total variance",
+        source="Boix-Adsera et al. 2022, GULP distance (the root), unit total variance",
         note="0: ridge regressions on both predict the same, whatever the target. With lam > 0 directions of little "
         "variance count less, and invertible maps change the distance; lam = 0 needs more rows than features.",
     ),

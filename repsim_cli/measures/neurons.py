@@ -121,7 +121,7 @@ def neuronsim() -> Measure:
         invariant_to=NEURONS,
         minimum_rows=3,
         cost="n d^2 per pair",
-        source="Li et al. 2016, section 4 (semi-matching), signed, both directions averaged",
+        source="Li et al. 2016, semi-matching of signed correlations, both directions averaged",
         note="1: every neuron has a copy on the other side, up to scale and offset.",
     ),
 )
@@ -149,7 +149,7 @@ def soft_correlation_match() -> Measure:
         invariant_to=NEURONS,
         minimum_rows=3,
         cost="n d^2 + d^3 per pair",
-        source="Li et al. 2016, section 3 (bipartite matching), signed",
+        source="Li et al. 2016, bipartite matching of signed correlations",
         note="1: the narrower side's neurons all have copies of their own on the wider side.",
     ),
 )
@@ -175,7 +175,7 @@ def hard_correlation_match() -> Measure:
         invariant_to=NEURONS,
         minimum_rows=3,
         cost="n d^2 + d^3 per pair",
-        source="Khosla and Williams 2024, section 3, correlation form: optimal transport of uniform mass",
+        source="Khosla and Williams 2024, correlation form: optimal transport of uniform mass",
         note="1: the same neurons, each as often. With equal widths the same as hard_correlation_match.",
     ),
 )

@@ -104,7 +104,7 @@ def procrustes() -> Measure:
         invariant_to=SHAPE - {"isotropic_scaling"},
         minimum_rows=2,
         cost="n d^2 + d^3 per pair",
-        source="Williams et al. 2021, eq. 7 without scaling; Kendall et al. 1999",
+        source="Kendall et al. 1999, size-and-shape; Williams et al. 2021, eq. 7 without scaling",
         note="0: equal up to rotation and offset. In the units of the activations: unequal scales count.",
     ),
 )
@@ -132,7 +132,7 @@ def procrustes_size_and_shape() -> Measure:
         invariant_to=SHAPE,
         minimum_rows=2,
         cost="n d^2 + d^3 per pair",
-        source="Williams et al. 2021, eq. 8 with alpha = 1",
+        source="Williams et al. 2021, angular shape metric over rotations; Kendall et al. 1999",
         note="Radians; 0: equal up to rotation, scale and offset. A metric; its cosine is bures_similarity.",
     ),
 )
@@ -161,6 +161,7 @@ def shape_angular() -> Measure:
         cost="n d^2 + d^3 per pair",
         source="Tang et al. 2020 (normalised Bures similarity), as the nuclear norm of Harvey et al. 2024",
         note="1: equal up to rotation, scale and offset. The cosine of shape_angular.",
+        width_limit="bures_similarity is inflated when there are not many more rows than features; use more rows",
     ),
 )
 def bures_similarity() -> Measure:
@@ -198,7 +199,7 @@ def mean_aligned_cosine(a: Shape, b: Shape) -> float:
         invariant_to=SHAPE,
         minimum_rows=2,
         cost="n d^2 + d^3 per pair",
-        source="Hamilton et al. 2016, section 3: cosine of rows after the best rotation, centred",
+        source="Hamilton et al. 2016, cosine of rows after the best rotation; here centred",
         note="1: after the rotation every row has the same direction. Every row counts alike, whatever its norm.",
     ),
 )
@@ -241,7 +242,7 @@ def permutation_distance(a: Float[Tensor, "n d"], b: Float[Tensor, "n l"]) -> fl
         invariant_to=NEURONS,
         minimum_rows=2,
         cost="n d^2 + d^3 per pair",
-        source="Williams et al. 2021, section 2.2 (permutations), centred, unit Frobenius norm",
+        source="Williams et al. 2021, shape metric over permutations, centred, unit Frobenius norm",
         note="0: the same neurons in another order. A metric among layers of one width; between widths, matching "
         "to zeros can break the triangle inequality.",
     ),
