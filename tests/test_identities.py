@@ -154,16 +154,40 @@ def test_factorisations_agree():
             assert float(torch.linalg.matrix_norm(features @ features.T - basis.u @ basis.u.T)) < 2e-9
 
 
-@pytest.mark.parametrize(
-    "family",
-    [
-        ("mean_cca", "svcca", "pwcca", "pwsim", "mixedsim"),
-        ("neuronsim", "hard_correlation_match", "soft_correlation_match", "soft_matching"),
-        ("procrustes", "procrustes_size_and_shape", "shape_angular", "bures_similarity", "aligned_cosine"),
-    ],
-)
+FAMILIES = [
+    ("mean_cca", "svcca", "pwcca", "pwsim", "mixedsim"),
+    ("neuronsim", "hard_correlation_match", "soft_correlation_match", "soft_matching"),
+    ("procrustes", "procrustes_size_and_shape", "shape_angular", "bures_similarity", "aligned_cosine"),
+    ("permutation_procrustes",),
+    ("euclidean",),
+    ("cosine",),
+]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
 def test_what_a_family_prepares_is_shared(family):
     assert len({measures.get(name).prepare for name in family}) == 1
+
+
+@pytest.mark.parametrize("name", [name for family in FAMILIES for name in family])
+def test_a_permuted_state_is_the_state_of_permuted_rows(name):
+    x, y = (torch.from_numpy(side) for side in draw(1))
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
+    measure = measures.get(name)
+    found = measure.compare(measure.permute(measure.prepare(x), order), measure.prepare(y))
+    assert found == pytest.approx(measure(x[order], y), abs=1e-10)
+
+
+@pytest.mark.parametrize(
+    "name", [name for family in FAMILIES for name in family if measures.get(name).compare_all is not None]
+)
+def test_all_against_others_is_all_pairs(name):
+    """compare_all of two different lists, as for a null distribution: every entry is (row a, column b)."""
+    (x, y), (z, _) = (map(torch.from_numpy, draw(seed)) for seed in (1, 2))
+    measure = measures.get(name)
+    rows, columns = ([measure.prepare(side) for side in some] for some in ((x, y), (z, x, y)))
+    expected = [[measure(a, b) for b in (z, x, y)] for a in (x, y)]
+    np.testing.assert_allclose(measure.compare_all(rows, columns), expected, atol=1e-10)
 
 
 def test_rank_counts_not_width():
