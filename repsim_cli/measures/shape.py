@@ -1,36 +1,69 @@
-"""Shape distances: how far apart two representations remain after the best rotation."""
+"""Shape distances: how far apart two representations remain after the best rotation, or permutation of neurons."""
 
 import math
+import warnings
+from typing import NamedTuple
 
+import scipy.optimize
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from repsim_cli.measures.base import Card, Measure, centred
+from repsim_cli.measures.base import Card, Measure, MeasureWarning, centred
+from repsim_cli.measures.cca import NEURONS, nuclear_norm
+from repsim_cli.measures.rdm import SHAPE
 from repsim_cli.registry import measures
 
-NEAR = 1e-4
+_NEAR = 1e-3  # squared distances below this share of what they are differences of are computed from differences
 
 
-def unit_shape(x: Float[Tensor, "n d"]) -> Float[Tensor, "n k"]:
-    """Centred, unit Frobenius norm, float64, and rotated into at most n columns (distances do not change)."""
-    x = centred(x)[0].double()
-    x = x / torch.linalg.matrix_norm(x)
-    if x.shape[1] > len(x):
-        x = torch.linalg.qr(x.T, mode="r").R.T
-    return x
+class Shape(NamedTuple):
+    """A representation, centred, of mean squared row norm 1, in at most n columns (a rotation); its Frobenius norm."""
+
+    rows: Float[Tensor, "n k"]
+    size: float
 
 
-def procrustes_distance(a: Float[Tensor, "n k"], b: Float[Tensor, "n l"]) -> float:
-    """sqrt(2 - 2 |a'b|_*): both have unit norm. Wider or narrower sides count as padded with zeros."""
-    overlap = float(torch.linalg.svdvals(a.T @ b).sum())
-    if overlap < 1 - NEAR:
-        return math.sqrt(2 - 2 * overlap)
+def shape(x: Float[Tensor, "n d"]) -> Shape:
+    rows, scale = centred(x)
+    if rows.shape[1] > len(rows):
+        rows = torch.linalg.qr(rows.double().T, mode="r").R.T.to(rows.dtype)
+    return Shape(rows, scale * math.sqrt(len(x)))
+
+
+def permuted(state: Shape, order: Tensor) -> Shape:
+    return state._replace(rows=state.rows[order])
+
+
+def overlap(a: Shape, b: Shape) -> float:
+    """|a'b|_* of unit Frobenius norms, in [0, 1]: the inner product after the best rotation."""
+    dtype = torch.promote_types(a.rows.dtype, b.rows.dtype)
+    return min(1.0, nuclear_norm(a.rows.to(dtype).T @ b.rows.to(dtype)) / len(a.rows))
+
+
+def distance(a: Shape, b: Shape, left: float = 1.0, right: float = 1.0) -> float:
+    """Distance after the best rotation, of Frobenius norms left and right; narrower sides count as padded with 0."""
+    if a is b:
+        return 0.0
+    scales = left**2 + right**2
+    squared = scales - 2 * left * right * overlap(a, b)
+    if squared > _NEAR * scales:
+        return math.sqrt(squared)
     # close together the difference would cancel: measure what remains after the rotation
-    width = max(a.shape[1], b.shape[1])
-    a, b = (torch.nn.functional.pad(side, (0, width - side.shape[1])) for side in (a, b))
-    u, _, vt = torch.linalg.svd(a.T @ b)
-    return float(torch.linalg.matrix_norm(a @ (u @ vt) - b))
+    width = max(a.rows.shape[1], b.rows.shape[1])
+    x, y = (torch.nn.functional.pad(s.rows.double(), (0, width - s.rows.shape[1])) for s in (a, b))
+    x, y = left * x / torch.linalg.matrix_norm(x), right * y / torch.linalg.matrix_norm(y)
+    u, _, vt = torch.linalg.svd(x.T @ y)
+    return float(torch.linalg.matrix_norm(x @ (u @ vt) - y))
+
+
+def size_and_shape_distance(a: Shape, b: Shape) -> float:
+    return distance(a, b, a.size, b.size)
+
+
+def angle(a: Shape, b: Shape) -> float:
+    """arccos loses half of the digits near 1, the chord does not."""
+    return 2 * math.asin(min(1.0, distance(a, b) / 2))
 
 
 @measures.register(
@@ -41,7 +74,7 @@ def procrustes_distance(a: Float[Tensor, "n k"], b: Float[Tensor, "n l"]) -> flo
         bounds=(0.0, math.sqrt(2)),
         symmetric=True,
         is_metric=True,
-        invariant_to=frozenset({"permutation_of_neurons", "orthogonal", "isotropic_scaling", "translation"}),
+        invariant_to=SHAPE,
         minimum_rows=2,
         cost="n d^2 + d^3 per pair",
         source="Williams et al. 2021, eq. 7; Ding et al. 2021, section 3 (root, unit Frobenius norm)",
@@ -57,4 +90,171 @@ def procrustes() -> Measure:
     >>> measures.get("procrustes")([[0., 0.], [1., 0.], [2., 0.]], [[0., 0.], [0., 1.], [0., 2.]]) < 1e-7
     True
     """
-    return Measure(prepare=unit_shape, compare=procrustes_distance)
+    return Measure(prepare=shape, compare=distance, permute=permuted)
+
+
+@measures.register(
+    "procrustes_size_and_shape",
+    Card(
+        label="Procrustes size-and-shape distance",
+        larger_is_closer=False,
+        bounds=(0.0, None),
+        symmetric=True,
+        is_metric=True,
+        invariant_to=SHAPE - {"isotropic_scaling"},
+        minimum_rows=2,
+        cost="n d^2 + d^3 per pair",
+        source="Kendall et al. 1999, size-and-shape; Williams et al. 2021, eq. 7 without scaling",
+        note="0: equal up to rotation and offset. In the units of the activations: unequal scales count.",
+    ),
+)
+def procrustes_size_and_shape() -> Measure:
+    """Frobenius distance of centred representations after the best rotation, unscaled.
+
+    Lines (-1, 0, 1) and (-3, 0, 3), at a right angle before: the root of 4 + 4.
+
+    >>> from repsim_cli import measures
+    >>> x, y = [[0., 0.], [1., 0.], [2., 0.]], [[0., 0.], [0., 3.], [0., 6.]]
+    >>> round(measures.get("procrustes_size_and_shape")(x, y), 6)
+    2.828427
+    """
+    return Measure(prepare=shape, compare=size_and_shape_distance, permute=permuted)
+
+
+@measures.register(
+    "shape_angular",
+    Card(
+        label="angular shape distance",
+        larger_is_closer=False,
+        bounds=(0.0, math.pi / 2),
+        symmetric=True,
+        is_metric=True,
+        invariant_to=SHAPE,
+        minimum_rows=2,
+        cost="n d^2 + d^3 per pair",
+        source="Williams et al. 2021, angular shape metric over rotations; Kendall et al. 1999",
+        note="Radians; 0: equal up to rotation, scale and offset. A metric; its cosine is bures_similarity.",
+    ),
+)
+def shape_angular() -> Measure:
+    """Angle of centred representations after the best rotation, arccos of |x'y|_* / (|x| |y|), in [0, pi/2].
+
+    Two lines whose correlation is -1/2:
+
+    >>> from repsim_cli import measures
+    >>> round(measures.get("shape_angular")([[0.], [1.], [0.]], [[0.], [0.], [2.]]), 6)
+    1.047198
+    """
+    return Measure(prepare=shape, compare=angle, permute=permuted)
+
+
+@measures.register(
+    "bures_similarity",
+    Card(
+        label="Bures similarity (NBS)",
+        larger_is_closer=True,
+        bounds=(0.0, 1.0),
+        symmetric=True,
+        is_metric=False,
+        invariant_to=SHAPE,
+        minimum_rows=2,
+        cost="n d^2 + d^3 per pair",
+        source="Tang et al. 2020 (normalised Bures similarity), as the nuclear norm of Harvey et al. 2024",
+        note="1: equal up to rotation, scale and offset. The cosine of shape_angular.",
+        width_limit="bures_similarity is inflated when there are not many more rows than features; use more rows",
+    ),
+)
+def bures_similarity() -> Measure:
+    """Fidelity tr (K^1/2 L K^1/2)^1/2 / root(tr K tr L) of centred Gram matrices, |x'y|_* / (|x| |y|), in [0, 1].
+
+    Two lines whose correlation is -1/2:
+
+    >>> from repsim_cli import measures
+    >>> round(measures.get("bures_similarity")([[0.], [1.], [0.]], [[0.], [0.], [2.]]), 12)
+    0.5
+    """
+    return Measure(prepare=shape, compare=overlap, permute=permuted)
+
+
+def mean_aligned_cosine(a: Shape, b: Shape) -> float:
+    dtype = torch.promote_types(a.rows.dtype, b.rows.dtype)
+    x, y = a.rows.to(dtype), b.rows.to(dtype)
+    u, _, vt = torch.linalg.svd((x.T @ y).double(), full_matrices=False)
+    products = ((x @ (u @ vt).to(dtype)) * y).sum(1).double()
+    norms = torch.linalg.vector_norm(x, dim=1).double() * torch.linalg.vector_norm(y, dim=1)
+    without = int((norms == 0).sum())
+    if without:
+        warnings.warn(f"rows at the mean have no direction, got {without}; left out", MeasureWarning, stacklevel=2)
+    return float((products[norms > 0] / norms[norms > 0]).mean())
+
+
+@measures.register(
+    "aligned_cosine",
+    Card(
+        label="aligned cosine",
+        larger_is_closer=True,
+        bounds=(-1.0, 1.0),
+        symmetric=True,
+        is_metric=False,
+        invariant_to=SHAPE,
+        minimum_rows=2,
+        cost="n d^2 + d^3 per pair",
+        source="Hamilton et al. 2016, cosine of rows after the best rotation; here centred",
+        note="1: after the rotation every row has the same direction. Every row counts alike, whatever its norm.",
+    ),
+)
+def aligned_cosine() -> Measure:
+    """Mean cosine of the paired rows, centred, after the rotation that is best for the whole, in [-1, 1].
+
+    >>> from repsim_cli import measures
+    >>> x, y = [[0., 0.], [1., 0.], [2., 3.]], [[0., 0.], [0., 2.], [-6., 4.]]
+    >>> round(measures.get("aligned_cosine")(x, y), 12)
+    1.0
+    """
+    return Measure(prepare=shape, compare=mean_aligned_cosine, permute=permuted)
+
+
+def unit_neurons(x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
+    """Centred, of mean squared row norm 1, the neurons as they are."""
+    return centred(x)[0]
+
+
+def permutation_distance(a: Float[Tensor, "n d"], b: Float[Tensor, "n l"]) -> float:
+    """Distance after the best matching of neurons, of unit Frobenius norms; those left over are matched to 0."""
+    products = (a.T @ b).double().cpu().numpy()
+    left, right = scipy.optimize.linear_sum_assignment(products, maximize=True)
+    squared = 2 - 2 * float(products[left, right].sum()) / len(a)
+    if squared > 2 * _NEAR:
+        return math.sqrt(squared)
+    a, b = (side.double() / torch.linalg.matrix_norm(side.double()) for side in (a, b))
+    rest = [side.square().sum() - side[:, used].square().sum() for side, used in ((a, left), (b, right))]
+    return math.sqrt(max(0.0, float((a[:, left] - b[:, right]).square().sum() + sum(rest))))
+
+
+@measures.register(
+    "permutation_procrustes",
+    Card(
+        label="permutation Procrustes distance",
+        larger_is_closer=False,
+        bounds=(0.0, 2.0),
+        symmetric=True,
+        is_metric=False,
+        invariant_to=NEURONS,
+        minimum_rows=2,
+        cost="n d^2 + d^3 per pair",
+        source="Williams et al. 2021, shape metric over permutations, centred, unit Frobenius norm",
+        note="0: the same neurons in another order. A metric among layers of one width; between widths, matching "
+        "to zeros can break the triangle inequality.",
+    ),
+)
+def permutation_procrustes() -> Measure:
+    """Distance of centred, unit-norm representations after the best permutation of neurons, in [0, 2].
+
+    The neurons of y are those of x in another order:
+
+    >>> from repsim_cli import measures
+    >>> x, y = [[0., 1.], [1., 5.], [2., 0.]], [[2., 0.], [10., 2.], [0., 4.]]
+    >>> measures.get("permutation_procrustes")(x, y) < 1e-7
+    True
+    """
+    return Measure(prepare=unit_neurons, compare=permutation_distance)

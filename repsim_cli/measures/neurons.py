@@ -1,0 +1,247 @@
+"""Single neurons: does each neuron of one representation have a counterpart, or a linear fit, in the other?
+
+Neurons are standardised once; the (d_x, d_y) correlations of several pairs of representations are one product.
+"""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import scipy.optimize
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from repsim_cli.measures.base import Card, Measure
+from repsim_cli.measures.cca import NEURONS, Basis, alive, overlap, permuted, thin_svd, working
+from repsim_cli.measures.inner import Matrix
+from repsim_cli.registry import measures
+
+_STACKED = 4  # representations on either side of one product
+
+
+def standardised(x: Float[Tensor, "n d"]) -> Float[Tensor, "n k"]:
+    """Columns of mean 0 and norm 1: products of two are correlations. Dead neurons are dropped."""
+    dtype = working(x)
+    x = alive(x)
+    return (x / torch.linalg.vector_norm(x, dim=0)).to(dtype)
+
+
+Value = Callable[[Float[Tensor, "k l"]], tuple[float, float]]
+
+
+def of_correlations(value: Value) -> Measure:
+    """value(correlations of a and b) -> the entries (row a, column b) and (row b, column a)."""
+
+    def compare(a: Tensor, b: Tensor) -> float:
+        return value(a.T @ b)[0]
+
+    def compare_all(rows: Sequence[Tensor], columns: Sequence[Tensor]) -> Matrix:
+        values = torch.empty(len(rows), len(columns), dtype=torch.float64)
+        for i in range(0, len(rows), _STACKED):
+            left = rows[i : i + _STACKED]
+            stacked = torch.cat(list(left), 1).T
+            for j in range(i if rows is columns else 0, len(columns), _STACKED):
+                right = columns[j : j + _STACKED]
+                block = stacked @ torch.cat(list(right), 1)
+                for a, some in enumerate(block.split([side.shape[1] for side in left]), i):
+                    for b, correlations in enumerate(some.split([side.shape[1] for side in right], 1), j):
+                        if rows is not columns:
+                            values[a, b] = value(correlations)[0]
+                        elif a <= b:
+                            values[a, b], values[b, a] = value(correlations)
+        return values
+
+    return Measure(prepare=standardised, compare=compare, compare_all=compare_all)
+
+
+def best_partners(correlations: Float[Tensor, "k l"]) -> tuple[float, float]:
+    strengths = correlations.abs()
+    return float(strengths.amax(1).double().mean()), float(strengths.amax(0).double().mean())
+
+
+def soft_partners(correlations: Float[Tensor, "k l"]) -> tuple[float, float]:
+    both = float(correlations.amax(1).double().mean()) / 2 + float(correlations.amax(0).double().mean()) / 2
+    return both, both
+
+
+def hard_partners(correlations: Float[Tensor, "k l"]) -> tuple[float, float]:
+    """The best matching of the narrower side's neurons to different neurons of the wider side."""
+    cells = correlations.double().cpu().numpy()
+    matched = float(cells[scipy.optimize.linear_sum_assignment(cells, maximize=True)].mean())
+    return matched, matched
+
+
+def transported(correlations: Float[Tensor, "k l"]) -> tuple[float, float]:
+    """The best transport of uniform mass; between equally many neurons a matching is one."""
+    if correlations.shape[0] == correlations.shape[1]:
+        return hard_partners(correlations)
+    from ot import emd  # slow to import
+
+    cells = correlations.double().cpu().numpy()
+    moved = float((cells * np.asarray(emd([], [], 1 - cells, numItermax=10_000_000))).sum())
+    return moved, moved
+
+
+@measures.register(
+    "neuronsim",
+    Card(
+        label="neuronsim (best |r|)",
+        larger_is_closer=True,
+        bounds=(0.0, 1.0),
+        symmetric=False,
+        is_metric=False,
+        invariant_to=NEURONS,
+        minimum_rows=3,
+        cost="n d^2 per pair",
+        source="Wu et al. 2020, appendix A.1 (maxcorr)",
+        note="Row a, column b: how well the best neuron of b follows each neuron of a. Chance grows with b's width.",
+    ),
+)
+def neuronsim() -> Measure:
+    """Mean over the neurons of x of the largest |Pearson correlation| with a neuron of y, in [0, 1].
+
+    x has one neuron that y's only one follows, and one that is uncorrelated with it:
+
+    >>> from repsim_cli import measures
+    >>> x, y = [[2., 1.], [2., -1.], [-2., 1.], [-2., -1.]], [[-1.], [-1.], [1.], [1.]]
+    >>> round(measures.get("neuronsim")(x, y), 12), round(measures.get("neuronsim")(y, x), 12)
+    (0.5, 1.0)
+    """
+    return of_correlations(best_partners)
+
+
+@measures.register(
+    "soft_correlation_match",
+    Card(
+        label="soft correlation match",
+        larger_is_closer=True,
+        bounds=(-1.0, 1.0),
+        symmetric=True,
+        is_metric=False,
+        invariant_to=NEURONS,
+        minimum_rows=3,
+        cost="n d^2 per pair",
+        source="Li et al. 2016, semi-matching of signed correlations, both directions averaged",
+        note="1: every neuron has a copy on the other side, up to scale and offset.",
+    ),
+)
+def soft_correlation_match() -> Measure:
+    """Mean over neurons of the largest signed correlation with a neuron of the other side, in [-1, 1].
+
+    From x: 1 and 0, from y: 1; their average:
+
+    >>> from repsim_cli import measures
+    >>> x, y = [[2., 1.], [2., -1.], [-2., 1.], [-2., -1.]], [[1.], [1.], [-1.], [-1.]]
+    >>> round(measures.get("soft_correlation_match")(x, y), 12)
+    0.75
+    """
+    return of_correlations(soft_partners)
+
+
+@measures.register(
+    "hard_correlation_match",
+    Card(
+        label="hard correlation match",
+        larger_is_closer=True,
+        bounds=(-1.0, 1.0),
+        symmetric=True,
+        is_metric=False,
+        invariant_to=NEURONS,
+        minimum_rows=3,
+        cost="n d^2 + d^3 per pair",
+        source="Li et al. 2016, bipartite matching of signed correlations",
+        note="1: the narrower side's neurons all have copies of their own on the wider side.",
+    ),
+)
+def hard_correlation_match() -> Measure:
+    """Mean signed correlation of the best one-to-one matching of min(d_x, d_y) neurons, in [-1, 1].
+
+    >>> from repsim_cli import measures
+    >>> x, y = [[2., 1.], [2., -1.], [-2., 1.], [-2., -1.]], [[1.], [1.], [-1.], [-1.]]
+    >>> round(measures.get("hard_correlation_match")(x, y), 12)
+    1.0
+    """
+    return of_correlations(hard_partners)
+
+
+@measures.register(
+    "soft_matching",
+    Card(
+        label="soft matching",
+        larger_is_closer=True,
+        bounds=(-1.0, 1.0),
+        symmetric=True,
+        is_metric=False,
+        invariant_to=NEURONS,
+        minimum_rows=3,
+        cost="n d^2 + d^3 per pair",
+        source="Khosla and Williams 2024, correlation form: optimal transport of uniform mass",
+        note="1: the same neurons, each as often. With equal widths the same as hard_correlation_match.",
+    ),
+)
+def soft_matching() -> Measure:
+    """Mean signed correlation under the best transport between the neurons, each side's of equal mass, in [-1, 1].
+
+    Both neurons of x go to y's only one, with correlations 1 and 0:
+
+    >>> from repsim_cli import measures
+    >>> x, y = [[2., 1.], [2., -1.], [-2., 1.], [-2., -1.]], [[1.], [1.], [-1.], [-1.]]
+    >>> round(measures.get("soft_matching")(x, y), 12)
+    0.5
+    """
+    return of_correlations(transported)
+
+
+def fits(a: Basis, b: Basis) -> tuple[float, float]:
+    """Mean over a's neurons of the multiple correlation with all of b's, and the other way round.
+
+    A neuron lies in its own side's basis, so that its part along the other's is a product of small matrices.
+    """
+    m = overlap(a, b)
+
+    def mean(m: Tensor, loadings: Tensor) -> float:
+        fitted = torch.linalg.vector_norm(m @ loadings.to(m.dtype), dim=0).double()
+        return float((fitted / torch.linalg.vector_norm(loadings, dim=0)).mean())
+
+    return mean(m.T, a.loadings), mean(m, b.loadings)
+
+
+def fits_all(rows: Sequence[Basis], columns: Sequence[Basis]) -> Matrix:
+    """Both directions of a pair come from one product."""
+    values = torch.empty(len(rows), len(columns), dtype=torch.float64)
+    for i, a in enumerate(rows):
+        for j, b in enumerate(columns):
+            if rows is not columns:
+                values[i, j] = fits(a, b)[0]
+            elif i <= j:
+                values[i, j], values[j, i] = fits(a, b)
+    return values
+
+
+@measures.register(
+    "mixedsim",
+    Card(
+        label="mixedsim (r of regression)",
+        larger_is_closer=True,
+        bounds=(0.0, 1.0),
+        symmetric=False,
+        is_metric=False,
+        invariant_to=NEURONS,
+        minimum_rows=3,
+        cost="n d^2 + d^3 per layer, n d^2 per pair",
+        source="Wu et al. 2020, appendix A.2 (linreg)",
+        note="Row a, column b: how well all neurons of b together follow each neuron of a, every neuron alike.",
+        refuses_wide=True,
+    ),
+)
+def mixedsim() -> Measure:
+    """Mean over the neurons of x of r, the root of R^2 of its least-squares fit from all of y, in [0, 1].
+
+    y explains x's first neuron and nothing of its second:
+
+    >>> from repsim_cli import measures
+    >>> x, y = [[2., 1.], [2., -1.], [-2., 1.], [-2., -1.]], [[1.], [1.], [-1.], [-1.]]
+    >>> round(measures.get("mixedsim")(x, y), 12), round(measures.get("mixedsim")(y, x), 12)
+    (0.5, 1.0)
+    """
+    return Measure(prepare=thin_svd, compare=lambda a, b: fits(a, b)[0], compare_all=fits_all, permute=permuted)
