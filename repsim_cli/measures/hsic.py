@@ -108,24 +108,25 @@ class Gaussian(NamedTuple):
 def gaussian(features: Features) -> Gaussian:
     """sigma: the median of the distances over i < j."""
     x = features.values
-    squared = x.new_empty(len(x), len(x))
+    squared, cells = x.new_empty(len(x), len(x)), []
     for start, block in distance_rows(x):
         rows = slice(start, start + len(block))
+        cells += [row[i + 1 :] for i, row in enumerate(block)]
         squared[rows, start:], squared[start:, rows] = block, block.T
-    median = median_root(squared)
+    median = median_root(torch.cat(cells))
     if not median:
         raise Degenerate("half of the distances between rows are 0, got a bandwidth of 0; drop duplicate rows")
     factor = -1 / (2 * median**2)
-    means = squared.mul_(factor).exp_().mean(1, dtype=torch.float64)
+    # along rows torch sums float32 into float64 many times slower; a mean's rounding leaves with the centring
+    means = squared.mul_(factor).exp_().mean(1).double()
     return Gaussian(x.square().sum(1), factor, (means - means.mean() / 2).to(x.dtype))
 
 
-def median_root(squared: Float[Tensor, "n n"]) -> float:
-    """The median of the roots over i < j: every cell stands twice beside the n zeros of the diagonal."""
-    n = len(squared)
-    middle = n + n * (n - 1) // 2
-    cells = np.partition(squared.cpu().numpy().reshape(-1), (middle - 1, middle))
-    return float(np.sqrt(cells[middle - 1 : middle + 1], dtype=np.float64).mean())
+def median_root(squared: Float[Tensor, " cells"]) -> float:
+    """The median of the roots; of an even number the mean of the middle two."""
+    middle = sorted({(len(squared) - 1) // 2, len(squared) // 2})
+    cells = np.partition(squared.cpu().numpy(), middle)
+    return float(np.sqrt(cells[middle], dtype=np.float64).mean())
 
 
 def gaussian_cells(fit: Gaussian, gram: Tensor, rows: slice, columns: slice) -> Tensor:
