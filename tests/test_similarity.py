@@ -49,7 +49,8 @@ def test_one_batch_has_no_standard_error():
 def test_float32_all_pairs_are_within_2e_6_of_float64():
     xs = representations(n=1500, widths=(64, 96, 200))
     for name in measures.names():
-        if measures.card(name).equal_widths or measures.card(name).labelled:
+        card = measures.card(name)
+        if card.equal_widths or card.labelled or card.infinite_to_itself:
             continue
         exact = all_pairs({name: measures.get(name)}, xs)[name]
         single = all_pairs({name: measures.get(name)}, [x.float() for x in xs])[name]

@@ -38,6 +38,7 @@ class Card:
     bounds: (lowest, highest) possible value, None where unbounded. minimum_rows: fewer rows are refused.
     width_limit: what a warning says when there are not more rows than features; refuses_wide: that is an error.
     equal_widths: representations of different widths are refused. labelled: it needs a class code per row.
+    infinite_to_itself: of one representation with itself it has no value, so that matrices of all layers refuse it.
     """
 
     label: str
@@ -54,6 +55,7 @@ class Card:
     refuses_wide: bool = False
     equal_widths: bool = False
     labelled: bool = False
+    infinite_to_itself: bool = False
     note: str = ""
 
     def record(self) -> dict[str, Any]:

@@ -173,6 +173,46 @@ def mean_cca() -> Measure:
     return Measure(prepare=thin_svd, compare=mean_correlation, permute=permuted)
 
 
+def mutual_information(a: Basis, b: Basis) -> float:
+    rho = torch.linalg.svdvals(a.u.T @ b.u)
+    if float(rho[0]) > 1 - _SURE:
+        raise Degenerate(
+            f"a canonical correlation is 1, got {float(rho[0]):.12f}: the mutual information is infinite; "
+            "compare other layers, or use mean_cca"
+        )
+    return float(-0.5 * torch.log1p(-rho.square()).sum())
+
+
+@measures.register(
+    "gaussian_mutual_information",
+    Card(
+        label="Gaussian mutual information",
+        larger_is_closer=True,
+        bounds=(0.0, None),
+        symmetric=True,
+        is_metric=False,
+        invariant_to=AFFINE,
+        minimum_rows=3,
+        cost="n d^2 + d^3 per layer and per pair",
+        source="Gelfand and Yaglom 1957: of jointly Gaussian variables, from their canonical correlations",
+        note="Nats. Biased upwards, the more the fewer the rows. Infinite where a direction is shared exactly.",
+        refuses_wide=True,
+        infinite_to_itself=True,
+    ),
+)
+def gaussian_mutual_information() -> Measure:
+    """-1/2 sum log(1 - rho^2) over the canonical correlations rho, in nats, without correction of its bias.
+
+    Two lines of correlation 1/2: -1/2 log(3/4).
+
+    >>> from repsim_cli import measures
+    >>> x, y = [[1.], [0.], [-1.], [0.]], [[1.], [3.0 ** 0.5], [-1.], [-(3.0 ** 0.5)]]
+    >>> round(measures.get("gaussian_mutual_information")(x, y), 6)
+    0.143841
+    """
+    return Measure(prepare=thin_svd, compare=mutual_information, permute=permuted)
+
+
 @measures.register(
     "svcca",
     Card(

@@ -115,6 +115,11 @@ class Similarity:
                 f"measure: {bound.name} needs equal widths, got {narrow.width} ({narrow}) and {wide.width} ({wide}); "
                 "use procrustes or cka_unbiased, or models of one width"
             )
+        if bound.card.infinite_to_itself:
+            raise BadInput(
+                f"measure: {bound.name} of a layer with itself is infinite, got all pairs of layers; "
+                "compare two arrays with `repsim measure`, or use mean_cca"
+            )
         if bound.card.refuses_wide and rows <= wide.width:
             raise BadInput(
                 f"measure: {bound.name} needs more rows than features, got {rows} for {wide.width} ({wide}); "
