@@ -65,13 +65,7 @@ def neighbours(x: Float[Tensor, "n d"], *, k: int) -> Neighbours:
             best, where = ordered((exact[rows] @ distinct.T)[:, which], rows, k)
             tied += int((best[:, k - 1 : k] == best[:, k:]).sum())
             values[rows], lists[rows] = best.to(values.dtype), where
-    if tied > _MANY_TIES * len(x):
-        warnings.warn(
-            f"{tied} of {len(x)} rows have several equally near rows for the last of {k} places, which go by index in "
-            "every layer and so raise the score; leave out layers that see no context (embed)",
-            MeasureWarning,
-            stacklevel=2,
-        )
+    warn_of_ties(tied, len(x), k)
     places = lists[:, :k].T.contiguous()
     mutual = (places[:, places] == torch.arange(len(x), device=x.device)).any(0)
     return Neighbours(places.int(), values[:, :k].T.contiguous(), mutual, units)
@@ -89,13 +83,26 @@ def largest(similarity: Float[Tensor, "b n"], rows: Int[Tensor, " b"], k: int) -
 
 def ordered(similarity: Float[Tensor, "b n"], rows: Int[Tensor, " b"], k: int) -> Best:
     """As `largest`, equal ones by index."""
-    count = largest(similarity, rows, k)[0].shape[1]
-    last = similarity.topk(count, dim=1).values[:, -1:]
-    above, equal = similarity > last, similarity == last
-    chosen = above | (equal & (equal.cumsum(1) <= count - above.sum(1, keepdim=True)))
-    indices = chosen.nonzero()[:, 1].view(-1, count)
-    values, order = similarity.gather(1, indices).sort(dim=1, descending=True, stable=True)
-    return values, indices.gather(1, order)
+    values, indices = largest(similarity, rows, k)
+    tied = (values[:, :-1] == values[:, 1:]).any(1).nonzero()[:, 0]
+    if len(tied):
+        count, last, those = values.shape[1], values[tied, -1:], similarity[tied]
+        above, equal = those > last, those == last
+        chosen = above | (equal & (equal.cumsum(1) <= count - above.sum(1, keepdim=True)))
+        found = chosen.nonzero()[:, 1].view(-1, count)
+        values[tied], order = those.gather(1, found).sort(dim=1, descending=True, stable=True)
+        indices[tied] = found.gather(1, order)
+    return values, indices
+
+
+def warn_of_ties(tied: int, n: int, k: int) -> None:
+    if tied > _MANY_TIES * n:
+        warnings.warn(
+            f"{tied} of {n} rows have several equally near rows for the last of {k} places, which go by index, the "
+            "same in every layer; leave out layers that see no context (embed)",
+            MeasureWarning,
+            stacklevel=3,
+        )
 
 
 def permuted(state: Neighbours, order: Int[Tensor, " n"]) -> Neighbours:
@@ -260,15 +267,21 @@ def masked_hsic(one: Neighbours, many: Stack) -> Float[Tensor, " r"]:
     return trace.sum(1) + sums - 2 / (n - 2) * (column_sums * row_sums).sum(1)
 
 
+def own_hsic(state: Neighbours) -> float:
+    """0 where it is rounding of the similarities."""
+    value = float(masked_hsic(state, stacked([state])))
+    floor = 10 * torch.finfo(state.similarities.dtype).eps * float(state.similarities.square().sum())
+    return value if value > floor else 0.0
+
+
 def cknna_all(a: Sequence[Neighbours], b: Sequence[Neighbours]) -> Matrix:
     cross = by_lists(masked_hsic, symmetric=False)[1](a, b)
-    own = [torch.cat([masked_hsic(state, stacked([state])) for state in side]) for side in ((a,) if a is b else (a, b))]
+    own = [cross.new_tensor([own_hsic(state) for state in side]) for side in ((a,) if a is b else (a, b))]
     for values in own:
-        if not bool((values > 0).all()):
-            worst = int(values.argmin())
+        if not values.all():
             raise Degenerate(
-                f"cknna: self-similarity is not positive, got {float(values[worst]):.3g} for representation {worst} of "
-                f"{len(values)}; raise k or use more rows"
+                f"cknna: no self-similarity, got 0 for representation {int(values.argmin())} of {len(values)}; use more "
+                "rows or another k"
             )
     return cross / own[0].sqrt()[:, None] / own[-1].sqrt()
 
