@@ -84,7 +84,7 @@ def test_all_pairs_in_pieces(monkeypatch):
     layers = [torch.randn(30, 5, generator=torch.Generator().manual_seed(seed)) for seed in range(4)]
     wanted = {name: measures.get(name) for name in NAMES}
     whole = all_pairs(wanted, layers)
-    for limit, size in {"_BLOCK": 7, "_CELLS": 60, "_HOT": 500, "_GATHERED": 500}.items():
+    for limit, size in {"_BLOCK": 7, "_TILE": 3, "_CELLS": 60, "_HOT": 500, "_GATHERED": 500}.items():
         monkeypatch.setattr(neighbours, limit, size)
     pieces = all_pairs(wanted, layers)
     for name in NAMES:

@@ -20,7 +20,8 @@ from repsim_cli.measures.rdm import SHAPE
 from repsim_cli.registry import measures
 from repsim_cli.settings import Positive
 
-_BLOCK = 1024  # rows of the similarity matrix held at a time
+_BLOCK = 4096  # rows of the similarity matrix held at a time
+_TILE = 512
 _CELLS = 1 << 17  # (representation, row) cells compared at a time
 _HOT = 1 << 23  # cells of the one-hot neighbour sets held at a time
 _GATHERED = 1 << 24  # similarities at other representations' neighbours held at a time
@@ -54,12 +55,13 @@ def neighbours(x: Float[Tensor, "n d"], *, k: int) -> Neighbours:
     """
     exact = unit_rows(x)
     units = exact.to(torch.promote_types(x.dtype, torch.float32))
-    found = [largest(units[rows] @ units.T, rows, k) for rows in torch.arange(len(x), device=x.device).split(_BLOCK)]
+    every = torch.arange(len(x), device=x.device)
+    found = [largest(cosines(units, int(rows[0]), len(rows)), rows, k) for rows in every.split(_BLOCK)]
     values, lists = (torch.cat(part) for part in zip(*found, strict=True))
     unsure = (values[:, :-1] - values[:, 1:] < _NEAR[units.dtype]).any(1).nonzero()[:, 0]
     tied = 0
     if len(unsure):
-        distinct, which = torch.unique(exact, dim=0, return_inverse=True)
+        distinct, which = distinct_rows(exact)
         for rows in unsure.split(_BLOCK):
             # every distinct row once: then equal rows are equally near to the last bit
             best, where = ordered((exact[rows] @ distinct.T)[:, which], rows, k)
@@ -72,6 +74,27 @@ def neighbours(x: Float[Tensor, "n d"], *, k: int) -> Neighbours:
 
 
 Best = tuple[Float[Tensor, "b m"], Int[Tensor, "b m"]]
+
+
+def cosines(units: Float[Tensor, "n d"], start: int, size: int) -> Float[Tensor, "b n"]:
+    """Products of some rows with all; of theirs with each other, half are made and mirrored."""
+    found = units.new_empty(size, len(units))
+    stop = start + size
+    found[:, :start] = units[start:stop] @ units[:start].T
+    for i in range(start, stop, _TILE):
+        rows, after = slice(i - start, i - start + _TILE), min(i + _TILE, stop)
+        found[rows, i:] = units[i:after] @ units[i:].T
+        found[after - start :, i:after] = found[rows, after:stop].T
+    return found
+
+
+def distinct_rows(x: Float[Tensor, "n d"]) -> tuple[Float[Tensor, "m d"], Int[Tensor, " n"]]:
+    """(the distinct rows, which of them every row is)."""
+    # one telling column mostly answers it, and sorting whole rows is slow
+    column = x[:, int(x.abs().amax(0).argmax())]
+    if len(column.unique()) == len(x):
+        return x, torch.arange(len(x), device=x.device)
+    return torch.unique(x, dim=0, return_inverse=True)
 
 
 def largest(similarity: Float[Tensor, "b n"], rows: Int[Tensor, " b"], k: int) -> Best:
@@ -280,8 +303,8 @@ def cknna_all(a: Sequence[Neighbours], b: Sequence[Neighbours]) -> Matrix:
     for values in own:
         if not values.all():
             raise Degenerate(
-                f"cknna: no self-similarity, got 0 for representation {int(values.argmin())} of {len(values)}; use more "
-                "rows or another k"
+                f"cknna: no self-similarity, got 0 for representation {int(values.argmin())} of {len(values)}; "
+                "use more rows or another k"
             )
     return cross / own[0].sqrt()[:, None] / own[-1].sqrt()
 
@@ -370,7 +393,7 @@ def jaccard_knn(*, k: Positive = 10) -> Measure:
         invariant_to=SHAPE,
         minimum_rows=3,
         cost="n^2 d once per layer, n^2 d per layer more, n k^2 per pair",
-        source="Hamilton et al. 2016, eq. 4 and 5; cosine on centred rows",
+        source="Hamilton et al. 2016 (cosine similarities, not distances); cosine on centred rows",
         note="1: neighbours are equally near in both. " + _TIES,
     ),
 )
@@ -400,7 +423,7 @@ def second_order_cosine(*, k: Positive = 10) -> Measure:
         invariant_to=SHAPE,
         minimum_rows=3,
         cost="n^2 d once per layer, n k^2 per pair",
-        source="Wang et al. 2022 (rank similarity of embeddings); cosine on centred rows",
+        source="Wang et al. 2022; Klabunde et al. 2023 (rank similarity); cosine on centred rows",
         note="1: common neighbours have the same places, however many there are (see rank_jaccard). " + _TIES,
     ),
 )
@@ -432,7 +455,7 @@ def rank_similarity(*, k: Positive = 10) -> Measure:
         invariant_to=SHAPE,
         minimum_rows=3,
         cost="n^2 d once per layer, n k^2 per pair",
-        source="Wang et al. 2022 (both factors, row by row); cosine on centred rows",
+        source="Wang et al. 2022; Klabunde et al. 2023 (joint rank and Jaccard); cosine on centred rows",
         note="1: the same neighbours in the same order. " + _TIES,
     ),
 )

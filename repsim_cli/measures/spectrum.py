@@ -16,7 +16,7 @@ from torch import Tensor
 
 from repsim_cli.measures.base import Card, Measure, centred
 from repsim_cli.measures.inner import Matrix
-from repsim_cli.measures.neighbours import ordered, warn_of_ties
+from repsim_cli.measures.neighbours import distinct_rows, ordered, warn_of_ties
 from repsim_cli.measures.rdm import SHAPE
 from repsim_cli.registry import measures
 from repsim_cli.settings import Positive
@@ -31,7 +31,7 @@ _COLUMNS = 128  # of the products held at a time
 def nearest_rows(x: Float[Tensor, "n d"], k: int) -> Int[Tensor, "n k"]:
     """The k rows nearest by Euclidean distance, self excluded by index, equal distances in index order."""
     x = centred(x.double())[0]
-    distinct, which = torch.unique(x, dim=0, return_inverse=True)
+    distinct, which = distinct_rows(x)
     half_norms = distinct.square().sum(1) / 2
     blocks, tied = [], 0
     for rows in torch.arange(len(x), device=x.device).split(_BLOCK):
@@ -105,7 +105,7 @@ def largest_difference(a: Sequence[Tensor], b: Sequence[Tensor]) -> Matrix:
         invariant_to=SHAPE,
         minimum_rows=2,
         cost="n^2 d + 100 n^2 once per layer, up to exact_rows rows",
-        source="Tsitsulin et al. 2020, eq. 4 and section 3.3: heat traces of k-NN graphs over n, exact; no factor 1e6",
+        source="Tsitsulin et al. 2020: heat traces of k-NN graphs over n, exact; no factor 1e6",
         note="Usually 1e-6 to 1e-4. 0 does not mean equal layers; the rows need no pairing. "
         "Equal rows tie, and ties go by index.",
     ),

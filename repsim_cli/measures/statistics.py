@@ -140,7 +140,7 @@ def card(label: str, **claims: Any) -> Card:
         bounds=(0.0, None),
         invariant_to=_ROTATION,
         cost="n d once per layer",
-        source="Wang et al. 2020 (in Klabunde et al. 2023, section 3.6): norm of the mean row",
+        source="Wang et al. 2022; Klabunde et al. 2023 (magnitude: norm of the mean row)",
         note="In the units of the activations. 0 does not mean equal layers.",
     ),
 )
@@ -163,7 +163,7 @@ def magnitude_difference() -> Measure:
         bounds=(0.0, 2.0),
         invariant_to=_DIRECTION,
         cost="n d once per layer",
-        source="Wang et al. 2020 (in Klabunde et al. 2023, section 3.6): mean cosine with the mean row",
+        source="Wang et al. 2022; Klabunde et al. 2023 (concentricity: mean cosine with the mean row)",
         note="0 does not mean equal layers. Rows are not centred: a large offset brings the number to 1.",
     ),
 )
@@ -186,7 +186,7 @@ def concentricity_difference() -> Measure:
         bounds=(0.0, 8.0),
         invariant_to=_DIRECTION,
         cost="n^2 d once per layer",
-        source="Wang and Isola 2020, eq. 2 with t = 2: rows of norm 1, pairs i < j",
+        source="Wang and Isola 2020 (uniformity, t = 2): rows of norm 1, pairs i < j",
         note="0 does not mean equal layers. Rows are not centred: a large offset brings the number to 0.",
     ),
 )
@@ -209,7 +209,7 @@ def uniformity_difference() -> Measure:
         bounds=(0.0, 2.0),
         invariant_to=_DIRECTION,
         cost="n d once per layer",
-        source="Wang and Liu 2021, section 3.3, over pairs of one class (in Klabunde et al. 2023, section 3.6)",
+        source="Wang and Liu 2021; Klabunde et al. 2023 (tolerance); the mean is over pairs of one class",
         labelled=True,
         note="0 does not mean equal layers. Needs labels. Rows are not centred: a large offset brings the number to 1.",
     ),

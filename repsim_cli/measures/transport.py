@@ -241,7 +241,7 @@ _STARTS = "A local minimum, the best of several starts: an upper bound. "
         invariant_to=SHAPE,
         minimum_rows=2,
         cost="n^2 d once per layer; about 10 steps of 2 n^3 + n^3 log n per start and pair (n = 1000: seconds)",
-        source="Memoli 2011, definition 5.7, squared loss (not its root); conditional gradient (Vayer et al. 2019)",
+        source="Memoli 2011, squared loss (not its root); conditional gradient (Vayer et al. 2019)",
         note=_STARTS + "0: equal up to rotation, offset, scale (unless cost_scale is none) and order of the rows.",
     ),
 )
@@ -273,7 +273,7 @@ def gromov_wasserstein(*, cost_scale: CostScale = "mean", starts: Positive = 2, 
         invariant_to=SHAPE,
         minimum_rows=2,
         cost="n^2 d once per layer; about 50 steps of 2 n^3 + 100 n^2 per pair",
-        source="Peyre et al. 2016, section 2.3: projected gradient; the value is without the entropy term",
+        source="Peyre et al. 2016: projected gradient; the value is without the entropy term",
         note="From the uniform coupling; above 0 also for equal layers, the more the larger epsilon is. Smoother and "
         "larger than gromov_wasserstein.",
     ),
@@ -307,7 +307,7 @@ def gromov_wasserstein_entropic(
         invariant_to=frozenset({"permutation_of_neurons"}),
         minimum_rows=2,
         cost="about 5 steps of 2 n^2 d + n^3 log n + d^3 log d per start and pair",
-        source="Redko et al. 2020, eq. 1, squared loss; block coordinate descent (algorithm 1)",
+        source="Redko et al. 2020, squared loss; block coordinate descent",
         note=_STARTS + "In squared units of the activations. 0: equal up to the order of rows and of neurons.",
     ),
 )
@@ -335,7 +335,7 @@ def coot(*, starts: Positive = 2, seed: int = 0) -> Measure:
         invariant_to=frozenset({"permutation_of_neurons"}),
         minimum_rows=2,
         cost="about 5 steps of gromov_wasserstein + d^3 log d per start and pair",
-        source="Demetci et al. 2024, eq. 5; the objective, not its feature part alone",
+        source="Demetci et al. 2024; the objective, not its feature part alone",
         note=_STARTS + "Activations are in their own units, distances scaled: scale the activations to balance them. "
         "0: equal up to the order of rows and of neurons.",
     ),
