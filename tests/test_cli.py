@@ -272,7 +272,7 @@ BAD = [
     (["experiment=pythia"], "experiment: there is none of this name, got 'pythia'; did you mean 'pythia_cka'"),
     (["experiment=tiny/pythia_ck"], "experiment: there is none of this name, got 'tiny/pythia_ck'; did you mean"),
     (["model=[tiny_c]"], "model: there is none of this name, got 'tiny_c'; did you mean 'tiny_"),
-    (["measure=[ckaa]"], "measure: there is none of this name, got 'ckaa'; did you mean 'cka'?"),
+    (["measure=[ckaa]"], "measure: there is none of this name, got 'ckaa'; did you mean 'cka'"),
     (["data=embeded"], "data: there is none of this name, got 'embeded'; did you mean 'embedded'"),
     (["extract=token"], "extract: there is none of this name, got 'token'; did you mean 'tokens'?"),
     (["hardware=gpu"], "hardware: there is none of this name, got 'gpu'; "),
@@ -370,7 +370,7 @@ def test_bad_input_is_one_line_and_starts_nothing(repsim, tmp_path, tiny_folder,
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["measure", "ckaa", "x.npy", "x.npy"], "error: unknown measure, got 'ckaa'; did you mean 'cka'?"),
+        (["measure", "ckaa", "x.npy", "x.npy"], "error: unknown measure, got 'ckaa'; did you mean 'cka'"),
         (["measure", "mutual_knn", "x.npy", "x.npy", "q=3"], "mutual_knn.q: unknown key, got 3; known: k"),
         (["measure", "mutual_knn", "x.npy", "x.npy", "k=a"], "mutual_knn.k: wrong value, got 'a'; give integer"),
         (["measure", "mutual_knn", "x.npy", "x.npy", "k"], "settings: not key=value, got 'k'; e.g. k=5"),

@@ -106,6 +106,8 @@ def draw(seed: int, n: int = 40, d: int = 7, shared: int = 3) -> tuple[np.ndarra
 
 
 LABELS = np.arange(40) % 4
+# fewer rows for what takes several solvers per pair
+ROWS = {"gromov_wasserstein_entropic": 8, "coot": 16, "augmented_gromov_wasserstein": 16}
 
 
 def value(name: str, x: np.ndarray, y: np.ndarray) -> float:
@@ -121,9 +123,9 @@ def narrower(name: str, x: np.ndarray, width: int) -> np.ndarray:
 @pytest.mark.parametrize("name", NAMES)
 @given(seed=st.integers(0, 10**6))
 def test_equals_the_reference(name, seed):
-    x, y = draw(seed)
+    x, y = draw(seed, n=ROWS.get(name, 40))
     y = narrower(name, y, 5)
-    labels = (LABELS,) if measures.card(name).labelled else ()
+    labels = (LABELS[: len(x)],) if measures.card(name).labelled else ()
     for a, b in ((x, y), (y, x)):
         assert value(name, a, b) == pytest.approx(getattr(reference, name)(a, b, *labels), abs=1e-9)
 
@@ -132,15 +134,22 @@ def test_equals_the_reference(name, seed):
 @given(seed=st.integers(0, 10**6))
 def test_identity_symmetry_and_bounds(name, seed):
     card = measures.card(name)
-    x, y = draw(seed)
+    x, y = draw(seed, n=ROWS.get(name, 40))
     best = card.bounds[1] if card.larger_is_closer else card.bounds[0]
     if best is not None:
         assert value(name, x, x) == pytest.approx(best, abs=1e-10)
-    assert (value(name, x, y) == pytest.approx(value(name, y, x), abs=1e-12)) == card.symmetric
+    if card.symmetric:
+        assert value(name, x, y) == pytest.approx(value(name, y, x), abs=1e-12)
     low, high = card.bounds
     found = value(name, x, y)
     assert low is None or found >= low - 1e-12
     assert high is None or found <= high + 1e-12
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if not measures.card(n).symmetric])
+def test_asymmetric_where_claimed(name):
+    pairs = [draw(seed) for seed in range(5)]
+    assert max(abs(value(name, x, y) - value(name, y, x)) for x, y in pairs) > 1e-6
 
 
 @pytest.mark.parametrize("name", [n for n in NAMES if measures.card(n).is_metric])
@@ -180,7 +189,7 @@ def test_invariant_if_and_only_if_claimed(name, kind):
 @given(seed=st.integers(0, 10**6), tile=st.integers(1, 50))
 def test_all_pairs_equal_single_pairs(name, seed, tile):
     """The tiled pass, or compare_all, gives what `compare` gives pair by pair, whatever the tile."""
-    x, y = draw(seed)
+    x, y = draw(seed, n=ROWS.get(name, 40))
     sides = [x, y, narrower(name, x, 3), narrower(name, y, 5)]
     together = pairs_of(name, [torch.from_numpy(side) for side in sides], tile=tile)
     single = torch.tensor([[value(name, a, b) for b in sides] for a in sides], dtype=torch.float64)

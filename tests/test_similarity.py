@@ -52,8 +52,10 @@ def test_float32_all_pairs_are_within_2e_6_of_float64():
         card = measures.card(name)
         if card.equal_widths or card.labelled or card.infinite_to_itself:
             continue
-        exact = all_pairs({name: measures.get(name)}, xs)[name]
-        single = all_pairs({name: measures.get(name)}, [x.float() for x in xs])[name]
+        # transport takes n^3 per pair
+        rows = 100 if "wasserstein" in name or name == "coot" else 1500
+        exact = all_pairs({name: measures.get(name)}, [x[:rows] for x in xs])[name]
+        single = all_pairs({name: measures.get(name)}, [x[:rows].float() for x in xs])[name]
         off = ~torch.eye(3, dtype=torch.bool)
         assert float(((single - exact) / exact.abs().clamp_min(1))[off].abs().max()) < 2e-6, name
 

@@ -1,0 +1,131 @@
+"""Spectra of neighbourhood graphs: multi-scale intrinsic distance.
+
+The heat trace tr exp(-tL) of a graph is a sum of Chebyshev moments tr T_m(L - I), which decay so fast in m that a few
+sparse products give it to the last digits: no eigenvalues are needed.
+"""
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+import numpy as np
+import scipy.sparse
+import scipy.special
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from repsim_cli.measures.base import Card, Measure, centred
+from repsim_cli.measures.inner import Matrix
+from repsim_cli.measures.neighbours import distinct_rows, ordered, warn_of_ties
+from repsim_cli.measures.rdm import SHAPE
+from repsim_cli.registry import measures
+from repsim_cli.settings import Positive
+
+_TIMES = torch.logspace(-1, 1, 256, dtype=torch.float64)
+_WEIGHTS = torch.exp(-2 * (_TIMES + 1 / _TIMES))  # of the times in the distance
+_DEGREE = 24  # of the moments: what is left out of the heat traces is below 1e-14
+_BLOCK = 1024  # rows of the distance matrix held at a time
+_COLUMNS = 128  # of the products held at a time
+
+
+def nearest_rows(x: Float[Tensor, "n d"], k: int) -> Int[Tensor, "n k"]:
+    """The k rows nearest by Euclidean distance, self excluded by index, equal distances in index order."""
+    x = centred(x.double())[0]
+    distinct, which = distinct_rows(x)
+    half_norms = distinct.square().sum(1) / 2
+    blocks, tied = [], 0
+    for rows in torch.arange(len(x), device=x.device).split(_BLOCK):
+        # larger where the distance is smaller; every distinct row once, so that equal rows tie to the last bit
+        nearness = torch.addmm(-half_norms, x[rows], distinct.T)[:, which]
+        values, indices = ordered(nearness, rows, k)
+        tied += int((values[:, k - 1 : k] == values[:, k:]).sum())
+        blocks.append(indices[:, :k])
+    warn_of_ties(tied, len(x), k)
+    return torch.cat(blocks)
+
+
+def shifted_laplacian(x: Float[Tensor, "n d"], k: int) -> scipy.sparse.csr_matrix:
+    """L - I = -D^(-1/2) A D^(-1/2), A linking rows of which one is among the k nearest of the other."""
+    n = len(x)
+    near = nearest_rows(x, k).cpu().numpy()
+    links = scipy.sparse.csr_matrix((np.ones(n * k), near.ravel(), np.arange(0, n * k + 1, k)), (n, n))
+    links = links.maximum(links.T)
+    roots = scipy.sparse.diags(np.asarray(links.sum(1)).ravel() ** -0.5)
+    return (-(roots @ links @ roots)).tocsr()
+
+
+def probes(n: int, exact_rows: int, count: int) -> Iterator[tuple[float, Float[np.ndarray, "n c"]]]:
+    """Blocks of columns V with tr M = sum of weight tr(V' M V): exactly, or on average over random signs.
+
+    The signs depend on n alone: all representations get the same.
+    """
+    if n <= exact_rows:
+        for start in range(0, n, _COLUMNS):
+            yield 1.0, np.eye(n, min(_COLUMNS, n - start), -start)
+    else:
+        draw = np.random.default_rng(0)
+        for start in range(0, count, _COLUMNS):
+            yield 1 / count, draw.choice((-1.0, 1.0), (n, min(_COLUMNS, count - start)))
+
+
+def heat_trace(x: Float[Tensor, "n d"], *, k: int, exact_rows: int, signs: int) -> Float[Tensor, " t"]:
+    """tr exp(-tL) / n at 256 times from 0.1 to 10."""
+    n = len(x)
+    matrix = shifted_laplacian(x, k)
+    moments = np.zeros(_DEGREE + 1)
+    for weight, start in probes(n, exact_rows, signs):
+        last, now = start, matrix @ start
+        whole, first = float(np.sum(start * start)), float(np.sum(now * start))
+        moments[:2] += weight * whole, weight * first
+        for m in range(1, _DEGREE // 2 + 1):
+            # T_2m = 2 T_m^2 - 1 and T_(2m+1) = 2 T_m T_(m+1) - T_1 spare half of the products
+            moments[2 * m] += weight * (2 * float(np.sum(now * now)) - whole)
+            if 2 * m < _DEGREE:
+                last, now = now, 2 * (matrix @ now) - last
+                moments[2 * m + 1] += weight * (2 * float(np.sum(last * now)) - first)
+    orders = np.arange(_DEGREE + 1)
+    # exp(-t (1 + z)) = sum of c_m(t) T_m(z)
+    coefficients = (-1.0) ** orders * scipy.special.ive(orders, _TIMES.numpy()[:, None]) * np.where(orders, 2, 1)
+    return torch.from_numpy(coefficients @ moments / n)
+
+
+def largest_difference(a: Sequence[Tensor], b: Sequence[Tensor]) -> Matrix:
+    left, right = (torch.stack(list(side)) * _WEIGHTS for side in (a, b))
+    return torch.cdist(left, right, p=torch.inf)
+
+
+@measures.register(
+    "msid",
+    Card(
+        label="MSID",
+        larger_is_closer=False,
+        bounds=(0.0, None),
+        symmetric=True,
+        is_metric=True,
+        invariant_to=SHAPE,
+        minimum_rows=2,
+        cost="n^2 d + 100 n^2 once per layer, up to exact_rows rows",
+        source="Tsitsulin et al. 2020: heat traces of k-NN graphs over n, exact; no factor 1e6",
+        note="Usually 1e-6 to 1e-4. 0 does not mean equal layers; the rows need no pairing. "
+        "Equal rows tie, and ties go by index.",
+    ),
+)
+def msid(*, k: Positive = 5, exact_rows: Positive = 16384, signs: Positive = 1000) -> Measure:
+    """Multi-scale intrinsic distance: max over t of exp(-2 (t + 1/t)) |h_x(t) - h_y(t)|, h = tr exp(-tL) / n.
+
+    L: normalised Laplacian of the graph of k nearest rows (Euclidean; either way), 256 times t from 0.1 to 10. Above
+    exact_rows rows the traces are estimated from as many vectors of random signs, the same for all layers.
+    Two separate edges against a path of four: eigenvalues 0, 2, 0, 2 and 0, 1/2, 3/2, 2, so that the traces differ by
+    (1 - exp(-t/2)) (1 - exp(-3t/2)) / 4.
+
+    >>> from repsim_cli import measures
+    >>> round(measures.get("msid", k=1)([[0.], [1.], [10.], [11.]], [[0.], [1.], [2.5], [4.5]]), 6)
+    0.001634
+    """
+    return Measure(
+        prepare=partial(heat_trace, k=k, exact_rows=exact_rows, signs=signs),
+        compare=lambda a, b: float(largest_difference([a], [b])),
+        compare_all=largest_difference,
+        permute=lambda state, order: state,
+        minimum_rows=k + 1,
+    )

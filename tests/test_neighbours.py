@@ -1,0 +1,128 @@
+"""Tables of neighbours: ties, near-ties in float32, permuted rows; and what the measures make of them."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from repsim_cli import measures
+from repsim_cli.errors import Degenerate
+from repsim_cli.measures import neighbours
+from repsim_cli.measures.base import MeasureWarning
+from repsim_cli.similarity import all_pairs
+
+GOLDEN = Path(__file__).parent / "golden"
+NAMES = [
+    "mutual_knn", "jaccard_knn", "second_order_cosine", "rank_similarity", "rank_jaccard",
+    "cycle_knn", "lcs_knn", "edit_distance_knn", "cknna",
+]  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore::repsim_cli.measures.base.MeasureWarning")
+@pytest.mark.parametrize("name", NAMES)
+def test_exact_ties_go_by_index(name):
+    """c5 has duplicated rows: the values of exact ties, not only the range over tie-breaks."""
+    case = np.load(GOLDEN / "inputs" / "c5.npz")
+    entry = next(
+        e
+        for e in json.loads((GOLDEN / "values.json").read_text())
+        if (e["measure"], e["case"], e["settings"].get("k")) == (name, "c5", 10)
+    )
+    expected = entry["value"] if isinstance(entry["value"], dict) else {"x_to_y": entry["value"]}
+    assert measures.get(name)(case["x"], case["y"]) == pytest.approx(expected["x_to_y"], abs=1e-9)
+
+
+def test_the_order_of_near_ties_is_that_of_float64():
+    """Cosines a few 1e-8 apart: float32 alone would put half of the neighbours in the wrong places."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(60, 30, generator=generator)
+    x[:, 0] += 3e4 * torch.randn(60, generator=generator).sign()
+    table, exact = (neighbours.neighbours(side, k=5) for side in (x, x.double()))
+    assert torch.equal(table.lists, exact.lists)
+    torch.testing.assert_close(table.similarities.double(), exact.similarities, atol=1e-6, rtol=0)
+    units = neighbours.unit_rows(x).float()
+    alone = (units @ units.T).fill_diagonal_(-2).topk(5, dim=1).indices.T
+    assert (alone != exact.lists).double().mean() > 0.2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_equal_rows_come_in_index_order(dtype):
+    generator = torch.Generator().manual_seed(0)
+    kinds = torch.randn(4, 6, generator=generator).to(dtype)
+    x = kinds[torch.arange(48) % 4] * 1.0
+    with pytest.warns(MeasureWarning, match="48 of 48 rows have several equally near rows for the last of 5 places"):
+        table = neighbours.neighbours(x, k=5)
+    assert table.lists[:, 0].tolist() == [4, 8, 12, 16, 20]
+    assert table.lists[:, 9].tolist() == [1, 5, 13, 17, 21]
+
+
+def test_one_table_serves_all(monkeypatch):
+    made = []
+    monkeypatch.setattr(neighbours, "unit_rows", lambda x, f=neighbours.unit_rows: made.append(1) or f(x))
+    layers = [torch.randn(30, 5, generator=torch.Generator().manual_seed(seed)) for seed in range(3)]
+    all_pairs({name: measures.get(name) for name in NAMES}, layers)
+    assert len(made) == 3
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_permuted_table_is_that_of_permuted_rows(name):
+    generator = torch.Generator().manual_seed(0)
+    x, y = (torch.randn(30, 5, generator=generator, dtype=torch.float64) for _ in range(2))
+    order = torch.randperm(30, generator=generator)
+    measure = measures.get(name, k=3)
+    assert measure.prepare is not None
+    assert measure.compare is not None
+    moved = measure.compare(measure.prepare(x), measure.permute(measure.prepare(y), order))
+    assert moved == pytest.approx(measure(x, y[order]), abs=1e-12)
+    assert moved != pytest.approx(measure(x, y), abs=1e-6)
+
+
+def test_all_pairs_in_pieces(monkeypatch):
+    """However little is held at a time."""
+    layers = [torch.randn(30, 5, generator=torch.Generator().manual_seed(seed)) for seed in range(4)]
+    wanted = {name: measures.get(name) for name in NAMES}
+    whole = all_pairs(wanted, layers)
+    for limit, size in {"_BLOCK": 7, "_TILE": 3, "_CELLS": 60, "_HOT": 500, "_GATHERED": 500}.items():
+        monkeypatch.setattr(neighbours, limit, size)
+    pieces = all_pairs(wanted, layers)
+    for name in NAMES:
+        torch.testing.assert_close(pieces[name], whole[name], atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_two_sides_of_different_layers(name):
+    """compare_all takes the rows' and the columns' representations apart."""
+    measure = measures.get(name, k=4)
+    states = [
+        measure.prepare(torch.randn(20, 5, generator=torch.Generator().manual_seed(seed), dtype=torch.float64))
+        for seed in range(5)
+    ]
+    if measure.compare_all is not None:
+        found = measure.compare_all(states[:2], states[2:])
+        single = torch.tensor([[measure.compare(a, b) for b in states[2:]] for a in states[:2]], dtype=torch.float64)
+        torch.testing.assert_close(found, single, atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize(("name", "best"), [("lcs_knn", 10.0), ("cknna", 1.0)])
+def test_value_of_a_layer_with_itself(name, best):
+    x = np.random.default_rng(0).normal(size=(40, 6))
+    assert measures.get(name)(x, x) == pytest.approx(best, abs=1e-12)
+
+
+def test_mutual_is_jaccard_row_by_row():
+    """J = m / (2 - m): equal where every row has the same overlap."""
+    x = np.random.default_rng(0).normal(size=(12, 3))
+    y = np.random.default_rng(1).normal(size=(12, 3))
+    assert measures.get("mutual_knn", k=11)(x, y) == measures.get("jaccard_knn", k=11)(x, y) == 1.0
+    assert measures.get("jaccard_knn", k=3)(x, y) < measures.get("mutual_knn", k=3)(x, y)
+
+
+def test_cknna_without_self_similarity():
+    """All rows equally near each other: nothing is left after centring."""
+    x = np.random.default_rng(0).normal(size=(5, 2))
+    with pytest.raises(
+        Degenerate, match=r"cknna: no self-similarity, got 0 for representation 0 of 1; use more rows or"
+    ):
+        measures.get("cknna", k=4)(x, np.eye(5))
