@@ -130,17 +130,17 @@ def row_cosine(x: torch.Tensor, y: torch.Tensor) -> float:
     return float((1 - torch.nn.functional.cosine_similarity(x, y)).mean())
 
 
-def canonical(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    u, v = (torch.linalg.svd(centred(z), full_matrices=False)[0] for z in (x, y))
-    return torch.linalg.svdvals(u.T @ v)
+def canonical(x: torch.Tensor, y: torch.Tensor) -> np.ndarray:
+    u, v = (np.linalg.svd(centred(z).numpy(), full_matrices=False)[0] for z in (x, y))
+    return np.linalg.svd(u.T @ v, compute_uv=False)
 
 
 def truncated(x: torch.Tensor, y: torch.Tensor) -> float:
     bases = []
     for z in (x, y):
-        u, s, _ = torch.linalg.svd(centred(z), full_matrices=False)
-        bases.append(u[:, : int((s.square().cumsum(0) / s.square().sum() < 0.99).sum()) + 1])
-    return float(torch.linalg.svdvals(bases[0].T @ bases[1]).mean())
+        u, s, _ = np.linalg.svd(centred(z).numpy(), full_matrices=False)
+        bases.append(u[:, : int((np.cumsum(s**2) / np.sum(s**2) < 0.99).sum()) + 1])
+    return float(np.linalg.svd(bases[0].T @ bases[1], compute_uv=False).mean())
 
 
 def orthogonal(x: torch.Tensor, y: torch.Tensor) -> float:
@@ -193,7 +193,7 @@ CASES: dict[str, tuple[Callable[[torch.Tensor, torch.Tensor], float], int, int, 
     "linear_regression": (regression, 8, 4, 15),
     "neuronsim": (best_correlation, 12, 4, 4.5),
     "cosine": (row_cosine, 40, 4, 10),
-    "yanai_cca": (lambda x, y: float(canonical(x, y).square().mean()), 6, 2, 20),
+    "yanai_cca": (lambda x, y: float(np.square(canonical(x, y)).mean()), 6, 2, 20),
     "svcca": (truncated, 6, 2, 25),
     "mean_cca": (lambda x, y: float(canonical(x, y).mean()), 6, 2, 7),
     "procrustes": (orthogonal, 12, 2, 1.3),
