@@ -59,7 +59,9 @@ def test_measure_all(repsim, tmp_path):
     rng = np.random.default_rng(0)
     x = rng.normal(size=(60, 6))
     files = [str(tmp_path / name) for name in ("x.npy", "y.npy", "labels.npy")]
-    for file, array in zip(files, (x, x @ rng.normal(size=(6, 4)), np.arange(60) % 3), strict=True):
+    for file, array in zip(
+        files, (x, x @ rng.normal(size=(6, 4)) + rng.normal(size=(60, 4)), np.arange(60) % 3), strict=True
+    ):
         np.save(file, array)
     code, out, _ = repsim("measure", "all", *files[:2], "--json")
     found = {record["measure"]: record for record in json.loads(out)}

@@ -232,7 +232,7 @@ def test_out_of_memory_halves_the_batch(repsim, newest, monkeypatch):
 def test_one_sequence_that_does_not_fit(repsim, monkeypatch):
     from repsim_cli.activations.rows import Forward
 
-    def never(self, sequences, keep, batch):
+    def never(self, batch):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(Forward, "_once", never)

@@ -8,6 +8,7 @@ are inner products of projectors, for all pairs at once; the others take one (k_
 import math
 import warnings
 from collections.abc import Callable, Sequence
+from functools import cache, partial
 from typing import Annotated, NamedTuple
 
 import torch
@@ -515,6 +516,12 @@ def squares(products: Products) -> tuple[Matrix, Matrix]:
     return own_sums - 2 * products.cross, own_sums
 
 
+@cache
+def smoother(lam: float) -> Kernel:
+    """One kernel per lam, so that measures of the same lam share it."""
+    return Kernel(features=partial(shrunk, lam=lam))
+
+
 def smoother_distance(products: Products) -> Matrix:
     return squares(products)[0].clamp_min(0).sqrt()
 
@@ -558,9 +565,7 @@ def gulp(*, lam: Annotated[float, Field(ge=0)] = 0.0) -> Measure:
     >>> round(measures.get("gulp")([[0.], [1.], [0.]], [[0.], [0.], [2.]]), 6)
     1.224745
     """
-    smoother = Kernel(features=lambda x: shrunk(x, lam))
+    kernel = smoother(lam)
     return Measure(
-        inner=Inner(
-            row=smoother, column=smoother, value=smoother_distance, near=smoothers_near, exact=smoother_difference
-        )
+        inner=Inner(row=kernel, column=kernel, value=smoother_distance, near=smoothers_near, exact=smoother_difference)
     )

@@ -52,7 +52,7 @@ def _grid(folder: Path, measure: dict, models: list[str], layers: dict[str, list
         return joined
 
     names = [name for model in models for name in layers[model]]
-    p = whole("p") if what == "values" and measure["null"] else None
+    p = whole("p") if what == "values" and measure.get("null") else None
     figure, axes = _measured(whole(what), p, names, names, measure, what, ends[:-1].tolist())
     for end in ends[1:-1]:
         axes.axhline(end - 0.5, color="white", linewidth=1.2)
@@ -63,7 +63,7 @@ def _grid(folder: Path, measure: dict, models: list[str], layers: dict[str, list
 
 def _pair(folder: Path, measure: dict, m: dict) -> Any:
     rows, columns = m["rows"], m["columns"]
-    values, p = read_array(folder, m["values"]), read_array(folder, m["p"]) if measure["null"] else None
+    values, p = read_array(folder, m["values"]), read_array(folder, m["p"]) if measure.get("null") else None
     figure, axes = _measured(values, p, rows["layers"], columns["layers"], measure, "values")
     axes.set_ylabel(rows["model"], parse_math=False)
     axes.set_xlabel(columns["model"], parse_math=False)

@@ -7,7 +7,7 @@ import numpy as np
 CONVENTIONS = {"uniformity_difference": lambda entry: {} if entry["pairs"] == "i<j" else None}
 
 
-def cosine(a, b):
+def similarity(a, b):
     return a @ b / (np.linalg.norm(a) * np.linalg.norm(b))
 
 
@@ -16,7 +16,7 @@ def magnitude_difference(x, y):
 
 
 def concentricity_difference(x, y):
-    return abs(np.mean([cosine(a, x.mean(0)) for a in x]) - np.mean([cosine(b, y.mean(0)) for b in y]))
+    return abs(np.mean([similarity(a, x.mean(0)) for a in x]) - np.mean([similarity(b, y.mean(0)) for b in y]))
 
 
 def uniformity(z):
@@ -30,7 +30,7 @@ def uniformity_difference(x, y):
 
 def tolerance(z, labels):
     pairs = itertools.combinations(zip(z, labels, strict=True), 2)
-    return np.mean([cosine(a, b) for (a, i), (b, j) in pairs if i == j])
+    return np.mean([similarity(a, b) for (a, i), (b, j) in pairs if i == j])
 
 
 def tolerance_difference(x, y, labels):
