@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,9 @@ def summary(folder: Path) -> str:
         lines.append(f"  error: {manifest['error']}")
     if manifest["status"] == "complete" or (folder / "results.json").is_file():
         found = results.read_results(folder)
+        many = len(found["measures"]) > SHOWN_MEASURES
         for measure in found["measures"]:
-            lines += _measure_lines(folder, measure)
+            lines += islice(_measure_lines(folder, measure), 1 if many else None)
         for name, table in found["tables"].items():
             lines += _table_lines(name, table)
         for claim in found["claims"]:
@@ -27,8 +29,12 @@ def summary(folder: Path) -> str:
             lines.append(f"  claim {claim['name']} ({claim['measure']}): {claim['verdict']} ({value})")
     lines += [f"  warning: {warning}" for warning in manifest["warnings"]]
     lines.append(f"  folder: {folder}")
-    figures = sorted((folder / "figures").glob("*-all.png"))
-    lines += [f"  figure: {figure}" for figure in figures]
+    figures = sorted((folder / "figures").glob("*.png"))
+    grids = [figure for figure in figures if figure.stem.endswith("-all")]
+    if len(grids) <= SHOWN_MEASURES:
+        lines += [f"  figure: {figure}" for figure in grids]
+    elif figures:
+        lines.append(f"  figures: {len(figures)} in {folder / 'figures'}")
     if (folder / "report.html").is_file():
         lines.append(f"  report: {folder / 'report.html'}")
     return "\n".join(lines)
@@ -53,7 +59,7 @@ def _cell(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}" if isinstance(value, float) else str(value)
 
 
-SHOWN_PAIRS = 12
+SHOWN_MEASURES, SHOWN_PAIRS = 6, 12  # up to which a run is printed in full
 
 
 def _measure_lines(folder: Path, measure: dict[str, Any]) -> Iterator[str]:

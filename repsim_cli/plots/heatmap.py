@@ -10,6 +10,7 @@ import numpy as np
 
 from repsim_cli.results import read_array, slug
 
+MOST_PAIRS = 60  # pairs of models of all measures up to which each has a figure of its own
 WRITTEN = 144  # cells up to which their values are written into them
 INCHES_PER_CELL = 0.32
 SMALLEST, LARGEST = 2.6, 11.0  # side of the matrix, inches
@@ -20,7 +21,9 @@ Job = tuple[str, Callable[[], Any]]
 
 
 def figures(folder: Path, results: dict[str, Any]) -> Iterator[Job]:
-    """The figures of every measure: NAME-all, NAME-all-se, NAME-MODEL-MODEL; each with a function that draws it."""
+    """The figures of every measure: NAME-all, NAME-all-se, and NAME-MODEL-MODEL where these are not too many; each
+    with a function that draws it."""
+    few = sum(len(measure["matrices"]) for measure in results["measures"]) <= MOST_PAIRS
     for number, measure in enumerate(results["measures"]):
         matrices = measure["matrices"]
         stem = slug(measure["label"])
@@ -31,7 +34,7 @@ def figures(folder: Path, results: dict[str, Any]) -> Iterator[Job]:
         yield f"{stem}-all", partial(_grid, folder, measure, models, layers, "values")
         if matrices[0]["se"] is not None:
             yield f"{stem}-all-se", partial(_grid, folder, measure, models, layers, "se")
-        for m in matrices if len(models) > 1 else ():
+        for m in matrices if few and len(models) > 1 else ():
             i, j = (models.index(m[side]["model"]) for side in ("rows", "columns"))
             name = f"{stem}-{i:02d}-{j:02d}-{slug(models[i])}-{slug(models[j])}"
             yield name, partial(_pair, folder, measure, m)
