@@ -1,11 +1,9 @@
 """Similarity of every layer of every model with every layer of every model."""
 
-import itertools
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from repsim_cli import significance as judging
+from repsim_cli.activations.cached import cached, from_cache
+from repsim_cli.activations.inputs import check_modality, described, named, sequences_of, tokenizers
 from repsim_cli.activations.rows import (
     Reading,
     batches,
@@ -25,16 +25,13 @@ from repsim_cli.activations.rows import (
     row_documents,
     row_labels,
     row_numbers,
-    rows_of,
-    same_rows,
     total_rows,
 )
-from repsim_cli.activations.stored import Recorder, activations_key, from_entry
+from repsim_cli.activations.stored import Recorder
 from repsim_cli.analysis import claims as findings
 from repsim_cli.analysis.agreement import agreement
-from repsim_cli.cache import Entry, limit, trim, using
+from repsim_cli.cache import Entry
 from repsim_cli.data.base import Data, Sequences
-from repsim_cli.data.images import Patches
 from repsim_cli.errors import BadInput, Degenerate, RunFailed
 from repsim_cli.measures import Measure
 from repsim_cli.models.source import AnySource, Source
@@ -42,9 +39,9 @@ from repsim_cli.registry import studies
 from repsim_cli.results import STATE, Run, slug, write
 from repsim_cli.settings import Extract, Hardware, Significance
 from repsim_cli.similarity import SimilarityMatrix, State, check_estimate, estimate_all_pairs, of_sums
+from repsim_cli.studies.record import measure_record, places_of
 
 log = logging.getLogger("repsim")
-OTHER = {"text": "another vocabulary", "images": "another grid of patches"}
 CLOSEST = ["measure", "model a", "model b", "layer a", "layer b", "value", "p", "calibrated"]
 SAVE_EVERY = 5.0  # seconds between two saved states of the running means
 
@@ -76,7 +73,7 @@ class Similarity:
         self.seed, self.cache = seed, cache
         self.claims, self.agreement = claims or [], agreement
         self.live = {label: source for label, source in model.items() if isinstance(source, Source)}
-        self._check_modality()
+        check_modality(self.live, data)
         self.readings = readings(model, extract)
         self.layers = [layer for reading in self.readings for layer in reading.layers]
         for bound in measure.values():
@@ -95,16 +92,7 @@ class Similarity:
         dependent = bool(self.live) and (extract.unit == "token" or data.packed) and significance.clusters == "document"
         judging.check(significance, measure, extract.estimate, dependent)
         self._check_memory()
-        self.tokenizers = {label: _named(label, source.tokenizer) for label, source in self.live.items()}
-        self._check_tokenizers()
-
-    def _check_modality(self) -> None:
-        for label, source in self.live.items():
-            if source.modality != self.data.modality:
-                raise BadInput(
-                    f"model.{label}: a model of {source.modality} ({source.model_type}) reads no "
-                    f"{self.data.modality}, got {self.data.source}; choose other data or another model"
-                )
+        self.tokenizers = tokenizers(self.live, data, extract)
 
     def _check_widths(self, bound: Measure, rows: int) -> None:
         """Whether the measure takes these widths, with this number of rows."""
@@ -125,18 +113,6 @@ class Similarity:
                 f"measure: {bound.name} needs more rows than features, got {rows} for {wide.width} ({wide}); "
                 "give it more rows, or use svcca or cka_unbiased"
             )
-
-    def _check_tokenizers(self) -> None:
-        """Whether they agree on this data, too, is checked when it has been tokenized.
-
-        Pooled examples need not: a row is the same example, whatever its tokens.
-        """
-        if self.extract.unit != "token" and not self.data.packed:
-            return
-        first, *others = self.tokenizers or [""]
-        for label in others:
-            if _vocabulary(self.tokenizers[label]) != _vocabulary(self.tokenizers[first]):
-                raise _other_tokenizer(first, label, OTHER[self.data.modality])
 
     def memory(self) -> dict[str, float]:
         """Bytes, estimated: weights, what one forward batch leaves, one batch of rows, and the Gram tiles."""
@@ -212,7 +188,11 @@ class Similarity:
             torch.set_num_threads(hardware.threads)
         run.manifest.update(device=hardware.device, threads=torch.get_num_threads())
         with run.stage("data"):
-            sequences = self._sequences(run)
+            sequences = sequences_of(self.live, self.tokenizers, self.data, extract, self.seed)
+            if sequences:
+                run.manifest["data"], notices = described(sequences, self.data, extract)
+                for notice in notices:
+                    run.warn(notice)
             total = total_rows(self.readings, sequences, extract)
             run.manifest["rows"] = total
             self._check_rows(run, total)
@@ -220,14 +200,14 @@ class Similarity:
             identities = {label: source.identity() for label, source in self.models.items()}
             run.manifest["models"] = identities
         run.save_manifest()
-        with self._stored(run, sequences, identities) as entries:
-            found = [self._source(reading, entries, identities) for reading in self.readings]
+        with self._entries(run, sequences, identities) as entries:
+            found = [from_cache(reading, entries, identities) for reading in self.readings]
             live = {reading.label: reading.source for reading in found if isinstance(reading.source, Source)}
             run.manifest["models_run"] = list(live)
             dtype = getattr(torch, hardware.dtype)
             with run.stage("models"):
                 modules = {
-                    label: _named(label, source.load, False).to(self.devices[label], dtype)
+                    label: named(label, source.load, False).to(self.devices[label], dtype)
                     for label, source in live.items()
                 }
             with run.stage("activations and similarity"):
@@ -241,6 +221,12 @@ class Similarity:
         for label in matrices if self.significance.bootstrap else ():
             self._per_batch_file(run, label).unlink()
         return results
+
+    def _entries(self, run: Run, sequences: Mapping[str, Sequences], identities: Mapping[str, dict[str, Any]]) -> Any:
+        if not self.cache or not sequences:
+            return nullcontext({})
+        live = [reading for reading in self.readings if reading.label in self.live]
+        return cached(live, sequences, identities, self.extract, self.hardware.dtype, run.warn)
 
     def _per_batch_file(self, run: Run, label: str) -> Path:
         """Every batch's matrix, while the run goes on."""
@@ -321,96 +307,6 @@ class Similarity:
         file.unlink(missing_ok=True)
         return matrices
 
-    @contextmanager
-    def _stored(
-        self, run: Run, sequences: Mapping[str, Sequences], identities: Mapping[str, dict[str, Any]]
-    ) -> Iterator[dict[str, Entry]]:
-        """The cache entries of the live models, by label; none where the cache is off, too small or unusable."""
-        if not self.cache or not sequences:
-            yield {}
-            return
-        extract = self.extract
-        rows = int(rows_of(next(iter(sequences.values())), extract).sum())
-        keys = {}
-        for reading in self.readings:
-            size = 4 * rows * sum(layer.width for layer in reading.layers)
-            if reading.label in self.live and identities[reading.label]["weights_hash"]:
-                if size > limit():
-                    log.info("cache: %s needs %.1f GB, more than the limit; streamed", reading.label, size / 1e9)
-                    continue
-                keys[reading.label] = activations_key(
-                    identities[reading.label], sequences[reading.label], extract, reading.points, self.hardware.dtype
-                )
-        with ExitStack() as stack:
-            try:
-                entries = stack.enter_context(using("activations", list(keys.values())))
-            except OSError as error:
-                run.warn(f"cache: {error.filename} cannot be used ({error.strerror}); going on without it")
-                entries = {}
-            yield {label: entries[key] for label, key in keys.items() if key in entries}
-            if entries:
-                trim()
-
-    def _source(
-        self, reading: Reading, entries: Mapping[str, Entry], identities: Mapping[str, dict[str, Any]]
-    ) -> Reading:
-        """The reading from the cache, where the cache has it."""
-        entry = entries.get(reading.label)
-        if entry is None or not entry.complete:
-            return reading
-        return replace(reading, source=from_entry(entry, identities[reading.label]), points=[])
-
-    def _sequences(self, run: Run) -> dict[str, Sequences]:
-        """What each live model is run on; models whose tokenizers are equal share it."""
-        extract = self.extract
-        made: dict[Any, Sequences] = {}
-        sequences: dict[str, Sequences] = {}
-        for label, tokenizer in self.tokenizers.items():
-            key = _same_tokenizer(tokenizer) or label
-            if key not in made:
-                made[key] = self.data.sequences(tokenizer, extract, self.seed)
-            sequences[label] = made[key]
-            first = next(iter(sequences))
-            if not same_rows(sequences[first], sequences[label], extract):
-                raise _other_tokenizer(first, label, "other tokens on the same text")
-        if not sequences:
-            return {}
-        for label, source in self.live.items():
-            highest = sequences[label].inputs.max()
-            if source.modality == "text" and highest >= source.vocabulary:
-                raise BadInput(
-                    f"model.{label}: its vocabulary has {source.vocabulary} tokens, got id {highest} "
-                    "from its tokenizer; use the tokenizer that it was trained with"
-                )
-        one = next(iter(sequences.values()))
-        count = len(one.inputs)
-        if count < extract.sequences:
-            run.warn(
-                f"extract.sequences: {self.data.source} gave {count} sequences, "
-                f"{extract.sequences} were asked for; all are used"
-            )
-        truncated = {label: each.truncated for label, each in sequences.items() if each.truncated}
-        for label, cut in truncated.items():
-            run.warn(f"extract.length: {cut} of {count} examples were cut to {extract.length} tokens for '{label}'")
-        for reason, left_out in one.dropped.items():
-            run.warn(f"data: {left_out} examples of {self.data.source} are left out ({reason})")
-        rows = int(rows_of(one, extract).sum())
-        candidates = one.mask.size if extract.unit == "token" else count
-        run.manifest["data"] = {
-            "source": self.data.source,
-            "hash": one.hash(),
-            "documents_read": one.documents,
-            "sequences": count,
-            "tokens": one.mask.size,
-            "unit": extract.unit,
-            "rows_kept": rows,
-            "rows_dropped": candidates - rows,
-            "labels": one.labels and one.labels.counts(),
-            "examples_dropped": dict(one.dropped),
-            "examples_truncated": truncated,
-        }
-        return sequences
-
     def _check_rows(self, run: Run, total: int) -> None:
         extract = self.extract
         asked = extract.rows if extract.estimate == "full" else extract.batch_rows
@@ -444,7 +340,7 @@ class Similarity:
             }
             if self.significance.bootstrap:
                 batches = np.load(self._per_batch_file(run, label), mmap_mode="r")[: matrix.batches]
-                finish = partial(of_sums, measure, names=names) if matrix.estimate == "ratio_of_sums" else same
+                finish = partial(of_sums, measure, names=names) if matrix.estimate == "ratio_of_sums" else torch.clone
                 extra["low"], extra["high"] = judging.bands(batches, self.significance, self.seed, finish)
             records.append(measure_record(run, self.readings, label, measure, matrix, extra, judged.null))
             if self.significance.method == "permutation":
@@ -472,90 +368,3 @@ class Similarity:
                 if self.measures[label].card.larger_is_closer
             ],
         }
-
-
-def places_of(found: Sequence[Reading]) -> list[slice]:
-    """Where each model's layers stand among all."""
-    ends = np.cumsum([0, *(len(reading.layers) for reading in found)])
-    return [slice(start, end) for start, end in itertools.pairwise(ends)]
-
-
-def same(mean: Tensor) -> Tensor:
-    return mean
-
-
-def _named(label: str, step: Callable[..., Any], *arguments: Any) -> Any:
-    """The step's value; its errors say which model's."""
-    try:
-        return step(*arguments)
-    except BadInput as error:
-        raise BadInput(f"model.{label}.{error}") from None
-
-
-def _same_tokenizer(tokenizer: Any) -> Any:
-    """Equal for tokenizers that do the same; None where that cannot be told."""
-    if isinstance(tokenizer, Patches):
-        return tokenizer
-    return tokenizer.backend_tokenizer.to_str() if tokenizer.is_fast else None
-
-
-def _vocabulary(tokenizer: Any) -> Any:
-    """What must agree for tokens (or patches) of two models to be the same."""
-    return tokenizer.places if isinstance(tokenizer, Patches) else tokenizer.get_vocab()
-
-
-def _other_tokenizer(first: str, other: str, how: str) -> BadInput:
-    return BadInput(
-        f"model: tokenizers differ, got {how} for '{other}' than for '{first}'; compare models that share a tokenizer"
-    )
-
-
-def measure_record(
-    run: Run,
-    found: Sequence[Reading],
-    label: str,
-    measure: Measure,
-    matrix: SimilarityMatrix,
-    extra: Mapping[str, Any],
-    null: dict[str, Any] | None,
-) -> dict[str, Any]:
-    """One measure in results.json, its matrices saved: one per pair of models (both ways if asymmetric).
-
-    extra: what else is known of every cell (se, p, ...), saved beside the values where it is there.
-    """
-    places = places_of(found)
-    values = matrix.values.cpu().numpy()
-    beside = {key: np.asarray(part) for key, part in extra.items() if part is not None}
-    if not np.isfinite(values).all():
-        raise RunFailed(f"{label}: a value is not finite; please report this with the run's config")
-    records = []
-    for i, row in enumerate(found):
-        for j, column in enumerate(found):
-            if measure.card.symmetric and j < i:
-                continue
-            stem = f"{slug(label)}-{i:02d}-{j:02d}-{slug(row.label)}-{slug(column.label)}"
-            block = (places[i], places[j])
-            records.append(
-                {
-                    "rows": {"model": row.label, "layers": [layer.name for layer in row.layers]},
-                    "columns": {"model": column.label, "layers": [layer.name for layer in column.layers]},
-                    "values": run.write_array(stem, values[block]),
-                    **dict.fromkeys(("se", "p")),
-                    **{key: run.write_array(f"{stem}-{key}", part[block]) for key, part in beside.items()},
-                    "n": matrix.rows,
-                }
-            )
-    return {
-        "name": measure.name,
-        "label": label,
-        "settings": dict(measure.settings),
-        "estimate": {
-            "kind": matrix.estimate,
-            "rows": matrix.rows,
-            "rows_available": run.manifest["rows"],
-            "batches": matrix.batches,
-        },
-        "null": null,
-        "card": measure.card.record(),
-        "matrices": records,
-    }

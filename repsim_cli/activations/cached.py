@@ -1,0 +1,55 @@
+"""The cache entries of a run's models: what is complete is read instead of run, the rest is recorded."""
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import Any
+
+from repsim_cli.activations.rows import Reading, rows_of
+from repsim_cli.activations.stored import activations_key, from_entry
+from repsim_cli.cache import Entry, limit, trim, using
+from repsim_cli.data.base import Sequences
+from repsim_cli.settings import Extract
+
+log = logging.getLogger("repsim")
+Identities = Mapping[str, dict[str, Any]]
+
+
+@contextmanager
+def cached(
+    live: Sequence[Reading],
+    sequences: Mapping[str, Sequences],
+    identities: Identities,
+    extract: Extract,
+    dtype: str,
+    warn: Callable[[str], None],
+) -> Iterator[dict[str, Entry]]:
+    """The entries of live models, by label; none of those that do not fit, or where the cache cannot be used."""
+    rows = int(rows_of(next(iter(sequences.values())), extract).sum())
+    keys = {}
+    for reading in live:
+        label, size = reading.label, 4 * rows * sum(layer.width for layer in reading.layers)
+        if not identities[label]["weights_hash"]:
+            continue
+        if size > limit():
+            log.info("cache: %s needs %.1f GB, more than the limit; streamed", label, size / 1e9)
+            continue
+        keys[label] = activations_key(identities[label], sequences[label], extract, reading.points, dtype)
+    with ExitStack() as stack:
+        try:
+            entries = stack.enter_context(using("activations", list(keys.values())))
+        except OSError as error:
+            warn(f"cache: {error.filename} cannot be used ({error.strerror}); going on without it")
+            entries = {}
+        yield {label: entries[key] for label, key in keys.items() if key in entries}
+        if entries:
+            trim()
+
+
+def from_cache(reading: Reading, entries: Mapping[str, Entry], identities: Identities) -> Reading:
+    """The reading from the cache, where the cache has it whole."""
+    entry = entries.get(reading.label)
+    if entry is None or not entry.complete:
+        return reading
+    return replace(reading, source=from_entry(entry, identities[reading.label]), points=[])

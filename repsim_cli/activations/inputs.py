@@ -1,0 +1,123 @@
+"""What each live model of a run is given, and whether all of them see the same rows."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from repsim_cli.activations.rows import rows_of, same_rows
+from repsim_cli.data.base import Data, Sequences
+from repsim_cli.data.images import Patches
+from repsim_cli.errors import BadInput
+from repsim_cli.models.source import Source
+from repsim_cli.settings import Extract
+
+OTHER = {"text": "another vocabulary", "images": "another grid of patches"}
+
+
+def named(label: str, step: Callable[..., Any], *arguments: Any) -> Any:
+    """The step's value; its errors say which model's."""
+    try:
+        return step(*arguments)
+    except BadInput as error:
+        raise BadInput(f"model.{label}.{error}") from None
+
+
+def check_modality(live: Mapping[str, Source], data: Data) -> None:
+    """Raises BadInput for a model that reads no such data."""
+    for label, source in live.items():
+        if source.modality != data.modality:
+            raise BadInput(
+                f"model.{label}: a model of {source.modality} ({source.model_type}) reads no "
+                f"{data.modality}, got {data.source}; choose other data or another model"
+            )
+
+
+def tokenizers(live: Mapping[str, Source], data: Data, extract: Extract) -> dict[str, Any]:
+    """The tokenizer of each model. Raises BadInput where rows would differ because these do.
+
+    Whether they agree on the data, too, is checked when it has been tokenized. For pooled examples they need not: a
+    row is the same example, whatever its tokens.
+    """
+    found = {label: named(label, source.tokenizer) for label, source in live.items()}
+    if extract.unit != "token" and not data.packed:
+        return found
+    first, *others = found or [""]
+    for label in others:
+        if _vocabulary(found[label]) != _vocabulary(found[first]):
+            raise _other_tokenizer(first, label, OTHER[data.modality])
+    return found
+
+
+def sequences_of(
+    live: Mapping[str, Source], tokenizers: Mapping[str, Any], data: Data, extract: Extract, seed: int
+) -> dict[str, Sequences]:
+    """What each live model is run on; models whose tokenizers are equal share it.
+
+    Raises BadInput where models would see different rows, or tokens that they do not know.
+    """
+    made: dict[Any, Sequences] = {}
+    sequences: dict[str, Sequences] = {}
+    for label, tokenizer in tokenizers.items():
+        key = _same_tokenizer(tokenizer) or label
+        if key not in made:
+            made[key] = data.sequences(tokenizer, extract, seed)
+        sequences[label] = made[key]
+        first = next(iter(sequences))
+        if not same_rows(sequences[first], sequences[label], extract):
+            raise _other_tokenizer(first, label, "other tokens on the same text")
+    for label, source in live.items():
+        highest = sequences[label].inputs.max()
+        if source.modality == "text" and highest >= source.vocabulary:
+            raise BadInput(
+                f"model.{label}: its vocabulary has {source.vocabulary} tokens, got id {highest} "
+                "from its tokenizer; use the tokenizer that it was trained with"
+            )
+    return sequences
+
+
+def described(sequences: Mapping[str, Sequences], data: Data, extract: Extract) -> tuple[dict[str, Any], list[str]]:
+    """What the manifest says of the data, and what its reader is warned about."""
+    one = next(iter(sequences.values()))
+    count, rows = len(one.inputs), int(rows_of(one, extract).sum())
+    candidates = one.mask.size if extract.unit == "token" else count
+    truncated = {label: each.truncated for label, each in sequences.items() if each.truncated}
+    notices = []
+    if count < extract.sequences:
+        notices.append(
+            f"extract.sequences: {data.source} gave {count} sequences, {extract.sequences} were asked for; all are used"
+        )
+    for label, cut in truncated.items():
+        notices.append(f"extract.length: {cut} of {count} examples were cut to {extract.length} tokens for '{label}'")
+    for reason, left_out in one.dropped.items():
+        notices.append(f"data: {left_out} examples of {data.source} are left out ({reason})")
+    record = {
+        "source": data.source,
+        "hash": one.hash(),
+        "documents_read": one.documents,
+        "sequences": count,
+        "tokens": one.mask.size,
+        "unit": extract.unit,
+        "rows_kept": rows,
+        "rows_dropped": candidates - rows,
+        "labels": one.labels and one.labels.counts(),
+        "examples_dropped": dict(one.dropped),
+        "examples_truncated": truncated,
+    }
+    return record, notices
+
+
+def _same_tokenizer(tokenizer: Any) -> Any:
+    """Equal for tokenizers that do the same; None where that cannot be told."""
+    if isinstance(tokenizer, Patches):
+        return tokenizer
+    return tokenizer.backend_tokenizer.to_str() if tokenizer.is_fast else None
+
+
+def _vocabulary(tokenizer: Any) -> Any:
+    """What must agree for tokens (or patches) of two models to be the same."""
+    return tokenizer.places if isinstance(tokenizer, Patches) else tokenizer.get_vocab()
+
+
+def _other_tokenizer(first: str, other: str, how: str) -> BadInput:
+    return BadInput(
+        f"model: tokenizers differ, got {how} for '{other}' than for '{first}'; compare models that share a tokenizer"
+    )

@@ -1,0 +1,70 @@
+"""Matrices of all layers as results.json keeps them: one file per pair of models."""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from repsim_cli.activations.rows import Reading
+from repsim_cli.errors import RunFailed
+from repsim_cli.measures import Measure
+from repsim_cli.results import Run, slug
+from repsim_cli.similarity import SimilarityMatrix
+
+
+def places_of(found: Sequence[Reading]) -> list[slice]:
+    """Where each model's layers stand among all."""
+    ends = np.cumsum([0, *(len(reading.layers) for reading in found)])
+    return [slice(start, end) for start, end in itertools.pairwise(ends)]
+
+
+def measure_record(
+    run: Run,
+    found: Sequence[Reading],
+    label: str,
+    measure: Measure,
+    matrix: SimilarityMatrix,
+    extra: Mapping[str, Any],
+    null: dict[str, Any] | None,
+) -> dict[str, Any]:
+    """One measure in results.json, its matrices saved: one per pair of models (both ways if asymmetric).
+
+    extra: what else is known of every cell (se, p, ...), saved beside the values where it is there.
+    """
+    places = places_of(found)
+    values = matrix.values.cpu().numpy()
+    beside = {key: np.asarray(part) for key, part in extra.items() if part is not None}
+    if not np.isfinite(values).all():
+        raise RunFailed(f"{label}: a value is not finite; please report this with the run's config")
+    records = []
+    for i, row in enumerate(found):
+        for j, column in enumerate(found):
+            if measure.card.symmetric and j < i:
+                continue
+            stem = f"{slug(label)}-{i:02d}-{j:02d}-{slug(row.label)}-{slug(column.label)}"
+            block = (places[i], places[j])
+            records.append(
+                {
+                    "rows": {"model": row.label, "layers": [layer.name for layer in row.layers]},
+                    "columns": {"model": column.label, "layers": [layer.name for layer in column.layers]},
+                    "values": run.write_array(stem, values[block]),
+                    **dict.fromkeys(("se", "p")),
+                    **{key: run.write_array(f"{stem}-{key}", part[block]) for key, part in beside.items()},
+                    "n": matrix.rows,
+                }
+            )
+    return {
+        "name": measure.name,
+        "label": label,
+        "settings": dict(measure.settings),
+        "estimate": {
+            "kind": matrix.estimate,
+            "rows": matrix.rows,
+            "rows_available": run.manifest["rows"],
+            "batches": matrix.batches,
+        },
+        "null": null,
+        "card": measure.card.record(),
+        "matrices": records,
+    }
