@@ -1,5 +1,6 @@
 """Similarity of every layer of every model with every layer of every model."""
 
+import bisect
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,6 +35,7 @@ from repsim_cli.cache import Entry
 from repsim_cli.data.base import Data, Sequences
 from repsim_cli.errors import BadInput, Degenerate, RunFailed
 from repsim_cli.measures import Measure
+from repsim_cli.measures.inner import Packed
 from repsim_cli.models.source import AnySource, Source
 from repsim_cli.registry import studies
 from repsim_cli.results import STATE, Run, slug, write
@@ -114,17 +116,24 @@ class Similarity:
                 "give it more rows, or use svcca or cka_unbiased"
             )
 
-    def memory(self) -> dict[str, float]:
+    def rows(self) -> int:
+        """Rows that are compared at a time."""
+        extract = self.extract
+        return min(extract.rows, self._most_rows()) if extract.estimate == "full" else extract.batch_rows
+
+    def memory(self, rows: int) -> dict[str, float]:
         """Bytes, estimated: weights, what one forward batch leaves, one batch of rows, and the Gram tiles."""
-        extract, hardware = self.extract, self.hardware
+        hardware = self.hardware
         features = sum(layer.width for layer in self.layers)
-        rows = min(extract.rows, self._most_rows()) if extract.estimate == "full" else extract.batch_rows
         tile = min(hardware.tile, rows)
+        kernels = {kernel for m in self.measures.values() if m.inner for kernel in (m.inner.row, m.inner.column)}
+        packed = sum(isinstance(kernel, Packed) for kernel in kernels)
         return {
             "Python and its libraries": 0.5e9,
             "weights": sum(4.0 * s.parameters for s in self.live.values()),
             "forward": 4.0 * 2 * hardware.batch_size * self._places() * features if self.live else 0.0,
             "rows": 4.0 * 3 * rows * features,
+            "distances": 4.0 * rows**2 * (packed * len(self.layers) / 2 + bool(kernels)),
             "null": 8.0 * 2 * len(self.layers) ** 2 * self.significance.permutations * len(self.measures)
             if self.significance.method == "permutation"
             else 0.0,
@@ -143,16 +152,18 @@ class Similarity:
         return max(patches, default=self.extract.length)
 
     def _check_memory(self) -> None:
-        need, limit = self.memory(), self.hardware.memory_limit
-        if sum(need.values()) <= limit:
+        def need(rows: int) -> float:
+            return sum(self.memory(rows).values())
+
+        limit, rows = self.hardware.memory_limit, self.rows()
+        if need(rows) <= limit:
             return
         key = "rows" if self.extract.estimate == "full" else "batch_rows"
-        rows = getattr(self.extract, key)
-        fits = int(rows * (limit - sum(need.values()) + need["rows"]) / need["rows"])
-        enough = f"hardware.memory_gb={sum(need.values()) / 1e9 + 0.1:.1f} would do"
+        fits = bisect.bisect_right(range(rows), limit, key=need) - 1
+        enough = f"hardware.memory_gb={need(rows) / 1e9 + 0.1:.1f} would do"
         advice = f"extract.{key}={fits} would fit" if fits >= 4 else f"{enough}, or use fewer or smaller models"
         raise BadInput(
-            f"hardware.memory_gb: the run needs about {sum(need.values()) / 1e9:.2f} GB, got a limit of "
+            f"hardware.memory_gb: the run needs about {need(rows) / 1e9:.2f} GB, got a limit of "
             f"{limit / 1e9:.2f} GB; {advice}"
         )
 
@@ -160,7 +171,7 @@ class Similarity:
         """What a run would do: models, layers, pairs, forward passes, memory in GB."""
         count, extract = len(self.layers), self.extract
         batch = min(self.hardware.batch_size, extract.sequences)
-        memory = self.memory()
+        memory = self.memory(self.rows())
         return {
             "models": {
                 label: (
