@@ -194,10 +194,12 @@ def best_pairs(
     places: Mapping[str, slice],
     names: Sequence[str],
 ) -> list[list[Any]]:
-    """Per pair of models their closest pair of layers, with p and calibrated score of being the closest."""
+    """Per pair of models their closest pair of layers, with p and calibrated score of being the closest; of an
+    asymmetric measure both ways."""
     sign = 1 if measure.card.larger_is_closer else -1
     rows = []
-    for (a, row), (b, column) in itertools.combinations(places.items(), 2):
+    chosen = itertools.combinations if measure.card.symmetric else itertools.permutations
+    for (a, row), (b, column) in chosen(places.items(), 2):
         block = sign * matrix.values[row, column]
         null = (sign * matrix.statistics["null"][:, row, column]).flatten(1).amax(1) * sign
         value = sign * block.max()

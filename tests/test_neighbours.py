@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import scipy.stats
 import torch
 
 from repsim_cli import measures
@@ -126,3 +127,23 @@ def test_cknna_without_self_similarity():
         Degenerate, match=r"cknna: no self-similarity, got 0 for representation 0 of 1; use more rows or"
     ):
         measures.get("cknna", k=4)(x, np.eye(5))
+
+
+@pytest.mark.filterwarnings("ignore::repsim_cli.measures.base.MeasureWarning")
+@pytest.mark.parametrize("name", ["mutual_knn", "msid", "rsa_euclidean"])
+def test_equal_distances_tie_whatever_the_rounding(name):
+    """A grid, and the same grid a third as large and elsewhere: no measure of neighbours or ranks may see rounding."""
+    grid = np.stack(np.meshgrid(*[np.arange(4.0)] * 3), -1).reshape(-1, 3)
+    measure = measures.get(name, **({"k": 3} if name == "mutual_knn" else {}))
+    for other in (grid / 3 + 0.1, grid[:, ::-1], 7 * grid):
+        assert measure(grid, other) == pytest.approx(measure(grid, grid), abs=1e-9)
+
+
+def test_rank_correlations_of_discrete_rows_are_those_of_exact_ties():
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 2, size=(60, 5)).astype(float)
+    y = x.copy()
+    y[:, 0] = rng.integers(0, 2, size=60)
+    squared = [((z[:, None] - z[None]) ** 2).sum(-1)[np.triu_indices(60, 1)] for z in (x, y)]
+    expected = scipy.stats.spearmanr(*squared)[0]
+    assert measures.get("rsa_euclidean")(x, y) == pytest.approx(expected, abs=1e-12)

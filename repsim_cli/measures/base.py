@@ -95,7 +95,7 @@ class Measure:
 
         labels: n class codes, for measures that need them.
         """
-        sides = [side if isinstance(side, Tensor) else torch.as_tensor(np.asarray(side)) for side in (x, y)]
+        sides = [side if isinstance(side, Tensor) else torch.from_numpy(np.ascontiguousarray(side)) for side in (x, y)]
         x, y = sides
         if x.ndim != 2 or y.ndim != 2 or len(x) != len(y) or 0 in x.shape + y.shape:
             raise Degenerate(

@@ -25,7 +25,8 @@ _TILE = 512
 _CELLS = 1 << 17  # (representation, row) cells compared at a time
 _HOT = 1 << 23  # cells of the one-hot neighbour sets held at a time
 _GATHERED = 1 << 24  # similarities at other representations' neighbours held at a time
-_NEAR = {torch.float32: 3e-6, torch.float64: 1e-14}  # similarities closer than this may have lost their order
+TIE = 12  # decimals to which float64 similarities of about 1 are told apart
+_NEAR = {torch.float32: 3e-6, torch.float64: 2e-12}  # similarities closer than this may have lost their order
 _MANY_TIES = 0.05  # share of rows
 
 
@@ -63,8 +64,8 @@ def neighbours(x: Float[Tensor, "n d"], *, k: int) -> Neighbours:
     if len(unsure):
         distinct, which = distinct_rows(exact)
         for rows in unsure.split(_BLOCK):
-            # every distinct row once: then equal rows are equally near to the last bit
-            best, where = ordered((exact[rows] @ distinct.T)[:, which], rows, k)
+            # every distinct row once: then equal rows are equally near to the last bit, and equally near rows tie
+            best, where = ordered((exact[rows] @ distinct.T).round(decimals=TIE)[:, which], rows, k)
             tied += int((best[:, k - 1 : k] == best[:, k:]).sum())
             values[rows], lists[rows] = best.to(values.dtype), where
     warn_of_ties(tied, len(x), k)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from repsim_cli.measures.base import Card, Measure, centred
 from repsim_cli.measures.inner import Matrix
-from repsim_cli.measures.neighbours import distinct_rows, ordered, warn_of_ties
+from repsim_cli.measures.neighbours import TIE, distinct_rows, ordered, warn_of_ties
 from repsim_cli.measures.rdm import SHAPE
 from repsim_cli.registry import measures
 from repsim_cli.settings import Positive
@@ -36,7 +36,7 @@ def nearest_rows(x: Float[Tensor, "n d"], k: int) -> Int[Tensor, "n k"]:
     blocks, tied = [], 0
     for rows in torch.arange(len(x), device=x.device).split(_BLOCK):
         # larger where the distance is smaller; every distinct row once, so that equal rows tie to the last bit
-        nearness = torch.addmm(-half_norms, x[rows], distinct.T)[:, which]
+        nearness = torch.addmm(-half_norms, x[rows], distinct.T).round(decimals=TIE)[:, which]
         values, indices = ordered(nearness, rows, k)
         tied += int((values[:, k - 1 : k] == values[:, k:]).sum())
         blocks.append(indices[:, :k])
