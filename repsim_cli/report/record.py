@@ -13,7 +13,8 @@ from repsim_cli.errors import BadInput
 from repsim_cli.plots.heatmap import colour_range, colours
 from repsim_cli.results import outputs_root, read_array, read_config, read_manifest, read_results
 
-QUANTITIES = ("values", "se", "p")  # of a matrix in results.json
+QUANTITIES = ("values", "se", "low", "high", "p", "calibrated")  # of a matrix in results.json
+SHARES = ("p", "calibrated")  # of them, those from 0 to 1 whatever the measure
 KNOWN = ("schema", "study", "measures", "tables", "curves", "claims", "warnings")  # a study's own keys come as JSON
 ELSEWHERE = ("warnings", "timings", "peak_memory_mb_after", "command", "overrides", "files")  # in the page
 
@@ -59,7 +60,7 @@ def flat(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _measure(folder: Path, measure: dict[str, Any]) -> dict[str, Any]:
-    """A measure's record with its arrays inside, and the colours of its values, standard errors and p values."""
+    """A measure's record with its arrays inside, and the colours of each quantity."""
     arrays = {what: [_array(folder, m, what) for m in measure["matrices"]] for what in QUANTITIES}
     scales = {}
     for what, blocks in arrays.items():
@@ -73,8 +74,8 @@ def _measure(folder: Path, measure: dict[str, Any]) -> dict[str, Any]:
 
 
 def _scale(values: np.ndarray, card: dict[str, Any], what: str) -> dict[str, Any]:
-    low, high = (0.0, 1.0) if what == "p" else colour_range(values, card, what)
-    return {"low": low, "high": high, "colours": "cividis" if what == "p" else colours(card, what)}
+    low, high = (0.0, 1.0) if what in SHARES else colour_range(values, card, what)
+    return {"low": low, "high": high, "colours": "cividis" if what in SHARES else colours(card, what)}
 
 
 def _array(folder: Path, matrix: dict[str, Any], what: str) -> np.ndarray | None:

@@ -4,7 +4,9 @@
 const DATA = JSON.parse(document.getElementById("data").textContent);
 const RUNS = DATA.runs.map((run, i) => ({ ...run, letter: letters(i) }));
 const MANY = RUNS.length > 1;
-const QUANTITIES = { values: "value", se: "standard error", p: "p value" };
+const QUANTITIES = {
+  values: "value", se: "standard error", low: "band from", high: "band to", p: "p value", calibrated: "calibrated score",
+};
 const VERDICTS = { holds: "\u2713 ", fails: "\u2717 ", "not testable here": "\u2013 " };
 const ALL = ""; // every model, in the selectors
 const LEAST = 1e-12; // of a colour scale's range
