@@ -26,6 +26,7 @@ from repsim_cli.similarity import Prepared, SimilarityMatrix, Statistics, pairs
 
 TOGETHER = 8  # permutations of one tiled pass
 FEW = 8  # documents in a batch below which their orders soon repeat
+SMALLEST = 1e-6  # p value of the closed form
 GROUPS = 512  # clusters whose influence is held at a time: more are joined with their neighbours
 
 
@@ -111,9 +112,12 @@ def closed_form(rows: Sequence[Moments], columns: Sequence[Moments]) -> Null:
 
 
 def tail(z: Matrix, skewness: Matrix) -> Matrix:
-    """P(Z >= z) for a Pearson type III variable of mean 0, variance 1 and this skewness."""
+    """P(Z >= z) for a Pearson type III variable of mean 0, variance 1 and this skewness.
+
+    Not below SMALLEST: three moments do not tell how far a tail goes.
+    """
     found = scipy.stats.pearson3.sf(z.cpu().numpy(), skewness.cpu().numpy())
-    return torch.from_numpy(np.asarray(found, dtype=np.float64))
+    return torch.from_numpy(np.asarray(found, dtype=np.float64)).clamp_min(SMALLEST)
 
 
 def check(settings: Significance, measures: Mapping[str, Measure], estimate: str, dependent: bool) -> None:
@@ -121,7 +125,18 @@ def check(settings: Significance, measures: Mapping[str, Measure], estimate: str
     for measure in measures.values():
         if settings.method == "closed_form" and measure.inner is None:
             raise BadInput(
-                f"significance.method: {measure.name} has no closed form, got closed_form; use significance=permutation"
+                f"significance.method: {measure.name} has no closed form, got closed_form; use "
+                "significance=permutation, or measures that are inner products, e.g. measure=[cka_unbiased,rsa]"
+            )
+        if settings.method == "permutation" and not measure.card.paired:
+            raise BadInput(
+                f"significance.method: {measure.name} does not depend on how rows are paired, so that random pairs are "
+                "no null for it, got permutation; leave it out, or use significance.bootstrap=1000 on batches"
+            )
+        if settings.jackknife and (measure.inner is None or measure.inner.value is not cosine):
+            raise BadInput(
+                f"significance.jackknife: {measure.name} is no normalised inner product, got jackknife; leave it "
+                "out, or use per_batch, which has standard errors for every measure"
             )
     if settings.method == "closed_form" and dependent:
         raise BadInput(
@@ -152,8 +167,10 @@ def statistics(settings: Significance, clusters: Callable[[int], np.ndarray], se
                     MeasureWarning,
                     stacklevel=2,
                 )
-            found["null"] = permuted(measure, prepared, shuffles(ids, settings.permutations, [seed, batch]))
-        if settings.jackknife and measure.inner is not None and measure.inner.value is cosine:
+            null = permuted(measure, prepared, shuffles(ids, settings.permutations, [seed, batch]))
+            # either side may be the one that is permuted: one null for both entries of a symmetric measure
+            found["null"] = null.triu() + null.triu(1).mT if measure.card.symmetric else null
+        if settings.jackknife:
             found["se"] = jackknife(measure, prepared, values, clusters(batch))
         return found
 

@@ -277,3 +277,21 @@ def test_duplicates_are_neighbours_but_not_self():
 def test_unknown_name_suggests():
     with pytest.raises(BadInput, match=r"unknown measure, got 'cka_unbaised'; did you mean 'cka_unbiased'"):
         measures.get("cka_unbaised")
+
+
+LOCAL = {"gromov_wasserstein", "augmented_gromov_wasserstein", "coot"}  # optima, which starts by pairs may change
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if not measures.card(n).labelled and n not in LOCAL])
+def test_depends_on_the_pairing_of_rows_if_claimed(name):
+    """A null that pairs rows at random means nothing for a measure that does not see the pairs."""
+    x, y = draw(0)
+    shuffled = y[np.random.default_rng(0).permutation(len(y))]
+    assert (value(name, x, y) == pytest.approx(value(name, x, shuffled), rel=1e-6)) == (not measures.card(name).paired)
+
+
+def test_few_rows_for_the_features_are_warned_about():
+    x, y = (np.random.default_rng(seed).normal(size=(20, width)) for seed, width in ((0, 50), (1, 5)))
+    for name in ("cka", "svcca"):
+        with pytest.warns(MeasureWarning, match="x: 20 rows for 50 features"):
+            value(name, x, y)

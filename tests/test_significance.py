@@ -212,7 +212,16 @@ def test_best_pair_of_layers_is_judged_as_a_maximum():
             ["significance=permutation", "measure=[cka]", "extract.estimate=ratio_of_sums"],
             "sums over batches have no null, got ratio_of_sums; use per_batch or full",
         ),
-        (["significance.jackknife=true"], "significance.jackknife: it is for one sample, got per_batch"),
+        (
+            ["significance.jackknife=true", "measure=[cka]"],
+            "significance.jackknife: it is for one sample, got per_batch",
+        ),
+        (["significance.jackknife=true", "extract.estimate=full"], "mutual_knn is no normalised inner product"),
+        (
+            ["significance=permutation", "measure=[magnitude_difference]"],
+            "magnitude_difference does not depend on how rows are paired, so that random pairs are no null for it",
+        ),
+        (["measure=[tolerance_difference]"], "tolerance_difference needs a label per row, got data without labels"),
         (["significance.bootstrap=100", "extract.estimate=full"], "significance.bootstrap: it draws batches, got full"),
         (["significance.permutations=5"], "significance.permutations: wrong value, got 5"),
         (["significance=permutations"], "did you mean"),
@@ -236,6 +245,8 @@ def test_a_run_with_permutations(repsim, newest):
                 key: results.read_array(newest(), matrix[key]) for key in ("p", "calibrated", "values", "low", "high")
             }
             assert parts["p"].min() >= 0.05 - 1e-12
+            if matrix["rows"]["model"] == matrix["columns"]["model"]:
+                assert (parts["p"] == parts["p"].T).all()
             assert (parts["low"] <= parts["high"]).all()
             assert ((parts["calibrated"] >= 0) & (parts["calibrated"] <= 1)).all()
     table = found["tables"]["closest layers"]
@@ -257,6 +268,6 @@ def test_a_run_with_the_closed_form_marks_chance(repsim, newest, tmp_path):
     assert repsim("run", *words)[0] == 0
     found = results.read_results(newest())["measures"][0]["matrices"]
     p = {(m["rows"]["model"], m["columns"]["model"]): results.read_array(newest(), m["p"]) for m in found}
-    assert p["one", "one"].max() < 1e-6
+    assert p["one", "one"].max() == 1e-6
     assert p["one", "other"].min() > 0.05
     assert repsim("plot", newest())[0] == 0

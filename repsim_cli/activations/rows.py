@@ -286,7 +286,8 @@ def _stored(found: Sequence[Reading], rows: slice, device: str) -> list[Tensor]:
         assert isinstance(reading.source, Precomputed)
         for layer in reading.layers:
             x = reading.source.read(layer.name, rows)
-            _check_finite(x, layer, f"rows {rows.start} to {rows.stop - 1}", "mend the stored array (read as float32)")
+            first = rows.start + int((~torch.isfinite(x)).any(1).int().argmax())
+            _check_finite(x, layer, f"row {first}", "mend the stored array (read as float32)")
             taken.append(x.to(device))
     return taken
 

@@ -30,7 +30,7 @@ def measure_command(parsed: argparse.Namespace) -> int:
         return 0
     record = _applied(bound[0], x, y, labels)
     if record["error"]:
-        raise BadInput(record["error"])
+        raise BadInput(f"{record['measure']}: {record['error']}")
     print(results.dumps(record) if parsed.json else f"{record['value']}\n", end="")
     return 0
 
@@ -61,7 +61,7 @@ def _applied(measure: Any, x: Any, y: Any, labels: Any) -> dict[str, Any]:
         try:
             values = [measure(row, column, labels) for row, column in sides]
         except RepsimError as found:
-            error = str(found)
+            error = str(found).removeprefix(f"{measure.name}: ")
     return {
         "measure": measure.name,
         "value": values[0] if values else None,

@@ -121,7 +121,9 @@ def _split(words: list[str]) -> tuple[dict[str, str | None], list[str]]:
             flags[word] = next(remaining, None) if word in VALUED else None
     for flag in flags:
         if flag not in FLAGS:
-            raise BadInput(f"repsim run: unknown option, got '{flag}'; {did_you_mean(flag, (*FLAGS, '--quiet', '-q'))}")
+            raise BadInput(
+                f"repsim run: unknown option, got '{flag}'; {did_you_mean(flag, {*FLAGS, '--quiet', '-q', '--from'})}"
+            )
     return flags, overrides
 
 
@@ -236,10 +238,14 @@ def _known_keys() -> list[str]:
     known: list[str] = []
     for file in (
         conf_dir() / "config.yaml",
-        *(f for g in ("data", "extract", "significance", "hardware") for f in config_files(g)),
+        *(f for g in ("data", "measure", "extract", "significance", "hardware") for f in config_files(g)),
     ):
         content = yaml.safe_load(file.read_text()) or {}
         prefix = "" if file.name == "config.yaml" else f"{file.parent.name}."
+        if file.parent.name == "measure":
+            name = file.stem
+            known += [f"measure.{name}.{key}" for key in content[name]]
+            continue
         known += [f"{prefix}{key}" for key in content if key not in ("defaults", "hydra")]
     return sorted({*known, *GROUPS})
 

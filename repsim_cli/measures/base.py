@@ -38,6 +38,7 @@ class Card:
     bounds: (lowest, highest) possible value, None where unbounded. minimum_rows: fewer rows are refused.
     width_limit: what a warning says when there are not more rows than features; refuses_wide: that is an error.
     equal_widths: representations of different widths are refused. labelled: it needs a class code per row.
+    paired: it depends on which row of one side goes with which of the other, so that a null can pair them at random.
     infinite_to_itself: of one representation with itself it has no value, so that matrices of all layers refuse it.
     """
 
@@ -55,6 +56,7 @@ class Card:
     refuses_wide: bool = False
     equal_widths: bool = False
     labelled: bool = False
+    paired: bool = True
     infinite_to_itself: bool = False
     note: str = ""
 
@@ -109,6 +111,13 @@ class Measure:
                 raise Degenerate(f"{name}: not finite, got {float(side[bad][0])} in row {row}; mend the array")
         codes = None if labels is None else torch.as_tensor(np.asarray(labels))
         self.check(("x", "y"), [side.shape for side in sides], codes)
+        for name, side in (("x", x), ("y", y)):
+            if self.card.width_limit and len(side) <= side.shape[1]:
+                warnings.warn(
+                    f"{name}: {len(side)} rows for {side.shape[1]} features; {self.card.width_limit}",
+                    MeasureWarning,
+                    stacklevel=2,
+                )
         x, y = (side.double() for side in sides)
         if self.inner is not None:
             return self._inner_pair(self.inner, x, y)

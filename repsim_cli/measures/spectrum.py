@@ -104,6 +104,7 @@ def largest_difference(a: Sequence[Tensor], b: Sequence[Tensor]) -> Matrix:
         is_metric=True,
         invariant_to=SHAPE,
         minimum_rows=2,
+        paired=False,
         cost="n^2 d + 100 n^2 once per layer, up to exact_rows rows",
         source="Tsitsulin et al. 2020: heat traces of k-NN graphs over n, exact; no factor 1e6",
         note="Usually 1e-6 to 1e-4. 0 does not mean equal layers; the rows need no pairing. "

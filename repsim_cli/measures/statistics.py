@@ -130,7 +130,8 @@ def representation_rank(x: Float[Tensor, "n d"]) -> float:
 
 def card(label: str, **claims: Any) -> Card:
     """Differences of a number are symmetric and obey the triangle inequality, whatever the number."""
-    return Card(label=label, larger_is_closer=False, symmetric=True, is_metric=True, minimum_rows=2, **claims)
+    shared: dict[str, Any] = {"larger_is_closer": False, "symmetric": True, "is_metric": True, "paired": False}
+    return Card(label=label, minimum_rows=2, **shared, **claims)
 
 
 @measures.register(

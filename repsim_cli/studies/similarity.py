@@ -87,6 +87,10 @@ class Similarity:
                     f"extract.{key}: {bound.name} needs at least {bound.rows_needed} rows, got {rows}; raise it"
                 )
             self._check_widths(bound, rows)
+            if bound.card.labelled and (not self.live or data.packed):
+                raise BadInput(
+                    f"measure: {bound.name} needs a label per row, got data without labels; use e.g. data=mnli"
+                )
         findings.check_names(self.claims)
         if agreement and len(measure) < 3:
             raise BadInput(f"options.agreement: 3 measures are needed, got {len(measure)}; select more")
@@ -204,6 +208,11 @@ class Similarity:
                 run.manifest["data"], notices = described(sequences, self.data, extract)
                 for notice in notices:
                     run.warn(notice)
+            for bound in self.measures.values():
+                if bound.card.labelled and self._labels(sequences, 1, 0) is None:
+                    raise BadInput(
+                        f"data: {bound.name} needs a label per row, got none in {self.data.source}; use other data"
+                    )
             total = total_rows(self.readings, sequences, extract)
             run.manifest["rows"] = total
             self._check_rows(run, total)

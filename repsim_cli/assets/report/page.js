@@ -658,7 +658,7 @@ function summary() {
     ["models", manifests.map(models)],
     ["rows", manifests.map((m) => m.rows ?? null)],
     ["measures", RUNS.map((run) => run.measures.map((m) => m.label).join(", ") || null)],
-    ["claims that hold", RUNS.map((run) => (run.claims.length ? `${run.claims.filter((c) => c.verdict === "holds").length} of ${run.claims.length}` : null))],
+    ["claims", RUNS.map((run) => unique(run.claims.map((c) => c.verdict)).map((verdict) => `${run.claims.filter((c) => c.verdict === verdict).length} ${verdict}`).join(", ") || null)],
     ["warnings", manifests.map((m) => m.warnings.length)],
   ];
   const rows = facts.filter(([, values]) => values.some((v) => v !== null)).map(([name, values]) => [name, ...values.map((v) => (v === null ? null : String(v)))]);
