@@ -352,7 +352,7 @@ def test_stored_arrays_that_are_not_finite(repsim, tmp_path, newest, value):
     code, out, err = repsim("run", "model=[]", "measure=[cka]", entry, "extract.batch_rows=40")
     assert (code, out) == (1, "")
     assert "error: layer of 'stored': activations are not finite, got " in err
-    assert "in rows 0 to 39; mend the stored array (read as float32)" in err
+    assert "in row 7; mend the stored array (read as float32)" in err
     assert results.read_manifest(newest())["status"] == "failed"
 
 

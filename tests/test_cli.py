@@ -285,7 +285,10 @@ BAD = [
     (["extract.hook_points=[resid_pots]"], "unknown hook point, got 'resid_pots'; did you mean 'resid_post'"),
     (["extract.layers=[6]"], "layers: layer out of range, got 6; the model has layers 0 to 5"),
     (["extract.length=257"], "extract.length, model.tiny_a: longer than the model's context, got 257; at most 256"),
-    (["extract.batch_rows=100000"], "extract.batch_rows: the data has fewer rows than one batch, got 8167 for 100000"),
+    (
+        ["extract.batch_rows=100000"],
+        "extract.batch_rows: the data has fewer rows than one batch, got at most 8192 for 100000",
+    ),
     (["data=local_text"], "data.path: missing, got nothing; set data.path=VALUE"),
     (["data=local_text", "data.path=EMPTY"], "no text in it, got nothing or white space alone; give"),
     (["data=local_text", "data.path=/no/file.txt"], "data.path: no such file, got '/no/file.txt'; check the path"),

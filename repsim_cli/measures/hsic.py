@@ -136,7 +136,7 @@ def gaussian_cells(fit: Gaussian, gram: Tensor, rows: slice, columns: slice) -> 
     return squared.mul_(fit.factor).exp_().sub_(fit.means[rows, None]).sub_(fit.means[columns])
 
 
-GAUSSIAN = Kernel(features=centred_rows, fit=gaussian, cells=gaussian_cells)
+GAUSSIAN = Kernel(features=centred_rows, fit=gaussian, cells=gaussian_cells, whole=True)
 
 
 @measures.register(

@@ -40,11 +40,13 @@ class Kernel:
     features(x): runs once per representation for all kernels that share the function. fit(features): what the
     cells need to know of the whole matrix (row sums, a bandwidth); its tensors have one entry per row.
     cells(fit, gram, rows, columns): the tile of M from the Gram matrix's tile, which it may overwrite.
+    whole: whether the fit holds an (n, n) matrix for a while.
     """
 
     features: Callable[[Tensor], Features]
     fit: Callable[[Features], Any] = lambda features: None
     cells: Callable[[Any, Tensor, slice, slice], Tensor] = unchanged
+    whole: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

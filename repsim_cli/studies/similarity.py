@@ -35,7 +35,7 @@ from repsim_cli.cache import Entry
 from repsim_cli.data.base import Data, Sequences
 from repsim_cli.errors import BadInput, Degenerate, RunFailed
 from repsim_cli.measures import Measure
-from repsim_cli.measures.inner import Packed
+from repsim_cli.measures.inner import Kernel, Packed
 from repsim_cli.models.source import AnySource, Source
 from repsim_cli.registry import studies
 from repsim_cli.results import STATE, Run, slug, write
@@ -97,6 +97,8 @@ class Similarity:
         self.devices = devices(hardware, list(model))
         dependent = bool(self.live) and (extract.unit == "token" or data.packed) and significance.clusters == "document"
         judging.check(significance, measure, extract.estimate, dependent)
+        if extract.estimate != "full" and self._most_rows() < extract.batch_rows:
+            raise self._too_few_rows(f"at most {self._most_rows()}")
         self._check_memory()
         self.tokenizers = tokenizers(self.live, data, extract)
 
@@ -132,12 +134,13 @@ class Similarity:
         tile = min(hardware.tile, rows)
         kernels = {kernel for m in self.measures.values() if m.inner for kernel in (m.inner.row, m.inner.column)}
         packed = sum(isinstance(kernel, Packed) for kernel in kernels)
+        whole = any(isinstance(kernel, Kernel) and kernel.whole for kernel in kernels)
         return {
             "Python and its libraries": 0.5e9,
             "weights": sum(4.0 * s.parameters for s in self.live.values()),
             "forward": 4.0 * 2 * hardware.batch_size * self._places() * features if self.live else 0.0,
             "rows": 4.0 * 3 * rows * features,
-            "distances": 4.0 * rows**2 * (packed * len(self.layers) / 2 + bool(kernels)),
+            "distances": 4.0 * rows**2 * (packed * len(self.layers) / 2 + whole),
             "null": 8.0 * 2 * len(self.layers) ** 2 * self.significance.permutations * len(self.measures)
             if self.significance.method == "permutation"
             else 0.0,
@@ -327,6 +330,13 @@ class Similarity:
         file.unlink(missing_ok=True)
         return matrices
 
+    def _too_few_rows(self, got: str) -> BadInput:
+        advice = "raise sequences or length" if self.live else "use extract.estimate=full"
+        return BadInput(
+            f"extract.batch_rows: the data has fewer rows than one batch, got {got} for {self.extract.batch_rows}; "
+            f"lower batch_rows, or {advice}"
+        )
+
     def _check_rows(self, run: Run, total: int) -> None:
         extract = self.extract
         asked = extract.rows if extract.estimate == "full" else extract.batch_rows
@@ -335,10 +345,7 @@ class Similarity:
                 run.warn(f"extract.rows: {asked} rows were asked for, the data has {total}; all are used")
                 asked = total
         elif total < asked:
-            advice = "lower batch_rows" + (", or raise sequences or length" if self.live else "")
-            raise BadInput(
-                f"extract.batch_rows: the data has fewer rows than one batch, got {total} for {asked}; {advice}"
-            )
+            raise self._too_few_rows(str(total))
         for name, bound in self.measures.items():
             if asked < bound.rows_needed:
                 raise BadInput(f"data: {name} needs at least {bound.rows_needed} rows, got {asked}; give more text")
