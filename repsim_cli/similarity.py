@@ -280,6 +280,78 @@ def estimate_all_pairs(
     return matrices, list(notices.values())
 
 
+@dataclass(frozen=True, kw_only=True)
+class Counterparts:
+    """values[r]: the entry (row r, column r) alone; se: of the mean over batches, where there are several."""
+
+    values: Float[Tensor, " r"]
+    se: Float[Tensor, " r"] | None
+    rows: int
+    batches: int
+
+
+def estimate_counterparts(
+    measures: Mapping[str, Measure],
+    batches: Iterable[tuple[Sequence[Tensor], Sequence[Tensor]]],
+    *,
+    names: Sequence[tuple[str, str]],
+    estimate: str,
+    tile: int = 512,
+    labels: Callable[[int], Tensor | None] = lambda batch: None,
+) -> tuple[dict[str, Counterparts], list[str]]:
+    """Every measure for representation r of one side with representation r of the other, from a stream of batches.
+
+    Estimates, labels and warnings as in `estimate_all_pairs`; names: of both sides of each pair.
+    """
+    means = {label: _Mean() for label in measures}
+    notices: Notices = {}
+    seen = rows = 0
+    for left, right in batches:
+        with _noticed(notices):
+            made = [
+                hsic_products(measures, (x, y), both, tile=tile)
+                if estimate == "ratio_of_sums"
+                else _pair(measures, (x, y), both, tile, labels(seen))
+                for x, y, both in zip(left, right, names, strict=True)
+            ]
+        rows, seen = rows + len(left[0]), seen + 1
+        for label, mean in means.items():
+            mean.add(torch.stack([one[label].cpu() for one in made]), seen)
+    if not rows:
+        raise BadInput("extract: no batch could be filled, got too few rows; lower batch_rows or add data")
+    found = {}
+    for label, mean in means.items():
+        values, se = mean.mean, mean.se(seen)
+        assert values is not None
+        if estimate == "ratio_of_sums":
+            hsic = zip(values, names, strict=True)
+            values, se = torch.stack([of_sums(measures[label], x, both)[0, 1] for x, both in hsic]), None
+        found[label] = Counterparts(values=values, se=se, rows=rows, batches=seen)
+    return found, list(notices.values())
+
+
+def _pair(
+    measures: Mapping[str, Measure],
+    pair: tuple[Tensor, Tensor],
+    names: tuple[str, str],
+    tile: int,
+    labels: Tensor | None,
+) -> dict[str, Tensor]:
+    """Every measure of one representation with another: what is no inner product is compared once, one way."""
+    inner = {label: measure for label, measure in measures.items() if measure.inner is not None}
+    found = {label: values[0, 1] for label, values in all_pairs(inner, pair, names, tile=tile).items()}
+    for group in _by_preparation(measures):
+        some = next(iter(group.values()))
+        for measure in group.values():
+            measure.check(names, [x.shape for x in pair], labels)
+        x, y = (some.prepared(side, name, labels) for side, name in zip(pair, names, strict=True))
+        for label, measure in group.items():
+            assert measure.compare is not None
+            value = at(f"{names[0]} and {names[1]}", partial(measure.compare, x, y))
+            found[label] = torch.tensor(float(value), dtype=torch.float64)
+    return found
+
+
 Key = tuple[str] | tuple[str, str]  # (label,) of values, (label, statistic)
 
 
