@@ -14,7 +14,7 @@ PANEL = (4.2, 3.0)  # inches
 
 
 def figures(folder: Path, results: dict[str, Any]) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """Of every quantity and hook point, QUANTITY-POINT-all with the means of all models, and one with the layers of each."""
+    """QUANTITY-POINT-all with the means of all models, and QUANTITY-POINT-NUMBER-MODEL with the layers of each."""
     curves = [one for one in results["curves"].values() if isinstance(one, dict) and "percentiles" in one]
     for quantity, point in dict.fromkeys((one["quantity"], one["point"]) for one in curves):
         own = [one for one in curves if (one["quantity"], one["point"]) == (quantity, point)]
@@ -30,7 +30,7 @@ def _means(curves: Curves) -> Any:
     order = sorted(curves, key=lambda one: one["parameters"])
     for one, colour in zip(order, _colours(len(order)), strict=True):
         _draw(panels, one, colour, ("25", "75"), f"{one['model']} ({one['parameters']:,} parameters)")
-    panels[0].legend(fontsize=7, frameon=False)
+    panels[1].legend(fontsize=7, frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
     return figure
 
 
@@ -40,9 +40,10 @@ def _layers(one: dict[str, Any]) -> Any:
     for values, name, colour in zip(one["values"], one["layers"], _colours(len(one["layers"])), strict=True):
         for panel in panels:
             panel.plot(one["steps"], _gaps(values), color=colour, linewidth=0.9, marker=".", markersize=3, label=name)
-    if len(one["layers"]) <= 12:
-        panels[0].legend(fontsize=6, frameon=False)
     _draw(panels, one, "black", ("10", "90"), "mean")
+    panels[1].legend(
+        fontsize=6, frameon=False, loc="center left", bbox_to_anchor=(1, 0.5), ncols=1 + len(one["layers"]) // 16
+    )
     return figure
 
 
@@ -57,12 +58,13 @@ def _panels(curves: Curves) -> tuple[Any, Sequence[Any]]:
     from matplotlib.figure import Figure
 
     first = curves[0]
-    figure = Figure(figsize=(2 * PANEL[0], PANEL[1]), layout="constrained")
-    panels = figure.subplots(1, 2, sharey=True)
+    figure = Figure(figsize=(2 * PANEL[0], PANEL[1]))
+    panels = figure.subplots(1, 2, sharey=True, gridspec_kw={"wspace": 0.06})
     for panel, scale in zip(panels, ("symlog", "linear"), strict=True):
         # the first steps may be 0 and 1: linear up to 1, logarithmic from there
-        panel.set_xscale(scale, **({"linthresh": 1} if scale == "symlog" else {}))
-        panel.set_xlim(0 if scale == "linear" else min(one["steps"][0] for one in curves), None)
+        panel.set_xscale(scale, **({"linthresh": 1, "linscale": 0.4} if scale == "symlog" else {}))
+        steps = [step for one in curves for step in one["steps"]]
+        panel.set_xlim(0 if scale == "linear" else min(steps), max(steps))
         panel.set_xlabel(f"step ({'logarithmic' if scale == 'symlog' else 'linear'})")
         panel.grid(alpha=0.25, linewidth=0.5)
     low, high = first["bounds"]
@@ -81,4 +83,4 @@ def _gaps(values: Sequence[float | None]) -> np.ndarray:
 def _colours(count: int) -> Sequence[Any]:
     from matplotlib import colormaps
 
-    return colormaps["viridis"](np.linspace(0, 0.9, count))
+    return list(colormaps["viridis"](np.linspace(0, 0.9, count)))

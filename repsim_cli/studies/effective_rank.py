@@ -1,4 +1,4 @@
-"""The effective rank of what writes to the residual stream during training, and whether early layers have more of it."""
+"""The effective rank of what writes to the residual stream during training, beside how early layers converge."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
@@ -34,7 +34,7 @@ class EffectiveRank:
     largest rank possible (`min`), or over the number of inner features (`H`). gradients: whether they are looked at.
     early_similarity, early_share: a layer is early that reaches this similarity within this share of training.
     large_parameters, large_gradients: least proportional rank at the end, of gradients in parts of the largest layer's.
-    previous, missing, claims: as of convergence.
+    missing, claims: as of convergence.
     """
 
     takes_series: ClassVar[bool] = True
@@ -83,7 +83,9 @@ class EffectiveRank:
             claims=claims,
         )
         self.hardware, self.missing = hardware, missing
-        self.attention, self.normaliser, self.gradients = attention, normaliser, gradients
+        self.attention: Attention = attention
+        self.normaliser: Normaliser = normaliser
+        self.gradients = gradients
         self.thresholds = {
             "early_similarity": early_similarity,
             "early_share": early_share,
