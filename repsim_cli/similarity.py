@@ -186,7 +186,7 @@ class _Mean:
         self.mean += delta / batches
         self.squares += delta * (values - self.mean)
 
-    def se(self, batches: int) -> Matrix | None:
+    def se(self, batches: int) -> Tensor | None:
         if batches < 2 or self.squares is None:
             return None
         return (self.squares / (batches - 1) / batches).sqrt()

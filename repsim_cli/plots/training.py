@@ -59,7 +59,7 @@ def _panels(curves: Curves) -> tuple[Any, Sequence[Any]]:
 
     first = curves[0]
     figure = Figure(figsize=(2 * PANEL[0], PANEL[1]))
-    panels = figure.subplots(1, 2, sharey=True, gridspec_kw={"wspace": 0.06})
+    panels = list(figure.subplots(1, 2, sharey=True, gridspec_kw={"wspace": 0.1}))
     for panel, scale in zip(panels, ("symlog", "linear"), strict=True):
         # the first steps may be 0 and 1: linear up to 1, logarithmic from there
         panel.set_xscale(scale, **({"linthresh": 1, "linscale": 0.4} if scale == "symlog" else {}))

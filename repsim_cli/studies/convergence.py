@@ -150,6 +150,10 @@ class Training(Similarity):
                 f"{own} for {wanted} (type, blocks, width, heads, vocabulary); leave this step out"
             )
 
+    def tokens(self, run: Run) -> Sequences:
+        """What every checkpoint is run on."""
+        return self._sequences(run)[self.label]
+
     def curves(self, run: Run, previous: bool) -> list[Curve]:
         """Every checkpoint is loaded, run once, compared and freed; the last one's activations stay."""
         self.gaps = []

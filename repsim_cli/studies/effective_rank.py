@@ -22,7 +22,7 @@ from repsim_cli.training.pretrain import add_loss_gradients
 
 Share = Annotated[float, Field(ge=0, le=1)]
 CAUSAL = ("gpt_neox", "gpt2", "llama", "openai-gpt")
-LABELS = {"min": "proportional effective rank (over the largest possible)", "H": "effective rank / H"}
+LABELS = {"min": "effective rank / largest possible", "H": "effective rank / H"}
 
 
 @studies.register("effective_rank")
@@ -130,7 +130,7 @@ class EffectiveRank:
     def _curves(self, run: Run, label: str, training: Training, gaps: dict[tuple[str, int], Gap]) -> list[Curve]:
         """A curve per kind of matrix, of parameters and of gradients."""
         checkpoints, depth = training.series.checkpoints, training.live[label].layers
-        sequences = training._sequences(run)[label] if self.gradients else None
+        sequences = training.tokens(run) if self.gradients else None
         found: dict[tuple[str, str], dict[int, list[float]]] = {}
         for checkpoint in run.progress(checkpoints, label=f"{label}: ranks", unit="checkpoints"):
             if (label, checkpoint.step) in gaps:
@@ -148,7 +148,7 @@ class EffectiveRank:
         return [
             curve(
                 quantity=of,
-                label=f"{LABELS[self.normaliser]} of {of}",
+                label=LABELS[self.normaliser],
                 point=point,
                 model=label,
                 parameters=training.live[label].parameters,
