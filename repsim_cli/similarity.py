@@ -21,9 +21,10 @@ from torch import Tensor
 from repsim_cli.errors import BadInput, Degenerate
 from repsim_cli.measures import Measure
 from repsim_cli.measures.base import MeasureWarning, at, inner_values, own_products
-from repsim_cli.measures.inner import Products, products, states_of
+from repsim_cli.measures.inner import Inner, Kernel, Products, products, states_of, unchanged
 
 Matrix = Float[Tensor, "r r"]
+STRIP_ROWS = 1024  # rows of one float32 product of features
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -338,8 +339,14 @@ def _pair(
     labels: Tensor | None,
 ) -> dict[str, Tensor]:
     """Every measure of one representation with another: what is no inner product is compared once, one way."""
-    inner = {label: measure for label, measure in measures.items() if measure.inner is not None}
-    found = {label: values[0, 1] for label, values in all_pairs(inner, pair, names, tile=tile).items()}
+    narrow = max(x.shape[1] for x in pair) < len(pair[0])
+    found, inner = {}, {}
+    for label, measure in measures.items():
+        if measure.inner is not None and narrow and _plain(measure.inner):
+            found[label] = _of_features(measure, pair, names)
+        elif measure.inner is not None:
+            inner[label] = measure
+    found |= {label: values[0, 1] for label, values in all_pairs(inner, pair, names, tile=tile).items()}
     for group in _by_preparation(measures):
         some = next(iter(group.values()))
         for measure in group.values():
@@ -350,6 +357,28 @@ def _pair(
             value = at(f"{names[0]} and {names[1]}", partial(measure.compare, x, y))
             found[label] = torch.tensor(float(value), dtype=torch.float64)
     return found
+
+
+def _plain(inner: Inner) -> bool:
+    """Whether the measure's one matrix is the Gram matrix of its features as it is."""
+    return inner.row is inner.column and isinstance(inner.row, Kernel) and inner.row.cells is unchanged
+
+
+def _of_features(measure: Measure, pair: tuple[Tensor, Tensor], names: tuple[str, str]) -> Float[Tensor, ""]:
+    """<XX', YY'> = |X'Y|^2: with fewer features than rows no (n, n) tile is made. Sums in float64, strip by strip."""
+    measure.check(names, [x.shape for x in pair], None)
+    inner = measure.inner
+    assert inner is not None
+    states = [at(name, partial(states_of, [inner.row], x, {}))[inner.row] for x, name in zip(pair, names, strict=True)]
+    x, y = (state.features.values.split(STRIP_ROWS) for state in states)
+    cross = torch.empty(2, 2, dtype=torch.float64)
+    for i, j, left, right in ((0, 0, x, x), (0, 1, x, y), (1, 1, y, y)):
+        total = sum((a.mT @ b).double() for a, b in zip(left, right, strict=True))
+        assert isinstance(total, Tensor)
+        cross[i, j] = cross[j, i] = total.square().sum().cpu()
+    own = own_products(inner, cross, len(pair[0]), torch.promote_types(pair[0].dtype, torch.float32))
+    with _blamed(measure, cross, names):
+        return inner_values(inner, cross, own, states, states)[0, 1]
 
 
 Key = tuple[str] | tuple[str, str]  # (label,) of values, (label, statistic)

@@ -190,8 +190,9 @@ def test_counterparts_are_the_cells_of_all_pairs(estimate):
     left = [torch.randn(60, 8), torch.randn(60, 5)]
     right = [left[0] + torch.randn(60, 8), torch.randn(60, 5)]
     names = [
+        "cka",
         "cka_unbiased",
-        *(["procrustes", "mutual_knn", "linear_regression"] if estimate != "ratio_of_sums" else []),
+        *(["yanai_cca", "procrustes", "mutual_knn", "linear_regression"] if estimate != "ratio_of_sums" else []),
     ]
     chosen = {name: measures.get(name) for name in names}
     size = 60 if estimate == "full" else 20
