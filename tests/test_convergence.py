@@ -119,6 +119,22 @@ def test_a_run_that_stopped_goes_on_where_it_was(repsim, newest, folder, monkeyp
     assert results.read_manifest(newest())["status"] == "complete"
 
 
+def test_a_cache_that_cannot_be_written_changes_nothing(repsim, newest, folder, monkeypatch):
+    from repsim_cli.cache import Entry
+
+    assert repsim("run", "-q", *SMALL, entry(folder), "cache=false")[0] == 0
+    wanted = curves(newest())
+
+    def full(self, name, save):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Entry, "write", full)
+    code, _, err = repsim("run", *SMALL, entry(folder), "options.previous=true")
+    assert code == 0
+    assert "cannot be written (No space left on device)" in err
+    assert {name: one for name, one in curves(newest()).items() if "last" in name} == wanted
+
+
 def test_a_missing_checkpoint_stops_the_run_or_is_a_gap(repsim, newest, folder):
     asked = entry(folder, steps="[0, 5, 7, 20]")
     code, _, err = repsim("run", *SMALL, asked)
@@ -141,15 +157,22 @@ def test_a_missing_checkpoint_stops_the_run_or_is_a_gap(repsim, newest, folder):
 def test_a_checkpoint_that_breaks_while_it_is_read(repsim, newest, folder):
     import safetensors.torch
 
-    file = folder / "step5" / "model.safetensors"
-    weights = safetensors.torch.load_file(file)
-    weights["h.0.mlp.c_proj.weight"][0, 0] = float("nan")
-    safetensors.torch.save_file(weights, file, metadata={"format": "pt"})
+    def spoil(step):
+        file = folder / f"step{step}" / "model.safetensors"
+        weights = safetensors.torch.load_file(file)
+        weights["h.0.mlp.c_proj.weight"][0, 0] = float("nan")
+        safetensors.torch.save_file(weights, file, metadata={"format": "pt"})
+
+    spoil(5)
     code, _, err = repsim("run", *SMALL, entry(folder))
     assert code == 1
     assert "model.mine, step 5: missing or broken, got 'attn_out@1 of 'mine': activations are not finite" in err
     assert repsim("run", "-q", *SMALL, entry(folder), "options.missing=skip")[0] == 0
     assert curves(newest())["cka to last, mlp_out, mine"]["mean"][1] is None
+    spoil(20)
+    code, _, err = repsim("run", *SMALL, entry(folder), "options.missing=skip")
+    assert code == 1
+    assert "error: model.mine, step 20: attn_out@1 of 'mine': activations are not finite" in err
 
 
 def test_the_last_checkpoint_cannot_be_a_gap(repsim, folder):

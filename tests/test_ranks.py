@@ -200,6 +200,14 @@ def test_parameters_alone_of_a_model_without_a_loss(repsim, newest, tmp_path, ti
     }
 
 
+def test_a_series_without_such_matrices(repsim, tmp_path, tiny_folder):
+    for seed, step in enumerate((0, 9)):
+        shutil.copytree(tiny_folder("xlnet", seed), tmp_path / "run" / f"step{step}")
+    code, _, err = repsim("run", *SMALL, entry(tmp_path / "run"), "options.gradients=false")
+    assert code == 2
+    assert err.startswith("error: model.mine: xlnet has no one matrix for attn_out, got none; use another model")
+
+
 def test_a_checkpoint_without_its_head_has_no_loss(repsim, newest, tmp_path, tiny_folder):
     for seed, step in enumerate((0, 9)):
         shutil.copytree(tiny_folder("gpt_neox", seed), tmp_path / "run" / f"step{step}")

@@ -243,9 +243,6 @@ class Training(Similarity):
             )
         except Degenerate as error:
             raise RunFailed(str(error)) from error
-        for label, pair in found.items():
-            if not torch.isfinite(pair.values).all():
-                raise RunFailed(f"{label}: a value is not finite; please report this with the run's config")
         for notice in notices:
             run.warn(notice)
         return found
@@ -265,29 +262,22 @@ class Training(Similarity):
         entry = held.enter_context(self._stored(run, sequences, {self.label: identity})).get(self.label)
         if entry is None or not entry.complete:
             module = source.load(False).to(self.devices[self.label], getattr(torch, self.hardware.dtype))
-            recorders = {self.label: Recorder(entry)} if entry is not None else {}
-            kept: list[list[Tensor]] = []
-            for _, rows in blocks(
-                [own], {self.label: module}, recorders, sequences, self.extract, self.hardware, quiet
-            ):
-                if entry is None or not recorders[self.label].writing:
-                    kept.append([x.cpu() for x in rows])
-            if entry is None or not entry.complete:
-                return replace(own, source=self._in_memory(kept, sequences, identity), points=[])
+            attempts = [{self.label: Recorder(entry)}, {}] if entry is not None else [{}]
+            for recorders in attempts:  # a second time where the cache could not be written
+                rows = blocks([own], {self.label: module}, recorders, sequences, self.extract, self.hardware, quiet)
+                kept = [[] if recorders else [x.cpu() for x in block] for _, block in rows]
+                if entry is not None and entry.complete:
+                    break
+            else:
+                return replace(own, source=self._in_memory(kept, identity), points=[])
         return self._source(own, {self.label: entry}, {self.label: identity})
 
-    def _in_memory(
-        self, kept: Sequence[Sequence[Tensor]], sequences: Mapping[str, Sequences], identity: dict[str, Any]
-    ) -> Precomputed:
+    def _in_memory(self, kept: Sequence[Sequence[Tensor]], identity: dict[str, Any]) -> Precomputed:
         names = [layer.name for layer in self.layers]
         whole = {name: torch.cat([rows[i] for rows in kept]) for i, name in enumerate(names)}
-        count = len(whole[names[0]])
-        wanted = total_rows(self.readings, sequences, self.extract)
-        if count != wanted:  # the cache took the first rows and then refused
-            raise RunFailed(f"cache: it filled up during a checkpoint, got {count} of {wanted} rows; set cache=false")
         return Precomputed(
             names=names,
-            rows=count,
+            rows=len(whole[names[0]]),
             widths=[layer.width for layer in self.layers],
             read=lambda name, rows: whole[name][rows],
             identity=lambda: identity,
