@@ -84,7 +84,7 @@ def test_numbers_equal_a_plain_recomputation(repsim, newest, folder):
         np.testing.assert_allclose([row[1:] for row in before], [row[1:] for row in wanted], atol=1e-6)
     names = {file.name for file in (newest() / "figures").glob("*.png")}
     assert {"cka_to_last-attn_out-all.png", "cka_to_last-mlp_out-00-mine.png"} < names
-    assert "claim larger_models_converge_earlier (training curves): not testable here" in out
+    assert "claim larger_models_converge_earlier (cka): not testable here" in out
 
 
 def test_a_rerun_takes_every_checkpoint_from_the_cache(repsim, newest, folder, monkeypatch):
@@ -189,6 +189,13 @@ def test_checkpoints_of_another_shape(repsim, folder, tiny_folder):
         "error: model.mine, step 7: another shape than the last checkpoint, got ('gpt_neox', 3, 32, 4, 512) for "
         "('gpt2', 3, 32, 4, 512) (type, blocks, width, heads, vocabulary); leave this step out"
     )
+
+
+def test_claims_are_about_one_similarity_at_a_time(repsim, newest, folder):
+    assert repsim("run", "-q", *SMALL, entry(folder), "measure=[cka,procrustes,rsa]")[0] == 0
+    found = results.read_results(newest())
+    assert len(found["curves"]) == 6
+    assert [claim["measure"] for claim in found["claims"]] == ["cka", "cka", "rsa", "rsa"]
 
 
 def test_a_study_without_models(repsim):

@@ -232,6 +232,7 @@ def test_gaps_are_gaps_in_every_curve(repsim, newest, folder):
         (["options.attention=circuit"], "options.gradients: W_O W_V is no parameter and has no gradient, got attention=circuit"),
         (["options.normaliser=max"], "options.normaliser: wrong value, got 'max'; give 'min' or 'H'"),
         (["measure=[cka,rsa]"], "measure: one measure says which layers are early, got ['cka', 'rsa']; e.g. [cka]"),
+        (["measure=[procrustes]"], "measure: early layers have a large similarity, got the distance procrustes; e.g. [cka]"),
         (["extract.hook_points=[resid_post]"], "extract.hook_points: the table needs ['attn_out', 'mlp_out'] of all layers, got ['resid_post'] of all"),
     ],
 )  # fmt: skip

@@ -237,7 +237,7 @@ def record(claim: Callable[..., Finding], measure: str, finding: Finding) -> dic
     }
 
 
-def training_verdicts(names: Sequence[str], curves: Curves, rows: TableRows) -> list[dict[str, Any]]:
-    """Claims on training curves and on the rows of the Matthews table, as results.json keeps them."""
+def training_verdicts(names: Sequence[str], measure: str, curves: Curves, rows: TableRows) -> list[dict[str, Any]]:
+    """Claims on one measure's training curves and on the rows of the Matthews table, as results.json keeps them."""
     claims = [TRAINING_CLAIMS[name] for name in names]
-    return [record(claim, "training curves", claim(curves, rows)) for claim in claims]
+    return [record(claim, measure, claim(curves, rows)) for claim in claims]

@@ -69,7 +69,7 @@ class Convergence:
             "seed": seed,
             "cache": cache,
         }
-        self.previous, self.claims, self.hardware = previous, claims or [], hardware
+        self.previous, self.claims, self.hardware, self.measures = previous, claims or [], hardware, measure
         findings.check_names(self.claims, findings.TRAINING_CLAIMS)
         self.trainings = {label: Training(label, series, missing, settings) for label, series in model.items()}
 
@@ -94,7 +94,12 @@ class Convergence:
             "measures": [],
             "tables": gap_table(self.gaps()),
             "curves": named(curves),
-            "claims": findings.training_verdicts(self.claims, curves, []),
+            "claims": [
+                verdict
+                for label, bound in self.measures.items()
+                if bound.card.larger_is_closer
+                for verdict in findings.training_verdicts(self.claims, label, _to_last(curves, label), [])
+            ],
         }
 
     def curves(self, run: Run) -> list[Curve]:
@@ -282,6 +287,10 @@ class Training(Similarity):
             read=lambda name, rows: whole[name][rows],
             identity=lambda: identity,
         )
+
+
+def _to_last(curves: Sequence[Curve], measure: str) -> list[Curve]:
+    return [one for one in curves if one["quantity"] == f"{measure} to last"]
 
 
 def gap_table(gaps: Sequence[Gap]) -> dict[str, Any]:

@@ -61,6 +61,11 @@ class EffectiveRank:
     ):
         if len(measure) != 1:
             raise BadInput(f"measure: one measure says which layers are early, got {list(measure)}; e.g. [cka]")
+        (self.measure,) = measure
+        if not measure[self.measure].card.larger_is_closer:
+            raise BadInput(
+                f"measure: early layers have a large similarity, got the distance {self.measure}; e.g. [cka]"
+            )
         if attention == "circuit" and gradients:
             raise BadInput(
                 "options.gradients: W_O W_V is no parameter and has no gradient, got attention=circuit; "
@@ -123,7 +128,7 @@ class EffectiveRank:
             "measures": [],
             "tables": {"early convergence and large rank": matthews, **gap_table(list(gaps.values()))},
             "curves": named(curves),
-            "claims": findings.training_verdicts(self.convergence.claims, curves, matthews["rows"]),
+            "claims": findings.training_verdicts(self.convergence.claims, self.measure, curves, matthews["rows"]),
             "thresholds": self.thresholds,
         }
 
