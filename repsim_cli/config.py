@@ -76,10 +76,30 @@ def validate(config: DictConfig) -> RunConfig:
     wanted = inspect.signature(study.function).parameters
     bound = {name: make() for name, make in groups.items() if name in wanted}
     options = _checked(problems, "options", study.function, plain["options"], without=groups)
+    if "model" in bound:
+        problems += _misplaced(plain["study"], study.function, bound["model"])
     _give_up(problems)
     instance = _attempt(problems, "", lambda: study.function(**bound, **options))
     _give_up(problems)
     return RunConfig(keys, instance)
+
+
+def _misplaced(name: str, study: Any, models: Mapping[str, Any]) -> Iterator[str]:
+    """Series of checkpoints where a study takes models, and models where it takes series."""
+    from repsim_cli.models.source import Series
+
+    takes_series = getattr(study, "takes_series", False)
+    for label, found in models.items():
+        if isinstance(found, Series) and not takes_series:
+            yield (
+                f"model.{label}: the study {name} takes single models, got a series of {len(found.checkpoints)} "
+                "checkpoints; give one of them as kind: transformers, or use the study convergence or effective_rank"
+            )
+        elif found is not None and not isinstance(found, Series) and takes_series:
+            yield (
+                f"model.{label}: the study {name} takes series of checkpoints, got a single model; "
+                "give {kind: series, folder: DIR, pattern: 'step{step}'}"
+            )
 
 
 def _plain(config: DictConfig, problems: list[str]) -> Fields:

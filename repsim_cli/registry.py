@@ -8,10 +8,11 @@ import difflib
 import importlib
 import pkgutil
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from repsim_cli.errors import BadInput
 
+Registered = TypeVar("Registered", bound=Callable)
 SHOWN = 20  # names listed where none comes near
 
 
@@ -43,8 +44,8 @@ class Registry:
         self.package = package
         self._entries: dict[str, Entry] = {}
 
-    def register(self, name: str, card: Any = None) -> Callable[[Callable], Callable]:
-        def decorate(function: Callable) -> Callable:
+    def register(self, name: str, card: Any = None) -> Callable[[Registered], Registered]:
+        def decorate(function: Registered) -> Registered:
             if name in self._entries:
                 raise ValueError(f"{self.noun} '{name}' is registered twice")
             self._entries[name] = Entry(name, function, card)

@@ -21,9 +21,10 @@ from torch import Tensor
 from repsim_cli.errors import BadInput, Degenerate
 from repsim_cli.measures import Measure
 from repsim_cli.measures.base import MeasureWarning, at, inner_values, own_products
-from repsim_cli.measures.inner import Products, products, states_of
+from repsim_cli.measures.inner import Inner, Kernel, Products, products, states_of, unchanged
 
 Matrix = Float[Tensor, "r r"]
+STRIP_ROWS = 1024  # rows of one float32 product of features
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,7 +187,7 @@ class _Mean:
         self.mean += delta / batches
         self.squares += delta * (values - self.mean)
 
-    def se(self, batches: int) -> Matrix | None:
+    def se(self, batches: int) -> Tensor | None:
         if batches < 2 or self.squares is None:
             return None
         return (self.squares / (batches - 1) / batches).sqrt()
@@ -278,6 +279,106 @@ def estimate_all_pairs(
             },
         )
     return matrices, list(notices.values())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counterparts:
+    """values[r]: the entry (row r, column r) alone; se: of the mean over batches, where there are several."""
+
+    values: Float[Tensor, " r"]
+    se: Float[Tensor, " r"] | None
+    rows: int
+    batches: int
+
+
+def estimate_counterparts(
+    measures: Mapping[str, Measure],
+    batches: Iterable[tuple[Sequence[Tensor], Sequence[Tensor]]],
+    *,
+    names: Sequence[tuple[str, str]],
+    estimate: str,
+    tile: int = 512,
+    labels: Callable[[int], Tensor | None] = lambda batch: None,
+) -> tuple[dict[str, Counterparts], list[str]]:
+    """Every measure for representation r of one side with representation r of the other, from a stream of batches.
+
+    Estimates, labels and warnings as in `estimate_all_pairs`; names: of both sides of each pair.
+    """
+    means = {label: _Mean() for label in measures}
+    notices: Notices = {}
+    seen = rows = 0
+    for left, right in batches:
+        with _noticed(notices):
+            made = [
+                hsic_products(measures, (x, y), both, tile=tile)
+                if estimate == "ratio_of_sums"
+                else _pair(measures, (x, y), both, tile, labels(seen))
+                for x, y, both in zip(left, right, names, strict=True)
+            ]
+        rows, seen = rows + len(left[0]), seen + 1
+        for label, mean in means.items():
+            mean.add(torch.stack([one[label].cpu() for one in made]), seen)
+    if not rows:
+        raise BadInput("extract: no batch could be filled, got too few rows; lower batch_rows or add data")
+    found = {}
+    for label, mean in means.items():
+        values, se = mean.mean, mean.se(seen)
+        assert values is not None
+        if estimate == "ratio_of_sums":
+            hsic = zip(values, names, strict=True)
+            values, se = torch.stack([of_sums(measures[label], x, both)[0, 1] for x, both in hsic]), None
+        found[label] = Counterparts(values=values, se=se, rows=rows, batches=seen)
+    return found, list(notices.values())
+
+
+def _pair(
+    measures: Mapping[str, Measure],
+    pair: tuple[Tensor, Tensor],
+    names: tuple[str, str],
+    tile: int,
+    labels: Tensor | None,
+) -> dict[str, Tensor]:
+    """Every measure of one representation with another: what is no inner product is compared once, one way."""
+    narrow = max(x.shape[1] for x in pair) < len(pair[0])
+    found, inner = {}, {}
+    for label, measure in measures.items():
+        if measure.inner is not None and narrow and _plain(measure.inner):
+            found[label] = _of_features(measure, pair, names)
+        elif measure.inner is not None:
+            inner[label] = measure
+    found |= {label: values[0, 1] for label, values in all_pairs(inner, pair, names, tile=tile).items()}
+    for group in _by_preparation(measures):
+        some = next(iter(group.values()))
+        for measure in group.values():
+            measure.check(names, [x.shape for x in pair], labels)
+        x, y = (some.prepared(side, name, labels) for side, name in zip(pair, names, strict=True))
+        for label, measure in group.items():
+            assert measure.compare is not None
+            value = at(f"{names[0]} and {names[1]}", partial(measure.compare, x, y))
+            found[label] = torch.tensor(float(value), dtype=torch.float64)
+    return found
+
+
+def _plain(inner: Inner) -> bool:
+    """Whether the measure's one matrix is the Gram matrix of its features as it is."""
+    return inner.row is inner.column and isinstance(inner.row, Kernel) and inner.row.cells is unchanged
+
+
+def _of_features(measure: Measure, pair: tuple[Tensor, Tensor], names: tuple[str, str]) -> Float[Tensor, ""]:
+    """<XX', YY'> = |X'Y|^2: with fewer features than rows no (n, n) tile is made. Sums in float64, strip by strip."""
+    measure.check(names, [x.shape for x in pair], None)
+    inner = measure.inner
+    assert inner is not None
+    states = [at(name, partial(states_of, [inner.row], x, {}))[inner.row] for x, name in zip(pair, names, strict=True)]
+    x, y = (state.features.values.split(STRIP_ROWS) for state in states)
+    cross = torch.empty(2, 2, dtype=torch.float64)
+    for i, j, left, right in ((0, 0, x, x), (0, 1, x, y), (1, 1, y, y)):
+        total = sum((a.mT @ b).double() for a, b in zip(left, right, strict=True))
+        assert isinstance(total, Tensor)
+        cross[i, j] = cross[j, i] = total.square().sum().cpu()
+    own = own_products(inner, cross, len(pair[0]), torch.promote_types(pair[0].dtype, torch.float32))
+    with _blamed(measure, cross, names):
+        return inner_values(inner, cross, own, states, states)[0, 1]
 
 
 Key = tuple[str] | tuple[str, str]  # (label,) of values, (label, statistic)

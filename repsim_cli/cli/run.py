@@ -300,9 +300,8 @@ def _job(config: Any, folder: Path) -> str:
         found = {"schema": results.SCHEMA, "study": checked.keys.study, **checked.study.run(current)}
         found["warnings"] = current.manifest["warnings"]
         current.write_text("results.json", results.dumps(found))
-        if found["measures"]:
-            with current.stage("figures"):
-                plots.draw(current.folder, current.progress)
+        with current.stage("figures"):
+            plots.draw(current.folder, current.progress)
         status, problem = "complete", None
     except KeyboardInterrupt:
         status, problem = "interrupted", "interrupted by the user"

@@ -106,9 +106,10 @@ def plot_command(parsed: argparse.Namespace) -> int:
     from repsim_cli import plots
 
     folder = results.find(parsed.run)
-    if not results.read_results(folder)["measures"]:
+    drawn = plots.draw(folder, Bar())
+    if not drawn:
         raise BadInput(f"{folder}: it has no matrices, got no figure to draw; choose a run of a similarity study")
-    for file in plots.draw(folder, Bar()):
+    for file in drawn:
         print(file)
     return 0
 

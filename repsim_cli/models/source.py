@@ -61,3 +61,23 @@ class Precomputed:
 
 
 AnySource = Source | Precomputed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """One step of a training run. open(): its Source; BadInput where it is missing or broken.
+
+    with_head(): the causal language model, float32, in eval mode; a head that the checkpoint lacks is NaN.
+    """
+
+    step: int
+    open: Callable[[], Source]
+    with_head: Callable[[], nn.Module]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Series:
+    """Checkpoints of one training run, two or more, in the order of their steps. local: opening them is cheap."""
+
+    checkpoints: list[Checkpoint]
+    local: bool

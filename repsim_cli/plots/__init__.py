@@ -23,11 +23,11 @@ STYLE: dict[str, Any] = {
 
 def draw(folder: Path, progress: Progress = quiet) -> list[Path]:
     """Draws all figures of a run into figures/ and returns their paths."""
-    from repsim_cli.plots import agreement, heatmap
+    from repsim_cli.plots import agreement, heatmap, training
 
     results = read_results(folder)
-    jobs = [job for kind in (heatmap, agreement) for job in kind.figures(folder, results)]
-    return save(folder / "figures", jobs, progress)
+    jobs = [job for kind in (heatmap, agreement, training) for job in kind.figures(folder, results)]
+    return save(folder / "figures", jobs, progress) if jobs else []
 
 
 def save(folder: Path, jobs: Sequence[tuple[str, Callable[[], Any]]], progress: Progress = quiet) -> list[Path]:

@@ -6,8 +6,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 from torch import Tensor, nn
+
+from repsim_cli.errors import RunFailed
 
 END = "<|endoftext|>"
 
@@ -71,6 +73,31 @@ def next_token_loss(model: nn.Module, ids: Int[Tensor, "b s"]) -> Tensor:
     """Mean cross-entropy of each token given those before it, in nats."""
     logits = model(input_ids=ids).logits[:, :-1]
     return nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
+
+
+def add_loss_gradients(
+    model: nn.Module, sequences: Int[np.ndarray, "N L"], mask: Bool[np.ndarray, "N L"], batch_size: int
+) -> float:
+    """Leaves in every parameter's .grad the gradient of the mean next-token loss over all sequences; returns the loss.
+
+    Tokens that are padding are neither read nor predicted. Raises RunFailed where the loss is not finite, as it is
+    where the checkpoint lacks the head of the language model.
+    """
+    device = next(model.parameters()).device
+    model.zero_grad()
+    predicted, total = int(mask[:, 1:].sum()), 0.0
+    for start in range(0, len(sequences), batch_size):
+        ids, real = (torch.from_numpy(x[start : start + batch_size]).to(device) for x in (sequences, mask))
+        logits = model(input_ids=ids.long(), attention_mask=real.long()).logits[:, :-1]
+        wanted = ids[:, 1:].long().masked_fill(~real[:, 1:], -100)
+        loss = nn.functional.cross_entropy(logits.flatten(0, 1), wanted.flatten(), reduction="sum") / predicted
+        loss.backward()
+        total += float(loss.detach())
+    if not math.isfinite(total):
+        raise RunFailed(
+            f"the next-token loss is not finite, got {total}; give a checkpoint with its language-model head"
+        )
+    return total
 
 
 @torch.inference_mode()

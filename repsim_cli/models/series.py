@@ -1,0 +1,109 @@
+"""A series of checkpoints of one training run, as one model entry: a local folder, hub revisions, or shipped ones."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from repsim_cli.errors import BadInput
+from repsim_cli.models.source import Checkpoint, Series
+from repsim_cli.models.transformers import load, shipped, shipped_folder, transformers
+from repsim_cli.registry import did_you_mean, models
+
+STEP = "{step}"
+SHIPPED_SERIES = {"tiny_a": {100: "tiny_a_step100", 400: "tiny_a_step400", 2000: "tiny_a"}}
+
+
+@models.register("series")
+def series(
+    *,
+    folder: str | None = None,
+    hub: str | None = None,
+    shipped: str | None = None,
+    pattern: str = "step{step}",
+    steps: list[int] | None = None,
+) -> Series:
+    """folder: a folder of checkpoint folders named by `pattern`. hub: an id whose revisions are named by it.
+
+    shipped: a run whose checkpoints ship with the package. steps: which ones (null: all that are in the folder).
+    """
+    given = {name: value for name, value in (("folder", folder), ("hub", hub), ("shipped", shipped)) if value}
+    if len(given) != 1:
+        raise BadInput(f"folder, hub, shipped: give exactly one of them, got {given or 'none'}; e.g. folder: runs/a")
+    if pattern.count(STEP) != 1:
+        raise BadInput(f"pattern: no one {STEP} in it, got '{pattern}'; e.g. 'step{{step}}'")
+    if steps is not None and (len(set(steps)) < len(steps) or min(steps, default=0) < 0):
+        raise BadInput(f"steps: not distinct numbers from 0 on, got {steps}; name each step once")
+    if shipped is not None:
+        found = _shipped(shipped, steps)
+    elif folder is not None:
+        found = [_local(step, place) for step, place in _folders(Path(folder).expanduser(), pattern, steps).items()]
+    else:
+        if steps is None:
+            raise BadInput("steps: missing, got null with hub; list the steps, e.g. [0, 1000, 143000]")
+        found = [_revision(step, str(hub), pattern.replace(STEP, str(step))) for step in steps]
+    if len(found) < 2:
+        raise BadInput(f"steps: a series needs two checkpoints, got {[one.step for one in found]}; name more")
+    return Series(checkpoints=sorted(found, key=lambda one: one.step), local=hub is None)
+
+
+def _folders(folder: Path, pattern: str, steps: list[int] | None) -> dict[int, Path]:
+    """The checkpoint folder of each step; of steps that are asked for, whether it is there or not."""
+    if not folder.is_dir():
+        raise BadInput(f"folder: no such folder, got '{folder}'; check the path")
+    expected = re.compile(r"(\d+)".join(re.escape(part) for part in pattern.split(STEP)))
+    inside = sorted(place for place in folder.iterdir() if place.is_dir())
+    there: dict[int, Path] = {}
+    for place in inside:
+        if match := expected.fullmatch(place.name):
+            step = int(match[1])
+            if step in there:
+                raise BadInput(
+                    f"pattern: two checkpoints of step {step}, got {there[step].name} and {place.name}; rename one"
+                )
+            there[step] = place
+    if not there:
+        names = ", ".join(place.name for place in inside[:5]) or "an empty folder"
+        raise BadInput(f"pattern: no checkpoint is named '{pattern}' in '{folder}', got {names}; change the pattern")
+    if steps is None:
+        return there
+    return {step: there.get(step, folder / pattern.replace(STEP, str(step))) for step in steps}
+
+
+def _shipped(name: str, steps: list[int] | None) -> list[Checkpoint]:
+    if name not in SHIPPED_SERIES:
+        raise BadInput(f"shipped: no such series, got '{name}'; {did_you_mean(name, SHIPPED_SERIES)}")
+    names = SHIPPED_SERIES[name]
+    for step in steps or ():
+        if step not in names:
+            raise BadInput(f"steps: '{name}' ships without step {step}, got {steps}; it has {list(names)}")
+    chosen = {step: names[step] for step in (steps if steps is not None else names)}
+    return [
+        Checkpoint(step=step, open=_opener(shipped, name=one), with_head=_headed(str(shipped_folder(one)), None))
+        for step, one in chosen.items()
+    ]
+
+
+def _local(step: int, place: Path) -> Checkpoint:
+    return Checkpoint(step=step, open=_opener(transformers, path=str(place)), with_head=_headed(str(place), None))
+
+
+def _revision(step: int, hub: str, revision: str) -> Checkpoint:
+    return Checkpoint(
+        step=step, open=_opener(transformers, hub=hub, revision=revision), with_head=_headed(hub, revision)
+    )
+
+
+def _opener(kind: Callable[..., Any], **keywords: Any) -> Callable[[], Any]:
+    return lambda: kind(**keywords)
+
+
+def _headed(where: str, revision: str | None) -> Callable[[], nn.Module]:
+    def ready() -> nn.Module:
+        model = load(where, revision, False, "AutoModelForCausalLM").eval()
+        model.config.use_cache = False
+        return model
+
+    return ready

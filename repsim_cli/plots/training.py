@@ -1,0 +1,86 @@
+"""Training curves: a number per layer against the step, on a logarithmic and on a linear axis."""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from repsim_cli.results import slug
+
+Curves = list[dict[str, Any]]
+PANEL = (4.2, 3.0)  # inches
+
+
+def figures(folder: Path, results: dict[str, Any]) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """QUANTITY-POINT-all with the means of all models, and QUANTITY-POINT-NUMBER-MODEL with the layers of each."""
+    curves = [one for one in results["curves"].values() if isinstance(one, dict) and "percentiles" in one]
+    for quantity, point in dict.fromkeys((one["quantity"], one["point"]) for one in curves):
+        own = [one for one in curves if (one["quantity"], one["point"]) == (quantity, point)]
+        stem = f"{slug(quantity)}-{slug(point)}"
+        yield f"{stem}-all", partial(_means, own)
+        for number, one in enumerate(own):
+            yield f"{stem}-{number:02d}-{slug(one['model'])}", partial(_layers, one)
+
+
+def _means(curves: Curves) -> Any:
+    """Mean over layers and the band between the quartiles, one colour per model, smallest first."""
+    figure, panels = _panels(curves)
+    order = sorted(curves, key=lambda one: one["parameters"])
+    for one, colour in zip(order, _colours(len(order)), strict=True):
+        _draw(panels, one, colour, ("25", "75"), f"{one['model']} ({one['parameters']:,} parameters)")
+    panels[1].legend(fontsize=7, frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
+    return figure
+
+
+def _layers(one: dict[str, Any]) -> Any:
+    """A thin line per layer from dark to bright, the mean over layers and the band of the 10th to 90th percentile."""
+    figure, panels = _panels([one])
+    for values, name, colour in zip(one["values"], one["layers"], _colours(len(one["layers"])), strict=True):
+        for panel in panels:
+            panel.plot(one["steps"], _gaps(values), color=colour, linewidth=0.9, marker=".", markersize=3, label=name)
+    _draw(panels, one, "black", ("10", "90"), "mean")
+    panels[1].legend(
+        fontsize=6, frameon=False, loc="center left", bbox_to_anchor=(1, 0.5), ncols=1 + len(one["layers"]) // 16
+    )
+    return figure
+
+
+def _draw(panels: Sequence[Any], one: dict[str, Any], colour: Any, band: tuple[str, str], label: str) -> None:
+    low, high = (_gaps(one["percentiles"][percent]) for percent in band)
+    for panel in panels:
+        panel.fill_between(one["steps"], low, high, color=colour, alpha=0.15, linewidth=0)
+        panel.plot(one["steps"], _gaps(one["mean"]), color=colour, linewidth=1.6, marker="o", markersize=3, label=label)
+
+
+def _panels(curves: Curves) -> tuple[Any, Sequence[Any]]:
+    from matplotlib.figure import Figure
+
+    first = curves[0]
+    figure = Figure(figsize=(2 * PANEL[0], PANEL[1]))
+    panels = list(figure.subplots(1, 2, sharey=True, gridspec_kw={"wspace": 0.1}))
+    for panel, scale in zip(panels, ("symlog", "linear"), strict=True):
+        # the first steps may be 0 and 1: linear up to 1, logarithmic from there
+        panel.set_xscale(scale, **({"linthresh": 1, "linscale": 0.4} if scale == "symlog" else {}))
+        steps = [step for one in curves for step in one["steps"]]
+        panel.set_xlim(0 if scale == "linear" else min(steps), max(steps))
+        panel.set_xlabel(f"step ({'logarithmic' if scale == 'symlog' else 'linear'})")
+        panel.grid(alpha=0.25, linewidth=0.5)
+    low, high = first["bounds"]
+    panels[0].set_ylim(low, high if high is None else 1.02 * high)
+    panels[0].set_ylabel(first["label"], fontsize=8)
+    names = first["model"] if len(curves) == 1 else "all models"
+    panels[0].set_title(f"{first['quantity']}, {first['point']}: {names}", loc="left", parse_math=False)
+    return figure, panels
+
+
+def _gaps(values: Sequence[float | None]) -> np.ndarray:
+    """Missing checkpoints as breaks of the line."""
+    return np.array([np.nan if value is None else value for value in values])
+
+
+def _colours(count: int) -> Sequence[Any]:
+    from matplotlib import colormaps
+
+    return list(colormaps["viridis"](np.linspace(0, 0.9, count)))

@@ -1,0 +1,329 @@
+"""Convergence during training: every number again by another road, gaps, resuming, and what the curves say."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import reference
+import torch
+from sklearn.metrics import matthews_corrcoef
+
+from repsim_cli import measures, registry, results
+from repsim_cli.analysis.claims import TRAINING_CLAIMS
+from repsim_cli.analysis.convergence import at_share, curve, early, large, matthews, table
+from repsim_cli.errors import BadInput
+from repsim_cli.models import transformers
+from repsim_cli.similarity import estimate_all_pairs, estimate_counterparts
+
+SMALL = (
+    "experiment=tiny/pythia_convergence",
+    "model=[]",
+    "extract.length=32",
+    "extract.sequences=6",
+    "extract.rows=150",
+)
+STEPS = [0, 5, 20]
+
+
+@pytest.fixture
+def folder(tmp_path, tiny_folder):
+    for seed, step in enumerate(STEPS):
+        shutil.copytree(tiny_folder("gpt2", seed), tmp_path / "run" / f"step{step}")
+    return tmp_path / "run"
+
+
+def entry(folder, **more):
+    words = "".join(f", {key}: {value}" for key, value in more.items())
+    return f"+model.mine={{kind: series, folder: {folder}{words}}}"
+
+
+def curves(folder):
+    return results.read_results(folder)["curves"]
+
+
+def rows_of(folder, kind):
+    """A hook point's rows of every layer and step, by hooks of our own on the sampled tokens."""
+    source = registry.models.get("transformers").function(path=str(folder / "step0"))
+    from repsim_cli.data.packing import pack
+
+    text = registry.data.get("embedded_text").function()
+    made = pack(text, source.tokenizer(), length=32, sequences=6, pool=1024, separator="auto", seed=0)
+    chosen = np.sort(np.random.default_rng(0).permutation(made.mask.size)[:150])
+    found = {}
+    for step in STEPS:
+        model = registry.models.get("transformers").function(path=str(folder / f"step{step}")).load(False)
+        seen = []
+        for block in model.h:
+            module = block.attn.c_proj if kind == "attn_out" else block.mlp.c_proj
+            module.register_forward_hook(lambda module, given, out, seen=seen: seen.append(out))
+        with torch.inference_mode():
+            model(input_ids=torch.from_numpy(made.ids).long(), attention_mask=torch.from_numpy(made.mask).long())
+        found[step] = [x.reshape(-1, x.shape[-1])[chosen].double().numpy() for x in seen]
+    return found
+
+
+def test_numbers_equal_a_plain_recomputation(repsim, newest, folder):
+    code, out, err = repsim("run", *SMALL, entry(folder), "options.previous=true", "extract.padding=keep")
+    assert code == 0, err
+    found = curves(newest())
+    assert list(found) == [
+        f"cka to {against}, {point}, mine" for against in ("last", "previous") for point in ("attn_out", "mlp_out")
+    ]
+    for point in ("attn_out", "mlp_out"):
+        rows = rows_of(folder, point)
+        one = found[f"cka to last, {point}, mine"]
+        assert (one["steps"], one["layers"]) == (STEPS, [f"{point}@{i}" for i in range(3)])
+        wanted = [[reference.cka(rows[step][i], rows[20][i]) for step in STEPS] for i in range(3)]
+        np.testing.assert_allclose(one["values"], wanted, atol=1e-6)
+        np.testing.assert_allclose(one["mean"], np.mean(wanted, 0), atol=1e-6)
+        np.testing.assert_allclose(one["percentiles"]["25"], np.percentile(wanted, 25, axis=0), atol=1e-6)
+        before = found[f"cka to previous, {point}, mine"]["values"]
+        wanted = [[None, *(reference.cka(rows[b][i], rows[a][i]) for a, b in ((0, 5), (5, 20)))] for i in range(3)]
+        assert [row[0] for row in before] == [None] * 3
+        np.testing.assert_allclose([row[1:] for row in before], [row[1:] for row in wanted], atol=1e-6)
+    names = {file.name for file in (newest() / "figures").glob("*.png")}
+    assert {"cka_to_last-attn_out-all.png", "cka_to_last-mlp_out-00-mine.png"} < names
+    assert "claim larger_models_converge_earlier (cka): not testable here" in out
+
+
+def test_a_rerun_takes_every_checkpoint_from_the_cache(repsim, newest, folder, monkeypatch):
+    loaded = []
+    load = transformers.load
+    monkeypatch.setattr(transformers, "load", lambda where, *more: loaded.append(where) or load(where, *more))
+    assert repsim("run", "-q", *SMALL, entry(folder))[0] == 0
+    first = curves(newest())
+    assert [where.rsplit("step")[-1] for where in loaded] == ["20", "0", "5"]
+    loaded.clear()
+    assert repsim("run", "-q", *SMALL, entry(folder))[0] == 0
+    assert (loaded, curves(newest())) == ([], first)
+    assert repsim("run", "-q", *SMALL, entry(folder), "cache=false", "options.previous=true")[0] == 0
+    assert len(loaded) == 3
+    assert {name: one for name, one in curves(newest()).items() if "last" in name} == first
+
+
+def test_a_run_that_stopped_goes_on_where_it_was(repsim, newest, folder, monkeypatch):
+    load, loaded = transformers.load, []
+
+    def breaks(where, *more):
+        if where.endswith("step5"):
+            raise KeyboardInterrupt
+        return load(where, *more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(transformers, "load", breaks)
+        assert repsim("run", "-q", *SMALL, entry(folder))[0] == 130
+    monkeypatch.setattr(transformers, "load", lambda where, *more: loaded.append(where) or load(where, *more))
+    assert repsim("run", "-q", *SMALL, entry(folder), "resume=latest")[0] == 0
+    assert [where.rsplit("step")[-1] for where in loaded] == ["5"]
+    assert results.read_manifest(newest())["status"] == "complete"
+
+
+def test_a_cache_that_cannot_be_written_changes_nothing(repsim, newest, folder, monkeypatch):
+    from repsim_cli.cache import Entry
+
+    assert repsim("run", "-q", *SMALL, entry(folder), "cache=false")[0] == 0
+    wanted = curves(newest())
+
+    def full(self, name, save):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Entry, "write", full)
+    code, _, err = repsim("run", *SMALL, entry(folder), "options.previous=true")
+    assert code == 0
+    assert "cannot be written (No space left on device)" in err
+    assert {name: one for name, one in curves(newest()).items() if "last" in name} == wanted
+
+
+def test_a_missing_checkpoint_stops_the_run_or_is_a_gap(repsim, newest, folder):
+    asked = entry(folder, steps="[0, 5, 7, 20]")
+    code, _, err = repsim("run", *SMALL, asked)
+    assert code == 2
+    assert err.startswith("error: model.mine, step 7: missing or broken, got 'path: no such folder, got")
+    assert err.rstrip().endswith("mend it, or set options.missing=skip to leave a gap")
+    code, out, err = repsim("run", *SMALL, asked, "options.missing=skip", "options.previous=true")
+    assert code == 0, err
+    found = results.read_results(newest())
+    one = found["curves"]["cka to last, attn_out, mine"]
+    assert [[value is None for value in row] for row in one["values"]] == [[False, False, True, False]] * 3
+    assert one["mean"][2] is None
+    assert one["percentiles"]["50"][2] is None
+    assert found["curves"]["cka to previous, attn_out, mine"]["mean"][2:] == [None, None]
+    assert found["tables"]["checkpoints left out"]["rows"][0][:2] == ["mine", 7]
+    assert "warning: model.mine, step 7: left out as a gap (path: no such folder" in out
+    json.dumps(found, allow_nan=False)
+
+
+def test_a_checkpoint_that_breaks_while_it_is_read(repsim, newest, folder):
+    import safetensors.torch
+
+    def spoil(step):
+        file = folder / f"step{step}" / "model.safetensors"
+        weights = safetensors.torch.load_file(file)
+        weights["h.0.mlp.c_proj.weight"][0, 0] = float("nan")
+        safetensors.torch.save_file(weights, file, metadata={"format": "pt"})
+
+    spoil(5)
+    code, _, err = repsim("run", *SMALL, entry(folder))
+    assert code == 1
+    assert "model.mine, step 5: missing or broken, got 'attn_out@1 of 'mine': activations are not finite" in err
+    assert repsim("run", "-q", *SMALL, entry(folder), "options.missing=skip")[0] == 0
+    assert curves(newest())["cka to last, mlp_out, mine"]["mean"][1] is None
+    spoil(20)
+    code, _, err = repsim("run", *SMALL, entry(folder), "options.missing=skip")
+    assert code == 1
+    assert "error: model.mine, step 20: attn_out@1 of 'mine': activations are not finite" in err
+
+
+def test_the_last_checkpoint_cannot_be_a_gap(repsim, folder):
+    code, _, err = repsim("run", *SMALL, entry(folder, steps="[0, 5, 30]"), "options.missing=skip")
+    assert code == 2
+    assert err.startswith("error: model.mine, step 30: path: no such folder, got")
+
+
+def test_checkpoints_of_another_shape(repsim, folder, tiny_folder):
+    shutil.copytree(tiny_folder("gpt_neox"), folder / "step7")
+    code, _, err = repsim("run", *SMALL, entry(folder), "options.missing=skip")
+    assert code == 2
+    assert err.startswith(
+        "error: model.mine, step 7: another shape than the last checkpoint, got ('gpt_neox', 3, 32, 4, 512) for "
+        "('gpt2', 3, 32, 4, 512) (type, blocks, width, heads, vocabulary); leave this step out"
+    )
+
+
+def test_claims_are_about_one_similarity_at_a_time(repsim, newest, folder):
+    assert repsim("run", "-q", *SMALL, entry(folder), "measure=[cka,procrustes,rsa]")[0] == 0
+    found = results.read_results(newest())
+    assert len(found["curves"]) == 6
+    assert [claim["measure"] for claim in found["claims"]] == ["cka", "cka", "rsa", "rsa"]
+
+
+def test_a_study_without_models(repsim):
+    code, _, err = repsim("run", "experiment=tiny/pythia_convergence", "model=[]")
+    assert (code, err) == (2, "error: model: no model is selected, got none; e.g. model=[tiny_a_series]\n")
+    wrong = repsim("run", "experiment=tiny/pythia_convergence", "options.claims=[larger_models_convert]")[2]
+    assert wrong.startswith(
+        "error: options.claims: unknown claim, got 'larger_models_convert'; did you mean 'larger_mo"
+    )
+
+
+def test_the_plan(repsim, folder):
+    code, out, _ = repsim("run", *SMALL, entry(folder), "dry_run=true")
+    assert code == 0
+    assert "mine: 0, 5, 20" in out
+    assert "forward passes: 3" in out
+
+
+@pytest.mark.parametrize("estimate", ["full", "per_batch", "ratio_of_sums"])
+def test_counterparts_are_the_cells_of_all_pairs(estimate):
+    torch.manual_seed(0)
+    left = [torch.randn(60, 8), torch.randn(60, 5)]
+    right = [left[0] + torch.randn(60, 8), torch.randn(60, 5)]
+    names = [
+        "cka",
+        "cka_unbiased",
+        *(["yanai_cca", "procrustes", "mutual_knn", "linear_regression"] if estimate != "ratio_of_sums" else []),
+    ]
+    chosen = {name: measures.get(name) for name in names}
+    size = 60 if estimate == "full" else 20
+
+    def cut(sides):
+        return [[x[i : i + size] for x in sides] for i in range(0, 60, size)]
+
+    found, _ = estimate_counterparts(
+        chosen,
+        zip(cut(left), cut(right), strict=True),
+        names=[("a", "b"), ("c", "d")],
+        estimate=estimate,
+    )
+    whole, _ = estimate_all_pairs(chosen, lambda seen: cut(left + right), names=list("acbd"), estimate=estimate)
+    for name in names:
+        cells = [whole[name].values[i, i + 2].item() for i in range(2)]
+        np.testing.assert_allclose(found[name].values, cells, atol=1e-6)
+        if estimate == "per_batch":
+            np.testing.assert_allclose(found[name].se, [whole[name].se[i, i + 2].item() for i in range(2)], atol=1e-6)
+        else:
+            assert found[name].se is None
+
+
+def test_no_batch_at_all():
+    with pytest.raises(BadInput, match="extract: no batch could be filled, got too few rows"):
+        estimate_counterparts({"cka": measures.get("cka")}, [], names=[], estimate="full")
+
+
+def made(values, quantity="cka to last", point="attn_out", model="m", parameters=10, steps=(0, 10, 20, 100)):
+    """A curve; values: a list per layer, None in all layers for a gap."""
+    by_step = {step: list(column) for step, column in zip(steps, zip(*values, strict=True), strict=True) if None not in column}  # fmt: skip
+    layers = [f"{point}@{i}" for i in range(len(values))]
+    return curve(quantity=quantity, label="", point=point, model=model, parameters=parameters, steps=steps, layers=layers, values=by_step)  # fmt: skip
+
+
+def test_early_is_reached_within_the_share_and_large_is_at_the_end():
+    one = made([[0.1, 0.45, 0.2, 1.0], [0.2, 0.44, 0.9, 1.0], [0.5, 0.1, 0.1, 1.0]])
+    assert early(one, 0.45, 0.1) == [True, False, True]
+    assert early(one, 0.45, 0.2) == [True, True, True]
+    assert early(made([[0.5, 1.0]], steps=(50, 100)), 0.45, 0.1) is None
+    assert early(made([[None, 0.3, 1.0]], steps=(0, 10, 100)), 0.3, 0.0) is None
+    assert at_share(one, 0.2) == [0.2, 0.9, 0.1]
+    assert at_share(made([[0.5, None, 1.0]], steps=(0, 20, 100)), 0.2) == [0.5]
+    rank = made([[0.0, 0.0, 0.0, 0.95], [1.0, 1.0, 1.0, 0.94], [0.0, 0.0, 0.0, 0.5]])
+    assert large(rank, 0.95, relative=False) == [True, False, False]
+    assert large(rank, 0.9, relative=True) == [True, True, False]
+
+
+def test_matthews_equals_scikit_learns():
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        a, b = (rng.random((2, 9)) < 0.5).tolist()
+        if len(set(a)) == len(set(b)) == 2:
+            assert matthews(a, b, ("a", "b"))[0] == pytest.approx(matthews_corrcoef(a, b), abs=1e-12)
+    assert matthews([True, False], [True, False], ("a", "b")) == (1.0, "")
+    assert matthews([True, False], [False, False], ("early", "large")) == (None, "none large")
+
+
+def test_the_table():
+    similarity = made([[0.5, 1.0], [0.5, 1.0], [0.1, 1.0], [0.1, 1.0]], steps=(0, 100))
+    parameters = made([[1.0, 0.99], [1.0, 0.96], [1.0, 0.97], [1.0, 0.9]], "parameters", steps=(0, 100))
+    gradients = made([[1.0, 0.5], [1.0, 0.46], [1.0, 0.4], [1.0, 0.3]], "gradients", steps=(0, 100))
+    settings = {"early_similarity": 0.45, "early_share": 0.1, "large_parameters": 0.95, "large_gradients": 0.9}
+    rows = table([similarity], [parameters, gradients], **settings)["rows"]
+    assert rows[0] == ["m", "attn_out", "parameters", 4, 2, 3, 2, pytest.approx(1 / np.sqrt(3)), ""]
+    assert rows[1] == ["m", "attn_out", "gradients", 4, 2, 2, 2, pytest.approx(1.0), ""]
+    rows = table([similarity], [parameters], **{**settings, "early_similarity": 0.6})["rows"]
+    assert rows == [["m", "attn_out", "parameters", 4, 0, 3, 0, None, "none early"]]
+    late = made([[0.5, 1.0]] * 4, steps=(50, 100))
+    rows = table([late], [parameters], **settings)["rows"]
+    assert rows == [["m", "attn_out", "parameters", 4, None, 3, None, None, "no checkpoint in the first 10%"]]
+    with pytest.raises(BadInput, match="extract: the table needs the similarity of .*, got none; read all layers"):
+        table([], [parameters], **settings)
+
+
+def sized(quantity, by_size):
+    return [made(rows, quantity, model=f"m{size}", parameters=size) for size, rows in by_size.items()]
+
+
+RISING = {size: [[0.0, 0.0, size / 10, value]] for size, value in ((1, 0.1), (2, 0.2), (3, 0.3))}
+FALLING = {size: [[0.0, 0.0, 1 - size / 10, value]] for size, value in ((1, 0.3), (2, 0.2), (3, 0.1))}
+KEPT = {1: [[1.0, 1.0, 1.0, 0.5]], 3: [[1.0, 1.0, 1.0, 0.9]]}
+LAYERS = [[0.9, 0.9, 0.9, 1.0], [0.8, 0.8, 0.8, 1.0], [0.5, 0.5, 0.5, 1.0], [0.2, 0.2, 0.2, 1.0]]
+ROWS = [["m", "attn_out", "parameters", 4, 2, 2, 2, 1.0, ""], ["m", "mlp_out", "parameters", 4, 2, 2, 2, -1.0, ""]]
+
+
+@pytest.mark.parametrize(
+    ("name", "holds", "fails"),
+    [
+        ("larger_models_converge_earlier", (sized("cka to last", RISING), []), (sized("cka to last", FALLING), [])),
+        ("larger_models_have_larger_parameter_rank", (sized("parameters", RISING), []), (sized("parameters", FALLING), [])),
+        ("larger_models_have_larger_gradient_rank", (sized("gradients", RISING), []), (sized("gradients", FALLING), [])),
+        ("rank_keeps_falling_in_small_models", (sized("parameters", KEPT), []), (sized("parameters", {1: KEPT[3], 3: KEPT[1]}), [])),
+        ("earlier_layers_converge_faster", ([made(LAYERS)], []), ([made(LAYERS[::-1])], [])),
+        ("early_attention_has_large_rank", ([], ROWS), ([], [[*ROWS[0][:-2], 0.4, ""]])),
+    ],
+)  # fmt: skip
+def test_claims(name, holds, fails):
+    claim = TRAINING_CLAIMS[name]
+    assert claim(*holds).holds is True
+    assert claim(*fails).holds is False
+    untestable = claim([made([[0.5, 0.6, 0.7, 1.0]], quantity) for quantity in ("cka to last", "parameters")], [])
+    assert (untestable.holds, untestable.value) == (None, None)
+    assert untestable.why
