@@ -261,9 +261,9 @@ def full() -> None:
     # each symmetric half counted once: Gram matrices, and products of all pairs of them
     operations = r * n * n * d + r * r * n * n / 2
     rate, peak = operations / seconds / 1e9, max(rates)
+    most, held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, sum(x.nbytes for x in xs)
     sampled = [(3, 200), (17, 18), (100, 250)]
     error = max(abs(float(values[i, j]) - measures.get("cka_unbiased")(xs[i], xs[j])) for i, j in sampled)
-    most, held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, sum(x.nbytes for x in xs)
     print(f"{torch.get_num_threads()} threads, {machine()}")
     print(f"{r * (r + 1) // 2} pairs in {seconds:.1f} s: {rate:.0f} GF/s of torch.mm's {peak:.0f} = {rate / peak:.0%}")
     print(f"peak memory {most / 1e9:.2f} GB, of which the layers {held / 1e9:.2f}; error {error:.0e}")
