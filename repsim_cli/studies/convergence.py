@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from repsim_cli.activations.cached import from_cache
 from repsim_cli.activations.rows import Reading, batches, blocks, total_rows
 from repsim_cli.activations.stored import Recorder
 from repsim_cli.analysis import claims as findings
@@ -134,11 +135,11 @@ class Training(Similarity):
                 continue
             self._check_shape(checkpoint, found)
 
-    def memory(self) -> dict[str, float]:
+    def memory(self, rows: int) -> dict[str, float]:
         """The similarity study's, and without a cache the activations of the checkpoints that are compared."""
         features = sum(layer.width for layer in self.layers)
         kept = 0.0 if self.cache else 4.0 * 3 * self._most_rows() * features
-        return {**super().memory(), "checkpoints": kept}
+        return {**super().memory(rows), "checkpoints": kept}
 
     def unreadable(self, checkpoint: Checkpoint, error: RepsimError) -> str:
         return (
@@ -157,13 +158,13 @@ class Training(Similarity):
 
     def tokens(self, run: Run) -> Sequences:
         """What every checkpoint is run on."""
-        return self._sequences(run)[self.label]
+        return self.sequences(run)[self.label]
 
     def curves(self, run: Run, previous: bool) -> list[Curve]:
         """Every checkpoint is loaded, run once, compared and freed; the last one's activations stay."""
         self.gaps = []
         with run.stage("data"):
-            sequences = self._sequences(run)
+            sequences = self.sequences(run)
             total = total_rows(self.readings, sequences, self.extract)
             run.manifest["rows"] = total
             self._check_rows(run, total)
@@ -264,7 +265,7 @@ class Training(Similarity):
         identity = source.identity()
         run.manifest["models"][f"{self.label}, step {checkpoint.step}"] = identity
         own = replace(self.readings[0], source=source)
-        entry = held.enter_context(self._stored(run, sequences, {self.label: identity})).get(self.label)
+        entry = held.enter_context(self._entries(run, sequences, {self.label: identity})).get(self.label)
         if entry is None or not entry.complete:
             module = source.load(False).to(self.devices[self.label], getattr(torch, self.hardware.dtype))
             attempts = [{self.label: Recorder(entry)}, {}] if entry is not None else [{}]
@@ -275,7 +276,7 @@ class Training(Similarity):
                     break
             else:
                 return replace(own, source=self._in_memory(kept, identity), points=[])
-        return self._source(own, {self.label: entry}, {self.label: identity})
+        return from_cache(own, {self.label: entry}, {self.label: identity})
 
     def _in_memory(self, kept: Sequence[Sequence[Tensor]], identity: dict[str, Any]) -> Precomputed:
         names = [layer.name for layer in self.layers]

@@ -206,11 +206,7 @@ class Similarity:
             torch.set_num_threads(hardware.threads)
         run.manifest.update(device=hardware.device, threads=torch.get_num_threads())
         with run.stage("data"):
-            sequences = sequences_of(self.live, self.tokenizers, self.data, extract, self.seed)
-            if sequences:
-                run.manifest["data"], notices = described(sequences, self.data, extract)
-                for notice in notices:
-                    run.warn(notice)
+            sequences = self.sequences(run)
             for bound in self.measures.values():
                 if bound.card.labelled and self._labels(sequences, 1, 0) is None:
                     raise BadInput(
@@ -244,6 +240,15 @@ class Similarity:
         for label in matrices if self.significance.bootstrap else ():
             self._per_batch_file(run, label).unlink()
         return results
+
+    def sequences(self, run: Run) -> dict[str, Sequences]:
+        """What each live model is run on, noted in the manifest."""
+        sequences = sequences_of(self.live, self.tokenizers, self.data, self.extract, self.seed)
+        if sequences:
+            run.manifest["data"], notices = described(sequences, self.data, self.extract)
+            for notice in notices:
+                run.warn(notice)
+        return sequences
 
     def _entries(self, run: Run, sequences: Mapping[str, Sequences], identities: Mapping[str, dict[str, Any]]) -> Any:
         if not self.cache or not sequences:
