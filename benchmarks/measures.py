@@ -2,6 +2,7 @@
 
     python benchmarks/measures.py             every measure, one thread: speed-up and error
     python benchmarks/measures.py full        260 layers, 4096 rows, 768 features, unbiased CKA
+    python benchmarks/measures.py joint       8 models, 182 layers: one joint pass against one pass per pair of models
     python benchmarks/measures.py growth      seconds by layers, rows and width, as a figure
     python benchmarks/measures.py peers       pytorch-cka and rsatoolbox, where they are installed
 
@@ -269,6 +270,49 @@ def full() -> None:
     print(f"peak memory {most / 1e9:.2f} GB, of which the layers {held / 1e9:.2f}; error {error:.0e}")
 
 
+SHAPES = {64: 14, 128: 18, 192: 22, 256: 24, 320: 26, 384: 26, 512: 26, 640: 26}  # width -> blocks
+
+
+def joint(tokens: int = 512) -> None:
+    """One batch of 512 tokens through 8 models of GPT-NeoX shape, unbiased CKA between all 182 layers, one thread."""
+    from transformers import GPTNeoXConfig, GPTNeoXModel
+
+    ids = torch.randint(0, 1000, (1, tokens), generator=torch.Generator().manual_seed(0))
+    features, forward = [], []
+    for width, blocks in SHAPES.items():
+        torch.manual_seed(width)
+        config = GPTNeoXConfig(
+            vocab_size=1000,
+            hidden_size=width,
+            num_hidden_layers=blocks,
+            num_attention_heads=width // 32,
+            intermediate_size=4 * width,
+            max_position_embeddings=tokens,
+        )
+        model = GPTNeoXModel(config).eval()
+        with torch.inference_mode():
+            model(ids)
+            start = time.process_time()
+            states = model(ids, output_hidden_states=True).hidden_states[1:]
+            forward.append(time.process_time() - start)
+        features.append([state[0].clone() for state in states])
+    everything = [x for one in features for x in one]
+    measure = {"m": measures.get("cka_unbiased")}
+    similarity = min(cpu_seconds(lambda: all_pairs(measure, everything)) for _ in range(3))
+    # pair by pair every model runs with each model anew (once with itself), and every pair of layers is computed anew
+    runs = sum(forward) * (len(SHAPES) + 1)
+    sampled = np.random.default_rng(0).choice(len(everything), (40, 2))
+    each = cpu_seconds(lambda: [gram_cka_unbiased(everything[i], everything[j]) for i, j in sampled]) / len(sampled)
+    count = len(everything)
+    pairs = each * (count * (count - 1) / 2 + count)
+    ours = sum(forward) + similarity
+    print(f"{count} layers, {tokens} tokens, one thread, {machine()}")
+    print(
+        f"joint: forwards {sum(forward):.2f} s, similarity {similarity:.2f} s ({similarity / sum(forward):.0%} of them)"
+    )
+    print(f"pair by pair: forwards {runs:.1f} s, similarity {pairs:.1f} s: {(runs + pairs) / ours:.0f} x")
+
+
 def growth() -> None:
     """Seconds of cka_unbiased by layers, rows and width, each the others fixed at 26, 1024 and 256."""
     from matplotlib.figure import Figure
@@ -346,7 +390,7 @@ def machine() -> str:
     return f"{name}, torch {torch.__version__}, numpy {np.__version__}"
 
 
-COMMANDS = {"full": full, "growth": growth, "peers": peers}
+COMMANDS = {"full": full, "joint": joint, "growth": growth, "peers": peers}
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
