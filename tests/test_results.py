@@ -135,7 +135,7 @@ def a_run(folder, sizes, labels, layer="resid_post@{}"):
         "card": card,
         "matrices": matrices,
     }
-    found = {"schema": 1, "study": "similarity", "measures": [measure], "tables": {}, "claims": []}
+    found = {"schema": 1, "study": "similarity", "measures": [measure], "tables": {}, "curves": {}, "claims": []}
     run.write_text("results.json", results.dumps(found))
     run.finish("complete")
     return run.folder

@@ -15,7 +15,7 @@ PANEL = (4.2, 3.0)  # inches
 
 def figures(folder: Path, results: dict[str, Any]) -> Iterator[tuple[str, Callable[[], Any]]]:
     """QUANTITY-POINT-all with the means of all models, and QUANTITY-POINT-NUMBER-MODEL with the layers of each."""
-    curves = [one for one in results.get("curves", {}).values() if isinstance(one, dict) and "percentiles" in one]
+    curves = [one for one in results["curves"].values() if isinstance(one, dict) and "percentiles" in one]
     for quantity, point in dict.fromkeys((one["quantity"], one["point"]) for one in curves):
         own = [one for one in curves if (one["quantity"], one["point"]) == (quantity, point)]
         stem = f"{slug(quantity)}-{slug(point)}"
