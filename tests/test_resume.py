@@ -295,6 +295,13 @@ def test_doctor(repsim, monkeypatch):
         assert topic in out
 
 
+def texts(folder):
+    """Two files, of which the second has fewer tokens than a batch has rows: found when it is read."""
+    for name, sentences in (("long", 400), ("short", 2)):
+        (folder / f"{name}.txt").write_text("A hacker is a person who enjoys exploring details. " * sentences)
+    return f"{folder}/long.txt,{folder}/short.txt"
+
+
 def test_joblib_runs_jobs_side_by_side_on_one_thread_each(tmp_path):
     """Four jobs, two at a time, in processes of their own; one of them fails."""
     import os
@@ -303,7 +310,7 @@ def test_joblib_runs_jobs_side_by_side_on_one_thread_each(tmp_path):
 
     environment = {**os.environ, "REPSIM_OUTPUTS": str(tmp_path), "REPSIM_CACHE": str(tmp_path / "cache")}
     words = ["run", "-m", "-q", *SMALL, "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "seed=0,1"]
-    words += ["extract.sequences=24,1"]
+    words += ["data=local_text", f"data.path={texts(tmp_path)}"]
     done = subprocess.run(
         [sys.executable, "-m", "repsim_cli.cli", *words], env=environment, capture_output=True, text=True, check=False
     )
@@ -330,7 +337,9 @@ def test_the_slurm_launcher_composes():
 
 def test_a_sweep_whose_jobs_are_all_refused(repsim, tmp_path):
     """Found when the text is read: nothing started, nothing is left, exit code 2."""
-    code, out, err = repsim("run", "-m", "-q", *SMALL, "extract.batch_rows=5000,6000")
+    _, short = texts(tmp_path).split(",")
+    words = ("data=local_text", f"data.path={short}", "seed=0,1")
+    code, out, err = repsim("run", "-m", "-q", *SMALL, *words)
     assert (code, out) == (2, "")
     assert err.count("the data has fewer rows than one batch") == 2
     assert "2 of 2 jobs did not complete" in err
