@@ -225,11 +225,16 @@ def centred(x: Float[Tensor, "n d"]) -> tuple[Float[Tensor, "n d"], float]:
     largest = float(x.abs().max())
     x = x - x.mean(0)
     x = x - x.mean(0, dtype=torch.float64).to(x.dtype)
-    scale = float(torch.linalg.vector_norm(x, dtype=torch.float64)) / len(x) ** 0.5
+    scale = float(squared_norms(x).mean().sqrt())
     # float64 rounding of the mean leaves this much of a constant column
     if scale <= 1e-13 * largest:
         raise Degenerate("all rows are equal, got a constant representation; drop this layer or change the data")
     return x / scale, scale
+
+
+def squared_norms(x: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
+    """|x_i|^2 of every row, float64; each from a sum in x's own precision, which is several times faster."""
+    return torch.linalg.vector_norm(x, dim=1).double().square()
 
 
 def centred_rows(x: Float[Tensor, "n d"]) -> Features:

@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from repsim_cli.errors import Degenerate
-from repsim_cli.measures.base import Card, Measure, centred_rows, check_own, cosine
+from repsim_cli.measures.base import Card, Measure, centred_rows, check_own, cosine, squared_norms
 from repsim_cli.measures.inner import Features, Inner, Kernel, Matrix, Products, State
 from repsim_cli.measures.rdm import SHAPE, distance_rows
 from repsim_cli.registry import measures
@@ -26,7 +26,7 @@ CENTRED = Kernel(features=centred_rows)
 def half_offsets(features: Features) -> Float[Tensor, " n"]:
     """o with U_ij = K_ij + o_i + o_j off the diagonal."""
     n = len(features.values)
-    row_sums = -features.values.double().square().sum(1)
+    row_sums = -squared_norms(features.values)
     return (row_sums.sum() / (2 * (n - 1) * (n - 2)) - row_sums / (n - 2)).to(features.values.dtype)
 
 
