@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 STRIP = 1 << 13  # terms of one float32 sum
-ROWS = 32  # representations in one block of the product, of which only the upper half is made
+ROWS = 64  # representations in one block of the product, of which only the upper half is made
 Matrix = Float[Tensor, "a b"]
 
 
