@@ -344,8 +344,8 @@ def jackknife(measure: Measure, prepared: Prepared, values: Matrix, clusters: np
         shares.index_add_(0, groups[rows], share)
     own = prepared.own.cpu()
     relative = shares.diagonal(dim1=1, dim2=2) / own
-    cross = values.cpu() * own.sqrt()[:, None] * own.sqrt()
-    influence = 2 * values.cpu() * (shares / cross - relative[:, :, None] / 2 - relative[:, None, :] / 2)
+    norms = own.sqrt()[:, None] * own.sqrt()
+    influence = 2 * shares / norms - values.cpu() * (relative[:, :, None] + relative[:, None, :])
     return influence.square().sum(0).sqrt()
 
 

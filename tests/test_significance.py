@@ -175,6 +175,14 @@ def test_jackknife_takes_copies_of_a_row_as_one():
     assert float(naive[0, 1]) < 0.7 * float(single[0, 1])
 
 
+def test_jackknife_of_a_similarity_of_exactly_zero_is_a_number():
+    """Two features at a right angle: CKA is 0, its standard error is not undefined."""
+    x, y = (torch.tensor([[float(v)] for v in side], dtype=torch.float64) for side in ([1, 1, -1, -1], [1, -1, 1, -1]))
+    found, values = prepared("cka", [x, y])
+    assert float(values[0, 1]) == 0
+    assert torch.isfinite(judging.jackknife(measures.get("cka"), found, values, np.arange(4))).all()
+
+
 def test_bands_cover_the_mean():
     rng = np.random.default_rng(0)
     settings = Significance(bootstrap=400, level=0.9)
