@@ -225,7 +225,7 @@ def centred(x: Float[Tensor, "n d"]) -> tuple[Float[Tensor, "n d"], float]:
     largest = float(x.abs().max())
     x = x - x.mean(0)
     x = x - x.mean(0, dtype=torch.float64).to(x.dtype)
-    scale = float(squared_norms(x).mean().sqrt())
+    scale = float(torch.linalg.vector_norm(x, dtype=torch.float64)) / len(x) ** 0.5
     # float64 rounding of the mean leaves this much of a constant column
     if scale <= 1e-13 * largest:
         raise Degenerate("all rows are equal, got a constant representation; drop this layer or change the data")
