@@ -20,7 +20,7 @@ from torch import Tensor
 
 from repsim_cli.errors import BadInput, Degenerate
 from repsim_cli.measures import Measure
-from repsim_cli.measures.base import MeasureWarning, at, inner_values, own_products
+from repsim_cli.measures.base import Maps, MeasureWarning, at, inner_values, own_products
 from repsim_cli.measures.inner import Inner, Kernel, Products, products, states_of, unchanged
 
 Matrix = Float[Tensor, "r r"]
@@ -279,6 +279,54 @@ def estimate_all_pairs(
             },
         )
     return matrices, list(notices.values())
+
+
+def estimate_attention(
+    measures: Mapping[str, Measure],
+    batches: Callable[[int], Iterable[Maps]],
+    layers: Sequence[slice],
+    *,
+    state: State | None = None,
+    save: Callable[[State], None] = lambda state: None,
+) -> dict[str, SimilarityMatrix]:
+    """Every measure of attention for all pairs of layers, from a stream of batches of sentences.
+
+    batches(k): the stream from batch k on, each with the maps of all heads of all layers. layers: which heads are of
+    one layer. What is summed is held once for all measures that share it: a few numbers per pair of heads, however
+    long the text. rows: what the measure averages over; statistics: `heads`, the similarity of all heads, where heads
+    are matched. state, save: as in `estimate_all_pairs`.
+    """
+    sums = {label: measure.attention.sums for label, measure in measures.items() if measure.attention is not None}
+    kinds = list(dict.fromkeys(sums.values()))
+    totals: list[dict[str, Tensor]] = [{} for _ in kinds]
+    seen = 0
+    if state is not None:
+        seen = int(state["seen"])
+        totals = [{k.split("\t")[1]: v for k, v in state.items() if k.startswith(f"{i}\t")} for i in range(len(kinds))]
+    for maps in batches(seen):
+        for total, kind in zip(totals, kinds, strict=True):
+            for key, value in kind(maps).items():
+                total[key] = total[key] + value.cpu() if key in total else value.cpu()
+        seen += 1
+        save({"seen": torch.tensor(seen), **{f"{i}\t{k}": v for i, t in enumerate(totals) for k, v in t.items()}})
+    matrices = {}
+    for label, measure in measures.items():
+        attention, total = measure.attention, totals[kinds.index(sums[label])]
+        assert attention is not None
+        try:
+            measure.check_count(total)
+            values = attention.layers(total, layers)
+        except Degenerate as error:
+            raise Degenerate(f"{label}: {error}") from None
+        matrices[label] = SimilarityMatrix(
+            values=values,
+            se=None,
+            estimate="full",
+            rows=int(total["count"]),
+            batches=1,
+            statistics={} if attention.heads is None else {"heads": attention.heads(total)},
+        )
+    return matrices
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,9 +15,9 @@ from repsim_cli.measures.base import Card, Measure
 __all__ = ["Card", "Measure", "card", "get", "names"]
 
 
-def names() -> list[str]:
-    """The names of all measures."""
-    return registry.measures.names()
+def names(reads: str = "activations") -> list[str]:
+    """The names of all measures of activations, or of `attention`."""
+    return [name for name in registry.measures.names() if card(name).reads == reads]
 
 
 def card(name: str) -> Card:

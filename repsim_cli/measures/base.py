@@ -1,9 +1,9 @@
 """What a measure is: a card of claims, and pure functions of what each representation is prepared into."""
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -21,7 +21,9 @@ Invariance = Literal[
     "isotropic_scaling",
     "translation",
     "invertible_linear",
+    "permutation_of_heads",
 ]
+Unit = Literal["sentences", "words", "cells"]
 
 
 class MeasureWarning(UserWarning):
@@ -40,6 +42,7 @@ class Card:
     equal_widths: representations of different widths are refused. labelled: it needs a class code per row.
     paired: it depends on which row of one side goes with which of the other, so that a null can pair them at random.
     infinite_to_itself: of one representation with itself it has no value, so that matrices of all layers refuse it.
+    reads: activations (n, d), or the attention maps of sentences, of which minimum_rows counts what it averages over.
     """
 
     label: str
@@ -51,7 +54,7 @@ class Card:
     minimum_rows: int
     cost: str
     source: str
-    reads: Literal["activations"] = "activations"
+    reads: Literal["activations", "attention"] = "activations"
     width_limit: str | None = None
     refuses_wide: bool = False
     equal_widths: bool = False
@@ -69,9 +72,44 @@ class Card:
         }
 
 
+class Maps(NamedTuple):
+    """Attention of h heads on some sentences, without padding.
+
+    cells: the T x T map of every sentence (query by key, rows sum to 1), row by row, one sentence after the other.
+    lengths: the words T of every sentence. layers: which heads are of one layer.
+    """
+
+    cells: Float[Tensor, "h c"]
+    lengths: Sequence[int]
+    layers: Sequence[slice]
+
+    def sentences(self) -> Iterator[Float[Tensor, "h t t"]]:
+        """The maps of one sentence after the other, float64."""
+        for part, t in zip(self.cells.split([t * t for t in self.lengths], dim=1), self.lengths, strict=True):
+            yield part.double().unflatten(1, (t, t))
+
+
+Totals = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attention:
+    """How a measure of attention maps is computed for all layers at once, from sums over batches of sentences.
+
+    sums(maps): float64 tensors by name, which add up over batches; measures with the same function share them.
+    unit: what it averages over, of which sums()["count"] is the number. layers(totals, layers): all pairs of layers.
+    heads(totals): similarity of every head with every head, where the measure matches heads.
+    """
+
+    unit: Unit
+    sums: Callable[[Maps], dict[str, Tensor]]
+    layers: Callable[[Totals, Sequence[slice]], Matrix]
+    heads: Callable[[Totals], Float[Tensor, "h h"]] | None = None
+
+
 @dataclass(frozen=True, kw_only=True)
 class Measure:
-    """A measure with its settings bound: either `inner`, or `prepare` and `compare`.
+    """A measure with its settings bound: either `inner`, or `prepare` and `compare`, or of attention maps `attention`.
 
     inner: the measure is an inner product of matrices (see `inner.py`); the all-pairs engine does the rest.
     prepare(x): everything that depends on one representation (n, d) alone; runs once per representation, and once
@@ -87,16 +125,20 @@ class Measure:
     compare: Callable[[Any, Any], float] | None = None
     compare_all: Callable[[Sequence[Any], Sequence[Any]], Tensor] | None = None
     permute: Callable[[Any, Tensor], Any] = lambda state, order: state[order]
+    attention: Attention | None = None
     minimum_rows: int = 0
     name: str = ""
     card: Card = field(default=None)  # type: ignore[assignment]
     settings: Mapping[str, Any] = field(default_factory=dict)
 
-    def __call__(self, x: Array, y: Array, labels: Sequence[int] | np.ndarray | Tensor | None = None) -> float:
+    def __call__(self, x: Any, y: Any, labels: Sequence[int] | np.ndarray | Tensor | None = None) -> float:
         """The entry (row x, column y) for two representations (n, d_x), (n, d_y) with paired rows, in float64.
 
-        labels: n class codes, for measures that need them.
+        Of attention: x, y are lists of one array (heads, T, T) per sentence. labels: n class codes, for measures that
+        need them.
         """
+        if self.attention is not None:
+            return self._attention_pair(self.attention, x, y)
         sides = [side if isinstance(side, Tensor) else torch.from_numpy(np.ascontiguousarray(side)) for side in (x, y)]
         x, y = sides
         if x.ndim != 2 or y.ndim != 2 or len(x) != len(y) or 0 in x.shape + y.shape:
@@ -134,6 +176,61 @@ class Measure:
             return float(inner_values(inner, cross, own, states[inner.row], states[inner.column])[0, 1])
         except Degenerate as error:
             raise Degenerate(f"{self.name}: {error}") from None
+
+    def _attention_pair(self, attention: Attention, x: Sequence[Array], y: Sequence[Array]) -> float:
+        if len(x) != len(y):
+            raise Degenerate(
+                f"{self.name}: x and y must have one array of maps per sentence, got {len(x)} and {len(y)}; pair them"
+            )
+        sides = [
+            [self._maps(maps, f"{name}, sentence {i}") for i, maps in enumerate(side)]
+            for name, side in (("x", x), ("y", y))
+        ]
+        layers: list[slice] = []
+        sentences = []
+        for i, (a, b) in enumerate(zip(*sides, strict=True)):
+            if a.shape[1:] != b.shape[1:]:
+                raise Degenerate(
+                    f"{self.name}: other words in sentence {i}, got maps {tuple(a.shape)} and {tuple(b.shape)}; "
+                    "compare the same words"
+                )
+            own = [slice(0, len(a)), slice(len(a), len(a) + len(b))]
+            if layers and own != layers:
+                raise Degenerate(
+                    f"{self.name}: other heads in sentence {i} than before, got {len(a)} and {len(b)}; give all heads"
+                )
+            layers = own
+            sentences.append(torch.cat([a, b]))
+        if not sentences:
+            raise Degenerate(f"{self.name}: no sentence, got empty lists; give one array of maps per sentence")
+        maps = Maps(torch.cat([both.flatten(1) for both in sentences], 1), [s.shape[1] for s in sentences], layers)
+        try:
+            totals = attention.sums(maps)
+            self.check_count(totals)
+            return float(attention.layers(totals, layers)[0, 1])
+        except Degenerate as error:
+            raise Degenerate(f"{self.name}: {error}") from None
+
+    @staticmethod
+    def _maps(maps: Array, what: str) -> Float[Tensor, "h t t"]:
+        found = torch.as_tensor(np.asarray(maps)).double()
+        if found.ndim != 3 or found.shape[1] != found.shape[2] or 0 in found.shape:
+            raise Degenerate(f"{what}: not maps (heads, T, T), got {tuple(found.shape)}; give T x T per head")
+        off = float((found.sum(2) - 1).abs().max())
+        if not off < 1e-3 or found.min() < 0:
+            raise Degenerate(
+                f"{what}: not attention weights, got a smallest weight of {float(found.min()):.3g} and a row whose sum "
+                f"is {off:.3g} from 1; renormalise the rows"
+            )
+        return found
+
+    def check_count(self, totals: Totals) -> None:
+        """Raises Degenerate where the sums are of too few sentences, words or cells."""
+        assert self.attention is not None
+        if int(totals["count"]) < self.rows_needed:
+            raise Degenerate(
+                f"needs at least {self.rows_needed} {self.attention.unit}, got {int(totals['count'])}; give more text"
+            )
 
     @property
     def rows_needed(self) -> int:

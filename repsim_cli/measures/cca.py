@@ -255,9 +255,16 @@ def projections(a: Basis, b: Basis) -> tuple[float, float]:
             f"{len(a.u)} rows; "
             "use more rows, or svcca or cka_unbiased"
         )
-    left, rho, right = torch.linalg.svd(a.u.T @ b.u, full_matrices=False)
+    return weighted_correlations(a.u.T @ b.u, a.loadings, b.loadings)
+
+
+def weighted_correlations(
+    m: Float[Tensor, "k l"], a: Float[Tensor, "k d"], b: Float[Tensor, "l e"]
+) -> tuple[float, float]:
+    """The singular values of m = U_a'U_b, weighted by the loadings of a on their directions, and by those of b."""
+    left, rho, right = torch.linalg.svd(m, full_matrices=False)
     rho = rho.clamp_max(1)
-    weights = (left.T @ a.loadings).abs().sum(1), (right @ b.loadings).abs().sum(1)
+    weights = (left.T @ a).abs().sum(1), (right @ b).abs().sum(1)
     return float(weights[0] @ rho / weights[0].sum()), float(weights[1] @ rho / weights[1].sum())
 
 

@@ -1,0 +1,415 @@
+"""Attention maps: which heads attend alike (best match), and what the heads of a layer hold together (distributed).
+
+All is computed for every head of every layer of every model at once, from sums over batches of sentences: memory does
+not grow with the text. Heads are matched by sums per pair of heads; the distributed measures see a layer as the matrix
+of its (sentence, query, key) cells by its heads, and need its second moments alone.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import cache, partial
+from typing import Literal, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from repsim_cli.errors import Degenerate
+from repsim_cli.measures.base import Attention, Card, Invariance, Maps, Measure, Totals, Unit
+from repsim_cli.measures.cca import Variance, nuclear_norm, weighted_correlations
+from repsim_cli.measures.inner import Matrix
+from repsim_cli.registry import measures
+
+HEADS: frozenset[Invariance] = frozenset({"permutation_of_heads"})
+Zeros = Literal["drop", "keep", "refuse"]
+HeadMatrix = Float[Tensor, "h h"]
+
+_CELLS = 512  # cells of one block: with a few hundred heads it fits into a core's cache
+_NEAR = 1e-9  # squared distances below this share of the squared norms are computed again, from differences
+_PAIRS = 4096  # pairs of heads of which differences are held at a time
+
+
+def best_matches(similarity: HeadMatrix, layers: Sequence[slice]) -> Matrix:
+    """Entry [a, b]: the mean over a's heads of the best head of b."""
+    best = torch.stack([similarity[:, heads].amax(1) for heads in layers], 1)
+    return torch.stack([best[heads].mean(0) for heads in layers])
+
+
+def matching(unit: Unit, sums: Callable[[Maps], dict[str, Tensor]], heads: Callable[[Totals], HeadMatrix]) -> Measure:
+    """The measure that matches heads by a similarity of two heads."""
+
+    def layers(totals: Totals, places: Sequence[slice]) -> Matrix:
+        return best_matches(heads(totals), places)
+
+    return Measure(attention=Attention(unit=unit, sums=sums, layers=layers, heads=heads))
+
+
+def norms(maps: Maps) -> dict[str, Tensor]:
+    """Over sentences, the sum of |A - B|_F for every pair of heads, from |A|^2 + |B|^2 - 2 <A, B> in float64."""
+    total = maps.cells.new_zeros((len(maps.cells),) * 2, dtype=torch.float64)
+    for sentence in maps.sentences():
+        flat = sentence.flatten(1)
+        cross = flat @ flat.T
+        size = cross.diagonal()[:, None] + cross.diagonal()[None]
+        squared = size - 2 * cross
+        # what cancels is good to no more than half its digits once its root is taken
+        for pairs in (squared < _NEAR * size).triu(1).nonzero().split(_PAIRS):
+            i, j = pairs.unbind(1)
+            squared[i, j] = squared[j, i] = (flat[i] - flat[j]).square().sum(1)
+        total += squared.fill_diagonal_(0).sqrt()
+    return {"sum": total, "count": torch.tensor(len(maps.lengths))}
+
+
+@measures.register(
+    "attention_norm",
+    Card(
+        label="attention norm",
+        larger_is_closer=True,
+        bounds=(None, 1.0),
+        symmetric=False,
+        is_metric=False,
+        invariant_to=HEADS,
+        minimum_rows=1,
+        cost="h^2 T^2 per sentence of T words, for all h heads of all layers",
+        source="Wu et al. 2020, appendix A.4, as their code has it: 1 - mean norm",
+        reads="attention",
+        note="Row a, column b: a's heads, each with its best of b. Falls with the length of sentences.",
+    ),
+)
+def attention_norm() -> Measure:
+    """Mean over x's heads of the best of y's by 1 - mean over sentences of |A - B|_F (Frobenius), at most 1.
+
+    Heads that look at the other word against heads that look at their own: each of the four cells differs by 1.
+
+    >>> from repsim_cli import measures
+    >>> own, other = [[[1., 0.], [0., 1.]]], [[[0., 1.], [1., 0.]]]
+    >>> measures.get("attention_norm")([own], [other])
+    -1.0
+    """
+    return matching("sentences", norms, lambda totals: 1 - totals["sum"] / totals["count"])
+
+
+def correlations(maps: Maps) -> dict[str, Tensor]:
+    """Over words that attend unevenly under both heads, the sum of Pearson correlations of their rows, and their
+    number; `uneven`: over all words, how many such rows each head has."""
+    heads = len(maps.cells)
+    total, shared = (maps.cells.new_zeros(heads, heads, dtype=torch.float64) for _ in range(2))
+    rounding = 8 * torch.finfo(maps.cells.dtype).eps
+    for sentence in maps.sentences():
+        deviations = sentence - sentence.mean(2, keepdim=True)
+        size = torch.linalg.vector_norm(deviations, dim=2, keepdim=True)
+        uneven = size > rounding * torch.linalg.vector_norm(sentence, dim=2, keepdim=True)
+        unit = torch.where(uneven, deviations / size, 0.0).flatten(1)
+        defined = uneven[:, :, 0].double()
+        total += unit @ unit.T
+        shared += defined @ defined.T
+    return {"sum": total, "shared": shared, "count": torch.tensor(sum(maps.lengths))}
+
+
+def mean_correlation(totals: Totals) -> HeadMatrix:
+    shared = totals["shared"]
+    if not bool((shared > 0).all()):
+        raise Degenerate(
+            "two heads have no word in common that attends unevenly, so no row correlates, got words in sentences of "
+            "one word or with uniform attention alone; give longer sentences, or use attention_js"
+        )
+    # rounding leaves the correlation of a row with itself beside 1
+    return (totals["sum"] / shared).clamp(-1, 1)
+
+
+@measures.register(
+    "attention_pearson",
+    Card(
+        label="attention Pearson",
+        larger_is_closer=True,
+        bounds=(-1.0, 1.0),
+        symmetric=False,
+        is_metric=False,
+        invariant_to=HEADS,
+        minimum_rows=2,
+        cost="h^2 T^2 per sentence of T words, for all h heads of all layers",
+        source="Wu et al. 2020, appendix A.4, with population deviations throughout",
+        reads="attention",
+        note="Row a, column b: a's heads, each with its best of b. Words that attend to all alike are left out.",
+    ),
+)
+def attention_pearson() -> Measure:
+    """Mean over x's heads of the best of y's by the mean over words of the correlation of their rows, in [-1, 1].
+
+    A row correlates over all words of its sentence. A row of equal weights (in a sentence of one word, every one) has
+    no correlation: its word is left out of the mean, where the authors' code counts one of a lone word as 0.
+
+    >>> from repsim_cli import measures
+    >>> own, other = [[[1., 0.], [0., 1.]]], [[[0., 1.], [1., 0.]]]
+    >>> round(measures.get("attention_pearson")([own], [other]), 12)
+    -1.0
+    """
+    return matching("words", correlations, mean_correlation)
+
+
+def logarithms(maps: Maps) -> dict[str, Tensor]:
+    """Over cells, the sum of w log w of w = p + q for every pair of heads, in the precision of the cells."""
+    cells = maps.cells
+    cells = cells[:, cells.any(0)].clamp_min(torch.finfo(cells.dtype).tiny)  # so that 0 log 0 is 0
+    total = cells.new_zeros((len(cells),) * 2, dtype=torch.float64)
+    with _single_threaded() as threads, ThreadPoolExecutor(threads) as pool:
+        for part in pool.map(_pairs_of_block, cells.split(_CELLS, dim=1)):
+            total += part
+    return {"sum": total.triu() + total.triu(1).T, "count": torch.tensor(sum(maps.lengths))}
+
+
+@contextmanager
+def _single_threaded() -> Iterator[int]:
+    """torch on one thread, and how many it had: short operations by blocks scale with threads of one block each."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield threads
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _pairs_of_block(cells: Float[Tensor, "h c"]) -> HeadMatrix:
+    """The upper triangle of the sums over one block of cells."""
+    cells = cells.contiguous()
+    total = cells.new_zeros((len(cells),) * 2, dtype=torch.float64)
+    sums, logs = torch.empty_like(cells), torch.empty_like(cells)
+    for i in range(len(cells)):
+        w, log = sums[i:], logs[i:]
+        torch.add(cells[i:], cells[i], out=w)
+        torch.log(w, out=log)
+        total[i, i:] = w.mul_(log).sum(1)
+    return total
+
+
+def jensen_shannon(totals: Totals) -> HeadMatrix:
+    """1 - the mean over words: with E = sum w log w, the divergence is E_pp / 4 + E_qq / 4 - E_pq / 2."""
+    total = totals["sum"]
+    own = total.diagonal() / 4
+    return 1 - (own[:, None] + own[None] - total / 2) / totals["count"]
+
+
+@measures.register(
+    "attention_js",
+    Card(
+        label="attention Jensen-Shannon",
+        larger_is_closer=True,
+        bounds=(1 - 0.6931471805599453, 1.0),
+        symmetric=False,
+        is_metric=False,
+        invariant_to=HEADS,
+        minimum_rows=1,
+        cost="h^2 / 2 T^2 logarithms per sentence of T words, for all h heads of all layers",
+        source="Wu et al. 2020, appendix A.4, as 1 - divergence in nats",
+        reads="attention",
+        note="Row a, column b: a's heads, each with its best of b. Lowest, 1 - log 2, where they share no word.",
+    ),
+)
+def attention_js() -> Measure:
+    """Mean over x's heads of the best of y's by 1 - mean over words of the Jensen-Shannon divergence of their rows.
+
+    In nats, so that two rows that share no word score 1 - log 2.
+
+    >>> from repsim_cli import measures
+    >>> own, other = [[[1., 0.], [0., 1.]]], [[[0., 1.], [1., 0.]]]
+    >>> round(measures.get("attention_js")([own], [other]), 6)
+    0.306853
+    """
+    return matching("words", logarithms, jensen_shannon)
+
+
+@cache
+def moments(zeros: Zeros) -> Callable[[Maps], dict[str, Tensor]]:
+    """The sums of second moments under a convention; one function for each, which measures share."""
+    return partial(_moments, zeros)
+
+
+def _moments(zeros: Zeros, maps: Maps) -> dict[str, Tensor]:
+    """Over cells, the sums of a_h and a_h a_h' for every pair of heads; `left_out`: cells that are not among them."""
+    cells = maps.cells
+    if zeros == "refuse":
+        masked = torch.stack([(cells[heads] == 0).all(0) for heads in maps.layers])
+        some = int((masked.any(0) & ~masked.all(0)).sum())
+        if some:
+            raise Degenerate(
+                f"some layers can attend where others are masked, got {some} of {cells.shape[1]} cells; use "
+                "zeros=drop or keep, or compare models of one kind, causal or not"
+            )
+    if zeros == "drop":
+        cells = cells[:, (cells != 0).all(0)]
+    product = cells.new_zeros((len(cells),) * 2, dtype=torch.float64)
+    total = cells.new_zeros(len(cells), dtype=torch.float64)
+    for part in cells.split(_CELLS, dim=1):
+        part = part.double()
+        product += part @ part.T
+        total += part.sum(1)
+    count = cells.shape[1]
+    left_out = maps.cells.shape[1] - count
+    return {"product": product, "sum": total, "count": torch.tensor(count), "left_out": torch.tensor(left_out)}
+
+
+class Directions(NamedTuple):
+    """Principal directions of a layer's cells: U = cells x whiten is orthonormal, loadings are U' cells."""
+
+    whiten: Float[Tensor, "d k"]
+    loadings: Float[Tensor, "k d"]
+
+
+def scatter(totals: Totals) -> HeadMatrix:
+    """Sums of products of centred cells of every pair of heads."""
+    mean = totals["sum"] / totals["count"]
+    return totals["product"] - totals["count"] * torch.outer(mean, mean)
+
+
+def check_spread(own: Float[Tensor, "d d"], totals: Totals, heads: slice) -> None:
+    """Raises Degenerate for a layer whose cells are all equal, to the rounding of their sums."""
+    if not float(own.trace()) > 1e-13 * float(totals["product"][heads, heads].trace()):
+        raise Degenerate(
+            f"all attention weights of a layer are equal, got no variance in heads {heads.start} to "
+            f"{heads.stop - 1}; give longer sentences, or leave the model out"
+        )
+
+
+def linear_cka(totals: Totals, layers: Sequence[slice]) -> Matrix:
+    """|C_ab|^2 / (|C_aa| |C_bb|) of the scatter matrix C, for all pairs of layers."""
+    whole = scatter(totals)
+    for heads in layers:
+        check_spread(whole[heads, heads], totals, heads)
+    cross = torch.stack([torch.stack([whole[a, b].square().sum() for b in layers]) for a in layers])
+    own = cross.diagonal().sqrt()
+    return cross / own[:, None] / own[None]
+
+
+def directions(totals: Totals, layers: Sequence[slice], variance: float) -> tuple[HeadMatrix, list[Directions]]:
+    """The scatter matrix, and of every layer the fewest directions that hold this share of its variance."""
+    whole = scatter(totals)
+    found = []
+    for heads in layers:
+        own = whole[heads, heads]
+        check_spread(own, totals, heads)
+        values, vectors = (part.flip(-1) for part in torch.linalg.eigh(own))
+        rank = int((values > 1e-13 * values[0]).sum())
+        shares = values[:rank].cumsum(0) / values[:rank].sum()
+        k = min(rank, int((shares < variance).sum()) + 1)
+        sizes, vectors = values[:k].sqrt(), vectors[:, :k]
+        found.append(Directions(vectors / sizes, sizes[:, None] * vectors.T))
+    return whole, found
+
+
+def overlaps(
+    totals: Totals, layers: Sequence[slice], variance: float
+) -> Iterator[tuple[int, int, Float[Tensor, "k l"], Directions, Directions]]:
+    """For all pairs a <= b of layers, U_a'U_b and the directions of both."""
+    whole, found = directions(totals, layers, variance)
+    for a, left in enumerate(found):
+        for b in range(a, len(found)):
+            right = found[b]
+            yield a, b, left.whiten.T @ whole[layers[a], layers[b]] @ right.whiten, left, right
+
+
+def mean_canonical(variance: float, totals: Totals, layers: Sequence[slice]) -> Matrix:
+    values = torch.empty(len(layers), len(layers), dtype=torch.float64)
+    for a, b, m, _, _ in overlaps(totals, layers, variance):
+        values[a, b] = values[b, a] = min(1.0, nuclear_norm(m) / min(m.shape))
+    return values
+
+
+def weighted_canonical(variance: float, totals: Totals, layers: Sequence[slice]) -> Matrix:
+    values = torch.empty(len(layers), len(layers), dtype=torch.float64)
+    for a, b, m, left, right in overlaps(totals, layers, variance):
+        if sum(m.shape) > int(totals["count"]) - 1:
+            raise Degenerate(
+                f"some canonical correlations are 1 whatever the maps, got {m.shape[0]} + {m.shape[1]} directions in "
+                f"{int(totals['count'])} cells; give more text, or use attention_svcca"
+            )
+        values[a, b], values[b, a] = weighted_correlations(m, left.loadings, right.loadings)
+    return values
+
+
+@measures.register(
+    "attention_cka",
+    Card(
+        label="attention CKA",
+        larger_is_closer=True,
+        bounds=(0.0, 1.0),
+        symmetric=True,
+        is_metric=False,
+        invariant_to=HEADS,
+        minimum_rows=2,
+        cost="h^2 T^2 per sentence of T words, for all h heads of all layers",
+        source="Wu et al. 2020, section 3.5: linear CKA (biased) of cells by heads",
+        reads="attention",
+    ),
+)
+def attention_cka(*, zeros: Zeros = "drop") -> Measure:
+    """Linear CKA of two layers, whose rows are all (sentence, query, key) cells and whose columns are heads, in [0, 1].
+
+    zeros: what a causal mask leaves: `drop` the cells that are 0 in any head of any layer of the run, `keep` all cells,
+    `refuse` layers of which one is masked where another is not.
+
+    One head each: the squared correlation of their cells, of which the third is 0 in y.
+
+    >>> from repsim_cli import measures
+    >>> x, y = [[[.8, .2], [.2, .8]]], [[[.8, .2], [0., 1.]]]
+    >>> [round(measures.get("attention_cka", zeros=zeros)([x], [y]), 6) for zeros in ("keep", "drop")]
+    [0.941176, 0.942308]
+    """
+    return Measure(attention=Attention(unit="cells", sums=moments(zeros), layers=linear_cka))
+
+
+@measures.register(
+    "attention_svcca",
+    Card(
+        label="attention SVCCA",
+        larger_is_closer=True,
+        bounds=(0.0, 1.0),
+        symmetric=True,
+        is_metric=False,
+        invariant_to=HEADS,
+        minimum_rows=3,
+        cost="h^2 T^2 per sentence of T words, for all h heads of all layers",
+        source="Wu et al. 2020, section 3.5: svsim of cells by heads, centred, not z-scored",
+        reads="attention",
+        note="1: the leading directions span the same space.",
+    ),
+)
+def attention_svcca(*, variance: Variance = 0.99, zeros: Zeros = "drop") -> Measure:
+    """Mean canonical correlation of the fewest directions of cells by heads that hold `variance` of each layer's
+    variance, in [0, 1]. zeros: as of attention_cka.
+
+    >>> from repsim_cli import measures
+    >>> x, y = [[[.8, .2], [.2, .8]]], [[[.8, .2], [0., 1.]]]
+    >>> round(measures.get("attention_svcca", zeros="keep")([x], [y]) ** 2, 6)
+    0.941176
+    """
+    layers = partial(mean_canonical, variance)
+    return Measure(attention=Attention(unit="cells", sums=moments(zeros), layers=layers))
+
+
+@measures.register(
+    "attention_pwcca",
+    Card(
+        label="attention PWCCA",
+        larger_is_closer=True,
+        bounds=(0.0, 1.0),
+        symmetric=False,
+        is_metric=False,
+        invariant_to=HEADS,
+        minimum_rows=4,
+        cost="h^2 T^2 per sentence of T words, for all h heads of all layers",
+        source="Wu et al. 2020, section 3.5: pwsim (PWCCA after truncation) of cells by heads, centred, not z-scored",
+        reads="attention",
+        note="Row a, column b: weighted by a.",
+    ),
+)
+def attention_pwcca(*, variance: Variance = 0.99, zeros: Zeros = "drop") -> Measure:
+    """attention_svcca's correlations, weighted by how much of x's heads lies along their directions, in [0, 1].
+
+    >>> from repsim_cli import measures
+    >>> x, y = [[[.8, .2], [.2, .8]]], [[[.8, .2], [0., 1.]]]
+    >>> round(measures.get("attention_pwcca", zeros="keep")([x], [y]) ** 2, 6)
+    0.941176
+    """
+    layers = partial(weighted_canonical, variance)
+    return Measure(attention=Attention(unit="cells", sums=moments(zeros), layers=layers))
