@@ -16,9 +16,11 @@ class Extract:
 
     hook_points: e.g. `resid_post` (every layer), `resid_post@3`, `embed`, `q@2.h1`, `module:dotted.name`.
     layers: block indices from 0 (negative from the end) for hook points without `@`; `all` by default.
-    unit: what one row is: a `token` (or an image's patch), or a pooled sequence: the `mean` of its tokens, its
-    `first` ([CLS], where there is one) or its `last`. padding: `drop` leaves padding, BOS and other special tokens
+    unit: what one row is: a `token` (or an image's patch), a `word`, or a pooled sequence: the `mean` of its tokens,
+    its `first` ([CLS], where there is one) or its `last`. padding: `drop` leaves padding, BOS and other special tokens
     out of tokens and means, `keep` keeps them; no pooled row reads padding, `first` and `last` are special or not.
+    piece: which of its tokens stands for a word, the `last`, the `first` or their `mean`. long: sentences of more
+    tokens than `length` are `split` at words, at the same ones for all models, or refused.
     length: tokens per packed sequence, or at most per example. sequences: how many are drawn, under the seed.
     pool: packed text is drawn from the first `pool` sequences, examples and images from all. separator: of packed
     text, the token put before each document: `auto` takes eos, sep or bos, whichever the tokenizer has.
@@ -28,9 +30,11 @@ class Extract:
 
     hook_points: Annotated[list[str], Field(min_length=1)]
     layers: Literal["all"] | list[int] = "all"
-    unit: Literal["token", "mean", "first", "last"] = "token"
+    unit: Literal["token", "word", "mean", "first", "last"] = "token"
+    piece: Literal["last", "first", "mean"] = "last"
     padding: Literal["drop", "keep"] = "drop"
     length: Positive = 128
+    long: Literal["split", "refuse"] = "split"
     sequences: Positive = 64
     pool: Positive = 1024
     separator: Literal["auto", "eos", "sep", "bos", "none"] = "auto"

@@ -2,6 +2,7 @@
 
 import bisect
 import logging
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -95,7 +96,11 @@ class Similarity:
         if agreement and len(measure) < 3:
             raise BadInput(f"options.agreement: 3 measures are needed, got {len(measure)}; select more")
         self.devices = devices(hardware, list(model))
-        dependent = bool(self.live) and (extract.unit == "token" or data.packed) and significance.clusters == "document"
+        dependent = (
+            bool(self.live)
+            and (extract.unit in ("token", "word") or data.packed)
+            and significance.clusters == "document"
+        )
         judging.check(significance, measure, extract.estimate, dependent)
         if extract.estimate != "full" and self._most_rows() < extract.batch_rows:
             raise self._too_few_rows(f"at most {self._most_rows()}")
@@ -148,8 +153,10 @@ class Similarity:
         }
 
     def _most_rows(self) -> int:
-        """Rows that the data can have at most."""
+        """Rows that the data can have at most; of words nothing is known before they are read."""
         stored = [source.rows for source in self.models.values() if not isinstance(source, Source)]
+        if self.extract.unit == "word":
+            return min([*stored, *([sys.maxsize] if self.live else [])])
         each = self._places() if self.extract.unit == "token" else 1
         return min([*stored, *([self.extract.sequences * each] if self.live else [])])
 
@@ -194,7 +201,7 @@ class Similarity:
             "estimate": extract.estimate,
             "tokens": extract.sequences * self._places() if self.live else 0,
             "forward passes": len(self.live) * -(-extract.sequences // batch),
-            "rows, at most": self._most_rows(),
+            **({"rows, at most": most} if (most := self._most_rows()) < sys.maxsize else {}),
             "memory, GB": {
                 part: round(size / 1e9, 3) for part, size in {**memory, "in all": sum(memory.values())}.items()
             },
