@@ -78,6 +78,8 @@ def validate(config: DictConfig) -> RunConfig:
     options = _checked(problems, "options", study.function, plain["options"], without=groups)
     if "model" in bound:
         problems += _misplaced(plain["study"], study.function, bound["model"])
+    if "measure" in bound:
+        problems += _misread(plain["study"], study.function, bound["measure"])
     _give_up(problems)
     instance = _attempt(problems, "", lambda: study.function(**bound, **options))
     _give_up(problems)
@@ -99,6 +101,21 @@ def _misplaced(name: str, study: Any, models: Mapping[str, Any]) -> Iterator[str
             yield (
                 f"model.{label}: the study {name} takes series of checkpoints, got a single model; "
                 "give {kind: series, folder: DIR, pattern: 'step{step}'}"
+            )
+
+
+def _misread(name: str, study: Any, chosen: Mapping[str, Any]) -> Iterator[str]:
+    """Measures of attention where a study compares activations, and the other way round."""
+    reads = getattr(study, "reads", "activations")
+    advice = {
+        "activations": "select e.g. measure=[cka_unbiased], or the study attention (experiment=ptb_attention)",
+        "attention": "select e.g. measure=[attention_js], or the study similarity",
+    }
+    for label, measure in chosen.items():
+        if measure is not None and measure.card.reads != reads:
+            yield (
+                f"measure.{label}: the study {name} compares {reads}, got {measure.name}, a measure of "
+                f"{measure.card.reads}; {advice[reads]}"
             )
 
 

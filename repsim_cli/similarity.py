@@ -324,7 +324,10 @@ def estimate_attention(
             estimate="full",
             rows=int(total["count"]),
             batches=1,
-            statistics={} if attention.heads is None else {"heads": attention.heads(total)},
+            statistics={
+                **({} if attention.heads is None else {"heads": attention.heads(total)}),
+                **{key: total[key] for key in ("left_out",) if key in total},
+            },
         )
     return matrices
 

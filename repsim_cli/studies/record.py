@@ -27,10 +27,12 @@ def measure_record(
     matrix: SimilarityMatrix,
     extra: Mapping[str, Any],
     null: dict[str, Any] | None,
+    available: int | None = None,
 ) -> dict[str, Any]:
     """One measure in results.json, its matrices saved: one per pair of models (both ways if asymmetric).
 
     extra: what else is known of every cell (se, p, ...), saved beside the values where it is there.
+    available: what matrix.rows were taken of, by default the rows of the run.
     """
     places = places_of(found)
     values = matrix.values.cpu().numpy()
@@ -61,7 +63,7 @@ def measure_record(
         "estimate": {
             "kind": matrix.estimate,
             "rows": matrix.rows,
-            "rows_available": run.manifest["rows"],
+            "rows_available": run.manifest["rows"] if available is None else available,
             "batches": matrix.batches,
         },
         "null": null,

@@ -1,0 +1,195 @@
+"""Similarity of the attention of every layer of every model with that of every layer of every model."""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+
+import safetensors.torch
+import torch
+
+from repsim_cli.activations.attention import Special, attention_readings, check_units, head_places, maps, units
+from repsim_cli.activations.inputs import check_modality, described, named, sequences_of, tokenizers
+from repsim_cli.activations.rows import devices
+from repsim_cli.analysis import claims as findings
+from repsim_cli.data.base import Data, Sequences
+from repsim_cli.errors import BadInput, Degenerate, RunFailed
+from repsim_cli.measures import Measure
+from repsim_cli.measures.base import Maps
+from repsim_cli.models.source import AnySource, Source
+from repsim_cli.registry import studies
+from repsim_cli.results import STATE, Run, slug, write
+from repsim_cli.settings import Extract, Hardware
+from repsim_cli.similarity import SimilarityMatrix, State, estimate_attention
+from repsim_cli.studies.record import measure_record
+from repsim_cli.studies.similarity import SAVE_EVERY
+
+STAGE = "attention and similarity"
+
+
+@studies.register("attention")
+class Attention:
+    """Attention maps by words, compared for all layers of all models in one pass over the sentences. The maps are not
+    stored: the pass keeps sums over pairs of heads, and a run that was interrupted goes on from those it saved.
+
+    special: tokens of no word ([CLS], separators) are left out and the rows renormalised (`drop_renormalise`), or are
+    words of their own (`keep`). claims: published findings to be tested on every measure.
+    """
+
+    reads: ClassVar[str] = "attention"
+
+    def __init__(
+        self,
+        *,
+        model: Mapping[str, AnySource],
+        data: Data,
+        measure: Mapping[str, Measure],
+        extract: Extract,
+        hardware: Hardware,
+        seed: int,
+        special: Special = "drop_renormalise",
+        claims: list[str] | None = None,
+    ):
+        if not model:
+            raise BadInput("model: no model is selected, got none; e.g. model=[tiny_a,tiny_b]")
+        if not measure:
+            raise BadInput("measure: no measure is selected, got none; e.g. measure=[attention_js]")
+        if (extract.hook_points, extract.unit) != (["pattern"], "word"):
+            raise BadInput(
+                f"extract: attention is compared by words, got hook_points {extract.hook_points} and unit "
+                f"{extract.unit}; select extract=attention"
+            )
+        self.data, self.measures, self.extract, self.hardware = data, measure, extract, hardware
+        self.seed, self.special, self.claims = seed, special, claims or []
+        findings.check_names(self.claims)
+        self.models = {label: source for label, source in model.items() if isinstance(source, Source)}
+        check_modality(self.models, data)
+        self.readings = attention_readings(model, extract)
+        self.layers = [layer for reading in self.readings for layer in reading.layers]
+        self.devices = devices(hardware, list(model))
+        self._check_memory()
+        self.tokenizers = tokenizers(self.models, data, extract)
+
+    def memory(self) -> dict[str, float]:
+        """Bytes, estimated: weights, the maps of one batch (token by token of one model, by words of all), the sums."""
+        heads = {reading.label: sum(layer.width for layer in reading.layers) for reading in self.readings}
+        cells = self.hardware.batch_size * self.extract.length**2
+        return {
+            "Python and its libraries": 0.5e9,
+            "weights": sum(4.0 * source.parameters for source in self.models.values()),
+            "maps": 4.0 * cells * (2 * max(heads.values()) + 2 * sum(heads.values())),
+            "sums": 8.0 * 8 * sum(heads.values()) ** 2,
+        }
+
+    def _check_memory(self) -> None:
+        need, limit = sum(self.memory().values()), self.hardware.memory_limit
+        if need > limit:
+            raise BadInput(
+                f"hardware.memory_gb: the run needs about {need / 1e9:.2f} GB, got a limit of {limit / 1e9:.2f} GB; "
+                "lower hardware.batch_size or extract.length, or use fewer models"
+            )
+
+    def plan(self) -> dict[str, Any]:
+        """What a run would do: models, layers, heads, pairs, forward passes, memory in GB."""
+        count, heads, extract = len(self.layers), sum(layer.width for layer in self.layers), self.extract
+        memory = self.memory()
+        return {
+            "models": {
+                label: f"{source.model_type}, {source.layers} blocks of {source.heads} heads, "
+                f"{source.parameters:,} parameters"
+                for label, source in self.models.items()
+            },
+            "layers": count,
+            "pairs of layers": count * (count + 1) // 2,
+            "pairs of heads": heads * (heads + 1) // 2,
+            "measures": list(self.measures),
+            "special tokens": self.special,
+            "sentences, at most": extract.sequences,
+            "forward passes": len(self.models) * -(-extract.sequences // self.hardware.batch_size),
+            "memory, GB": {
+                part: round(size / 1e9, 3) for part, size in {**memory, "in all": sum(memory.values())}.items()
+            },
+        }
+
+    def run(self, run: Run) -> dict[str, Any]:
+        hardware = self.hardware
+        if hardware.threads:
+            torch.set_num_threads(hardware.threads)
+        run.manifest.update(device=hardware.device, threads=torch.get_num_threads())
+        with run.stage("data"):
+            sequences = sequences_of(self.models, self.tokenizers, self.data, self.extract, self.seed)
+            check_units({label: units(one, self.special) for label, one in sequences.items()}, sequences)
+            run.manifest["data"], notices = described(sequences, self.data, self.extract)
+            for notice in notices:
+                run.warn(notice)
+        with run.stage("hashes"):
+            run.manifest["models"] = {label: source.identity() for label, source in self.models.items()}
+        run.save_manifest()
+        with run.stage("models"):
+            modules = {
+                label: named(label, source.load, True).to(self.devices[label], getattr(torch, hardware.dtype))
+                for label, source in self.models.items()
+            }
+        with run.stage(STAGE):
+            try:
+                matrices = self._matrices(run, modules, sequences)
+            except Degenerate as error:
+                raise RunFailed(str(error)) from error
+        del modules
+        with run.stage("results"):
+            return self._results(run, matrices)
+
+    def _matrices(
+        self, run: Run, modules: Mapping[str, torch.nn.Module], sequences: Mapping[str, Sequences]
+    ) -> dict[str, SimilarityMatrix]:
+        file = run.folder / STATE
+        state = safetensors.torch.load_file(file) if file.is_file() else None
+        saved = time.monotonic()
+
+        def save(state: State) -> None:
+            nonlocal saved
+            if time.monotonic() - saved > SAVE_EVERY:
+                write(file, safetensors.torch.save({k: v.contiguous() for k, v in state.items()}))
+                saved = time.monotonic()
+
+        def progress(steps: Sequence[int]) -> Iterator[int]:
+            return run.progress(steps, label=STAGE, unit="batches")
+
+        def stream(seen: int) -> Iterator[Maps]:
+            return maps(self.readings, modules, sequences, self.special, self.hardware, progress, seen)
+
+        matrices = estimate_attention(self.measures, stream, head_places(self.readings), state=state, save=save)
+        file.unlink(missing_ok=True)
+        return matrices
+
+    def _results(self, run: Run, matrices: Mapping[str, SimilarityMatrix]) -> dict[str, Any]:
+        records = []
+        for label, matrix in matrices.items():
+            measure = self.measures[label]
+            assert measure.attention is not None
+            unit, left_out = measure.attention.unit, int(matrix.statistics.get("left_out", 0))
+            if left_out:
+                run.warn(
+                    f"{label}: {left_out:,} of {matrix.rows + left_out:,} cells are 0 in some head (as under a "
+                    "causal mask) and left out for all models"
+                )
+            record = measure_record(run, self.readings, label, measure, matrix, {}, None, matrix.rows + left_out)
+            record["estimate"]["unit"] = unit
+            if "heads" in matrix.statistics:
+                record["heads"] = run.write_array(f"{slug(label)}-heads", matrix.statistics["heads"].numpy())
+            records.append(record)
+        labels = [layer.model for layer in self.layers]
+        heads = [
+            {"model": one.label, "layers": [layer.name for layer in one.layers], "heads": one.layers[0].width}
+            for one in self.readings
+        ]
+        return {
+            "measures": records,
+            "tables": {},
+            "curves": {},
+            "claims": [
+                findings.verdict(claim, label, labels, matrix.values.cpu().numpy())
+                for claim in self.claims
+                for label, matrix in matrices.items()
+            ],
+            "heads": heads,
+        }
