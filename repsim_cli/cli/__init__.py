@@ -88,6 +88,13 @@ def parser() -> argparse.ArgumentParser:
 
     sub = add("plot", plot_command, "draw the figures of a run again, from its files", "repsim plot latest")
     sub.add_argument("run", metavar="RUN", help="a path, `latest`, or a name")
+    sub.add_argument(
+        "--heads",
+        metavar=("MODEL", "MODEL"),
+        nargs=2,
+        help="of a run of attention, draw which heads of the first are like which of the second instead; MODEL@3: of "
+        "one layer",
+    )
 
     sub = add("report", report_command, "make one HTML page of a run, or of several", "repsim report latest")
     sub.add_argument("runs", metavar="RUN", nargs="+", help="a path, `latest`, or a name; several stand side by side")

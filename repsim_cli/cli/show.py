@@ -67,7 +67,7 @@ def _measure_lines(folder: Path, measure: dict[str, Any]) -> Iterator[str]:
     better = "larger" if measure["card"]["larger_is_closer"] else "smaller"
     yield (
         f"  {measure['label']}: {measure['card']['label']}, {better} is closer, {estimate['kind']}, "
-        f"{estimate['rows']:,} of {estimate['rows_available']:,} rows in "
+        f"{estimate['rows']:,} of {estimate['rows_available']:,} {estimate.get('unit', 'rows')} in "
         f"{estimate['batches']} batch{'es' if estimate['batches'] != 1 else ''}"
     )
     pairs = measure["matrices"]
@@ -106,6 +106,13 @@ def plot_command(parsed: argparse.Namespace) -> int:
     from repsim_cli import plots
 
     folder = results.find(parsed.run)
+    if parsed.heads:
+        from repsim_cli.plots import heads
+
+        jobs = list(heads.figures(folder, results.read_results(folder), *parsed.heads))
+        for file in plots.save(folder / "figures", jobs, Bar()):
+            print(file)
+        return 0
     drawn = plots.draw(folder, Bar())
     if not drawn:
         raise BadInput(f"{folder}: it has no matrices, got no figure to draw; choose a run of a similarity study")

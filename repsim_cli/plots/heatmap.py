@@ -98,7 +98,8 @@ def _measured(
         rows,
         columns,
         title=f"{card['label']}{': standard error' if what == 'se' else ''}\n"
-        f"{sampled[estimate['kind']]}, {estimate['rows']:,} rows{f' (×: p > {alpha:g})' if chance.any() else ''}",
+        f"{sampled[estimate['kind']]}, {estimate['rows']:,} {estimate.get('unit', 'rows')}"
+        f"{f' (×: p > {alpha:g})' if chance.any() else ''}",
         bar_label="standard error" if what == "se" else f"{card['label']} ({better} is closer)",
         limits=colour_range(values, card, what),
         colours=colours(card, what),

@@ -632,7 +632,7 @@ function reading(record) {
   const settings = Object.entries(record.settings ?? {}).map(([name, value]) => `${name} = ${JSON.stringify(value)}`).join(", ");
   const facts = [
     `${card.label}: ${card.larger_is_closer ? "larger" : "smaller"} is closer; range: ${bound(card.bounds[0], "no lower bound")} to ${bound(card.bounds[1], "no upper bound")}; ${card.symmetric ? "symmetric" : "not symmetric: the row is explained by the column"}.`,
-    `${estimates[estimate.kind] ?? estimate.kind}, ${estimate.rows} of ${estimate.rows_available} rows${settings ? `; ${settings}` : ""}.`,
+    `${estimates[estimate.kind] ?? estimate.kind}, ${estimate.rows} of ${estimate.rows_available} ${estimate.unit ?? "rows"}${settings ? `; ${settings}` : ""}.`,
     card.note,
     (card.invariant_to ?? []).length ? `Unchanged by: ${card.invariant_to.join(", ").replaceAll("_", " ")}.` : "",
     card.source ? `Source: ${card.source}.` : "",
