@@ -7,7 +7,7 @@ import psutil
 from pydantic import Field
 
 Positive = Annotated[int, Field(ge=1)]
-ESTIMATES = Literal["full", "per_batch", "ratio_of_sums"]
+ESTIMATES = Literal["full", "per_batch", "ratio_of_sums", "moments"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +25,8 @@ class Extract:
     pool: packed text is drawn from the first `pool` sequences, examples and images from all. separator: of packed
     text, the token put before each document: `auto` takes eos, sep or bos, whichever the tokenizer has.
     estimate: `full` on `rows` rows sampled once; `per_batch` the mean over batches of `batch_rows` rows, with
-    its standard error; `ratio_of_sums` HSIC summed over batches and normalised at the end.
+    its standard error; `ratio_of_sums` HSIC summed over batches and normalised at the end; `moments` exact second
+    moments of all rows, summed over batches, by blocks of layers that fit into memory.
     """
 
     hook_points: Annotated[list[str], Field(min_length=1)]

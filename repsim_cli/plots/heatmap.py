@@ -89,6 +89,7 @@ def _measured(
         "full": "one sample",
         "per_batch": f"mean over {batches}",
         "ratio_of_sums": f"HSIC summed over {batches}",
+        "moments": "second moments of all rows",
     }
     alpha = 1.0 if p is None else measure["null"]["alpha"]
     chance = np.zeros(values.shape, bool) if p is None else p > alpha

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,7 @@ from repsim_cli.models.source import AnySource, Source
 from repsim_cli.registry import studies
 from repsim_cli.results import STATE, Run, slug, write
 from repsim_cli.settings import Extract, Hardware, Significance
-from repsim_cli.similarity import SimilarityMatrix, State, check_estimate, estimate_all_pairs, of_sums
+from repsim_cli.similarity import SimilarityMatrix, State, check_estimate, estimate_all_pairs, moment_pairs, of_sums
 from repsim_cli.studies.record import measure_record, places_of
 
 log = logging.getLogger("repsim")
@@ -82,7 +83,7 @@ class Similarity:
         for bound in measure.values():
             check_estimate(bound, extract.estimate)
             key = "rows" if extract.estimate == "full" else "batch_rows"
-            rows = getattr(extract, key)
+            rows = sys.maxsize if extract.estimate == "moments" else getattr(extract, key)
             if rows < bound.rows_needed:
                 raise BadInput(
                     f"extract.{key}: {bound.name} needs at least {bound.rows_needed} rows, got {rows}; raise it"
@@ -102,10 +103,13 @@ class Similarity:
             and significance.clusters == "document"
         )
         judging.check(significance, measure, extract.estimate, dependent)
-        if extract.estimate != "full" and self._most_rows() < extract.batch_rows:
+        if self._in_batches() and self._most_rows() < extract.batch_rows:
             raise self._too_few_rows(f"at most {self._most_rows()}")
         self._check_memory()
         self.tokenizers = tokenizers(self.live, data, extract)
+
+    def _in_batches(self) -> bool:
+        return self.extract.estimate in ("per_batch", "ratio_of_sums")
 
     def _check_widths(self, bound: Measure, rows: int) -> None:
         """Whether the measure takes these widths, with this number of rows."""
@@ -138,6 +142,7 @@ class Similarity:
         features = sum(layer.width for layer in self.layers)
         tile = min(hardware.tile, rows)
         kernels = {kernel for m in self.measures.values() if m.inner for kernel in (m.inner.row, m.inner.column)}
+        widest = max(layer.width for layer in self.layers)
         packed = sum(isinstance(kernel, Packed) for kernel in kernels)
         whole = any(isinstance(kernel, Kernel) and kernel.whole for kernel in kernels)
         return {
@@ -146,6 +151,10 @@ class Similarity:
             "forward": 4.0 * 2 * hardware.batch_size * self._places() * features if self.live else 0.0,
             "rows": 4.0 * 3 * rows * features,
             "distances": 4.0 * rows**2 * (packed * len(self.layers) / 2 + whole),
+            # a block of two layers at least, what is prepared of every layer, and a batch in float64
+            "moments": 8.0 * (4 * widest**2 + 3 * sum(x.width**2 for x in self.layers) + 2 * rows * features)
+            if self.extract.estimate == "moments"
+            else 0.0,
             "null": 8.0 * 2 * len(self.layers) ** 2 * self.significance.permutations * len(self.measures)
             if self.significance.method == "permutation"
             else 0.0,
@@ -238,7 +247,10 @@ class Similarity:
                 }
             with run.stage("activations and similarity"):
                 try:
-                    matrices = self._matrices(run, found, modules, entries, sequences, total)
+                    if extract.estimate == "moments":
+                        matrices = self._moments(run, modules, entries, identities, sequences, total)
+                    else:
+                        matrices = self._matrices(run, found, modules, entries, sequences, total)
                 except Degenerate as error:
                     raise RunFailed(str(error)) from error
         del modules
@@ -342,6 +354,53 @@ class Similarity:
         file.unlink(missing_ok=True)
         return matrices
 
+    def _moments(
+        self,
+        run: Run,
+        modules: Mapping[str, nn.Module],
+        entries: Mapping[str, Entry],
+        identities: Mapping[str, dict[str, Any]],
+        sequences: Mapping[str, Sequences],
+        total: int,
+    ) -> dict[str, SimilarityMatrix]:
+        """The matrices from second moments: what one pass over the rows stored, the next ones read again."""
+        recorders = {label: Recorder(entry) for label, entry in entries.items() if label in modules}
+        places = places_of(self.readings)
+        widths = [layer.width for layer in self.layers]
+
+        def progress(steps: Sequence[int]) -> Iterator[int]:
+            return run.progress(steps, label="activations and second moments", unit="batches")
+
+        def passes(chosen: Sequence[int]) -> Iterator[list[Tensor]]:
+            found, read = [], []
+            for whole, place in zip(self.readings, places, strict=True):
+                numbers = [a for a in range(place.start, place.stop) if a in chosen]
+                if not numbers:
+                    continue
+                reading = from_cache(whole, entries, identities)
+                if reading.points and reading.label in recorders:
+                    numbers = list(range(place.start, place.stop))  # what is written must be whole
+                own = [a - place.start for a in numbers]
+                points = [reading.points[a] for a in own] if reading.points else []
+                found.append(replace(reading, points=points, layers=[reading.layers[a] for a in own]))
+                read += numbers
+            kept = [read.index(a) for a in chosen]
+            rows = blocks(found, modules, recorders, sequences, self.extract, self.hardware, progress)
+            for batch in batches(rows, self.extract, total, self.seed):
+                yield [batch[a] for a in kept]
+
+        matrices, notices = moment_pairs(
+            self.measures, passes, names=[str(layer) for layer in self.layers], widths=widths, side=self._side()
+        )
+        for notice in notices:
+            run.warn(notice)
+        return matrices
+
+    def _side(self) -> int:
+        """Features of a block of layers: a quarter of the memory that is left holds the products of two blocks."""
+        free = self.hardware.memory_limit - sum(self.memory(self.rows()).values())
+        return int((max(free, 0.0) / 4 / 8) ** 0.5)
+
     def _too_few_rows(self, got: str) -> BadInput:
         advice = "raise sequences or length" if self.live else "use extract.estimate=full"
         return BadInput(
@@ -351,7 +410,7 @@ class Similarity:
 
     def _check_rows(self, run: Run, total: int) -> None:
         extract = self.extract
-        asked = extract.rows if extract.estimate == "full" else extract.batch_rows
+        asked = {"full": extract.rows, "moments": total}.get(extract.estimate, extract.batch_rows)
         if extract.estimate == "full":
             if total < asked:
                 run.warn(f"extract.rows: {asked} rows were asked for, the data has {total}; all are used")
