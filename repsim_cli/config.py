@@ -2,7 +2,7 @@
 
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from repsim_cli import registry
 from repsim_cli.errors import BadConfig, BadInput
 from repsim_cli.registry import Entry, Registry, did_you_mean
-from repsim_cli.settings import Extract, Hardware, Significance
+from repsim_cli.settings import Extract, Group, Hardware, Ranked, Significance
 
 GROUPS = ("model", "measure", "data", "extract", "significance", "hardware", "options")
 MISSING = "???"
@@ -33,6 +33,8 @@ class RunKeys(BaseModel):
     resume: str | None
     cache: bool
     options: Fields
+    groups: dict[str, list[str] | Fields] | None = None
+    base: str | None = None
     model: dict[str, Fields]
     measure: dict[str, Fields]
     data: Fields
@@ -75,9 +77,14 @@ def validate(config: DictConfig) -> RunConfig:
     }
     wanted = inspect.signature(study.function).parameters
     bound = {name: make() for name, make in groups.items() if name in wanted}
-    options = _checked(problems, "options", study.function, plain["options"], without=groups)
+    options = _checked(problems, "options", study.function, plain["options"], without={*groups, *ROLES})
     if "model" in bound:
         problems += _misplaced(plain["study"], study.function, bound["model"])
+    for role, make in ROLES.items():
+        if role in wanted:
+            bound[role] = make(problems, plain.get(role), list(bound["model"]))
+        elif plain.get(role) is not None:
+            problems.append(f"{role}: the study {plain['study']} takes none, got {plain[role]!r}; set {role}=null")
     _give_up(problems)
     instance = _attempt(problems, "", lambda: study.function(**bound, **options))
     _give_up(problems)
@@ -100,6 +107,52 @@ def _misplaced(name: str, study: Any, models: Mapping[str, Any]) -> Iterator[str
                 f"model.{label}: the study {name} takes series of checkpoints, got a single model; "
                 "give {kind: series, folder: DIR, pattern: 'step{step}'}"
             )
+
+
+def _groups(problems: list[str], given: Any, labels: Sequence[str]) -> dict[str, Group] | None:
+    """The groups by name, their models known and each in one group only."""
+    if not isinstance(given, dict):
+        return None
+    groups: dict[str, Group] = {}
+    of: dict[str, str] = {}
+    for name, members in given.items():
+        path = f"groups.{name}"
+        if isinstance(members, dict):
+            ranked = _bind(problems, path, Ranked, members)
+            if ranked is not None:
+                groups[name] = ranked
+            continue
+        if not isinstance(members, list):  # a problem of the run's keys already
+            continue
+        groups[name] = members
+        if len(members) < 2:
+            problems.append(f"{path}: a group needs 2 models, got {len(members)}; name more")
+        for label in members:
+            _known_label(problems, path, label, labels)
+            if label in of:
+                problems.append(
+                    f"{path}: a model is in one group only, got '{label}', which is in {of[label]}; drop it"
+                )
+            of[label] = name
+    for by in dict.fromkeys(group.by for group in groups.values() if isinstance(group, Ranked)):
+        asked = sum((g.top or 0) + (g.bottom or 0) for g in groups.values() if isinstance(g, Ranked) and g.by == by)
+        if asked > len(labels):
+            problems.append(f"groups: {asked} models are asked for by {by}, got {len(labels)} models; ask for fewer")
+    return groups or None
+
+
+def _base(problems: list[str], given: Any, labels: Sequence[str]) -> str | None:
+    if given is not None:
+        _known_label(problems, "base", given, labels)
+    return given
+
+
+def _known_label(problems: list[str], path: str, label: Any, labels: Sequence[str]) -> None:
+    if label not in labels:
+        problems.append(f"{path}: no such model, got '{label}'; {did_you_mean(str(label), labels)}")
+
+
+ROLES: dict[str, Callable[[list[str], Any, Sequence[str]], Any]] = {"groups": _groups, "base": _base}
 
 
 def _plain(config: DictConfig, problems: list[str]) -> Fields:
@@ -163,7 +216,7 @@ def _explain(error: ValidationError) -> Iterator[str]:
 
 
 def _checked(
-    problems: list[str], path: str, function: Callable, given: Fields, without: Mapping[str, Any] = {}
+    problems: list[str], path: str, function: Callable, given: Fields, without: Collection[str] = ()
 ) -> Fields:
     """The keyword arguments for `function`, checked against its signature."""
     parameters = {k: p for k, p in inspect.signature(function).parameters.items() if k not in without}

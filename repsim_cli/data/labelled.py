@@ -155,6 +155,7 @@ class Examples(Data):
             source=self.source,
             labels=None if bare else (codes, self.names),
             dropped=dropped,
+            whole=extract.unit == "token" and extract.padding == "keep",
         )
 
 

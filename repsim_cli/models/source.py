@@ -27,6 +27,7 @@ class Source:
     load(eager): the backbone in eval mode, float32, on the CPU; eager attention when patterns are read.
     identity(): what was loaded (path or hub id, resolved revision, weights hash), once the files are there.
     modules(backbone or skeleton): by the names that hook points use.
+    metrics(): those that it was saved with, by name; None: it was saved with none.
     """
 
     layers: int
@@ -47,6 +48,7 @@ class Source:
     modules: Callable[[nn.Module], dict[str, nn.Module]] = named_modules
     modality: Modality = "text"
     segments: bool = False
+    metrics: Callable[[], dict[str, float]] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
