@@ -120,9 +120,7 @@ def random(
                 torch.manual_seed(seed)
                 model = getattr(library(), auto).from_config(settings, dtype=torch.float32)
         except ValueError as error:
-            raise BadInput(
-                f"config: {settings.model_type} has no head for {auto}, got it asked for; {HEADLESS}"
-            ) from error
+            raise BadInput(f"config: no head for {auto}, got model_type {settings.model_type}; {HEADLESS}") from error
         # the same backbone as without a head; one of them may lack a pooler
         model.base_model.load_state_dict(fresh(False).state_dict(), strict=False)
         return uncached(model)
@@ -338,7 +336,7 @@ def load(where: str, revision: str | None, eager: bool, auto: str = "AutoModel")
 
 
 def headed(where: str, revision: str | None, auto: str) -> Any:
-    """The whole model of an auto class with a head, in eval mode. Raises BadInput where the checkpoint lacks the head."""
+    """The whole model of an auto class, in eval mode. Raises BadInput where the checkpoint lacks the head."""
     model, lacking = _loaded(where, revision, False, auto)
     if lacking:
         raise BadInput(f"path: its checkpoint has no head for {auto}, got '{where}' without {lacking[0]}; {HEADLESS}")

@@ -36,8 +36,9 @@ def pretrained(
     warm_up: Positive = 50,
     seed: int = 0,
 ) -> Source:
-    """A native model of `config` (as of kind: transformer_lens), trained on the text of `path` (null: the training split
-    of the embedded text), packed into sequences of `length` tokens of `tokenizer` (a folder, hub id or shipped model).
+    """A native model of `config` (as of kind: transformer_lens), trained on the text of `path` (null: the training
+    split of the embedded text), packed into sequences of `length` tokens of `tokenizer` (a folder, hub id or shipped
+    model).
 
     steps, batch_size, learning_rate, warm_up: of AdamW with a cosine decay. seed: of the weights and of the order of
     the text. Its metrics: held_out_loss in nats per token, on every twentieth sequence, which is not trained on.

@@ -1,4 +1,4 @@
-"""Models that the package trains itself: made once, kept in the cache with their metrics, found again by what made them.
+"""Models that the package trains itself: made once, kept in the cache with their metrics, found by what made them.
 
 REPSIM_CACHE/models/KEY/model/        weights (safetensors), config and what else the format has; metrics.json
 REPSIM_CACHE/models/KEY/training/     what the training keeps to go on after a kill; removed at its end
