@@ -8,7 +8,17 @@ import numpy as np
 import scipy.stats
 
 from repsim_cli.analysis.convergence import at_share
-from repsim_cli.analysis.groups import Depths, Judged, Members, codes, separated, smallest_p
+from repsim_cli.analysis.groups import (
+    Depths,
+    Judged,
+    Members,
+    arrangements,
+    codes,
+    judged,
+    separated,
+    smallest_p,
+    within_gap,
+)
 from repsim_cli.errors import BadInput
 from repsim_cli.registry import did_you_mean
 
@@ -255,6 +265,19 @@ def early_layers_cost_little(depths: Depths) -> Finding:
     return _little("mean penalty of all pairs in the first half of the depth", depths, others, depths.shares <= EARLY)
 
 
+def groups_keep_apart_on_hans(depths: Depths) -> Finding:
+    """Brown et al. 2023, figure 7: stitched in the last layer, models of one group and of the other differ on HANS."""
+    statistic = "accuracy of models stitched after the last block: within the first group minus within the second"
+    why = _no_groups(depths.groups) or ("" if depths.shares[-1] == 1 else "the last block is not among the layers")
+    if why:
+        return untestable(statistic, 0.0, why)
+    own = codes(depths.groups)
+    labels, exact = arrangements(own, seed=0)
+    values = depths.symmetric[..., -1]
+    found = judged(within_gap(values, labels), float(within_gap(values, own[None])[0]), exact)
+    return _told_apart(statistic, found)
+
+
 def _separated(depths: Depths, at: np.ndarray) -> Judged:
     """How far apart the groups are at these depths, positive where models of one group are closer."""
     values = depths.symmetric[..., at].mean(2)
@@ -308,8 +331,15 @@ GROUP_CLAIMS: dict[str, Callable[[Depths], Finding]] = {
 }
 PENALTY_CLAIMS: dict[str, Callable[[Depths], Finding]] = {
     function.__name__: function
-    for function in (between_groups_cost_late, within_groups_cost_little, early_layers_cost_little)
+    for function in (
+        between_groups_cost_late,
+        within_groups_cost_little,
+        early_layers_cost_little,
+        groups_keep_apart_on_hans,
+    )
 }
+# the quantity of stitched models that each of them is about
+TESTED_ON = {**dict.fromkeys(PENALTY_CLAIMS, "accuracy_penalty"), "groups_keep_apart_on_hans": "accuracy"}
 DISTANCE_CLAIMS: dict[str, Callable[[Members, np.ndarray, Mapping[str, Any]], Finding]] = {
     function.__name__: function for function in (between_group_distances_are_larger, clusters_are_the_groups)
 }

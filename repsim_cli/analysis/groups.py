@@ -175,6 +175,16 @@ def separation(values: Float[np.ndarray, "m m"], labels: Int[np.ndarray, "k m"])
     return np.concatenate(found)
 
 
+def within_gap(values: Float[np.ndarray, "m m"], labels: Int[np.ndarray, "k m"]) -> Float[np.ndarray, " k"]:
+    """Mean over the pairs within group 0 minus mean over those within group 1, for each way to label the models."""
+    a, b = np.triu_indices(len(values), k=1)
+    means = []
+    for group in (0, 1):
+        inside = (labels[:, a] == group) & (labels[:, b] == group)
+        means.append(inside @ values[a, b] / inside.sum(1))
+    return means[0] - means[1]
+
+
 @dataclass(frozen=True)
 class Judged:
     """A statistic of the groups; p: the share of the arrangements of their labels that have one as large."""
