@@ -1,29 +1,32 @@
 """Fine-tuning of an encoder as a classifier of labelled text, with a metric per kind of example."""
 
-import logging
+import copy
 import re
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
-from pydantic import Field
+from jaxtyping import Float
 from torch import Tensor, nn
 
+from repsim_cli.activations.outputs import outputs
 from repsim_cli.data.base import Sequences
 from repsim_cli.data.labelled import Example, Examples
+from repsim_cli.data.labels import Scoring
+from repsim_cli.errors import BadInput
+from repsim_cli.models.transformers import library, load
 from repsim_cli.results import Progress
-from repsim_cli.settings import Extract, Positive
+from repsim_cli.settings import Extract
+from repsim_cli.training.trained import Metrics
 
 CODE = 1  # raised when a change of this file changes the weights that a recipe gives
 LOGGED = 50  # points of the loss curve, about
 SPECIAL = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
 EVERYTHING = 1 << 30
-NotNegative = Annotated[float, Field(ge=0)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,23 +37,21 @@ class Recipe:
     length: tokens per example at most. steps: null: `epochs` over the data.
     """
 
-    length: Positive = 128
-    epochs: Annotated[float, Field(gt=0)] = 3.0
-    steps: Positive | None = None
-    batch_size: Positive = 32
-    learning_rate: Annotated[float, Field(gt=0)] = 2e-5
-    warm_up: Annotated[int, Field(ge=0)] = 0
-    weight_decay: NotNegative = 0.0
-    clip: Annotated[float, Field(gt=0)] = 1.0
-    device: str = "cpu"
+    length: int
+    epochs: float
+    steps: int | None
+    batch_size: int
+    learning_rate: float
+    warm_up: int
+    weight_decay: float
+    clip: float
+    device: str
 
 
 def word_tokenizer(texts: Iterable[str], vocabulary: int, length: int) -> Any:
     """A lower-case tokenizer of whole words: the `vocabulary` most frequent ones of the texts, special tokens included,
     equally frequent ones in alphabetical order. Pairs are [CLS] a [SEP] b [SEP], with token types 0 and 1.
     """
-    from collections import Counter
-
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
 
@@ -69,14 +70,40 @@ def word_tokenizer(texts: Iterable[str], vocabulary: int, length: int) -> Any:
         special_tokens=[(cls, ids[cls]), (sep, ids[sep])],
     )
     inputs = ["input_ids", "token_type_ids", "attention_mask"]
-    return PreTrainedTokenizerFast(
-        tokenizer_object=whole, model_max_length=length, model_input_names=inputs, **SPECIAL
-    )
+    return PreTrainedTokenizerFast(tokenizer_object=whole, model_max_length=length, model_input_names=inputs, **SPECIAL)
 
 
 def all_sequences(data: Examples, tokenizer: Any, length: int) -> Sequences:
     """Every example of the data, in its order."""
     return data.sequences(tokenizer, Extract(hook_points=["embed"], length=length, sequences=EVERYTHING), 0)
+
+
+def labelled_config(config: Any, labels: Sequence[str]) -> Any:
+    """The config of a classifier of these labels, in this order, with the encoder of another."""
+    own = copy.deepcopy(config)
+    own.id2label = dict(enumerate(labels))
+    own.label2id = {label: code for code, label in enumerate(labels)}
+    return own
+
+
+def classifier(config: Any, where: str | None, revision: str | None, seed: int) -> Any:
+    """A classifier with a fresh head under the seed; its encoder of a folder or hub id (`where`), or fresh, too.
+
+    What the checkpoint lacks of the encoder (a pooler) is fresh. Raises BadInput where there is no such classifier.
+    """
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            model = library().AutoModelForSequenceClassification.from_config(config, dtype=torch.float32)
+    except ValueError as error:
+        raise BadInput(
+            f"config: no classifier is made of it, got model_type {config.model_type}; use an encoder"
+        ) from error
+    if where is not None:
+        weights = load(where, revision, False).state_dict()
+        there = {name: weight for name, weight in weights.items() if not weight.isnan().any()}
+        model.base_model.load_state_dict(there, strict=False)
+    return model
 
 
 class _Rows(torch.utils.data.Dataset):
@@ -103,7 +130,14 @@ class _Rows(torch.utils.data.Dataset):
 
 
 def fine_tune(
-    model: nn.Module, sequences: Sequences, recipe: Recipe, *, segments: bool, seed: int, scratch: Path, progress: Progress
+    model: nn.Module,
+    sequences: Sequences,
+    recipe: Recipe,
+    *,
+    segments: bool,
+    seed: int,
+    scratch: Path,
+    progress: Progress,
 ) -> dict[int, float]:
     """Trains the classifier in place; returns the mean loss since the last point, in nats, by step.
 
@@ -144,3 +178,36 @@ def fine_tune(
     trainer.train()
     next(ticks, None)
     return {entry["step"]: entry["loss"] for entry in trainer.state.log_history if "loss" in entry}
+
+
+def logits_of(model: Any, sequences: Sequences, *, segments: bool, batch_size: int) -> Float[Tensor, "N c"]:
+    """The logits of a classifier for all sequences, on the CPU."""
+    model.eval()
+    return torch.cat([part.cpu() for part in outputs(model, sequences, segments=segments, batch_size=batch_size)])
+
+
+def in_distribution(logits: Float[Tensor, "N c"], sequences: Sequences, scored: Scoring) -> Metrics:
+    """accuracy, and loss in nats where the model and the data have the same labels."""
+    labels = sequences.labels
+    assert labels is not None
+    metrics = {"accuracy": float(scored.correct(logits.argmax(1).numpy(), labels.codes).mean())}
+    if len(scored.names) == logits.shape[1] == len(labels.names):
+        order = torch.from_numpy(np.argsort(scored.model))
+        codes = torch.from_numpy(scored.data[labels.codes]).long()
+        metrics["loss"] = float(nn.functional.cross_entropy(logits[:, order], codes))
+    return metrics
+
+
+def by_heuristic(
+    logits: Float[Tensor, "N c"], sequences: Sequences, scored: Scoring, examples: Sequence[Example]
+) -> Metrics:
+    """hans_accuracy, hans_HEURISTIC_LABEL for each that is there, and hans_SUBCASE."""
+    labels, numbers = sequences.labels, sequences.example
+    assert labels is not None
+    assert numbers is not None
+    correct = scored.correct(logits.argmax(1).numpy(), labels.codes)
+    groups: defaultdict[str, list[bool]] = defaultdict(list)
+    for right, example in zip(correct, (examples[number] for number in numbers), strict=True):
+        for name in ("accuracy", f"{example.heuristic}_{example.label}", example.subcase):
+            groups[f"hans_{re.sub(r'[^0-9A-Za-z]+', '_', str(name))}"].append(bool(right))
+    return {name: float(np.mean(found)) for name, found in groups.items()}
