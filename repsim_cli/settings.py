@@ -6,7 +6,10 @@ from typing import Annotated, Literal
 import psutil
 from pydantic import Field
 
+from repsim_cli.errors import BadInput
+
 Positive = Annotated[int, Field(ge=1)]
+Several = Annotated[int, Field(ge=2)]
 ESTIMATES = Literal["full", "per_batch", "ratio_of_sums", "moments"]
 
 
@@ -18,7 +21,8 @@ class Extract:
     layers: block indices from 0 (negative from the end) for hook points without `@`; `all` by default.
     unit: what one row is: a `token` (or an image's patch), a `word`, or a pooled sequence: the `mean` of its tokens,
     its `first` ([CLS], where there is one) or its `last`. padding: `drop` leaves padding, BOS and other special tokens
-    out of tokens and means, `keep` keeps them; no pooled row reads padding, `first` and `last` are special or not.
+    out of tokens and means, `keep` keeps them, and tokens of labelled examples are padded to `length`; no pooled row
+    reads padding, `first` and `last` are special or not.
     piece: which of its tokens stands for a word, the `last`, the `first` or their `mean`. long: sentences of more
     tokens than `length` are `split` at words, at the same ones for all models, or refused.
     length: tokens per packed sequence, or at most per example. sequences: how many are drawn, under the seed.
@@ -87,3 +91,19 @@ class Significance:
     jackknife: bool = False
     bootstrap: Annotated[int, Field(ge=0)] = 0
     level: Annotated[float, Field(gt=0, lt=1)] = 0.95
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranked:
+    """A group of models: the `top` or the `bottom` ones by a metric that they were saved with, e.g. `accuracy`."""
+
+    by: str
+    top: Several | None = None
+    bottom: Several | None = None
+
+    def __post_init__(self):
+        if (self.top is None) == (self.bottom is None):
+            raise BadInput(f"one of top and bottom says which models, got {self.top} and {self.bottom}; give one")
+
+
+Group = list[str] | Ranked

@@ -21,9 +21,9 @@ Job = tuple[str, Callable[[], Any]]
 
 
 def figures(folder: Path, results: dict[str, Any]) -> Iterator[Job]:
-    """The figures of every measure: NAME-all, NAME-all-se, and NAME-MODEL-MODEL where these are not too many; each
-    with a function that draws it."""
-    few = sum(len(measure["matrices"]) for measure in results["measures"]) <= MOST_PAIRS
+    """The figures of every measure: NAME-all, NAME-all-se, and NAME-MODEL-MODEL where these are not too many (nor
+    summed up by groups); each with a function that draws it."""
+    few = sum(len(measure["matrices"]) for measure in results["measures"]) <= MOST_PAIRS and "groups" not in results
     for number, measure in enumerate(results["measures"]):
         matrices = measure["matrices"]
         stem = slug(measure["label"])
