@@ -57,7 +57,7 @@ def error(name: str, pairs: int = 6) -> float:
     one = maps(2)
     settings = {"zeros": "keep"} if name in DISTRIBUTED else {}
     measure = measures.get(name, **settings)
-    found = estimate_attention({name: measure}, lambda seen: [one], PLACES)[name].values
+    found = estimate_attention({name: measure}, lambda seen: [one], PLACES)[0][name].values
     sentences = list(one.sentences())
     largest = 0.0
     for a, b in np.random.default_rng(0).integers(0, len(PLACES), (pairs, 2)):

@@ -164,8 +164,8 @@ def same_rows(a: Sequences, b: Sequences, extract: Extract) -> bool:
     if not np.array_equal(rows_of(a, extract), rows_of(b, extract)):
         return False
     if extract.unit == "word":
-        ids = [[x.position[_one_each(x, extract)], row_documents(x, extract)] for x in (a, b)]
-        return np.array_equal(*ids)
+        one, other = ([x.position[_one_each(x, extract)], row_documents(x, extract)] for x in (a, b))
+        return np.array_equal(one, other)
     if extract.unit != "token" and a.example is not None and b.example is not None:
         return np.array_equal(a.example, b.example)
     places = np.array_equal(a.document, b.document) and np.array_equal(a.position, b.position)
@@ -358,10 +358,10 @@ def batches(
     stream: Iterator[Block], extract: Extract, total: int, seed: int, first_row: int = 0
 ) -> Iterator[list[Tensor]]:
     """The stream regrouped as the estimate asks: one batch of rows sampled under the seed (`full`), or batches
-    of exactly `batch_rows` rows in row order from first_row on, the rest left out."""
+    of exactly `batch_rows` rows in row order from first_row on, the rest left out (but for `moments`)."""
     if extract.estimate == "full":
         return _sampled(stream, torch.from_numpy(row_numbers(extract, total, seed, 0)))
-    return _regrouped(stream, extract.batch_rows, first_row)
+    return _regrouped(stream, extract.batch_rows, first_row, rest=extract.estimate == "moments")
 
 
 def row_numbers(extract: Extract, total: int, seed: int, batch: int) -> Int[np.ndarray, " n"]:
@@ -384,7 +384,7 @@ def _sampled(stream: Iterator[Block], chosen: Tensor) -> Iterator[list[Tensor]]:
     yield out
 
 
-def _regrouped(stream: Iterator[Block], size: int, first_row: int) -> Iterator[list[Tensor]]:
+def _regrouped(stream: Iterator[Block], size: int, first_row: int, rest: bool) -> Iterator[list[Tensor]]:
     pending: list[Tensor] = []
     for first, rows in stream:
         rows = [x[max(0, first_row - first) :] for x in rows]
@@ -393,3 +393,5 @@ def _regrouped(stream: Iterator[Block], size: int, first_row: int) -> Iterator[l
         for i in range(whole):
             yield [x[i * size : (i + 1) * size] for x in pending]
         pending = [x[whole * size :].clone() for x in pending]
+    if rest and pending and len(pending[0]):
+        yield pending

@@ -119,7 +119,7 @@ def align(
     kept: list[Stretch] = []
     split = lost = 0
     for start in range(0, len(drawn), AT_ONCE):
-        numbers = drawn[start : start + AT_ONCE].tolist()
+        numbers: list[int] = drawn[start : start + AT_ONCE].tolist()
         made = [pieces(tokenizer, [sentences[i] for i in numbers]) for tokenizer in tokenizers.values()]
         for number, given in zip(numbers, zip(*made, strict=True), strict=True):
             stretches = [Stretch(number, 0, list(given))]

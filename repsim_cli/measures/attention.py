@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache, partial
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from jaxtyping import Float
@@ -17,7 +17,8 @@ from torch import Tensor
 
 from repsim_cli.errors import Degenerate
 from repsim_cli.measures.base import Attention, Card, Invariance, Maps, Measure, Totals, Unit
-from repsim_cli.measures.cca import Variance, nuclear_norm, weighted_correlations
+from repsim_cli.measures.cca import Variance, pwsim, svcca
+from repsim_cli.measures.hsic import cka
 from repsim_cli.measures.inner import Matrix
 from repsim_cli.registry import measures
 
@@ -27,6 +28,7 @@ HeadMatrix = Float[Tensor, "h h"]
 
 _CELLS = 512  # cells of one block: with a few hundred heads it fits into a core's cache
 _NEAR = 1e-9  # squared distances below this share of the squared norms are computed again, from differences
+_CONSTANT = 1e-13  # of the sum of squares, below which variance is float64 rounding
 _PAIRS = 4096  # pairs of heads of which differences are held at a time
 
 
@@ -249,82 +251,36 @@ def _moments(zeros: Zeros, maps: Maps) -> dict[str, Tensor]:
     return {"product": product, "sum": total, "count": torch.tensor(count), "left_out": torch.tensor(left_out)}
 
 
-class Directions(NamedTuple):
-    """Principal directions of a layer's cells: U = cells x whiten is orthonormal, loadings are U' cells."""
-
-    whiten: Float[Tensor, "d k"]
-    loadings: Float[Tensor, "k d"]
-
-
 def scatter(totals: Totals) -> HeadMatrix:
-    """Sums of products of centred cells of every pair of heads."""
+    """Sums over cells of products of centred weights, for every pair of heads."""
     mean = totals["sum"] / totals["count"]
     return totals["product"] - totals["count"] * torch.outer(mean, mean)
 
 
-def check_spread(own: Float[Tensor, "d d"], totals: Totals, heads: slice) -> None:
-    """Raises Degenerate for a layer whose cells are all equal, to the rounding of their sums."""
-    if not float(own.trace()) > 1e-13 * float(totals["product"][heads, heads].trace()):
-        raise Degenerate(
-            f"all attention weights of a layer are equal, got no variance in heads {heads.start} to "
-            f"{heads.stop - 1}; give longer sentences, or leave the model out"
-        )
+def distributed(measure: Measure, zeros: Zeros) -> Measure:
+    """A measure of second moments, of cells by heads."""
+    form = measure.moments
+    assert form is not None
 
+    def layers(totals: Totals, places: Sequence[slice]) -> Matrix:
+        whole, cells = scatter(totals), int(totals["count"])
+        states = []
+        for heads in places:
+            own = whole[heads, heads]
+            # rounding of the sums leaves this much of equal weights
+            if not float(own.trace()) > _CONSTANT * float(totals["product"][heads, heads].trace()):
+                raise Degenerate(
+                    f"all attention weights of a layer are equal, got no variance in heads {heads.start} to "
+                    f"{heads.stop - 1}; give longer sentences, or leave the model out"
+                )
+            states.append(form.prepare(own, cells))
+        values = torch.empty(len(places), len(places), dtype=torch.float64)
+        for a, rows in enumerate(places):
+            for b, columns in enumerate(places[: a + 1]):
+                values[a, b], values[b, a] = form.compare(states[a], states[b], whole[rows, columns])
+        return values
 
-def linear_cka(totals: Totals, layers: Sequence[slice]) -> Matrix:
-    """|C_ab|^2 / (|C_aa| |C_bb|) of the scatter matrix C, for all pairs of layers."""
-    whole = scatter(totals)
-    for heads in layers:
-        check_spread(whole[heads, heads], totals, heads)
-    cross = torch.stack([torch.stack([whole[a, b].square().sum() for b in layers]) for a in layers])
-    own = cross.diagonal().sqrt()
-    return cross / own[:, None] / own[None]
-
-
-def directions(totals: Totals, layers: Sequence[slice], variance: float) -> tuple[HeadMatrix, list[Directions]]:
-    """The scatter matrix, and of every layer the fewest directions that hold this share of its variance."""
-    whole = scatter(totals)
-    found = []
-    for heads in layers:
-        own = whole[heads, heads]
-        check_spread(own, totals, heads)
-        values, vectors = (part.flip(-1) for part in torch.linalg.eigh(own))
-        rank = int((values > 1e-13 * values[0]).sum())
-        shares = values[:rank].cumsum(0) / values[:rank].sum()
-        k = min(rank, int((shares < variance).sum()) + 1)
-        sizes, vectors = values[:k].sqrt(), vectors[:, :k]
-        found.append(Directions(vectors / sizes, sizes[:, None] * vectors.T))
-    return whole, found
-
-
-def overlaps(
-    totals: Totals, layers: Sequence[slice], variance: float
-) -> Iterator[tuple[int, int, Float[Tensor, "k l"], Directions, Directions]]:
-    """For all pairs a <= b of layers, U_a'U_b and the directions of both."""
-    whole, found = directions(totals, layers, variance)
-    for a, left in enumerate(found):
-        for b in range(a, len(found)):
-            right = found[b]
-            yield a, b, left.whiten.T @ whole[layers[a], layers[b]] @ right.whiten, left, right
-
-
-def mean_canonical(variance: float, totals: Totals, layers: Sequence[slice]) -> Matrix:
-    values = torch.empty(len(layers), len(layers), dtype=torch.float64)
-    for a, b, m, _, _ in overlaps(totals, layers, variance):
-        values[a, b] = values[b, a] = min(1.0, nuclear_norm(m) / min(m.shape))
-    return values
-
-
-def weighted_canonical(variance: float, totals: Totals, layers: Sequence[slice]) -> Matrix:
-    values = torch.empty(len(layers), len(layers), dtype=torch.float64)
-    for a, b, m, left, right in overlaps(totals, layers, variance):
-        if sum(m.shape) > int(totals["count"]) - 1:
-            raise Degenerate(
-                f"some canonical correlations are 1 whatever the maps, got {m.shape[0]} + {m.shape[1]} directions in "
-                f"{int(totals['count'])} cells; give more text, or use attention_svcca"
-            )
-        values[a, b], values[b, a] = weighted_correlations(m, left.loadings, right.loadings)
-    return values
+    return Measure(attention=Attention(unit="cells", sums=moments(zeros), layers=layers))
 
 
 @measures.register(
@@ -355,7 +311,7 @@ def attention_cka(*, zeros: Zeros = "drop") -> Measure:
     >>> [round(measures.get("attention_cka", zeros=zeros)([x], [y]), 6) for zeros in ("keep", "drop")]
     [0.941176, 0.942308]
     """
-    return Measure(attention=Attention(unit="cells", sums=moments(zeros), layers=linear_cka))
+    return distributed(cka(), zeros)
 
 
 @measures.register(
@@ -383,8 +339,7 @@ def attention_svcca(*, variance: Variance = 0.99, zeros: Zeros = "drop") -> Meas
     >>> round(measures.get("attention_svcca", zeros="keep")([x], [y]) ** 2, 6)
     0.941176
     """
-    layers = partial(mean_canonical, variance)
-    return Measure(attention=Attention(unit="cells", sums=moments(zeros), layers=layers))
+    return distributed(svcca(variance=variance), zeros)
 
 
 @measures.register(
@@ -411,5 +366,4 @@ def attention_pwcca(*, variance: Variance = 0.99, zeros: Zeros = "drop") -> Meas
     >>> round(measures.get("attention_pwcca", zeros="keep")([x], [y]) ** 2, 6)
     0.941176
     """
-    layers = partial(weighted_canonical, variance)
-    return Measure(attention=Attention(unit="cells", sums=moments(zeros), layers=layers))
+    return distributed(pwsim(variance=variance), zeros)

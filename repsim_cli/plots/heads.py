@@ -62,7 +62,8 @@ def _figure(folder: Path, measure: dict[str, Any], rows: str, columns: str, row:
         values,
         row.names,
         column.names,
-        title=f"{card['label']} of heads\n{measure['estimate']['rows']:,} {measure['estimate']['unit']}; dots: each head's best match in a layer",
+        title=f"{card['label']} of heads (dots: best matches)\n"
+        f"{measure['estimate']['rows']:,} {measure['estimate']['unit']}",
         bar_label=f"{card['label']} of two heads",
         limits=colour_range(values, card, "values"),
         colours=colours(card, "values"),

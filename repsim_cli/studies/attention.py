@@ -157,7 +157,11 @@ class Attention:
         def stream(seen: int) -> Iterator[Maps]:
             return maps(self.readings, modules, sequences, self.special, self.hardware, progress, seen)
 
-        matrices = estimate_attention(self.measures, stream, head_places(self.readings), state=state, save=save)
+        matrices, notices = estimate_attention(
+            self.measures, stream, head_places(self.readings), state=state, save=save
+        )
+        for notice in notices:
+            run.warn(notice)
         file.unlink(missing_ok=True)
         return matrices
 
