@@ -138,8 +138,8 @@ def maps(
 
 def _patterns(
     reading: Reading, read: Callable[..., Any], module: nn.Module, given: Sequences, batch: slice
-) -> list[Float[Tensor, "h s s"]]:
-    """Token by token, of every sequence of the batch, all heads of the layers that are read, float32."""
+) -> list[Tensor]:
+    """Token by token (heads, s, s) of every sequence of the batch, all heads of the layers that are read, float32."""
     weights = next(module.parameters())
     inputs, mask = (torch.from_numpy(array[batch]).to(weights.device) for array in (given.inputs, given.mask))
     more: dict[str, Tensor] = {}
@@ -162,7 +162,7 @@ def _patterns(
     return list(by_layer.float().flatten(1, 2))
 
 
-def _check_rows(found: Sequence[Float[Tensor, "h t t"]], label: str, given: Sequences, batch: slice) -> None:
+def _check_rows(found: Sequence[Tensor], label: str, given: Sequences, batch: slice) -> None:
     for number, one in enumerate(found, batch.start):
         off = float((one.sum(2) - 1).abs().max())
         if not off <= OFF:

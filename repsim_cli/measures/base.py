@@ -192,7 +192,7 @@ class Measure:
         except Degenerate as error:
             raise Degenerate(f"{self.name}: {error}") from None
 
-    def _attention_pair(self, attention: Attention, x: Sequence[Array], y: Sequence[Array]) -> float:
+    def _attention_pair(self, attention: Attention, x: Any, y: Any) -> float:
         if len(x) != len(y):
             raise Degenerate(
                 f"{self.name}: x and y must have one array of maps per sentence, got {len(x)} and {len(y)}; pair them"
@@ -227,8 +227,8 @@ class Measure:
             raise Degenerate(f"{self.name}: {error}") from None
 
     @staticmethod
-    def _maps(maps: Array, what: str) -> Float[Tensor, "h t t"]:
-        found = torch.as_tensor(np.asarray(maps)).double()
+    def _maps(maps: Any, what: str) -> Float[Tensor, "h t t"]:
+        found = (maps if isinstance(maps, Tensor) else torch.from_numpy(np.array(maps, order="C"))).double()
         if found.ndim != 3 or found.shape[1] != found.shape[2] or 0 in found.shape:
             raise Degenerate(f"{what}: not maps (heads, T, T), got {tuple(found.shape)}; give T x T per head")
         off = float((found.sum(2) - 1).abs().max())
