@@ -43,10 +43,11 @@ class RunKeys(BaseModel):
 
 @dataclass(frozen=True)
 class RunConfig:
-    """A validated run: the study bound to its settings, and the keys as plain values."""
+    """A validated run: the study bound to its settings, the keys as plain values, and the models by label."""
 
     keys: RunKeys
     study: Any
+    models: Mapping[str, Any]
 
     def yaml(self) -> str:
         return OmegaConf.to_yaml(OmegaConf.create(self.keys.model_dump()))
@@ -64,7 +65,7 @@ def validate(config: DictConfig) -> RunConfig:
         raise BadConfig(problems)
 
     groups: dict[str, Callable[[], Any]] = {
-        "model": lambda: _components(problems, "model", plain, registry.models, _call),
+        "model": lambda: _expanded(problems, _components(problems, "model", plain, registry.models, _call)),
         "measure": lambda: _components(problems, "measure", plain, registry.measures, _measure),
         "data": lambda: _component(problems, "data", plain["data"], registry.data, _call),
         "extract": lambda: _bind(problems, "extract", Extract, plain["extract"]),
@@ -81,7 +82,7 @@ def validate(config: DictConfig) -> RunConfig:
     _give_up(problems)
     instance = _attempt(problems, "", lambda: study.function(**bound, **options))
     _give_up(problems)
-    return RunConfig(keys, instance)
+    return RunConfig(keys, instance, bound.get("model", {}))
 
 
 def _misplaced(name: str, study: Any, models: Mapping[str, Any]) -> Iterator[str]:
@@ -165,9 +166,19 @@ def _explain(error: ValidationError) -> Iterator[str]:
 def _checked(
     problems: list[str], path: str, function: Callable, given: Fields, without: Mapping[str, Any] = {}
 ) -> Fields:
-    """The keyword arguments for `function`, checked against its signature."""
+    """The keyword arguments for `function`, checked against its signature; one that is Data is a data entry."""
+    from repsim_cli.data.base import Data
+
     parameters = {k: p for k, p in inspect.signature(function).parameters.items() if k not in without}
-    fields: Any = {k: (p.annotation, ... if p.default is p.empty else p.default) for k, p in parameters.items()}
+    given = dict(given)
+    fields: Any = {}
+    for key, parameter in parameters.items():
+        annotation = parameter.annotation
+        if annotation in (Data, Data | None):
+            if key in given and not (given[key] is None and annotation == Data | None):
+                given[key] = _component(problems, f"{path}.{key}", given[key], registry.data, _call)
+            annotation = Any
+        fields[key] = (annotation, ... if parameter.default is parameter.empty else parameter.default)
     schema: Any = create_model(",".join(parameters) or "none", __config__=STRICT, **fields)
     values = _attempt(problems, f"{path}.", lambda: schema.model_validate(given))
     return {} if values is None else {k: getattr(values, k) for k in parameters}
@@ -218,6 +229,19 @@ def _components(problems: list[str], group: str, keys: Fields, room: Registry, f
     return {
         label: _component(problems, f"{group}.{label}", entry, room, function) for label, entry in keys[group].items()
     }
+
+
+def _expanded(problems: list[str], found: Mapping[str, Any]) -> dict[str, Any]:
+    """The models by label, families as the models that they are."""
+    from repsim_cli.models.source import Family
+
+    models: dict[str, Any] = {}
+    for label, one in found.items():
+        own = {f"{label}_{key}": each for key, each in one.sources.items()} if isinstance(one, Family) else {label: one}
+        for name in sorted(own.keys() & models.keys()):
+            problems.append(f"model.{label}: two models have one label, got '{name}' again; rename an entry")
+        models |= own
+    return models
 
 
 def bind_measure(name: str, settings: Fields) -> Any:

@@ -31,7 +31,7 @@ class Source:
     with_head(auto): the whole model, as the transformers class AutoModelForCausalLM or
     AutoModelForSequenceClassification has it, float32, in eval mode, on the CPU; raises BadInput where the checkpoint
     has no such head. make(progress): trains the model now, where it is trained when it is first needed.
-    metrics(): those that the model was saved with.
+    metrics(): those that the model was saved with. labels: of a classifier, in the order of its logits; else empty.
     """
 
     layers: int
@@ -55,6 +55,7 @@ class Source:
     with_head: Callable[[str], nn.Module] | None = None
     make: Callable[[Progress], None] | None = None
     metrics: Callable[[], dict[str, float]] | None = None
+    labels: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +70,13 @@ class Precomputed:
 
 
 AnySource = Source | Precomputed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """Several models of one entry: the entry LABEL becomes LABEL_KEY for each of them."""
+
+    sources: dict[str, Source]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -463,7 +463,15 @@ def source(
         # others take token types for ids of words (GPT-2), or have one type alone (RoBERTa); XLNet counts none
         segments=getattr(config, "type_vocab_size", 1) > 1 or config.model_type == "xlnet",
         with_head=with_head,
+        labels=class_names(config),
     )
+
+
+def class_names(config: Any) -> tuple[str, ...]:
+    """The labels of a classifier's config, in the order of its logits; () of other models."""
+    if not any(name.endswith("ForSequenceClassification") for name in config.architectures or ()):
+        return ()
+    return tuple(config.id2label[code] for code in sorted(config.id2label))
 
 
 def config_hash(config: dict[str, Any]) -> str:

@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from repsim_cli.cache import Entry, key, trim, using
-from repsim_cli.models.source import AnySource, Source
+from repsim_cli.models.source import Source
 from repsim_cli.results import Progress, Run, dumps, quiet
 
 Metrics = dict[str, float]
@@ -69,9 +71,11 @@ class Trained:
         trim()
 
 
-def train_missing(models: Mapping[str, AnySource], run: Run) -> None:
-    """Trains those of a run's models that are trained when they are first needed, with progress."""
+def train_missing(models: Mapping[str, Any], run: Run, threads: int | None = None) -> None:
+    """Trains those of a run's models that are trained when they are first needed, with progress, on so many threads."""
     wanted = {label: model.make for label, model in models.items() if isinstance(model, Source) and model.make}
+    if wanted and threads:
+        torch.set_num_threads(threads)
     for label, make in wanted.items():
         with run.stage("training"):
-            make(lambda items, label=label, **more: run.progress(items, **{**more, "label": f"training {label}"}))
+            make(lambda items, own=label, unit="steps", **_: run.progress(items, label=f"training {own}", unit=unit))
