@@ -14,7 +14,6 @@ from repsim_cli.errors import BadInput, RunFailed
 from repsim_cli.stitching.evaluate import (
     Estimate,
     Head,
-    Predicted,
     Scores,
     Stitch,
     Task,
@@ -191,21 +190,21 @@ def test_the_standard_error_is_that_of_a_mean_where_sequences_weigh_the_same():
 def test_classifiers_are_compared_on_the_labels_of_the_data():
     models = {name: source("bert", CLASSES) for name in "ab"}
     assert output_names(models["a"]) == ("entailment", "neutral", "contradiction")
-    same = classification(models, ("entailment", "neutral", "contradiction"))
-    assert same == Task(CLASSES, (0, 1, 2))
-    assert classification(models, ("contradiction", "entailment", "neutral")).outputs == (1, 2, 0)
-    hans = classification(models, ("entailment", "non-entailment"))
-    assert hans.outputs == (0, 1, 1)
-    logits = torch.tensor([[0.0, 1.0, 2.0], [3.0, 0.0, 0.0]])
-    found = hans.predicted(logits, batch(count=2), torch.tensor([1, 0]))
-    assert torch.allclose(found.log_p[0].exp(), torch.tensor([0.0900, 0.9100]), atol=1e-4)
-    assert isinstance(found, Predicted)
-    for labels in (("positive", "negative"), ("entailment", "neutral")):
-        with pytest.raises(BadInput, match=r"data: its labels are not those of the models, got \['.*; use data with"):
+    assert classification(models, ("contradiction", "entailment", "neutral")) == Task(CLASSES, (1, 2, 0), (0, 1, 2))
+    hans = classification(models, ("non-entailment", "entailment"))
+    assert hans == Task(CLASSES, (0, 1, 1), (1, 0))
+    # not entailed is more probable in all, but no single output is more probable than entailment: as HANS is scored
+    found = hans.predicted(
+        torch.tensor([[0.4, 0.35, 0.25], [0.1, 0.2, 0.7]]).log(), batch(count=2), torch.tensor([1, 0])
+    )
+    assert torch.allclose(found.log_p.exp(), torch.tensor([[0.4, 0.6], [0.1, 0.9]]))
+    assert (found.answer.tolist(), found.right.tolist()) == ([0, 1], [0, 1])
+    for labels in (("positive", "negative"), ("yes", "no", "maybe")):
+        with pytest.raises(BadInput, match=r"model.a: its labels are not those of the data, got .*; save the model"):
             classification(models, labels)
     unnamed = {"a": source("bert", CLASSES, id2label={0: "LABEL_0", 1: "LABEL_1", 2: "LABEL_2"})}
     assert classification(unnamed, ("yes", "no", "maybe"), outputs=("no", "yes", "maybe")).outputs == (1, 0, 2)
-    with pytest.raises(BadInput, match=r"model.a: its outputs have no names or another number of them, got none for 3"):
+    with pytest.raises(BadInput, match=r"model.a: its outputs have no names or another number of them, got \[\] for 3"):
         check_outputs(unnamed)
 
 

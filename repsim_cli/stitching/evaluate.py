@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 from repsim_cli.cache import Entry
 from repsim_cli.data.base import Sequences
+from repsim_cli.data.labels import scoring
 from repsim_cli.errors import BadInput, RunFailed
 from repsim_cli.results import Progress, quiet
 from repsim_cli.stitching.models import Auto, Inputs, Layer, Whole, inputs_of, layer_name, output_names, shuffled
 
 HeadKind = Literal["model", "random", "shuffled"]
 SCORES = ("loss", "correct", "kl", "differs")
-NOT = "non-entailment"  # the one label of data sets that do not tell neutral and contradiction apart
 
 
 class Head(NamedTuple):
@@ -55,87 +55,74 @@ def same_layer(heads: Iterable[Head], tails: Iterable[str], layers: Iterable[Lay
 
 
 class Predicted(NamedTuple):
-    """Log-probabilities of what is predicted, what was right, and which sequence of the batch it belongs to."""
+    """Log-probabilities, the answer given, the right one, and the sequence of the batch of everything predicted."""
 
     log_p: Float[Tensor, "p c"]
+    answer: Int[Tensor, " p"]
     right: Int[Tensor, " p"]
     sequence: Int[Tensor, " p"]
 
 
 @dataclass(frozen=True)
 class Task:
-    """What models predict: the next token, or the label of a sequence.
+    """What models predict: the next token, or the class of a sequence.
 
-    outputs: of classifiers, the data's label that each output stands for; several outputs may share one.
+    outputs, labels: of classifiers, the class that each output and each label of the data stands for. Where several
+    outputs stand for one class their probabilities are added; the answer is the class of the most probable output.
     """
 
     auto: Auto
-    outputs: tuple[int, ...] | None = None
+    outputs: tuple[int, ...] = ()
+    labels: tuple[int, ...] = ()
 
     def predicted(self, logits: Tensor, inputs: Inputs, labels: Int[Tensor, " b"] | None) -> Predicted:
         log_p = logits.float().log_softmax(-1)
         device = log_p.device
-        if self.outputs is None:
+        if not self.outputs:
             inside = inputs.mask[:, 1:].to(device)
-            right = inputs.ids[:, 1:].to(device)
-            return Predicted(log_p[:, :-1][inside], right[inside], inside.nonzero()[:, 0])
+            log_p = log_p[:, :-1][inside]
+            right = inputs.ids[:, 1:].to(device)[inside]
+            return Predicted(log_p, log_p.argmax(1), right, inside.nonzero()[:, 0])
         assert labels is not None
+        stands_for = torch.tensor(self.outputs, device=device)
+        answer = stands_for[log_p.argmax(1)]
         if list(self.outputs) != list(range(len(self.outputs))):
-            stands_for = torch.tensor(self.outputs, device=device)
-            groups = [log_p[:, stands_for == code].logsumexp(1) for code in range(max(self.outputs) + 1)]
-            log_p = torch.stack(groups, dim=1)
-        return Predicted(log_p, labels.to(device), torch.arange(len(labels), device=device))
+            classes = [log_p[:, stands_for == code].logsumexp(1) for code in range(max(self.outputs) + 1)]
+            log_p = torch.stack(classes, dim=1)
+        right = torch.tensor(self.labels, device=device)[labels.to(device)]
+        return Predicted(log_p, answer, right, torch.arange(len(labels), device=device))
 
 
 def next_token() -> Task:
     return Task("AutoModelForCausalLM")
 
 
-def classification(models: Mapping[str, Any], labels: tuple[str, ...], outputs: Sequence[str] | None = None) -> Task:
+def classification(models: Mapping[str, Any], labels: Sequence[str], outputs: Sequence[str] | None = None) -> Task:
     """Labels of the data, matched by name with the outputs of the models (Source by label), which must agree.
 
-    outputs: their names, where the models' configs give none. Models that tell neutral and contradiction apart stand
-    for `non-entailment` with both.
+    outputs: their names, where the models' configs give none.
     """
-    named = check_outputs(models, outputs)
-    known = {_plain(name): code for code, name in enumerate(labels)}
-    merged = {"neutral": NOT, "contradiction": NOT} if NOT in known else {}
-    found = [known.get(_plain(name), known.get(merged.get(_plain(name), ""))) for name in named]
-    if None in found or set(found) != set(known.values()):
-        raise BadInput(
-            f"data: its labels are not those of the models, got {list(labels)} for outputs {list(named)}; "
-            "use data with the models' labels"
-        )
-    return Task("AutoModelForSequenceClassification", tuple(code for code in found if code is not None))
+    found = scoring(check_outputs(models, outputs), labels, f"model.{next(iter(models))}")
+    return Task("AutoModelForSequenceClassification", tuple(found.model.tolist()), tuple(found.data.tolist()))
 
 
 def check_outputs(models: Mapping[str, Any], outputs: Sequence[str] | None = None) -> tuple[str, ...]:
     """The names of the models' outputs. Raises BadInput where they differ in order or number, or have no names."""
-    first, *others = models
     found = {label: tuple(outputs or ()) or output_names(source) for label, source in models.items()}
-    for label, names in found.items():
-        if names is None or len(names) != _outputs(models[label]):
+    first = next(iter(models))
+    for label, source in models.items():
+        names, count = found[label], int(getattr(getattr(source.skeleton, "config", None), "num_labels", 0))
+        if len(names) != count:
             raise BadInput(
-                f"model.{label}: its outputs have no names or another number of them, got "
-                f"{list(names) if names else 'none'} for {_outputs(models[label])}; name them by options.labels"
+                f"model.{label}: its outputs have no names or another number of them, got {list(names)} for {count} "
+                "outputs; save the model with id2label in its config"
             )
-    for label in others:
-        if tuple(map(_plain, found[label] or ())) != tuple(map(_plain, found[first] or ())):
+        if names != found[first]:
             raise BadInput(
-                f"model.{label}: its labels differ in order or number, got {list(found[label] or ())} and "
-                f"{list(found[first] or ())} of '{first}'; stitch classifiers with the same labels"
+                f"model.{label}: its labels differ in order or number, got {list(names)} and {list(found[first])} of "
+                f"'{first}'; stitch classifiers with the same labels"
             )
-    names = found[first]
-    assert names is not None
-    return names
-
-
-def _plain(name: str) -> str:
-    return name.lower().replace("_", "-").replace(" ", "-")
-
-
-def _outputs(source: Any) -> int:
-    return int(getattr(getattr(source.skeleton, "config", None), "num_labels", 0))
+    return found[first]
 
 
 class Estimate(NamedTuple):
@@ -292,7 +279,6 @@ def _sums(values: Tensor, predicted: Predicted, count: int) -> Float[Tensor, " b
 def _scores(given: Predicted, own: Predicted, count: int) -> Float[Tensor, "4 b"]:
     """SCORES summed over each sequence."""
     loss = -given.log_p.gather(1, given.right[:, None])[:, 0]
-    answer = given.log_p.argmax(1)
     kl = nn.functional.kl_div(given.log_p, own.log_p, reduction="none", log_target=True).sum(1)
-    values = (loss, answer == given.right, kl, answer != own.log_p.argmax(1))
+    values = (loss, given.answer == given.right, kl, given.answer != own.answer)
     return torch.stack([_sums(value, given, count) for value in values])

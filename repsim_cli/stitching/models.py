@@ -75,11 +75,11 @@ def check_stitchable(label: str, source: AnySource, auto: Auto) -> Stack:
     return stacks[kind]
 
 
-def output_names(source: Source) -> tuple[str, ...] | None:
-    """What a classifier calls its outputs, in order; None where its config gives no names but LABEL_0, LABEL_1."""
+def output_names(source: Source) -> tuple[str, ...]:
+    """What a classifier calls its outputs, in order; () where its config gives no names but LABEL_0, LABEL_1."""
     names = getattr(getattr(source.skeleton, "config", None), "id2label", None) or {}
-    found = tuple(str(names[i]) for i in sorted(names))
-    return None if not found or all(re.fullmatch(r"LABEL_\d+", name) for name in found) else found
+    found = source.labels or tuple(str(names[i]) for i in sorted(names))
+    return () if all(re.fullmatch(r"LABEL_\d+", name) for name in found) else found
 
 
 class Inputs(NamedTuple):

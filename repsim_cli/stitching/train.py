@@ -126,7 +126,7 @@ def fit_key(
             "layers": [stitch.at, stitch.into],
             "data": sequences.hash(),
             "labels": codes,
-            "task": [task.auto, list(task.outputs or ())],
+            "task": [task.auto, task.outputs, task.labels],
             "recipe": asdict(recipe),
             "settings": dict(settings),
         }
