@@ -54,7 +54,7 @@ class Card:
     minimum_rows: int
     cost: str
     source: str
-    reads: Literal["activations", "attention"] = "activations"
+    reads: Literal["activations", "outputs", "attention"] = "activations"
     width_limit: str | None = None
     refuses_wide: bool = False
     equal_widths: bool = False
