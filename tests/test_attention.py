@@ -311,8 +311,9 @@ def plainly(folder, sentences):
     return [[sentence[i] for sentence in found] for i in range(len(found[0]))]
 
 
-def test_a_run_is_what_the_definition_gives(repsim, newest, words, two_folders):
+def test_a_run_is_what_the_definition_gives(repsim, newest, words, two_folders, monkeypatch):
     """From text to matrices, against loops over the library's attention; then the heads, drawn on demand."""
+    monkeypatch.setattr("repsim_cli.plots.heatmap.MOST_PAIRS", 0)
     code, out, err = repsim("run", *words, "measure=[attention_js,attention_cka]", "name=plain")
     assert code == 0, err
     folder = newest()
@@ -366,7 +367,7 @@ def test_heads_of_a_run_without_them(repsim, newest):
 
 def test_an_interrupted_run_goes_on_with_the_same_bits(repsim, newest, words, monkeypatch):
 
-    words = [*words, "measure=[attention_norm]", "model=[]"]
+    words = [*[word for word in words if "model.gpt" not in word], "measure=[attention_norm]"]
     assert repsim("run", "-q", *words)[0] == 0
     expected = {f.name: f.read_bytes() for f in (newest() / "arrays").iterdir()}
     monkeypatch.setattr("repsim_cli.studies.attention.SAVE_EVERY", -1.0)
@@ -396,6 +397,7 @@ def test_an_interrupted_run_goes_on_with_the_same_bits(repsim, newest, words, mo
     [
         (["measure=[cka_unbiased]"], "measure.cka_unbiased: the study attention compares attention, got cka_unbiased, a measure of activations; select e.g. measure=[attention_js], or the study similarity"),
         (["study=similarity", "extract=tokens", "measure=[attention_js]"], "measure.attention_js: the study similarity compares activations, got attention_js, a measure of attention; select e.g. measure=[cka_unbiased], or the study attention"),
+        (["+model.gpt=", "+model.bert="], "model: no model is selected, got none; e.g. model=[tiny_a,tiny_b]"),
         (["measure=[]"], "measure: no measure is selected, got none; e.g. measure=[attention_js]"),
         (["extract=tokens"], "extract: attention is compared by words, got hook_points ['resid_post'] and unit token; select extract=attention"),
         (["extract.length=128"], "extract.length, model.gpt: longer than the model's context, got 128; at most 64"),
@@ -409,17 +411,14 @@ def test_an_interrupted_run_goes_on_with_the_same_bits(repsim, newest, words, mo
 def test_a_config_that_cannot_run(repsim, words, more, text):
     measure = [] if any(word.startswith("measure=") for word in more) else ["measure=[attention_js]"]
     words = [word for word in words if word.split("=")[0] not in {one.split("=")[0] for one in more}]
+    more = [word for word in more if not word.startswith("+model")]
     words = [word for word in words if not ("data=embedded" in more and word.startswith("data."))]
     code, _, err = repsim("run", *words, *measure, *more)
     assert (code, text in err) == (2, True), err
 
 
-def test_no_model_and_stored_activations():
-    study = registry.studies.get("attention").function
-    settings = {"data": None, "measure": {"m": measures.get("attention_js")}, "hardware": Hardware(), "seed": 0}
+def test_stored_activations():
     extract = Extract(hook_points=["pattern"], unit="word")
-    with pytest.raises(BadInput, match="model: no model is selected, got none; e.g."):
-        study(model={}, extract=extract, **settings)
     stored = Precomputed(names=["a"], rows=3, widths=[2], read=lambda *_: None, identity=dict)
     with pytest.raises(BadInput, match="model.x: stored activations have no attention maps, got precomputed"):
         attention_readings({"x": stored}, extract)
@@ -441,10 +440,18 @@ def test_a_model_without_attention_weights(two_folders, both):
     """What transformers' SDPA gives: nothing, without a word."""
     with pytest.raises(
         RunFailed,
-        match=r"pattern@0 of 'm': no attention weights \(sentence, head, query, key\), got None instead of \(2, 4, .*; "
-        "its attention keeps none, use another model",
+        match="model.m: the model keeps no attention weights, got None; use one that runs with eager attention",
     ):
         stream(two_folders["bert"], False, both["pieces"])
+
+
+def test_a_pattern_of_another_shape(two_folders, both, monkeypatch):
+    """Such as of a model that attends in windows."""
+    monkeypatch.setattr("torch.Tensor.long", lambda x: x[:, :5].to(torch.int64))
+    with pytest.raises(
+        RunFailed, match=r"pattern@0 of 'm': not attention \(sentence, head, query, key\), got \(2, 4, "
+    ):
+        stream(two_folders["bert"], True, both["pieces"])
 
 
 def test_attention_that_goes_to_special_tokens_alone(two_folders, both, monkeypatch):

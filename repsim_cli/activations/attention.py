@@ -151,11 +151,10 @@ def _patterns(
         raise RunFailed(f"model.{reading.label}: {error}") from error
     for point, layer in zip(reading.points, reading.layers, strict=True):
         shape = (len(inputs), layer.width, inputs.shape[1], inputs.shape[1])
-        got = None if found[point] is None else tuple(found[point].shape)
-        if got != shape:
+        if found[point].shape != shape:
             raise RunFailed(
-                f"{layer}: no attention weights (sentence, head, query, key), got {got} instead of {shape}; its "
-                "attention keeps none, use another model"
+                f"{layer}: not attention (sentence, head, query, key), got {tuple(found[point].shape)} instead of "
+                f"{shape}; use another model"
             )
     # a copy for all layers, as the model's own tensors are freed with it
     by_layer = torch.stack([found.pop(point) for point in reading.points], 1)

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
 
-from repsim_cli.errors import BadInput
+from repsim_cli.errors import BadInput, RunFailed
 
 
 def first(value: Any, heads: int = 0) -> Tensor:
@@ -20,7 +20,12 @@ def first(value: Any, heads: int = 0) -> Tensor:
 
 
 def weights(value: Any, heads: int = 0) -> Tensor:
-    """(batch, heads, query, key) from an attention module's output; None unless attention is eager."""
+    """(batch, heads, query, key) from an attention module's output.
+
+    Raises RunFailed where it has none, as attention that is not eager.
+    """
+    if not isinstance(value, tuple | list) or len(value) < 2 or value[1] is None:
+        raise RunFailed("the model keeps no attention weights, got None; use one that runs with eager attention")
     return value[1]
 
 
