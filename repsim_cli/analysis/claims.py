@@ -348,6 +348,26 @@ DISTANCE_CLAIMS: dict[str, Callable[[Members, np.ndarray, Mapping[str, Any]], Fi
 OF_GROUPS = {**GROUP_CLAIMS, **DISTANCE_CLAIMS}
 
 
+Metrics = Mapping[str, float]
+OVERLAP = "hans_lexical_overlap_non_entailment"
+
+
+def seeds_differ_beyond_their_training(classifiers: Sequence[Metrics]) -> Finding:
+    """McCoy et al. 2020 (Brown et al. 2023, section 4.2): seeds are alike in distribution and differ on HANS."""
+    statistic = "range over seeds of HANS accuracy (lexical overlap, not entailed) minus range of accuracy"
+    threshold = 0.3
+    both = [one for one in classifiers if {"accuracy", OVERLAP} <= one.keys()]
+    if len(both) < 2:
+        return untestable(statistic, threshold, f"needs two classifiers with {OVERLAP}, got {len(both)}")
+    value = float(np.ptp([one[OVERLAP] for one in both]) - np.ptp([one["accuracy"] for one in both]))
+    return Finding(statistic, threshold, value >= threshold, value)
+
+
+CLASSIFIER_CLAIMS: dict[str, Callable[[Sequence[Metrics]], Finding]] = {
+    function.__name__: function for function in (seeds_differ_beyond_their_training,)
+}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Map:
     """The matrices of all layers of all models. families: of every model, its architecture. values: by the name of

@@ -51,7 +51,7 @@ class Card:
     minimum_rows: int
     cost: str
     source: str
-    reads: Literal["activations"] = "activations"
+    reads: Literal["activations", "outputs"] = "activations"
     width_limit: str | None = None
     refuses_wide: bool = False
     equal_widths: bool = False

@@ -32,7 +32,7 @@ SHIPPED = Path(str(resources.files("repsim_cli"))) / "assets" / "models"
 @models.register("transformers")
 def transformers(*, path: str | None = None, hub: str | None = None, revision: str | None = None) -> Source:
     """A model of the Hugging Face hub (`hub`, optionally `revision`: a branch, tag or commit), or a folder (`path`)."""
-    return _from(place(path, hub, revision))
+    return from_place(place(path, hub, revision))
 
 
 class Place(NamedTuple):
@@ -60,7 +60,7 @@ def place(path: str | None, hub: str | None, revision: str | None) -> Place:
 @models.register("shipped")
 def shipped(*, name: str) -> Source:
     """A small model that ships with the package (made by `repsim run experiment=pretrain_tiny`)."""
-    return _from(_folder_place(shipped_folder(name)))
+    return from_place(_folder_place(shipped_folder(name)))
 
 
 def shipped_names() -> list[str]:
@@ -226,7 +226,8 @@ def hub_files(hub: str, revision: str | None, patterns: list[str]) -> Path:
         raise _unreachable(hub, revision, error) from error
 
 
-def _from(found: Place) -> Source:
+def from_place(found: Place) -> Source:
+    metrics = Path(found.where) / "metrics.json"  # of a model that the package trained
     return source(
         found.config,
         lambda: tokenizer_of(found.where, found.revision),
@@ -235,6 +236,7 @@ def _from(found: Place) -> Source:
         found.where,
         found.revision,
         lambda auto: headed(found.where, found.revision, auto),
+        (lambda: json.loads(metrics.read_text())) if metrics.is_file() else None,
     )
 
 
@@ -394,6 +396,7 @@ def source(
     where: str | None,
     revision: str | None = None,
     with_head: Callable[[str], nn.Module] | None = None,
+    metrics: Callable[[], dict[str, float]] | None = None,
 ) -> Source:
     """A model from its transformers config. Raises BadInput where it is not a stack of blocks on tokens or patches.
 
@@ -463,6 +466,7 @@ def source(
         # others take token types for ids of words (GPT-2), or have one type alone (RoBERTa); XLNet counts none
         segments=getattr(config, "type_vocab_size", 1) > 1 or config.model_type == "xlnet",
         with_head=with_head,
+        metrics=metrics,
         labels=class_names(config),
     )
 

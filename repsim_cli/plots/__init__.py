@@ -23,12 +23,11 @@ STYLE: dict[str, Any] = {
 
 def draw(folder: Path, progress: Progress = quiet) -> list[Path]:
     """Draws all figures of a run into figures/ and returns their paths."""
-    from repsim_cli.plots import agreement, groups, heatmap, localization, training
+    from repsim_cli.plots import agreement, classifiers, groups, heatmap, localization, training
 
     results = read_results(folder)
-    jobs = [
-        job for kind in (heatmap, agreement, groups, localization, training) for job in kind.figures(folder, results)
-    ]
+    kinds = (heatmap, agreement, groups, localization, training, classifiers)
+    jobs = [job for kind in kinds for job in kind.figures(folder, results)]
     return save(folder / "figures", jobs, progress) if jobs else []
 
 

@@ -48,6 +48,8 @@ from repsim_cli.training.finetune import (
 )
 from repsim_cli.training.trained import Metrics, Trained
 
+RECORD = "training.json"  # beside the weights: seed, recipe, loss by step, CPU seconds
+SHARED_SEED = 0
 Above0 = Annotated[float, Field(gt=0)]
 
 
@@ -59,6 +61,9 @@ def finetuned(
     hub: str | None = None,
     revision: str | None = None,
     tokenizer: str | None = None,
+    shared: Data | None = None,
+    shared_steps: Positive = 1000,
+    shared_learning_rate: Above0 = 1e-3,
     train: Data,
     evaluate: Data,
     hans: Data | None = None,
@@ -75,9 +80,12 @@ def finetuned(
 ) -> Family:
     """Classifiers of the labels of `train`, one for each of `seeds`: LABEL_0, LABEL_1, ...
 
-    The encoder: pretrained, from a folder (`path`) or the hub (`hub`, `revision`), with its tokenizer; or of `config`
-    with random weights under the seed, with the tokenizer of a folder or hub id (`tokenizer`), or (null) one of the
-    most frequent words of `train`, as many as config.vocab_size. The head is fresh; all weights are trained.
+    The encoder: pretrained, from a folder (`path`) or the hub (`hub`, `revision`), with its tokenizer; or of `config`,
+    with the tokenizer of a folder or hub id (`tokenizer`), or (null) one of the most frequent words of `train`, as many
+    as config.vocab_size. An encoder of `config` has random weights under each seed, or (`shared`) those that training
+    on this data gives, shared_steps at shared_learning_rate under seed 0: then all seeds start from one encoder, as
+    those of a pretrained one do. The head is fresh under each seed; all weights are trained.
+
     evaluate: gives the metrics accuracy and loss (nats). hans: examples with heuristics and subcases; gives
     hans_accuracy and an accuracy for each heuristic and label and for each subcase. Both are part of what the models
     are made of: with other data to evaluate on they are trained again.
@@ -91,14 +99,15 @@ def finetuned(
         )
     if config is None:
         check_place(path, hub, revision)
-        if tokenizer is not None:
-            raise BadInput(f"tokenizer: a pretrained encoder has its own, got '{tokenizer}'; drop it, or give config")
+        for key, given in (("tokenizer", tokenizer), ("shared", shared and shared.source)):
+            if given is not None:
+                raise BadInput(f"{key}: a pretrained encoder has its own, got '{given}'; drop it, or give config")
     if len(set(seeds)) < len(seeds) or min(seeds) < 0:
         raise BadInput(f"seeds: not distinct numbers from 0 on, got {seeds}; name each seed once")
-    data = {"train": train, "evaluate": evaluate, **({} if hans is None else {"hans": hans})}
-    sets = {name: _labelled(name, one) for name, one in data.items()}
+    data = {"shared": shared, "train": train, "evaluate": evaluate, "hans": hans}
+    sets = {name: _labelled(name, one) for name, one in data.items() if one is not None}
     labels = sets["train"].names
-    scored = {name: scoring(labels, one.names, name) for name, one in sets.items() if name != "train"}
+    scored = {name: scoring(labels, sets[name].names, name) for name in ("evaluate", "hans") if name in sets}
     recipe = Recipe(
         length=length,
         epochs=epochs,
@@ -110,14 +119,15 @@ def finetuned(
         clip=clip,
         device=device,
     )
-    found = None if config is not None else place(path, hub, revision)
-    settings = labelled_config(inline_config(config) if found is None else found.config, labels)
+    encoder = place(path, hub, revision) if config is None else None
+    plain = encoder.config if encoder is not None else inline_config(config or {})
+    settings = labelled_config(plain, labels)
     examples = {name: functools.cache(one.examples) for name, one in sets.items()}
 
     @functools.cache
     def own_tokenizer() -> Any:
-        if found is not None:
-            return tokenizer_of(found.where, revision)
+        if encoder is not None:
+            return tokenizer_of(encoder.where, revision)
         if tokenizer is not None:
             return tokenizer_of(tokenizer)
         texts = (text for example in examples["train"]()[0] for text in example.texts)
@@ -134,62 +144,87 @@ def finetuned(
             raise BadInput(f"{name}: a classifier needs a label per example, got none in {sets[name].source}; add them")
         return found
 
-    @functools.cache
-    def shared() -> dict[str, Any]:
-        """What the models of all seeds are made of."""
+    def parts(recipe: Recipe, *names: str) -> dict[str, Any]:
         words = own_tokenizer()
         return {
             "code": CODE,
-            "config": config_hash(settings.to_dict()),
-            "encoder": None if found is None else found.identity()["weights_hash"],
+            "config": config_hash(plain.to_dict()),
+            "encoder": None if encoder is None else encoder.identity()["weights_hash"],
             "tokenizer": digest(words.backend_tokenizer.to_str() if words.is_fast else str(words)),
-            "data": {name: digest([astuple(one) for one in read()[0]]) for name, read in examples.items()},
+            "data": {name: digest([astuple(one) for one in examples[name]()[0]]) for name in names},
             "recipe": asdict(recipe),
         }
 
-    def fit(seed: int, folder: Path, scratch: Path, progress: Progress) -> Metrics:
+    def fit(
+        name: str, recipe: Recipe, seed: int, where: str | None, folder: Path, scratch: Path, progress: Progress
+    ) -> Any:
+        """Trains on the data of this name, starting from the encoder of `where`; returns the model, saved in folder."""
         start = time.process_time()
-        model = classifier(settings, None if found is None else found.where, revision, seed).to(device)
+        model = classifier(labelled_config(plain, sets[name].names), where, revision, seed).to(device)
         losses = fine_tune(
-            model, sequences("train"), recipe, segments=bare.segments, seed=seed, scratch=scratch, progress=progress
+            model, sequences(name), recipe, segments=bare.segments, seed=seed, scratch=scratch, progress=progress
         )
-        seconds = time.process_time() - start
+        record = {"seed": seed, "recipe": asdict(recipe), "loss": losses, "cpu_seconds": time.process_time() - start}
         model.save_pretrained(folder)
         own_tokenizer().save_pretrained(folder)
-        record = {"seed": seed, "recipe": asdict(recipe), "loss": losses, "cpu_seconds": seconds}
-        (folder / "training.json").write_text(dumps(record))
-        answers = partial(logits_of, model, segments=bare.segments, batch_size=batch_size)
-        metrics = in_distribution(answers(sequences("evaluate")), sequences("evaluate"), scored["evaluate"])
-        if "hans" in scored:
-            metrics |= by_heuristic(
-                answers(sequences("hans")), sequences("hans"), scored["hans"], examples["hans"]()[0]
-            )
-        return metrics
+        (folder / RECORD).write_text(dumps(record))
+        return model
+
+    @functools.cache
+    def start() -> Trained | None:
+        """The encoder that all seeds start from, where it is trained here."""
+        if "shared" not in sets:
+            return None
+        own = replace(recipe, steps=shared_steps, learning_rate=shared_learning_rate)
+
+        def train(folder: Path, scratch: Path, progress: Progress) -> Metrics:
+            fit("shared", own, SHARED_SEED, None, folder, scratch, progress)
+            return {}
+
+        return Trained({**parts(own, "shared"), "seed": SHARED_SEED}, train)
+
+    @functools.cache
+    def trained(seed: int) -> Trained:
+        first = start()
+
+        def train(folder: Path, scratch: Path, progress: Progress) -> Metrics:
+            where = str(first.folder(progress)) if first is not None else encoder and encoder.where
+            model = fit("train", recipe, seed, where, folder, scratch, progress)
+            answers = partial(logits_of, model, segments=bare.segments, batch_size=batch_size)
+            metrics = in_distribution(answers(sequences("evaluate")), sequences("evaluate"), scored["evaluate"])
+            if "hans" in scored:
+                metrics |= by_heuristic(
+                    answers(sequences("hans")), sequences("hans"), scored["hans"], examples["hans"]()[0]
+                )
+            return metrics
+
+        own = parts(recipe, "train", *scored)
+        return Trained({**own, "start": first and first.key, "seed": seed}, train)
 
     def one(seed: int) -> Source:
-        @functools.cache
-        def trained() -> Trained:
-            return Trained({**shared(), "seed": seed}, partial(fit, seed))
+        def folder() -> str:
+            return str(trained(seed).folder())
 
         def identity() -> dict[str, Any]:
-            folder = trained().folder()
+            where = folder()
             return {
-                "source": f"trained here, models/{trained().key}",
-                "weights_hash": hash_files(weight_files(folder)),
-                "config_hash": config_hash(config_of(str(folder)).to_dict()),
-                "metrics": trained().metrics(),
+                "source": f"trained here, models/{trained(seed).key}",
+                "trained": trained(seed).key,
+                "weights_hash": hash_files(weight_files(Path(where))),
+                "config_hash": config_hash(config_of(where).to_dict()),
+                "metrics": trained(seed).metrics(),
             }
 
         def make(progress: Progress) -> None:
-            trained().folder(progress)
+            trained(seed).folder(progress)
 
         return replace(
             bare,
-            load=lambda eager: uncached(load(str(trained().folder()), None, eager)),
-            with_head=lambda auto: headed(str(trained().folder()), None, auto),
+            load=lambda eager: uncached(load(folder(), None, eager)),
+            with_head=lambda auto: headed(folder(), None, auto),
             identity=identity,
             make=make,
-            metrics=lambda: trained().metrics(),
+            metrics=lambda: trained(seed).metrics(),
             labels=labels,
         )
 

@@ -98,7 +98,8 @@ def pretrained(
         return found(auto)
 
     def identity() -> dict[str, Any]:
-        return {**ready().identity(), "source": f"trained here, models/{trained.key}", "metrics": trained.metrics()}
+        own = {"source": f"trained here, models/{trained.key}", "trained": trained.key, "metrics": trained.metrics()}
+        return {**ready().identity(), **own}
 
     def make(progress: Progress) -> None:
         trained.folder(progress)

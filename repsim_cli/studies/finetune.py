@@ -1,0 +1,99 @@
+"""Classifiers of one training data under several seeds: alike where they were trained to be, and elsewhere?"""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from repsim_cli import cache
+from repsim_cli.analysis import claims as findings
+from repsim_cli.errors import BadInput
+from repsim_cli.models.source import AnySource, Source
+from repsim_cli.registry import studies
+from repsim_cli.results import Run
+from repsim_cli.training.finetuned import RECORD
+from repsim_cli.training.trained import KIND
+
+
+@studies.register("finetune")
+class Finetune:
+    """Trains the models of kind `finetuned` that are not in the cache, and lays all seeds side by side: metrics in
+    distribution and by heuristic, their spread over seeds, and the training loss. The models stay in the cache, named
+    in the manifest, for other runs: the same entry again, or {kind: trained, run: RUN, name: LABEL}.
+
+    What is trained is said by the entries alone (`training/finetuned.py`): all weights, from start to end. Left to
+    later studies: freezing (parameters without a gradient, chosen before `fine_tune`), truncation (an encoder of the
+    first blocks, made before `classifier`), sparsity (masks on the weights, kept at each step by a callback of the
+    Trainer).
+    """
+
+    def __init__(self, *, model: Mapping[str, AnySource], claims: list[str] | None = None):
+        if not model:
+            raise BadInput("model: no model is selected, got none; e.g. model=[tiny_nli]")
+        for label, source in model.items():
+            if not isinstance(source, Source) or source.make is None or not source.labels:
+                raise BadInput(
+                    f"model.{label}: not trained here as a classifier, got another kind; give kind: finetuned"
+                )
+        self.models = {label: source for label, source in model.items() if isinstance(source, Source)}
+        self.claims = claims or []
+        findings.check_names(self.claims, findings.CLASSIFIER_CLAIMS)
+
+    def plan(self) -> dict[str, Any]:
+        return {
+            "models": {
+                label: f"{one.model_type}, {one.layers} blocks of {one.width}, {one.parameters:,} parameters"
+                for label, one in self.models.items()
+            },
+            "labels": list(next(iter(self.models.values())).labels),
+            "weights": "trained where they are not in the cache",
+        }
+
+    def run(self, run: Run) -> dict[str, Any]:
+        with run.stage("models"):
+            found = {label: one.identity() for label, one in self.models.items()}
+            run.manifest["models"] = found
+            metrics = {label: one["metrics"] for label, one in found.items()}
+            records = {label: training_record(one["trained"]) for label, one in found.items()}
+        run.save_manifest()
+        table = by_model(metrics)
+        claims = [findings.CLASSIFIER_CLAIMS[name] for name in self.claims]
+        return {
+            "measures": [],
+            "tables": {"classifiers": table, "over seeds": over_models(table)},
+            "curves": {
+                f"training loss of {label}, nats": {
+                    "steps": [int(step) for step in one["loss"]],
+                    "loss": [*one["loss"].values()],
+                }
+                for label, one in records.items()
+            },
+            "claims": [findings.record(claim, "accuracy", claim(list(metrics.values()))) for claim in claims],
+            "classifiers": metrics,
+        }
+
+
+def training_record(key: str) -> dict[str, Any]:
+    """What was noted while a model in the cache was trained: seed, recipe, loss by step."""
+    return json.loads((cache.root() / KIND / key / "model" / RECORD).read_text())
+
+
+def by_model(metrics: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
+    """A row per model: accuracy where it was trained to be right, and by heuristic and label."""
+    names = [name for name in next(iter(metrics.values())) if name.count("_") == 0 or name.endswith("entailment")]
+    return {
+        "columns": ["model", *names],
+        "rows": [[label, *(one[name] for name in names)] for label, one in metrics.items()],
+    }
+
+
+def over_models(table: Mapping[str, Any]) -> dict[str, Any]:
+    """The mean, the standard deviation and the ends of every column of numbers."""
+    columns = ["metric", "lowest", "mean", "highest", "standard deviation"]
+    rows = []
+    for place, name in enumerate(table["columns"][1:], 1):
+        values = np.array([row[place] for row in table["rows"]])
+        spread = float(values.std(ddof=1)) if len(values) > 1 else None
+        rows.append([name, float(values.min()), float(values.mean()), float(values.max()), spread])
+    return {"columns": columns, "rows": rows}

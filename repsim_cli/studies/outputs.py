@@ -1,0 +1,191 @@
+"""How far models differ in what they say on the same rows: classifiers, or language models."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from repsim_cli.activations.inputs import check_modality, described, named, sequences_of, tokenizers
+from repsim_cli.activations.outputs import outputs
+from repsim_cli.activations.rows import devices
+from repsim_cli.analysis.outputs import CARDS, Sums
+from repsim_cli.data.base import Data, Sequences
+from repsim_cli.data.labels import Scoring, scoring
+from repsim_cli.errors import BadInput
+from repsim_cli.models.source import AnySource, Source
+from repsim_cli.registry import did_you_mean, studies
+from repsim_cli.results import Run, slug
+from repsim_cli.settings import Extract, Hardware
+
+CLASSIFIERS = ("output_jsd", "disagreement", "accuracy_difference")
+LANGUAGE_MODELS = ("output_kl", "output_jsd", "disagreement")
+HEADS = {True: "AutoModelForSequenceClassification", False: "AutoModelForCausalLM"}
+
+
+@studies.register("outputs")
+class Outputs:
+    """Measures of outputs for all pairs of models, from one pass of each model over the same rows, and the accuracy of
+    each. Of classifiers a row is an example, of language models the next token after each place.
+
+    outputs: of output_jsd, output_kl, disagreement, accuracy_difference (null: without output_kl for classifiers,
+    without accuracy_difference for language models).
+    """
+
+    def __init__(
+        self,
+        *,
+        model: Mapping[str, AnySource],
+        data: Data,
+        extract: Extract,
+        hardware: Hardware,
+        seed: int,
+        outputs: list[str] | None = None,
+    ):
+        if len(model) < 2:
+            raise BadInput(f"model: outputs are compared between models, got {len(model)}; select two or more")
+        for label, source in model.items():
+            if not isinstance(source, Source) or source.with_head is None:
+                raise BadInput(f"model.{label}: it has no outputs, got activations or a backbone alone; drop it")
+        self.models = {label: source for label, source in model.items() if isinstance(source, Source)}
+        check_modality(self.models, data)
+        self.classify = any(source.labels for source in self.models.values())
+        self._check_heads()
+        self.measures = outputs or list(CLASSIFIERS if self.classify else LANGUAGE_MODELS)
+        for name in self.measures:
+            if name not in CARDS:
+                raise BadInput(
+                    f"options.outputs: no such measure of outputs, got '{name}'; {did_you_mean(name, CARDS)}"
+                )
+        if self.classify and data.packed:
+            raise BadInput(f"data: classifiers read examples, got running text ({data.source}); use e.g. data=mnli")
+        self.data, self.extract, self.hardware, self.seed = data, extract, hardware, seed
+        for label, source in self.models.items():
+            if source.context is not None and extract.length > source.context:
+                raise BadInput(
+                    f"extract.length, model.{label}: longer than the model's context, got {extract.length}; "
+                    f"at most {source.context}"
+                )
+        self.devices = devices(hardware, list(model))
+        self.tokenizers = tokenizers(self.models, data, extract)
+
+    def _check_heads(self) -> None:
+        """All classifiers of the same labels, or all language models of one vocabulary."""
+        first, *others = self.models
+        for label in others:
+            one, own = self.models[first], self.models[label]
+            if sorted(one.labels) != sorted(own.labels):
+                raise BadInput(
+                    f"model.{label}: its labels are not those of '{first}', got {list(own.labels)} for "
+                    f"{list(one.labels)}; compare classifiers of the same labels (in any order)"
+                )
+            if not self.classify and one.vocabulary != own.vocabulary:
+                raise BadInput(
+                    f"model.{label}: its vocabulary is not that of '{first}', got {own.vocabulary} for "
+                    f"{one.vocabulary} tokens; compare language models of one vocabulary"
+                )
+
+    def plan(self) -> dict[str, Any]:
+        batches = -(-self.extract.sequences // self.hardware.batch_size)
+        return {
+            "models": {label: f"{one.model_type}, {one.parameters:,} parameters" for label, one in self.models.items()},
+            "head": HEADS[self.classify],
+            "measures": self.measures,
+            "pairs of models": len(self.models) * (len(self.models) - 1) // 2,
+            "sequences, at most": self.extract.sequences,
+            "forward passes": batches * len(self.models),
+        }
+
+    def run(self, run: Run) -> dict[str, Any]:
+        hardware = self.hardware
+        if hardware.threads:
+            torch.set_num_threads(hardware.threads)
+        run.manifest.update(device=hardware.device, threads=torch.get_num_threads())
+        with run.stage("data"):
+            sequences = sequences_of(self.models, self.tokenizers, self.data, self.extract, self.seed)
+            run.manifest["data"], notices = described(sequences, self.data, self.extract)
+            for notice in notices:
+                run.warn(notice)
+            scored = self._scored(sequences)
+        with run.stage("models"):
+            run.manifest["models"] = {label: one.identity() for label, one in self.models.items()}
+            modules = {label: named(label, self._whole, label) for label in self.models}
+        run.save_manifest()
+        sums = Sums(self.measures)
+        with run.stage("outputs"):
+            count = len(next(iter(sequences.values())).ids)
+            streams = [
+                outputs(modules[label], sequences[label], segments=one.segments, batch_size=hardware.batch_size)
+                for label, one in self.models.items()
+            ]
+            starts = run.progress(range(0, count, hardware.batch_size), label="outputs", unit="batches")
+            for start, *logits in zip(starts, *streams, strict=True):
+                batch = slice(start, start + hardware.batch_size)
+                sums.add(*self._rows(logits, sequences, scored, batch))
+        return self._results(run, sums)
+
+    def _whole(self, label: str) -> nn.Module:
+        with_head = self.models[label].with_head
+        assert with_head is not None
+        return with_head(HEADS[self.classify]).to(self.devices[label])
+
+    def _scored(self, sequences: Mapping[str, Sequences]) -> dict[str, Scoring]:
+        """How the answers of each classifier are scored; empty where there is nothing to score them by."""
+        labels = next(iter(sequences.values())).labels
+        if labels is None and self.classify and "accuracy_difference" in self.measures:
+            raise BadInput(
+                f"data: accuracy_difference needs a label per example, got none in {self.data.source}; use other data, "
+                "or options.outputs=[output_jsd,disagreement]"
+            )
+        if labels is None or not self.classify:
+            return {}
+        return {label: scoring(one.labels, labels.names, f"model.{label}") for label, one in self.models.items()}
+
+    def _rows(
+        self, logits: list[Tensor], sequences: Mapping[str, Sequences], scored: Mapping[str, Scoring], batch: slice
+    ) -> tuple[Float[Tensor, "m n c"], Int[Tensor, "m n"], Int[Tensor, " n"] | None]:
+        """Logits of all models on the rows of a batch, with their answers and what these should be."""
+        one = next(iter(sequences.values()))
+        if not self.classify:
+            places = slice(1, logits[0].shape[1])
+            predicted = torch.from_numpy(one.text[batch, places])
+            kept = torch.stack([each[:, :-1][predicted.to(each.device)].cpu() for each in logits])
+            return kept, kept.argmax(-1), torch.from_numpy(one.ids[batch, places]).long()[predicted]
+        common = next(iter(self.models.values())).labels
+        orders = {label: [source.labels.index(name) for name in common] for label, source in self.models.items()}
+        kept = torch.stack([each.cpu()[:, order] for each, order in zip(logits, orders.values(), strict=True)])
+        if not scored or one.labels is None:
+            return kept, kept.argmax(-1), None
+        classes = [scored[label].model[order] for label, order in orders.items()]
+        answers = [torch.from_numpy(own)[each.argmax(-1)] for own, each in zip(classes, kept, strict=True)]
+        right = next(iter(scored.values())).data[one.labels.codes[batch]]
+        return kept, torch.stack(answers), torch.from_numpy(right)
+
+    def _results(self, run: Run, sums: Sums) -> dict[str, Any]:
+        labels = list(self.models)
+        side = {"model": "outputs", "layers": labels}
+        records = []
+        for name in self.measures:
+            values, se = sums.matrix(name)
+            arrays = {
+                key: None if found is None else run.write_array(f"{slug(name)}-{key}", found.numpy())
+                for key, found in (("values", values), ("se", se))
+            }
+            records.append(
+                {
+                    "name": name,
+                    "label": name,
+                    "settings": {},
+                    "estimate": {"kind": "full", "rows": sums.rows, "rows_available": sums.rows, "batches": 1},
+                    "null": None,
+                    "card": CARDS[name].record(),
+                    "matrices": [{"rows": side, "columns": side, **arrays, "p": None, "n": sums.rows}],
+                }
+            )
+        accuracy = sums.accuracy()
+        rows = (
+            [] if accuracy is None else [[label, value] for label, value in zip(labels, accuracy.tolist(), strict=True)]
+        )
+        tables = {"accuracy": {"columns": ["model", "accuracy"], "rows": rows}} if rows else {}
+        return {"measures": records, "tables": tables, "curves": {}, "claims": []}
