@@ -105,5 +105,8 @@ class Ranked:
         if (self.top is None) == (self.bottom is None):
             raise BadInput(f"one of top and bottom says which models, got {self.top} and {self.bottom}; give one")
 
+    def __str__(self) -> str:
+        return f"the top {self.top} by {self.by}" if self.top is not None else f"the bottom {self.bottom} by {self.by}"
+
 
 Group = list[str] | Ranked

@@ -394,7 +394,7 @@ def _own_moments(stream: Iterable[Sequence[Tensor]]) -> tuple[Matrix, list[_Laye
     return whole, [_Layer(rows, *of_layer) for of_layer in zip(*parts, strict=True)]
 
 
-def _cross_moments(stream: Iterable[Sequence[Tensor]], count: int, left: Tensor, right: Tensor) -> Matrix:
+def _cross_moments(stream: Iterable[Sequence[Tensor]], count: int, left: Tensor, right: Tensor) -> Float[Tensor, "k l"]:
     """x'y of the rows of the first `count` layers and of the others, centred by these means."""
     whole = left.new_zeros(len(left), len(right))
     for batch in stream:
@@ -403,7 +403,9 @@ def _cross_moments(stream: Iterable[Sequence[Tensor]], count: int, left: Tensor,
     return whole
 
 
-def _cells(whole: Matrix, rows: Sequence[_Layer], columns: Sequence[_Layer]) -> dict[tuple[int, int], Matrix]:
+def _cells(
+    whole: Float[Tensor, "k l"], rows: Sequence[_Layer], columns: Sequence[_Layer]
+) -> dict[tuple[int, int], Tensor]:
     """The parts of a matrix that belong to each pair of layers, as views."""
     return {
         (i, j): cell

@@ -1,14 +1,15 @@
 """What each live model of a run is given, and whether all of them see the same rows."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from repsim_cli.activations.rows import rows_of, same_rows
+from repsim_cli.activations.rows import Reading, rows_of, same_rows
 from repsim_cli.data.base import Data, Sequences
 from repsim_cli.data.images import Patches
 from repsim_cli.data.words import check_offsets
 from repsim_cli.errors import BadInput
-from repsim_cli.models.source import Source
+from repsim_cli.models.source import Precomputed, Sentence, Source
 from repsim_cli.settings import Extract
 
 OTHER = {"text": "another vocabulary", "images": "another grid of patches"}
@@ -87,6 +88,30 @@ def sequences_of(
                 "from its tokenizer; use the tokenizer that it was trained with"
             )
     return sequences
+
+
+def paired(found: Sequence[Reading], sequences: Mapping[str, Sequences], data: Data, extract: Extract) -> list[Reading]:
+    """Stored activations of words in the order of the run's sentences: those of the data, or of the first file.
+
+    Raises BadInput naming the first sentence that a file lacks, or that has another number of words there.
+    """
+    stored = [r.source.sentences for r in found if isinstance(r.source, Precomputed) and r.source.sentences is not None]
+    if not stored:
+        return list(found)
+    wanted = stored[0]
+    if sequences:
+        if extract.unit != "word":
+            raise BadInput(f"extract.unit: stored activations are of words, got {extract.unit}; use extract=words")
+        example = next(iter(sequences.values())).example
+        assert example is not None
+        words = data.sentences()
+        wanted = [Sentence(" ".join(words[i]), len(words[i])) for i in dict.fromkeys(example.tolist())]
+    return [
+        replace(r, source=named(r.label, r.source.ordered, wanted))
+        if isinstance(r.source, Precomputed) and r.source.ordered is not None
+        else r
+        for r in found
+    ]
 
 
 def described(sequences: Mapping[str, Sequences], data: Data, extract: Extract) -> tuple[dict[str, Any], list[str]]:

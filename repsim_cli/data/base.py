@@ -88,6 +88,10 @@ class Data(ABC):
     def sequences(self, tokenizer: Any, extract: Extract, seed: int) -> Sequences:
         """What a model with this tokenizer is run on. Raises BadInput for data that cannot be used."""
 
+    def sentences(self) -> list[list[str]]:
+        """All sentences of words, where it has some; `Sequences.example` counts in this list."""
+        raise NotImplementedError
+
     def aligned(self, tokenizers: Mapping[str, Any], extract: Extract, seed: int) -> dict[str, Sequences]:
         """What models with these tokenizers are run on, the same words of the same sentences for all."""
         raise NotImplementedError

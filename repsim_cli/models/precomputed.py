@@ -1,17 +1,20 @@
-"""Activations that another program wrote: .npz, .safetensors or HDF5, one named (n, d) array per layer."""
+"""Activations that another program wrote: .npz, .safetensors or HDF5, one named (n, d) array per layer; or HDF5 with
+one array per sentence, the format of contextual-corr-analysis (Wu et al. 2020) and of ELMo's own tools."""
 
+import json
 import re
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from repsim_cli.errors import BadInput
-from repsim_cli.models.source import Precomputed
+from repsim_cli.models.source import Precomputed, Sentence
 from repsim_cli.models.transformers import hash_files
 from repsim_cli.registry import did_you_mean, models
 
@@ -22,7 +25,8 @@ Shapes = dict[str, tuple[tuple[int, ...], str]]
 def precomputed(*, path: str, layers: list[str] | None = None) -> Precomputed:
     """path: the file. layers: which arrays, in layer order; by default all, in natural order of their names.
 
-    Rows are paired by number with those of the other models of the run.
+    Rows are paired by number with those of the other models of the run. In a file of one array per sentence rows are
+    words, paired by sentence and word; its layers are embed, layer@0, layer@1, ...
     """
     file = Path(path).expanduser()
     if not file.is_file():
@@ -31,6 +35,8 @@ def precomputed(*, path: str, layers: list[str] | None = None) -> Precomputed:
     if file.suffix not in openers:
         raise BadInput(f"path: unknown kind of file, got '{path}'; use {', '.join(openers)}")
     try:
+        if file.suffix in (".hdf5", ".h5") and (found := _sentence_file(file)) is not None:
+            return _of_sentences(found, layers)
         shapes, read = openers[file.suffix](file)
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         reason = "it holds Python objects" if "pickle" in str(error) else error
@@ -96,3 +102,117 @@ def _open_hdf5(file: Path) -> tuple[Shapes, Reader]:
     sets = {name: node for name, node in archive.items() if isinstance(node, h5py.Dataset)}
     shapes = {name: (node.shape, node.dtype.name) for name, node in sets.items()}
     return shapes, lambda name, rows: torch.from_numpy(sets[name][rows]).float()
+
+
+INDEX = "sentence_to_index"
+
+
+class SentenceFile(NamedTuple):
+    """keys: by the text of a sentence (its words joined by spaces), that of its array. words: of every array.
+
+    layers, width: of all arrays, which are (layers, words, width), or (words, width) where there is one layer.
+    """
+
+    file: Path
+    arrays: Mapping[str, Any]
+    keys: dict[str, str]
+    words: dict[str, int]
+    layers: int
+    width: int
+
+
+def write_sentences(path: Path, sentences: Iterable[tuple[Sequence[str], Float[np.ndarray, "layers words d"]]]) -> None:
+    """Writes an HDF5 file of one array per sentence, from (words, array), in the order given.
+
+    Equal sentences share the last one's entry in the index, as in the original format.
+    """
+    import h5py
+
+    index = {}
+    with h5py.File(path, "w") as archive:
+        for number, (words, array) in enumerate(sentences):
+            if array.ndim != 3 or array.shape[1] != len(words):
+                raise BadInput(
+                    f"sentence {number}: its array must be (layers, {len(words)}, d), got {array.shape}; one row a word"
+                )
+            archive[str(number)] = np.asarray(array, np.float32)
+            index[" ".join(words)] = str(number)
+        archive[INDEX] = np.array([json.dumps(index).encode()])
+
+
+def _sentence_file(file: Path) -> SentenceFile | None:
+    """None where the file is of another format."""
+    import h5py
+
+    archive: Any = h5py.File(file, "r")
+    if INDEX not in archive:
+        return None
+    keys = json.loads(np.asarray(archive[INDEX]).ravel()[0])
+    arrays = {key: archive[key] for key in sorted(archive, key=natural) if key != INDEX}
+    shapes = {key: (1, *a.shape) if len(a.shape) == 2 else a.shape for key, a in arrays.items()}
+    bad = next((key for key, shape in shapes.items() if len(shape) != 3 or 0 in shape), None)
+    if bad is not None or not shapes:
+        got = f"{shapes[bad]} at '{bad}'" if bad else "no array"
+        raise BadInput(f"path: sentences must be arrays (layers, words, d), got {got} in '{file}'; write it again")
+    first = next(iter(shapes.values()))
+    odd = next((key for key, shape in shapes.items() if (shape[0], shape[2]) != (first[0], first[2])), None)
+    lost = next((key for key in keys.values() if key not in arrays), None)
+    if odd is not None or lost is not None:
+        got = f"{shapes[odd]} at '{odd}' after {first}" if odd else f"no array '{lost}'"
+        raise BadInput(
+            f"path: sentences differ in layers or width, or are absent, got {got} in '{file}'; write it again"
+        )
+    return SentenceFile(file, arrays, keys, {key: shape[1] for key, shape in shapes.items()}, first[0], first[2])
+
+
+def _of_sentences(found: SentenceFile, layers: list[str] | None) -> Precomputed:
+    """All sentences of the file, in the order of their keys."""
+    known = ["embed", *(f"layer@{i}" for i in range(found.layers - 1))]
+    for name in layers or ():
+        if name not in known:
+            raise BadInput(f"layers: no such layer, got '{name}'; {did_you_mean(name, known)}")
+    texts = {key: text for text, key in found.keys.items()}
+    whole = [Sentence(texts.get(key, ""), words) for key, words in found.words.items()]
+    names = layers or known
+    return _rows_of(found, names, [known.index(name) for name in names], list(found.words), whole)
+
+
+def _rows_of(
+    found: SentenceFile, names: list[str], numbers: list[int], keys: list[str], sentences: Sequence[Sentence]
+) -> Precomputed:
+    """The words of these sentences as rows."""
+    ends = np.cumsum([found.words[key] for key in keys])
+    place = dict(zip(names, numbers, strict=True))
+
+    def read(name: str, rows: slice) -> Tensor:
+        first, last = np.searchsorted(ends, [rows.start, min(rows.stop, ends[-1]) - 1], side="right")
+        parts = []
+        for number in range(first, last + 1):
+            array = found.arrays[keys[number]]
+            parts.append(array[place[name]] if array.ndim == 3 else array[()])
+        start = ends[first] - len(parts[0])
+        return torch.from_numpy(np.concatenate(parts)[rows.start - start : rows.stop - start]).float()
+
+    def ordered(wanted: Sequence[Sentence]) -> Precomputed:
+        chosen = []
+        for number, sentence in enumerate(wanted):
+            key = found.keys.get(sentence.text)
+            if key is None:
+                raise BadInput(f"sentence {number} is not in '{found.file}', got {sentence.text!r:.60}; write it there")
+            if found.words[key] != sentence.words:
+                raise BadInput(
+                    f"sentence {number} has other words in '{found.file}', got {found.words[key]} for "
+                    f"{sentence.words} ({sentence.text!r:.60}); write it again from the same words"
+                )
+            chosen.append(key)
+        return _rows_of(found, names, numbers, chosen, wanted)
+
+    return Precomputed(
+        names=names,
+        rows=int(ends[-1]),
+        widths=[found.width] * len(names),
+        read=read,
+        identity=lambda: {"source": str(found.file), "weights_hash": hash_files([found.file])},
+        sentences=sentences,
+        ordered=ordered,
+    )

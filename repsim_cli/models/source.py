@@ -1,6 +1,6 @@
 """What every kind of model entry provides."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,18 +58,40 @@ class Source:
     labels: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class Sentence:
+    """Words joined by spaces, and their number."""
+
+    text: str
+    words: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class Precomputed:
-    """Activations that were written before: `names` in layer order, each (rows, width) and read by slices."""
+    """Activations that were written before: `names` in layer order, each (rows, width) and read by slices.
+
+    sentences: where rows are words, whose they are, in row order. ordered(sentences): the same with the rows of these
+    sentences; BadInput where one is absent or has another number of words.
+    """
 
     names: list[str]
     rows: int
     widths: list[int]
     read: Callable[[str, slice], Float[Tensor, "n d"]]
     identity: Callable[[], dict[str, Any]]
+    sentences: Sequence[Sentence] | None = None
+    ordered: Callable[[Sequence[Sentence]], "Precomputed"] | None = None
 
 
 AnySource = Source | Precomputed
+
+
+def families(models: Mapping[str, AnySource]) -> dict[str, str]:
+    """Of every model its architecture; of stored activations the first part of their label (`elmo_original`)."""
+    return {
+        label: source.model_type if isinstance(source, Source) else label.split("_")[0]
+        for label, source in models.items()
+    }
 
 
 @dataclass(frozen=True, kw_only=True)

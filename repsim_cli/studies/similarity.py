@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from repsim_cli import significance as judging
 from repsim_cli.activations.cached import cached, from_cache
-from repsim_cli.activations.inputs import check_modality, described, named, sequences_of, tokenizers
+from repsim_cli.activations.inputs import check_modality, described, named, paired, sequences_of, tokenizers
 from repsim_cli.activations.rows import (
     Reading,
     batches,
@@ -35,13 +35,14 @@ from repsim_cli.analysis import claims as findings
 from repsim_cli.analysis.agreement import agreement
 from repsim_cli.analysis.distances import tables as tables_of
 from repsim_cli.analysis.groups import Depths
+from repsim_cli.analysis.localization import base_curve, curve, localization, other_means, to_base
 from repsim_cli.cache import Entry
 from repsim_cli.data.base import Data, Sequences
 from repsim_cli.errors import BadInput, Degenerate, RunFailed
 from repsim_cli.measures import Measure
 from repsim_cli.measures.base import cosine
 from repsim_cli.measures.inner import Kernel, Packed
-from repsim_cli.models.source import AnySource, Source
+from repsim_cli.models.source import AnySource, Source, families
 from repsim_cli.registry import studies
 from repsim_cli.results import STATE, Run, slug, write
 from repsim_cli.settings import Extract, Group, Hardware, Significance
@@ -79,9 +80,11 @@ class Similarity:
         seed: int,
         cache: bool = True,
         groups: Mapping[str, Group] | None = None,
+        base: str | None = None,
         claims: list[str] | None = None,
         agreement: bool = False,
         distances: bool = False,
+        by_layer: bool = False,
     ):
         if not model:
             raise BadInput("model: no model is selected, got none; e.g. model=[tiny_a,tiny_b]")
@@ -92,6 +95,7 @@ class Similarity:
         self.extract, self.significance, self.hardware = extract, significance, hardware
         self.seed, self.cache = seed, cache
         self.claims, self.agreement, self.distances = claims or [], agreement, distances
+        self.base, self.by_layer = base, by_layer
         self._take(of_groups(model, self.members))
         check_modality(self.live, data)
         for bound in measure.values():
@@ -107,7 +111,8 @@ class Similarity:
                 raise BadInput(
                     f"measure: {bound.name} needs a label per row, got data without labels; use e.g. data=mnli"
                 )
-        findings.check_names(self.claims, {**findings.CLAIMS, **(findings.OF_GROUPS if self.groups else {})})
+        known = {**findings.CLAIMS, **findings.MAP_CLAIMS, **findings.MAPS_CLAIMS}
+        findings.check_names(self.claims, {**known, **(findings.OF_GROUPS if self.groups else {})})
         self._check_groups()
         if agreement and len(measure) < 3:
             raise BadInput(f"options.agreement: 3 measures are needed, got {len(measure)}; select more")
@@ -275,6 +280,7 @@ class Similarity:
                     raise BadInput(
                         f"data: {bound.name} needs a label per row, got none in {self.data.source}; use other data"
                     )
+            self.readings = paired(self.readings, sequences, self.data, extract)
             total = total_rows(self.readings, sequences, extract)
             run.manifest["rows"] = total
             self._check_rows(run, total)
@@ -514,13 +520,46 @@ class Similarity:
             for label, matrix in matrices.items()
             if self.measures[label].card.larger_is_closer
         ]
-        by_depth: dict[str, Any] = {}
+        models = dict(zip(self.models, places_of(self.readings), strict=True))
+        closer = {self.measures[k].name: k for k in matrices if self.measures[k].card.larger_is_closer}
+        values = {name: matrices[label].values.cpu().numpy() for name, label in closer.items()}
+        claims += findings.map_verdicts(
+            self.claims,
+            findings.Map(models=models, families=families(self.models), values=values, base=self.base),
+            closer,
+        )
+        by_depth = self._by_layer(matrices, values, models, names)
         if self.groups:
-            by_depth, own = self._grouped(run, matrices, more)
+            grouped, own = self._grouped(run, matrices, more)
+            by_depth |= grouped
             tables |= tables_of(more["distances"]) if self.distances else {}
             more["groups"] = run.manifest["groups"]
             claims += own
         return {"measures": records, "tables": tables, "curves": by_depth, **more, "claims": claims}
+
+    def _by_layer(
+        self,
+        matrices: Mapping[str, SimilarityMatrix],
+        values: Mapping[str, np.ndarray],
+        models: Mapping[str, slice],
+        names: list[str],
+    ) -> dict[str, Any]:
+        """Curves of a number per layer: means over all other layers, localization, similarity to the base."""
+        found: dict[str, Any] = {}
+        for label, matrix in matrices.items() if self.by_layer else ():
+            means = other_means(matrix.values.cpu().numpy())
+            found[f"mean {label}"] = curve(f"mean {label} over all other layers", means, models, names)
+        if self.by_layer and {"neuronsim", "svcca"} <= set(values):
+            scores = localization(values["neuronsim"], values["svcca"])
+            found["localization"] = curve("localization: neuronsim - svcca", scores, models, names)
+        for label, matrix in matrices.items() if self.base else ():
+            same = to_base(matrix.values.cpu().numpy(), models, str(self.base))
+            if same:
+                own = names[models[str(self.base)]]
+                found[f"{label} with {self.base}"] = base_curve(
+                    self.measures[label].card.label, same, str(self.base), own
+                )
+        return found
 
     def _grouped(
         self, run: Run, matrices: Mapping[str, SimilarityMatrix], more: dict[str, Any]

@@ -1,0 +1,110 @@
+"""Measures from second moments, streamed: the same values as from all rows at once, in memory that does not grow."""
+
+import numpy as np
+import pytest
+import torch
+
+from repsim_cli import measures, registry
+from repsim_cli.errors import BadInput, Degenerate
+from repsim_cli.measures.base import MeasureWarning
+from repsim_cli.similarity import all_pairs, check_estimate, moment_pairs
+
+STREAMED = [name for name in measures.names() if measures.get(name).moments]
+WIDTHS = [5, 8, 13, 20]
+
+
+def representations(n=900):
+    """float32, far from the origin, of very different variances, with a dead and a doubled neuron."""
+    generator = torch.Generator().manual_seed(0)
+    base = torch.randn(n, 6, generator=generator)
+    found = []
+    for d in WIDTHS:
+        x = base @ torch.randn(6, d, generator=generator) + torch.randn(n, d, generator=generator)
+        found.append(x * torch.logspace(0, -2, d) + 50 * torch.randn(d, generator=generator))
+    found[2][:, 3] = 7.0
+    found[1][:, 2] = 2 * found[1][:, 3]
+    return found
+
+
+def streamed(xs, size=128):
+    return lambda chosen: ([xs[a][i : i + size] for a in chosen] for i in range(0, len(xs[0]), size))
+
+
+def found_by(names, xs, side, **settings):
+    bound = {name: measures.get(name) for name in names}
+    return moment_pairs(bound, streamed(xs, **settings), names="abcd", widths=WIDTHS, side=side)
+
+
+@pytest.mark.filterwarnings("ignore::repsim_cli.measures.base.MeasureWarning")
+@pytest.mark.parametrize("side", [1, 16, 100])
+def test_streamed_is_in_memory(side):
+    """Blocks of one layer, of some, of all; the last batch is not full."""
+    assert {"neuronsim", "mixedsim", "svcca", "pwsim", "pwcca", "cka"} <= set(STREAMED)
+    xs = representations()
+    exact = all_pairs({name: measures.get(name) for name in STREAMED}, [x.double() for x in xs])
+    matrices, notices = found_by(STREAMED, xs, side)
+    for name in STREAMED:
+        np.testing.assert_allclose(matrices[name].values, exact[name], atol=1e-10, err_msg=name)
+        low, high = measures.card(name).bounds
+        assert matrices[name].values.min() >= low
+        assert matrices[name].values.max() <= high
+        assert (matrices[name].rows, matrices[name].estimate, matrices[name].se) == (900, "moments", None)
+    assert notices == [
+        "b: directions were left out whose variance second moments cannot tell from rounding, got 1 of 8",
+        "c: dead neurons were dropped, got 1 of 13 without variance",
+    ]
+    torch.testing.assert_close(
+        found_by(["mixedsim"], xs, side, size=900)[0]["mixedsim"].values, matrices["mixedsim"].values
+    )
+
+
+def test_what_second_moments_cannot_do():
+    with pytest.raises(BadInput, match="extract.estimate: mutual_knn is not a function of second moments, got moments"):
+        check_estimate(measures.get("mutual_knn"), "moments")
+    xs = representations(n=24)
+    with pytest.raises(
+        Degenerate, match=r"c and d: some canonical correlations are 1 .* got 12 \+ 20 directions in 24"
+    ):
+        found_by(["pwcca"], xs, 100)
+    xs[3][:] = 1.0
+    with pytest.raises(Degenerate, match="d: all rows are equal, got a constant representation; drop this layer"):
+        found_by(["cka"], xs, 100)
+    with pytest.raises(Degenerate, match="c: mixedsim needs more rows than features, got 10 rows of 12 features"):
+        found_by(["mixedsim"], [x[:10] for x in representations()], 100)
+    with pytest.raises(BadInput, match="extract: no row is left, got none; give more text"):
+        found_by(["cka"], [x[:0] for x in representations()], 100)
+
+
+def test_the_estimate_has_no_null(repsim):
+    words = ["run", "model=[tiny_a]", "measure=[cka]", "extract.estimate=moments"]
+    code, _, err = repsim(*words, "significance=permutation")
+    assert code == 2
+    assert "significance: sums over all rows have neither null nor standard error, got estimate moments" in err
+
+
+def test_runs_read_stored_rows_again(repsim, newest):
+    """Blocks of few layers with and without the cache, and one block: the same numbers, each row once in the cache."""
+    from repsim_cli import results
+    from repsim_cli.studies.similarity import Similarity
+
+    words = ["model=[tiny_a,tiny_b]", "measure=[cka,neuronsim]", "extract.estimate=moments", "extract.sequences=4"]
+    values = []
+    for side, cache in ((10**4, "true"), (130, "false"), (130, "true")):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Similarity, "_side", lambda self, side=side: side)
+            code, _, err = repsim("run", *words, f"cache={cache}", "hardware.threads=1")
+        assert code == 0, err
+        folder = newest()
+        found = results.read_results(folder)
+        assert found["measures"][0]["estimate"]["kind"] == "moments"
+        rows = results.read_manifest(folder)["rows"]
+        assert found["measures"][0]["estimate"]["rows"] == rows
+        values.append([results.read_array(folder, m["values"]) for one in found["measures"] for m in one["matrices"]])
+    for other in values[1:]:
+        for one, two in zip(values[0], other, strict=True):
+            np.testing.assert_allclose(one, two, atol=1e-12)
+
+
+def test_warnings_name_the_kind():
+    with pytest.warns(MeasureWarning, match="dead neurons were dropped, got 1 of 3"):
+        registry.measures.get("neuronsim").function().prepare(torch.tensor([[1.0, 2.0, 1.0], [2.0, 2.0, 3.0], [0.0, 2.0, 1.0]]))  # fmt: skip

@@ -1,0 +1,282 @@
+"""Numbers that the authors of wu2020 test their code with; localization, claims on maps, stored words."""
+
+import json
+
+import h5py
+import numpy as np
+import pytest
+from test_words import SENTENCES, WORDS, conllu
+
+from repsim_cli import measures, registry, results
+from repsim_cli.activations.inputs import paired
+from repsim_cli.activations.rows import Reading
+from repsim_cli.analysis import claims as findings
+from repsim_cli.analysis.localization import localization, other_means, to_base
+from repsim_cli.errors import BadInput
+from repsim_cli.models.precomputed import write_sentences
+from repsim_cli.models.source import families
+from repsim_cli.settings import Extract
+
+# contextual-corr-analysis, tests/: f1, f2, f3 are these 10 x 2 draws, and what its code says of their pairs
+FIXTURES = np.random.RandomState(0).randn(3, 10, 2)
+PAIRS = [(0, 1), (0, 2), (1, 0), (1, 2), (2, 0), (2, 1)]
+STRONGEST = [  # |r| of each neuron's best partner (maxcorr)
+    (0.23845301568508148, 0.1293896734714508),
+    (0.23722361028194427, 0.5554977059364319),
+    (0.09392203390598297, 0.23845301568508148),
+    (0.4508991241455078, 0.08866079151630402),
+    (0.5279974341392517, 0.5554977059364319),
+    (0.08866079151630402, 0.4508991241455078),
+]
+RESIDUALS = [  # sums of squares that a regression leaves of each neuron, whose own sum of squares is 9 (linreg)
+    (8.479826927185059, 8.767545700073242),
+    (8.339704513549805, 4.910735607147217),
+    (8.887153625488281, 8.447637557983398),
+    (7.079151153564453, 8.891857147216797),
+    (6.405300617218018, 6.204168796539307),
+    (8.91811466217041, 7.108542442321777),
+]
+STANDARDISED_CKA = {(0, 1): 0.04030122341789755, (0, 2): 0.3155463863261887, (1, 2): 0.1056196561315231}
+
+
+def test_fixtures_of_the_original():
+    neuronsim, mixedsim, cka = (measures.get(name) for name in ("neuronsim", "mixedsim", "cka"))
+    for (a, b), strongest, left in zip(PAIRS, STRONGEST, RESIDUALS, strict=True):
+        x, y = FIXTURES[a], FIXTURES[b]
+        assert neuronsim(x, y) == pytest.approx(np.mean(strongest), abs=1e-6)
+        assert mixedsim(x, y) == pytest.approx(np.mean(np.sqrt(1 - np.array(left) / 9)), abs=1e-6)
+    # this fixture is older than the paper: its neurons are standardised first
+    standardised = FIXTURES / FIXTURES.std(1, keepdims=True)
+    for (a, b), value in STANDARDISED_CKA.items():
+        assert cka(standardised[a], standardised[b]) == pytest.approx(value, abs=1e-6)
+
+
+def test_localization_by_hand():
+    neurons = np.array([[1.0, 0.2, 0.4], [0.6, 1.0, 0.8], [0.0, 0.1, 1.0]])
+    spread = np.array([[1.0, 0.5, 0.3], [0.5, 1.0, 0.1], [0.3, 0.1, 1.0]])
+    found = localization(neurons, spread)
+    np.testing.assert_allclose(found["row"], [0.3 - 0.4, 0.7 - 0.3, 0.05 - 0.2])
+    np.testing.assert_allclose(found["column"], [0.3 - 0.4, 0.15 - 0.3, 0.6 - 0.2])
+    np.testing.assert_allclose(other_means(spread)["row"], other_means(spread)["column"])
+
+
+def test_similarity_to_the_base_is_that_of_the_same_layer():
+    values = np.arange(49.0).reshape(7, 7)
+    places = {"base": slice(0, 2), "a": slice(2, 4), "deeper": slice(4, 7)}
+    assert {k: v.tolist() for k, v in to_base(values, places, "base").items()} == {"a": [2.0, 10.0]}
+    assert {k: v.tolist() for k, v in to_base(values, places, "a").items()} == {"base": [14.0, 22.0]}
+
+
+def maps(neurons, cka, svcca=None, base=None):
+    """Three models of four layers, two of them of one family."""
+    places = {"a": slice(0, 4), "b": slice(4, 8), "c": slice(8, 12)}
+    kinds = {"a": "one", "b": "one", "c": "two"}
+    values = {"neuronsim": neurons, "cka": cka, **({} if svcca is None else {"svcca": svcca})}
+    return findings.Map(models=places, families=kinds, values=values, base=base)
+
+
+def blocks(within, family, across):
+    """A map of these means: within a model, between models of a family, between families."""
+    model, kind = np.repeat([0, 1, 2], 4), np.repeat([0, 0, 1], 4)
+    values = np.where(model[:, None] == model, within, np.where(kind[:, None] == kind, family, across))
+    np.fill_diagonal(values, 1.0)
+    return values
+
+
+def verdict(name, found, measure="cka"):
+    labels = {"cka": "cka"} if measure == "cka" else {measure: measure}
+    (one,) = findings.map_verdicts([name], found, labels)
+    return one["verdict"], one["value"]
+
+
+def test_claims_on_families():
+    private, shared = blocks(0.9, 0.3, 0.2), blocks(0.9, 0.8, 0.7)
+    held = maps(private, shared)
+    assert verdict("same_family_is_closer", held) == ("holds", pytest.approx(0.1))
+    assert verdict("same_family_is_closer", maps(private, blocks(0.9, 0.1, 0.7)))[0] == "fails"
+    word, value = verdict("neurons_are_block_diagonal", held)
+    left = [
+        one[:8, 8:].mean() / ((one[:8, :8].sum() + one[8:, 8:].sum() - 12) / (56 + 12)) for one in (shared, private)
+    ]
+    assert (word, value) == ("holds", pytest.approx(left[0] - left[1]))
+    assert verdict("neurons_are_block_diagonal", maps(shared, private))[0] == "fails"
+    lower = shared.copy()
+    lower[:4, 8:10] += 0.1  # layers 0 and 1 of four have relative depths 0 and 1/3
+    assert verdict("lower_layers_agree_across_families", maps(private, lower)) == ("holds", pytest.approx(0.025))
+    assert verdict("lower_layers_agree_across_families", maps(private, shared))[0] == "fails"
+    near = blocks(0.5, 0.2, 0.2)
+    near[1, 2] = near[2, 1] = 0.9
+    assert verdict("adjacent_layers_are_closer", maps(private, near))[0] == "holds"
+    assert verdict("adjacent_layers_are_closer", maps(private, blocks(0.5, 0.2, 0.2)))[0] == "fails"
+
+
+def test_claims_on_localization_and_a_base():
+    ramp = np.tile(np.linspace(0, 0.3, 4), 3)
+    neurons = blocks(0.5, 0.2, 0.2) + ramp[:, None]
+    found = maps(neurons, blocks(0.9, 0.8, 0.7), blocks(0.9, 0.8, 0.7), base="a")
+    assert verdict("localization_rises_with_depth", found) == ("holds", pytest.approx(1.0))
+    flat = maps(neurons[::-1, ::-1].copy(), blocks(0.9, 0.8, 0.7), blocks(0.9, 0.8, 0.7), base="a")
+    assert verdict("localization_rises_with_depth", flat)[0] == "fails"
+    # b and c change at the top, and their top layers lose localization
+    cka = blocks(0.9, 0.8, 0.7)
+    for other in (4, 8):
+        cka[3, other + 3] = cka[other + 3, 3] = 0.1
+        neurons[other + 3] -= 0.4
+    found = maps(neurons, cka, blocks(0.9, 0.8, 0.7), base="a")
+    assert verdict("top_layers_change_most", found) == ("holds", pytest.approx(0.65))
+    assert verdict("fine_tuning_delocalizes_the_top", found)[0] == "holds"
+    assert verdict("fine_tuning_delocalizes_the_top", maps(neurons, cka, blocks(0.9, 0.8, 0.7), base="b"))[0] == "fails"
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("same_family_is_closer", "families"),
+        ("lower_layers_agree_across_families", "families"),
+        ("neurons_are_block_diagonal", "families"),
+        ("neurons_are_block_diagonal", "values"),
+        ("adjacent_layers_are_closer", "models"),
+        ("localization_rises_with_depth", "values"),
+        ("localization_rises_with_depth", "models"),
+        ("top_layers_change_most", "base"),
+        ("top_layers_change_most", "models"),
+        ("fine_tuning_delocalizes_the_top", "base"),
+        ("fine_tuning_delocalizes_the_top", "depth"),
+    ],
+)
+def test_claims_that_cannot_be_tested_say_why(name, change):
+    values = blocks(0.9, 0.8, 0.7)
+    found = dict(vars(maps(values, values, values, base="a")))
+    if change == "families":
+        found["families"] = dict.fromkeys("abc", "one")
+    elif change == "values":
+        found["values"] = {"cka": values}
+    elif change == "base":
+        found["base"] = None
+    elif change == "models":
+        found["models"] = {"a": slice(0, 2), "b": slice(2, 4), "c": slice(4, 6)}
+        found["values"] = {k: v[:6, :6] for k, v in found["values"].items()}
+    else:
+        found["models"] = {"a": slice(0, 4), "b": slice(4, 9), "c": slice(9, 12)}
+    (one,) = findings.map_verdicts([name], findings.Map(**found), {"cka": "cka"})
+    assert (one["verdict"], one["value"]) == ("not testable here", None)
+    assert one["why"]
+
+
+def states(seed=0, layers=3, d=5):
+    """(words, array (layers, words, d)) of every sentence."""
+    generator = np.random.default_rng(seed)
+    return [(words, generator.normal(size=(layers, len(words), d)).astype(np.float32)) for words in SENTENCES]
+
+
+def test_sentences_are_written_and_read(tmp_path):
+    written = states()
+    write_sentences(tmp_path / "elmo.hdf5", written)
+    with h5py.File(tmp_path / "elmo.hdf5") as archive:
+        assert json.loads(archive["sentence_to_index"][0])["we met"] == "2"
+        assert archive["1"].shape == (3, 8, 5)
+    source = registry.models.get("precomputed").function(path=str(tmp_path / "elmo.hdf5"))
+    assert (source.names, source.rows, source.widths) == (["embed", "layer@0", "layer@1"], WORDS, [5] * 3)
+    whole = np.concatenate([array for _, array in written], 1)
+    for layer, name in enumerate(source.names):
+        for rows in (slice(0, WORDS), slice(2, 3), slice(1, 12), slice(10, 99)):
+            np.testing.assert_array_equal(source.read(name, rows), whole[layer, rows])
+    assert families({"elmo_original": source}) == {"elmo_original": "elmo"}
+    (one,) = paired([Reading("m", source, [], [])], {}, None, Extract(hook_points=["embed"]))
+    np.testing.assert_array_equal(one.source.read("embed", slice(0, WORDS)), whole[0])
+    backwards = source.ordered(source.sentences[::-1])
+    np.testing.assert_array_equal(
+        backwards.read("layer@1", slice(0, WORDS)), np.concatenate([array[2] for _, array in written[::-1]])
+    )
+    top = registry.models.get("precomputed").function(path=str(tmp_path / "elmo.hdf5"), layers=["layer@1"])
+    np.testing.assert_array_equal(top.read("layer@1", slice(0, 4)), whole[2, :4])
+    with h5py.File(tmp_path / "flat.h5", "w") as archive:  # one layer may be (words, d)
+        archive["0"] = written[2][1][0]
+        archive["sentence_to_index"] = np.array([json.dumps({"we met": "0"}).encode()])
+    flat = registry.models.get("precomputed").function(path=str(tmp_path / "flat.h5"))
+    np.testing.assert_array_equal(flat.read("embed", slice(0, 2)), written[2][1][0])
+
+
+def test_sentences_that_do_not_fit(tmp_path):
+    load = registry.models.get("precomputed").function
+    file = tmp_path / "elmo.hdf5"
+    written = states()
+    write_sentences(file, written)
+    with pytest.raises(BadInput, match="layers: no such layer, got 'layer@2'; did you mean layer@0"):
+        load(path=str(file), layers=["layer@2"])
+    with pytest.raises(BadInput, match=r"sentence 1: its array must be .layers, 8, d., got .3, 7, 5.; one row a word"):
+        write_sentences(tmp_path / "b.hdf5", [written[0], (written[1][0], written[1][1][:, :7])])
+    # the same text, but its first two words are one
+    write_sentences(tmp_path / "b.hdf5", [(["rain falls", "."], np.ones((3, 2, 5))), *written[1:]])
+    two = [Reading(name, load(path=str(tmp_path / f"{name}.hdf5")), [], []) for name in ("elmo", "b")]
+    with pytest.raises(
+        BadInput, match=r"model.b.sentence 0 has other words in .*b.hdf5', got 2 for 3 .'rain falls .'.;"
+    ):
+        paired(two, {}, None, Extract(hook_points=["embed"]))
+    write_sentences(tmp_path / "b.hdf5", written[:1])
+    two[1] = Reading("b", load(path=str(tmp_path / "b.hdf5")), [], [])
+    with pytest.raises(
+        BadInput, match=r"model.b.sentence 1 is not in '.*b.hdf5', got 'a dog runs outside .*; write it"
+    ):
+        paired(two, {}, None, Extract(hook_points=["embed"]))
+    for arrays, message in [
+        ({"0": np.ones((2, 3, 5)), "1": np.ones((3, 3, 5))}, r"got .3, 3, 5. at '1' after .2, 3, 5. in"),
+        ({"0": np.ones((2, 3, 5))}, "got no array '1' in"),
+        ({"0": np.ones(3)}, r"must be arrays .layers, words, d., got .3,. at '0' in"),
+        ({}, r"must be arrays .layers, words, d., got no array in"),
+    ]:
+        with h5py.File(tmp_path / "c.hdf5", "w") as archive:
+            for key, array in arrays.items():
+                archive[key] = array
+            archive["sentence_to_index"] = np.array([json.dumps({"a b c": "0", "d e f": "1"}).encode()])
+        with pytest.raises(BadInput, match=message):
+            load(path=str(tmp_path / "c.hdf5"))
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    """A treebank, and stored activations of its words in another order."""
+    folder = tmp_path_factory.mktemp("corpus")
+    generator = np.random.default_rng(1)
+    vocabulary = sorted({word for words in SENTENCES for word in words})
+    sentences = [[vocabulary[i] for i in generator.integers(0, len(vocabulary), 6)] for _ in range(40)]
+    (folder / "a.conllu").write_text(conllu(sentences))
+    arrays = [(words, generator.normal(size=(4, 6, 8))) for words in sentences]
+    write_sentences(folder / "elmo.hdf5", arrays[::-1])
+    return folder
+
+
+def test_a_map_of_words_with_curves_and_claims(repsim, newest, corpus):
+    """Live models of one tokenizer, a stored one, a base: matrices, curves by layer, claims, figures."""
+    code, _, err = repsim(
+        "run", "model=[tiny_a,tiny_b]", f"+model.elmo={{kind: precomputed, path: {corpus / 'elmo.hdf5'}}}", "base=tiny_a",
+        "data=ewt", f"data.path={corpus / 'a.conllu'}", "measure=[neuronsim,svcca,cka]", "extract=words",
+        "extract.length=32", "hardware.threads=1", "+options.by_layer=true",
+        f"+options.claims=[{','.join([*findings.MAP_CLAIMS, *findings.MAPS_CLAIMS])}]",
+    )  # fmt: skip
+    assert code == 0, err
+    found = results.read_results(newest())
+    assert {m["n"] for one in found["measures"] for m in one["matrices"]} == {240}
+    curves = found["curves"]
+    assert set(curves) == {
+        "mean neuronsim", "mean svcca", "mean cka", "localization",
+        "neuronsim with tiny_a", "svcca with tiny_a", "cka with tiny_a",
+    }  # fmt: skip
+    assert list(curves["cka with tiny_a"]["by_layer"]) == ["tiny_b"]
+    own = curves["localization"]["by_layer"]["elmo"]
+    assert own["layers"] == ["embed", "layer@0", "layer@1", "layer@2"]
+    means = [curves[f"mean {name}"]["by_layer"]["elmo"]["row"] for name in ("neuronsim", "svcca")]
+    np.testing.assert_allclose(own["row"], np.subtract(*means))
+    assert {one["name"] for one in found["claims"]} == {*findings.MAP_CLAIMS, *findings.MAPS_CLAIMS}
+    assert all(one["verdict"] in ("holds", "fails") for one in found["claims"])
+    drawn = {file.stem for file in (newest() / "figures").glob("by-layer-*.png")}
+    assert {"by-layer-localization", "by-layer-mean-cka", "by-layer-cka-with-tiny_a"} <= drawn
+
+
+def test_stored_words_need_rows_of_words(repsim, corpus):
+    code, _, err = repsim(
+        "run", "model=[tiny_a]", f"+model.elmo={{kind: precomputed, path: {corpus / 'elmo.hdf5'}}}", "data=ewt",
+        f"data.path={corpus / 'a.conllu'}", "measure=[cka]", "extract.batch_rows=64", "hardware.threads=1",
+    )  # fmt: skip
+    assert code in (1, 2)
+    assert "extract.unit: stored activations are of words, got token; use extract=words" in err
