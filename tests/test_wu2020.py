@@ -268,7 +268,8 @@ def test_a_map_of_words_with_curves_and_claims(repsim, newest, corpus):
     means = [curves[f"mean {name}"]["by_layer"]["elmo"]["row"] for name in ("neuronsim", "svcca")]
     np.testing.assert_allclose(own["row"], np.subtract(*means))
     assert {one["name"] for one in found["claims"]} == {*findings.MAP_CLAIMS, *findings.MAPS_CLAIMS}
-    assert all(one["verdict"] in ("holds", "fails") for one in found["claims"])
+    untested = {one["name"] for one in found["claims"] if one["verdict"] == "not testable here"}
+    assert untested == {"single_heads_match_across_families"}  # no measure of attention
     drawn = {file.stem for file in (newest() / "figures").glob("by-layer-*.png")}
     assert {"by-layer-localization", "by-layer-mean-cka", "by-layer-cka-with-tiny_a"} <= drawn
 

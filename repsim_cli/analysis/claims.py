@@ -431,14 +431,24 @@ def adjacent_layers_are_closer(found: Map, values: np.ndarray) -> Finding:
 
 def neurons_are_block_diagonal(found: Map) -> Finding:
     """Wu et al. 2020, section 5.1: neuronsim is block-diagonal by family, ckasim much less so."""
-    statistic = "mean similarity across families over that within them (without a layer itself): cka minus neuronsim"
+    return _less_across_families(found, "neuronsim", "cka")
+
+
+def single_heads_match_across_families(found: Map) -> Finding:
+    """Wu et al. 2020, section 5.2, figure 4: models share pairs of heads (Jensen-Shannon) more than layers (ckasim)."""
+    return _less_across_families(found, "attention_cka", "attention_js")
+
+
+def _less_across_families(found: Map, one: str, other: str) -> Finding:
+    """Whether measure `one` falls more from families to pairs across them than `other` does."""
     threshold, same, across = 0.0, found.cells(True), found.cells(False)
+    statistic = f"mean similarity across families over that within them (without a layer itself): {other} minus {one}"
     if not across.any():
         return untestable(statistic, threshold, NO_FAMILIES)
-    if absent := [name for name in ("cka", "neuronsim") if name not in found.values]:
+    if absent := [name for name in (other, one) if name not in found.values]:
         return untestable(statistic, threshold, f"needs the measure {absent[0]}")
-    left = {name: float(found.values[name][across].mean() / found.values[name][same].mean()) for name in found.values}
-    value = left["cka"] - left["neuronsim"]
+    left = {name: float(found.values[name][across].mean() / found.values[name][same].mean()) for name in (one, other)}
+    value = left[other] - left[one]
     return Finding(statistic, threshold, value > threshold, value)
 
 
@@ -461,17 +471,30 @@ def localization_rises_with_depth(found: Map) -> Finding:
 
 def top_layers_change_most(found: Map) -> Finding:
     """Wu et al. 2020, section 6: fine-tuning changes the top layers most."""
-    statistic, threshold = "mean cka with the same layer of the base: lower third minus upper third", 0.0
-    if found.base is None or "cka" not in found.values:
-        return untestable(statistic, threshold, "needs a base and the measure cka")
-    curves = to_base(found.values["cka"], found.models, found.base)
+    if "cka" not in found.values:
+        return untestable(CHANGE, 0.0, "needs the measure cka")
+    return _changes_at_the_top(found, found.values["cka"])
+
+
+def top_attention_changes_most(found: Map, values: np.ndarray) -> Finding:
+    """Wu et al. 2020, section 6, figure 6: fine-tuning changes the attention of the top layers most."""
+    return _changes_at_the_top(found, values)
+
+
+CHANGE = "mean similarity with the same layer of the base: lower third minus upper third"
+
+
+def _changes_at_the_top(found: Map, values: np.ndarray) -> Finding:
+    if found.base is None:
+        return untestable(CHANGE, 0.0, "needs a base")
+    curves = to_base(values, found.models, found.base)
     gaps = [
         float(one[: len(one) // 3].mean() - one[-(len(one) // 3) :].mean()) for one in curves.values() if len(one) > 2
     ]
     if not gaps:
-        return untestable(statistic, threshold, "no model has the base's layers, three or more")
+        return untestable(CHANGE, 0.0, "no model has the base's layers, three or more")
     value = float(np.mean(gaps))
-    return Finding(statistic, threshold, value > threshold, value)
+    return Finding(CHANGE, 0.0, value > 0.0, value)
 
 
 def fine_tuning_delocalizes_the_top(found: Map) -> Finding:
@@ -503,12 +526,18 @@ def _localized(found: Map) -> np.ndarray | str:
 # on one measure's map, and on the maps of all measures together
 MAP_CLAIMS: dict[str, Callable[[Map, np.ndarray], Finding]] = {
     function.__name__: function
-    for function in (same_family_is_closer, lower_layers_agree_across_families, adjacent_layers_are_closer)
+    for function in (
+        same_family_is_closer,
+        lower_layers_agree_across_families,
+        adjacent_layers_are_closer,
+        top_attention_changes_most,
+    )
 }
 MAPS_CLAIMS: dict[str, Callable[[Map], Finding]] = {
     function.__name__: function
     for function in (
         neurons_are_block_diagonal,
+        single_heads_match_across_families,
         localization_rises_with_depth,
         top_layers_change_most,
         fine_tuning_delocalizes_the_top,

@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
+import numpy as np
 import safetensors.torch
 import torch
 
@@ -11,16 +12,17 @@ from repsim_cli.activations.attention import Special, attention_readings, check_
 from repsim_cli.activations.inputs import check_modality, described, named, sequences_of, tokenizers
 from repsim_cli.activations.rows import devices
 from repsim_cli.analysis import claims as findings
+from repsim_cli.analysis.localization import base_curve, to_base
 from repsim_cli.data.base import Data, Sequences
 from repsim_cli.errors import BadInput, Degenerate, RunFailed
 from repsim_cli.measures import Measure
 from repsim_cli.measures.base import Maps
-from repsim_cli.models.source import AnySource, Source
+from repsim_cli.models.source import AnySource, Source, families
 from repsim_cli.registry import studies
 from repsim_cli.results import STATE, Run, slug, write
 from repsim_cli.settings import Extract, Hardware
 from repsim_cli.similarity import SimilarityMatrix, State, estimate_attention
-from repsim_cli.studies.record import measure_record
+from repsim_cli.studies.record import measure_record, places_of
 from repsim_cli.studies.similarity import SAVE_EVERY
 
 STAGE = "attention and similarity"
@@ -31,8 +33,8 @@ class Attention:
     """Attention maps by words, compared for all layers of all models in one pass over the sentences. The maps are not
     stored: the pass keeps sums over pairs of heads, and a run that was interrupted goes on from those it saved.
 
-    special: tokens of no word ([CLS], separators) are left out and the rows renormalised (`drop_renormalise`), or are
-    words of their own (`keep`). claims: published findings to be tested on every measure.
+    base: the model that others were fine-tuned from. special: tokens of no word ([CLS], separators) are left out and
+    the rows renormalised (`drop_renormalise`), or are words of their own (`keep`). claims: published findings to test.
     """
 
     reads: ClassVar[str] = "attention"
@@ -46,6 +48,7 @@ class Attention:
         extract: Extract,
         hardware: Hardware,
         seed: int,
+        base: str | None = None,
         special: Special = "drop_renormalise",
         claims: list[str] | None = None,
     ):
@@ -59,8 +62,9 @@ class Attention:
                 f"{extract.unit}; select extract=attention"
             )
         self.data, self.measures, self.extract, self.hardware = data, measure, extract, hardware
-        self.seed, self.special, self.claims = seed, special, claims or []
-        findings.check_names(self.claims)
+        self.seed, self.base, self.claims = seed, base, claims or []
+        self.special: Special = special
+        findings.check_names(self.claims, {**findings.CLAIMS, **findings.MAP_CLAIMS, **findings.MAPS_CLAIMS})
         self.models = {label: source for label, source in model.items() if isinstance(source, Source)}
         check_modality(self.models, data)
         self.readings = attention_readings(model, extract)
@@ -181,19 +185,47 @@ class Attention:
             if "heads" in matrix.statistics:
                 record["heads"] = run.write_array(f"{slug(label)}-heads", matrix.statistics["heads"].numpy())
             records.append(record)
-        labels = [layer.model for layer in self.layers]
         heads = [
             {"model": one.label, "layers": [layer.name for layer in one.layers], "heads": one.layers[0].width}
             for one in self.readings
         ]
+        values = {label: matrix.values.numpy() for label, matrix in matrices.items()}
         return {
             "measures": records,
             "tables": {},
-            "curves": {},
-            "claims": [
-                findings.verdict(claim, label, labels, matrix.values.cpu().numpy())
-                for claim in self.claims
-                for label, matrix in matrices.items()
-            ],
+            "curves": self._with_base(values),
+            "claims": self._verdicts(values),
             "heads": heads,
         }
+
+    def _with_base(self, values: Mapping[str, np.ndarray]) -> dict[str, Any]:
+        """Curves of the similarity of every layer to the base's."""
+        models, names = self._places(), [layer.name for layer in self.layers]
+        found = {}
+        for label, matrix in values.items() if self.base else ():
+            same = to_base(matrix, models, str(self.base))
+            if same:
+                own = names[models[str(self.base)]]
+                card = self.measures[label].card
+                found[f"{label} with {self.base}"] = base_curve(card.label, same, str(self.base), own)
+        return found
+
+    def _verdicts(self, values: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:
+        labels = [layer.model for layer in self.layers]
+        plain = [
+            findings.verdict(claim, label, labels, matrix)
+            for claim in self.claims
+            if claim in findings.CLAIMS
+            for label, matrix in values.items()
+        ]
+        names = {self.measures[label].name: label for label in values}
+        whole = findings.Map(
+            models=self._places(),
+            families=families(self.models),
+            values={name: values[label] for name, label in names.items()},
+            base=self.base,
+        )
+        return plain + findings.map_verdicts(self.claims, whole, names)
+
+    def _places(self) -> dict[str, slice]:
+        return dict(zip(self.models, places_of(self.readings), strict=True))
