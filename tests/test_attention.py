@@ -314,7 +314,9 @@ def plainly(folder, sentences):
 def test_a_run_is_what_the_definition_gives(repsim, newest, words, two_folders, monkeypatch):
     """From text to matrices, against loops over the library's attention; then the heads, drawn on demand."""
     monkeypatch.setattr("repsim_cli.plots.heatmap.MOST_PAIRS", 0)
-    code, out, err = repsim("run", *words, "measure=[attention_js,attention_cka]", "name=plain")
+    claims = ["falls_with_layer_distance", "top_attention_changes_most", "single_heads_match_across_families"]
+    more = ["base=bert", f"+options.claims=[{','.join(claims)}]"]
+    code, out, err = repsim("run", *words, "measure=[attention_js,attention_cka]", *more)
     assert code == 0, err
     folder = newest()
     layers = [layer for path in two_folders.values() for layer in plainly(path, SENTENCES)]
@@ -335,6 +337,13 @@ def test_a_run_is_what_the_definition_gives(repsim, newest, words, two_folders, 
                     seen = np.concatenate([np.tril(np.ones_like(one[0])).ravel() for one in a]) > 0
                     cells = [np.concatenate([o.reshape(4, -1) for o in side], 1).T[seen] for side in (a, b)]
                     assert values[i, j] == pytest.approx(reference.cka(*cells), abs=1e-5)
+    assert sorted({one["name"] for one in found["claims"]}) == sorted(claims)
+    by_base = found["curves"]["attention_js with bert"]["by_layer"]
+    assert list(by_base) == ["gpt"]
+    matrix = next(m for m in js["matrices"] if (m["rows"]["model"], m["columns"]["model"]) == ("bert", "gpt"))
+    assert by_base["gpt"]["same layer"] == results.read_array(folder, matrix["values"]).diagonal().tolist()
+    verdict = next(one for one in found["claims"] if one["name"] == claims[1] and one["measure"] == "attention_js")
+    assert verdict["value"] == pytest.approx(by_base["gpt"]["same layer"][0] - by_base["gpt"]["same layer"][2])
     counts = [(m["estimate"]["rows"], m["estimate"]["rows_available"], m["estimate"]["unit"]) for m in (js, cka)]
     total, masked = sum(len(s) ** 2 for s in SENTENCES), sum(len(s) * (len(s) - 1) // 2 for s in SENTENCES)
     assert counts == [(17, 17, "words"), (total - masked, total, "cells")]
