@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from importlib import resources
 from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -124,6 +125,13 @@ def ewt(*, path: str | None = None, split: Split = "validation", words: Words = 
         lambda file: conllu(file, words),
         lambda: conllu(download(f"{EWT_WEB}/{EWT_FILES[split]}"), words),
     )
+
+
+@data.register("embedded_sentences")
+def embedded_sentences() -> Treebank:
+    """240 sentences of the validation split of the embedded text (Jargon File 4.4.7, public domain), in CoNLL-U."""
+    file = Path(str(resources.files("repsim_cli"))) / "assets" / "text" / "jargon.conllu"
+    return Treebank(lambda: conllu(file, "surface"), "Jargon File 4.4.7 (public domain), sentences")
 
 
 _ID = re.compile(r"(?P<first>\d+)(?:-(?P<last>\d+)|\.(?P<empty>\d+))?")

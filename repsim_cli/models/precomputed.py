@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from repsim_cli.errors import BadInput
@@ -121,8 +120,8 @@ class SentenceFile(NamedTuple):
     width: int
 
 
-def write_sentences(path: Path, sentences: Iterable[tuple[Sequence[str], Float[np.ndarray, "layers words d"]]]) -> None:
-    """Writes an HDF5 file of one array per sentence, from (words, array), in the order given.
+def write_sentences(path: Path, sentences: Iterable[tuple[Sequence[str], np.ndarray]]) -> None:
+    """Writes an HDF5 file of one array per sentence, from (words, array (layers, words, d)), in the order given.
 
     Equal sentences share the last one's entry in the index, as in the original format.
     """

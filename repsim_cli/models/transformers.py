@@ -26,6 +26,7 @@ from repsim_cli.registry import did_you_mean, models
 TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "tokenizer.model", "spiece.model")
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack")
 IMAGE_MODELS = ("vit",)
+TOKENIZERS = Path(str(resources.files("repsim_cli"))) / "assets" / "tokenizers"
 SHIPPED = Path(str(resources.files("repsim_cli"))) / "assets" / "models"
 
 
@@ -87,7 +88,8 @@ def random(
 ) -> Source:
     """Fresh weights under `seed`, in the shape of a shipped, local or hub model, or of `config`.
 
-    config: e.g. {model_type: gpt2, n_layer: 2}. tokenizer: a folder, hub id or shipped model; by default the model's.
+    config: e.g. {model_type: gpt2, n_layer: 2}. tokenizer: a folder, hub id, shipped model, or
+    `word_pieces`, `unigrams`, `characters`, which ship too; by default the model's.
     """
     given = [name for name in (shipped, path, hub) if name is not None]
     if len(given) + (config is not None) != 1:
@@ -309,6 +311,8 @@ def inline_config(given: dict[str, Any]) -> Any:
 def tokenizer_of(where: str, revision: str | None = None) -> Any:
     if where in shipped_names():
         where = str(SHIPPED / where)
+    elif (TOKENIZERS / where).is_dir():
+        where = str(TOKENIZERS / where)
     local = Path(where).is_dir()
     if local and not any((Path(where) / name).is_file() for name in TOKENIZER_FILES):
         raise BadInput(f"path: no tokenizer in it, got '{where}'; save the tokenizer there (tokenizer.json)")
