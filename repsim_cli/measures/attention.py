@@ -5,11 +5,10 @@ not grow with the text. Heads are matched by sums per pair of heads; the distrib
 of its (sentence, query, key) cells by its heads, and need its second moments alone.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from functools import cache, partial
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
@@ -47,20 +46,35 @@ def matching(unit: Unit, sums: Callable[[Maps], dict[str, Tensor]], heads: Calla
     return Measure(attention=Attention(unit=unit, sums=sums, layers=layers, heads=heads))
 
 
+def in_threads(step: Callable[[Tensor], Any], parts: Iterable[Tensor]) -> Iterator[Any]:
+    """The step's value for every part, in order, each on one thread: many short operations share threads badly."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with ThreadPoolExecutor(threads) as pool:
+            yield from pool.map(step, parts)
+    finally:
+        torch.set_num_threads(threads)
+
+
 def norms(maps: Maps) -> dict[str, Tensor]:
     """Over sentences, the sum of |A - B|_F for every pair of heads, from |A|^2 + |B|^2 - 2 <A, B> in float64."""
     total = maps.cells.new_zeros((len(maps.cells),) * 2, dtype=torch.float64)
-    for sentence in maps.sentences():
-        flat = sentence.flatten(1)
-        cross = flat @ flat.T
-        size = cross.diagonal()[:, None] + cross.diagonal()[None]
-        squared = size - 2 * cross
-        # what cancels is good to no more than half its digits once its root is taken
-        for pairs in (squared < _NEAR * size).triu(1).nonzero().split(_PAIRS):
-            i, j = pairs.unbind(1)
-            squared[i, j] = squared[j, i] = (flat[i] - flat[j]).square().sum(1)
-        total += squared.fill_diagonal_(0).sqrt()
+    for distances in in_threads(_distances, maps.sentences()):
+        total += distances
     return {"sum": total, "count": torch.tensor(len(maps.lengths))}
+
+
+def _distances(sentence: Float[Tensor, "h t t"]) -> HeadMatrix:
+    flat = sentence.double().flatten(1)
+    cross = flat @ flat.T
+    size = cross.diagonal()[:, None] + cross.diagonal()[None]
+    squared = size - 2 * cross
+    # what cancels is good to no more than half its digits once its root is taken
+    for pairs in (squared < _NEAR * size).triu(1).nonzero().split(_PAIRS):
+        i, j = pairs.unbind(1)
+        squared[i, j] = squared[j, i] = (flat[i] - flat[j]).square().sum(1)
+    return squared.fill_diagonal_(0).sqrt()
 
 
 @measures.register(
@@ -93,20 +107,25 @@ def attention_norm() -> Measure:
 
 
 def correlations(maps: Maps) -> dict[str, Tensor]:
-    """Over words that attend unevenly under both heads, the sum of Pearson correlations of their rows, and their
-    number; `uneven`: over all words, how many such rows each head has."""
+    """Over words that attend unevenly under both heads, the sum of Pearson correlations of their rows (`sum`), and
+    their number (`shared`), for every pair of heads."""
     heads = len(maps.cells)
     total, shared = (maps.cells.new_zeros(heads, heads, dtype=torch.float64) for _ in range(2))
-    rounding = 8 * torch.finfo(maps.cells.dtype).eps
-    for sentence in maps.sentences():
-        deviations = sentence - sentence.mean(2, keepdim=True)
-        size = torch.linalg.vector_norm(deviations, dim=2, keepdim=True)
-        uneven = size > rounding * torch.linalg.vector_norm(sentence, dim=2, keepdim=True)
-        unit = torch.where(uneven, deviations / size, 0.0).flatten(1)
-        defined = uneven[:, :, 0].double()
-        total += unit @ unit.T
-        shared += defined @ defined.T
+    for correlation, words in in_threads(_row_correlations, maps.sentences()):
+        total += correlation
+        shared += words
     return {"sum": total, "shared": shared, "count": torch.tensor(sum(maps.lengths))}
+
+
+def _row_correlations(sentence: Float[Tensor, "h t t"]) -> tuple[HeadMatrix, HeadMatrix]:
+    rounding = 8 * torch.finfo(sentence.dtype).eps
+    sentence = sentence.double()
+    deviations = sentence - sentence.mean(2, keepdim=True)
+    size = torch.linalg.vector_norm(deviations, dim=2, keepdim=True)
+    uneven = size > rounding * torch.linalg.vector_norm(sentence, dim=2, keepdim=True)
+    unit = torch.where(uneven, deviations / size, 0.0).flatten(1)
+    defined = uneven[:, :, 0].double()
+    return unit @ unit.T, defined @ defined.T
 
 
 def mean_correlation(totals: Totals) -> HeadMatrix:
@@ -155,21 +174,9 @@ def logarithms(maps: Maps) -> dict[str, Tensor]:
     cells = maps.cells
     cells = cells[:, cells.any(0)].clamp_min(torch.finfo(cells.dtype).tiny)  # so that 0 log 0 is 0
     total = cells.new_zeros((len(cells),) * 2, dtype=torch.float64)
-    with _single_threaded() as threads, ThreadPoolExecutor(threads) as pool:
-        for part in pool.map(_pairs_of_block, cells.split(_CELLS, dim=1)):
-            total += part
+    for part in in_threads(_pairs_of_block, cells.split(_CELLS, dim=1)):
+        total += part
     return {"sum": total.triu() + total.triu(1).T, "count": torch.tensor(sum(maps.lengths))}
-
-
-@contextmanager
-def _single_threaded() -> Iterator[int]:
-    """torch on one thread, and how many it had: short operations by blocks scale with threads of one block each."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield threads
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _pairs_of_block(cells: Float[Tensor, "h c"]) -> HeadMatrix:
@@ -242,13 +249,17 @@ def _moments(zeros: Zeros, maps: Maps) -> dict[str, Tensor]:
         cells = cells[:, (cells != 0).all(0)]
     product = cells.new_zeros((len(cells),) * 2, dtype=torch.float64)
     total = cells.new_zeros(len(cells), dtype=torch.float64)
-    for part in cells.split(_CELLS, dim=1):
-        part = part.double()
-        product += part @ part.T
-        total += part.sum(1)
+    for squares, sums in in_threads(_block_moments, cells.split(_CELLS, dim=1)):
+        product += squares
+        total += sums
     count = cells.shape[1]
     left_out = maps.cells.shape[1] - count
     return {"product": product, "sum": total, "count": torch.tensor(count), "left_out": torch.tensor(left_out)}
+
+
+def _block_moments(cells: Float[Tensor, "h c"]) -> tuple[HeadMatrix, Float[Tensor, " h"]]:
+    cells = cells.double()
+    return cells @ cells.T, cells.sum(1)
 
 
 def scatter(totals: Totals) -> HeadMatrix:

@@ -84,9 +84,9 @@ class Maps(NamedTuple):
     layers: Sequence[slice]
 
     def sentences(self) -> Iterator[Float[Tensor, "h t t"]]:
-        """The maps of one sentence after the other, float64."""
+        """The maps of one sentence after the other."""
         for part, t in zip(self.cells.split([t * t for t in self.lengths], dim=1), self.lengths, strict=True):
-            yield part.double().unflatten(1, (t, t))
+            yield part.unflatten(1, (t, t))
 
 
 Totals = Mapping[str, Tensor]
