@@ -206,7 +206,7 @@ def test_copies_have_no_clusters(tmp_path):
     run = results.create(tmp_path / "run", name="x", study="similarity", seed=0, command=[], overrides=[])
     copies = Depths(models(2, 2), np.ones((4, 4, 3)), np.ones(3), True)
     with pytest.raises(RunFailed, match="cka, mlp_out: distances: half of the pairs of models are the same"):
-Distances().add(run, "cka, mlp_out", measures.get("cka"), copies, [], 0)
+        Distances().add(run, "cka, mlp_out", measures.get("cka"), copies, [], 0)
     run.discard()
 
 
