@@ -17,8 +17,9 @@ ROOT = Path(__file__).parent.parent
 CONF = ROOT / "conf"
 EXPERIMENTS = sorted(str(f.relative_to(CONF / "experiment").with_suffix("")) for f in CONF.glob("experiment/**/*.yaml"))
 NEEDS_THE_HUB = {
-    "pythia_cka", "solu_gelu_cka", "measure_agreement", "pythia_convergence", "pythia_effective_rank",
-    "ptb_representations", "ewt_representations", "random_models", "localization", "glue_finetuned",
+    "ewt_representations", "extract", "glue_finetuned", "hans_identity_stitching", "hardware", "localization",
+    "measure_agreement", "mnli_cka", "mnli_cka_distance", "mnli_identity_stitching", "ptb_representations",
+    "pythia_cka", "pythia_convergence", "pythia_effective_rank", "random_models", "significance", "solu_gelu_cka",
 }  # fmt: skip
 
 
@@ -93,6 +94,18 @@ def test_published_settings_of_solu_gelu_cka():
     hubs = [f"NeelNanda/{name}512W_C4_Code" for name in ("GELU_3L", "SoLU_3L", "GELU_4L", "SoLU_4L")]
     assert [entry.hub for entry in config.model.values()] == hubs
     assert (config.extract.length, config.extract.hook_points, config.data.kind) == (1024, ["resid_post"], "pile")
+
+
+def test_published_settings_of_the_mnli_studies():
+    config = composed("experiment=mnli_cka")
+    assert (config.extract.hook_points, config.extract.padding, config.data.kind) == (["mlp_out"], "keep", "mnli")
+    assert (config.extract.length, config.extract.sequences, config.extract.batch_rows) == (512, 1000, 1024)
+    by = "hans_lexical_overlap_non_entailment"
+    groups = {"generalizing": {"top": 10, "by": by}, "heuristic": {"bottom": 10, "by": by}}
+    assert config.groups == groups
+    assert len(config.model.feather_berts.numbers) == 20
+    stitched = composed("experiment=hans_identity_stitching")
+    assert (stitched.groups, stitched.data.heuristics) == (groups, ["lexical_overlap"])
 
 
 def test_other_yaml_has_a_header():

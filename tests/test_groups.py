@@ -17,6 +17,7 @@ from repsim_cli.analysis import claims
 from repsim_cli.analysis.distances import adjusted_rand, angles, between_models, clusters, distances, recovered
 from repsim_cli.analysis.groups import (
     Depths,
+    _draws,
     arrangements,
     by_depth,
     kinds,
@@ -27,9 +28,10 @@ from repsim_cli.analysis.groups import (
     ties,
 )
 from repsim_cli.config import validate
-from repsim_cli.errors import BadConfig, BadInput, Degenerate
+from repsim_cli.errors import BadConfig, BadInput, Degenerate, RunFailed
 from repsim_cli.settings import Extract, Hardware, Ranked, Significance
 from repsim_cli.similarity import estimate_all_pairs
+from repsim_cli.studies.grouped import Distances
 
 GROUPS = {"a": ["u", "v", "w"], "b": ["x", "y"]}
 
@@ -93,8 +95,6 @@ def test_bands_are_those_of_drawn_models():
     """The quantiles of means that loops make of the draws."""
     values = symmetric(np.random.default_rng(2), 7, 2)
     depths = Depths(models(4, 3), values, np.array([0.5, 1.0]), True)
-    from repsim_cli.analysis.groups import _draws
-
     drawn = _draws(depths.groups, 3)
     assert (drawn[:, :4].sum(1) == 4).all()
     assert (drawn[:, 4:].sum(1) == 3).all()
@@ -200,9 +200,14 @@ def test_no_groups_are_not_found():
     assert 0.3 < np.mean(apart) < 0.7
 
 
-def test_copies_have_no_clusters():
+def test_copies_have_no_clusters(tmp_path):
     with pytest.raises(Degenerate, match="half of the pairs of models are the same, got a median of 0; drop copies"):
         clusters(np.zeros((4, 4)), 2)
+    run = results.create(tmp_path / "run", name="x", study="similarity", seed=0, command=[], overrides=[])
+    copies = Depths(models(2, 2), np.ones((4, 4, 3)), np.ones(3), True)
+    with pytest.raises(RunFailed, match="cka, mlp_out: distances: half of the pairs of models are the same"):
+        Distances().add(run, "cka, mlp_out", measures.get("cka"), copies, [], 0)
+    run.discard()
 
 
 def test_claims_on_similarity_and_distance():

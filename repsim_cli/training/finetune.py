@@ -201,13 +201,14 @@ def in_distribution(logits: Float[Tensor, "N c"], sequences: Sequences, scored: 
 def by_heuristic(
     logits: Float[Tensor, "N c"], sequences: Sequences, scored: Scoring, examples: Sequence[Example]
 ) -> Metrics:
-    """hans_accuracy, hans_HEURISTIC_LABEL for each that is there, and hans_SUBCASE."""
+    """hans_accuracy; hans_HEURISTIC over its labels (a heuristic that is always followed gets half of it right),
+    hans_HEURISTIC_LABEL for each that is there, and hans_SUBCASE."""
     labels, numbers = sequences.labels, sequences.example
     assert labels is not None
     assert numbers is not None
     correct = scored.correct(logits.argmax(1).numpy(), labels.codes)
     groups: defaultdict[str, list[bool]] = defaultdict(list)
     for right, example in zip(correct, (examples[number] for number in numbers), strict=True):
-        for name in ("accuracy", f"{example.heuristic}_{example.label}", example.subcase):
+        for name in ("accuracy", example.heuristic, f"{example.heuristic}_{example.label}", example.subcase):
             groups[f"hans_{re.sub(r'[^0-9A-Za-z]+', '_', str(name))}"].append(bool(right))
     return {name: float(np.mean(found)) for name, found in groups.items()}
