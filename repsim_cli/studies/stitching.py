@@ -373,7 +373,7 @@ class Stitching:
 def split(sequences: Sequences, evaluation: int, fitted: bool) -> tuple[Sequences, Sequences]:
     """The first sequences for training and the last `evaluation` for evaluation; none of a document is in both.
 
-    fitted: whether anything is made from the first ones. Raises BadInput where either side is empty.
+    fitted: whether anything is made from the first ones; else they are left out. Raises BadInput where a side is empty.
     """
     count = len(sequences.ids)
     if fitted and count <= evaluation:
@@ -382,10 +382,12 @@ def split(sequences: Sequences, evaluation: int, fitted: bool) -> tuple[Sequence
             f"{evaluation}; lower options.evaluation, or give more data"
         )
     held = np.arange(max(count - evaluation, 0), count)
+    if not fitted:
+        return sequences.take(held[:0]), sequences.take(held)
     documents = np.unique(sequences.document[held][sequences.text[held]])
     shared = (np.isin(sequences.document, documents) & sequences.text).any(1)
     train = np.flatnonzero(~shared[: held[0]])
-    if fitted and not len(train):
+    if not len(train):
         raise BadInput(
             f"options.evaluation: no training rows are left beside the documents of the evaluation, got {count} "
             "sequences; give more data, or shorter documents (data.sample_by=paragraph)"
