@@ -9,6 +9,7 @@ from conftest import TINY
 
 from repsim_cli import registry, results
 from repsim_cli.analysis.claims import STITCHING_CLAIMS, directions
+from repsim_cli.cli.show import _table_lines
 from repsim_cli.data.labelled import Example, Examples
 from repsim_cli.errors import BadInput, RunFailed
 from repsim_cli.plots.stitching import figures as stitching_figures
@@ -112,7 +113,7 @@ def test_an_identity_study_of_a_model_with_itself_costs_nothing(tmp_path, monkey
     assert [row["head layer"] for row in rows[:4]] == ["embed", "resid_post@0", "resid_post@1", "resid_post@2"]
     for row in rows:
         own = row["head"] == row["tail"]
-        assert (row["penalty"] == row["standard error"] == row["KL to the tail"] == 0.0) == own
+        assert (row["penalty"] == row["penalty se"] == row["KL"] == 0.0) == own
         assert row["loss"] == pytest.approx(row["own loss"] + row["penalty"])
     assert out["curves"] == {}
 
@@ -186,6 +187,12 @@ def test_a_training_that_diverged_has_no_numbers(tmp_path, monkeypatch):
     )
     for make in dict(stitching_figures(tmp_path, out)).values():
         make()
+
+
+def test_a_long_table_is_printed_in_part():
+    lines = list(_table_lines("stitching", {"columns": ["head", "loss"], "rows": [["a", float(i)] for i in range(30)]}))
+    assert len(lines) == 1 + 1 + 24 + 1
+    assert lines[-1] == "    and 6 more rows: see results.json"
 
 
 def cell(head, tail, penalty, layer="resid_post@0"):

@@ -210,7 +210,7 @@ TRAINING_CLAIMS: dict[str, Callable[[Curves, TableRows], Finding]] = {
 
 Records = Sequence[Mapping[str, Any]]
 Kinds = Mapping[str, str]
-DIRECTIONS = ["layer", "from", "into", "models", "pairs", "penalty", "standard error over pairs"]
+DIRECTIONS = ["layer", "from", "into", "models", "pairs", "penalty", "se over pairs"]
 
 
 def directions(records: Records, kinds: Kinds) -> list[list[Any]]:

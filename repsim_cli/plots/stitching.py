@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from repsim_cli.plots import DPI
 from repsim_cli.plots.heatmap import heatmap
 from repsim_cli.results import slug
 
@@ -14,9 +15,9 @@ Job = tuple[str, Callable[[], Any]]
 Records = list[dict[str, Any]]
 PANEL, ROW = 2.6, 0.19  # width of a panel and height of a bar, inches
 METRICS = {
-    "loss": ("penalty", "standard error", "loss added to the tail's own, nats"),
-    "accuracy": ("accuracy lost", "accuracy lost: standard error", "accuracy lost against the tail's own"),
-    "kl": ("KL to the tail", "KL: standard error", "KL of the outputs from the tail's own, nats"),
+    "loss": ("penalty", "penalty se", "loss added to the tail's own, nats"),
+    "accuracy": ("accuracy lost", "accuracy lost se", "accuracy lost against the tail's own"),
+    "kl": ("KL", "KL se", "KL of the outputs from the tail's own, nats"),
 }
 SCRAMBLED = ("(random weights)", "(rows shuffled)")
 
@@ -55,8 +56,8 @@ def _bars(records: Records, about: Mapping[str, Any], metric: str, name: str) ->
     value, error, label = METRICS[metric]
     layers = list(dict.fromkeys(one["head layer"] for one in records))
     pairs = sorted({(one["head"], one["tail"]) for one in records}, key=lambda pair: _order(pair, about["kinds"]))
-    figure = Figure(figsize=(PANEL * len(layers), max(1.6, ROW * len(pairs) + 0.4)))
-    panels = np.atleast_1d(figure.subplots(1, len(layers), sharey=True, sharex=True, gridspec_kw={"wspace": 0.08}))
+    figure = Figure(figsize=(PANEL * len(layers), max(1.6, ROW * len(pairs) + 0.4)), dpi=DPI)
+    panels = np.atleast_1d(figure.subplots(1, len(layers), sharey=True, sharex=True, gridspec_kw={"wspace": 0.12}))
     colours = _colours([_direction(pair, about["kinds"]) for pair in pairs])
     for panel, layer in zip(panels, layers, strict=True):
         own = {(one["head"], one["tail"]): one for one in records if one["head layer"] == layer}
@@ -71,6 +72,7 @@ def _bars(records: Records, about: Mapping[str, Any], metric: str, name: str) ->
             panel.barh(row, one[value], xerr=one[error], color=colour, height=0.75, error_kw={"linewidth": 0.9})
         panel.set_title(layer, loc="left", parse_math=False)
         panel.axvline(0, color="black", linewidth=0.6)
+        panel.locator_params(axis="x", nbins=4)
         panel.grid(axis="x", alpha=0.25, linewidth=0.5)
         panel.set_axisbelow(True)
     panels[0].set_yticks(range(len(pairs)), [f"{head} → {tail}" for head, tail in pairs], fontsize=7, parse_math=False)
@@ -155,7 +157,7 @@ def _curves(curves: Sequence[Mapping[str, Any]], about: Mapping[str, Any]) -> An
     from matplotlib.figure import Figure
 
     layers = list(dict.fromkeys(one["head layer"] for one in curves))
-    figure = Figure(figsize=(PANEL * len(layers), 2.6))
+    figure = Figure(figsize=(PANEL * len(layers), 2.6), dpi=DPI)
     panels = np.atleast_1d(figure.subplots(1, len(layers), sharey=True, gridspec_kw={"wspace": 0.08}))
     ordered = sorted(curves, key=lambda one: _order((one["head"], one["tail"]), about["kinds"]))
     colours = _colours([_direction((one["head"], one["tail"]), about["kinds"]) for one in ordered])

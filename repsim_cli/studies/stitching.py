@@ -39,10 +39,10 @@ CODE = 1  # raise when a change of the code changes what a stitched model scores
 Baseline = Literal["self", "random", "shuffled"]
 AS_HEAD: dict[Baseline, HeadKind] = {"self": "model", "random": "random", "shuffled": "shuffled"}
 Metric = Literal["loss", "accuracy", "kl"]
-POINTS_DRAWN = 200  # of a learning curve; each the mean over some steps
+POINTS_DRAWN = 50  # of a learning curve; each the mean over some steps
 PENALTIES = [
-    "head", "tail", "head layer", "tail layer", "loss", "own loss", "penalty", "standard error", "accuracy lost",
-    "accuracy lost: standard error", "KL to the tail", "KL: standard error", "ended",
+    "head", "tail", "head layer", "tail layer", "loss", "own loss", "penalty", "penalty se", "accuracy lost",
+    "accuracy lost se", "KL", "KL se", "ended",
 ]  # fmt: skip
 
 
@@ -348,7 +348,7 @@ class Stitching:
             "tables": {
                 "stitching": {"columns": PENALTIES, "rows": rows},
                 "models": {
-                    "columns": ["model", "loss", "loss: standard error", "accuracy", "accuracy: standard error"],
+                    "columns": ["model", "loss", "loss se", "accuracy", "accuracy se"],
                     "rows": own,
                 },
                 "directions": {"columns": findings.DIRECTIONS, "rows": findings.directions(records, kinds)},
@@ -385,7 +385,7 @@ def split(sequences: Sequences, evaluation: int, fitted: bool) -> tuple[Sequence
     if not fitted:
         return sequences.take(held[:0]), sequences.take(held)
     documents = np.unique(sequences.document[held][sequences.text[held]])
-    shared = (np.isin(sequences.document, documents) & sequences.text).any(1)
+    shared = np.any(np.isin(sequences.document, documents) & sequences.text, axis=1)
     train = np.flatnonzero(~shared[: held[0]])
     if not len(train):
         raise BadInput(
