@@ -17,9 +17,10 @@ ROOT = Path(__file__).parent.parent
 CONF = ROOT / "conf"
 EXPERIMENTS = sorted(str(f.relative_to(CONF / "experiment").with_suffix("")) for f in CONF.glob("experiment/**/*.yaml"))
 NEEDS_THE_HUB = {
-    "ewt_representations", "extract", "glue_finetuned", "hans_identity_stitching", "hardware", "localization",
+    "ewt_representations", "glue_finetuned", "hans_identity_stitching", "localization",
     "measure_agreement", "mnli_cka", "mnli_cka_distance", "mnli_identity_stitching", "ptb_representations",
-    "pythia_cka", "pythia_convergence", "pythia_effective_rank", "random_models", "significance", "solu_gelu_cka",
+    "pythia_cka", "pythia_convergence", "pythia_effective_rank", "random_models", "solu_gelu_cka",
+    "solu_gelu_stitching",
 }  # fmt: skip
 
 
