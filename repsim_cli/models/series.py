@@ -81,18 +81,18 @@ def _shipped(name: str, steps: list[int] | None) -> list[Checkpoint]:
             raise BadInput(f"steps: '{name}' ships without step {step}, got {steps}; it has {list(names)}")
     chosen = {step: names[step] for step in (steps if steps is not None else names)}
     return [
-        Checkpoint(step=step, open=_opener(shipped, name=one), with_head=_headed(str(shipped_folder(one)), None))
+        Checkpoint(step=step, open=_opener(shipped, name=one), with_head=headed(str(shipped_folder(one)), None))
         for step, one in chosen.items()
     ]
 
 
 def _local(step: int, place: Path) -> Checkpoint:
-    return Checkpoint(step=step, open=_opener(transformers, path=str(place)), with_head=_headed(str(place), None))
+    return Checkpoint(step=step, open=_opener(transformers, path=str(place)), with_head=headed(str(place), None))
 
 
 def _revision(step: int, hub: str, revision: str) -> Checkpoint:
     return Checkpoint(
-        step=step, open=_opener(transformers, hub=hub, revision=revision), with_head=_headed(hub, revision)
+        step=step, open=_opener(transformers, hub=hub, revision=revision), with_head=headed(hub, revision)
     )
 
 
@@ -100,7 +100,9 @@ def _opener(kind: Callable[..., Any], **keywords: Any) -> Callable[[], Any]:
     return lambda: kind(**keywords)
 
 
-def _headed(where: str, revision: str | None) -> Callable[[], nn.Module]:
+def headed(where: str, revision: str | None) -> Callable[[], nn.Module]:
+    """Loads the causal language model of a folder, or of a revision on the hub."""
+
     def ready() -> nn.Module:
         model = load(where, revision, False, "AutoModelForCausalLM").eval()
         model.config.use_cache = False

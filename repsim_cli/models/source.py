@@ -1,6 +1,7 @@
 """What every kind of model entry provides."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,16 +69,28 @@ class Checkpoint:
     """One step of a training run. open(): its Source; BadInput where it is missing or broken.
 
     with_head(): the causal language model, float32, in eval mode; a head that the checkpoint lacks is NaN.
+    metrics(): what it was saved with (loss, accuracy, ...), by name. drop(): frees what was downloaded for it.
     """
 
     step: int
     open: Callable[[], Source]
     with_head: Callable[[], nn.Module]
+    metrics: Callable[[], dict[str, float]] = dict
+    drop: Callable[[], None] = lambda: None
+
+
+def ready(progress: Callable[..., Any]) -> AbstractContextManager[None]:
+    """Nothing has to be made first."""
+    return nullcontext()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Series:
-    """Checkpoints of one training run, two or more, in the order of their steps. local: opening them is cheap."""
+    """Checkpoints of one training run, two or more, in the order of their steps. local: opening them is cheap.
+
+    held(progress): a context in which all of them can be loaded; trains what is not there yet.
+    """
 
     checkpoints: list[Checkpoint]
     local: bool
+    held: Callable[[Callable[..., Any]], AbstractContextManager[None]] = ready

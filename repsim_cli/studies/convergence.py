@@ -1,7 +1,7 @@
 """How layers converge during training: every checkpoint against the last one of its run, layer by layer."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
@@ -108,7 +108,11 @@ class Convergence:
         if self.hardware.threads:
             torch.set_num_threads(self.hardware.threads)
         run.manifest.update(device=self.hardware.device, threads=torch.get_num_threads(), models={})
-        return [one for training in self.trainings.values() for one in training.curves(run, self.previous)]
+        found = []
+        for training in self.trainings.values():
+            with training.held(run):
+                found += training.curves(run, self.previous)
+        return found
 
     def gaps(self) -> list[Gap]:
         return [gap for training in self.trainings.values() for gap in training.gaps]
@@ -159,6 +163,18 @@ class Training(Similarity):
     def tokens(self, run: Run) -> Sequences:
         """What every checkpoint is run on."""
         return self.sequences(run)[self.label]
+
+    @contextmanager
+    def held(self, run: Run) -> Iterator[None]:
+        """While it lasts, the checkpoints are there: what is not is trained."""
+
+        def progress(items: Iterable, *, label: str, unit: str) -> Iterator:
+            return run.progress(items, label=f"{self.label}: {label}", unit=unit)
+
+        with ExitStack() as stack:
+            with run.stage("training"):
+                stack.enter_context(self.series.held(progress))
+            yield
 
     def curves(self, run: Run, previous: bool) -> list[Curve]:
         """Every checkpoint is loaded, run once, compared and freed; the last one's activations stay."""

@@ -120,7 +120,7 @@ class EffectiveRank:
         gaps = {(gap.model, gap.step): gap for gap in self.convergence.gaps()}
         ranks: list[Curve] = []
         for label, training in self.convergence.trainings.items():
-            with run.stage("ranks"):
+            with training.held(run), run.stage("ranks"):
                 ranks += self._curves(run, label, training, gaps)
         matthews = table(similarity, ranks, **self.thresholds)
         curves = [*similarity, *ranks]

@@ -1,17 +1,104 @@
-"""Pre-training of a small causal language model, with the tokenizer it needs."""
+"""Pre-training of a small causal language model on running text, with the tokenizer it needs.
 
+A training that was killed goes on from the state that it left, and ends with the same bits.
+"""
+
+import json
 import math
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
+import safetensors
+import safetensors.torch
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
-from repsim_cli.errors import RunFailed
+from repsim_cli.data.packing import Text, pack
+from repsim_cli.errors import BadInput, RunFailed
+from repsim_cli.models.transformers import inline_config, library
+from repsim_cli.results import Progress, dumps, write
 
 END = "<|endoftext|>"
+METRICS = "metrics.json"
+SAVE_EVERY = 5.0  # seconds between two saved states
+EVERYTHING = 1 << 30
+AT_ONCE = 32  # held-out sequences
+Steps = list[int] | Literal["log"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """All that decides about the weights, beside the text. config: of the transformers library, without vocabulary.
+
+    length: tokens per sequence. warm_up: steps of linear warm-up, after which the rate falls along a cosine to a
+    tenth. save: the steps that are kept; `log` keeps 0, 1, 2, 4, ... and the last. Raises BadInput for other steps.
+    """
+
+    config: dict[str, Any]
+    save: Steps
+    vocabulary: int
+    length: int
+    steps: int
+    batch_size: int
+    learning_rate: float
+    warm_up: int
+    seed: int
+
+    def __post_init__(self) -> None:
+        outside = [step for step in self.kept if not 0 <= step <= self.steps]
+        if outside:
+            raise BadInput(f"save: no such step, got {outside[0]}; steps go from 0 to {self.steps}")
+
+    @property
+    def kept(self) -> list[int]:
+        if self.save != "log":
+            return sorted(self.save)
+        return [0, *(2**i for i in range(self.steps.bit_length()) if 2**i < self.steps), self.steps]
+
+    @property
+    def tokens(self) -> int:
+        """Trained on."""
+        return self.steps * self.batch_size * self.length
+
+    def settings(self) -> Any:
+        """The library's config. Raises BadInput where there is none."""
+        return inline_config({**self.config, "vocab_size": self.vocabulary})
+
+    def rate(self, step: int) -> float:
+        """The learning rate of a step, from 0."""
+        decay = 0.55 + 0.45 * math.cos(math.pi * step / self.steps)
+        return self.learning_rate * min((step + 1) / self.warm_up, decay)
+
+
+class Corpus(NamedTuple):
+    """A tokenizer, and the sequences of a text: those to be trained on, and every twentieth, held out."""
+
+    tokenizer: Any
+    seen: Int[np.ndarray, "N L"]
+    held_out: Int[np.ndarray, "M L"]
+    hash: str
+
+
+def corpus(text: Text, recipe: Recipe) -> Corpus:
+    tokenizer = byte_pair_tokenizer(text.documents(), recipe.vocabulary, recipe.length)
+    made = pack(
+        text,
+        tokenizer,
+        length=recipe.length,
+        sequences=EVERYTHING,
+        pool=EVERYTHING,
+        separator="eos",
+        seed=recipe.seed,
+    )
+    whole = made.ids[made.mask.all(1)]
+    if len(whole) < 2:
+        raise BadInput(f"data: too little text to train on, got {len(whole)} sequences of {recipe.length}; give more")
+    return Corpus(tokenizer, whole[[i for i in range(len(whole)) if i % 20]], whole[::20], made.hash())
 
 
 def byte_pair_tokenizer(documents: Iterable[str], vocabulary: int, context: int) -> Any:
@@ -33,40 +120,103 @@ def byte_pair_tokenizer(documents: Iterable[str], vocabulary: int, context: int)
     return PreTrainedTokenizerFast(tokenizer_object=bpe, model_max_length=context, **special)
 
 
-def train(
-    model: nn.Module,
-    sequences: Int[np.ndarray, "N L"],
-    *,
-    steps: Iterable[int],
-    total: int,
-    batch_size: int,
-    learning_rate: float,
-    warm_up: int,
-    seed: int,
-    save: Callable[[int], None],
-) -> Iterator[float]:
-    """Trains with AdamW, linear warm-up and cosine decay; yields the loss in nats per token of every step.
+class Trained(NamedTuple):
+    """losses: of every step, in nats per token. metrics: of every kept step, as its metrics.json has them."""
 
-    save(step) is called before the first step and after each, with the number of steps done.
+    losses: list[float]
+    metrics: dict[int, dict[str, float]]
+
+
+def pretrain(recipe: Recipe, text: Corpus, folder: Path, *, state: Path, progress: Progress) -> Trained:
+    """Leaves FOLDER/stepN of every kept step: float16 weights and tokenizer in transformers format, metrics.json.
+
+    Goes on from the file `state`, where it is there; it is removed at the end. Raises RunFailed where the loss is
+    not finite.
     """
-    optimiser = torch.optim.AdamW(model.parameters(), lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.1)
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimiser,
-        lambda s: min((s + 1) / warm_up, 0.55 + 0.45 * math.cos(math.pi * s / total)),
-    )
-    draw = np.random.default_rng(seed)
+    torch.manual_seed(recipe.seed)
+    settings = recipe.settings()
+    model = library().AutoModelForCausalLM.from_config(settings, dtype=torch.float32)
+    training = Training(model, recipe)
+    if state.is_file():
+        training.restore(state)
+    saved = time.monotonic()
     model.train()
-    save(0)
-    for step in steps:
-        ids = torch.from_numpy(sequences[draw.integers(len(sequences), size=batch_size)]).long()
-        loss = next_token_loss(model, ids)
-        optimiser.zero_grad()
+    first = len(training.losses)
+    for step in progress(range(first, recipe.steps + 1), label="training", unit="steps"):
+        if step in recipe.kept:
+            place = folder / f"step{step}"
+            kept = type(model)(settings).half()
+            kept.load_state_dict(model.state_dict())
+            kept.save_pretrained(place)
+            text.tokenizer.save_pretrained(place)
+            write(place / METRICS, dumps(held_out(model, text.held_out)).encode())
+        if step < recipe.steps:
+            training.step(text.seen)
+        if time.monotonic() - saved > SAVE_EVERY:
+            training.save(state)
+            saved = time.monotonic()
+    state.unlink(missing_ok=True)
+    return Trained(training.losses, {step: read_metrics(folder / f"step{step}") for step in recipe.kept})
+
+
+def read_metrics(folder: Path) -> dict[str, float]:
+    """What a model was saved with; nothing where it has no metrics.json."""
+    file = folder / METRICS
+    try:
+        return json.loads(file.read_text()) if file.is_file() else {}
+    except ValueError as error:
+        raise BadInput(f"path: {METRICS} cannot be used, got '{file}' ({error}); mend or remove it") from None
+
+
+class Training:
+    """A model with its optimiser (AdamW) and the generator that draws its batches."""
+
+    def __init__(self, model: nn.Module, recipe: Recipe):
+        self.model, self.recipe = model, recipe
+        self.losses: list[float] = []
+        self.draw = np.random.default_rng(recipe.seed)
+        self.optimiser = torch.optim.AdamW(model.parameters(), lr=0.0, betas=(0.9, 0.95), weight_decay=0.1)
+
+    def step(self, sequences: Int[np.ndarray, "N L"]) -> None:
+        recipe, step = self.recipe, len(self.losses)
+        for group in self.optimiser.param_groups:
+            group["lr"] = recipe.rate(step)
+        ids = torch.from_numpy(sequences[self.draw.integers(len(sequences), size=recipe.batch_size)]).long()
+        loss = next_token_loss(self.model, ids)
+        self.optimiser.zero_grad()
         loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimiser.step()
-        schedule.step()
-        save(step + 1)
-        yield float(loss.detach())
+        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimiser.step()
+        value = float(loss.detach())
+        if not math.isfinite(value):
+            raise RunFailed(f"training: the loss is not finite, got {value} at step {step}; lower learning_rate")
+        self.losses.append(value)
+
+    def save(self, file: Path) -> None:
+        """Writes weights, optimiser and generators as safetensors, the one that draws batches in its metadata."""
+        tensors: dict[str, Tensor] = {f"weights.{name}": x for name, x in self.model.named_parameters()}
+        for i, moments in self.optimiser.state_dict()["state"].items():
+            tensors |= {f"optimiser.{i}.{key}": x for key, x in moments.items()}
+        tensors["losses"] = torch.tensor(self.losses, dtype=torch.float64)
+        tensors["torch"] = torch.get_rng_state()
+        held = {name: x.detach().contiguous() for name, x in tensors.items()}
+        write(file, safetensors.torch.save(held, {"draw": json.dumps(self.draw.bit_generator.state)}))
+
+    def restore(self, file: Path) -> None:
+        tensors = safetensors.torch.load_file(file)
+        with safetensors.safe_open(file, framework="pt") as opened:
+            self.draw.bit_generator.state = json.loads(opened.metadata()["draw"])
+        with torch.no_grad():
+            for name, x in self.model.named_parameters():
+                x.copy_(tensors[f"weights.{name}"])
+        moments: dict[int, dict[str, Tensor]] = {}
+        for name, x in tensors.items():
+            if name.startswith("optimiser."):
+                _, i, key = name.split(".")
+                moments.setdefault(int(i), {})[key] = x
+        self.optimiser.load_state_dict({**self.optimiser.state_dict(), "state": moments})
+        self.losses = tensors["losses"].tolist()
+        torch.set_rng_state(tensors["torch"])
 
 
 def next_token_loss(model: nn.Module, ids: Int[Tensor, "b s"]) -> Tensor:
@@ -101,13 +251,15 @@ def add_loss_gradients(
 
 
 @torch.inference_mode()
-def held_out_loss(model: nn.Module, sequences: Int[np.ndarray, "N L"], batch_size: int) -> float:
-    """Mean next-token loss over whole sequences, in nats per token."""
+def held_out(model: nn.Module, sequences: Int[np.ndarray, "N L"]) -> dict[str, float]:
+    """Over whole sequences: the mean next-token loss in nats per token, and the share of next tokens ranked first."""
     model.eval()
-    losses = [
-        float(next_token_loss(model, torch.from_numpy(sequences[i : i + batch_size]).long()))
-        * len(sequences[i : i + batch_size])
-        for i in range(0, len(sequences), batch_size)
-    ]
+    loss = hits = 0.0
+    for i in range(0, len(sequences), AT_ONCE):
+        ids = torch.from_numpy(sequences[i : i + AT_ONCE]).long()
+        logits = model(input_ids=ids).logits[:, :-1]
+        mean = nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
+        loss += float(mean) * len(ids)
+        hits += float((logits.argmax(-1) == ids[:, 1:]).float().mean()) * len(ids)
     model.train()
-    return sum(losses) / len(sequences)
+    return {"loss": loss / len(sequences), "accuracy": hits / len(sequences)}
