@@ -1,18 +1,18 @@
 """A series of checkpoints of one training run, as one model entry: a local folder, hub revisions, or shipped ones."""
 
+import json
 import re
-from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
-
-from torch import nn
 
 from repsim_cli.errors import BadInput
-from repsim_cli.models.source import Checkpoint, Series
-from repsim_cli.models.transformers import load, shipped, shipped_folder, transformers
+from repsim_cli.models.source import Checkpoint, Series, Source
+from repsim_cli.models.transformers import shipped, transformers
 from repsim_cli.registry import did_you_mean, models
 
 STEP = "{step}"
+METRICS = "metrics.json"
 SHIPPED_SERIES = {"tiny_a": {100: "tiny_a_step100", 400: "tiny_a_step400", 2000: "tiny_a"}}
 
 
@@ -80,32 +80,24 @@ def _shipped(name: str, steps: list[int] | None) -> list[Checkpoint]:
         if step not in names:
             raise BadInput(f"steps: '{name}' ships without step {step}, got {steps}; it has {list(names)}")
     chosen = {step: names[step] for step in (steps if steps is not None else names)}
-    return [
-        Checkpoint(step=step, open=_opener(shipped, name=one), with_head=headed(str(shipped_folder(one)), None))
-        for step, one in chosen.items()
-    ]
+    return [Checkpoint(step=step, open=partial(shipped, name=one)) for step, one in chosen.items()]
 
 
 def _local(step: int, place: Path) -> Checkpoint:
-    return Checkpoint(step=step, open=_opener(transformers, path=str(place)), with_head=headed(str(place), None))
+    def found() -> Source:
+        return replace(transformers(path=str(place)), metrics=partial(read_metrics, place))
+
+    return Checkpoint(step=step, open=found)
+
+
+def read_metrics(folder: Path) -> dict[str, float]:
+    """What a model was saved with; nothing where it has no metrics.json."""
+    file = folder / METRICS
+    try:
+        return json.loads(file.read_text()) if file.is_file() else {}
+    except ValueError as error:
+        raise BadInput(f"path: {METRICS} cannot be used, got '{file}' ({error}); mend or remove it") from None
 
 
 def _revision(step: int, hub: str, revision: str) -> Checkpoint:
-    return Checkpoint(
-        step=step, open=_opener(transformers, hub=hub, revision=revision), with_head=headed(hub, revision)
-    )
-
-
-def _opener(kind: Callable[..., Any], **keywords: Any) -> Callable[[], Any]:
-    return lambda: kind(**keywords)
-
-
-def headed(where: str, revision: str | None) -> Callable[[], nn.Module]:
-    """Loads the causal language model of a folder, or of a revision on the hub."""
-
-    def ready() -> nn.Module:
-        model = load(where, revision, False, "AutoModelForCausalLM").eval()
-        model.config.use_cache = False
-        return model
-
-    return ready
+    return Checkpoint(step=step, open=partial(transformers, hub=hub, revision=revision))

@@ -1,7 +1,6 @@
 """What every kind of model entry provides."""
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,29 +75,21 @@ AnySource = Source | Precomputed
 class Checkpoint:
     """One step of a training run. open(): its Source; BadInput where it is missing or broken.
 
-    with_head(): the causal language model, float32, in eval mode; a head that the checkpoint lacks is NaN.
-    metrics(): what it was saved with (loss, accuracy, ...), by name. drop(): frees what was downloaded for it.
+    drop(): frees the disk that a download of it takes.
     """
 
     step: int
     open: Callable[[], Source]
-    with_head: Callable[[], nn.Module]
-    metrics: Callable[[], dict[str, float]] = dict
     drop: Callable[[], None] = lambda: None
-
-
-def ready(progress: Callable[..., Any]) -> AbstractContextManager[None]:
-    """Nothing has to be made first."""
-    return nullcontext()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Series:
     """Checkpoints of one training run, two or more, in the order of their steps. local: opening them is cheap.
 
-    held(progress): a context in which all of them can be loaded; trains what is not there yet.
+    make(progress): trains them now, where they are trained when they are first needed.
     """
 
     checkpoints: list[Checkpoint]
     local: bool
-    held: Callable[[Callable[..., Any]], AbstractContextManager[None]] = ready
+    make: Callable[[Progress], None] | None = None

@@ -120,7 +120,7 @@ class EffectiveRank:
         gaps = {(gap.model, gap.step): gap for gap in self.convergence.gaps()}
         ranks: list[Curve] = []
         for label, training in self.convergence.trainings.items():
-            with training.held(run), run.stage("ranks"):
+            with run.stage("ranks"):
                 ranks += self._curves(run, label, training, gaps)
         matthews = table(similarity, ranks, **self.thresholds)
         curves = [*similarity, *ranks]
@@ -172,7 +172,9 @@ class EffectiveRank:
             backbone: nn.Module = checkpoint.open().load(False)
             kinds = {"parameters": False}
         else:
-            model: Any = checkpoint.with_head().to(self.hardware.device)
+            with_head = checkpoint.open().with_head
+            assert with_head is not None
+            model: Any = with_head("AutoModelForCausalLM").to(self.hardware.device)
             add_loss_gradients(model, sequences.ids, sequences.mask, self.hardware.batch_size)
             backbone, kinds = model.base_model, {"parameters": False, "gradients": True}
         backbone = backbone.to(self.hardware.device)

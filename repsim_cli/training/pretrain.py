@@ -6,7 +6,7 @@ A training that was killed goes on from the state that it left, and ends with th
 import json
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -20,11 +20,11 @@ from torch import Tensor, nn
 
 from repsim_cli.data.packing import Text, pack
 from repsim_cli.errors import BadInput, RunFailed
+from repsim_cli.models.series import METRICS, read_metrics
 from repsim_cli.models.transformers import inline_config, library
 from repsim_cli.results import Progress, dumps, write
 
 END = "<|endoftext|>"
-METRICS = "metrics.json"
 SAVE_EVERY = 5.0  # seconds between two saved states
 EVERYTHING = 1 << 30
 AT_ONCE = 32  # held-out sequences
@@ -68,11 +68,6 @@ class Recipe:
     def settings(self) -> Any:
         """The library's config. Raises BadInput where there is none."""
         return inline_config({**self.config, "vocab_size": self.vocabulary})
-
-    def rate(self, step: int) -> float:
-        """The learning rate of a step, from 0."""
-        decay = 0.55 + 0.45 * math.cos(math.pi * step / self.steps)
-        return self.learning_rate * min((step + 1) / self.warm_up, decay)
 
 
 class Corpus(NamedTuple):
@@ -130,93 +125,117 @@ class Trained(NamedTuple):
 def pretrain(recipe: Recipe, text: Corpus, folder: Path, *, state: Path, progress: Progress) -> Trained:
     """Leaves FOLDER/stepN of every kept step: float16 weights and tokenizer in transformers format, metrics.json.
 
-    Goes on from the file `state`, where it is there; it is removed at the end. Raises RunFailed where the loss is
-    not finite.
+    Goes on from the file `state` where it is there, and removes it at the end.
     """
     torch.manual_seed(recipe.seed)
     settings = recipe.settings()
     model = library().AutoModelForCausalLM.from_config(settings, dtype=torch.float32)
-    training = Training(model, recipe)
-    if state.is_file():
-        training.restore(state)
-    saved = time.monotonic()
-    model.train()
-    first = len(training.losses)
-    for step in progress(range(first, recipe.steps + 1), label="training", unit="steps"):
+
+    def keep(step: int) -> None:
         if step in recipe.kept:
             place = folder / f"step{step}"
             kept = type(model)(settings).half()
             kept.load_state_dict(model.state_dict())
             kept.save_pretrained(place)
             text.tokenizer.save_pretrained(place)
-            write(place / METRICS, dumps(held_out(model, text.held_out)).encode())
-        if step < recipe.steps:
-            training.step(text.seen)
-        if time.monotonic() - saved > SAVE_EVERY:
-            training.save(state)
-            saved = time.monotonic()
-    state.unlink(missing_ok=True)
-    return Trained(training.losses, {step: read_metrics(folder / f"step{step}") for step in recipe.kept})
+            write(place / METRICS, dumps(held_out_metrics(model, text.held_out)).encode())
+
+    losses = list(
+        train(
+            model,
+            text.seen,
+            steps=progress(range(recipe.steps), label="training", unit="steps"),
+            total=recipe.steps,
+            batch_size=recipe.batch_size,
+            learning_rate=recipe.learning_rate,
+            warm_up=recipe.warm_up,
+            seed=recipe.seed,
+            save=keep,
+            state=state,
+        )
+    )
+    return Trained(losses, {step: read_metrics(folder / f"step{step}") for step in recipe.kept})
 
 
-def read_metrics(folder: Path) -> dict[str, float]:
-    """What a model was saved with; nothing where it has no metrics.json."""
-    file = folder / METRICS
-    try:
-        return json.loads(file.read_text()) if file.is_file() else {}
-    except ValueError as error:
-        raise BadInput(f"path: {METRICS} cannot be used, got '{file}' ({error}); mend or remove it") from None
+def train(
+    model: nn.Module,
+    sequences: Int[np.ndarray, "N L"],
+    *,
+    steps: Iterable[int],
+    total: int,
+    batch_size: int,
+    learning_rate: float,
+    warm_up: int,
+    seed: int,
+    save: Callable[[int], None],
+    state: Path | None = None,
+) -> Iterator[float]:
+    """Trains with AdamW, linear warm-up and cosine decay; yields the loss in nats per token of every step.
 
-
-class Training:
-    """A model with its optimiser (AdamW) and the generator that draws its batches."""
-
-    def __init__(self, model: nn.Module, recipe: Recipe):
-        self.model, self.recipe = model, recipe
-        self.losses: list[float] = []
-        self.draw = np.random.default_rng(recipe.seed)
-        self.optimiser = torch.optim.AdamW(model.parameters(), lr=0.0, betas=(0.9, 0.95), weight_decay=0.1)
-
-    def step(self, sequences: Int[np.ndarray, "N L"]) -> None:
-        recipe, step = self.recipe, len(self.losses)
-        for group in self.optimiser.param_groups:
-            group["lr"] = recipe.rate(step)
-        ids = torch.from_numpy(sequences[self.draw.integers(len(sequences), size=recipe.batch_size)]).long()
-        loss = next_token_loss(self.model, ids)
-        self.optimiser.zero_grad()
+    save(step) is called before the first step and after each, with the number of steps done. state: a file that is
+    written every few seconds, from which a training that was killed goes on; its steps are yielded again, not done.
+    Raises RunFailed where the loss is not finite.
+    """
+    optimiser = torch.optim.AdamW(model.parameters(), lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.1)
+    draw = np.random.default_rng(seed)
+    losses = _restore(state, model, optimiser, draw) if state is not None and state.is_file() else []
+    done, saved = len(losses), time.monotonic()
+    model.train()
+    save(done)
+    for step in steps:
+        if step < done:
+            yield losses[step]
+            continue
+        for group in optimiser.param_groups:
+            decay = 0.55 + 0.45 * math.cos(math.pi * step / total)
+            group["lr"] = learning_rate * min((step + 1) / warm_up, decay)
+        ids = torch.from_numpy(sequences[draw.integers(len(sequences), size=batch_size)]).long()
+        loss = next_token_loss(model, ids)
+        optimiser.zero_grad()
         loss.backward()
-        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        self.optimiser.step()
-        value = float(loss.detach())
-        if not math.isfinite(value):
-            raise RunFailed(f"training: the loss is not finite, got {value} at step {step}; lower learning_rate")
-        self.losses.append(value)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimiser.step()
+        losses.append(float(loss.detach()))
+        if not math.isfinite(losses[-1]):
+            raise RunFailed(f"training: the loss is not finite, got {losses[-1]} at step {step}; lower learning_rate")
+        save(step + 1)
+        if state is not None and time.monotonic() - saved > SAVE_EVERY:
+            _save(state, model, optimiser, draw, losses)
+            saved = time.monotonic()
+        yield losses[-1]
+    if state is not None:
+        state.unlink(missing_ok=True)
 
-    def save(self, file: Path) -> None:
-        """Writes weights, optimiser and generators as safetensors, the one that draws batches in its metadata."""
-        tensors: dict[str, Tensor] = {f"weights.{name}": x for name, x in self.model.named_parameters()}
-        for i, moments in self.optimiser.state_dict()["state"].items():
-            tensors |= {f"optimiser.{i}.{key}": x for key, x in moments.items()}
-        tensors["losses"] = torch.tensor(self.losses, dtype=torch.float64)
-        tensors["torch"] = torch.get_rng_state()
-        held = {name: x.detach().contiguous() for name, x in tensors.items()}
-        write(file, safetensors.torch.save(held, {"draw": json.dumps(self.draw.bit_generator.state)}))
 
-    def restore(self, file: Path) -> None:
-        tensors = safetensors.torch.load_file(file)
-        with safetensors.safe_open(file, framework="pt") as opened:
-            self.draw.bit_generator.state = json.loads(opened.metadata()["draw"])
-        with torch.no_grad():
-            for name, x in self.model.named_parameters():
-                x.copy_(tensors[f"weights.{name}"])
-        moments: dict[int, dict[str, Tensor]] = {}
-        for name, x in tensors.items():
-            if name.startswith("optimiser."):
-                _, i, key = name.split(".")
-                moments.setdefault(int(i), {})[key] = x
-        self.optimiser.load_state_dict({**self.optimiser.state_dict(), "state": moments})
-        self.losses = tensors["losses"].tolist()
-        torch.set_rng_state(tensors["torch"])
+def _save(
+    file: Path, model: nn.Module, optimiser: torch.optim.Optimizer, draw: np.random.Generator, losses: list[float]
+) -> None:
+    """Weights, moments, losses and torch's generator as safetensors; the generator of batches in their metadata."""
+    tensors: dict[str, Tensor] = {f"weights.{name}": x.detach() for name, x in model.named_parameters()}
+    for i, moments in optimiser.state_dict()["state"].items():
+        tensors |= {f"optimiser.{i}.{key}": x for key, x in moments.items()}
+    tensors["losses"] = torch.tensor(losses, dtype=torch.float64)
+    tensors["torch"] = torch.get_rng_state()
+    held = {name: x.contiguous() for name, x in tensors.items()}
+    write(file, safetensors.torch.save(held, {"draw": json.dumps(draw.bit_generator.state)}))
+
+
+def _restore(file: Path, model: nn.Module, optimiser: torch.optim.Optimizer, draw: np.random.Generator) -> list[float]:
+    """Puts a saved state back; returns the losses until then."""
+    tensors = safetensors.torch.load_file(file)
+    with safetensors.safe_open(file, framework="pt") as opened:
+        draw.bit_generator.state = json.loads(opened.metadata()["draw"])
+    with torch.no_grad():
+        for name, x in model.named_parameters():
+            x.copy_(tensors[f"weights.{name}"])
+    moments: dict[int, dict[str, Tensor]] = {}
+    for name, x in tensors.items():
+        if name.startswith("optimiser."):
+            _, i, key = name.split(".")
+            moments.setdefault(int(i), {})[key] = x
+    optimiser.load_state_dict({**optimiser.state_dict(), "state": moments})
+    torch.set_rng_state(tensors["torch"])
+    return tensors["losses"].tolist()
 
 
 def next_token_loss(model: nn.Module, ids: Int[Tensor, "b s"]) -> Tensor:
@@ -251,7 +270,7 @@ def add_loss_gradients(
 
 
 @torch.inference_mode()
-def held_out(model: nn.Module, sequences: Int[np.ndarray, "N L"]) -> dict[str, float]:
+def held_out_metrics(model: nn.Module, sequences: Int[np.ndarray, "N L"]) -> dict[str, float]:
     """Over whole sequences: the mean next-token loss in nats per token, and the share of next tokens ranked first."""
     model.eval()
     loss = hits = 0.0

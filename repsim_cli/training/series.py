@@ -1,29 +1,27 @@
 """Checkpoints of a small language model of our own, trained when a study first needs them and kept in the cache."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field
 
-from repsim_cli import registry
-from repsim_cli.cache import Entry, key, root, using
 from repsim_cli.data.packing import Text
-from repsim_cli.models.series import headed
+from repsim_cli.data.text import embedded_text
+from repsim_cli.models.series import read_metrics
 from repsim_cli.models.source import Checkpoint, Series, Source
-from repsim_cli.models.transformers import hash_files, load, source, weight_files
+from repsim_cli.models.transformers import hash_files, headed, load, source, weight_files
+from repsim_cli.registry import models
 from repsim_cli.results import STATE, Progress
 from repsim_cli.settings import Positive
-from repsim_cli.training.pretrain import Recipe, Steps, byte_pair_tokenizer, corpus, pretrain, read_metrics
+from repsim_cli.training.pretrain import Recipe, Steps, byte_pair_tokenizer, corpus, pretrain
+from repsim_cli.training.trained import Metrics, Trained
 
-KIND = "models"  # of cache entries
 CODE = 1  # raise when a change of the code changes what is trained
 
 
-@registry.models.register("pretrained_series")
+@models.register("pretrained_series")
 def pretrained_series(
     *,
     config: dict[str, Any],
@@ -36,7 +34,7 @@ def pretrained_series(
     warm_up: Positive = 50,
     seed: Annotated[int, Field(ge=0)] = 0,
 ) -> Series:
-    """A model that is trained on the text that ships with the package, as the study `pretrain` does.
+    """Checkpoints of a model that is trained on the embedded text when it is first needed, as the study pretrain does.
 
     config: of the transformers library, with `model_type`. save: the steps that are kept (log: 0, 1, 2, 4, ... and
     the last). The rest as of the study. The last bits of the weights depend on the number of threads of the training.
@@ -53,57 +51,57 @@ def pretrained_series(
         seed=seed,
     )
     recipe.settings()
-    folder = root() / KIND / key({"code": CODE, **asdict(recipe), "save": recipe.kept})
-    places = {step: folder / f"step{step}" for step in recipe.kept}
+
+    def fit(folder: Path, scratch: Path, progress: Progress) -> Metrics:
+        steps = scratch / "steps"
+        found = pretrain(recipe, corpus(_text(), recipe), steps, state=scratch / STATE, progress=progress)
+        for place in steps.iterdir():
+            place.rename(folder / place.name)
+        return found.metrics[recipe.kept[-1]]
+
+    trained = Trained({"code": CODE, "text": _text().source, **asdict(recipe), "save": recipe.kept}, fit)
+
+    def make(progress: Progress) -> None:
+        trained.folder(progress)
+
     return Series(
-        checkpoints=[_checkpoint(recipe, step, place) for step, place in places.items()],
-        local=False,
-        held=lambda progress: _held(recipe, folder, progress),
+        checkpoints=[_checkpoint(recipe, trained, step) for step in recipe.kept],
+        local=False,  # there is nothing to open before it is trained
+        make=make,
     )
 
 
-def _checkpoint(recipe: Recipe, step: int, place: Path) -> Checkpoint:
-    return Checkpoint(
-        step=step,
-        open=lambda: _source(recipe, place),
-        with_head=headed(str(place), None),
-        metrics=lambda: read_metrics(place),
-    )
-
-
-def _source(recipe: Recipe, place: Path) -> Source:
-    """Known before it is trained."""
+def _checkpoint(recipe: Recipe, trained: Trained, step: int) -> Checkpoint:
+    def place() -> Path:
+        return trained.folder() / f"step{step}"
 
     def identity() -> dict[str, Any]:
-        return {"source": str(place), "weights_hash": hash_files(weight_files(place))}
+        return {
+            "source": f"trained here, models/{trained.key}/model/step{step}",
+            "weights_hash": hash_files(weight_files(place())),
+            "metrics": read_metrics(place()),
+        }
 
-    like = source(
-        recipe.settings(),
-        lambda: _tokenizer(recipe.vocabulary, recipe.length),
-        lambda eager: load(str(place), None, eager),
-        identity,
-        None,
-    )
-    return like
+    def known() -> Source:
+        """From the config alone, before it is trained."""
+        found = source(
+            recipe.settings(),
+            lambda: _tokenizer(recipe.vocabulary, recipe.length),
+            lambda eager: load(str(place()), None, eager),
+            identity,
+            None,
+            with_head=lambda auto: headed(str(place()), None, auto),
+        )
+        return replace(found, metrics=lambda: read_metrics(place()))
+
+    return Checkpoint(step=step, open=known)
 
 
 @cache
 def _text() -> Text:
-    return registry.data.get("embedded_text").function(split="train")
+    return embedded_text(split="train")
 
 
 @cache
 def _tokenizer(vocabulary: int, context: int) -> Any:
     return byte_pair_tokenizer(_text().documents(), vocabulary, context)
-
-
-@contextmanager
-def _held(recipe: Recipe, folder: Path, progress: Progress) -> Iterator[None]:
-    """Trains the series, if it is not in the cache whole; it stays there meanwhile."""
-    with using(KIND, [folder.name]) as entries:
-        entry: Entry = entries[folder.name]
-        if not entry.complete:
-            folder.mkdir(exist_ok=True)
-            pretrain(recipe, corpus(_text(), recipe), folder, state=folder / STATE, progress=progress)
-            entry.finish(recipe=asdict(recipe))
-        yield
