@@ -16,9 +16,15 @@ LOSSES = "training loss, nats per token"
 
 def figures(folder: Path, results: dict[str, Any]) -> Iterator[tuple[str, Callable[[], Any]]]:
     """QUANTITY-POINT-all with the means of all models, and QUANTITY-POINT-NUMBER-MODEL with the layers of each;
-    of a pre-training its losses."""
+    of a pre-training its losses, and of distances between layers MEASURE-view: their mean against step and metrics."""
     if LOSSES in results["curves"]:
         yield "loss", partial(_losses, results["curves"])
+    view = results["tables"].get("distance and metrics")
+    for measure in dict.fromkeys(row[1] for row in view["rows"]) if view else ():
+        yield (
+            f"{slug(measure)}-view",
+            partial(_view, view["columns"], [row for row in view["rows"] if row[1] == measure]),
+        )
     curves = [one for one in results["curves"].values() if isinstance(one, dict) and "percentiles" in one]
     for quantity, point in dict.fromkeys((one["quantity"], one["point"]) for one in curves):
         own = [one for one in curves if (one["quantity"], one["point"]) == (quantity, point)]
@@ -48,6 +54,29 @@ def _layers(one: dict[str, Any]) -> Any:
     panels[1].legend(
         fontsize=6, frameon=False, loc="center left", bbox_to_anchor=(1, 0.5), ncols=1 + len(one["layers"]) // 16
     )
+    return figure
+
+
+def _view(columns: list[str], rows: list[list[Any]]) -> Any:
+    """Mean distance against the step and against every metric; a colour per model, points in the order of steps."""
+    from matplotlib.figure import Figure
+
+    against = ["step", *columns[4:]]
+    figure = Figure(figsize=(len(against) * 0.75 * PANEL[0], PANEL[1]))
+    panels = figure.subplots(1, len(against), sharey=True, squeeze=False, gridspec_kw={"wspace": 0.1})[0]
+    models = list(dict.fromkeys(row[0] for row in rows))
+    for name, panel in zip(against, panels, strict=True):
+        for model, colour in zip(models, _colours(len(models)), strict=True):
+            own = [row for row in rows if row[0] == model]
+            x = _gaps([row[columns.index(name)] for row in own])
+            panel.plot(x, [row[3] for row in own], color=colour, linewidth=1, marker="o", markersize=3.5, label=model)
+        panel.set_xlabel(name)
+        panel.grid(alpha=0.25, linewidth=0.5)
+    panels[0].set_xscale("symlog", linthresh=1, linscale=0.4)
+    panels[0].set_xlim(0)
+    panels[0].set_ylabel(columns[3], fontsize=8)
+    panels[0].set_title(rows[0][1], loc="left", parse_math=False)
+    panels[-1].legend(fontsize=7, frameon=False)
     return figure
 
 

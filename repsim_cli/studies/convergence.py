@@ -197,10 +197,6 @@ class Training(Similarity):
                 f"{own} for {wanted} (type, blocks, width, heads, vocabulary); leave this step out"
             )
 
-    def tokens(self, run: Run) -> Sequences:
-        """What every checkpoint is run on."""
-        return self.sequences(run)[self.label]
-
     def make(self, run: Run) -> None:
         """Trains the series, where it is trained when it is first needed and is not there."""
         if self.series.make is None:
@@ -219,6 +215,7 @@ class Training(Similarity):
             total = total_rows(self.readings, sequences, self.extract)
             run.manifest["rows"] = total
             self._check_rows(run, total)
+        self.tokens = sequences[self.label]
         return sequences, total
 
     def curves(self, run: Run, previous: bool = False, pairs: bool = False, visit: Visit | None = None) -> list[Curve]:
