@@ -23,6 +23,7 @@ from repsim_cli.errors import BadInput, Degenerate
 from repsim_cli.measures import Measure
 from repsim_cli.measures.base import Maps, MeasureWarning, at, inner_values, own_products
 from repsim_cli.measures.inner import Inner, Kernel, Products, products, states_of, unchanged
+from repsim_cli.measures.inner import State as KernelState
 from repsim_cli.measures.moments import varying
 
 Matrix = Float[Tensor, "r r"]
@@ -482,21 +483,24 @@ def estimate_counterparts(
     estimate: str,
     tile: int = 512,
     labels: Callable[[int], Tensor | None] = lambda batch: None,
+    kept: dict[Any, Any] | None = None,
 ) -> tuple[dict[str, Counterparts], list[str]]:
     """Every measure for representation r of one side with representation r of the other, from a stream of batches.
 
     Estimates, labels and warnings as in `estimate_all_pairs`; names: of both sides of each pair.
+    kept: what was prepared of the right side, for further calls with the same one; of a single batch.
     """
     means = {label: _Mean() for label in measures}
     notices: Notices = {}
     seen = rows = 0
+    sides: list[dict[Any, Any]] = [({} if kept is None else kept.setdefault(i, {})) for i in range(len(names))]
     for left, right in batches:
         with _noticed(notices):
             made = [
                 hsic_products(measures, (x, y), both, tile=tile)
                 if estimate == "ratio_of_sums"
-                else _pair(measures, (x, y), both, tile, labels(seen))
-                for x, y, both in zip(left, right, names, strict=True)
+                else _pair(measures, (x, y), both, tile, labels(seen), {} if kept is None else side)
+                for x, y, both, side in zip(left, right, names, sides, strict=True)
             ]
         rows, seen = rows + len(left[0]), seen + 1
         for label, mean in means.items():
@@ -520,13 +524,14 @@ def _pair(
     names: tuple[str, str],
     tile: int,
     labels: Tensor | None,
+    kept: dict[Any, Any],
 ) -> dict[str, Tensor]:
     """Every measure of one representation with another: what is no inner product is compared once, one way."""
     narrow = max(x.shape[1] for x in pair) < len(pair[0])
     found, inner = {}, {}
     for label, measure in measures.items():
         if measure.inner is not None and narrow and _plain(measure.inner):
-            found[label] = _of_features(measure, pair, names)
+            found[label] = _of_features(measure, pair, names, kept)
         elif measure.inner is not None:
             inner[label] = measure
     found |= {label: values[0, 1] for label, values in all_pairs(inner, pair, names, tile=tile).items()}
@@ -547,21 +552,36 @@ def _plain(inner: Inner) -> bool:
     return inner.row is inner.column and isinstance(inner.row, Kernel) and inner.row.cells is unchanged
 
 
-def _of_features(measure: Measure, pair: tuple[Tensor, Tensor], names: tuple[str, str]) -> Float[Tensor, ""]:
-    """<XX', YY'> = |X'Y|^2: with fewer features than rows no (n, n) tile is made. Sums in float64, strip by strip."""
+def _of_features(
+    measure: Measure, pair: tuple[Tensor, Tensor], names: tuple[str, str], kept: dict[Any, Any]
+) -> Float[Tensor, ""]:
+    """<XX', YY'> = |X'Y|^2: with fewer features than rows no (n, n) tile is made. Sums in float64, strip by strip.
+
+    kept: the prepared y and |Y'Y|^2, by kernel.
+    """
     measure.check(names, [x.shape for x in pair], None)
     inner = measure.inner
     assert inner is not None
-    states = [at(name, partial(states_of, [inner.row], x, {}))[inner.row] for x, name in zip(pair, names, strict=True)]
-    x, y = (state.features.values.split(STRIP_ROWS) for state in states)
-    cross = torch.empty(2, 2, dtype=torch.float64)
-    for i, j, left, right in ((0, 0, x, x), (0, 1, x, y), (1, 1, y, y)):
-        total = sum((a.mT @ b).double() for a, b in zip(left, right, strict=True))
+
+    def state_of(x: Tensor, name: str) -> KernelState:
+        return at(name, partial(states_of, [inner.row], x, {}))[inner.row]
+
+    def product(left: KernelState, right: KernelState) -> Tensor:
+        parts = zip(left.features.values.split(STRIP_ROWS), right.features.values.split(STRIP_ROWS), strict=True)
+        total = sum((a.mT @ b).double() for a, b in parts)
         assert isinstance(total, Tensor)
-        cross[i, j] = cross[j, i] = total.square().sum().cpu()
-    own = own_products(inner, cross, len(pair[0]), torch.promote_types(pair[0].dtype, torch.float32))
+        return total.square().sum().cpu()
+
+    if inner.row not in kept:
+        other = state_of(pair[1], names[1])
+        kept[inner.row] = other, product(other, other)
+    own, (other, yy) = state_of(pair[0], names[0]), kept[inner.row]
+    xy = product(own, other)
+    cross = torch.stack([product(own, own), xy, xy, yy]).reshape(2, 2)
+    states = [own, other]
+    norms = own_products(inner, cross, len(pair[0]), torch.promote_types(pair[0].dtype, torch.float32))
     with _blamed(measure, cross, names):
-        return inner_values(inner, cross, own, states, states)[0, 1]
+        return inner_values(inner, cross, norms, states, states)[0, 1]
 
 
 Key = tuple[str] | tuple[str, str]  # (label,) of values, (label, statistic)

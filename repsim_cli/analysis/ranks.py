@@ -3,7 +3,7 @@
 A matrix is (D, H): from H inner features to the D of the residual stream.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
@@ -72,7 +72,7 @@ class Writers:
         wanted = (*WRITERS, "v") if attention == "circuit" else WRITERS
         for kind in wanted:
             place = source.architecture.find(kind, 0)
-            if place is None or not hasattr(modules.get(place.module), "weight"):
+            if place is None or not hasattr(_owner(source.skeleton, modules.get(place.module)), "weight"):
                 raise BadInput(f"{source.model_type} has no one matrix for {kind}, got none; use another model")
 
     def rank(
@@ -109,13 +109,22 @@ class Writers:
         assert self.source.architecture is not None
         place = self.source.architecture.find(point, layer)
         assert place is not None
-        module = self.source.modules(model)[place.module]
+        module = _owner(model, self.source.modules(model)[place.module])
         weight = module.weight.grad if gradient else module.weight
         assert isinstance(weight, Tensor)
         weight = weight.detach()
         if type(module).__name__ != "Conv1D":  # GPT-2's is (inputs, outputs)
             weight = weight.T
         return picked(place, weight, self.source.heads).T
+
+
+def _owner(model: nn.Module, module: nn.Module | None) -> Any:
+    """The module itself, or where it is a hook point of TransformerLens, the layer whose output it sees."""
+    if module is None or type(module).__name__ != "HookPoint":
+        return module
+    name = next(name for name, found in model.named_modules() if found is module)
+    above = model.get_submodule(name.rpartition(".")[0])
+    return getattr(above, "original_component", above)
 
 
 def picked(place: Point, weight: Float[Tensor, "inputs outputs"], heads: int) -> Float[Tensor, "inputs part"]:

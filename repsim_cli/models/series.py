@@ -1,18 +1,19 @@
 """A series of checkpoints of one training run, as one model entry: a local folder, hub revisions, or shipped ones."""
 
+import json
 import re
-from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
-
-from torch import nn
 
 from repsim_cli.errors import BadInput
-from repsim_cli.models.source import Checkpoint, Series
-from repsim_cli.models.transformers import load, shipped, shipped_folder, transformers
+from repsim_cli.models.source import Checkpoint, Series, Source
+from repsim_cli.models.transformer_lens import transformer_lens
+from repsim_cli.models.transformers import shipped, transformers
 from repsim_cli.registry import did_you_mean, models
 
 STEP = "{step}"
+METRICS = "metrics.json"
 SHIPPED_SERIES = {"tiny_a": {100: "tiny_a_step100", 400: "tiny_a_step400", 2000: "tiny_a"}}
 
 
@@ -24,16 +25,20 @@ def series(
     shipped: str | None = None,
     pattern: str = "step{step}",
     steps: list[int] | None = None,
+    drop_downloads: bool = False,
 ) -> Series:
     """folder: a folder of checkpoint folders named by `pattern`. hub: an id whose revisions are named by it.
 
     shipped: a run whose checkpoints ship with the package. steps: which ones (null: all that are in the folder).
+    drop_downloads: a revision leaves the hub's cache as soon as it was used, so that three at most are there.
     """
     given = {name: value for name, value in (("folder", folder), ("hub", hub), ("shipped", shipped)) if value}
     if len(given) != 1:
         raise BadInput(f"folder, hub, shipped: give exactly one of them, got {given or 'none'}; e.g. folder: runs/a")
     if pattern.count(STEP) != 1:
         raise BadInput(f"pattern: no one {STEP} in it, got '{pattern}'; e.g. 'step{{step}}'")
+    if drop_downloads and hub is None:
+        raise BadInput(f"drop_downloads: nothing is downloaded, got true with {', '.join(given)}; leave it false")
     if steps is not None and (len(set(steps)) < len(steps) or min(steps, default=0) < 0):
         raise BadInput(f"steps: not distinct numbers from 0 on, got {steps}; name each step once")
     if shipped is not None:
@@ -43,7 +48,7 @@ def series(
     else:
         if steps is None:
             raise BadInput("steps: missing, got null with hub; list the steps, e.g. [0, 1000, 143000]")
-        found = [_revision(step, str(hub), pattern.replace(STEP, str(step))) for step in steps]
+        found = [_revision(step, str(hub), pattern.replace(STEP, str(step)), drop_downloads) for step in steps]
     if len(found) < 2:
         raise BadInput(f"steps: a series needs two checkpoints, got {[one.step for one in found]}; name more")
     return Series(checkpoints=sorted(found, key=lambda one: one.step), local=hub is None)
@@ -80,30 +85,57 @@ def _shipped(name: str, steps: list[int] | None) -> list[Checkpoint]:
         if step not in names:
             raise BadInput(f"steps: '{name}' ships without step {step}, got {steps}; it has {list(names)}")
     chosen = {step: names[step] for step in (steps if steps is not None else names)}
-    return [
-        Checkpoint(step=step, open=_opener(shipped, name=one), with_head=_headed(str(shipped_folder(one)), None))
-        for step, one in chosen.items()
-    ]
+    return [Checkpoint(step=step, open=partial(shipped, name=one)) for step, one in chosen.items()]
 
 
 def _local(step: int, place: Path) -> Checkpoint:
-    return Checkpoint(step=step, open=_opener(transformers, path=str(place)), with_head=_headed(str(place), None))
+    def found() -> Source:
+        kind = transformer_lens if (config := place / "config.json").is_file() and _native(config) else transformers
+        return replace(kind(path=str(place)), metrics=partial(read_metrics, place))
+
+    return Checkpoint(step=step, open=found)
 
 
-def _revision(step: int, hub: str, revision: str) -> Checkpoint:
+def _native(config: Path) -> bool:
+    """Whether it is the config of a model in TransformerLens' own format."""
+    try:
+        said = json.loads(config.read_text())
+    except ValueError:
+        return False  # the transformers format's own checks say what is wrong
+    return isinstance(said, dict) and "model_type" not in said and "d_model" in said
+
+
+def read_metrics(folder: Path) -> dict[str, float]:
+    """What a model was saved with; nothing where it has no metrics.json."""
+    file = folder / METRICS
+    try:
+        return json.loads(file.read_text()) if file.is_file() else {}
+    except ValueError as error:
+        raise BadInput(f"path: {METRICS} cannot be used, got '{file}' ({error}); mend or remove it") from None
+
+
+def _revision(step: int, hub: str, revision: str, drop: bool) -> Checkpoint:
     return Checkpoint(
-        step=step, open=_opener(transformers, hub=hub, revision=revision), with_head=_headed(hub, revision)
+        step=step,
+        open=partial(transformers, hub=hub, revision=revision),
+        drop=partial(drop_revision, hub, revision) if drop else lambda: None,
     )
 
 
-def _opener(kind: Callable[..., Any], **keywords: Any) -> Callable[[], Any]:
-    return lambda: kind(**keywords)
+def drop_revision(hub: str, revision: str) -> None:
+    """Takes a revision out of the hub's cache; files that other revisions share stay."""
+    from huggingface_hub import scan_cache_dir
+    from huggingface_hub.errors import CacheNotFound
 
-
-def _headed(where: str, revision: str | None) -> Callable[[], nn.Module]:
-    def ready() -> nn.Module:
-        model = load(where, revision, False, "AutoModelForCausalLM").eval()
-        model.config.use_cache = False
-        return model
-
-    return ready
+    try:
+        found = scan_cache_dir()
+    except CacheNotFound:  # nothing was downloaded yet
+        return
+    commits = [
+        one.commit_hash
+        for repository in found.repos
+        if repository.repo_id == hub and repository.repo_type == "model"
+        for one in repository.revisions
+        if revision in one.refs or one.commit_hash == revision
+    ]
+    found.delete_revisions(*commits).execute()

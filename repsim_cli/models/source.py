@@ -105,17 +105,21 @@ class Family:
 class Checkpoint:
     """One step of a training run. open(): its Source; BadInput where it is missing or broken.
 
-    with_head(): the causal language model, float32, in eval mode; a head that the checkpoint lacks is NaN.
+    drop(): frees the disk that a download of it takes.
     """
 
     step: int
     open: Callable[[], Source]
-    with_head: Callable[[], nn.Module]
+    drop: Callable[[], None] = lambda: None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Series:
-    """Checkpoints of one training run, two or more, in the order of their steps. local: opening them is cheap."""
+    """Checkpoints of one training run, two or more, in the order of their steps. local: opening them is cheap.
+
+    make(progress): trains them now, where they are trained when they are first needed.
+    """
 
     checkpoints: list[Checkpoint]
     local: bool
+    make: Callable[[Progress], None] | None = None

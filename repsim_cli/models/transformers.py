@@ -6,9 +6,10 @@ Raw weights: nothing is folded or centred. Safetensors only; code that comes wit
 import hashlib
 import json
 import logging
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -149,9 +150,10 @@ def _silent() -> Iterator[None]:
     logger = logging.getLogger("transformers")
     level = logger.level
     logger.setLevel(logging.CRITICAL)
+    # the filters are the process's: a thread that loads must not set them back under one that computes
+    own = threading.current_thread() is threading.main_thread()
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore") if own else nullcontext():
             yield
     finally:
         logger.setLevel(level)
@@ -273,9 +275,10 @@ def _check_config_file(file: Path) -> None:
             f"path: the model needs code that comes with it, which is never run, got auto_map in '{file}'; "
             "use a model that transformers knows"
         )
-    known = list(library().CONFIG_MAPPING.keys())
-    if kind not in known:
-        raise BadInput(f"path: unknown architecture, got model_type '{kind}' in '{file}'; {did_you_mean(kind, known)}")
+    known = library().CONFIG_MAPPING
+    if kind not in known:  # all its keys take a tenth of a second
+        hint = did_you_mean(str(kind), known.keys())
+        raise BadInput(f"path: unknown architecture, got model_type '{kind}' in '{file}'; {hint}")
 
 
 def config_of(where: str, revision: str | None = None) -> Any:
@@ -422,8 +425,7 @@ def source(
             f"config: encoders with decoders are not read, got model_type '{config.model_type}'; use another model"
         )
     try:
-        with torch.device("meta"), _silent():
-            skeleton = library().AutoModel.from_config(config)
+        skeleton = _skeleton(config)
     except (ValueError, TypeError, RuntimeError, ZeroDivisionError) as error:
         reason = str(error).splitlines()[0]
         raise BadInput(f"config: no {config.model_type} can be built from it ({reason[:200]}); mend it") from error
@@ -480,6 +482,18 @@ def class_names(config: Any) -> tuple[str, ...]:
     if not any(name.endswith("ForSequenceClassification") for name in config.architectures or ()):
         return ()
     return tuple(config.id2label[code] for code in sorted(config.id2label))
+
+
+_skeletons: dict[str, nn.Module] = {}
+
+
+def _skeleton(config: Any) -> nn.Module:
+    """The backbone without weights; one for all checkpoints of a training run."""
+    known = config_hash(config.to_dict())
+    if known not in _skeletons:
+        with torch.device("meta"), _silent():
+            _skeletons[known] = library().AutoModel.from_config(config)
+    return _skeletons[known]
 
 
 def config_hash(config: dict[str, Any]) -> str:

@@ -15,6 +15,7 @@ WRITTEN = 144  # cells up to which their values are written into them
 INCHES_PER_CELL = 0.32
 SMALLEST, LARGEST = 2.6, 11.0  # side of the matrix, inches
 BAR, BAR_GAP = 0.15, 0.15  # width of the colour bar and its distance, inches
+SMALL, ACROSS = 1.9, 4  # side of a small matrix in inches, and how many stand side by side
 TICK = 0.15  # inches that a layer's name needs
 
 Job = tuple[str, Callable[[], Any]]
@@ -22,7 +23,8 @@ Job = tuple[str, Callable[[], Any]]
 
 def figures(folder: Path, results: dict[str, Any]) -> Iterator[Job]:
     """The figures of every measure: NAME-all, NAME-all-se, and NAME-MODEL-MODEL where these are not too many (nor
-    summed up by groups); each with a function that draws it."""
+    summed up by groups), or NAME-panels where models are compared with themselves alone; each with a function that
+    draws it."""
     few = sum(len(measure["matrices"]) for measure in results["measures"]) <= MOST_PAIRS and "groups" not in results
     for number, measure in enumerate(results["measures"]):
         matrices = measure["matrices"]
@@ -30,6 +32,9 @@ def figures(folder: Path, results: dict[str, Any]) -> Iterator[Job]:
         if stem in {slug(other["label"]) for other in results["measures"][:number]}:
             stem += f"-{number}"
         models = list(dict.fromkeys(m["rows"]["model"] for m in matrices))
+        if len(models) > 1 and all(m["rows"] == m["columns"] for m in matrices):  # each stands alone
+            yield f"{stem}-panels", partial(_panels, folder, measure)
+            continue
         layers = {m["rows"]["model"]: m["rows"]["layers"] for m in matrices}
         yield f"{stem}-all", partial(_grid, folder, measure, models, layers, "values")
         if matrices[0]["se"] is not None:
@@ -61,6 +66,41 @@ def _grid(folder: Path, measure: dict, models: list[str], layers: dict[str, list
         axes.axhline(end - 0.5, color="white", linewidth=1.2)
         axes.axvline(end - 0.5, color="white", linewidth=1.2)
     _model_names(axes, models, ends, _inches(len(names)), max(map(len, names)))
+    return figure
+
+
+def _panels(folder: Path, measure: dict) -> Any:
+    """A small matrix per model, in one scale of colours."""
+    from matplotlib.figure import Figure
+
+    matrices, card = measure["matrices"], measure["card"]
+    values = [read_array(folder, m["values"]) for m in matrices]
+    low, high = colour_range(np.concatenate([x.ravel() for x in values]), card, "values")
+    across = min(ACROSS, len(values))
+    down = -(-len(values) // across)
+    figure = Figure(figsize=(across * SMALL, down * SMALL))
+    grid = figure.subplots(down, across, squeeze=False, gridspec_kw={"wspace": 0.12, "hspace": 0.25})
+    image = None
+    for number, axes in enumerate(grid.flat):
+        if number >= len(values):
+            axes.remove()
+            continue
+        image = axes.imshow(values[number], cmap=colours(card, "values"), vmin=low, vmax=high)
+        axes.set_title(matrices[number]["rows"]["model"], fontsize=7, pad=3, parse_math=False)
+        names = matrices[number]["rows"]["layers"]
+        step = max(1, int(np.ceil(TICK * len(names) / (0.8 * SMALL))))
+        at = range(0, len(names), step)
+        first, lowest = number % across == 0, number + across >= len(values)
+        axes.set_yticks(at, [names[i] for i in at] if first else [], fontsize=5, parse_math=False)
+        axes.set_xticks(at, [names[i] for i in at] if lowest else [], fontsize=5, rotation=90, parse_math=False)
+        axes.tick_params(length=1.5)
+    better = "larger" if card["larger_is_closer"] else "smaller"
+    bar = figure.colorbar(image, ax=grid, fraction=BAR / (across * SMALL), pad=0.02)
+    bar.set_label(f"{card['label']} ({better} is closer)", fontsize=7)
+    bar.ax.tick_params(labelsize=6)
+    figure.suptitle(
+        measure["label"], x=0.125, y=0.9 + 0.25 / (down * SMALL), ha="left", va="bottom", fontsize=9, parse_math=False
+    )
     return figure
 
 

@@ -1,18 +1,21 @@
 """How layers converge during training: every checkpoint against the last one of its run, layer by layer."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from repsim_cli.activations.cached import from_cache
 from repsim_cli.activations.rows import Reading, batches, blocks, total_rows
-from repsim_cli.activations.stored import Recorder
+from repsim_cli.activations.stored import Recorder, activations_key
 from repsim_cli.analysis import claims as findings
 from repsim_cli.analysis.convergence import Curve, curve
+from repsim_cli.cache import Entry
 from repsim_cli.data.base import Data, Sequences
 from repsim_cli.errors import BadInput, Degenerate, RepsimError, RunFailed
 from repsim_cli.measures import Measure
@@ -21,6 +24,7 @@ from repsim_cli.registry import studies
 from repsim_cli.results import Run, quiet
 from repsim_cli.settings import Extract, Hardware, Significance
 from repsim_cli.similarity import Counterparts, estimate_counterparts
+from repsim_cli.studies.record import blocks_record
 from repsim_cli.studies.similarity import Similarity
 
 Missing = Literal["stop", "skip"]
@@ -36,12 +40,32 @@ class Gap:
     why: str
 
 
+class Opened:
+    """A checkpoint with its weights, until these are taken; None where the cache has what is read of it."""
+
+    def __init__(self, checkpoint: Checkpoint, source: Source, identity: dict[str, Any], module: nn.Module | None):
+        self.checkpoint, self.source, self.identity, self.module = checkpoint, source, identity, module
+
+
+@dataclass(frozen=True)
+class Step:
+    """A checkpoint's rows of every layer, as the estimate takes them: now, and once more later on."""
+
+    checkpoint: Checkpoint
+    rows: Callable[[], Iterator[list[Tensor]]]
+    again: Callable[[], Iterator[list[Tensor]]]
+
+
+Visit = Callable[["Training", Opened], None]
+
+
 @studies.register("convergence")
 class Convergence:
     """Similarity of the layers of every checkpoint to the same layers of the last one, per measure and hook point.
 
-    previous: also to the checkpoint before. missing: a checkpoint that is missing or broken stops the run, or is
-    skipped and shown as a gap. claims: published findings about such curves, by name.
+    previous: also to the checkpoint before. pairs: also of all checkpoints with all, a matrix per layer. missing: a
+    checkpoint that is missing or broken stops the run, or is skipped and shown as a gap. claims: published findings
+    about such curves, by name.
     """
 
     takes_series: ClassVar[bool] = True
@@ -57,6 +81,7 @@ class Convergence:
         seed: int,
         cache: bool = True,
         previous: bool = False,
+        pairs: bool = False,
         missing: Missing = "stop",
         claims: list[str] | None = None,
     ):
@@ -70,7 +95,11 @@ class Convergence:
             "seed": seed,
             "cache": cache,
         }
-        self.previous, self.claims, self.hardware, self.measures = previous, claims or [], hardware, measure
+        for label, bound in measure.items() if pairs else ():
+            if not bound.card.symmetric:
+                raise BadInput(f"options.pairs: needs symmetric measures, got {label}; use e.g. cka, or pairs=false")
+        self.previous, self.pairs, self.claims = previous, pairs, claims or []
+        self.hardware, self.measures = hardware, measure
         findings.check_names(self.claims, findings.TRAINING_CLAIMS)
         self.trainings = {label: Training(label, series, missing, settings) for label, series in model.items()}
 
@@ -92,7 +121,9 @@ class Convergence:
     def run(self, run: Run) -> dict[str, Any]:
         curves = self.curves(run)
         return {
-            "measures": [],
+            "measures": [
+                one for training in self.trainings.values() for one in (training.matrices(run) if self.pairs else ())
+            ],
             "tables": gap_table(self.gaps()),
             "curves": named(curves),
             "claims": [
@@ -103,12 +134,15 @@ class Convergence:
             ],
         }
 
-    def curves(self, run: Run) -> list[Curve]:
-        """One curve per measure, hook point and model (and what it is compared with)."""
+    def curves(self, run: Run, visit: Visit | None = None) -> list[Curve]:
+        """One curve per measure, hook point and model (and what it is compared with). visit: as of `visited`."""
         if self.hardware.threads:
             torch.set_num_threads(self.hardware.threads)
         run.manifest.update(device=self.hardware.device, threads=torch.get_num_threads(), models={})
-        return [one for training in self.trainings.values() for one in training.curves(run, self.previous)]
+        for training in self.trainings.values():
+            training.make(run)
+        trainings = self.trainings.values()
+        return [one for training in trainings for one in training.curves(run, self.previous, self.pairs, visit)]
 
     def gaps(self) -> list[Gap]:
         return [gap for training in self.trainings.values() for gap in training.gaps]
@@ -136,10 +170,17 @@ class Training(Similarity):
             self._check_shape(checkpoint, found)
 
     def memory(self, rows: int) -> dict[str, float]:
-        """The similarity study's, and without a cache the activations of the checkpoints that are compared."""
+        """The similarity study's; the rows of the checkpoints that are compared, and the weights of the next one."""
         features = sum(layer.width for layer in self.layers)
-        kept = 0.0 if self.cache else 4.0 * 3 * self._most_rows() * features
-        return {**super().memory(rows), "checkpoints": kept}
+        if self.extract.estimate == "full":
+            kept = 4.0 * 2 * rows * features
+        else:
+            kept = 0.0 if self.cache else 4.0 * 3 * self._most_rows() * features
+        return {
+            **super().memory(rows),
+            "checkpoints": kept,
+            "next checkpoint": sum(4.0 * source.parameters for source in self.live.values()),
+        }
 
     def unreadable(self, checkpoint: Checkpoint, error: RepsimError) -> str:
         return (
@@ -156,51 +197,163 @@ class Training(Similarity):
                 f"{own} for {wanted} (type, blocks, width, heads, vocabulary); leave this step out"
             )
 
-    def tokens(self, run: Run) -> Sequences:
-        """What every checkpoint is run on."""
-        return self.sequences(run)[self.label]
+    def make(self, run: Run) -> None:
+        """Trains the series, where it is trained when it is first needed and is not there."""
+        if self.series.make is None:
+            return
 
-    def curves(self, run: Run, previous: bool) -> list[Curve]:
-        """Every checkpoint is loaded, run once, compared and freed; the last one's activations stay."""
-        self.gaps = []
+        def progress(items: Iterable, *, label: str, unit: str) -> Iterator:
+            return run.progress(items, label=f"{self.label}: {label}", unit=unit)
+
+        with run.stage("training"):
+            self.series.make(progress)
+
+    def start(self, run: Run) -> tuple[dict[str, Sequences], int]:
+        """What every checkpoint is run on, and how many rows that gives."""
         with run.stage("data"):
             sequences = self.sequences(run)
             total = total_rows(self.readings, sequences, self.extract)
             run.manifest["rows"] = total
             self._check_rows(run, total)
+        self.tokens = sequences[self.label]
+        return sequences, total
+
+    def curves(self, run: Run, previous: bool = False, pairs: bool = False, visit: Visit | None = None) -> list[Curve]:
+        """Similarity to the last checkpoint, and on demand to the one before; pairs: of all with all, in `between`."""
         values: dict[tuple[str, str], dict[int, Counterparts]] = {}
-        checkpoints = self.series.checkpoints
-        with ExitStack() as held:
-            with run.stage("activations"):
-                try:
-                    last = self._activations(run, held, checkpoints[-1], sequences)
-                except RepsimError as error:
-                    raise RunFailed(f"model.{self.label}, step {checkpoints[-1].step}: {error}") from error
-            before: tuple[Checkpoint, Reading] | None = None
-            stacks = [held.enter_context(ExitStack()) for _ in checkpoints]
-            for i in run.progress(range(len(checkpoints)), label=self.label, unit="checkpoints"):
-                checkpoint = checkpoints[i]
-                try:
-                    with run.stage("activations"):
-                        own = last if i == len(stacks) - 1 else self._activations(run, stacks[i], checkpoint, sequences)
-                except RepsimError as error:
-                    if self.missing == "stop":
-                        raise RunFailed(self.unreadable(checkpoint, error)) from error
-                    self.gaps.append(Gap(self.label, checkpoint.step, str(error)))
-                    run.warn(f"model.{self.label}, step {checkpoint.step}: left out as a gap ({error})")
-                    before = None
-                else:
-                    others = {"last": (checkpoints[-1], last), **({"previous": before} if previous and before else {})}
-                    with run.stage("similarity"):
-                        for against, (other, reading) in others.items():
-                            found = self._compared(run, own, reading, sequences, total, (checkpoint, other))
-                            for measure, pair in found.items():
-                                values.setdefault((measure, against), {})[checkpoint.step] = pair
-                    before = (checkpoint, own) if previous else None
-                    del own  # where no cache holds it, it goes before the next one comes
-                if i:
-                    stacks[i - 1].close()
+        self.between: dict[str, dict[tuple[int, int], Counterparts]] = {}
+        prepared: dict[Any, Any] = {}
+        before: Step | None = None
+        earlier: list[Step] = []
+        sequences, total = self.start(run)
+
+        def compare(one: Step, other: Step, against: str = "", kept: dict[Any, Any] | None = None) -> None:
+            with run.stage("similarity"):
+                found = self._compared(run, sequences, total, one, other, kept)
+            for measure, pair in found.items():
+                self.between.setdefault(measure, {})[one.checkpoint.step, other.checkpoint.step] = pair
+                if against:
+                    values.setdefault((measure, against), {})[one.checkpoint.step] = pair
+
+        final: Step | None = None
+        for step in self.visited(run, sequences, total, keep=pairs, visit=visit):
+            if isinstance(step, Gap):
+                before = None
+                continue
+            final = final or step
+            compare(step, final, "last", prepared)
+            if step is final:
+                continue
+            if before and previous:
+                compare(step, before, "previous")
+            for other in [*earlier, step] if pairs else []:
+                compare(step, other)
+            before, earlier = step, [*earlier, replace(step, rows=step.again)] if pairs else []
+            if previous and step.checkpoint is self.series.checkpoints[-2]:
+                compare(final, step, "previous")
         return [one for key, by_step in values.items() for one in self._curves(*key, by_step)]
+
+    def visited(
+        self, run: Run, sequences: Mapping[str, Sequences], total: int, *, keep: bool, visit: Visit | None = None
+    ) -> Iterator[Step | Gap]:
+        """Every checkpoint, the last one first: loaded while the one before it is at work, run once, and freed.
+
+        The rows of the first and of the newest two can be read, with `keep` those of all. visit: sees each checkpoint
+        while it is there.
+        """
+        *others, last = self.series.checkpoints
+        order, stacks = [last, *others], []
+        with ExitStack() as held, ThreadPoolExecutor(1) as loader:
+            following = loader.submit(self._open, last, sequences)
+            for i in run.progress(range(len(order)), label=self.label, unit="checkpoints"):
+                stacks.append(held.enter_context(ExitStack()))
+                with run.stage("loading"):
+                    wait([following])
+                current = following
+                if i + 1 < len(order):
+                    following = loader.submit(self._open, order[i + 1], sequences)
+                try:
+                    found = current.result()
+                    with run.stage("activations"):
+                        step = self._step(run, stacks[i], found, sequences, total)
+                    if visit:
+                        visit(self, found)
+                except RepsimError as error:
+                    if i == 0:
+                        raise RunFailed(f"model.{self.label}, step {last.step}: {error}") from error
+                    if self.missing == "stop":
+                        raise RunFailed(self.unreadable(order[i], error)) from error
+                    yield self.gap(run, order[i], error)
+                else:
+                    yield step
+                finally:
+                    order[i].drop()
+                if not keep and i > 1:
+                    stacks[i - 1].close()
+
+    def gap(self, run: Run, checkpoint: Checkpoint, error: RepsimError) -> Gap:
+        self.gaps.append(Gap(self.label, checkpoint.step, str(error)))
+        run.warn(f"model.{self.label}, step {checkpoint.step}: left out as a gap ({error})")
+        return self.gaps[-1]
+
+    def _open(self, checkpoint: Checkpoint, sequences: Mapping[str, Sequences]) -> Opened:
+        """The checkpoint with its weights, unless the cache has what is read of it."""
+        source = checkpoint.open()
+        self._check_shape(checkpoint, source)
+        identity = source.identity()
+        stored = self.cache and activations_key(
+            identity, sequences[self.label], self.extract, self.readings[0].points, self.hardware.dtype
+        )
+        known = stored and (Entry("activations", stored).folder / "entry.json").is_file()
+        return Opened(checkpoint, source, identity, None if known else source.load(False))
+
+    def _step(self, run: Run, held: ExitStack, found: Opened, sequences: Mapping[str, Sequences], total: int) -> Step:
+        """The checkpoint's rows, from one pass, after which the model is freed, or from the cache.
+
+        They stay there while `held` is open, and in memory where no cache can hold them.
+        """
+        label, hardware, identity = self.label, self.hardware, found.identity
+        run.manifest["models"][f"{label}, step {found.checkpoint.step}"] = identity
+        own = replace(self.readings[0], source=found.source)
+        entry: Entry | None = held.enter_context(self._entries(run, sequences, {label: identity})).get(label)
+
+        def stream(reading: Reading, module: nn.Module | None = None) -> Iterator[list[Tensor]]:
+            modules = {} if module is None else {label: module}
+            recorders = {} if module is None or entry is None else {label: Recorder(entry)}
+            rows = blocks([reading], modules, recorders, sequences, self.extract, hardware, quiet)
+            return batches(rows, self.extract, total, self.seed)
+
+        def stored() -> Iterator[list[Tensor]]:
+            assert entry is not None
+            return stream(from_cache(own, {label: entry}, {label: identity}))
+
+        if self.extract.estimate == "full":
+            if entry is not None and entry.complete:
+                sample = list(stored())
+            else:
+                sample = list(stream(own, self._module(found)))
+            complete = entry is not None and entry.complete
+            return Step(found.checkpoint, lambda: iter(sample), stored if complete else lambda: iter(sample))
+        if entry is None or not entry.complete:
+            module = self._module(found)
+            attempts = [{label: Recorder(entry)}, {}] if entry is not None else [{}]
+            kept: list[list[Tensor]] = []
+            for recorders in attempts:  # a second time where the cache could not be written
+                rows = blocks([own], {label: module}, recorders, sequences, self.extract, hardware, quiet)
+                kept = [[] if recorders else [x.cpu() for x in block] for _, block in rows]
+                if entry is not None and entry.complete:
+                    break
+        if entry is None or not entry.complete:
+            memory = replace(own, source=self._in_memory(kept, identity), points=[])
+            return Step(found.checkpoint, lambda: stream(memory), lambda: stream(memory))
+        return Step(found.checkpoint, stored, stored)
+
+    def _module(self, found: Opened) -> nn.Module:
+        """The weights where they run; the caller alone holds them."""
+        module, found.module = found.module, None
+        if module is None:  # what the cache had was damaged
+            module = found.source.load(False)
+        return module.to(self.devices[self.label], getattr(torch, self.hardware.dtype))
 
     def _curves(self, measure: str, against: str, by_step: Mapping[int, Counterparts]) -> Iterator[Curve]:
         """One curve per hook point."""
@@ -225,27 +378,23 @@ class Training(Similarity):
     def _compared(
         self,
         run: Run,
-        own: Reading,
-        other: Reading,
         sequences: Mapping[str, Sequences],
         total: int,
-        steps: tuple[Checkpoint, Checkpoint],
+        one: Step,
+        other: Step,
+        kept: dict[Any, Any] | None,
     ) -> dict[str, Counterparts]:
-        rows = blocks([own, other], {}, {}, sequences, self.extract, self.hardware, quiet)
-
-        def halves() -> Iterator[tuple[Sequence[Tensor], Sequence[Tensor]]]:
-            for batch in batches(rows, self.extract, total, self.seed):
-                yield batch[: len(own.layers)], batch[len(own.layers) :]
-
-        named = [tuple(f"{layer} at step {one.step}" for one in steps) for layer in own.layers]
+        """kept: what was prepared of the other one, where that is the same in every call."""
+        names = [tuple(f"{layer} at step {step.checkpoint.step}" for step in (one, other)) for layer in self.layers]
         try:
             found, notices = estimate_counterparts(
                 self.measures,
-                halves(),
-                names=[(a, b) for a, b in named],
+                zip(one.rows(), other.rows(), strict=True),
+                names=[(a, b) for a, b in names],
                 estimate=self.extract.estimate,
                 tile=self.hardware.tile,
                 labels=lambda batch: self._labels(sequences, total, batch),
+                kept=kept if self.extract.estimate == "full" else None,
             )
         except Degenerate as error:
             raise RunFailed(str(error)) from error
@@ -253,30 +402,27 @@ class Training(Similarity):
             run.warn(notice)
         return found
 
-    def _activations(
-        self, run: Run, held: ExitStack, checkpoint: Checkpoint, sequences: Mapping[str, Sequences]
-    ) -> Reading:
-        """The checkpoint's activations: from the cache, or from one pass; the model is freed when this returns.
-
-        They stay in the cache while `held` is open, or in memory where no cache can hold them.
-        """
-        source = checkpoint.open()
-        self._check_shape(checkpoint, source)
-        identity = source.identity()
-        run.manifest["models"][f"{self.label}, step {checkpoint.step}"] = identity
-        own = replace(self.readings[0], source=source)
-        entry = held.enter_context(self._entries(run, sequences, {self.label: identity})).get(self.label)
-        if entry is None or not entry.complete:
-            module = source.load(False).to(self.devices[self.label], getattr(torch, self.hardware.dtype))
-            attempts = [{self.label: Recorder(entry)}, {}] if entry is not None else [{}]
-            for recorders in attempts:  # a second time where the cache could not be written
-                rows = blocks([own], {self.label: module}, recorders, sequences, self.extract, self.hardware, quiet)
-                kept = [[] if recorders else [x.cpu() for x in block] for _, block in rows]
-                if entry is not None and entry.complete:
-                    break
-            else:
-                return replace(own, source=self._in_memory(kept, identity), points=[])
-        return from_cache(own, {self.label: entry}, {self.label: identity})
+    def matrices(self, run: Run) -> Iterator[dict[str, Any]]:
+        """Similarity of all checkpoints with all, a matrix per layer."""
+        for label, found in self.between.items():
+            steps = sorted({step for pair in found for step in pair})
+            blocks = {}
+            for i, layer in enumerate(self.layers):
+                square = np.zeros((len(steps), len(steps)))
+                for (one, other), pair in found.items():
+                    j, k = steps.index(one), steps.index(other)
+                    square[j, k] = square[k, j] = float(pair.values[i])
+                blocks[layer.name] = ([f"step {step}" for step in steps], square)
+            like = next(iter(found.values()))
+            yield blocks_record(
+                run,
+                f"{label} between checkpoints of {self.label}",
+                self.measures[label],
+                blocks,
+                estimate=self.extract.estimate,
+                rows=like.rows,
+                batches=like.batches,
+            )
 
     def _in_memory(self, kept: Sequence[Sequence[Tensor]], identity: dict[str, Any]) -> Precomputed:
         names = [layer.name for layer in self.layers]

@@ -1,7 +1,8 @@
 """The effective rank of what writes to the residual stream during training, beside how early layers converge."""
 
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import torch
 from pydantic import Field
@@ -10,19 +11,32 @@ from torch import nn
 from repsim_cli.analysis import claims as findings
 from repsim_cli.analysis.convergence import Curve, curve, table
 from repsim_cli.analysis.ranks import WRITERS, Attention, Normaliser, Writers
+from repsim_cli.cache import key, using
 from repsim_cli.data.base import Data, Sequences
-from repsim_cli.errors import BadInput, RepsimError, RunFailed
+from repsim_cli.errors import BadInput
 from repsim_cli.measures import Measure
-from repsim_cli.models.source import Checkpoint, Series
+from repsim_cli.models.source import Series
 from repsim_cli.registry import studies
 from repsim_cli.results import Run
 from repsim_cli.settings import Extract, Hardware
-from repsim_cli.studies.convergence import Convergence, Gap, Missing, Training, gap_table, named
+from repsim_cli.studies.convergence import Convergence, Missing, Opened, Training, gap_table, named
 from repsim_cli.training.pretrain import add_loss_gradients
 
 Share = Annotated[float, Field(ge=0, le=1)]
 CAUSAL = ("gpt_neox", "gpt2", "llama", "openai-gpt")
+HEAD = "AutoModelForCausalLM"
+CODE = 1  # raise when a change of the code changes ranks
 LABELS = {"min": "effective rank / largest possible", "H": "effective rank / H"}
+
+
+class Rank(NamedTuple):
+    """Proportional effective ranks of one checkpoint, a value per layer. of: parameters or gradients."""
+
+    model: str
+    step: int
+    of: str
+    point: str
+    values: list[float]
 
 
 @studies.register("effective_rank")
@@ -87,7 +101,7 @@ class EffectiveRank:
             missing=missing,
             claims=claims,
         )
-        self.hardware, self.missing = hardware, missing
+        self.hardware = hardware
         self.attention: Attention = attention
         self.normaliser: Normaliser = normaliser
         self.gradients = gradients
@@ -101,7 +115,7 @@ class EffectiveRank:
 
     def _writers(self, label: str, training: Training) -> Writers:
         source = training.live[label]
-        if self.gradients and source.model_type not in CAUSAL:
+        if self.gradients and not (source.model_type in CAUSAL or source.model_type.startswith("native")):
             raise BadInput(
                 f"model.{label}: {source.model_type} has no next-token loss to take gradients of, got "
                 f"gradients=true; set options.gradients=false, or use one of {', '.join(CAUSAL)}"
@@ -116,72 +130,91 @@ class EffectiveRank:
         return {**self.convergence.plan(), "ranks of": kinds, "attention": self.attention}
 
     def run(self, run: Run) -> dict[str, Any]:
-        similarity = self.convergence.curves(run)
-        gaps = {(gap.model, gap.step): gap for gap in self.convergence.gaps()}
-        ranks: list[Curve] = []
-        for label, training in self.convergence.trainings.items():
-            with run.stage("ranks"):
-                ranks += self._curves(run, label, training, gaps)
-        matthews = table(similarity, ranks, **self.thresholds)
-        curves = [*similarity, *ranks]
+        ranks: list[Rank] = []
+        similarity = self.convergence.curves(
+            run, lambda training, found: ranks.extend(self._ranks(run, training, found))
+        )
+        curves = [*similarity, *self._curves(ranks)]
+        matthews = table(similarity, curves[len(similarity) :], **self.thresholds)
         return {
             "measures": [],
-            "tables": {"early convergence and large rank": matthews, **gap_table(list(gaps.values()))},
+            "tables": {"early convergence and large rank": matthews, **gap_table(self.convergence.gaps())},
             "curves": named(curves),
             "claims": findings.training_verdicts(self.convergence.claims, self.measure, curves, matthews["rows"]),
             "thresholds": self.thresholds,
         }
 
-    def _curves(self, run: Run, label: str, training: Training, gaps: dict[tuple[str, int], Gap]) -> list[Curve]:
-        """A curve per kind of matrix, of parameters and of gradients."""
-        checkpoints, depth = training.series.checkpoints, training.live[label].layers
-        sequences = training.tokens(run) if self.gradients else None
-        found: dict[tuple[str, str], dict[int, list[float]]] = {}
-        for checkpoint in run.progress(checkpoints, label=f"{label}: ranks", unit="checkpoints"):
-            if (label, checkpoint.step) in gaps:
-                continue
-            try:
-                own = self._ranks(self.writers[label], checkpoint, sequences, depth)
-            except RepsimError as error:
-                if self.missing == "stop" or checkpoint is checkpoints[-1]:
-                    raise RunFailed(training.unreadable(checkpoint, error)) from error
-                gaps[label, checkpoint.step] = Gap(label, checkpoint.step, str(error))
-                run.warn(f"model.{label}, step {checkpoint.step}: its ranks are left out as a gap ({error})")
-                continue
-            for key, values in own.items():
-                found.setdefault(key, {})[checkpoint.step] = values
-        return [
-            curve(
+    def _curves(self, ranks: Sequence[Rank]) -> Iterator[Curve]:
+        """A curve per model and kind of matrix, of parameters and of gradients."""
+        for label, of, point in dict.fromkeys((rank.model, rank.of, rank.point) for rank in ranks):
+            training = self.convergence.trainings[label]
+            yield curve(
                 quantity=of,
                 label=LABELS[self.normaliser],
                 point=point,
                 model=label,
                 parameters=training.live[label].parameters,
-                steps=[one.step for one in checkpoints],
-                layers=[f"{point}@{layer}" for layer in range(depth)],
-                values=by_step,
+                steps=[one.step for one in training.series.checkpoints],
+                layers=[f"{point}@{layer}" for layer in range(training.live[label].layers)],
+                values={
+                    rank.step: rank.values for rank in ranks if (rank.model, rank.of, rank.point) == (label, of, point)
+                },
             )
-            for (of, point), by_step in found.items()
-        ]
 
-    def _ranks(
-        self, writers: Writers, checkpoint: Checkpoint, sequences: Sequences | None, depth: int
-    ) -> dict[tuple[str, str], list[float]]:
-        """Proportional effective ranks of all layers, by (parameters or gradients, kind of matrix)."""
+    def _ranks(self, run: Run, training: Training, found: Opened) -> list[Rank]:
+        """Proportional effective ranks of all layers of a checkpoint, from the cache where they are there."""
+        sequences = training.tokens if self.gradients else None
+        parts = {
+            "code": CODE,
+            "weights": found.identity["weights_hash"],
+            "config": found.identity.get("config_hash"),
+            "attention": self.attention,
+            "normaliser": self.normaliser,
+            "gradients of": sequences.hash() if sequences else None,
+        }
+        step = found.checkpoint.step
+        with run.stage("ranks"), ExitStack() as held:
+            entry = None
+            if training.cache:
+                try:
+                    entry = held.enter_context(using("ranks", [key(parts)]))[key(parts)]
+                except OSError as error:
+                    run.warn(f"cache: {error.filename} cannot be used ({error.strerror}); going on without it")
+            if entry is not None and entry.meta is not None:
+                values = entry.meta["values"]
+            else:
+                values = self._computed(self.writers[training.label], found, sequences)
+                if entry is not None:
+                    try:
+                        entry.folder.mkdir(parents=True, exist_ok=True)
+                        entry.finish(values=values)
+                    except OSError as error:
+                        run.warn(f"cache: {entry.folder} cannot be written ({error.strerror}); going on without it")
+        return [Rank(training.label, step, of, point, layers) for of, point, layers in values]
+
+    def _computed(
+        self, writers: Writers, found: Opened, sequences: Sequences | None
+    ) -> list[tuple[str, str, list[float]]]:
+        """(parameters or gradients, kind of matrix, a value per layer)."""
+        source, device = found.source, self.hardware.device
         if sequences is None:
-            backbone: nn.Module = checkpoint.open().load(False)
+            backbone: nn.Module = source.load(False).to(device)
             kinds = {"parameters": False}
         else:
-            model: Any = checkpoint.with_head().to(self.hardware.device)
+            assert source.with_head is not None
+            model: Any = source.with_head(HEAD).to(device)
             add_loss_gradients(model, sequences.ids, sequences.mask, self.hardware.batch_size)
-            backbone, kinds = model.base_model, {"parameters": False, "gradients": True}
-        backbone = backbone.to(self.hardware.device)
+            backbone, kinds = getattr(model, "base_model", model), {"parameters": False, "gradients": True}
         with torch.no_grad():
-            return {
-                (of, point): [
-                    writers.rank(backbone, point, layer, gradient=gradient, normaliser=self.normaliser)[1]
-                    for layer in range(depth)
-                ]
+            return [
+                (
+                    of,
+                    point,
+                    [
+                        writers.rank(backbone, point, layer, gradient=gradient, normaliser=self.normaliser)[1]
+                        for layer in range(source.layers)
+                    ],
+                )
                 for of, gradient in kinds.items()
                 for point in WRITERS
-            }
+            ]

@@ -1,24 +1,27 @@
 """Pre-training of one small language model, with its tokenizer, kept at chosen steps in transformers format."""
 
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import Field
 
 from repsim_cli.data.base import Data
-from repsim_cli.data.packing import Text, pack
+from repsim_cli.data.packing import Text
 from repsim_cli.errors import BadInput
-from repsim_cli.models.transformers import inline_config, library
 from repsim_cli.registry import studies
-from repsim_cli.results import Run
+from repsim_cli.results import STATE, Run
 from repsim_cli.settings import Hardware, Positive
-from repsim_cli.training.pretrain import byte_pair_tokenizer, held_out_loss, train
+from repsim_cli.training.pretrain import Recipe, Steps, corpus, pretrain
+
+LABELS = {"loss": "nats per token", "accuracy": "share of next tokens ranked first"}
 
 
 @studies.register("pretrain")
 class Pretrain:
     """config: a transformers config with `model_type`. steps, batch_size, learning_rate, warm_up: of the training.
 
-    save: the steps whose weights are kept, as float16, in models/stepN of the run folder.
+    save: the steps whose weights are kept, as float16, in models/stepN of the run folder; `log`: 0, 1, 2, 4, ... and
+    the last. Every twentieth sequence is held out; beside the weights lies what they, in float32, score on these.
     """
 
     def __init__(
@@ -28,33 +31,41 @@ class Pretrain:
         hardware: Hardware,
         seed: int,
         config: dict[str, Any],
-        save: list[int],
+        save: Steps,
         vocabulary: Positive = 512,
         length: Positive = 128,
         steps: Positive = 1000,
         batch_size: Positive = 16,
-        learning_rate: float = 3e-3,
+        learning_rate: Annotated[float, Field(gt=0)] = 3e-3,
         warm_up: Positive = 50,
     ):
         if not isinstance(data, Text):
             raise BadInput(
                 f"data: pre-training needs running text, got {data.source}; use embedded_train or local_text"
             )
-        outside = [step for step in save if not 0 <= step <= steps]
-        if outside:
-            raise BadInput(f"options.save: no such step, got {outside[0]}; steps go from 0 to {steps}")
-        self.data, self.hardware, self.seed = data, hardware, seed
-        self.settings = {"batch_size": batch_size, "learning_rate": learning_rate, "warm_up": warm_up}
-        self.save, self.vocabulary, self.length, self.steps = save, vocabulary, length, steps
-        self.config = inline_config({**config, "vocab_size": vocabulary})
+        self.data, self.hardware = data, hardware
+        try:
+            self.recipe = Recipe(
+                config=config,
+                save=save,
+                vocabulary=vocabulary,
+                length=length,
+                steps=steps,
+                batch_size=batch_size,
+                learning_rate=learning_rate,
+                warm_up=warm_up,
+                seed=seed,
+            )
+            self.settings = self.recipe.settings()
+        except BadInput as error:
+            raise BadInput(f"options.{error}") from None
 
     def plan(self) -> dict[str, Any]:
-        tokens = self.steps * self.settings["batch_size"] * self.length
         return {
-            "model": self.config.model_type,
-            "steps": self.steps,
-            "tokens": tokens,
-            "kept steps": self.save,
+            "model": self.settings.model_type,
+            "steps": self.recipe.steps,
+            "tokens": self.recipe.tokens,
+            "kept steps": self.recipe.kept,
         }
 
     def run(self, run: Run) -> dict[str, Any]:
@@ -62,47 +73,40 @@ class Pretrain:
             torch.set_num_threads(self.hardware.threads)
         run.manifest.update(device="cpu", threads=torch.get_num_threads())
         with run.stage("data"):
-            tokenizer = byte_pair_tokenizer(self.data.documents(), self.vocabulary, self.length)
-            everything = 1 << 30
-            sequences = pack(
-                self.data,
-                tokenizer,
-                length=self.length,
-                sequences=everything,
-                pool=everything,
-                separator="eos",
-                seed=self.seed,
-            )
-            whole = sequences.ids[sequences.mask.all(1)]
-            held_out, seen = whole[::20], whole[[i for i in range(len(whole)) if i % 20]]
+            text = corpus(self.data, self.recipe)
             run.manifest["data"] = {
                 "source": self.data.source,
-                "hash": sequences.hash(),
-                "sequences": len(whole),
+                "hash": text.hash,
+                "sequences": len(text.seen) + len(text.held_out),
             }
-        torch.manual_seed(self.seed)
-        model = library().AutoModelForCausalLM.from_config(self.config, dtype=torch.float32)
-
-        def keep(step: int) -> None:
-            if step in self.save:
-                folder = run.folder / "models" / f"step{step}"
-                kept = type(model)(self.config).half()
-                kept.load_state_dict(model.state_dict())
-                kept.save_pretrained(folder)
-                tokenizer.save_pretrained(folder)
-
         with run.stage("training"):
-            steps = run.progress(range(self.steps), label="training", unit="steps")
-            losses = list(train(model, seen, steps=steps, total=self.steps, seed=self.seed, save=keep, **self.settings))
-        final = held_out_loss(model, held_out, self.settings["batch_size"])
+            trained = pretrain(
+                self.recipe, text, run.folder / "models", state=run.folder / STATE, progress=run.progress
+            )
+        steps, metrics = list(trained.metrics), list(trained.metrics.values())
+        per_step = self.recipe.batch_size * self.recipe.length
         return {
             "measures": [],
             "tables": {
-                "loss": {
-                    "columns": ["held-out loss, nats per token", "tokens trained on"],
-                    "rows": [[final, self.plan()["tokens"]]],
+                "held-out text": {
+                    "columns": ["step", "tokens trained on", *(f"{name}, {LABELS[name]}" for name in LABELS)],
+                    "rows": [
+                        [step, step * per_step, *(one[name] for name in LABELS)]
+                        for step, one in trained.metrics.items()
+                    ],
                 }
             },
-            "curves": {"training loss, nats per token": losses},
+            "curves": {
+                "training loss, nats per token": trained.losses,
+                **{
+                    f"held-out {name}, {label}": {
+                        "quantity": f"held-out {name}",
+                        "label": label,
+                        "steps": steps,
+                        "mean": [one[name] for one in metrics],
+                    }
+                    for name, label in LABELS.items()
+                },
+            },
             "claims": [],
         }

@@ -56,17 +56,52 @@ def measure_record(
                     "n": matrix.rows,
                 }
             )
+    return _record(run, label, measure, matrix.estimate, matrix.rows, matrix.batches, null, records, available)
+
+
+def blocks_record(
+    run: Run,
+    label: str,
+    measure: Measure,
+    blocks: Mapping[str, tuple[Sequence[str], np.ndarray]],
+    *,
+    estimate: str,
+    rows: int,
+    batches: int,
+) -> dict[str, Any]:
+    """One measure in results.json, of square matrices that stand alone: name -> (names of rows and columns, values)."""
+    records = []
+    for i, (name, (layers, values)) in enumerate(blocks.items()):
+        if not np.isfinite(values).all():
+            raise RunFailed(f"{label}: a value of {name} is not finite; please report this with the run's config")
+        side = {"model": name, "layers": list(layers)}
+        file = run.write_array(f"{slug(label)}-{i:03d}-{slug(name)}", values)
+        records.append({"rows": side, "columns": side, "values": file, **dict.fromkeys(("se", "p")), "n": rows})
+    return _record(run, label, measure, estimate, rows, batches, None, records)
+
+
+def _record(
+    run: Run,
+    label: str,
+    measure: Measure,
+    estimate: str,
+    rows: int,
+    batches: int,
+    null: dict[str, Any] | None,
+    matrices: list[dict[str, Any]],
+    available: int | None = None,
+) -> dict[str, Any]:
     return {
         "name": measure.name,
         "label": label,
         "settings": dict(measure.settings),
         "estimate": {
-            "kind": matrix.estimate,
-            "rows": matrix.rows,
+            "kind": estimate,
+            "rows": rows,
             "rows_available": run.manifest["rows"] if available is None else available,
-            "batches": matrix.batches,
+            "batches": batches,
         },
         "null": null,
         "card": measure.card.record(),
-        "matrices": records,
+        "matrices": matrices,
     }

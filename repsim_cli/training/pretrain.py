@@ -1,17 +1,99 @@
-"""Pre-training of a small causal language model, with the tokenizer it needs."""
+"""Pre-training of a small causal language model on running text, with the tokenizer it needs.
 
+A training that was killed goes on from the state that it left, and ends with the same bits.
+"""
+
+import json
 import math
+import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
+import safetensors
+import safetensors.torch
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
-from repsim_cli.errors import RunFailed
+from repsim_cli.data.packing import Text, pack
+from repsim_cli.errors import BadInput, RunFailed
+from repsim_cli.models.series import METRICS, read_metrics
+from repsim_cli.models.transformers import inline_config, library
+from repsim_cli.results import Progress, dumps, write
 
 END = "<|endoftext|>"
+SAVE_EVERY = 5.0  # seconds between two saved states
+EVERYTHING = 1 << 30
+AT_ONCE = 32  # held-out sequences
+Steps = list[int] | Literal["log"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """All that decides about the weights, beside the text. config: of the transformers library, without vocabulary.
+
+    length: tokens per sequence. warm_up: steps of linear warm-up, after which the rate falls along a cosine to a
+    tenth. save: the steps that are kept; `log` keeps 0, 1, 2, 4, ... and the last. Raises BadInput for other steps.
+    """
+
+    config: dict[str, Any]
+    save: Steps
+    vocabulary: int
+    length: int
+    steps: int
+    batch_size: int
+    learning_rate: float
+    warm_up: int
+    seed: int
+
+    def __post_init__(self) -> None:
+        outside = [step for step in self.kept if not 0 <= step <= self.steps]
+        if outside:
+            raise BadInput(f"save: no such step, got {outside[0]}; steps go from 0 to {self.steps}")
+
+    @property
+    def kept(self) -> list[int]:
+        if self.save != "log":
+            return sorted(self.save)
+        return [0, *(2**i for i in range(self.steps.bit_length()) if 2**i < self.steps), self.steps]
+
+    @property
+    def tokens(self) -> int:
+        """Trained on."""
+        return self.steps * self.batch_size * self.length
+
+    def settings(self) -> Any:
+        """The library's config. Raises BadInput where there is none."""
+        return inline_config({**self.config, "vocab_size": self.vocabulary})
+
+
+class Corpus(NamedTuple):
+    """A tokenizer, and the sequences of a text: those to be trained on, and every twentieth, held out."""
+
+    tokenizer: Any
+    seen: Int[np.ndarray, "N L"]
+    held_out: Int[np.ndarray, "M L"]
+    hash: str
+
+
+def corpus(text: Text, recipe: Recipe) -> Corpus:
+    tokenizer = byte_pair_tokenizer(text.documents(), recipe.vocabulary, recipe.length)
+    made = pack(
+        text,
+        tokenizer,
+        length=recipe.length,
+        sequences=EVERYTHING,
+        pool=EVERYTHING,
+        separator="eos",
+        seed=recipe.seed,
+    )
+    whole = made.ids[made.mask.all(1)]
+    if len(whole) < 2:
+        raise BadInput(f"data: too little text to train on, got {len(whole)} sequences of {recipe.length}; give more")
+    return Corpus(tokenizer, whole[[i for i in range(len(whole)) if i % 20]], whole[::20], made.hash())
 
 
 def byte_pair_tokenizer(documents: Iterable[str], vocabulary: int, context: int) -> Any:
@@ -33,6 +115,48 @@ def byte_pair_tokenizer(documents: Iterable[str], vocabulary: int, context: int)
     return PreTrainedTokenizerFast(tokenizer_object=bpe, model_max_length=context, **special)
 
 
+class Trained(NamedTuple):
+    """losses: of every step, in nats per token. metrics: of every kept step, as its metrics.json has them."""
+
+    losses: list[float]
+    metrics: dict[int, dict[str, float]]
+
+
+def pretrain(recipe: Recipe, text: Corpus, folder: Path, *, state: Path, progress: Progress) -> Trained:
+    """Leaves FOLDER/stepN of every kept step: float16 weights and tokenizer in transformers format, metrics.json.
+
+    Goes on from the file `state` where it is there, and removes it at the end.
+    """
+    torch.manual_seed(recipe.seed)
+    settings = recipe.settings()
+    model = library().AutoModelForCausalLM.from_config(settings, dtype=torch.float32)
+
+    def keep(step: int) -> None:
+        if step in recipe.kept:
+            place = folder / f"step{step}"
+            kept = type(model)(settings).half()
+            kept.load_state_dict(model.state_dict())
+            kept.save_pretrained(place)
+            text.tokenizer.save_pretrained(place)
+            write(place / METRICS, dumps(held_out_metrics(model, text.held_out)).encode())
+
+    losses = list(
+        train(
+            model,
+            text.seen,
+            steps=progress(range(recipe.steps), label="training", unit="steps"),
+            total=recipe.steps,
+            batch_size=recipe.batch_size,
+            learning_rate=recipe.learning_rate,
+            warm_up=recipe.warm_up,
+            seed=recipe.seed,
+            save=keep,
+            state=state,
+        )
+    )
+    return Trained(losses, {step: read_metrics(folder / f"step{step}") for step in recipe.kept})
+
+
 def train(
     model: nn.Module,
     sequences: Int[np.ndarray, "N L"],
@@ -44,29 +168,74 @@ def train(
     warm_up: int,
     seed: int,
     save: Callable[[int], None],
+    state: Path | None = None,
 ) -> Iterator[float]:
     """Trains with AdamW, linear warm-up and cosine decay; yields the loss in nats per token of every step.
 
-    save(step) is called before the first step and after each, with the number of steps done.
+    save(step) is called before the first step and after each, with the number of steps done. state: a file that is
+    written every few seconds, from which a training that was killed goes on; its steps are yielded again, not done.
+    Raises RunFailed where the loss is not finite.
     """
     optimiser = torch.optim.AdamW(model.parameters(), lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.1)
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimiser,
-        lambda s: min((s + 1) / warm_up, 0.55 + 0.45 * math.cos(math.pi * s / total)),
-    )
     draw = np.random.default_rng(seed)
+    losses = _restore(state, model, optimiser, draw) if state is not None and state.is_file() else []
+    done, saved = len(losses), time.monotonic()
     model.train()
-    save(0)
+    save(done)
     for step in steps:
+        if step < done:
+            yield losses[step]
+            continue
+        for group in optimiser.param_groups:
+            decay = 0.55 + 0.45 * math.cos(math.pi * step / total)
+            group["lr"] = learning_rate * min((step + 1) / warm_up, decay)
         ids = torch.from_numpy(sequences[draw.integers(len(sequences), size=batch_size)]).long()
         loss = next_token_loss(model, ids)
         optimiser.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimiser.step()
-        schedule.step()
+        losses.append(float(loss.detach()))
+        if not math.isfinite(losses[-1]):
+            raise RunFailed(f"training: the loss is not finite, got {losses[-1]} at step {step}; lower learning_rate")
         save(step + 1)
-        yield float(loss.detach())
+        if state is not None and time.monotonic() - saved > SAVE_EVERY:
+            _save(state, model, optimiser, draw, losses)
+            saved = time.monotonic()
+        yield losses[-1]
+    if state is not None:
+        state.unlink(missing_ok=True)
+
+
+def _save(
+    file: Path, model: nn.Module, optimiser: torch.optim.Optimizer, draw: np.random.Generator, losses: list[float]
+) -> None:
+    """Weights, moments, losses and torch's generator as safetensors; the generator of batches in their metadata."""
+    tensors: dict[str, Tensor] = {f"weights.{name}": x.detach() for name, x in model.named_parameters()}
+    for i, moments in optimiser.state_dict()["state"].items():
+        tensors |= {f"optimiser.{i}.{key}": x for key, x in moments.items()}
+    tensors["losses"] = torch.tensor(losses, dtype=torch.float64)
+    tensors["torch"] = torch.get_rng_state()
+    held = {name: x.contiguous() for name, x in tensors.items()}
+    write(file, safetensors.torch.save(held, {"draw": json.dumps(draw.bit_generator.state)}))
+
+
+def _restore(file: Path, model: nn.Module, optimiser: torch.optim.Optimizer, draw: np.random.Generator) -> list[float]:
+    """Puts a saved state back; returns the losses until then."""
+    tensors = safetensors.torch.load_file(file)
+    with safetensors.safe_open(file, framework="pt") as opened:
+        draw.bit_generator.state = json.loads(opened.metadata()["draw"])
+    with torch.no_grad():
+        for name, x in model.named_parameters():
+            x.copy_(tensors[f"weights.{name}"])
+    moments: dict[int, dict[str, Tensor]] = {}
+    for name, x in tensors.items():
+        if name.startswith("optimiser."):
+            _, i, key = name.split(".")
+            moments.setdefault(int(i), {})[key] = x
+    optimiser.load_state_dict({**optimiser.state_dict(), "state": moments})
+    torch.set_rng_state(tensors["torch"])
+    return tensors["losses"].tolist()
 
 
 def next_token_loss(model: nn.Module, ids: Int[Tensor, "b s"]) -> Tensor:
@@ -101,13 +270,15 @@ def add_loss_gradients(
 
 
 @torch.inference_mode()
-def held_out_loss(model: nn.Module, sequences: Int[np.ndarray, "N L"], batch_size: int) -> float:
-    """Mean next-token loss over whole sequences, in nats per token."""
+def held_out_metrics(model: nn.Module, sequences: Int[np.ndarray, "N L"]) -> dict[str, float]:
+    """Over whole sequences: the mean next-token loss in nats per token, and the share of next tokens ranked first."""
     model.eval()
-    losses = [
-        float(next_token_loss(model, torch.from_numpy(sequences[i : i + batch_size]).long()))
-        * len(sequences[i : i + batch_size])
-        for i in range(0, len(sequences), batch_size)
-    ]
+    loss = hits = 0.0
+    for i in range(0, len(sequences), AT_ONCE):
+        ids = torch.from_numpy(sequences[i : i + AT_ONCE]).long()
+        logits = model(input_ids=ids).logits[:, :-1]
+        mean = nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
+        loss += float(mean) * len(ids)
+        hits += float((logits.argmax(-1) == ids[:, 1:]).float().mean()) * len(ids)
     model.train()
-    return sum(losses) / len(sequences)
+    return {"loss": loss / len(sequences), "accuracy": hits / len(sequences)}

@@ -14,9 +14,9 @@ from repsim_cli.models.source import Source
 from repsim_cli.models.transformer_lens import transformer_lens
 from repsim_cli.models.transformers import hash_files
 from repsim_cli.registry import models
-from repsim_cli.results import Progress
+from repsim_cli.results import STATE, Progress
 from repsim_cli.settings import Positive
-from repsim_cli.training.pretrain import held_out_loss, train
+from repsim_cli.training.pretrain import held_out_metrics, train
 from repsim_cli.training.trained import Metrics, Trained
 
 CODE = 1  # raise when a change of the code changes what is trained
@@ -68,6 +68,7 @@ def pretrained(
             total=steps,
             seed=seed,
             save=lambda step: None,
+            state=scratch / STATE,
             **recipe,
         )
         last = list(losses)[-1]
@@ -75,7 +76,7 @@ def pretrained(
         safetensors.torch.save_file(state, folder / "model.safetensors")
         own = {"act_fn": "gelu", **config}
         (folder / "config.json").write_text(json.dumps(own, indent=1) + "\n")
-        return {"training_loss": last, "held_out_loss": held_out_loss(model, held_out, batch_size)}
+        return {"training_loss": last, "held_out_loss": held_out_metrics(model, held_out)["loss"]}
 
     parts = {
         "code": CODE,

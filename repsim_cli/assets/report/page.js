@@ -438,6 +438,65 @@ function chart(names, lines, xLabel, yLabel, marked = null) {
   return { box, draw };
 }
 
+// A number per layer and step: a line per layer, their mean and the band of the 10th to 90th percentile.
+function stepChart(curve, heading) {
+  const host = el("div");
+  const below = el("p", { class: "readout quiet" });
+  const layers = curve.layers ?? [];
+  const banded = layers.length > 1 && curve.percentiles;
+  const parts = [...(layers.length > 1 ? [`thin: ${layers[0]} (dark) to ${layers.at(-1)} (bright)`, "thick: their mean"] : []), ...(banded ? ["band: 10th to 90th percentile of layers"] : [])];
+  const box = el("figure", { class: "chart", role: "img", "aria-label": `${heading} by step` }, el("figcaption", {}, parts.join("; ")), host, below);
+  let plot = null;
+
+  function draw() {
+    plot?.destroy();
+    const data = [curve.steps], series = [{}], bands = [], ink = css("--ink");
+    const add = (y, more) => {
+      data.push(y);
+      series.push({ spanGaps: false, points: { show: curve.steps.length < 60, size: 4 }, ...more });
+    };
+    const colours = colourTable("viridis");
+    const shade = (i) => `rgb(${colours[Math.round((220 * i) / Math.max(1, layers.length - 1))].join(",")})`;
+    if (layers.length > 1) curve.values.forEach((y, i) => add(y, { stroke: shade(i), width: 1 }));
+    add(curve.mean, { stroke: ink, width: 2.5 });
+    if (banded) {
+      bands.push({ series: [series.length, series.length + 1], fill: `${ink}22` });
+      for (const percent of ["90", "10"]) add(curve.percentiles[percent], { stroke: "transparent", points: { show: false } });
+    }
+    const axis = { stroke: ink, font: `12px ${FONT}`, labelFont: `13px ${FONT}`, grid: { stroke: css("--rule"), width: 1 }, ticks: { stroke: css("--rule"), width: 1 } };
+    plot = new uPlot({
+      width: Math.max(260, Math.min(box.clientWidth || 700, 1000)),
+      height: 300,
+      legend: { show: false },
+      cursor: { drag: { x: false, y: false }, y: false },
+      // asinh: logarithmic from 1 on, and there is a place for step 0
+      scales: { x: { time: false, distr: 4, asinh: 1, range: (_, low, high) => [low, high] } },
+      series,
+      bands,
+      axes: [
+        { ...axis, label: "step (logarithmic)", splits: () => powers(curve.steps), values: (_, splits) => splits.map((step) => step.toLocaleString("en")) },
+        { ...axis, label: curve.label, size: 64 },
+      ],
+      hooks: { setCursor: [({ cursor }) => tell(cursor.idx)] },
+    }, data, host);
+    tell(null);
+  }
+
+  function tell(i) {
+    const each = layers.map((name, k) => `${name} ${full(curve.values[k][i] ?? null)}`);
+    below.textContent = i === null || i === undefined ? "" : `step ${curve.steps[i]}: mean ${full(curve.mean[i] ?? null)}${layers.length > 1 ? `; ${each.join("; ")}` : ""}`;
+  }
+
+  return { box, draw };
+}
+
+// 0 and the powers of ten among steps, and the ends.
+function powers(steps) {
+  const [low, high] = [steps[0], steps.at(-1)];
+  const tens = Array.from({ length: 12 }, (_, i) => 10 ** i).filter((step) => step > low && 2 * step < high);
+  return [low, ...tens, high];
+}
+
 // ---- the section of the matrices ----
 
 function matrices() {
@@ -693,6 +752,14 @@ function studyTables() {
   return found.length ? section("tables", "Tables", ...found) : null;
 }
 
+const isTraining = (curve) => curve !== null && typeof curve === "object" && Array.isArray(curve.steps) && Array.isArray(curve.mean);
+
+// The curve's numbers, a row per layer, or one.
+function stepTable(curve, caption) {
+  const rows = (curve.layers ?? []).map((name, i) => [name, ...curve.values[i]]);
+  return table(caption, ["layer", ...curve.steps.map((step) => `step ${step}`)], [...rows, ["mean", ...curve.mean]], { tall: true });
+}
+
 const isLine = (curve) => Array.isArray(curve) && curve.length > 0 && curve.every((v) => v === null || typeof v === "number");
 
 function curves() {
@@ -702,8 +769,14 @@ function curves() {
     const lines = own.filter(({ curve }) => isLine(curve));
     const drawn = lines.length ? chart(Array.from({ length: Math.max(...lines.map(({ curve }) => curve.length)) }, (_, i) => i), lines.map(({ run, curve }) => ({ label: title(run), y: curve })), "step", name) : null;
     if (drawn) redraws.push(drawn.draw);
-    const raw = own.filter(({ curve }) => !isLine(curve)).map(({ run, curve }) => el("details", {}, el("summary", {}, title(run)), el("pre", { tabindex: "0" }, JSON.stringify(curve, null, 1))));
-    return [el("h3", {}, name), ...(drawn ? [drawn.box] : []), ...raw];
+    const trainings = own.filter(({ curve }) => isTraining(curve)).flatMap(({ run, curve }) => {
+      const heading = MANY ? `${run.letter}: ${name}` : name;
+      const found = stepChart(curve, heading);
+      redraws.push(found.draw);
+      return [...(MANY ? [el("h4", {}, heading)] : []), found.box, el("details", {}, el("summary", {}, "The curve's numbers"), stepTable(curve, heading))];
+    });
+    const raw = own.filter(({ curve }) => !isLine(curve) && !isTraining(curve)).map(({ run, curve }) => el("details", {}, el("summary", {}, title(run)), el("pre", { tabindex: "0" }, JSON.stringify(curve, null, 1))));
+    return [el("h3", {}, name), ...(drawn ? [drawn.box] : []), ...trainings, ...raw];
   });
   return parts.length ? section("curves", "Curves", ...parts) : null;
 }

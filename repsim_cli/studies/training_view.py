@@ -1,0 +1,171 @@
+"""Distances between the layers of each checkpoint of a training run, and their mean beside what the run is good at."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from repsim_cli.activations.rows import row_labels, row_numbers
+from repsim_cli.analysis.convergence import Curve, curve
+from repsim_cli.data.base import Data
+from repsim_cli.errors import BadInput, Degenerate, RunFailed
+from repsim_cli.measures import Measure
+from repsim_cli.models.source import Series
+from repsim_cli.registry import studies
+from repsim_cli.results import Run
+from repsim_cli.settings import Extract, Hardware
+from repsim_cli.similarity import estimate_all_pairs
+from repsim_cli.studies.convergence import Gap, Missing, Training, gap_table, named
+from repsim_cli.studies.record import blocks_record
+
+COLUMNS = ["model", "measure", "step", "mean over pairs of layers"]
+Matrices = dict[int, np.ndarray]  # by step
+
+
+@studies.register("training_view")
+class TrainingView:
+    """Every measure between all layers of each checkpoint, and its mean over pairs of layers against the step and the
+    metrics that the checkpoints were saved with (metrics.json: loss, accuracy, ...).
+
+    missing: a checkpoint that is missing or broken stops the run, or is skipped and shown as a gap.
+    """
+
+    takes_series: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        *,
+        model: Mapping[str, Series],
+        data: Data,
+        measure: Mapping[str, Measure],
+        extract: Extract,
+        hardware: Hardware,
+        seed: int,
+        cache: bool = True,
+        missing: Missing = "stop",
+    ):
+        if not model:
+            raise BadInput("model: no model is selected, got none; e.g. model=[tiny_a_series]")
+        settings = {
+            "data": data,
+            "measure": measure,
+            "extract": extract,
+            "hardware": hardware,
+            "seed": seed,
+            "cache": cache,
+        }
+        self.extract, self.hardware, self.measures, self.seed = extract, hardware, measure, seed
+        self.trainings = {label: Training(label, series, missing, settings) for label, series in model.items()}
+        for label, training in self.trainings.items():
+            if len(training.layers) < 2:
+                raise BadInput(f"extract: two layers are needed, got one of {label}; read more hook points")
+
+    def plan(self) -> dict[str, Any]:
+        each = {label: training.plan() for label, training in self.trainings.items()}
+        return {
+            "models": {label: next(iter(plan["models"].values())) for label, plan in each.items()},
+            "checkpoints": {
+                label: ", ".join(str(one.step) for one in training.series.checkpoints)
+                for label, training in self.trainings.items()
+            },
+            "layers": sum(plan["layers"] for plan in each.values()),
+            "measures": list(self.measures),
+            "forward passes": sum(
+                plan["forward passes"] * len(self.trainings[label].series.checkpoints) for label, plan in each.items()
+            ),
+            "memory, GB": max((plan["memory, GB"] for plan in each.values()), key=lambda memory: memory["in all"]),
+        }
+
+    def run(self, run: Run) -> dict[str, Any]:
+        if self.hardware.threads:
+            torch.set_num_threads(self.hardware.threads)
+        run.manifest.update(device=self.hardware.device, threads=torch.get_num_threads(), models={})
+        records, curves, rows = [], [], []
+        for label, training in self.trainings.items():
+            training.make(run)
+            matrices, metrics = self._visited(run, training)
+            for measure, by_step in matrices.items():
+                records.append(self._record(run, training, measure, by_step))
+                curves.append(self._curve(measure, training, by_step))
+                for step, matrix in by_step.items():
+                    rows.append(([label, measure, step, float(_to_others(matrix).mean())], metrics[step]))
+        gaps = [gap for training in self.trainings.values() for gap in training.gaps]
+        names = list(dict.fromkeys(name for _, own in rows for name in own))
+        view = {"columns": [*COLUMNS, *names], "rows": [[*row, *map(own.get, names)] for row, own in rows]}
+        return {
+            "measures": records,
+            "tables": {"distance and metrics": view, **gap_table(gaps)},
+            "curves": named(curves),
+            "claims": [],
+        }
+
+    def _visited(self, run: Run, training: Training) -> tuple[dict[str, Matrices], dict[int, dict[str, float]]]:
+        """The matrices of every checkpoint by measure and step, and its metrics."""
+        matrices: dict[str, Matrices] = {label: {} for label in self.measures}
+        metrics: dict[int, dict[str, float]] = {}
+        sequences, total = training.start(run)
+        codes = row_labels(sequences[training.label], self.extract)
+
+        def labels(batch: int) -> torch.Tensor | None:
+            if codes is None:
+                return None
+            return torch.from_numpy(codes[row_numbers(self.extract, total, self.seed, batch)])
+
+        for step in training.visited(run, sequences, total, keep=False):
+            if isinstance(step, Gap):
+                continue
+            number, source = step.checkpoint.step, step.checkpoint.open()
+            with run.stage("similarity"):
+                try:
+                    found, notices = estimate_all_pairs(
+                        self.measures,
+                        lambda seen, step=step: step.rows(),
+                        names=[f"{layer} at step {number}" for layer in training.layers],
+                        estimate=self.extract.estimate,
+                        tile=self.hardware.tile,
+                        labels=labels,
+                    )
+                except Degenerate as error:
+                    raise RunFailed(str(error)) from error
+            for notice in notices:
+                run.warn(notice)
+            for label, matrix in found.items():
+                matrices[label][number] = matrix.values.cpu().numpy()
+                self.counts = {"rows": matrix.rows, "batches": matrix.batches}
+            metrics[number] = source.metrics() if source.metrics is not None else {}
+        ordered = {label: dict(sorted(by_step.items())) for label, by_step in matrices.items()}
+        return ordered, metrics
+
+    def _record(self, run: Run, training: Training, measure: str, by_step: Matrices) -> dict[str, Any]:
+        layers = [layer.name for layer in training.layers]
+        blocks = {f"step {step}": (layers, matrix) for step, matrix in by_step.items()}
+        return blocks_record(
+            run,
+            f"{measure} between layers of {training.label}",
+            self.measures[measure],
+            blocks,
+            estimate=self.extract.estimate,
+            **self.counts,
+        )
+
+    def _curve(self, measure: str, training: Training, by_step: Matrices) -> Curve:
+        """A layer's value is its mean to the other layers, so that the mean over layers is that over pairs."""
+        card = self.measures[measure].card
+        return curve(
+            quantity=f"{measure} between layers",
+            label=card.label,
+            point=", ".join(self.extract.hook_points),
+            model=training.label,
+            parameters=training.live[training.label].parameters,
+            steps=[one.step for one in training.series.checkpoints],
+            layers=[layer.name for layer in training.layers],
+            values={step: _to_others(matrix).tolist() for step, matrix in by_step.items()},
+            bounds=card.bounds,
+        )
+
+
+def _to_others(matrix: np.ndarray) -> np.ndarray:
+    """The mean of every row and column without the diagonal."""
+    both = (matrix + matrix.T) / 2
+    return (both.sum(1) - np.diag(both)) / (len(both) - 1)
