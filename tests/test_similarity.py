@@ -48,12 +48,14 @@ def test_one_batch_has_no_standard_error():
 
 def test_float32_all_pairs_are_within_2e_6_of_float64():
     xs = representations(n=1500, widths=(64, 96, 200))
-    for name in measures.names():
+    for name in measures.available():
         card = measures.card(name)
         if card.equal_widths or card.labelled or card.infinite_to_itself:
             continue
-        # transport takes n^3 per pair
-        rows = 100 if "wasserstein" in name or name == "coot" else 1500
+        # transport takes n^3 per pair, ripser more; the geometry score looks at 1e-4 of the distances with 100 rows
+        rows = 100 if "wasserstein" in name or name in ("coot", "rtd") else 1500
+        if name == "geometry_score":
+            continue
         exact = all_pairs({name: measures.get(name)}, [x[:rows] for x in xs])[name]
         single = all_pairs({name: measures.get(name)}, [x[:rows].float() for x in xs])[name]
         off = ~torch.eye(3, dtype=torch.bool)

@@ -40,6 +40,7 @@ class Card:
     equal_widths: representations of different widths are refused. labelled: it needs a class code per row.
     paired: it depends on which row of one side goes with which of the other, so that a null can pair them at random.
     infinite_to_itself: of one representation with itself it has no value, so that matrices of all layers refuse it.
+    package: an optional package that it needs, of the extra `topology`.
     """
 
     label: str
@@ -58,6 +59,7 @@ class Card:
     labelled: bool = False
     paired: bool = True
     infinite_to_itself: bool = False
+    package: str | None = None
     note: str = ""
 
     def record(self) -> dict[str, Any]:
