@@ -20,7 +20,7 @@ from torch import Tensor
 from repsim_cli.errors import BadInput
 from repsim_cli.measures import Measure
 from repsim_cli.measures.base import Card, MeasureWarning, cosine, inner_values
-from repsim_cli.measures.inner import AnyKernel, Matrix, Packed, State, packed, products, unpacked
+from repsim_cli.measures.inner import AnyKernel, Features, Matrix, Packed, State, packed, part, products, unpacked
 from repsim_cli.settings import Significance
 from repsim_cli.similarity import Prepared, SimilarityMatrix, Statistics, pairs
 
@@ -288,15 +288,15 @@ def _alias(kernel: AnyKernel) -> AnyKernel:
 
 def _moved(kernel: AnyKernel, state: State, order: Tensor, n: int) -> State:
     """The state of the reordered rows: what a fit holds of tensors has one entry per row."""
-    values = state.features.values
+    values, scale = state.features.values, state.features.scale
     if isinstance(kernel, Packed):
-        return State(state.features._replace(values=packed(unpacked(values, n)[order][:, order])))
+        return State(Features(packed(unpacked(values, n)[order][:, order]), scale))
     fit = state.fit
     if isinstance(fit, Tensor):
         fit = fit[order]
     elif fit is not None:
         fit = type(fit)(*(part[order] if isinstance(part, Tensor) else part for part in fit))
-    return State(state.features._replace(values=values[order]), fit)
+    return State(Features(values[order], scale), fit)
 
 
 def p_values(observed: Float[Tensor, "r r"], null: Float[Tensor, "k r r"], card: Card) -> Matrix:
@@ -350,10 +350,10 @@ def jackknife(measure: Measure, prepared: Prepared, values: Matrix, clusters: np
 
 
 def _block(kernel: AnyKernel, state: State, rows: slice, columns: slice, n: int) -> Tensor:
-    values = state.features.values
+    features = state.features
     if isinstance(kernel, Packed):
-        return unpacked(values, n)[rows, columns]
-    return kernel.cells(state.fit, values[rows] @ values[columns].T, rows, columns)
+        return part(features.values, n, rows, columns)
+    return kernel.cells(state.fit, features.block(rows) @ features.block(columns).T, rows, columns)
 
 
 def bands(

@@ -461,7 +461,7 @@ def eigenspace_overlap() -> Measure:
 
 def explained(products: Products) -> Matrix:
     """<K_a, P_b> / tr K_a; the trace is the number of rows."""
-    return products.cross / len(products.rows[0].features.values)
+    return products.cross / products.rows[0].features.rows
 
 
 @measures.register(

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from repsim_cli.errors import Degenerate
 from repsim_cli.measures.base import Card, Invariance, Measure, centred, centred_rows, cosine
-from repsim_cli.measures.inner import Features, Inner, Kernel, Matrix, Packed, Products, State
+from repsim_cli.measures.inner import AnyFeatures, Features, Inner, Kernel, Matrix, Packed, Products, State
 from repsim_cli.registry import measures
 
 _BLOCK = 512  # rows of a distance matrix held at a time
@@ -119,7 +119,7 @@ class DoubleCentring(NamedTuple):
     means: Float[Tensor, " n"]
 
 
-def double_centring(features: Features) -> DoubleCentring:
+def double_centring(features: AnyFeatures) -> DoubleCentring:
     x = features.values
     sums = x.new_zeros(len(x), dtype=torch.float64)
     for start, block in distance_rows(x):
@@ -174,12 +174,12 @@ def unit_frobenius(state: State) -> float:
 
 def root_mean(state: State) -> float:
     """The representation's own unit, over the root of the number of cells."""
-    return state.features.scale / math.sqrt(len(state.features.values))
+    return state.features.scale / math.sqrt(state.features.rows)
 
 
 def rows_of(state: State) -> int:
     """n from the n (n - 1) / 2 packed cells."""
-    return (1 + math.isqrt(1 + 8 * len(state.features.values))) // 2
+    return (1 + math.isqrt(1 + 8 * state.features.rows)) // 2
 
 
 SHAPE: frozenset[Invariance] = frozenset({"permutation_of_neurons", "orthogonal", "isotropic_scaling", "translation"})
