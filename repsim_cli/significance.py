@@ -7,7 +7,7 @@ one document), whole clusters of rows move together, and no closed form is used.
 import itertools
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -151,8 +151,20 @@ def check(settings: Significance, measures: Mapping[str, Measure], estimate: str
         raise BadInput("significance.bootstrap: it draws batches, got full; use per_batch, or jackknife")
 
 
-def statistics(settings: Significance, clusters: Callable[[int], np.ndarray], seed: int) -> Statistics:
-    """What is to be averaged over batches; clusters(batch): an id per row of what moves as a whole."""
+Progress = Callable[[Sequence[Any], str], Iterable[Any]]
+
+
+def silent(steps: Sequence[Any], measure: str) -> Iterable[Any]:
+    return steps
+
+
+def statistics(
+    settings: Significance, clusters: Callable[[int], np.ndarray], seed: int, progress: Progress = silent
+) -> Statistics:
+    """What is to be averaged over batches; clusters(batch): an id per row of what moves as a whole.
+
+    progress(steps, measure): goes over the steps of a measure's permutations in one batch, and shows it.
+    """
 
     def observed(batch: int, measure: Measure, prepared: Prepared, values: Matrix) -> dict[str, Tensor]:
         found = {}
@@ -167,7 +179,7 @@ def statistics(settings: Significance, clusters: Callable[[int], np.ndarray], se
                     MeasureWarning,
                     stacklevel=2,
                 )
-            null = permuted(measure, prepared, shuffles(ids, settings.permutations, [seed, batch]))
+            null = permuted(measure, prepared, shuffles(ids, settings.permutations, [seed, batch]), progress)
             # either side may be the one that is permuted: one null for both entries of a symmetric measure
             found["null"] = null.triu() + null.triu(1).mT if measure.card.symmetric else null
         if settings.jackknife:
@@ -260,15 +272,18 @@ def shuffles(clusters: np.ndarray, count: int, seed: Sequence[int]) -> list[Tens
     return orders
 
 
-def permuted(measure: Measure, prepared: Prepared, orders: Sequence[Tensor]) -> Float[Tensor, "k r r"]:
+def permuted(
+    measure: Measure, prepared: Prepared, orders: Sequence[Tensor], progress: Progress = silent
+) -> Float[Tensor, "k r r"]:
     """The measure for all pairs with the rows of the column's side in each of the orders, nothing refitted."""
     if measure.inner is None:
-        moved = ([measure.permute(state, order) for state in prepared.states] for order in orders)
+        steps = progress(orders, measure.name)
+        moved = ([measure.permute(state, order) for state in prepared.states] for order in steps)
         return torch.stack([pairs(measure, prepared.states, columns, prepared.names) for columns in moved])
     inner, n, found = measure.inner, prepared.rows, []
     rows, columns = prepared.states[inner.row], prepared.states[inner.column]
     assert prepared.own is not None
-    for start in range(0, len(orders), TOGETHER):
+    for start in progress(range(0, len(orders), TOGETHER), measure.name):
         # as kernels of their own, the permuted matrices share the pass with those that stay
         some = {
             _alias(inner.column): [_moved(inner.column, state, order, n) for state in columns]

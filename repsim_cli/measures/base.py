@@ -84,6 +84,7 @@ class Measure:
     compare_all(states, states) -> (a, b): all pairs at once, where the mathematics allows.
     permute(state, order): the state of x[order], without preparing it anew; by default the state's own rows.
     minimum_rows: where the settings ask for more rows than the card does.
+    squares: how many (n, n) matrices of float64 a prepared state holds, for the estimate of memory.
     """
 
     inner: Inner | None = None
@@ -92,6 +93,7 @@ class Measure:
     compare_all: Callable[[Sequence[Any], Sequence[Any]], Tensor] | None = None
     permute: Callable[[Any, Tensor], Any] = lambda state, order: state[order]
     minimum_rows: int = 0
+    squares: int = 0
     name: str = ""
     card: Card = field(default=None)  # type: ignore[assignment]
     settings: Mapping[str, Any] = field(default_factory=dict)

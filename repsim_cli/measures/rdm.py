@@ -364,4 +364,5 @@ def riemannian(*, ridge: Annotated[float, Field(gt=0)] = 1e-3) -> Measure:
         prepare=lambda x: spread(x, ridge),
         compare=riemannian_distance,
         permute=lambda state, order: Spread(*(matrix[order][:, order] for matrix in state)),
+        squares=2,
     )

@@ -141,6 +141,7 @@ class Similarity:
             "forward": 4.0 * 2 * hardware.batch_size * self._places() * features if self.live else 0.0,
             "rows": 4.0 * 3 * rows * features,
             "distances": 4.0 * rows**2 * (packed * len(self.layers) / 2 + whole),
+            "matrices": 8.0 * rows**2 * len(self.layers) * max(m.squares for m in self.measures.values()),
             "null": 8.0 * 2 * len(self.layers) ** 2 * self.significance.permutations * len(self.measures)
             if self.significance.method == "permutation"
             else 0.0,
@@ -313,6 +314,9 @@ class Similarity:
         def progress(steps: Sequence[int]) -> Iterator[int]:
             return run.progress(steps, label="activations and similarity", unit="batches")
 
+        def permutations(steps: Sequence[Any], measure: str) -> Iterator[Any]:
+            return run.progress(steps, label=f"permutations, {measure}", unit="steps")
+
         def stream(seen: int) -> Iterator[list[Tensor]]:
             first = seen * extract.batch_rows
             rows = blocks(found, modules, recorders, sequences, extract, hardware, progress, first)
@@ -325,7 +329,9 @@ class Similarity:
             estimate=extract.estimate,
             tile=hardware.tile,
             labels=partial(self._labels, sequences, total),
-            statistics=judging.statistics(self.significance, partial(self._clusters, sequences, total), self.seed),
+            statistics=judging.statistics(
+                self.significance, partial(self._clusters, sequences, total), self.seed, permutations
+            ),
             each=self._keep(run, total),
             state=state,
             save=save,
