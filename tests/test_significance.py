@@ -125,6 +125,22 @@ def test_permuted_states_are_the_states_of_permuted_rows(name):
     torch.testing.assert_close(together, torch.tensor(expected, dtype=torch.float64), atol=1e-8, rtol=0)
 
 
+@pytest.mark.parametrize("name", ["cka_unbiased", "procrustes"])
+def test_permutations_show_their_progress(name):
+    found, _ = prepared(name, independent(20, 0, 2))
+    orders, shown = judging.shuffles(np.arange(20), 19, [0]), []
+
+    def progress(steps, measure):
+        for step in steps:
+            yield step
+            shown.append((measure, len(steps)))
+
+    silent = judging.permuted(small(name), found, orders)
+    assert torch.equal(judging.permuted(small(name), found, orders, progress), silent)
+    assert shown == [(name, len(shown))] * len(shown)
+    assert len(shown) > 1
+
+
 def test_clusters_move_whole():
     clusters = np.repeat([7, 3, 9], [2, 4, 3])
     for order in judging.shuffles(clusters, 20, [0]):

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from repsim_cli.measures.base import Card, Measure
-from repsim_cli.measures.cca import NEURONS, Basis, alive, overlap, permuted, thin_svd, working
+from repsim_cli.measures.bases import NEURONS, Basis, alive, overlap, permuted, thin_svd, working
 from repsim_cli.measures.inner import Matrix
 from repsim_cli.registry import measures
 
