@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Annotated, NamedTuple
 
+import numpy as np
 import scipy.stats
 import torch
 from jaxtyping import Float
@@ -81,10 +82,11 @@ def ranks(cells: Float[Tensor, " cells"]) -> Features:
     if len(cells) <= _EXACT_RANKS or cells.dtype == torch.float64:
         ranked = exact_ranks(cells)
     else:
-        low, high = torch.quantile(cells[:: len(cells) // 10_000], cells.new_tensor([_TAIL, 1 - _TAIL]))
-        bins = cells.sub(low).mul_((_BINS - 1) / (high - low).clamp_min(1e-30)).clamp_(0, _BINS - 1).int()
+        # numpy partitions where torch sorts
+        low, high = np.quantile(cells[:: len(cells) // 10_000].cpu().numpy(), [_TAIL, 1 - _TAIL]).tolist()
+        bins = cells.sub(low).mul_((_BINS - 1) / max(high - low, 1e-30)).clamp_(0, _BINS - 1).int()
         counts = torch.bincount(bins, minlength=_BINS)
-        ranked = (counts.cumsum(0) - (counts - 1) / 2)[bins].double()
+        ranked = (counts.cumsum(0) - (counts.double() - 1) / 2).index_select(0, bins)
         for end, before in ((0, 0), (_BINS - 1, len(cells) - int(counts[-1]))):
             tail = (bins == end).nonzero()[:, 0]
             ranked[tail] = before + exact_ranks(cells[tail])
