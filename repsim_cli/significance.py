@@ -7,7 +7,7 @@ one document), whole clusters of rows move together, and no closed form is used.
 import itertools
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ from torch import Tensor
 from repsim_cli.errors import BadInput
 from repsim_cli.measures import Measure
 from repsim_cli.measures.base import Card, MeasureWarning, cosine, inner_values
-from repsim_cli.measures.inner import AnyKernel, Matrix, Packed, State, packed, products, unpacked
+from repsim_cli.measures.inner import AnyKernel, Features, Matrix, Packed, State, packed, part, products, unpacked
 from repsim_cli.settings import Significance
 from repsim_cli.similarity import Prepared, SimilarityMatrix, Statistics, pairs
 
@@ -156,8 +156,20 @@ def check(settings: Significance, measures: Mapping[str, Measure], estimate: str
         raise BadInput("significance.bootstrap: it draws batches, got full; use per_batch, or jackknife")
 
 
-def statistics(settings: Significance, clusters: Callable[[int], np.ndarray], seed: int) -> Statistics:
-    """What is to be averaged over batches; clusters(batch): an id per row of what moves as a whole."""
+Progress = Callable[[Sequence[Any], str], Iterable[Any]]
+
+
+def silent(steps: Sequence[Any], measure: str) -> Iterable[Any]:
+    return steps
+
+
+def statistics(
+    settings: Significance, clusters: Callable[[int], np.ndarray], seed: int, progress: Progress = silent
+) -> Statistics:
+    """What is to be averaged over batches; clusters(batch): an id per row of what moves as a whole.
+
+    progress(steps, measure): goes over the steps of a measure's permutations in one batch, and shows it.
+    """
 
     def observed(batch: int, measure: Measure, prepared: Prepared, values: Matrix) -> dict[str, Tensor]:
         found = {}
@@ -172,7 +184,7 @@ def statistics(settings: Significance, clusters: Callable[[int], np.ndarray], se
                     MeasureWarning,
                     stacklevel=2,
                 )
-            null = permuted(measure, prepared, shuffles(ids, settings.permutations, [seed, batch]))
+            null = permuted(measure, prepared, shuffles(ids, settings.permutations, [seed, batch]), progress)
             # either side may be the one that is permuted: one null for both entries of a symmetric measure
             found["null"] = null.triu() + null.triu(1).mT if measure.card.symmetric else null
         if settings.jackknife:
@@ -265,15 +277,18 @@ def shuffles(clusters: np.ndarray, count: int, seed: Sequence[int]) -> list[Tens
     return orders
 
 
-def permuted(measure: Measure, prepared: Prepared, orders: Sequence[Tensor]) -> Float[Tensor, "k r r"]:
+def permuted(
+    measure: Measure, prepared: Prepared, orders: Sequence[Tensor], progress: Progress = silent
+) -> Float[Tensor, "k r r"]:
     """The measure for all pairs with the rows of the column's side in each of the orders, nothing refitted."""
     if measure.inner is None:
-        moved = ([measure.permute(state, order) for state in prepared.states] for order in orders)
+        steps = progress(orders, measure.name)
+        moved = ([measure.permute(state, order) for state in prepared.states] for order in steps)
         return torch.stack([pairs(measure, prepared.states, columns, prepared.names) for columns in moved])
     inner, n, found = measure.inner, prepared.rows, []
     rows, columns = prepared.states[inner.row], prepared.states[inner.column]
     assert prepared.own is not None
-    for start in range(0, len(orders), TOGETHER):
+    for start in progress(range(0, len(orders), TOGETHER), measure.name):
         # as kernels of their own, the permuted matrices share the pass with those that stay
         some = {
             _alias(inner.column): [_moved(inner.column, state, order, n) for state in columns]
@@ -293,15 +308,15 @@ def _alias(kernel: AnyKernel) -> AnyKernel:
 
 def _moved(kernel: AnyKernel, state: State, order: Tensor, n: int) -> State:
     """The state of the reordered rows: what a fit holds of tensors has one entry per row."""
-    values = state.features.values
+    values, scale = state.features.values, state.features.scale
     if isinstance(kernel, Packed):
-        return State(state.features._replace(values=packed(unpacked(values, n)[order][:, order])))
+        return State(Features(packed(unpacked(values, n)[order][:, order]), scale))
     fit = state.fit
     if isinstance(fit, Tensor):
         fit = fit[order]
     elif fit is not None:
         fit = type(fit)(*(part[order] if isinstance(part, Tensor) else part for part in fit))
-    return State(state.features._replace(values=values[order]), fit)
+    return State(Features(values[order], scale), fit)
 
 
 def p_values(observed: Float[Tensor, "r r"], null: Float[Tensor, "k r r"], card: Card) -> Matrix:
@@ -355,10 +370,10 @@ def jackknife(measure: Measure, prepared: Prepared, values: Matrix, clusters: np
 
 
 def _block(kernel: AnyKernel, state: State, rows: slice, columns: slice, n: int) -> Tensor:
-    values = state.features.values
+    features = state.features
     if isinstance(kernel, Packed):
-        return unpacked(values, n)[rows, columns]
-    return kernel.cells(state.fit, values[rows] @ values[columns].T, rows, columns)
+        return part(features.values, n, rows, columns)
+    return kernel.cells(state.fit, features.block(rows) @ features.block(columns).T, rows, columns)
 
 
 def bands(

@@ -1,5 +1,6 @@
 """Agreement between measures: by hand, against scipy, refusals, and the study itself."""
 
+import importlib.util
 import json
 
 import numpy as np
@@ -55,12 +56,12 @@ def test_too_few_measures_are_refused_before_the_run(repsim):
     assert "options.agreement: 3 measures are needed, got 1; select more" in err
 
 
-def test_measure_all(repsim, tmp_path):
+def test_measure_all(repsim, tmp_path, monkeypatch):
     rng = np.random.default_rng(0)
-    x = rng.normal(size=(60, 6))
+    x = rng.normal(size=(80, 6))
     files = [str(tmp_path / name) for name in ("x.npy", "y.npy", "labels.npy")]
     for file, array in zip(
-        files, (x, x @ rng.normal(size=(6, 4)) + rng.normal(size=(60, 4)), np.arange(60) % 3), strict=True
+        files, (x, x @ rng.normal(size=(6, 4)) + rng.normal(size=(80, 4)), np.arange(80) % 3), strict=True
     ):
         np.save(file, array)
     code, out, _ = repsim("measure", "all", *files[:2], "--json")
@@ -73,8 +74,10 @@ def test_measure_all(repsim, tmp_path):
         assert (record["value_y_to_x"] is not None) == (applies and not measures.card(name).symmetric)
     labelled = json.loads(repsim("measure", "all", *files[:2], "--labels", files[2], "--json")[1])
     assert all(record["value"] is not None for record in labelled if record["card"]["labelled"])
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     code, out, _ = repsim("measure", "all", *files[:2])
     assert "larger is closer" in out
+    assert "not applicable: rtd: ripser: needed by rtd, got no such package; pip install 'repsim-cli[topology]'" in out
     assert repsim("measure", "all", *files[:2], "k=3")[2].startswith(
         "error: settings: all measures run with their defaults"
     )

@@ -175,6 +175,12 @@ def test_conflicts_are_found_before_any_weight_loads(overrides, message):
     assert re.search(message, str(caught.value)) or message in str(caught.value)
 
 
+def test_square_matrices_count_in_the_memory():
+    """A prepared layer of `riemannian` is two matrices of float64."""
+    study = validate(composed("model=[tiny_a]", "measure=[cka,riemannian]", "extract.batch_rows=100")).study
+    assert study.memory(100)["matrices"] == 2 * 8 * 100**2 * len(study.layers)
+
+
 def test_the_advice_on_memory_fits():
     large = ("extract.estimate=full", "extract.sequences=1000000")
     with pytest.raises(BadConfig) as caught:

@@ -8,8 +8,9 @@ from test_measures import draw
 from repsim_cli import measures
 from repsim_cli.errors import Degenerate
 from repsim_cli.measures.base import MeasureWarning
-from repsim_cli.measures.cca import decomposed, nuclear_norm, orthonormal, thin_svd
+from repsim_cli.measures.bases import decomposed, nuclear_norm, thin_svd
 from repsim_cli.measures.pointwise import euclidean_distance
+from repsim_cli.measures.subspaces import orthonormal
 from repsim_cli.similarity import all_pairs
 
 SEEDS = range(5)

@@ -10,7 +10,7 @@ import torch
 
 from repsim_cli import measures
 from repsim_cli.errors import Degenerate
-from repsim_cli.measures import neighbours
+from repsim_cli.measures import nearest, neighbours
 from repsim_cli.measures.base import MeasureWarning
 from repsim_cli.similarity import all_pairs
 
@@ -40,10 +40,10 @@ def test_the_order_of_near_ties_is_that_of_float64():
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(60, 30, generator=generator)
     x[:, 0] += 3e4 * torch.randn(60, generator=generator).sign()
-    table, exact = (neighbours.neighbours(side, k=5) for side in (x, x.double()))
+    table, exact = (nearest.neighbours(side, k=5) for side in (x, x.double()))
     assert torch.equal(table.lists, exact.lists)
     torch.testing.assert_close(table.similarities.double(), exact.similarities, atol=1e-6, rtol=0)
-    units = neighbours.unit_rows(x).float()
+    units = nearest.unit_rows(x).float()
     alone = (units @ units.T).fill_diagonal_(-2).topk(5, dim=1).indices.T
     assert (alone != exact.lists).double().mean() > 0.2
 
@@ -54,14 +54,14 @@ def test_equal_rows_come_in_index_order(dtype):
     kinds = torch.randn(4, 6, generator=generator).to(dtype)
     x = kinds[torch.arange(48) % 4] * 1.0
     with pytest.warns(MeasureWarning, match="48 of 48 rows have several equally near rows for the last of 5 places"):
-        table = neighbours.neighbours(x, k=5)
+        table = nearest.neighbours(x, k=5)
     assert table.lists[:, 0].tolist() == [4, 8, 12, 16, 20]
     assert table.lists[:, 9].tolist() == [1, 5, 13, 17, 21]
 
 
 def test_one_table_serves_all(monkeypatch):
     made = []
-    monkeypatch.setattr(neighbours, "unit_rows", lambda x, f=neighbours.unit_rows: made.append(1) or f(x))
+    monkeypatch.setattr(nearest, "unit_rows", lambda x, f=nearest.unit_rows: made.append(1) or f(x))
     layers = [torch.randn(30, 5, generator=torch.Generator().manual_seed(seed)) for seed in range(3)]
     all_pairs({name: measures.get(name) for name in NAMES}, layers)
     assert len(made) == 3
@@ -85,8 +85,14 @@ def test_all_pairs_in_pieces(monkeypatch):
     layers = [torch.randn(30, 5, generator=torch.Generator().manual_seed(seed)) for seed in range(4)]
     wanted = {name: measures.get(name) for name in NAMES}
     whole = all_pairs(wanted, layers)
-    for limit, size in {"_BLOCK": 7, "_TILE": 3, "_CELLS": 60, "_HOT": 500, "_GATHERED": 500}.items():
-        monkeypatch.setattr(neighbours, limit, size)
+    for module, limit, size in (
+        (nearest, "_BLOCK", 7),
+        (nearest, "_TILE", 3),
+        (nearest, "_CELLS", 60),
+        (neighbours, "_HOT", 500),
+        (neighbours, "_GATHERED", 500),
+    ):
+        monkeypatch.setattr(module, limit, size)
     pieces = all_pairs(wanted, layers)
     for name in NAMES:
         torch.testing.assert_close(pieces[name], whole[name], atol=1e-6, rtol=0)

@@ -4,6 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
+import reference
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,13 +14,18 @@ from repsim_cli import significance as judging
 from repsim_cli.settings import Significance
 from repsim_cli.similarity import SimilarityMatrix, all_pairs
 
-INNER = [name for name in measures.names() if measures.get(name).inner is not None]
+INNER = [name for name in measures.available() if measures.get(name).inner is not None]
+
+
+def small(name):
+    """With settings for few rows."""
+    return measures.get(name, **reference.SETTINGS.get(name, {}))
 
 
 def prepared(name, sides, **settings):
     """What the engine prepares of the sides for the measure, and their values."""
     seen = []
-    values = all_pairs({name: measures.get(name)}, sides, observe=lambda *given: seen.append(given[2]), **settings)
+    values = all_pairs({name: small(name)}, sides, observe=lambda *given: seen.append(given[2]), **settings)
     return seen[0], values[name]
 
 
@@ -101,7 +107,7 @@ def test_false_positive_rate_of_permutations(name):
     assert hits / 200 < 0.05 + 3 * np.sqrt(0.05 * 0.95 / 200)
 
 
-@pytest.mark.parametrize("name", measures.names())
+@pytest.mark.parametrize("name", measures.available())
 def test_permuted_states_are_the_states_of_permuted_rows(name):
     """Nothing is refitted, yet the values are those of the measure on reordered rows."""
     card = measures.card(name)
@@ -113,10 +119,26 @@ def test_permuted_states_are_the_states_of_permuted_rows(name):
     sides = [torch.from_numpy(side) for side in (x, y)]
     found, _ = prepared(name, sides)
     order = torch.from_numpy(rng.permutation(30))
-    together = judging.permuted(measures.get(name), found, [order, torch.arange(30)])
-    measure = measures.get(name)
+    together = judging.permuted(small(name), found, [order, torch.arange(30)])
+    measure = small(name)
     expected = [[[measure(a, b[o]) for b in sides] for a in sides] for o in (order, torch.arange(30))]
     torch.testing.assert_close(together, torch.tensor(expected, dtype=torch.float64), atol=1e-8, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["cka_unbiased", "procrustes"])
+def test_permutations_show_their_progress(name):
+    found, _ = prepared(name, independent(20, 0, 2))
+    orders, shown = judging.shuffles(np.arange(20), 19, [0]), []
+
+    def progress(steps, measure):
+        for step in steps:
+            yield step
+            shown.append((measure, len(steps)))
+
+    silent = judging.permuted(small(name), found, orders)
+    assert torch.equal(judging.permuted(small(name), found, orders, progress), silent)
+    assert shown == [(name, len(shown))] * len(shown)
+    assert len(shown) > 1
 
 
 def test_clusters_move_whole():

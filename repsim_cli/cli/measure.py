@@ -2,6 +2,7 @@
 
 import argparse
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 from repsim_cli import results
@@ -18,17 +19,17 @@ def measure_command(parsed: argparse.Namespace) -> int:
     settings = _settings(parsed.settings)
     if parsed.name == ALL and settings:
         raise BadInput(f"settings: all measures run with their defaults, got {', '.join(settings)}; name one measure")
-    chosen = measures.names() if parsed.name == ALL else [parsed.name]
-    bound = [bind_measure(name, settings) for name in chosen]
+    bound = None if parsed.name == ALL else bind_measure(parsed.name, settings)
     x, y = (_load_array(name) for name in (parsed.x, parsed.y))
     labels = _load_array(parsed.labels) if parsed.labels else None
-    if parsed.name == ALL:
-        found = [_applied(measure, x, y, labels) for measure in Bar()(bound, label="measures", unit="measures")]
+    if bound is None:
+        names = Bar()(measures.names(), label="measures", unit="measures")
+        found = [_by_name(name, x, y, labels) for name in names]
         if all(record["value"] is None for record in found):
             raise BadInput(f"{parsed.x}, {parsed.y}: no measure applies, got: {found[0]['error']}")
         print(results.dumps(found) if parsed.json else _table(found), end="")
         return 0
-    record = _applied(bound[0], x, y, labels)
+    record = _applied(bound, x, y, labels)
     if record["error"]:
         raise BadInput(f"{record['measure']}: {record['error']}")
     print(results.dumps(record) if parsed.json else f"{record['value']}\n", end="")
@@ -49,6 +50,17 @@ def _settings(words: list[str]) -> dict[str, Any]:
     return settings
 
 
+def _by_name(name: str, x: Any, y: Any, labels: Any) -> dict[str, Any]:
+    """A measure with its defaults, or why it is not available."""
+    from repsim_cli import measures
+
+    try:
+        measure = measures.get(name)
+    except BadInput as error:
+        return _record(name, measures.card(name), {}, len(x), error=str(error))
+    return _applied(measure, x, y, labels)
+
+
 def _applied(measure: Any, x: Any, y: Any, labels: Any) -> dict[str, Any]:
     """The entry (row x, column y); of an asymmetric measure the other one too; or why there is none."""
     from repsim_cli.measures.base import MeasureWarning
@@ -62,15 +74,28 @@ def _applied(measure: Any, x: Any, y: Any, labels: Any) -> dict[str, Any]:
             values = [measure(row, column, labels) for row, column in sides]
         except RepsimError as found:
             error = str(found).removeprefix(f"{measure.name}: ")
+    notices = list(dict.fromkeys(str(notice.message) for notice in caught))
+    return _record(measure.name, measure.card, dict(measure.settings), len(x), values, error, notices)
+
+
+def _record(
+    name: str,
+    card: Any,
+    settings: dict[str, Any],
+    n: int,
+    values: Sequence[float] = (),
+    error: str | None = None,
+    notices: Sequence[str] = (),
+) -> dict[str, Any]:
     return {
-        "measure": measure.name,
+        "measure": name,
         "value": values[0] if values else None,
         "value_y_to_x": values[1] if len(values) > 1 else None,
         "error": error,
-        "warnings": list(dict.fromkeys(str(notice.message) for notice in caught)),
-        "settings": dict(measure.settings),
-        "n": len(x),
-        "card": measure.card.record(),
+        "warnings": list(notices),
+        "settings": settings,
+        "n": n,
+        "card": card.record(),
     }
 
 

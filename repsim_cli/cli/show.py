@@ -1,6 +1,7 @@
 """The commands that read: list, show, plot, report, compare, measure, doctor, cache."""
 
 import argparse
+import importlib.util
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -190,10 +191,21 @@ def cache_command(parsed: argparse.Namespace) -> int:
     return 0
 
 
+NEEDS = "# Needs: "
+
+
 def _headline(file: Path) -> str:
     for line in file.read_text().splitlines():
         if line.startswith("#") and "@package" not in line:
             return line.lstrip("# ").removeprefix("Question: ")
+    return ""
+
+
+def _unavailable(file: Path) -> str:
+    """What the file's header says it needs and is not installed."""
+    for line in file.read_text().splitlines():
+        if line.startswith(NEEDS) and importlib.util.find_spec(package := line.removeprefix(NEEDS)) is None:
+            return f" (unavailable: needs {package}; pip install 'repsim-cli[topology]')"
     return ""
 
 
@@ -213,5 +225,5 @@ def list_command(parsed: argparse.Namespace) -> int:
         names = config_names(group)
         width = max(map(len, names))
         for name, file in zip(names, config_files(group), strict=True):
-            print(f"{'' if parsed.what else '  '}{name:{width}}  {_headline(file)}")
+            print(f"{'' if parsed.what else '  '}{name:{width}}  {_headline(file)}{_unavailable(file)}")
     return 0

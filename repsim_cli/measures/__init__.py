@@ -6,18 +6,30 @@
 1.0
 """
 
+import importlib.util
 from dataclasses import replace
 from typing import Any
 
 from repsim_cli import registry
+from repsim_cli.errors import BadInput
 from repsim_cli.measures.base import Card, Measure
 
-__all__ = ["Card", "Measure", "card", "get", "names"]
+__all__ = ["Card", "Measure", "available", "card", "get", "names"]
 
 
 def names(reads: str = "activations") -> list[str]:
     """The names of all measures of activations, or of `attention`."""
     return [name for name in registry.measures.names() if card(name).reads == reads]
+
+
+def available() -> list[str]:
+    """The names of the measures whose packages are installed."""
+    return [name for name in names() if missing(card(name)) is None]
+
+
+def missing(card: Card) -> str | None:
+    """The optional package that the measure needs and that is not installed."""
+    return card.package if card.package is not None and importlib.util.find_spec(card.package) is None else None
 
 
 def card(name: str) -> Card:
@@ -26,8 +38,13 @@ def card(name: str) -> Card:
 
 
 def get(name: str, **settings: Any) -> Measure:
-    """The measure with its settings bound; call it with x, y (n, d) for the entry (row x, column y)."""
+    """The measure with its settings bound; call it with x, y (n, d) for the entry (row x, column y).
+
+    Raises BadInput for an unknown name, or where the measure needs a package that is not installed.
+    """
     entry = registry.measures.get(name)
+    if (package := missing(entry.card)) is not None:
+        raise BadInput(f"{package}: needed by {name}, got no such package; pip install 'repsim-cli[topology]'")
     measure = entry.function(**settings)
     defaults = entry.function.__kwdefaults__ or {}
     return replace(measure, name=name, card=entry.card, settings={**defaults, **settings})

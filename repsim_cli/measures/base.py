@@ -1,5 +1,6 @@
 """What a measure is: a card of claims, and pure functions of what each representation is prepared into."""
 
+import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,9 +12,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from repsim_cli.errors import Degenerate
-from repsim_cli.measures.inner import Features, Inner, Matrix, Products, State, products, states_of
+from repsim_cli.measures.inner import AnyFeatures, CentredRows, Inner, Matrix, Products, State, products, states_of
 
 Array = np.ndarray | Tensor | list
+CACHED = 1 << 17  # cells
 
 Invariance = Literal[
     "permutation_of_neurons",
@@ -43,6 +45,7 @@ class Card:
     paired: it depends on which row of one side goes with which of the other, so that a null can pair them at random.
     infinite_to_itself: of one representation with itself it has no value, so that matrices of all layers refuse it.
     reads: activations (n, d), or the attention maps of sentences, of which minimum_rows counts what it averages over.
+    package: an optional package that it needs, of the extra `topology`.
     """
 
     label: str
@@ -61,6 +64,7 @@ class Card:
     labelled: bool = False
     paired: bool = True
     infinite_to_itself: bool = False
+    package: str | None = None
     note: str = ""
 
     def record(self) -> dict[str, Any]:
@@ -132,6 +136,7 @@ class Measure:
     permute(state, order): the state of x[order], without preparing it anew; by default the state's own rows.
     minimum_rows: where the settings ask for more rows than the card does.
     moments: the same from second moments, so that rows need not be held.
+    squares: how many (n, n) matrices of float64 a prepared state holds, for the estimate of memory.
     """
 
     inner: Inner | None = None
@@ -142,6 +147,7 @@ class Measure:
     attention: Attention | None = None
     minimum_rows: int = 0
     moments: Moments | None = None
+    squares: int = 0
     name: str = ""
     card: Card = field(default=None)  # type: ignore[assignment]
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -349,9 +355,32 @@ def squared_norms(x: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
     return torch.linalg.vector_norm(x, dim=1).double().square()
 
 
-def centred_rows(x: Float[Tensor, "n d"]) -> Features:
-    """Features of every kernel that is made of the Gram matrix of centred rows."""
-    return Features(*centred(x))
+def blocks(features: AnyFeatures) -> Iterator[Float[Tensor, "b d"]]:
+    """All rows, as many at a time as stay in the processor's cache."""
+    width = features.block(slice(1)).shape[1]
+    size = max(1, CACHED // width)
+    return (features.block(slice(start, start + size)) for start in range(0, features.rows, size))
+
+
+def centred_rows(x: Float[Tensor, "n d"]) -> CentredRows:
+    """Features of every kernel that is made of the Gram matrix of centred rows, as `centred` makes them."""
+    n, dtype = len(x), torch.promote_types(x.dtype, torch.float32)
+    none = x.new_zeros(x.shape[1], dtype=dtype)
+    given, largest = CentredRows(x, none, none, 1.0), 0.0
+    sums = x.new_zeros(x.shape[1], dtype=torch.float64)
+    for block in blocks(given):
+        sums += block.sum(0)
+        largest = max(largest, *(abs(float(end)) for end in block.aminmax()))
+    given = given._replace(mean=(sums / n).to(dtype))
+    sums = torch.zeros_like(sums)
+    for block in blocks(given):
+        sums += block.sum(0)
+    given = given._replace(rest=(sums / n).to(dtype))
+    scale = math.sqrt(sum(float(squared_norms(block).sum()) for block in blocks(given)) / n)
+    # float64 rounding of the mean leaves this much of a constant column
+    if scale <= 1e-13 * largest:
+        raise Degenerate("all rows are equal, got a constant representation; drop this layer or change the data")
+    return given._replace(scale=scale)
 
 
 def rounding_floor(n: int, dtype: torch.dtype) -> float:

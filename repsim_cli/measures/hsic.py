@@ -16,19 +16,19 @@ from torch import Tensor
 
 from repsim_cli.errors import Degenerate
 from repsim_cli.measures import moments
-from repsim_cli.measures.base import Card, Measure, Moments, centred_rows, check_own, cosine, squared_norms
-from repsim_cli.measures.inner import Features, Inner, Kernel, Matrix, Products, State
+from repsim_cli.measures.base import Card, Measure, Moments, blocks, centred_rows, check_own, cosine, squared_norms
+from repsim_cli.measures.inner import AnyFeatures, CentredRows, Inner, Kernel, Matrix, Products, State
 from repsim_cli.measures.rdm import SHAPE, distance_rows
 from repsim_cli.registry import measures
 
 CENTRED = Kernel(features=centred_rows)
 
 
-def half_offsets(features: Features) -> Float[Tensor, " n"]:
+def half_offsets(features: CentredRows) -> Float[Tensor, " n"]:
     """o with U_ij = K_ij + o_i + o_j off the diagonal."""
-    n = len(features.values)
-    row_sums = -squared_norms(features.values)
-    return (row_sums.sum() / (2 * (n - 1) * (n - 2)) - row_sums / (n - 2)).to(features.values.dtype)
+    n = features.rows
+    row_sums = -torch.cat([squared_norms(block) for block in blocks(features)])
+    return (row_sums.sum() / (2 * (n - 1) * (n - 2)) - row_sums / (n - 2)).to(features.mean.dtype)
 
 
 def u_centred(offsets: Float[Tensor, " n"], gram: Tensor, rows: slice, columns: slice) -> Tensor:
@@ -115,7 +115,7 @@ class Gaussian(NamedTuple):
     means: Float[Tensor, " n"]
 
 
-def gaussian(features: Features) -> Gaussian:
+def gaussian(features: AnyFeatures) -> Gaussian:
     """sigma: the median of the distances over i < j."""
     x = features.values
     squared, cells = x.new_empty(len(x), len(x)), []
@@ -223,7 +223,7 @@ def cka_angular() -> Measure:
 def shared_dimensions(products: Products) -> Matrix:
     """PR(x) PR(y) <K, L> / (tr K tr L), PR = (tr K)^2 / |K|^2; tr K is the number of rows here."""
     check_own(products)
-    traces = len(products.rows[0].features.values) ** 2
+    traces = products.rows[0].features.rows ** 2
     return traces * products.cross / products.row_own[:, None] / products.column_own[None]
 
 

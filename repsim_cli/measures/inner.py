@@ -15,6 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 STRIP = 1 << 13  # terms of one float32 sum
+DIAGONAL = 128  # rows of a tile on the diagonal
 ROWS = 64  # representations in one block of the product, of which only the upper half is made
 Matrix = Float[Tensor, "a b"]
 
@@ -27,6 +28,39 @@ class Features(NamedTuple):
 
     values: Float[Tensor, "n k"] | Float[Tensor, " cells"]
     scale: float = 1.0
+
+    @property
+    def rows(self) -> int:
+        return len(self.values)
+
+    def block(self, rows: slice) -> Float[Tensor, "b k"]:
+        return self.values[rows]
+
+
+class CentredRows(NamedTuple):
+    """Features that are the rows of x minus the means, over the scale, made when asked for: no copy is held.
+
+    mean: exact where rows are near it; rest: what its rounding leaves.
+    """
+
+    x: Float[Tensor, "n d"]
+    mean: Float[Tensor, " d"]
+    rest: Float[Tensor, " d"]
+    scale: float
+
+    @property
+    def rows(self) -> int:
+        return len(self.x)
+
+    def block(self, rows: slice) -> Float[Tensor, "b d"]:
+        return (self.x[rows].to(self.mean.dtype) - self.mean).sub_(self.rest).div_(self.scale)
+
+    @property
+    def values(self) -> Float[Tensor, "n d"]:
+        return self.block(slice(None))
+
+
+AnyFeatures = Features | CentredRows
 
 
 def unchanged(fit: Any, gram: Tensor, rows: slice, columns: slice) -> Tensor:
@@ -43,8 +77,8 @@ class Kernel:
     whole: whether the fit holds an (n, n) matrix for a while.
     """
 
-    features: Callable[[Tensor], Features]
-    fit: Callable[[Features], Any] = lambda features: None
+    features: Callable[[Tensor], AnyFeatures]
+    fit: Callable[[Any], Any] = lambda features: None
     cells: Callable[[Any, Tensor, slice, slice], Tensor] = unchanged
     whole: bool = False
 
@@ -62,7 +96,7 @@ AnyKernel = Kernel | Packed
 class State(NamedTuple):
     """One representation prepared for one kernel."""
 
-    features: Features
+    features: AnyFeatures
     fit: Any = None
 
 
@@ -135,29 +169,53 @@ def _tiles(states: Mapping[Any, Sequence[State]], n: int, tile: int) -> Blocks:
     for kernel in states:
         by_features.setdefault(kernel.features, []).append(kernel)
     some = next(iter(states.values()))
-    like = some[0].features.values
+    like = some[0].features.block(slice(1))
     side = min(tile, n)
     buffers = {kernel: like.new_empty(len(some), side * side) for kernel in states}
-    scratch = like.new_empty(side * side)
-    for i in range(0, n, side):
-        rows = slice(i, min(i + side, n))
-        for j in range(i, n, side):
-            columns = slice(j, min(j + side, n))
-            shape = (rows.stop - rows.start, columns.stop - columns.start)
-            cells = shape[0] * shape[1]
-            for kernels in by_features.values():
-                for r in range(len(some)):
-                    values = states[kernels[0]][r].features.values
-                    gram = scratch[:cells].view(shape)
-                    torch.mm(values[rows], values[columns].T, out=gram)
-                    for last, kernel in enumerate(kernels, start=1 - len(kernels)):
-                        given = gram if last == 0 else gram.clone()
-                        buffers[kernel][r, :cells] = kernel.cells(states[kernel][r].fit, given, rows, columns).flatten()
-            blocks = {kernel: buffer[:, :cells] for kernel, buffer in buffers.items()}
-            if i == j:
-                yield 1, {kernel: _cut_diagonal(block, shape[0]) for kernel, block in blocks.items()}
-            # a tile above the diagonal stands for its mirror image too
-            yield (1 if i == j else 2), blocks
+    for rows, columns in upper_tiles(n, side):
+        shape = (rows.stop - rows.start, columns.stop - columns.start)
+        cells = shape[0] * shape[1]
+        blocks = {kernel: buffer[:, :cells] for kernel, buffer in buffers.items()}
+        for first, *others in by_features.values():
+            for r in range(len(some)):
+                features = states[first][r].features
+                left = features.block(rows)
+                right = left if rows == columns else features.block(columns)
+                gram = blocks[first][r].view(shape)
+                torch.mm(left, right.T, out=gram)
+                for kernel in others:
+                    blocks[kernel][r].view(shape).copy_(gram)
+                for kernel in (first, *others):
+                    given = blocks[kernel][r].view(shape)
+                    made = kernel.cells(states[kernel][r].fit, given, rows, columns)
+                    if made.data_ptr() != given.data_ptr():
+                        given.copy_(made)
+        if rows == columns:
+            yield 1, {kernel: _cut_diagonal(block, shape[0]) for kernel, block in blocks.items()}
+        # a tile above the diagonal stands for its mirror image too
+        yield (1 if rows == columns else 2), blocks
+
+
+def upper_tiles(n: int, side: int) -> Iterator[tuple[slice, slice]]:
+    """Rows and columns of tiles that cover the cells on and above the diagonal; those on it are small, as half of
+    such a tile is its own mirror image."""
+    for start in range(0, n, side):
+        rows = slice(start, min(start + side, n))
+        yield from _halved(rows)
+        for other in range(rows.stop, n, side):
+            yield rows, slice(other, min(other + side, n))
+
+
+def _halved(rows: slice) -> Iterator[tuple[slice, slice]]:
+    """The square on the diagonal as squares of at most DIAGONAL rows on it, and what is above them."""
+    if rows.stop - rows.start <= DIAGONAL:
+        yield rows, rows
+    else:
+        middle = (rows.start + rows.stop) // 2
+        upper, lower = slice(rows.start, middle), slice(middle, rows.stop)
+        yield from _halved(upper)
+        yield upper, lower
+        yield from _halved(lower)
 
 
 def _cut_diagonal(block: Float[Tensor, "r cells"], side: int) -> Float[Tensor, "r side"]:
@@ -200,6 +258,16 @@ def unpacked(cells: Float[Tensor, " cells"], n: int) -> Float[Tensor, "n n"]:
     square = cells.new_zeros(n, n)
     square[torch.ones(n, n, dtype=torch.bool, device=cells.device).triu(1)] = cells
     return square + square.T
+
+
+def part(cells: Float[Tensor, " cells"], n: int, rows: slice, columns: slice) -> Float[Tensor, "a b"]:
+    """A tile of the symmetric matrix of packed cells i < j, with zero diagonal."""
+    i = torch.arange(rows.start, rows.stop, device=cells.device)[:, None]
+    j = torch.arange(columns.start, columns.stop, device=cells.device)[None]
+    above, below = torch.minimum(i, j), torch.maximum(i, j)
+    # before row i come i (n - 1) - i (i - 1) / 2 cells; on the diagonal some other cell, which does not count
+    place = above * (n - 1) - above * (above - 1) // 2 + below - above - 1
+    return cells[place.clamp_(0, len(cells) - 1)].masked_fill_(i == j, 0)
 
 
 def packed(square: Float[Tensor, "n n"]) -> Float[Tensor, " cells"]:

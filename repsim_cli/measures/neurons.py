@@ -13,7 +13,7 @@ from torch import Tensor
 
 from repsim_cli.measures import moments
 from repsim_cli.measures.base import Card, Measure, Moments
-from repsim_cli.measures.cca import NEURONS, Basis, alive, overlap, permuted, thin_svd, working
+from repsim_cli.measures.bases import NEURONS, Basis, alive, overlap, permuted, thin_svd, working
 from repsim_cli.measures.inner import Matrix
 from repsim_cli.measures.moments import Axes
 from repsim_cli.registry import measures

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from repsim_cli.errors import Degenerate
 from repsim_cli.measures.base import Card, Measure
-from repsim_cli.measures.cca import working
+from repsim_cli.measures.bases import working
 from repsim_cli.measures.inner import Matrix
 from repsim_cli.registry import measures
 

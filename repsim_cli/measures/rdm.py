@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Annotated, NamedTuple
 
+import numpy as np
 import scipy.stats
 import torch
 from jaxtyping import Float
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from repsim_cli.errors import Degenerate
 from repsim_cli.measures.base import Card, Invariance, Measure, centred, centred_rows, cosine
-from repsim_cli.measures.inner import Features, Inner, Kernel, Matrix, Packed, Products, State
+from repsim_cli.measures.inner import AnyFeatures, Features, Inner, Kernel, Matrix, Packed, Products, State
 from repsim_cli.registry import measures
 
 _BLOCK = 512  # rows of a distance matrix held at a time
@@ -81,10 +82,11 @@ def ranks(cells: Float[Tensor, " cells"]) -> Features:
     if len(cells) <= _EXACT_RANKS or cells.dtype == torch.float64:
         ranked = exact_ranks(cells)
     else:
-        low, high = torch.quantile(cells[:: len(cells) // 10_000], cells.new_tensor([_TAIL, 1 - _TAIL]))
-        bins = cells.sub(low).mul_((_BINS - 1) / (high - low).clamp_min(1e-30)).clamp_(0, _BINS - 1).int()
+        # numpy partitions where torch sorts
+        low, high = np.quantile(cells[:: len(cells) // 10_000].cpu().numpy(), [_TAIL, 1 - _TAIL]).tolist()
+        bins = cells.sub(low).mul_((_BINS - 1) / max(high - low, 1e-30)).clamp_(0, _BINS - 1).int()
         counts = torch.bincount(bins, minlength=_BINS)
-        ranked = (counts.cumsum(0) - (counts - 1) / 2)[bins].double()
+        ranked = (counts.cumsum(0) - (counts.double() - 1) / 2).index_select(0, bins)
         for end, before in ((0, 0), (_BINS - 1, len(cells) - int(counts[-1]))):
             tail = (bins == end).nonzero()[:, 0]
             ranked[tail] = before + exact_ranks(cells[tail])
@@ -119,7 +121,7 @@ class DoubleCentring(NamedTuple):
     means: Float[Tensor, " n"]
 
 
-def double_centring(features: Features) -> DoubleCentring:
+def double_centring(features: AnyFeatures) -> DoubleCentring:
     x = features.values
     sums = x.new_zeros(len(x), dtype=torch.float64)
     for start, block in distance_rows(x):
@@ -174,12 +176,12 @@ def unit_frobenius(state: State) -> float:
 
 def root_mean(state: State) -> float:
     """The representation's own unit, over the root of the number of cells."""
-    return state.features.scale / math.sqrt(len(state.features.values))
+    return state.features.scale / math.sqrt(state.features.rows)
 
 
 def rows_of(state: State) -> int:
     """n from the n (n - 1) / 2 packed cells."""
-    return (1 + math.isqrt(1 + 8 * len(state.features.values))) // 2
+    return (1 + math.isqrt(1 + 8 * state.features.rows)) // 2
 
 
 SHAPE: frozenset[Invariance] = frozenset({"permutation_of_neurons", "orthogonal", "isotropic_scaling", "translation"})
@@ -364,4 +366,5 @@ def riemannian(*, ridge: Annotated[float, Field(gt=0)] = 1e-3) -> Measure:
         prepare=lambda x: spread(x, ridge),
         compare=riemannian_distance,
         permute=lambda state, order: Spread(*(matrix[order][:, order] for matrix in state)),
+        squares=2,
     )

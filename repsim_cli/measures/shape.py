@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from repsim_cli.measures.base import Card, Measure, MeasureWarning, centred
-from repsim_cli.measures.cca import NEURONS, nuclear_norm
+from repsim_cli.measures.bases import NEURONS, nuclear_norm
 from repsim_cli.measures.rdm import SHAPE
 from repsim_cli.registry import measures
 

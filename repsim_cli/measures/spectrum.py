@@ -16,7 +16,7 @@ from torch import Tensor
 
 from repsim_cli.measures.base import Card, Measure, centred
 from repsim_cli.measures.inner import Matrix
-from repsim_cli.measures.neighbours import TIE, distinct_rows, ordered, warn_of_ties
+from repsim_cli.measures.nearest import TIE, distinct_rows, ordered, warn_of_ties
 from repsim_cli.measures.rdm import SHAPE
 from repsim_cli.registry import measures
 from repsim_cli.settings import Positive

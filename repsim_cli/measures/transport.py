@@ -261,6 +261,7 @@ def gromov_wasserstein(*, cost_scale: CostScale = "mean", starts: Positive = 2, 
         prepare=partial(space, cost_scale=cost_scale),
         compare=partial(gromov, starts=starts, seed=seed),
         permute=permuted,
+        squares=1,
     )
 
 
@@ -296,6 +297,7 @@ def gromov_wasserstein_entropic(
         prepare=partial(space, cost_scale=cost_scale),
         compare=partial(gromov_entropic, epsilon=epsilon),
         permute=permuted,
+        squares=1,
     )
 
 
@@ -365,5 +367,8 @@ def augmented_gromov_wasserstein(
 
 def augmented_measure(*, cost_scale: CostScale, **settings: Any) -> Measure:
     return Measure(
-        prepare=partial(space, cost_scale=cost_scale), compare=partial(augmented, **settings), permute=permuted
+        prepare=partial(space, cost_scale=cost_scale),
+        compare=partial(augmented, **settings),
+        permute=permuted,
+        squares=1,
     )

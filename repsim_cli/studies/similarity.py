@@ -203,6 +203,7 @@ class Similarity:
             "moments": 8.0 * (4 * widest**2 + 3 * sum(x.width**2 for x in self.layers) + 2 * rows * features)
             if self.extract.estimate == "moments"
             else 0.0,
+            "matrices": 8.0 * rows**2 * len(self.layers) * max(m.squares for m in self.measures.values()),
             "null": 8.0 * 2 * len(self.layers) ** 2 * self.significance.permutations * len(self.measures)
             if self.significance.method == "permutation"
             else 0.0,
@@ -391,6 +392,9 @@ class Similarity:
         def progress(steps: Sequence[int]) -> Iterator[int]:
             return run.progress(steps, label="activations and similarity", unit="batches")
 
+        def permutations(steps: Sequence[Any], measure: str) -> Iterator[Any]:
+            return run.progress(steps, label=f"permutations, {measure}", unit="steps")
+
         def stream(seen: int) -> Iterator[list[Tensor]]:
             first = seen * extract.batch_rows
             rows = blocks(found, modules, recorders, sequences, extract, hardware, progress, first)
@@ -403,7 +407,9 @@ class Similarity:
             estimate=extract.estimate,
             tile=hardware.tile,
             labels=partial(self._labels, sequences, total),
-            statistics=judging.statistics(self.significance, partial(self._clusters, sequences, total), self.seed),
+            statistics=judging.statistics(
+                self.significance, partial(self._clusters, sequences, total), self.seed, permutations
+            ),
             each=self._keep(run, total),
             state=state,
             save=save,

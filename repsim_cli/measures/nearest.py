@@ -1,0 +1,172 @@
+"""The nearest rows of every row: one table per representation, for all neighbourhood measures.
+
+Pairs are compared list by list, all rows and many representations at a time.
+"""
+
+import warnings
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from repsim_cli.measures.base import Measure, MeasureWarning, centred
+from repsim_cli.measures.inner import Matrix
+
+_BLOCK = 4096  # rows of the similarity matrix held at a time
+_TILE = 512
+_CELLS = 1 << 17  # (representation, row) cells compared at a time
+TIE = 12  # decimals to which float64 similarities of about 1 are told apart
+_NEAR = {torch.float32: 3e-6, torch.float64: 2e-12}  # similarities closer than this may have lost their order
+_MANY_TIES = 0.05  # share of rows
+
+
+class Neighbours(NamedTuple):
+    """The k nearest rows of every row, nearest first, with their similarities; whether that row finds this one among
+    its own; and the rows, of norm 1."""
+
+    lists: Int[Tensor, "k n"]
+    similarities: Float[Tensor, "k n"]
+    mutual: Bool[Tensor, "k n"]
+    units: Float[Tensor, "n d"]
+
+
+def unit_rows(x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
+    """Centred rows of norm 1, float64. A row at the mean has no direction: similarity 0 to every other row."""
+    x = centred(x.double())[0]
+    norms = torch.linalg.vector_norm(x, dim=1, keepdim=True)
+    # + 0.0: no negative zeros, so that equal rows have equal bits
+    return torch.where(norms > 0, x / norms.clamp_min(torch.finfo(x.dtype).tiny), 0.0) + 0.0
+
+
+def neighbours(x: Float[Tensor, "n d"], *, k: int) -> Neighbours:
+    """The k nearest rows by cosine of centred rows, self excluded by index, equal similarities in index order.
+
+    Rows whose order the working precision cannot tell are done again in float64. Warns where many rows have more
+    than one candidate for the k-th place.
+    """
+    exact = unit_rows(x)
+    units = exact.to(torch.promote_types(x.dtype, torch.float32))
+    every = torch.arange(len(x), device=x.device)
+    found = [largest(cosines(units, int(rows[0]), len(rows)), rows, k) for rows in every.split(_BLOCK)]
+    values, lists = (torch.cat(part) for part in zip(*found, strict=True))
+    unsure = (values[:, :-1] - values[:, 1:] < _NEAR[units.dtype]).any(1).nonzero()[:, 0]
+    tied = 0
+    if len(unsure):
+        distinct, which = distinct_rows(exact)
+        for rows in unsure.split(_BLOCK):
+            # every distinct row once: then equal rows are equally near to the last bit, and equally near rows tie
+            best, where = ordered((exact[rows] @ distinct.T).round(decimals=TIE)[:, which], rows, k)
+            tied += int((best[:, k - 1 : k] == best[:, k:]).sum())
+            values[rows], lists[rows] = best.to(values.dtype), where
+    warn_of_ties(tied, len(x), k)
+    places = lists[:, :k].T.contiguous()
+    mutual = (places[:, places] == torch.arange(len(x), device=x.device)).any(0)
+    return Neighbours(places.int(), values[:, :k].T.contiguous(), mutual, units)
+
+
+Best = tuple[Float[Tensor, "b m"], Int[Tensor, "b m"]]
+
+
+def cosines(units: Float[Tensor, "n d"], start: int, size: int) -> Float[Tensor, "b n"]:
+    """Products of some rows with all; of theirs with each other, half are made and mirrored."""
+    found = units.new_empty(size, len(units))
+    stop = start + size
+    found[:, :start] = units[start:stop] @ units[:start].T
+    for i in range(start, stop, _TILE):
+        rows, after = slice(i - start, i - start + _TILE), min(i + _TILE, stop)
+        found[rows, i:] = units[i:after] @ units[i:].T
+        found[after - start :, i:after] = found[rows, after:stop].T
+    return found
+
+
+def distinct_rows(x: Float[Tensor, "n d"]) -> tuple[Float[Tensor, "m d"], Int[Tensor, " n"]]:
+    """(the distinct rows, which of them every row is)."""
+    # one telling column mostly answers it, and sorting whole rows is slow
+    column = x[:, int(x.abs().amax(0).argmax())]
+    if len(column.unique()) == len(x):
+        return x, torch.arange(len(x), device=x.device)
+    return torch.unique(x, dim=0, return_inverse=True)
+
+
+def largest(similarity: Float[Tensor, "b n"], rows: Int[Tensor, " b"], k: int) -> Best:
+    """The k + 1 largest of every row, or all but the row itself: (values, indices), in any order where equal."""
+    similarity.scatter_(1, rows[:, None], -torch.inf)
+    best = similarity.topk(min(k + 1, similarity.shape[1] - 1), dim=1)
+    return best.values, best.indices
+
+
+def ordered(similarity: Float[Tensor, "b n"], rows: Int[Tensor, " b"], k: int) -> Best:
+    """As `largest`, equal ones by index."""
+    values, indices = largest(similarity, rows, k)
+    tied = (values[:, :-1] == values[:, 1:]).any(1).nonzero()[:, 0]
+    if len(tied):
+        count, last, those = values.shape[1], values[tied, -1:], similarity[tied]
+        above, equal = those > last, those == last
+        chosen = above | (equal & (equal.cumsum(1) <= count - above.sum(1, keepdim=True)))
+        found = chosen.nonzero()[:, 1].view(-1, count)
+        values[tied], order = those.gather(1, found).sort(dim=1, descending=True, stable=True)
+        indices[tied] = found.gather(1, order)
+    return values, indices
+
+
+def warn_of_ties(tied: int, n: int, k: int) -> None:
+    if tied > _MANY_TIES * n:
+        warnings.warn(
+            f"{tied} of {n} rows have several equally near rows for the last of {k} places, which go by index, the "
+            "same in every layer; leave out layers that see no context (embed)",
+            MeasureWarning,
+            stacklevel=3,
+        )
+
+
+def permuted(state: Neighbours, order: Int[Tensor, " n"]) -> Neighbours:
+    """The table of x[order]; rows that tie keep the places they had in x."""
+    lists = order.argsort().int()[state.lists[:, order].long()]
+    return Neighbours(lists, state.similarities[:, order], state.mutual[:, order], state.units[order])
+
+
+class Stack(NamedTuple):
+    """The tables of r representations."""
+
+    lists: Int[Tensor, "k r n"]
+    similarities: Float[Tensor, "k r n"]
+    mutual: Bool[Tensor, "k r n"]
+
+
+def stacked(states: Sequence[Neighbours]) -> Stack:
+    return Stack(*(torch.stack([getattr(state, part) for state in states], 1) for part in Stack._fields))
+
+
+def by_lists(value: Callable[[Neighbours, Stack], Float[Tensor, " r"]], symmetric: bool) -> tuple[Callable, Callable]:
+    """(compare, compare_all) of value(one, many): one representation against many."""
+
+    def compare_all(a: Sequence[Neighbours], b: Sequence[Neighbours]) -> Matrix:
+        values = torch.empty(len(a), len(b), dtype=torch.float64, device=a[0].lists.device)
+        size = max(1, _CELLS // a[0].lists.shape[1])
+        mirrored = symmetric and a is b
+        for start in range(0, len(b), size):
+            columns = slice(start, start + size)
+            many = stacked(b[columns])
+            for i, one in enumerate(a[: columns.stop] if mirrored else a):
+                values[i, columns] = value(one, many)
+        return values.triu() + values.triu(1).T if mirrored else values
+
+    return lambda a, b: float(compare_all([a], [b])), compare_all
+
+
+def measure(functions: tuple[Callable, Callable], k: int, rows: int = 0) -> Measure:
+    """The measure of (compare, compare_all) on the table of k neighbours."""
+    compare, compare_all = functions
+    return Measure(
+        prepare=partial(neighbours, k=k),
+        compare=compare,
+        compare_all=compare_all,
+        permute=permuted,
+        minimum_rows=max(rows, k + 1),
+    )
+
+
+TIES = "Equal rows tie, and ties go by index on both sides: layers that see no context (embed) score high."

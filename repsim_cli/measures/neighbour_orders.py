@@ -1,0 +1,176 @@
+"""Neighbour lists: do two representations give a row the same nearest neighbours in the same order?"""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from repsim_cli.measures.base import Card, Measure
+from repsim_cli.measures.nearest import TIES, Neighbours, Stack, by_lists, measure
+from repsim_cli.measures.rdm import SHAPE
+from repsim_cli.registry import measures
+from repsim_cli.settings import Positive
+
+
+def rank_sums(one: Neighbours, many: Stack) -> tuple[Float[Tensor, "r n"], Int[Tensor, "r n"]]:
+    """Over common neighbours at places p and q: sum 2 / ((1 + |p - q|) (p + q)), divided by that of m equal places,
+    and m, their number."""
+    sums, common = torch.zeros_like(many.similarities[0]), torch.zeros_like(many.lists[0])
+    for p, left in enumerate(one.lists, start=1):
+        for q, right in enumerate(many.lists, start=1):
+            equal = left == right
+            common += equal
+            sums.add_(equal, alpha=2 / ((1 + abs(p - q)) * (p + q)))
+    places = torch.arange(1, len(one.lists) + 1, device=sums.device, dtype=sums.dtype)
+    best = torch.cat([places.new_ones(1), (1 / places).cumsum(0)])
+    return sums / best[common.long()], common
+
+
+def rank_value(one: Neighbours, many: Stack) -> Float[Tensor, " r"]:
+    return rank_sums(one, many)[0].mean(1, dtype=torch.float64)
+
+
+def rank_jaccard_value(one: Neighbours, many: Stack) -> Float[Tensor, " r"]:
+    ranks, common = rank_sums(one, many)
+    return (ranks * common / (2 * len(one.lists) - common)).mean(1, dtype=torch.float64)
+
+
+def lcs_value(one: Neighbours, many: Stack) -> Float[Tensor, " r"]:
+    above = [torch.zeros_like(many.lists[0], dtype=torch.int16)] * (len(many.lists) + 1)
+    for left in one.lists:
+        row = above[:1]
+        for q, right in enumerate(many.lists):
+            row.append(torch.maximum(above[q] + (left == right), torch.maximum(above[q + 1], row[q])))
+        above = row
+    return above[-1].double().mean(1)
+
+
+def edit_value(one: Neighbours, many: Stack) -> Float[Tensor, " r"]:
+    k = len(one.lists)
+    above = [torch.full_like(many.lists[0], q, dtype=torch.int16) for q in range(k + 1)]
+    for p, left in enumerate(one.lists, start=1):
+        row = [torch.full_like(above[0], p)]
+        for q, right in enumerate(many.lists):
+            row.append(torch.minimum(above[q] + (left != right), torch.minimum(above[q + 1], row[q]) + 1))
+        above = row
+    return 1 - above[-1].double().mean(1) / k
+
+
+@measures.register(
+    "rank_similarity",
+    Card(
+        label="rank similarity of neighbours",
+        larger_is_closer=True,
+        bounds=(0.0, 1.0),
+        symmetric=True,
+        is_metric=False,
+        invariant_to=SHAPE,
+        minimum_rows=3,
+        cost="n^2 d once per layer, n k^2 per pair",
+        source="Wang et al. 2022; Klabunde et al. 2023 (rank similarity); cosine on centred rows",
+        note="1: common neighbours have the same places, however many there are (see rank_jaccard). " + TIES,
+    ),
+)
+def rank_similarity(*, k: Positive = 10) -> Measure:
+    """Mean closeness of the places p, q of the m common neighbours, in [0, 1].
+
+    Per row sum 2 / ((1 + |p - q|) (p + q)) / (1 + 1/2 + ... + 1/m), 0 without a common neighbour.
+
+    The two nearest of rows a, b, -a, -b are the same in x and y, in the other order:
+    (1/3 + 1/3) / (1 + 1/2).
+
+    >>> from repsim_cli import measures
+    >>> a, b, c = [2., 0.], [1., 1.], [-1., 1.]
+    >>> x, y = ([[*p], [*q], [-p[0], -p[1]], [-q[0], -q[1]]] for p, q in ((a, b), (a, c)))
+    >>> round(measures.get("rank_similarity", k=2)(x, y), 6)
+    0.444444
+    """
+    return measure(by_lists(rank_value, symmetric=True), k)
+
+
+@measures.register(
+    "rank_jaccard",
+    Card(
+        label="joint rank and Jaccard of neighbours",
+        larger_is_closer=True,
+        bounds=(0.0, 1.0),
+        symmetric=True,
+        is_metric=False,
+        invariant_to=SHAPE,
+        minimum_rows=3,
+        cost="n^2 d once per layer, n k^2 per pair",
+        source="Wang et al. 2022; Klabunde et al. 2023 (joint rank and Jaccard); cosine on centred rows",
+        note="1: the same neighbours in the same order. " + TIES,
+    ),
+)
+def rank_jaccard(*, k: Positive = 10) -> Measure:
+    """Mean over rows of Jaccard index times rank similarity of the k nearest rows, in [0, 1].
+
+    The two nearest of rows a, b, -a, -b are the same in x and y, in the other order:
+    1 times 4/9.
+
+    >>> from repsim_cli import measures
+    >>> a, b, c = [2., 0.], [1., 1.], [-1., 1.]
+    >>> x, y = ([[*p], [*q], [-p[0], -p[1]], [-q[0], -q[1]]] for p, q in ((a, b), (a, c)))
+    >>> round(measures.get("rank_jaccard", k=2)(x, y), 6)
+    0.444444
+    """
+    return measure(by_lists(rank_jaccard_value, symmetric=True), k)
+
+
+@measures.register(
+    "lcs_knn",
+    Card(
+        label="longest common subsequence of k-NN",
+        larger_is_closer=True,
+        bounds=(0.0, None),
+        symmetric=True,
+        is_metric=False,
+        invariant_to=SHAPE,
+        minimum_rows=3,
+        cost="n^2 d once per layer, n k^2 per pair",
+        source="Huh et al. 2024, appendix A (LCS k-NN), not divided by k; cosine on centred rows",
+        note="At most k: a number of neighbours in the same order. " + TIES,
+    ),
+)
+def lcs_knn(*, k: Positive = 10) -> Measure:
+    """Mean length of the longest common subsequence of the lists of k nearest rows, in [0, k].
+
+    The two nearest of rows a, b, -a, -b are the same in x and y, in the other order.
+
+    >>> from repsim_cli import measures
+    >>> a, b, c = [2., 0.], [1., 1.], [-1., 1.]
+    >>> x, y = ([[*p], [*q], [-p[0], -p[1]], [-q[0], -q[1]]] for p, q in ((a, b), (a, c)))
+    >>> round(measures.get("lcs_knn", k=2)(x, y), 6)
+    1.0
+    """
+    return measure(by_lists(lcs_value, symmetric=True), k)
+
+
+@measures.register(
+    "edit_distance_knn",
+    Card(
+        label="edit distance of k-NN",
+        larger_is_closer=True,
+        bounds=(0.0, 1.0),
+        symmetric=True,
+        is_metric=False,
+        invariant_to=SHAPE,
+        minimum_rows=3,
+        cost="n^2 d once per layer, n k^2 per pair",
+        source="Huh et al. 2024, appendix A (edit distance k-NN); cosine on centred rows",
+        note="1 - mean edit distance / k: a similarity. " + TIES,
+    ),
+)
+def edit_distance_knn(*, k: Positive = 10) -> Measure:
+    """1 - mean Levenshtein distance of the lists of k nearest rows / k, in [0, 1].
+
+    The two nearest of rows a, b, -a, -b are the same in x and y, in the other order:
+    two edits.
+
+    >>> from repsim_cli import measures
+    >>> a, b, c = [2., 0.], [1., 1.], [-1., 1.]
+    >>> x, y = ([[*p], [*q], [-p[0], -p[1]], [-q[0], -q[1]]] for p, q in ((a, b), (a, c)))
+    >>> round(measures.get("edit_distance_knn", k=2)(x, y), 6)
+    0.0
+    """
+    return measure(by_lists(edit_value, symmetric=True), k)

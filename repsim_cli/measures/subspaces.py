@@ -1,0 +1,261 @@
+"""Column spaces and regressions: inner products of projectors and ridge smoothers, for all pairs at once.
+
+Of two projectors it is the sum of the squared canonical correlations.
+"""
+
+import math
+from collections.abc import Sequence
+from functools import cache, partial
+from typing import Annotated
+
+import torch
+from jaxtyping import Float
+from pydantic import Field
+from torch import Tensor
+
+from repsim_cli.errors import Degenerate
+from repsim_cli.measures.base import Card, Measure
+from repsim_cli.measures.bases import AFFINE, SURE, alive, decomposed, thin_svd, tolerated, working
+from repsim_cli.measures.hsic import CENTRED
+from repsim_cli.measures.inner import Features, Inner, Kernel, Matrix, Products, State
+from repsim_cli.measures.rdm import SHAPE
+from repsim_cli.registry import measures
+
+
+def orthonormal(x: Float[Tensor, "n d"]) -> Features:
+    """Features of the projector onto the column space of centred x.
+
+    By a Cholesky factor of the neurons' correlations where their condition allows (another twice as fast).
+    """
+    dtype = working(x)
+    x = basis = alive(x)
+    for _ in range(2):
+        gram = basis.T @ basis
+        units = gram.diagonal().rsqrt()
+        factor, failed = torch.linalg.cholesky_ex(gram * units * units[:, None])
+        inverse = torch.linalg.solve_triangular(factor, torch.eye(len(factor)).to(factor), upper=False)
+        # at least one over the smallest eigenvalue, and of the largest at most the number of neurons
+        condition = float(inverse.square().sum())
+        if failed or condition > 1 / SURE:
+            break
+        basis = basis @ (inverse * units).T
+        if condition < 1 / tolerated(dtype):
+            return Features(basis.to(dtype))
+    return Features(decomposed(x, dtype).u.to(dtype))
+
+
+PROJECTOR = Kernel(features=orthonormal)
+
+
+def ranks(states: Sequence[State]) -> Float[Tensor, " r"]:
+    return torch.tensor([state.features.values.shape[1] for state in states], dtype=torch.float64)
+
+
+def squared_correlations(products: Products) -> Matrix:
+    """The sum of squared canonical correlations: the inner product of two projectors."""
+    return products.cross
+
+
+def over_smaller(products: Products) -> Matrix:
+    most = torch.minimum(ranks(products.rows)[:, None], ranks(products.columns)[None])
+    return products.cross / most.to(products.cross)
+
+
+def over_larger(products: Products) -> Matrix:
+    most = torch.maximum(ranks(products.rows)[:, None], ranks(products.columns)[None])
+    return products.cross / most.to(products.cross)
+
+
+@measures.register(
+    "yanai_cca",
+    Card(
+        label="Yanai's CCA",
+        larger_is_closer=True,
+        bounds=(0.0, 1.0),
+        symmetric=True,
+        is_metric=False,
+        invariant_to=AFFINE,
+        minimum_rows=3,
+        cost="n d^2 + d^3 once per layer, n^2/2 per pair",
+        source="Yanai 1974 (generalised coefficient of determination); R^2_CCA of Kornblith et al. 2019, table 1",
+        note="1: the smaller column space lies in the larger. Unrelated layers score about max(d) / n.",
+        refuses_wide=True,
+    ),
+)
+def yanai_cca() -> Measure:
+    """Mean squared canonical correlation, sum rho^2 / min(rank x, rank y), in [0, 1].
+
+    Two lines whose correlation is -1/2:
+
+    >>> from repsim_cli import measures
+    >>> round(measures.get("yanai_cca")([[0.], [1.], [0.]], [[0.], [0.], [2.]]), 12)
+    0.25
+    """
+    return Measure(inner=Inner(row=PROJECTOR, column=PROJECTOR, value=over_smaller))
+
+
+@measures.register(
+    "pillai_trace",
+    Card(
+        label="Pillai's trace",
+        larger_is_closer=True,
+        bounds=(0.0, None),
+        symmetric=True,
+        is_metric=False,
+        invariant_to=AFFINE,
+        minimum_rows=3,
+        cost="n d^2 + d^3 once per layer, n^2/2 per pair",
+        source="Pillai 1955: sum of squared canonical correlations",
+        note="A number of shared dimensions, at most the smaller rank, which a layer has with itself.",
+        refuses_wide=True,
+    ),
+)
+def pillai_trace() -> Measure:
+    """Sum of the squared canonical correlations, in [0, min(rank x, rank y)].
+
+    >>> from repsim_cli import measures
+    >>> round(measures.get("pillai_trace")([[0.], [1.], [0.]], [[0.], [0.], [2.]]), 12)
+    0.25
+    """
+    return Measure(inner=Inner(row=PROJECTOR, column=PROJECTOR, value=squared_correlations))
+
+
+@measures.register(
+    "eigenspace_overlap",
+    Card(
+        label="eigenspace overlap",
+        larger_is_closer=True,
+        bounds=(0.0, 1.0),
+        symmetric=True,
+        is_metric=False,
+        invariant_to=AFFINE,
+        minimum_rows=3,
+        cost="n d^2 + d^3 once per layer, n^2/2 per pair",
+        source="May et al. 2019, eigenspace overlap score, on centred data",
+        note="1: equal column spaces. Unlike yanai_cca, layers of different widths cannot score 1.",
+        refuses_wide=True,
+    ),
+)
+def eigenspace_overlap() -> Measure:
+    """|U_x'U_y|^2 / max(rank x, rank y) of centred data, in [0, 1].
+
+    A line against a plane that holds it:
+
+    >>> from repsim_cli import measures
+    >>> x, y = [[0.], [1.], [3.], [4.]], [[0., 1.], [1., 0.], [3., 0.], [4., 2.]]
+    >>> round(measures.get("eigenspace_overlap")(x, y), 12)
+    0.5
+    """
+    return Measure(inner=Inner(row=PROJECTOR, column=PROJECTOR, value=over_larger))
+
+
+def explained(products: Products) -> Matrix:
+    """<K_a, P_b> / tr K_a; the trace is the number of rows."""
+    return products.cross / products.rows[0].features.rows
+
+
+@measures.register(
+    "linear_regression",
+    Card(
+        label="linear regression (R^2)",
+        larger_is_closer=True,
+        bounds=(0.0, 1.0),
+        symmetric=False,
+        is_metric=False,
+        invariant_to=SHAPE,
+        minimum_rows=3,
+        cost="n d^2 + d^3 once per layer, n^2/2 per pair",
+        source="Kornblith et al. 2019, table 1: R^2 of least squares with intercept, in sample",
+        note="Row a, column b: the share of a's variance that b explains; b's own coordinates do not matter.",
+        refuses_wide=True,
+    ),
+)
+def linear_regression() -> Measure:
+    """R^2 of x fitted from y, |U_y' x|^2 / |x|^2 of centred data, in [0, 1].
+
+    y explains the first feature of x, which has 4/5 of its variance, and not the second:
+
+    >>> from repsim_cli import measures
+    >>> x, y = [[2., 1.], [2., -1.], [-2., 1.], [-2., -1.]], [[1.], [1.], [-1.], [-1.]]
+    >>> round(measures.get("linear_regression")(x, y), 12), round(measures.get("linear_regression")(y, x), 12)
+    (0.8, 1.0)
+    """
+    return Measure(inner=Inner(row=CENTRED, column=PROJECTOR, value=explained))
+
+
+def shrunk(x: Float[Tensor, "n d"], lam: float) -> Features:
+    """Features of the ridge smoother X (C + lam)^-1 X' / n of centred x of unit total variance."""
+    if lam == 0 and len(x) <= x.shape[1]:
+        raise Degenerate(
+            f"gulp with lam=0 needs more rows than features, got {len(x)} rows of {x.shape[1]} features, for which "
+            "any data would score the same; use more rows, or lam > 0"
+        )
+    basis = thin_svd(x)
+    variances = basis.s.square() / basis.s.square().sum()
+    return Features((basis.u * (variances / (variances + lam)).sqrt()).to(basis.dtype))
+
+
+def own(states: Sequence[State]) -> Float[Tensor, " r"]:
+    """Squared norms of the smoothers: the columns of their features are orthogonal."""
+    return torch.stack([state.features.values.double().square().sum(0).square().sum() for state in states])
+
+
+def squares(products: Products) -> tuple[Matrix, Matrix]:
+    """Squared norms of the smoothers' differences, and of what they are differences of."""
+    own_sums = own(products.rows)[:, None] + own(products.columns)[None]
+    return own_sums - 2 * products.cross, own_sums
+
+
+@cache
+def smoother(lam: float) -> Kernel:
+    """One kernel per lam, so that measures of the same lam share it."""
+    return Kernel(features=partial(shrunk, lam=lam))
+
+
+def smoother_distance(products: Products) -> Matrix:
+    return squares(products)[0].clamp_min(0).sqrt()
+
+
+def smoothers_near(products: Products, values: Matrix) -> Tensor:
+    """Where the difference has lost digits to cancellation."""
+    return values**2 < 0.01 * squares(products)[1]
+
+
+def smoother_difference(a: State, b: State) -> float:
+    """|A A' - B B'| from its cells."""
+    if a is b:
+        return 0.0
+    x, y = (state.features.values.double() for state in (a, b))
+    blocks = zip(x.split(512), y.split(512), strict=True)
+    return math.sqrt(sum(float((i @ x.T - j @ y.T).square().sum()) for i, j in blocks))
+
+
+@measures.register(
+    "gulp",
+    Card(
+        label="GULP distance",
+        larger_is_closer=False,
+        bounds=(0.0, None),
+        symmetric=True,
+        is_metric=True,
+        invariant_to=AFFINE,
+        minimum_rows=3,
+        cost="n d^2 + d^3 once per layer, n^2/2 per pair",
+        source="Boix-Adsera et al. 2022, GULP distance (the root), unit total variance",
+        note="0: ridge regressions on both predict the same, whatever the target. With lam > 0 directions of little "
+        "variance count less, and invertible maps change the distance; lam = 0 needs more rows than features.",
+    ),
+)
+def gulp(*, lam: Annotated[float, Field(ge=0)] = 0.0) -> Measure:
+    """Largest difference of ridge predictions: |G_x - G_y| of the smoothers G = X (C + lam)^-1 X' / n.
+
+    With lam = 0 these are projectors: here onto two lines whose correlation is -1/2, root of 1 + 1 - 2 / 4.
+
+    >>> from repsim_cli import measures
+    >>> round(measures.get("gulp")([[0.], [1.], [0.]], [[0.], [0.], [2.]]), 6)
+    1.224745
+    """
+    kernel = smoother(lam)
+    return Measure(
+        inner=Inner(row=kernel, column=kernel, value=smoother_distance, near=smoothers_near, exact=smoother_difference)
+    )

@@ -1,0 +1,199 @@
+"""Persistent homology: representation topology divergence and geometry score.
+
+The barcodes come from ripser and gudhi, which are extras: `pip install 'repsim-cli[topology]'`.
+"""
+
+import warnings
+from functools import partial
+from typing import Annotated
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from pydantic import Field
+from torch import Tensor
+
+from repsim_cli.measures.base import Card, Measure, MeasureWarning, centred, squared_norms
+from repsim_cli.measures.inner import unpacked
+from repsim_cli.measures.rdm import SHAPE, packed_distances
+from repsim_cli.registry import measures
+from repsim_cli.settings import Positive
+
+Square = Float[np.ndarray, "n n"]
+SubsetRows = Annotated[int, Field(ge=3, le=4000)]  # so that float32 holds every rank of their distances
+Landmarks = Annotated[int, Field(ge=4)]  # three have no hole
+
+_QUANTILE = 0.9  # of the distances, 0 of a row to itself among them: what they are divided by
+_GAMMA = 1 / (128 * 5000)  # per row: the longest relaxation as a share of the largest distance
+
+
+def rows_of_unit_scale(x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
+    return centred(x.double())[0]
+
+
+def normalised_distances(x: Float[Tensor, "n d"]) -> Square:
+    distances = unpacked(packed_distances(x), len(x)).cpu().numpy()
+    return distances / np.quantile(distances, _QUANTILE)
+
+
+def cross_barcode(first: Square, second: Square) -> float:
+    """Total length of the bars in dimension 1 that adding the short edges of `second` to those of `first` makes.
+
+    They are those of the Rips filtration on two copies of the rows: distances 0 within one, min(first, second)
+    within the other, first between them; of the last, those from row i to row j > i of the copy are not needed.
+    """
+    from ripser import ripser
+
+    n = len(first)
+    distances = np.zeros((2 * n, 2 * n))
+    distances[n:, :n] = np.where(np.tri(n, k=-1, dtype=bool), np.inf, first)
+    distances[:n, n:] = distances[n:, :n].T
+    distances[n:, n:] = np.minimum(first, second)
+    # ripser works in float32; the barcode depends on the order of the distances alone, and ranks are exact
+    levels, ranks = np.unique(distances, return_inverse=True)
+    ranked = np.where(np.isinf(distances), np.inf, ranks.reshape(distances.shape)).astype(np.float32)
+    bars = ripser(ranked, maxdim=1, distance_matrix=True)["dgms"][1].astype(int)
+    return float(np.sum(levels[bars[:, 1]] - levels[bars[:, 0]]))
+
+
+def divergence(a: Float[Tensor, "n d"], b: Float[Tensor, "n e"], *, rows: int, subsets: int, seed: int) -> float:
+    draw = np.random.default_rng(seed)
+    chosen = (
+        [draw.choice(len(a), rows, replace=False) for _ in range(subsets)] if len(a) > rows else [np.arange(len(a))]
+    )
+    lengths = []
+    for subset in chosen:
+        first, second = (normalised_distances(side[torch.from_numpy(subset)]) for side in (a, b))
+        lengths.append((cross_barcode(first, second) + cross_barcode(second, first)) / 2)
+    return float(np.mean(lengths))
+
+
+@measures.register(
+    "rtd",
+    Card(
+        label="RTD",
+        larger_is_closer=False,
+        bounds=(0.0, None),
+        symmetric=True,
+        is_metric=False,
+        invariant_to=SHAPE,
+        minimum_rows=3,
+        cost="two barcodes of 2 rows points per subset and pair: 5 to 30 s for 500 rows",
+        source="Barannikov et al. 2022: representation topology divergence, dimension 1, mean of both directions",
+        package="ripser",
+        note="0: the same clusters and loops at every scale. Grows with the rows of a subset; compare only equal ones.",
+    ),
+)
+def rtd(*, rows: SubsetRows = 500, subsets: Positive = 10, seed: int = 0) -> Measure:
+    """Total length of the bars that tell the rows' graph of short edges in x from that of short edges in x or y.
+
+    Distances over their 0.9 quantile, dimension 1, the mean of (x, y) and (y, x), and of `subsets` subsets of `rows`
+    rows drawn under the seed, the same for all layers; all rows where there are no more.
+    Rows 0, 1, 3 join at 1/3 and 2/3, rows 0, 2, 3 too but the other way round, and the edges of both at 1/3: one bar.
+
+    >>> from repsim_cli import measures
+    >>> round(measures.get("rtd")([[0.], [1.], [3.]], [[0.], [2.], [3.]]), 6)
+    0.333333
+    """
+    return Measure(prepare=rows_of_unit_scale, compare=partial(divergence, rows=rows, subsets=subsets, seed=seed))
+
+
+def holes(distances: Float[np.ndarray, "n l"], longest: float) -> Float[np.ndarray, " holes"]:
+    """Shares of [0, longest] in which the relaxed witness complex of the l landmarks has 0, 1, 2 ... holes."""
+    import gudhi
+
+    # a landmark further than the third nearest by more than this is in no triangle that the row witnesses
+    third = np.partition(distances, 2, axis=1)[:, 2]
+    count = int((distances <= third[:, None] + longest).sum(1).max())
+    order = np.argpartition(distances, count - 1, axis=1)[:, :count]
+    order = np.take_along_axis(order, np.take_along_axis(distances, order, 1).argsort(1), 1)
+    table = np.stack([order, np.take_along_axis(distances, order, 1)], axis=-1, dtype=np.float64)
+    tree = gudhi.WitnessComplex(table).create_simplex_tree(max_alpha_square=longest, limit_dimension=2)
+    # in the highest dimension there is, gudhi counts holes on request alone: a complex of edges has them in dimension 1
+    tree.compute_persistence(homology_coeff_field=2, persistence_dim_max=tree.dimension() < 2)
+    births, deaths = tree.persistence_intervals_in_dimension(1).reshape(-1, 2).T
+    times = np.concatenate([[0.0], births, np.minimum(deaths, longest), [longest]])
+    steps = np.concatenate([[0], np.ones_like(births), -np.ones_like(deaths), [0]])
+    order = np.argsort(times, kind="stable")
+    counts = np.cumsum(steps[order])[:-1].astype(int)
+    # of events at one time the sum alone means something; a count below 0 lasts no time
+    return np.bincount(counts.clip(0), np.diff(times[order]) / longest)
+
+
+def living_times(
+    x: Float[Tensor, "n d"], *, landmarks: int, repeats: int, gamma: float | None, seed: int
+) -> Float[np.ndarray, " holes"]:
+    """Mean relative living times of the numbers of holes, over random landmarks.
+
+    The landmarks are drawn from the rows in the order of their norms, so that the order of the rows means nothing.
+    """
+    x = rows_of_unit_scale(x)
+    x = x[squared_norms(x).argsort(stable=True)]
+    n, distances = len(x), unpacked(packed_distances(x), len(x)).cpu().numpy()
+    draw = np.random.default_rng(seed)
+    share = n * _GAMMA if gamma is None else gamma
+    total = np.zeros(1)
+    for _ in range(repeats):
+        near = distances[:, draw.choice(n, landmarks, replace=False)]
+        found = holes(near, share * float(near.max()))
+        total = np.pad(total, (0, max(0, len(found) - len(total))))
+        total[: len(found)] += found
+    if not total[1:].any():
+        warnings.warn(
+            f"no complex of {landmarks} landmarks of {n} rows has a hole, and layers without holes score 0; "
+            "use more rows, or a larger gamma",
+            MeasureWarning,
+            stacklevel=2,
+        )
+    return total / repeats
+
+
+def squared_difference(a: Float[np.ndarray, " a"], b: Float[np.ndarray, " b"]) -> float:
+    length = max(len(a), len(b))
+    a, b = (np.pad(side, (0, length - len(side))) for side in (a, b))
+    return float(np.sum((a - b) ** 2))
+
+
+@measures.register(
+    "geometry_score",
+    Card(
+        label="geometry score",
+        larger_is_closer=False,
+        bounds=(0.0, 2.0),
+        symmetric=True,
+        is_metric=False,
+        invariant_to=SHAPE,
+        minimum_rows=5,
+        paired=False,
+        cost="n^2 d, and per repeat a complex of landmarks n cells, once per layer: about 10 s for 2000 rows",
+        source="Khrulkov and Oseledets 2018: mean relative living times of loops; not multiplied by 1000",
+        package="gudhi",
+        note="0: as many holes for as long. The rows need no pairing. Needs many times more rows than landmarks; "
+        "the scale looked at grows with the rows.",
+    ),
+)
+def geometry_score(
+    *,
+    landmarks: Landmarks = 64,
+    repeats: Positive = 1000,
+    gamma: Annotated[float, Field(gt=0)] | None = None,
+    seed: int = 0,
+) -> Measure:
+    """Sum of squared differences of the mean relative living times of 0, 1, 2 ... holes in witness complexes.
+
+    landmarks: drawn anew `repeats` times under the seed, without replacement. gamma: the longest relaxation over the
+    largest distance; n / 640000 by default, as published. Unlike in the published code, numbers of holes are not cut
+    at 100, beyond which it counts nothing, and holes in complexes without triangles are seen.
+    A ring of eight rows has one hole, whichever row is no landmark, in any order of the rows:
+
+    >>> from repsim_cli import measures
+    >>> ring = [[0., 2.], [1., 1.], [2., 0.], [1., -1.], [0., -2.], [-1., -1.], [-2., 0.], [-1., 1.]]
+    >>> round(measures.get("geometry_score", landmarks=7)(ring, ring[::-1]), 6)
+    0.0
+    """
+    return Measure(
+        prepare=partial(living_times, landmarks=landmarks, repeats=repeats, gamma=gamma, seed=seed),
+        compare=squared_difference,
+        permute=lambda state, order: state,
+        minimum_rows=landmarks + 1,
+    )
