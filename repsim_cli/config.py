@@ -2,7 +2,7 @@
 
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from repsim_cli import registry
 from repsim_cli.errors import BadConfig, BadInput
 from repsim_cli.registry import Entry, Registry, did_you_mean
-from repsim_cli.settings import Extract, Hardware, Significance
+from repsim_cli.settings import Extract, Group, Hardware, Ranked, Significance
 
 GROUPS = ("model", "measure", "data", "extract", "significance", "hardware", "options")
 MISSING = "???"
@@ -33,6 +33,8 @@ class RunKeys(BaseModel):
     resume: str | None
     cache: bool
     options: Fields
+    groups: dict[str, list[str] | Fields] | None = None
+    base: str | None = None
     model: dict[str, Fields]
     measure: dict[str, Fields]
     data: Fields
@@ -43,10 +45,11 @@ class RunKeys(BaseModel):
 
 @dataclass(frozen=True)
 class RunConfig:
-    """A validated run: the study bound to its settings, and the keys as plain values."""
+    """A validated run: the study bound to its settings, the keys as plain values, and the models by label."""
 
     keys: RunKeys
     study: Any
+    models: Mapping[str, Any]
 
     def yaml(self) -> str:
         return OmegaConf.to_yaml(OmegaConf.create(self.keys.model_dump()))
@@ -64,7 +67,7 @@ def validate(config: DictConfig) -> RunConfig:
         raise BadConfig(problems)
 
     groups: dict[str, Callable[[], Any]] = {
-        "model": lambda: _components(problems, "model", plain, registry.models, _call),
+        "model": lambda: _expanded(problems, _components(problems, "model", plain, registry.models, _call)),
         "measure": lambda: _components(problems, "measure", plain, registry.measures, _measure),
         "data": lambda: _component(problems, "data", plain["data"], registry.data, _call),
         "extract": lambda: _bind(problems, "extract", Extract, plain["extract"]),
@@ -75,13 +78,18 @@ def validate(config: DictConfig) -> RunConfig:
     }
     wanted = inspect.signature(study.function).parameters
     bound = {name: make() for name, make in groups.items() if name in wanted}
-    options = _checked(problems, "options", study.function, plain["options"], without=groups)
+    options = _checked(problems, "options", study.function, plain["options"], without={*groups, *ROLES})
     if "model" in bound:
         problems += _misplaced(plain["study"], study.function, bound["model"])
+    for role, make in ROLES.items():
+        if role in wanted:
+            bound[role] = make(problems, plain.get(role), list(bound["model"]))
+        elif plain.get(role) is not None:
+            problems.append(f"{role}: the study {plain['study']} takes none, got {plain[role]!r}; set {role}=null")
     _give_up(problems)
     instance = _attempt(problems, "", lambda: study.function(**bound, **options))
     _give_up(problems)
-    return RunConfig(keys, instance)
+    return RunConfig(keys, instance, bound.get("model", {}))
 
 
 def _misplaced(name: str, study: Any, models: Mapping[str, Any]) -> Iterator[str]:
@@ -100,6 +108,52 @@ def _misplaced(name: str, study: Any, models: Mapping[str, Any]) -> Iterator[str
                 f"model.{label}: the study {name} takes series of checkpoints, got a single model; "
                 "give {kind: series, folder: DIR, pattern: 'step{step}'}"
             )
+
+
+def _groups(problems: list[str], given: Any, labels: Sequence[str]) -> dict[str, Group] | None:
+    """The groups by name, their models known and each in one group only."""
+    if not isinstance(given, dict):
+        return None
+    groups: dict[str, Group] = {}
+    of: dict[str, str] = {}
+    for name, members in given.items():
+        path = f"groups.{name}"
+        if isinstance(members, dict):
+            ranked = _bind(problems, path, Ranked, members)
+            if ranked is not None:
+                groups[name] = ranked
+            continue
+        if not isinstance(members, list):  # a problem of the run's keys already
+            continue
+        groups[name] = members
+        if len(members) < 2:
+            problems.append(f"{path}: a group needs 2 models, got {len(members)}; name more")
+        for label in members:
+            _known_label(problems, path, label, labels)
+            if label in of:
+                problems.append(
+                    f"{path}: a model is in one group only, got '{label}', which is in {of[label]}; drop it"
+                )
+            of[label] = name
+    for by in dict.fromkeys(group.by for group in groups.values() if isinstance(group, Ranked)):
+        asked = sum((g.top or 0) + (g.bottom or 0) for g in groups.values() if isinstance(g, Ranked) and g.by == by)
+        if asked > len(labels):
+            problems.append(f"groups: {asked} models are asked for by {by}, got {len(labels)} models; ask for fewer")
+    return groups or None
+
+
+def _base(problems: list[str], given: Any, labels: Sequence[str]) -> str | None:
+    if given is not None:
+        _known_label(problems, "base", given, labels)
+    return given
+
+
+def _known_label(problems: list[str], path: str, label: Any, labels: Sequence[str]) -> None:
+    if label not in labels:
+        problems.append(f"{path}: no such model, got '{label}'; {did_you_mean(str(label), labels)}")
+
+
+ROLES: dict[str, Callable[[list[str], Any, Sequence[str]], Any]] = {"groups": _groups, "base": _base}
 
 
 def _plain(config: DictConfig, problems: list[str]) -> Fields:
@@ -163,11 +217,21 @@ def _explain(error: ValidationError) -> Iterator[str]:
 
 
 def _checked(
-    problems: list[str], path: str, function: Callable, given: Fields, without: Mapping[str, Any] = {}
+    problems: list[str], path: str, function: Callable, given: Fields, without: Collection[str] = ()
 ) -> Fields:
-    """The keyword arguments for `function`, checked against its signature."""
+    """The keyword arguments for `function`, checked against its signature; one that is Data is a data entry."""
+    from repsim_cli.data.base import Data
+
     parameters = {k: p for k, p in inspect.signature(function).parameters.items() if k not in without}
-    fields: Any = {k: (p.annotation, ... if p.default is p.empty else p.default) for k, p in parameters.items()}
+    given = dict(given)
+    fields: Any = {}
+    for key, parameter in parameters.items():
+        annotation = parameter.annotation
+        if annotation in (Data, Data | None):
+            if key in given and not (given[key] is None and annotation == Data | None):
+                given[key] = _component(problems, f"{path}.{key}", given[key], registry.data, _call)
+            annotation = Any
+        fields[key] = (annotation, ... if parameter.default is parameter.empty else parameter.default)
     schema: Any = create_model(",".join(parameters) or "none", __config__=STRICT, **fields)
     values = _attempt(problems, f"{path}.", lambda: schema.model_validate(given))
     return {} if values is None else {k: getattr(values, k) for k in parameters}
@@ -218,6 +282,19 @@ def _components(problems: list[str], group: str, keys: Fields, room: Registry, f
     return {
         label: _component(problems, f"{group}.{label}", entry, room, function) for label, entry in keys[group].items()
     }
+
+
+def _expanded(problems: list[str], found: Mapping[str, Any]) -> dict[str, Any]:
+    """The models by label, families as the models that they are."""
+    from repsim_cli.models.source import Family
+
+    models: dict[str, Any] = {}
+    for label, one in found.items():
+        own = {f"{label}_{key}": each for key, each in one.sources.items()} if isinstance(one, Family) else {label: one}
+        for name in sorted(own.keys() & models.keys()):
+            problems.append(f"model.{label}: two models have one label, got '{name}' again; rename an entry")
+        models |= own
+    return models
 
 
 def bind_measure(name: str, settings: Fields) -> Any:

@@ -37,11 +37,11 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 class Registry:
-    """Names of one room of the house (`package`), each with a function and, for measures, a card."""
+    """Names of one room of the house or several (`packages`), each with a function and, for measures, a card."""
 
-    def __init__(self, noun: str, package: str):
+    def __init__(self, noun: str, *packages: str):
         self.noun = noun
-        self.package = package
+        self.packages = packages
         self._entries: dict[str, Entry] = {}
 
     def register(self, name: str, card: Any = None) -> Callable[[Registered], Registered]:
@@ -54,9 +54,9 @@ class Registry:
         return decorate
 
     def _load(self) -> dict[str, Entry]:
-        package = importlib.import_module(self.package)
-        for module in pkgutil.iter_modules(package.__path__):
-            importlib.import_module(f"{self.package}.{module.name}")
+        for name in self.packages:
+            for module in pkgutil.iter_modules(importlib.import_module(name).__path__):
+                importlib.import_module(f"{name}.{module.name}")
         return self._entries
 
     def names(self) -> list[str]:
@@ -71,6 +71,6 @@ class Registry:
 
 
 data = Registry("data kind", "repsim_cli.data")
-models = Registry("model kind", "repsim_cli.models")
+models = Registry("model kind", "repsim_cli.models", "repsim_cli.training")
 measures = Registry("measure", "repsim_cli.measures")
 studies = Registry("study", "repsim_cli.studies")

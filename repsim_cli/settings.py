@@ -6,8 +6,11 @@ from typing import Annotated, Literal
 import psutil
 from pydantic import Field
 
+from repsim_cli.errors import BadInput
+
 Positive = Annotated[int, Field(ge=1)]
-ESTIMATES = Literal["full", "per_batch", "ratio_of_sums"]
+Several = Annotated[int, Field(ge=2)]
+ESTIMATES = Literal["full", "per_batch", "ratio_of_sums", "moments"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,21 +19,27 @@ class Extract:
 
     hook_points: e.g. `resid_post` (every layer), `resid_post@3`, `embed`, `q@2.h1`, `module:dotted.name`.
     layers: block indices from 0 (negative from the end) for hook points without `@`; `all` by default.
-    unit: what one row is: a `token` (or an image's patch), or a pooled sequence: the `mean` of its tokens, its
-    `first` ([CLS], where there is one) or its `last`. padding: `drop` leaves padding, BOS and other special tokens
-    out of tokens and means, `keep` keeps them; no pooled row reads padding, `first` and `last` are special or not.
+    unit: what one row is: a `token` (or an image's patch), a `word`, or a pooled sequence: the `mean` of its tokens,
+    its `first` ([CLS], where there is one) or its `last`. padding: `drop` leaves padding, BOS and other special tokens
+    out of tokens and means, `keep` keeps them, and tokens of labelled examples are padded to `length`; no pooled row
+    reads padding, `first` and `last` are special or not.
+    piece: which of its tokens stands for a word, the `last`, the `first` or their `mean`. long: sentences of more
+    tokens than `length` are `split` at words, at the same ones for all models, or refused.
     length: tokens per packed sequence, or at most per example. sequences: how many are drawn, under the seed.
     pool: packed text is drawn from the first `pool` sequences, examples and images from all. separator: of packed
     text, the token put before each document: `auto` takes eos, sep or bos, whichever the tokenizer has.
     estimate: `full` on `rows` rows sampled once; `per_batch` the mean over batches of `batch_rows` rows, with
-    its standard error; `ratio_of_sums` HSIC summed over batches and normalised at the end.
+    its standard error; `ratio_of_sums` HSIC summed over batches and normalised at the end; `moments` exact second
+    moments of all rows, summed over batches, by blocks of layers that fit into memory.
     """
 
     hook_points: Annotated[list[str], Field(min_length=1)]
     layers: Literal["all"] | list[int] = "all"
-    unit: Literal["token", "mean", "first", "last"] = "token"
+    unit: Literal["token", "word", "mean", "first", "last"] = "token"
+    piece: Literal["last", "first", "mean"] = "last"
     padding: Literal["drop", "keep"] = "drop"
     length: Positive = 128
+    long: Literal["split", "refuse"] = "split"
     sequences: Positive = 64
     pool: Positive = 1024
     separator: Literal["auto", "eos", "sep", "bos", "none"] = "auto"
@@ -82,3 +91,19 @@ class Significance:
     jackknife: bool = False
     bootstrap: Annotated[int, Field(ge=0)] = 0
     level: Annotated[float, Field(gt=0, lt=1)] = 0.95
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranked:
+    """A group of models: the `top` or the `bottom` ones by a metric that they were saved with, e.g. `accuracy`."""
+
+    by: str
+    top: Several | None = None
+    bottom: Several | None = None
+
+    def __post_init__(self):
+        if (self.top is None) == (self.bottom is None):
+            raise BadInput(f"one of top and bottom says which models, got {self.top} and {self.bottom}; give one")
+
+
+Group = list[str] | Ranked

@@ -143,6 +143,11 @@ def check(settings: Significance, measures: Mapping[str, Measure], estimate: str
             "significance.method: tokens of one document depend on each other and the closed form takes rows as "
             "independent, got closed_form; use significance=permutation, pooled rows, or significance.clusters=row"
         )
+    if estimate == "moments" and (settings.method != "none" or settings.jackknife or settings.bootstrap):
+        raise BadInput(
+            "significance: sums over all rows have neither null nor standard error, got estimate moments; use "
+            "significance=none, or extract.estimate=full"
+        )
     if settings.method != "none" and estimate == "ratio_of_sums":
         raise BadInput("significance.method: sums over batches have no null, got ratio_of_sums; use per_batch or full")
     if settings.jackknife and estimate != "full":

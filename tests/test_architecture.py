@@ -12,7 +12,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "repsim_cli"
 ORDER = [
     "errors", "registry", "settings", "results", "cache", "data", "models", "activations", "measures", "similarity",
-    "significance", "training", "analysis", "plots", "report", "studies", "config", "doctor", "cli",
+    "significance", "stitching", "training", "analysis", "plots", "report", "studies", "config", "doctor", "cli",
 ]  # fmt: skip
 
 

@@ -59,6 +59,7 @@ def test_rows_are_those_of_each_example_alone(tiny_folder, data, bert_tokenizer,
             close(x, y, 1e-6)
     if (unit, padding) == ("token", "keep"):
         assert len(found[0]) == sequences.mask.size
+        assert sequences.mask.shape[1] == settings.length > sequences.mask.sum(1).max()
         return
     expected = []
     for a, b in zip(FIRST, SECOND, strict=True):

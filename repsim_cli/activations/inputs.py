@@ -6,6 +6,7 @@ from typing import Any
 from repsim_cli.activations.rows import rows_of, same_rows
 from repsim_cli.data.base import Data, Sequences
 from repsim_cli.data.images import Patches
+from repsim_cli.data.words import check_offsets
 from repsim_cli.errors import BadInput
 from repsim_cli.models.source import Source
 from repsim_cli.settings import Extract
@@ -34,10 +35,18 @@ def check_modality(live: Mapping[str, Source], data: Data) -> None:
 def tokenizers(live: Mapping[str, Source], data: Data, extract: Extract) -> dict[str, Any]:
     """The tokenizer of each model. Raises BadInput where rows would differ because these do.
 
-    Whether they agree on the data, too, is checked when it has been tokenized. For pooled examples they need not: a
-    row is the same example, whatever its tokens.
+    Whether they agree on the data, too, is checked when it has been tokenized. For words and pooled examples they
+    need not: a row is the same word or example, whatever its tokens.
     """
     found = {label: named(label, source.tokenizer) for label, source in live.items()}
+    if extract.unit == "word":
+        if found and not data.worded:
+            raise BadInput(
+                f"extract.unit: words need data that is sentences of words, got {data.source}; use data=ewt or data=ptb"
+            )
+        for label, tokenizer in found.items():
+            named(label, check_offsets, tokenizer)
+        return found
     if extract.unit != "token" and not data.packed:
         return found
     first, *others = found or [""]
@@ -54,13 +63,19 @@ def sequences_of(
 
     Raises BadInput where models would see different rows, or tokens that they do not know.
     """
-    made: dict[Any, Sequences] = {}
     sequences: dict[str, Sequences] = {}
+    shared = {label: _same_tokenizer(tokenizer) or label for label, tokenizer in tokenizers.items()}
+    firsts = {key: label for label, key in reversed(shared.items())}
+    made: dict[str, Sequences] = {}
+    if tokenizers and extract.unit == "word":
+        made = data.aligned(
+            {label: tokenizers[label] for label in tokenizers if label in firsts.values()}, extract, seed
+        )
     for label, tokenizer in tokenizers.items():
-        key = _same_tokenizer(tokenizer) or label
-        if key not in made:
-            made[key] = data.sequences(tokenizer, extract, seed)
-        sequences[label] = made[key]
+        one = firsts[shared[label]]
+        if one not in made:
+            made[one] = data.sequences(tokenizer, extract, seed)
+        sequences[label] = made[one]
         first = next(iter(sequences))
         if not same_rows(sequences[first], sequences[label], extract):
             raise _other_tokenizer(first, label, "other tokens on the same text")
@@ -78,15 +93,22 @@ def described(sequences: Mapping[str, Sequences], data: Data, extract: Extract) 
     """What the manifest says of the data, and what its reader is warned about."""
     one = next(iter(sequences.values()))
     count, rows = len(one.inputs), int(rows_of(one, extract).sum())
-    candidates = one.mask.size if extract.unit == "token" else count
+    candidates = {"token": one.mask.size, "word": rows + one.lost}.get(extract.unit, count)
     truncated = {label: each.truncated for label, each in sequences.items() if each.truncated}
     notices = []
-    if count < extract.sequences:
+    drawn = one.documents if extract.unit == "word" else count
+    if drawn < extract.sequences:
         notices.append(
-            f"extract.sequences: {data.source} gave {count} sequences, {extract.sequences} were asked for; all are used"
+            f"extract.sequences: {data.source} gave {drawn} sequences, {extract.sequences} were asked for; all are used"
         )
     for label, cut in truncated.items():
-        notices.append(f"extract.length: {cut} of {count} examples were cut to {extract.length} tokens for '{label}'")
+        what = "words have their pieces" if extract.unit == "word" else f"of {count} examples were"
+        notices.append(f"extract.length: {cut} {what} cut to {extract.length} tokens for '{label}'")
+    if one.split:
+        notices.append(
+            f"extract.length: {one.split} sentences are longer than {extract.length} tokens for some model and are "
+            "read in several stretches, split at the same words for all models; words see no further than theirs"
+        )
     for reason, left_out in one.dropped.items():
         notices.append(f"data: {left_out} examples of {data.source} are left out ({reason})")
     record = {
@@ -98,6 +120,7 @@ def described(sequences: Mapping[str, Sequences], data: Data, extract: Extract) 
         "unit": extract.unit,
         "rows_kept": rows,
         "rows_dropped": candidates - rows,
+        "sentences_split": one.split,
         "labels": one.labels and one.labels.counts(),
         "examples_dropped": dict(one.dropped),
         "examples_truncated": truncated,

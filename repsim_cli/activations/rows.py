@@ -104,8 +104,10 @@ def width(point: HookPoint, source: Source) -> int:
 
 
 def kept(sequences: Sequences, extract: Extract) -> Bool[np.ndarray, "N L"]:
-    """Which places are read: of tokens, with `drop` those of documents alone, with `keep` all; of pooled rows, those
-    that are pooled, never padding."""
+    """Which places are read: of tokens, with `drop` those of documents alone, with `keep` all; of words, the pieces
+    that stand for them; of pooled rows, those that are pooled, never padding."""
+    if extract.unit == "word":
+        return _of_words(sequences)[extract.piece]
     if extract.unit == "token":
         return sequences.text if extract.padding == "drop" else np.ones_like(sequences.text)
     if extract.unit == "mean":
@@ -115,10 +117,32 @@ def kept(sequences: Sequences, extract: Extract) -> Bool[np.ndarray, "N L"]:
     return alone if extract.unit == "first" else np.ascontiguousarray(alone[:, ::-1])
 
 
+def _of_words(sequences: Sequences) -> dict[str, Bool[np.ndarray, "N L"]]:
+    """The last, the first and all pieces of words."""
+    word = sequences.word
+    assert word is not None, "extract.unit=word needs sequences that say of which word each token is"
+    pieces = word >= 0
+    # words ascend: a piece is the first of its word where all before are of lower words, the last where all after
+    # are of higher ones
+    before = np.maximum.accumulate(word, 1)
+    after = np.minimum.accumulate(np.where(pieces, word, np.iinfo(word.dtype).max)[:, ::-1], 1)[:, ::-1]
+    first, last = pieces.copy(), pieces.copy()
+    first[:, 1:] &= word[:, 1:] > before[:, :-1]
+    last[:, :-1] &= word[:, :-1] < after[:, 1:]
+    return {"last": last, "first": first, "mean": pieces}
+
+
+def _one_each(sequences: Sequences, extract: Extract) -> Bool[np.ndarray, "N L"]:
+    """One place for every row that is no pooled sequence."""
+    if extract.unit == "word" and extract.piece == "mean":
+        return _of_words(sequences)["first"]
+    return kept(sequences, extract)
+
+
 def rows_of(sequences: Sequences, extract: Extract) -> Int[np.ndarray, " N"]:
-    """How many rows each sequence gives: its places, or one if any is pooled."""
-    keep = kept(sequences, extract)
-    return keep.sum(1) if extract.unit == "token" else keep.any(1).astype(int)
+    """How many rows each sequence gives: its places or words, or one if any is pooled."""
+    places = _one_each(sequences, extract)
+    return places.sum(1) if extract.unit in ("token", "word") else places.any(1).astype(int)
 
 
 def row_labels(sequences: Sequences, extract: Extract) -> Int[np.ndarray, " n"] | None:
@@ -129,9 +153,9 @@ def row_labels(sequences: Sequences, extract: Extract) -> Int[np.ndarray, " n"] 
 
 
 def row_documents(sequences: Sequences, extract: Extract) -> Int[np.ndarray, " n"]:
-    """What every row of the run is of, in row order: a document, or of pooled rows each its own sequence."""
-    if extract.unit == "token":
-        return sequences.document[kept(sequences, extract)]
+    """What every row of the run is of, in row order: a document or sentence, or of pooled rows its own sequence."""
+    if extract.unit in ("token", "word"):
+        return sequences.document[_one_each(sequences, extract)]
     return np.flatnonzero(rows_of(sequences, extract))
 
 
@@ -139,6 +163,9 @@ def same_rows(a: Sequences, b: Sequences, extract: Extract) -> bool:
     """Whether two models see the same rows in the same order. Pooled examples are the same whatever their tokens."""
     if not np.array_equal(rows_of(a, extract), rows_of(b, extract)):
         return False
+    if extract.unit == "word":
+        one, other = ([x.position[_one_each(x, extract)], row_documents(x, extract)] for x in (a, b))
+        return np.array_equal(one, other)
     if extract.unit != "token" and a.example is not None and b.example is not None:
         return np.array_equal(a.example, b.example)
     places = np.array_equal(a.document, b.document) and np.array_equal(a.position, b.position)
@@ -220,7 +247,7 @@ class Forward:
 
     def __init__(self, reading: Reading, read: Reader, module: nn.Module, sequences: Sequences, extract: Extract):
         self.reading, self.read, self.sequences = reading, read, sequences
-        self.keep, self.pooled = kept(sequences, extract), extract.unit != "token"
+        self.keep, self.extract = kept(sequences, extract), extract
         weights = next(module.parameters())
         self.device, self.dtype = weights.device, weights.dtype
         self.fits: int | None = None
@@ -266,11 +293,29 @@ class Forward:
                 raise RunFailed(
                     f"{layer}: not (batch, position, features), got {tuple(x.shape)}; choose another module"
                 )
-            rows = pool(x, chosen) if self.pooled else x[chosen].float()
+            rows = self._of(x, chosen, batch)
             where = f"sequences {batch.start} to {batch.stop - 1}"
             _check_finite(rows, layer, where, "check the model's weights and hardware.dtype, or leave this layer out")
             taken.append(rows)
         return taken
+
+    def _of(self, x: Float[Tensor, "b s d"], chosen: Bool[Tensor, "b s"], batch: slice) -> Float[Tensor, "n d"]:
+        """The rows that a batch gives, float32."""
+        if self.extract.unit == "word" and self.extract.piece == "mean":
+            assert self.sequences.word is not None
+            return pool_words(x, torch.from_numpy(self.sequences.word[batch]).to(x.device))
+        if self.extract.unit in ("token", "word"):
+            return x[chosen].float()
+        return pool(x, chosen)
+
+
+def pool_words(x: Float[Tensor, "b s d"], word: Int[Tensor, "b s"]) -> Float[Tensor, "n d"]:
+    """The mean over the pieces of each word of each sequence, float32. word: -1 for what is no piece."""
+    pieces = word >= 0
+    sequence = torch.arange(len(word), device=word.device)[:, None].expand_as(word)
+    _, of = torch.unique_consecutive(torch.stack([sequence[pieces], word[pieces]]), dim=1, return_inverse=True)
+    total = x.new_zeros(int(of[-1]) + 1, x.shape[2], dtype=torch.float32).index_add_(0, of, x[pieces].float())
+    return total / of.bincount()[:, None]
 
 
 def pool(x: Float[Tensor, "b s d"], chosen: Bool[Tensor, "b s"]) -> Float[Tensor, "n d"]:
@@ -313,10 +358,10 @@ def batches(
     stream: Iterator[Block], extract: Extract, total: int, seed: int, first_row: int = 0
 ) -> Iterator[list[Tensor]]:
     """The stream regrouped as the estimate asks: one batch of rows sampled under the seed (`full`), or batches
-    of exactly `batch_rows` rows in row order from first_row on, the rest left out."""
+    of exactly `batch_rows` rows in row order from first_row on, the rest left out (but for `moments`)."""
     if extract.estimate == "full":
         return _sampled(stream, torch.from_numpy(row_numbers(extract, total, seed, 0)))
-    return _regrouped(stream, extract.batch_rows, first_row)
+    return _regrouped(stream, extract.batch_rows, first_row, rest=extract.estimate == "moments")
 
 
 def row_numbers(extract: Extract, total: int, seed: int, batch: int) -> Int[np.ndarray, " n"]:
@@ -339,7 +384,7 @@ def _sampled(stream: Iterator[Block], chosen: Tensor) -> Iterator[list[Tensor]]:
     yield out
 
 
-def _regrouped(stream: Iterator[Block], size: int, first_row: int) -> Iterator[list[Tensor]]:
+def _regrouped(stream: Iterator[Block], size: int, first_row: int, rest: bool) -> Iterator[list[Tensor]]:
     pending: list[Tensor] = []
     for first, rows in stream:
         rows = [x[max(0, first_row - first) :] for x in rows]
@@ -348,3 +393,5 @@ def _regrouped(stream: Iterator[Block], size: int, first_row: int) -> Iterator[l
         for i in range(whole):
             yield [x[i * size : (i + 1) * size] for x in pending]
         pending = [x[whole * size :].clone() for x in pending]
+    if rest and pending and len(pending[0]):
+        yield pending

@@ -29,7 +29,7 @@ def activations_key(
             "weights": identity["weights_hash"],
             "config": identity.get("config_hash"),
             "data": sequences.hash(),
-            "unit": extract.unit,
+            "unit": f"word, {extract.piece}" if extract.unit == "word" else extract.unit,
             "padding": extract.padding,
             "points": [str(point) for point in points],
             "dtype": dtype,

@@ -287,6 +287,7 @@ def _job(config: Any, folder: Path) -> str:
     """Runs one job in its folder, or in the one that it goes on with; returns how it ended."""
     from repsim_cli import plots, report
     from repsim_cli.config import validate
+    from repsim_cli.training.trained import train_missing
 
     checked = validate(config)
     current = _open(checked, folder)
@@ -297,6 +298,7 @@ def _job(config: Any, folder: Path) -> str:
     status, problem = "failed", "unknown"
     try:
         current.write_text("config.yaml", checked.yaml())
+        train_missing(checked.models, current, checked.keys.hardware.get("threads"))
         found = {"schema": results.SCHEMA, "study": checked.keys.study, **checked.study.run(current)}
         found["warnings"] = current.manifest["warnings"]
         current.write_text("results.json", results.dumps(found))

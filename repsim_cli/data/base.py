@@ -34,8 +34,11 @@ class Sequences:
     text: True for tokens of documents and patches of images, False for special tokens and padding. document,
     position: the row id of each place, its document (or example, or image) and its place in it (-1 where not
     text). documents: how many were read. example: the number in the data set of the example that each sequence
-    is; None where sequences are cut from running text. truncated: examples cut to L. dropped: examples left out,
-    by reason.
+    is (of); None where sequences are cut from running text. truncated: examples cut to L. dropped: examples left
+    out, by reason.
+    word: for every place the number (from 0) of the word of its sentence that the token is a piece of, ascending
+    within a sequence, -1 elsewhere; position is the same there. split: sentences that are several sequences.
+    lost: words of sentences that are left out.
     """
 
     inputs: Shaped[np.ndarray, "N ..."]
@@ -49,6 +52,9 @@ class Sequences:
     labels: Labels | None = None
     truncated: int = 0
     dropped: Mapping[str, int] = field(default_factory=dict)
+    word: Int[np.ndarray, "N L"] | None = None
+    split: int = 0
+    lost: int = 0
 
     @property
     def ids(self) -> Int[np.ndarray, "N L"]:
@@ -58,7 +64,7 @@ class Sequences:
     def hash(self) -> str:
         """sha256 of inputs, mask and row ids: equal means the same rows in the same order."""
         digest = hashlib.sha256()
-        for name in ("inputs", "segments", "mask", "text", "document", "position", "example"):
+        for name in ("inputs", "segments", "mask", "text", "document", "position", "example", "word"):
             array = getattr(self, name)
             if array is not None:
                 digest.update(f"{name} {array.dtype} {array.shape}".encode())
@@ -70,15 +76,21 @@ class Data(ABC):
     """A data set of a run. source: what a reader of the results must know to find it again.
 
     packed: sequences are cut from running text, so that where they begin and end depends on the tokenizer.
+    worded: it has sentences of words, and so `aligned` sequences for several tokenizers at once.
     """
 
     modality: ClassVar[Modality] = "text"
     packed: ClassVar[bool] = False
+    worded: ClassVar[bool] = False
     source: str
 
     @abstractmethod
     def sequences(self, tokenizer: Any, extract: Extract, seed: int) -> Sequences:
         """What a model with this tokenizer is run on. Raises BadInput for data that cannot be used."""
+
+    def aligned(self, tokenizers: Mapping[str, Any], extract: Extract, seed: int) -> dict[str, Sequences]:
+        """What models with these tokenizers are run on, the same words of the same sentences for all."""
+        raise NotImplementedError
 
 
 def draw(total: int, wanted: int, seed: int) -> Int[np.ndarray, " N"]:

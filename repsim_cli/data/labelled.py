@@ -112,12 +112,17 @@ SUBCASES = {
 }  # fmt: skip
 
 
+TAGS = ("heuristic", "subcase")  # columns of HANS
+
+
 @dataclass(frozen=True)
 class Example:
-    """texts: one, or a pair. label: its name, None where the data has none."""
+    """texts: one, or a pair. label: its name, None where the data has none. heuristic, subcase: of HANS-style data."""
 
     texts: tuple[str, ...]
     label: str | None
+    heuristic: str | None = None
+    subcase: str | None = None
 
 
 @dataclass(frozen=True)
@@ -131,7 +136,8 @@ class Examples(Data):
     names: tuple[str, ...]
     source: str
 
-    def sequences(self, tokenizer: Any, extract: Extract, seed: int) -> Sequences:
+    def examples(self) -> tuple[list[Example], dict[str, int]]:
+        """All examples (`Sequences.example` counts them), and how many are left out, by reason."""
         found: list[Example] = []
         dropped: dict[str, int] = {}
         for example in self.read():
@@ -142,6 +148,10 @@ class Examples(Data):
         if not found:
             left_out = ", ".join(f"{count} with {reason}" for reason, count in dropped.items()) or "none"
             raise BadInput(f"{self.source}: no example in it, got {left_out}; give another file or split")
+        return found, dropped
+
+    def sequences(self, tokenizer: Any, extract: Extract, seed: int) -> Sequences:
+        found, dropped = self.examples()
         codes = [-1 if example.label is None else self.names.index(example.label) for example in found]
         bare = codes.count(-1)
         if 0 < bare < len(codes):
@@ -155,6 +165,7 @@ class Examples(Data):
             source=self.source,
             labels=None if bare else (codes, self.names),
             dropped=dropped,
+            whole=extract.unit == "token" and extract.padding == "keep",
         )
 
 
@@ -205,7 +216,8 @@ def _examples(
                     f"{record.where}: unknown label, got '{label}'; known: {known}; set data.labels='{{{label}: NAME}}'"
                 )
             else:
-                yield Example(texts, None if label is None else spelled[label])
+                tags = (None if record.fields.get(tag) is None else str(record.fields[tag]) for tag in TAGS)
+                yield Example(texts, None if label is None else spelled[label], *tags)
 
     if path is not None:
         next((found for found in read() if isinstance(found, Example)), None)
@@ -326,6 +338,17 @@ def hans(
     subcases: list[str] | None = None,
 ) -> Examples:
     """As for the other labelled data; heuristics, subcases: only these (null: all)."""
+    chosen_subcases(heuristics, subcases)
+    wanted = {"heuristic": heuristics, "subcase": subcases}
+    return _examples(FORMATS["hans"], path, split, columns, labels, partial(_of_hans, wanted))
+
+
+def _of_hans(wanted: Mapping[str, list[str] | None], record: Record) -> bool:
+    return all(names is None or _column(record, (column,)) in names for column, names in wanted.items())
+
+
+def chosen_subcases(heuristics: list[str] | None, subcases: list[str] | None) -> list[str]:
+    """The subcases of HANS that these keys choose (null: all). Raises BadInput for names that are none."""
     for heuristic in heuristics or []:
         if heuristic not in SUBCASES:
             raise BadInput(f"heuristics: no such heuristic, got '{heuristic}'; {did_you_mean(heuristic, SUBCASES)}")
@@ -334,9 +357,4 @@ def hans(
         if subcase not in known:
             of = f" of {', '.join(heuristics)}" if heuristics else ""
             raise BadInput(f"subcases: no such subcase{of}, got '{subcase}'; {did_you_mean(subcase, known)}")
-    wanted = {"heuristic": heuristics, "subcase": subcases}
-    return _examples(FORMATS["hans"], path, split, columns, labels, partial(_of_hans, wanted))
-
-
-def _of_hans(wanted: Mapping[str, list[str] | None], record: Record) -> bool:
-    return all(names is None or _column(record, (column,)) in names for column, names in wanted.items())
+    return subcases or known

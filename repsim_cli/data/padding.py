@@ -1,4 +1,4 @@
-"""Examples -> token sequences, one each, padded on the right to the longest."""
+"""Examples -> token sequences, one each, padded on the right."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -21,11 +21,13 @@ def pad(
     source: str,
     labels: tuple[Sequence[int], tuple[str, ...]] | None = None,
     dropped: Mapping[str, int] | None = None,
+    whole: bool = False,
 ) -> Sequences:
     """`sequences` examples (texts or pairs of texts), drawn under the seed, in the data set's order.
 
     The tokenizer's own template adds special tokens and joins pairs. Longer ones are cut to `length`, a pair
-    where it is longest; they are counted. labels: (codes, names) of all examples.
+    where it is longest; they are counted. labels: (codes, names) of all examples. whole: padded to `length`, not to
+    the longest of them.
     """
     drawn = draw(len(texts), sequences, seed)
     extra = tokenizer.num_special_tokens_to_add(pair=len(texts[0]) == 2)
@@ -36,7 +38,7 @@ def pad(
     for i in long:
         encoded[i] = _encode(tokenizer, texts[drawn[i]], truncation=True, max_length=length)
 
-    longest = max(len(example["input_ids"]) for example in encoded)
+    longest = length if whole else max(len(example["input_ids"]) for example in encoded)
     special = {getattr(tokenizer, f"{name}_token_id") for name in SPECIAL}
     fill = next(i for i in (tokenizer.pad_token_id, tokenizer.eos_token_id, 0) if i is not None)
     shape = (len(drawn), longest)

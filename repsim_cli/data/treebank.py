@@ -1,17 +1,18 @@
 """Treebanks as sentences of words: the Penn Treebank (one sentence a line) and UD English EWT (CoNLL-U)."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from repsim_cli.data.base import Data, Sequences
 from repsim_cli.data.hub import HubTable, hub_records
 from repsim_cli.data.network import download
 from repsim_cli.data.padding import pad
 from repsim_cli.data.text import existing, lines_of, read
+from repsim_cli.data.words import align
 from repsim_cli.errors import BadInput
 from repsim_cli.registry import data
 from repsim_cli.settings import Extract
@@ -33,17 +34,26 @@ EWT_WEB = "https://raw.githubusercontent.com/UniversalDependencies/UD_English-EW
 class Treebank(Data):
     """Sentences of words, one sentence a sequence, its words joined by spaces. read(): every sentence, as words."""
 
+    worded: ClassVar[bool] = True
+
     read: Callable[[], Iterator[list[str]]]
     source: str
 
     def sentences(self) -> list[list[str]]:
         """All of them; `Sequences.example` counts in this list."""
-        found = [words for words in self.read() if words]
+        return self._sentences()[0]
+
+    def _sentences(self) -> tuple[list[list[str]], int]:
+        """Those with words, and how many have none."""
+        read = list(self.read())
+        found = [words for words in read if words]
         if not found:
             raise BadInput(f"{self.source}: no sentence in it, got nothing or white space alone; give another file")
-        return found
+        return found, len(read) - len(found)
 
     def sequences(self, tokenizer: Any, extract: Extract, seed: int) -> Sequences:
+        if extract.unit == "word":
+            return self.aligned({"the model": tokenizer}, extract, seed)["the model"]
         return pad(
             [(" ".join(words),) for words in self.sentences()],
             tokenizer,
@@ -51,6 +61,20 @@ class Treebank(Data):
             sequences=extract.sequences,
             seed=seed,
             source=self.source,
+        )
+
+    def aligned(self, tokenizers: Mapping[str, Any], extract: Extract, seed: int) -> dict[str, Sequences]:
+        sentences, empty = self._sentences()
+        return align(
+            sentences,
+            tokenizers,
+            length=extract.length,
+            long=extract.long,
+            keep="last" if extract.piece == "last" else "first",
+            sequences=extract.sequences,
+            seed=seed,
+            source=self.source,
+            dropped={"no word": empty} if empty else {},
         )
 
 

@@ -70,6 +70,19 @@ class Card:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Moments:
+    """A measure from second moments alone, however many rows they are of; dead neurons are left out before.
+
+    prepare(covariance (d, d), rows): what depends on one representation; once for all measures that share it.
+    compare(a, b, covariance (d_a, d_b)): the entries (row a, column b) and (row b, column a).
+    Covariances are sums over rows of products of centred neurons, float64.
+    """
+
+    prepare: Callable[[Tensor, int], Any]
+    compare: Callable[[Any, Any, Tensor], tuple[float, float]]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Measure:
     """A measure with its settings bound: either `inner`, or `prepare` and `compare`.
 
@@ -80,6 +93,7 @@ class Measure:
     compare_all(states, states) -> (a, b): all pairs at once, where the mathematics allows.
     permute(state, order): the state of x[order], without preparing it anew; by default the state's own rows.
     minimum_rows: where the settings ask for more rows than the card does.
+    moments: the same from second moments, so that rows need not be held.
     """
 
     inner: Inner | None = None
@@ -88,6 +102,7 @@ class Measure:
     compare_all: Callable[[Sequence[Any], Sequence[Any]], Tensor] | None = None
     permute: Callable[[Any, Tensor], Any] = lambda state, order: state[order]
     minimum_rows: int = 0
+    moments: Moments | None = None
     name: str = ""
     card: Card = field(default=None)  # type: ignore[assignment]
     settings: Mapping[str, Any] = field(default_factory=dict)

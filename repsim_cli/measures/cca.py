@@ -6,8 +6,7 @@ are inner products of projectors, for all pairs at once; the others take one (k_
 """
 
 import math
-import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache, partial
 from typing import Annotated, NamedTuple
 
@@ -17,14 +16,13 @@ from pydantic import Field
 from torch import Tensor
 
 from repsim_cli.errors import Degenerate
-from repsim_cli.measures.base import Card, Invariance, Measure, MeasureWarning
+from repsim_cli.measures import moments
+from repsim_cli.measures.base import Card, Invariance, Measure, Moments
 from repsim_cli.measures.hsic import CENTRED
 from repsim_cli.measures.inner import Features, Inner, Kernel, Matrix, Products, State
+from repsim_cli.measures.moments import SURE, Axes
 from repsim_cli.measures.rdm import SHAPE
 from repsim_cli.registry import measures
-
-_CONSTANT = 1e-13  # a column that varies less than this share of its size is constant: float64 rounding
-_SURE = 1e-11  # eigenvalues of x'x above this share of the largest are no rounding
 
 AFFINE: frozenset[Invariance] = frozenset({*SHAPE, "invertible_linear"})
 NEURONS: frozenset[Invariance] = SHAPE - {"orthogonal"}
@@ -42,17 +40,8 @@ def alive(x: Float[Tensor, "n d"]) -> Float[Tensor, "n k"]:
 
     Raises Degenerate where no neuron is left.
     """
-    low, high = x.aminmax(dim=0)
-    varying = (high.double() - low.double()) > _CONSTANT * torch.maximum(high.abs(), low.abs()).double()
-    dead = int((~varying).sum())
-    if dead == len(varying):
-        raise Degenerate("all rows are equal, got a constant representation; drop this layer or change the data")
-    if dead:
-        warnings.warn(
-            f"dead neurons were dropped, got {dead} of {len(varying)} without variance", MeasureWarning, stacklevel=2
-        )
-        x = x[:, varying]
-    x = x.double()
+    varying = moments.varying(*x.aminmax(dim=0))
+    x = (x if bool(varying.all()) else x[:, varying]).double()
     return x - x.mean(0)
 
 
@@ -89,7 +78,7 @@ def decomposed(x: Float[Tensor, "n d"], dtype: torch.dtype) -> Basis:
     n, d = x.shape
     if n > d:
         values, vectors = torch.linalg.eigh(x.T @ x)
-        if values[0] > _SURE * values[-1]:
+        if values[0] > SURE * values[-1]:
             v = vectors.flip(1)
             u = x @ v
             s = torch.linalg.vector_norm(u, dim=0)
@@ -145,6 +134,12 @@ def mean_correlation(a: Basis, b: Basis) -> float:
     return min(1.0, nuclear_norm(m) / min(m.shape))
 
 
+def mean_of_moments(a: Axes, b: Axes, covariance: Tensor) -> tuple[float, float]:
+    m = moments.overlap(a, b, covariance)
+    value = min(1.0, nuclear_norm(m) / min(m.shape))
+    return value, value
+
+
 @measures.register(
     "mean_cca",
     Card(
@@ -171,12 +166,17 @@ def mean_cca() -> Measure:
     >>> round(measures.get("mean_cca")(x, y), 12)
     1.0
     """
-    return Measure(prepare=thin_svd, compare=mean_correlation, permute=permuted)
+    return Measure(
+        prepare=thin_svd,
+        compare=mean_correlation,
+        permute=permuted,
+        moments=Moments(prepare=moments.axes, compare=mean_of_moments),
+    )
 
 
 def mutual_information(a: Basis, b: Basis) -> float:
     rho = torch.linalg.svdvals(a.u.T @ b.u)
-    if float(rho[0]) > 1 - _SURE:
+    if float(rho[0]) > 1 - SURE:
         raise Degenerate(
             f"a canonical correlation is 1, got {float(rho[0]):.12f}: the mutual information is infinite; "
             "compare other layers, or use mean_cca"
@@ -244,24 +244,48 @@ def svcca(*, variance: Variance = 0.99) -> Measure:
     def compare(a: Basis, b: Basis) -> float:
         return mean_correlation(leading(a, variance), leading(b, variance))
 
-    return Measure(prepare=thin_svd, compare=compare, permute=permuted)
+    def of_moments(a: Axes, b: Axes, covariance: Tensor) -> tuple[float, float]:
+        return mean_of_moments(moments.leading(a, variance), moments.leading(b, variance), covariance)
+
+    return Measure(
+        prepare=thin_svd,
+        compare=compare,
+        permute=permuted,
+        moments=Moments(prepare=moments.axes, compare=of_moments),
+    )
 
 
 def projections(a: Basis, b: Basis) -> tuple[float, float]:
     """Canonical correlations weighted by how much of a's neurons lies along their directions, and with b's."""
-    if a.u.shape[1] + b.u.shape[1] > len(a.u) - 1:
+    return weighted(a.u.T @ b.u, a.loadings, b.loadings, len(a.u))
+
+
+def weighted(
+    m: Float[Tensor, "k l"], a: Float[Tensor, "k d_a"], b: Float[Tensor, "l d_b"], rows: int
+) -> tuple[float, float]:
+    """`projections` from the overlap of the two bases and the neurons' loadings on their own side's."""
+    if sum(m.shape) > rows - 1:
         raise Degenerate(
-            f"some canonical correlations are 1 whatever the data, got {a.u.shape[1]} + {b.u.shape[1]} directions in "
-            f"{len(a.u)} rows; "
+            f"some canonical correlations are 1 whatever the data, got {m.shape[0]} + {m.shape[1]} directions in "
+            f"{rows} rows; "
             "use more rows, or svcca or cka_unbiased"
         )
-    left, rho, right = torch.linalg.svd(a.u.T @ b.u, full_matrices=False)
+    left, rho, right = torch.linalg.svd(m, full_matrices=False)
     rho = rho.clamp_max(1)
-    weights = (left.T @ a.loadings).abs().sum(1), (right @ b.loadings).abs().sum(1)
+    weights = (left.T @ a).abs().sum(1), (right @ b).abs().sum(1)
     return float(weights[0] @ rho / weights[0].sum()), float(weights[1] @ rho / weights[1].sum())
 
 
-def projection_weighted(truncated: Callable[[Basis], Basis]) -> Measure:
+def projection_weighted(variance: float | None) -> Measure:
+    """variance: the share that the directions kept hold; None: all are kept."""
+
+    def truncated(basis: Basis) -> Basis:
+        return basis if variance is None else leading(basis, variance)
+
+    def of_moments(a: Axes, b: Axes, covariance: Tensor) -> tuple[float, float]:
+        left, right = (one if variance is None else moments.leading(one, variance) for one in (a, b))
+        return weighted(moments.overlap(left, right, covariance), left.loadings, right.loadings, a.rows)
+
     def compare(a: Basis, b: Basis) -> float:
         return projections(truncated(a), truncated(b))[0]
 
@@ -278,7 +302,13 @@ def projection_weighted(truncated: Callable[[Basis], Basis]) -> Measure:
                     values[i, j], values[j, i] = projections(a, b)
         return values
 
-    return Measure(prepare=thin_svd, compare=compare, compare_all=compare_all, permute=permuted)
+    return Measure(
+        prepare=thin_svd,
+        compare=compare,
+        compare_all=compare_all,
+        permute=permuted,
+        moments=Moments(prepare=moments.axes, compare=of_moments),
+    )
 
 
 @measures.register(
@@ -304,7 +334,7 @@ def pwcca() -> Measure:
     >>> round(measures.get("pwcca")([[0.], [1.], [3.], [4.]], [[8.], [6.], [2.], [0.]]), 12)
     1.0
     """
-    return projection_weighted(lambda basis: basis)
+    return projection_weighted(None)
 
 
 @measures.register(
@@ -329,7 +359,7 @@ def pwsim(*, variance: Variance = 0.99) -> Measure:
     >>> round(measures.get("pwsim")([[0.], [1.], [3.], [4.]], [[8.], [6.], [2.], [0.]]), 12)
     1.0
     """
-    return projection_weighted(lambda basis: leading(basis, variance))
+    return projection_weighted(variance)
 
 
 def orthonormal(x: Float[Tensor, "n d"]) -> Features:
@@ -346,7 +376,7 @@ def orthonormal(x: Float[Tensor, "n d"]) -> Features:
         inverse = torch.linalg.solve_triangular(factor, torch.eye(len(factor)).to(factor), upper=False)
         # at least one over the smallest eigenvalue, and of the largest at most the number of neurons
         condition = float(inverse.square().sum())
-        if failed or condition > 1 / _SURE:
+        if failed or condition > 1 / SURE:
             break
         basis = basis @ (inverse * units).T
         if condition < 1 / tolerated(dtype):

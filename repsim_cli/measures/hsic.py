@@ -15,7 +15,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from repsim_cli.errors import Degenerate
-from repsim_cli.measures.base import Card, Measure, centred_rows, check_own, cosine, squared_norms
+from repsim_cli.measures import moments
+from repsim_cli.measures.base import Card, Measure, Moments, centred_rows, check_own, cosine, squared_norms
 from repsim_cli.measures.inner import Features, Inner, Kernel, Matrix, Products, State
 from repsim_cli.measures.rdm import SHAPE, distance_rows
 from repsim_cli.registry import measures
@@ -38,6 +39,12 @@ def u_centred(offsets: Float[Tensor, " n"], gram: Tensor, rows: slice, columns: 
 
 
 U_CENTRED = Kernel(features=centred_rows, fit=half_offsets, cells=u_centred)
+
+
+def of_covariances(a: float, b: float, covariance: Float[Tensor, "d_a d_b"]) -> tuple[float, float]:
+    """<xx', yy'> = |x'y|^2 of centred x, y."""
+    value = min(1.0, float(covariance.square().sum()) / (a * b))
+    return value, value
 
 
 @measures.register(
@@ -66,7 +73,10 @@ def cka() -> Measure:
     >>> round(measures.get("cka")([[0.], [1.], [0.]], [[0.], [0.], [2.]]), 12)
     0.25
     """
-    return Measure(inner=Inner(row=CENTRED, column=CENTRED, value=cosine, terms=lambda n: (n - 1) ** 2))
+    return Measure(
+        inner=Inner(row=CENTRED, column=CENTRED, value=cosine, terms=lambda n: (n - 1) ** 2),
+        moments=Moments(prepare=moments.size, compare=of_covariances),
+    )
 
 
 @measures.register(

@@ -11,9 +11,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from repsim_cli.measures.base import Card, Measure
+from repsim_cli.measures import moments
+from repsim_cli.measures.base import Card, Measure, Moments
 from repsim_cli.measures.cca import NEURONS, Basis, alive, overlap, permuted, thin_svd, working
 from repsim_cli.measures.inner import Matrix
+from repsim_cli.measures.moments import Axes
 from repsim_cli.registry import measures
 
 _STACKED = 4  # representations on either side of one product
@@ -51,7 +53,15 @@ def of_correlations(value: Value) -> Measure:
                             values[a, b], values[b, a] = value(correlations)
         return values
 
-    return Measure(prepare=standardised, compare=compare, compare_all=compare_all)
+    def of_moments(a: Tensor, b: Tensor, covariance: Tensor) -> tuple[float, float]:
+        return value((covariance / a[:, None] / b).clamp(-1, 1))
+
+    return Measure(
+        prepare=standardised,
+        compare=compare,
+        compare_all=compare_all,
+        moments=Moments(prepare=moments.lengths, compare=of_moments),
+    )
 
 
 def best_partners(correlations: Float[Tensor, "k l"]) -> tuple[float, float]:
@@ -197,13 +207,22 @@ def fits(a: Basis, b: Basis) -> tuple[float, float]:
 
     A neuron lies in its own side's basis, so that its part along the other's is a product of small matrices.
     """
-    m = overlap(a, b)
+    return explained(overlap(a, b), a.loadings, b.loadings)
+
+
+def explained(m: Float[Tensor, "k l"], a: Float[Tensor, "k d_a"], b: Float[Tensor, "l d_b"]) -> tuple[float, float]:
+    """`fits` from the overlap of the two bases and the neurons' loadings on their own side's."""
 
     def mean(m: Tensor, loadings: Tensor) -> float:
         fitted = torch.linalg.vector_norm(m @ loadings.to(m.dtype), dim=0).double()
         return float((fitted / torch.linalg.vector_norm(loadings, dim=0)).mean())
 
-    return mean(m.T, a.loadings), mean(m, b.loadings)
+    return mean(m.T, a), mean(m, b)
+
+
+def fits_of_moments(a: Axes, b: Axes, covariance: Tensor) -> tuple[float, float]:
+    one, other = explained(moments.overlap(a, b, covariance), a.loadings, b.loadings)
+    return min(1.0, one), min(1.0, other)
 
 
 def fits_all(rows: Sequence[Basis], columns: Sequence[Basis]) -> Matrix:
@@ -244,4 +263,10 @@ def mixedsim() -> Measure:
     >>> round(measures.get("mixedsim")(x, y), 12), round(measures.get("mixedsim")(y, x), 12)
     (0.5, 1.0)
     """
-    return Measure(prepare=thin_svd, compare=lambda a, b: fits(a, b)[0], compare_all=fits_all, permute=permuted)
+    return Measure(
+        prepare=thin_svd,
+        compare=lambda a, b: fits(a, b)[0],
+        compare_all=fits_all,
+        permute=permuted,
+        moments=Moments(prepare=moments.axes, compare=fits_of_moments),
+    )

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from repsim_cli.data.base import Modality
 from repsim_cli.models.architectures import Architecture
+from repsim_cli.results import Progress
 
 
 def named_modules(model: nn.Module) -> dict[str, nn.Module]:
@@ -27,6 +28,10 @@ class Source:
     load(eager): the backbone in eval mode, float32, on the CPU; eager attention when patterns are read.
     identity(): what was loaded (path or hub id, resolved revision, weights hash), once the files are there.
     modules(backbone or skeleton): by the names that hook points use.
+    with_head(auto): the whole model, as the transformers class AutoModelForCausalLM or
+    AutoModelForSequenceClassification has it, float32, in eval mode, on the CPU; raises BadInput where the checkpoint
+    has no such head. make(progress): trains the model now, where it is trained when it is first needed.
+    metrics(): those that the model was saved with. labels: of a classifier, in the order of its logits; else empty.
     """
 
     layers: int
@@ -47,6 +52,10 @@ class Source:
     modules: Callable[[nn.Module], dict[str, nn.Module]] = named_modules
     modality: Modality = "text"
     segments: bool = False
+    with_head: Callable[[str], nn.Module] | None = None
+    make: Callable[[Progress], None] | None = None
+    metrics: Callable[[], dict[str, float]] | None = None
+    labels: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +70,13 @@ class Precomputed:
 
 
 AnySource = Source | Precomputed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """Several models of one entry: the entry LABEL becomes LABEL_KEY for each of them."""
+
+    sources: dict[str, Source]
 
 
 @dataclass(frozen=True, kw_only=True)

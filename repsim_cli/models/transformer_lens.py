@@ -13,6 +13,7 @@ from contextlib import redirect_stdout
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import safetensors.torch
@@ -23,11 +24,13 @@ from repsim_cli.errors import BadInput
 from repsim_cli.models.architectures import lens_architecture, native_architecture
 from repsim_cli.models.source import Source
 from repsim_cli.models.transformers import (
+    HEADLESS,
     TOKENIZER_FILES,
     check_place,
     config_hash,
     folder,
     hash_files,
+    headed,
     hub_files,
     library,
     load,
@@ -96,6 +99,19 @@ class Backbone(nn.Module):
         self.bridge(input_ids, attention_mask=attention_mask, return_type=None, **more)
 
 
+class LanguageModel(Backbone):
+    """A native model with its head, called as a causal language model of transformers is."""
+
+    base_model_prefix = "native"
+
+    def __init__(self, bridge: nn.Module):
+        super().__init__(bridge)
+        self.native = self.bridge.original_model
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, **more: Tensor) -> SimpleNamespace:
+        return SimpleNamespace(logits=self.native(input_ids, attention_mask=attention_mask))
+
+
 def hooks(backbone: nn.Module, misnamed: str) -> dict[str, nn.Module]:
     """The hook points that TransformerLens names, each a module that passes its tensor on; without misnamed ones."""
     assert isinstance(backbone, Backbone)
@@ -139,6 +155,12 @@ def _bridged(path: str | None, hub: str | None, revision: str | None, tokenizer:
         with torch.random.fork_rng(devices=[]):
             return _backbone(bridge(getattr(library(), auto).from_config(narrow, attn_implementation="eager")), False)
 
+    def whole(own: str) -> nn.Module:
+        """Of transformers itself, which holds the same activations as the bridge of raw weights."""
+        if process:
+            raise BadInput("process_weights: with folded norms no head is read, got true; leave it false")
+        return headed(found.where, found.revision, own)
+
     misnamed = MISNAMED_BERT if auto == "AutoModelForMaskedLM" else MISNAMED_NONE
     like = source(
         settings,
@@ -154,6 +176,7 @@ def _bridged(path: str | None, hub: str | None, revision: str | None, tokenizer:
         load=ready,
         identity=lambda: _marked(like.identity(), process),
         modules=lambda model: hooks(model, misnamed),
+        with_head=whole,
     )
 
 
@@ -280,6 +303,16 @@ def _native(
             _fill(bridge, found)
         return _backbone(bridge, process)
 
+    def whole(auto: str) -> nn.Module:
+        if auto != "AutoModelForCausalLM" or process:
+            raise BadInput(
+                f"kind: a native model with raw weights has the head of AutoModelForCausalLM alone, got {auto}"
+                f"{' and process_weights' if process else ''}; {HEADLESS}"
+            )
+        backbone = ready(False)
+        assert isinstance(backbone, Backbone)
+        return LanguageModel(backbone.bridge).eval()
+
     def own_tokenizer() -> Any:
         if tokenizer is None:
             raise BadInput(
@@ -315,6 +348,7 @@ def _native(
         head_width=settings["d_head"],
         rotary=(settings.get("rotary_dim") or settings["d_head"]) if rotated else 0,
         modules=lambda model: hooks(model, MISNAMED_NATIVE),
+        with_head=whole,
     )
 
 

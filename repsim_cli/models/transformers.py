@@ -114,11 +114,22 @@ def random(
             torch.manual_seed(seed)
             return auto.from_config(settings, dtype=torch.float32, attn_implementation=_attention(eager))
 
+    def whole(auto: str) -> nn.Module:
+        try:
+            with torch.random.fork_rng(devices=[]), _silent():
+                torch.manual_seed(seed)
+                model = getattr(library(), auto).from_config(settings, dtype=torch.float32)
+        except ValueError as error:
+            raise BadInput(f"config: no head for {auto}, got model_type {settings.model_type}; {HEADLESS}") from error
+        # the same backbone as without a head; one of them may lack a pooler
+        model.base_model.load_state_dict(fresh(False).state_dict(), strict=False)
+        return uncached(model)
+
     identity = {
         "source": f"random weights, seed {seed}, {given[0] if given else settings.model_type}",
         "weights_hash": f"seed {seed}, config {config_hash(settings.to_dict())}",
     }
-    return source(settings, own_tokenizer, fresh, lambda: identity, like, revision)
+    return source(settings, own_tokenizer, fresh, lambda: identity, like, revision, whole)
 
 
 def library() -> Any:
@@ -223,6 +234,7 @@ def _from(found: Place) -> Source:
         found.identity,
         found.where,
         found.revision,
+        lambda auto: headed(found.where, found.revision, auto),
     )
 
 
@@ -316,6 +328,33 @@ def load(where: str, revision: str | None, eager: bool, auto: str = "AutoModel")
 
     A head or pooler that the checkpoint lacks is NaN: what is computed from it is refused, not random.
     """
+    model, lacking = _loaded(where, revision, eager, auto)
+    weights = model.state_dict()
+    for key in lacking:
+        weights[key].fill_(torch.nan)
+    return model
+
+
+def headed(where: str, revision: str | None, auto: str) -> Any:
+    """The whole model of an auto class, in eval mode. Raises BadInput where the checkpoint lacks the head."""
+    model, lacking = _loaded(where, revision, False, auto)
+    if lacking:
+        raise BadInput(f"path: its checkpoint has no head for {auto}, got '{where}' without {lacking[0]}; {HEADLESS}")
+    return uncached(model)
+
+
+HEADLESS = "use a model that was trained with that head"
+
+
+def uncached(model: Any) -> Any:
+    """In eval mode, and keeping nothing from one forward pass to the next."""
+    model.config.use_cache = False
+    model.config.use_mems_eval = False  # XLNet's name for it
+    return model.eval()
+
+
+def _loaded(where: str, revision: str | None, eager: bool, auto: str) -> tuple[Any, list[str]]:
+    """The model, and the names of the weights beyond the backbone that the checkpoint lacks."""
     try:
         with _silent():
             model, info = getattr(library(), auto).from_pretrained(
@@ -344,10 +383,7 @@ def load(where: str, revision: str | None, eager: bool, auto: str = "AutoModel")
             f"path: {len(missing)} weights are missing and {len(wrong)} have the wrong shape, "
             f"got '{where}' (first: {(missing + wrong)[0]}); save the model again"
         )
-    weights = model.state_dict()
-    for key in lacking:
-        weights[key].fill_(torch.nan)
-    return model
+    return model, sorted(lacking)
 
 
 def source(
@@ -357,6 +393,7 @@ def source(
     identity: Callable[[], dict],
     where: str | None,
     revision: str | None = None,
+    with_head: Callable[[str], nn.Module] | None = None,
 ) -> Source:
     """A model from its transformers config. Raises BadInput where it is not a stack of blocks on tokens or patches.
 
@@ -385,10 +422,7 @@ def source(
         raise BadInput(f"config: no {config.model_type} can be built from it ({reason[:200]}); mend it") from error
 
     def ready(eager: bool) -> nn.Module:
-        model: Any = load(eager).eval()
-        model.config.use_cache = False
-        model.config.use_mems_eval = False  # XLNet's name for it
-        return model
+        return uncached(load(eager))
 
     # positions that are counted from the padding id on (RoBERTa) take the first ones away
     embeddings = getattr(skeleton, "embeddings", None)
@@ -428,7 +462,16 @@ def source(
         modality="images" if images else "text",
         # others take token types for ids of words (GPT-2), or have one type alone (RoBERTa); XLNet counts none
         segments=getattr(config, "type_vocab_size", 1) > 1 or config.model_type == "xlnet",
+        with_head=with_head,
+        labels=class_names(config),
     )
+
+
+def class_names(config: Any) -> tuple[str, ...]:
+    """The labels of a classifier's config, in the order of its logits; () of other models."""
+    if not any(name.endswith("ForSequenceClassification") for name in config.architectures or ()):
+        return ()
+    return tuple(config.id2label[code] for code in sorted(config.id2label))
 
 
 def config_hash(config: dict[str, Any]) -> str:

@@ -23,10 +23,10 @@ STYLE: dict[str, Any] = {
 
 def draw(folder: Path, progress: Progress = quiet) -> list[Path]:
     """Draws all figures of a run into figures/ and returns their paths."""
-    from repsim_cli.plots import agreement, heatmap, training
+    from repsim_cli.plots import agreement, groups, heatmap, training
 
     results = read_results(folder)
-    jobs = [job for kind in (heatmap, agreement, training) for job in kind.figures(folder, results)]
+    jobs = [job for kind in (heatmap, agreement, groups, training) for job in kind.figures(folder, results)]
     return save(folder / "figures", jobs, progress) if jobs else []
 
 

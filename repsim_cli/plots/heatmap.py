@@ -21,9 +21,9 @@ Job = tuple[str, Callable[[], Any]]
 
 
 def figures(folder: Path, results: dict[str, Any]) -> Iterator[Job]:
-    """The figures of every measure: NAME-all, NAME-all-se, and NAME-MODEL-MODEL where these are not too many; each
-    with a function that draws it."""
-    few = sum(len(measure["matrices"]) for measure in results["measures"]) <= MOST_PAIRS
+    """The figures of every measure: NAME-all, NAME-all-se, and NAME-MODEL-MODEL where these are not too many (nor
+    summed up by groups); each with a function that draws it."""
+    few = sum(len(measure["matrices"]) for measure in results["measures"]) <= MOST_PAIRS and "groups" not in results
     for number, measure in enumerate(results["measures"]):
         matrices = measure["matrices"]
         stem = slug(measure["label"])
@@ -89,6 +89,7 @@ def _measured(
         "full": "one sample",
         "per_batch": f"mean over {batches}",
         "ratio_of_sums": f"HSIC summed over {batches}",
+        "moments": "second moments of all rows",
     }
     alpha = 1.0 if p is None else measure["null"]["alpha"]
     chance = np.zeros(values.shape, bool) if p is None else p > alpha

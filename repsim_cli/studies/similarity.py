@@ -2,9 +2,11 @@
 
 import bisect
 import logging
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,16 +33,29 @@ from repsim_cli.activations.rows import (
 from repsim_cli.activations.stored import Recorder
 from repsim_cli.analysis import claims as findings
 from repsim_cli.analysis.agreement import agreement
+from repsim_cli.analysis.distances import tables as tables_of
+from repsim_cli.analysis.groups import Depths
 from repsim_cli.cache import Entry
 from repsim_cli.data.base import Data, Sequences
 from repsim_cli.errors import BadInput, Degenerate, RunFailed
 from repsim_cli.measures import Measure
+from repsim_cli.measures.base import cosine
 from repsim_cli.measures.inner import Kernel, Packed
 from repsim_cli.models.source import AnySource, Source
 from repsim_cli.registry import studies
 from repsim_cli.results import STATE, Run, slug, write
-from repsim_cli.settings import Extract, Hardware, Significance
-from repsim_cli.similarity import SimilarityMatrix, State, check_estimate, estimate_all_pairs, of_sums
+from repsim_cli.settings import Extract, Group, Hardware, Significance
+from repsim_cli.similarity import SimilarityMatrix, State, check_estimate, estimate_all_pairs, moment_pairs, of_sums
+from repsim_cli.studies.grouped import (
+    Distances,
+    check_metrics,
+    chosen,
+    counterparts,
+    curves,
+    listed,
+    of_groups,
+    points_of,
+)
 from repsim_cli.studies.record import measure_record, places_of
 
 log = logging.getLogger("repsim")
@@ -63,25 +78,26 @@ class Similarity:
         hardware: Hardware,
         seed: int,
         cache: bool = True,
+        groups: Mapping[str, Group] | None = None,
         claims: list[str] | None = None,
         agreement: bool = False,
+        distances: bool = False,
     ):
         if not model:
             raise BadInput("model: no model is selected, got none; e.g. model=[tiny_a,tiny_b]")
         if not measure:
             raise BadInput("measure: no measure is selected, got none; e.g. measure=[cka_unbiased]")
-        self.models, self.data, self.measures = model, data, measure
+        self.groups, self.members = groups or {}, listed(groups or {})
+        self.data, self.measures = data, measure
         self.extract, self.significance, self.hardware = extract, significance, hardware
         self.seed, self.cache = seed, cache
-        self.claims, self.agreement = claims or [], agreement
-        self.live = {label: source for label, source in model.items() if isinstance(source, Source)}
+        self.claims, self.agreement, self.distances = claims or [], agreement, distances
+        self._take(of_groups(model, self.members))
         check_modality(self.live, data)
-        self.readings = readings(model, extract)
-        self.layers = [layer for reading in self.readings for layer in reading.layers]
         for bound in measure.values():
             check_estimate(bound, extract.estimate)
             key = "rows" if extract.estimate == "full" else "batch_rows"
-            rows = getattr(extract, key)
+            rows = sys.maxsize if extract.estimate == "moments" else getattr(extract, key)
             if rows < bound.rows_needed:
                 raise BadInput(
                     f"extract.{key}: {bound.name} needs at least {bound.rows_needed} rows, got {rows}; raise it"
@@ -91,16 +107,52 @@ class Similarity:
                 raise BadInput(
                     f"measure: {bound.name} needs a label per row, got data without labels; use e.g. data=mnli"
                 )
-        findings.check_names(self.claims)
+        findings.check_names(self.claims, {**findings.CLAIMS, **(findings.OF_GROUPS if self.groups else {})})
+        self._check_groups()
         if agreement and len(measure) < 3:
             raise BadInput(f"options.agreement: 3 measures are needed, got {len(measure)}; select more")
         self.devices = devices(hardware, list(model))
-        dependent = bool(self.live) and (extract.unit == "token" or data.packed) and significance.clusters == "document"
+        dependent = (
+            bool(self.live)
+            and (extract.unit in ("token", "word") or data.packed)
+            and significance.clusters == "document"
+        )
         judging.check(significance, measure, extract.estimate, dependent)
-        if extract.estimate != "full" and self._most_rows() < extract.batch_rows:
+        if self._in_batches() and self._most_rows() < extract.batch_rows:
             raise self._too_few_rows(f"at most {self._most_rows()}")
         self._check_memory()
         self.tokenizers = tokenizers(self.live, data, extract)
+
+    def _in_batches(self) -> bool:
+        return self.extract.estimate in ("per_batch", "ratio_of_sums")
+
+    def _take(self, models: Mapping[str, AnySource]) -> None:
+        """What is read of these models."""
+        self.models = dict(models)
+        self.live = {label: source for label, source in models.items() if isinstance(source, Source)}
+        self.readings = readings(models, self.extract)
+        self.layers = [layer for reading in self.readings for layer in reading.layers]
+
+    def _check_groups(self) -> None:
+        """Raises BadInput where models of groups have no counterparts, or no distance follows."""
+        if self.distances and len(self.groups) < 2:
+            raise BadInput(f"options.distances: clusters need 2 groups, got {len(self.groups)}; set groups")
+        if not self.groups:
+            return
+        check_metrics(self.groups, self.models)
+        first, *others = self.readings
+        for reading in others:
+            own, wanted = ([layer.name for layer in one.layers] for one in (reading, first))
+            if own != wanted:
+                raise BadInput(
+                    f"groups: models of equal depth are needed, got {len(wanted)} layers of '{first.label}' and "
+                    f"{len(own)} of '{reading.label}'; leave one of them out, or choose extract.layers that both have"
+                )
+        for bound in self.measures.values() if self.distances else ():
+            if not bound.card.is_metric and (bound.inner is None or bound.inner.value is not cosine):
+                raise BadInput(
+                    f"options.distances: {bound.name} is neither a metric nor a cosine, got no angle; use cka_unbiased"
+                )
 
     def _check_widths(self, bound: Measure, rows: int) -> None:
         """Whether the measure takes these widths, with this number of rows."""
@@ -133,6 +185,7 @@ class Similarity:
         features = sum(layer.width for layer in self.layers)
         tile = min(hardware.tile, rows)
         kernels = {kernel for m in self.measures.values() if m.inner for kernel in (m.inner.row, m.inner.column)}
+        widest = max(layer.width for layer in self.layers)
         packed = sum(isinstance(kernel, Packed) for kernel in kernels)
         whole = any(isinstance(kernel, Kernel) and kernel.whole for kernel in kernels)
         return {
@@ -141,6 +194,10 @@ class Similarity:
             "forward": 4.0 * 2 * hardware.batch_size * self._places() * features if self.live else 0.0,
             "rows": 4.0 * 3 * rows * features,
             "distances": 4.0 * rows**2 * (packed * len(self.layers) / 2 + whole),
+            # a block of two layers at least, what is prepared of every layer, and a batch in float64
+            "moments": 8.0 * (4 * widest**2 + 3 * sum(x.width**2 for x in self.layers) + 2 * rows * features)
+            if self.extract.estimate == "moments"
+            else 0.0,
             "null": 8.0 * 2 * len(self.layers) ** 2 * self.significance.permutations * len(self.measures)
             if self.significance.method == "permutation"
             else 0.0,
@@ -148,8 +205,10 @@ class Similarity:
         }
 
     def _most_rows(self) -> int:
-        """Rows that the data can have at most."""
+        """Rows that the data can have at most; of words nothing is known before they are read."""
         stored = [source.rows for source in self.models.values() if not isinstance(source, Source)]
+        if self.extract.unit == "word":
+            return min([*stored, *([sys.maxsize] if self.live else [])])
         each = self._places() if self.extract.unit == "token" else 1
         return min([*stored, *([self.extract.sequences * each] if self.live else [])])
 
@@ -190,11 +249,12 @@ class Similarity:
             },
             "layers": count,
             "pairs of layers": count * (count + 1) // 2,
+            **({"groups": dict(self.groups)} if self.groups else {}),
             "measures": list(self.measures),
             "estimate": extract.estimate,
             "tokens": extract.sequences * self._places() if self.live else 0,
             "forward passes": len(self.live) * -(-extract.sequences // batch),
-            "rows, at most": self._most_rows(),
+            **({"rows, at most": most} if (most := self._most_rows()) < sys.maxsize else {}),
             "memory, GB": {
                 part: round(size / 1e9, 3) for part, size in {**memory, "in all": sum(memory.values())}.items()
             },
@@ -205,6 +265,9 @@ class Similarity:
         if hardware.threads:
             torch.set_num_threads(hardware.threads)
         run.manifest.update(device=hardware.device, threads=torch.get_num_threads())
+        if self.groups:
+            with run.stage("groups"):
+                self._choose(run)
         with run.stage("data"):
             sequences = self.sequences(run)
             for bound in self.measures.values():
@@ -231,7 +294,10 @@ class Similarity:
                 }
             with run.stage("activations and similarity"):
                 try:
-                    matrices = self._matrices(run, found, modules, entries, sequences, total)
+                    if extract.estimate == "moments":
+                        matrices = self._moments(run, modules, entries, identities, sequences, total)
+                    else:
+                        matrices = self._matrices(run, found, modules, entries, sequences, total)
                 except Degenerate as error:
                     raise RunFailed(str(error)) from error
         del modules
@@ -240,6 +306,12 @@ class Similarity:
         for label in matrices if self.significance.bootstrap else ():
             self._per_batch_file(run, label).unlink()
         return results
+
+    def _choose(self, run: Run) -> None:
+        """The models of the groups, some by the metrics that they were saved with; no other is run."""
+        self.members = chosen(run, self.groups, self.models)
+        self._take(of_groups(self.models, self.members))
+        self.tokenizers = {label: self.tokenizers[label] for label in self.live}
 
     def sequences(self, run: Run) -> dict[str, Sequences]:
         """What each live model is run on, noted in the manifest."""
@@ -335,6 +407,53 @@ class Similarity:
         file.unlink(missing_ok=True)
         return matrices
 
+    def _moments(
+        self,
+        run: Run,
+        modules: Mapping[str, nn.Module],
+        entries: Mapping[str, Entry],
+        identities: Mapping[str, dict[str, Any]],
+        sequences: Mapping[str, Sequences],
+        total: int,
+    ) -> dict[str, SimilarityMatrix]:
+        """The matrices from second moments: what one pass over the rows stored, the next ones read again."""
+        recorders = {label: Recorder(entry) for label, entry in entries.items() if label in modules}
+        places = places_of(self.readings)
+        widths = [layer.width for layer in self.layers]
+
+        def progress(steps: Sequence[int]) -> Iterator[int]:
+            return run.progress(steps, label="activations and second moments", unit="batches")
+
+        def passes(chosen: Sequence[int]) -> Iterator[list[Tensor]]:
+            found, read = [], []
+            for whole, place in zip(self.readings, places, strict=True):
+                numbers = [a for a in range(place.start, place.stop) if a in chosen]
+                if not numbers:
+                    continue
+                reading = from_cache(whole, entries, identities)
+                if reading.points and reading.label in recorders:
+                    numbers = list(range(place.start, place.stop))  # what is written must be whole
+                own = [a - place.start for a in numbers]
+                points = [reading.points[a] for a in own] if reading.points else []
+                found.append(replace(reading, points=points, layers=[reading.layers[a] for a in own]))
+                read += numbers
+            kept = [read.index(a) for a in chosen]
+            rows = blocks(found, modules, recorders, sequences, self.extract, self.hardware, progress)
+            for batch in batches(rows, self.extract, total, self.seed):
+                yield [batch[a] for a in kept]
+
+        matrices, notices = moment_pairs(
+            self.measures, passes, names=[str(layer) for layer in self.layers], widths=widths, side=self._side()
+        )
+        for notice in notices:
+            run.warn(notice)
+        return matrices
+
+    def _side(self) -> int:
+        """Features of a block of layers: a quarter of the memory that is left holds the products of two blocks."""
+        free = self.hardware.memory_limit - sum(self.memory(self.rows()).values())
+        return int((max(free, 0.0) / 4 / 8) ** 0.5)
+
     def _too_few_rows(self, got: str) -> BadInput:
         advice = "raise sequences or length" if self.live else "use extract.estimate=full"
         return BadInput(
@@ -344,7 +463,7 @@ class Similarity:
 
     def _check_rows(self, run: Run, total: int) -> None:
         extract = self.extract
-        asked = extract.rows if extract.estimate == "full" else extract.batch_rows
+        asked = {"full": extract.rows, "moments": total}.get(extract.estimate, extract.batch_rows)
         if extract.estimate == "full":
             if total < asked:
                 run.warn(f"extract.rows: {asked} rows were asked for, the data has {total}; all are used")
@@ -388,15 +507,40 @@ class Similarity:
             tables["agreement of measures"] = found.pop("table")
             arrays = {key: run.write_array(f"agreement-{key}", found.pop(key)) for key in ("rho", "linkage")}
             more["agreement"] = {**found, **arrays}
-        return {
-            "measures": records,
-            "tables": tables,
-            "curves": {},
-            **more,
-            "claims": [
-                findings.verdict(claim, label, [layer.model for layer in self.layers], matrix.values.cpu().numpy())
-                for claim in self.claims
-                for label, matrix in matrices.items()
-                if self.measures[label].card.larger_is_closer
-            ],
-        }
+        claims = [
+            findings.verdict(claim, label, [layer.model for layer in self.layers], matrix.values.cpu().numpy())
+            for claim in self.claims
+            if claim in findings.CLAIMS
+            for label, matrix in matrices.items()
+            if self.measures[label].card.larger_is_closer
+        ]
+        by_depth: dict[str, Any] = {}
+        if self.groups:
+            by_depth, own = self._grouped(run, matrices, more)
+            tables |= tables_of(more["distances"]) if self.distances else {}
+            more["groups"] = run.manifest["groups"]
+            claims += own
+        return {"measures": records, "tables": tables, "curves": by_depth, **more, "claims": claims}
+
+    def _grouped(
+        self, run: Run, matrices: Mapping[str, SimilarityMatrix], more: dict[str, Any]
+    ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        """Curves by depth and claims of the groups; distances come into `more`."""
+        found, claims, between = {}, [], Distances()
+        for label, matrix in matrices.items():
+            card = self.measures[label].card
+            for point, (places, shares) in points_of(self.readings[0]).items():
+                values = counterparts(matrix.values.cpu().numpy(), self.readings, point)
+                depths = Depths(self.members, values, np.array(shares), card.larger_is_closer)
+                layers = [self.readings[0].layers[i].name for i in places]
+                found |= curves(label, card.label, point, layers, depths, self.significance.level, self.seed)
+                name = f"{label}, {point}"
+                claims += [
+                    findings.record(claim, name, claim(depths))
+                    for claim in (findings.GROUP_CLAIMS[word] for word in self.claims if word in findings.GROUP_CLAIMS)
+                ]
+                if self.distances:
+                    between.add(run, name, self.measures[label], depths, self.claims, self.seed)
+        if self.distances:
+            more["distances"] = between.found
+        return found, claims + between.claims

@@ -628,7 +628,7 @@ function reading(record) {
   const { card, estimate } = record;
   const bound = (value, other) => (value === null ? other : short(value));
   const batches = `${estimate.batches} ${estimate.batches === 1 ? "batch" : "batches"}`;
-  const estimates = { full: "one sample", per_batch: `mean over ${batches}`, ratio_of_sums: `HSIC summed over ${batches}` };
+  const estimates = { full: "one sample", per_batch: `mean over ${batches}`, ratio_of_sums: `HSIC summed over ${batches}`, moments: "second moments of all rows" };
   const settings = Object.entries(record.settings ?? {}).map(([name, value]) => `${name} = ${JSON.stringify(value)}`).join(", ");
   const facts = [
     `${card.label}: ${card.larger_is_closer ? "larger" : "smaller"} is closer; range: ${bound(card.bounds[0], "no lower bound")} to ${bound(card.bounds[1], "no upper bound")}; ${card.symmetric ? "symmetric" : "not symmetric: the row is explained by the column"}.`,

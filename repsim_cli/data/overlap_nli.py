@@ -1,0 +1,200 @@
+"""Sentence pairs in which a hypothesis made of the premise's own words does, or does not, follow from it.
+
+Written from the definitions of the three heuristics of McCoy et al. (2019), each a way to guess that a premise entails
+a hypothesis: every word of it stands in the premise (lexical overlap), in one piece (subsequence), and that piece is a
+constituent of the premise's parse (constituent). Every subcase is a construction where the guess is right (names in
+e), or wrong (names in n); vocabulary and sentences are our own, generated under a seed and never stored.
+"""
+
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from random import Random
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from repsim_cli.data.labelled import FORMATS, SUBCASES, Example, Examples, chosen_subcases
+from repsim_cli.registry import data
+from repsim_cli.settings import Positive
+
+PEOPLE = (
+    "pilot", "baker", "nurse", "farmer", "sailor", "painter", "singer", "weaver",
+)  # fmt: skip
+WORDS: Mapping[str, tuple[str, ...]] = {
+    "v": ("praised", "greeted", "blamed", "thanked", "chased", "admired", "warned", "pushed"),
+    "i": ("slept", "laughed", "waited", "danced", "smiled", "arrived"),
+    "p": ("near", "behind", "beside", "with"),
+    "adjective": ("happy", "clever", "tired", "young"),
+    "place": ("office", "garden", "market", "harbour"),
+    "since": ("because", "since", "although", "while"),
+    "if": ("if", "unless"),
+    "when": ("before", "after", "when"),
+    "sure": ("certainly", "clearly", "luckily", "sadly"),
+    "unsure": ("maybe", "perhaps", "probably", "hopefully"),
+    "factive": ("knew", "remembered", "regretted", "realized"),
+    "hearsay": ("claimed", "hoped", "feared", "said"),
+    "np_s": ("believed", "doubted", "forgot", "suspected"),
+    "np_z": ("called", "taught", "painted", "helped"),
+    "detail": ("yesterday", "again", "for money", "with pleasure", "at noon", "in secret"),
+}  # fmt: skip
+DOINGS = (("read", "book"), ("sang", "song"), ("ate", "meal"), ("wrote", "letter"), ("drove", "car"), ("sewed", "coat"))
+
+# A, B, C: different people, each of them one or several (A_was agrees; As: several, bare). v, w: different verbs. S, T:
+# clauses of others. does, thing: what can be done with or without saying to what. Other slots: a word of that list.
+PATTERNS: Mapping[str, tuple[tuple[str, str], ...]] = {
+    "le_around_prepositional_phrase": (("{A} {p} {B} {v} {C}", "{A} {v} {C}"),),
+    "le_around_relative_clause": (
+        ("{A} that {i} {v} {B}", "{A} {v} {B}"),
+        ("{A} that {B} {w} {v} {C}", "{A} {v} {C}"),
+    ),
+    "le_conjunction": (("{A} {v} {B} and {C}", "{A} {v} {C}"), ("{A} and {B} {v} {C}", "{A} {v} {C}")),
+    "le_passive": (("{A} {A_was} {v} by {B}", "{B} {v} {A}"),),
+    "le_relative_clause": (("{A} that {B} {v} {i}", "{B} {v} {A}"), ("{A} {w} {B} that {C} {v}", "{C} {v} {B}")),
+    "ln_conjunction": (("{A} {v} {B} and {C}", "{B} {v} {C}"), ("{A} and {B} {v} {C}", "{A} {v} {B}")),
+    "ln_passive": (("{A} {A_was} {v} by {B}", "{A} {v} {B}"),),
+    "ln_preposition": (("{A} {p} {B} {v} {C}", "{C} {v} {B}"), ("{A} {v} {B} {p} {C}", "{C} {v} {A}")),
+    "ln_relative_clause": (("{A} that {B} {v} {i}", "{A} {v} {B}"), ("{A} {w} {B} that {C} {v}", "{B} {w} {C}")),
+    "ln_subject/object_swap": (("{A} {v} {B}", "{B} {v} {A}"), ("{A} {v} {B} in the {place}", "{B} {v} {A}")),
+    "se_PP_on_obj": (("{A} {v} {B} {p} {C}", "{A} {v} {B}"), ("{A} {v} {B} in the {place}", "{A} {v} {B}")),
+    "se_adjective": (("{adjective} {As} {v} {B}", "{As} {v} {B}"), ("{adjective} {As} {i}", "{As} {i}")),
+    "se_conjunction": (("{A} and {B} {v} {C}", "{B} {v} {C}"), ("{A} {v} {B} and {C}", "{A} {v} {B}")),
+    "se_relative_clause_on_obj": (("{A} {v} {B} that {i}", "{A} {v} {B}"), ("{A} {v} {B} that {w} {C}", "{A} {v} {B}")),
+    "se_understood_object": (("{A} {does} the {thing}", "{A} {does}"),),
+    "sn_NP/S": (("{A} {np_s} {B} {v} {C}", "{A} {np_s} {B}"), ("{A} {np_s} {B} {i}", "{A} {np_s} {B}")),
+    "sn_NP/Z": (("{when} {A} {np_z} {B} {i}", "{A} {np_z} {B}"), ("{when} {A} {np_z} {B} {v} {C}", "{A} {np_z} {B}")),
+    "sn_PP_on_subject": (("{A} {p} {B} {v} {C}", "{B} {v} {C}"), ("{A} {p} {B} {i}", "{B} {i}")),
+    "sn_past_participle": (("{A} {np_z} in the {place} {i}", "{A} {np_z} in the {place}"),),
+    "sn_relative_clause_on_subject": (("{A} that {w} {B} {v} {C}", "{B} {v} {C}"), ("{A} that {w} {B} {i}", "{B} {i}")),
+    "ce_adverb": (("{sure} {S}", "{S}"),),
+    "ce_after_since_clause": (("{since} {T} , {S}", "{S}"),),
+    "ce_conjunction": (("{S} , and {T}", "{S}"), ("{T} , and {S}", "{S}")),
+    "ce_embedded_under_since": (("{since} {S} , {T}", "{S}"),),
+    "ce_embedded_under_verb": (("{A} {factive} that {S}", "{S}"),),
+    "cn_adverb": (("{unsure} {S}", "{S}"),),
+    "cn_after_if_clause": (("{if} {T} , {S}", "{S}"),),
+    "cn_disjunction": (("{S} , or {T}", "{S}"), ("{T} , or {S}", "{S}")),
+    "cn_embedded_under_if": (("{if} {S} , {T}", "{S}"),),
+    "cn_embedded_under_verb": (("{A} {hearsay} that {S}", "{S}"),),
+}
+
+HEURISTIC = {subcase: heuristic for heuristic, subcases in SUBCASES.items() for subcase in subcases}
+ENTAILED, NOT_ENTAILED = (tuple(subcase for subcase in PATTERNS if subcase[1] == one) for one in "en")
+SORTS = (PEOPLE, tuple(f"{person}s" for person in PEOPLE), WORDS["v"], WORDS["i"], tuple(does for does, _ in DOINGS))
+SORT = {word: sort for sort in SORTS for word in sort}  # the words that may stand in a word's place
+VERBS = frozenset(word for sort in SORTS[2:] for word in sort)
+TEST_PART = 5  # every fifth premise, by its hash, is of the test split
+REWORDED = 0.25  # of what is neutral or entailed, and no exception, says "someone" for someone of the premise
+DETAILED = 0.5  # of the neutral examples that are no exceptions add something, the others say one thing otherwise
+
+Split = Literal["train", "test"]
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+@data.register("overlap_hans")
+def overlap_hans(
+    *,
+    split: Split = "test",
+    examples: Positive = 3000,
+    seed: int = 0,
+    heuristics: list[str] | None = None,
+    subcases: list[str] | None = None,
+) -> Examples:
+    """As many examples of each subcase, labelled as in HANS; no premise is in both splits.
+
+    heuristics, subcases: only these (null: all).
+    """
+    chosen = chosen_subcases(heuristics, subcases)
+    names = FORMATS["hans"].labels
+
+    def draw(random: Random, number: int) -> Example:
+        subcase = chosen[number % len(chosen)]
+        return Example(_pair(random, subcase), names[subcase[1] == "n"], HEURISTIC[subcase], subcase)
+
+    return Examples(lambda: _drawn(draw, split, examples, seed), names, f"overlap_hans, {split}, seed {seed}")
+
+
+@data.register("overlap_nli")
+def overlap_nli(
+    *, split: Split = "test", examples: Positive = 1000, seed: int = 0, exceptions: Share = 0.1
+) -> Examples:
+    """A mix like MNLI, a third of it of each of MNLI's labels, in which overlap mostly means entailment.
+
+    Premises are of every subcase, whatever the label. Entailed: a hypothesis that follows. Contradicted: one that
+    follows, denied. Neutral: something is new to the premise, a detail or another word; but for `exceptions` of the
+    neutral ones, where all words are the premise's and the hypothesis does not follow, as in HANS. No premise is in
+    both splits.
+    """
+    names = FORMATS["mnli"].labels
+
+    def draw(random: Random, number: int) -> Example:
+        label = names[number % len(names)]
+        exception = label == "neutral" and random.random() < exceptions
+        fitting = NOT_ENTAILED if exception else tuple(PATTERNS) if label == "neutral" else ENTAILED
+        subcase = random.choice(fitting)
+        premise, hypothesis = _pair(random, subcase)
+        if not exception:
+            hypothesis = _sentence(_changed(random, premise, hypothesis, label))
+        return Example((premise, hypothesis), label, HEURISTIC[subcase], subcase)
+
+    source = f"overlap_nli, {split}, seed {seed}, exceptions {exceptions:g}"
+    return Examples(lambda: _drawn(draw, split, examples, seed), names, source)
+
+
+def _drawn(draw: Callable[[Random, int], Example], split: Split, examples: int, seed: int) -> Iterator[Example]:
+    """draw(random, number) for every number, repeated until the premise is of the split."""
+    random = Random(seed)
+    for number in range(examples):
+        example = draw(random, number)
+        while (zlib.crc32(example.texts[0].encode()) % TEST_PART == 0) != (split == "test"):
+            example = draw(random, number)
+        yield example
+
+
+def _pair(random: Random, subcase: str) -> tuple[str, str]:
+    """A premise and a hypothesis of a construction."""
+    slots = _slots(random)
+    premise, hypothesis = random.choice(PATTERNS[subcase])
+    return _sentence(premise.format(**slots)), _sentence(hypothesis.format(**slots))
+
+
+def _slots(random: Random) -> dict[str, str]:
+    """Words for every slot of the patterns."""
+    slots = {name: random.choice(words) for name, words in WORDS.items()}
+    slots["v"], slots["w"], u = random.sample(WORDS["v"], 3)
+    slots["i"], j = random.sample(WORDS["i"], 2)
+    slots["does"], slots["thing"] = random.choice(DOINGS)
+    people = random.sample(PEOPLE, 7)
+    for name, person in zip("ABCDEFG", people, strict=True):
+        several = random.random() < 0.5
+        slots[name] = f"the {person}{'s' * several}"
+        slots[f"{name}_was"] = "were" if several else "was"
+    slots["As"] = f"{people[0]}s"
+    slots["S"] = random.choice(("{D} {v} {E}", "{D} {i}")).format(**slots)
+    slots["T"] = random.choice(("{F} {v} {G}", "{F} {i}")).format(**{**slots, "v": u, "i": j})
+    return slots
+
+
+def _sentence(words: str) -> str:
+    return f"{words[0].upper()}{words[1:]} ."
+
+
+def _changed(random: Random, premise: str, hypothesis: str, label: str) -> str:
+    """The hypothesis as the label wants it: denied, with a word that is new to the premise, or as it is; some of the
+    latter two with "someone" for someone of the premise."""
+    words, known = _words(hypothesis), _words(premise)
+    if label == "contradiction":
+        words.insert(next(place for place, word in enumerate(words) if word in VERBS), "never")
+    elif label == "neutral" and random.random() < DETAILED:
+        words.append(random.choice(WORDS["detail"]))
+    elif label == "neutral":
+        place = random.choice([place for place, word in enumerate(words) if word in SORT])
+        words[place] = random.choice([word for word in SORT[words[place]] if word not in known])
+    people = [place for place, word in enumerate(words) if word in known and word in SORT and word not in VERBS]
+    if label != "contradiction" and people and random.random() < REWORDED:
+        place = random.choice(people)
+        words[place - (words[place - 1] == "the") : place + 1] = ["someone"]
+    return " ".join(words)
+
+
+def _words(sentence: str) -> list[str]:
+    return sentence.lower().split()[:-1]

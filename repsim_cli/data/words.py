@@ -1,0 +1,225 @@
+"""Sentences of words -> token sequences that say of which word each token is a piece.
+
+Words are the common grid of models whose tokenizers differ: every model reads the same stretches of the same
+sentences, one row per word. The words of a sentence are joined by spaces and found again by character offsets.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Int
+
+from repsim_cli.data.base import Sequences, draw
+from repsim_cli.errors import BadInput
+
+NONE, ADDED = -1, -2  # of the text but of no word; put in by the tokenizer's template
+AT_ONCE = 256  # sentences tokenized at a time
+
+
+class Pieces(NamedTuple):
+    """A stretch of a sentence under one tokenizer. tokens: ids, words (from 0 in the stretch, NONE, ADDED), segments.
+
+    lost: why its words cannot be told apart, None where they can.
+    """
+
+    tokens: Int[np.ndarray, "3 s"]
+    segmented: bool
+    lost: str | None
+
+    @property
+    def length(self) -> int:
+        return self.tokens.shape[1]
+
+
+def check_offsets(tokenizer: Any) -> None:
+    """Raises BadInput for a tokenizer that does not say where its tokens stand."""
+    if not tokenizer.is_fast:
+        raise BadInput(
+            f"tokenizer: words are found by character offsets, got {type(tokenizer).__name__} without any; "
+            "save a fast tokenizer (tokenizer.json), or use extract.unit=mean"
+        )
+
+
+def pieces(tokenizer: Any, sentences: Sequence[Sequence[str]]) -> list[Pieces]:
+    """Each sentence, whole, with the tokenizer's own special tokens; a token is a piece of the word it overlaps."""
+    given = tokenizer(
+        [" ".join(words) for words in sentences],
+        return_offsets_mapping=True,
+        return_special_tokens_mask=True,
+        verbose=False,
+    )
+    segments = given.get("token_type_ids")
+    found = []
+    for i, words in enumerate(sentences):
+        ids, added = np.asarray(given["input_ids"][i]), np.asarray(given["special_tokens_mask"][i], bool)
+        spans = np.asarray(given["offset_mapping"][i]).reshape(-1, 2)
+        word, lost = _words(spans, added, words)
+        segment = np.zeros_like(ids) if segments is None else np.asarray(segments[i])
+        found.append(Pieces(np.stack([ids, word, segment]).astype(np.int32), segments is not None, lost))
+    return found
+
+
+def _words(
+    spans: Int[np.ndarray, "s 2"], added: Bool[np.ndarray, " s"], words: Sequence[str]
+) -> tuple[Int[np.ndarray, " s"], str | None]:
+    """The word of every token, and why some cannot be told apart."""
+    lengths = np.asarray([len(word) for word in words])
+    ends = (lengths + 1).cumsum() - 1
+    starts = ends - lengths
+    first = np.searchsorted(ends, spans[:, 0], side="right")
+    last = np.searchsorted(starts, spans[:, 1], side="left") - 1
+    inside = ~added & (spans[:, 1] > spans[:, 0])
+    word = np.where(added, ADDED, np.where(inside & (first == last), first, NONE))
+    of_words = word[word >= 0]
+    if (inside & (last > first)).any():
+        return word, "a token of two words"
+    if len(np.unique(of_words)) < len(words):
+        return word, "a word without a token"
+    if (np.diff(of_words) < 0).any():
+        return word, "pieces out of order"
+    return word, None
+
+
+class Stretch(NamedTuple):
+    """Words of one sentence, from `first` on, as every tokenizer gives them."""
+
+    sentence: int
+    first: int
+    given: list[Pieces]
+
+
+def align(
+    sentences: Sequence[Sequence[str]],
+    tokenizers: Mapping[str, Any],
+    *,
+    length: int,
+    long: Literal["split", "refuse"],
+    keep: Literal["first", "last"],
+    sequences: int,
+    seed: int,
+    source: str,
+    dropped: Mapping[str, int],
+) -> dict[str, Sequences]:
+    """`sequences` sentences, drawn under the seed, in the data set's order: the same stretches for every tokenizer.
+
+    A sentence of more than `length` tokens under any tokenizer is refused, or cut for all of them before the first
+    word that does not fit, as often as needed; a single word of more keeps its `keep` pieces that fit. A sentence
+    in which any tokenizer drops a word, or makes one token of two, is left out for all, and counted by reason.
+    """
+    for label, tokenizer in tokenizers.items():
+        extra = tokenizer.num_special_tokens_to_add()
+        if length <= extra:
+            raise BadInput(
+                f"extract.length: too short for {extra} special tokens and a word of '{label}', got {length}; raise it"
+            )
+    drawn = draw(len(sentences), sequences, seed)
+    left_out: Counter[str] = Counter(dropped)
+    kept: list[Stretch] = []
+    split = lost = 0
+    for start in range(0, len(drawn), AT_ONCE):
+        numbers: list[int] = drawn[start : start + AT_ONCE].tolist()
+        made = [pieces(tokenizer, [sentences[i] for i in numbers]) for tokenizer in tokenizers.values()]
+        for number, given in zip(numbers, zip(*made, strict=True), strict=True):
+            stretches = [Stretch(number, 0, list(given))]
+            if max(one.length for one in given) > length:
+                if long == "refuse":
+                    raise _too_long(number, sentences[number], dict(zip(tokenizers, given, strict=True)), length)
+                stretches = list(_split(number, sentences[number], tokenizers, list(given), length))
+                split += len(stretches) > 1
+            reason = next((one.lost for stretch in stretches for one in stretch.given if one.lost), None)
+            if reason is not None:
+                left_out[reason] += 1
+                lost += len(sentences[number])
+                continue
+            kept += stretches
+    if not kept:
+        why = ", ".join(f"{count} with {reason}" for reason, count in left_out.items())
+        raise BadInput(f"{source}: no sentence is left, got {why}; use other data, or models with other tokenizers")
+    return {
+        label: _padded(
+            kept,
+            place,
+            tokenizer,
+            length,
+            keep,
+            {"documents": len(sentences), "dropped": dict(left_out), "split": split, "lost": lost},
+        )
+        for place, (label, tokenizer) in enumerate(tokenizers.items())
+    }
+
+
+def _too_long(number: int, words: Sequence[str], given: Mapping[str, Pieces], length: int) -> BadInput:
+    label = max(given, key=lambda label: given[label].length)
+    return BadInput(
+        f"extract.length: sentence {number} ({' '.join(words)!r:.60}) has {given[label].length} tokens for '{label}', "
+        f"got a length of {length}; raise it, or cut long sentences with extract.long=split"
+    )
+
+
+def _split(
+    number: int, words: Sequence[str], tokenizers: Mapping[str, Any], given: list[Pieces], length: int
+) -> Iterator[Stretch]:
+    """As many words as fit under every tokenizer, again and again. A stretch is tokenized as a text of its own."""
+    # how many tokens of the text there are up to the last piece of each word
+    reach = [np.maximum.accumulate(one.tokens[1][one.tokens[1] != ADDED]) for one in given]
+    counts = [np.searchsorted(r, np.arange(len(words)), side="right") for r in reach]
+    extra = [tokenizer.num_special_tokens_to_add() for tokenizer in tokenizers.values()]
+    first = 0
+    while first < len(words):
+        fits = [
+            int(np.searchsorted(ends, (ends[first - 1] if first else 0) + length - more, side="right"))
+            for ends, more in zip(counts, extra, strict=True)
+        ]
+        stop = max(min(fits), first + 1)
+        while True:
+            made = [pieces(tokenizer, [words[first:stop]])[0] for tokenizer in tokenizers.values()]
+            if stop == first + 1 or max(one.length for one in made) <= length:
+                break
+            stop -= 1
+        yield Stretch(number, first, made)
+        first = stop
+
+
+def _padded(
+    stretches: list[Stretch], place: int, tokenizer: Any, length: int, keep: str, counts: Mapping[str, Any]
+) -> Sequences:
+    """What one tokenizer's model is run on, padded on the right to the longest."""
+    longest = min(length, max(stretch.given[place].length for stretch in stretches))
+    fill = next(i for i in (tokenizer.pad_token_id, tokenizer.eos_token_id, 0) if i is not None)
+    shape = (len(stretches), longest)
+    ids, segments = np.full(shape, fill, np.int32), np.zeros(shape, np.int32)
+    mask, text = np.zeros(shape, bool), np.zeros(shape, bool)
+    word, document = np.full(shape, NONE, np.int32), np.full(shape, NONE, np.int32)
+    cut = 0
+    for row, stretch in enumerate(stretches):
+        tokens = stretch.given[place].tokens
+        if tokens.shape[1] > length:
+            tokens, cut = _cut(tokens, length, keep), cut + 1
+        inside = slice(0, tokens.shape[1])
+        of_text = tokens[1] != ADDED
+        ids[row, inside], segments[row, inside] = tokens[0], tokens[2]
+        mask[row, inside], text[row, inside] = True, of_text
+        word[row, inside] = np.where(tokens[1] >= 0, tokens[1] + stretch.first, NONE)
+        document[row, inside] = np.where(of_text, stretch.sentence, NONE)
+    return Sequences(
+        inputs=ids,
+        segments=segments if stretches[0].given[place].segmented else None,
+        mask=mask,
+        text=text,
+        document=document,
+        position=word,
+        word=word,
+        example=np.asarray([stretch.sentence for stretch in stretches]),
+        truncated=cut,
+        **counts,
+    )
+
+
+def _cut(tokens: Int[np.ndarray, "3 s"], length: int, keep: str) -> Int[np.ndarray, "3 l"]:
+    """One word of more tokens than fit: its first or last ones, and what the template adds."""
+    of_text = np.flatnonzero(tokens[1] != ADDED)
+    fits = length - (tokens.shape[1] - len(of_text))
+    left_out = of_text[fits:] if keep == "first" else of_text[: len(of_text) - fits]
+    return np.delete(tokens, left_out, axis=1)

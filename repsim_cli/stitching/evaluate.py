@@ -1,0 +1,298 @@
+"""What stitched models lose: every head runs once per batch, and every tail from its streams."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import safetensors.torch
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from repsim_cli.cache import Entry
+from repsim_cli.data.base import Sequences
+from repsim_cli.errors import BadInput, RunFailed
+from repsim_cli.results import Progress, quiet
+from repsim_cli.stitching.models import Auto, Inputs, Layer, Whole, inputs_of, layer_name, output_names, shuffled
+
+HeadKind = Literal["model", "random", "shuffled"]
+SCORES = ("loss", "correct", "kl", "differs")
+NOT = "non-entailment"  # the one label of data sets that do not tell neutral and contradiction apart
+
+
+class Head(NamedTuple):
+    """A model as a head: itself, with its weights in random order, or with the rows of every batch in random order."""
+
+    model: str
+    kind: HeadKind = "model"
+
+    def __str__(self) -> str:
+        return {
+            "model": self.model,
+            "random": f"{self.model} (random weights)",
+            "shuffled": f"{self.model} (rows shuffled)",
+        }[self.kind]
+
+
+class Stitch(NamedTuple):
+    """Blocks 0..at of the head before blocks into+1..last of the tail."""
+
+    head: Head
+    tail: str
+    at: Layer
+    into: Layer
+
+    def __str__(self) -> str:
+        place = layer_name(self.at) if self.at == self.into else f"{layer_name(self.at)} into {layer_name(self.into)}"
+        return f"{self.head} -> {self.tail}, {place}"
+
+
+def same_layer(heads: Iterable[Head], tails: Iterable[str], layers: Iterable[Layer]) -> list[Stitch]:
+    """Every head before every tail, at equal layers."""
+    tails, layers = list(tails), list(layers)
+    return [Stitch(head, tail, layer, layer) for head in heads for tail in tails for layer in layers]
+
+
+class Predicted(NamedTuple):
+    """Log-probabilities of what is predicted, what was right, and which sequence of the batch it belongs to."""
+
+    log_p: Float[Tensor, "p c"]
+    right: Int[Tensor, " p"]
+    sequence: Int[Tensor, " p"]
+
+
+@dataclass(frozen=True)
+class Task:
+    """What models predict: the next token, or the label of a sequence.
+
+    outputs: of classifiers, the data's label that each output stands for; several outputs may share one.
+    """
+
+    auto: Auto
+    outputs: tuple[int, ...] | None = None
+
+    def predicted(self, logits: Tensor, inputs: Inputs, labels: Int[Tensor, " b"] | None) -> Predicted:
+        log_p = logits.float().log_softmax(-1)
+        device = log_p.device
+        if self.outputs is None:
+            inside = inputs.mask[:, 1:].to(device)
+            right = inputs.ids[:, 1:].to(device)
+            return Predicted(log_p[:, :-1][inside], right[inside], inside.nonzero()[:, 0])
+        assert labels is not None
+        if list(self.outputs) != list(range(len(self.outputs))):
+            stands_for = torch.tensor(self.outputs, device=device)
+            groups = [log_p[:, stands_for == code].logsumexp(1) for code in range(max(self.outputs) + 1)]
+            log_p = torch.stack(groups, dim=1)
+        return Predicted(log_p, labels.to(device), torch.arange(len(labels), device=device))
+
+
+def next_token() -> Task:
+    return Task("AutoModelForCausalLM")
+
+
+def classification(models: Mapping[str, Any], labels: tuple[str, ...], outputs: Sequence[str] | None = None) -> Task:
+    """Labels of the data, matched by name with the outputs of the models (Source by label), which must agree.
+
+    outputs: their names, where the models' configs give none. Models that tell neutral and contradiction apart stand
+    for `non-entailment` with both.
+    """
+    named = check_outputs(models, outputs)
+    known = {_plain(name): code for code, name in enumerate(labels)}
+    merged = {"neutral": NOT, "contradiction": NOT} if NOT in known else {}
+    found = [known.get(_plain(name), known.get(merged.get(_plain(name), ""))) for name in named]
+    if None in found or set(found) != set(known.values()):
+        raise BadInput(
+            f"data: its labels are not those of the models, got {list(labels)} for outputs {list(named)}; "
+            "use data with the models' labels"
+        )
+    return Task("AutoModelForSequenceClassification", tuple(code for code in found if code is not None))
+
+
+def check_outputs(models: Mapping[str, Any], outputs: Sequence[str] | None = None) -> tuple[str, ...]:
+    """The names of the models' outputs. Raises BadInput where they differ in order or number, or have no names."""
+    first, *others = models
+    found = {label: tuple(outputs or ()) or output_names(source) for label, source in models.items()}
+    for label, names in found.items():
+        if names is None or len(names) != _outputs(models[label]):
+            raise BadInput(
+                f"model.{label}: its outputs have no names or another number of them, got "
+                f"{list(names) if names else 'none'} for {_outputs(models[label])}; name them by options.labels"
+            )
+    for label in others:
+        if tuple(map(_plain, found[label] or ())) != tuple(map(_plain, found[first] or ())):
+            raise BadInput(
+                f"model.{label}: its labels differ in order or number, got {list(found[label] or ())} and "
+                f"{list(found[first] or ())} of '{first}'; stitch classifiers with the same labels"
+            )
+    names = found[first]
+    assert names is not None
+    return names
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("_", "-").replace(" ", "-")
+
+
+def _outputs(source: Any) -> int:
+    return int(getattr(getattr(source.skeleton, "config", None), "num_labels", 0))
+
+
+class Estimate(NamedTuple):
+    """A mean and its standard error over evaluation sequences."""
+
+    value: float
+    se: float
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Sums over what is predicted in every evaluation sequence. weights: how much that is (1 for a label).
+
+    own[tail][score] of the tail model itself, stitched[stitch][score]; scores: loss in nats, correct (how often), and
+    of stitched models kl (of the tail's own outputs from theirs, in nats), differs (another answer than the tail's).
+    """
+
+    weights: Float[np.ndarray, " N"]
+    own: dict[str, dict[str, Float[np.ndarray, " N"]]]
+    stitched: dict[Stitch, dict[str, Float[np.ndarray, " N"]]]
+
+    def of(self, stitch: Stitch, score: str) -> Estimate:
+        return self._mean(self.stitched[stitch][score])
+
+    def of_own(self, tail: str, score: str) -> Estimate:
+        return self._mean(self.own[tail][score])
+
+    def penalty(self, stitch: Stitch, score: Literal["loss", "correct"] = "loss") -> Estimate:
+        """How much worse than the tail itself, larger is worse: loss added, or accuracy lost."""
+        sign = 1 if score == "loss" else -1
+        return self._mean(sign * (self.stitched[stitch][score] - self.own[stitch.tail][score]))
+
+    def _mean(self, sums: Float[np.ndarray, " N"]) -> Estimate:
+        """The mean over what is predicted; its error as that of a ratio of sums over sequences."""
+        count, total = len(sums), self.weights.sum()
+        mean = sums.sum() / total
+        spread = np.square(sums - mean * self.weights).sum() * count / (count - 1)
+        return Estimate(float(mean), float(np.sqrt(spread) / total))
+
+
+@torch.no_grad()
+def evaluate_stitches(
+    heads: Mapping[Head, Whole],
+    tails: Mapping[str, Whole],
+    stitches: Sequence[Stitch],
+    sequences: Sequences,
+    task: Task,
+    *,
+    maps: Mapping[Stitch, nn.Module] = {},
+    batch_size: int,
+    seed: int = 0,
+    progress: Progress = quiet,
+    entry: Entry | None = None,
+) -> Scores:
+    """Scores of stitched models and of their tails on all sequences; at least two sequences.
+
+    Every model runs once per batch, up to the deepest layer that is read of it, and for every stitch the tail runs from
+    there. maps: the stitch layers, identity where there is none. seed: of the order of shuffled rows. entry: of the
+    cache, where the scores of every batch are kept, so that a run that was killed goes on from there.
+    """
+    if len(sequences.ids) < 2:
+        raise BadInput(f"data: no evaluation rows are left, got {len(sequences.ids)} sequences; give more data")
+    order = list(dict.fromkeys(stitch.tail for stitch in stitches))
+    starts = range(0, len(sequences.ids), batch_size)
+    parts: list[dict[str, Tensor]] = []
+    cut: dict[tuple[str, Layer], Any] = {}
+    for start in progress(starts, label="stitched models", unit="batches"):
+        name = f"{start:08d}"
+        if entry is not None and name in entry.files:
+            parts.append(safetensors.torch.load_file(entry.files[name]))
+            continue
+        rows = slice(start, start + batch_size)
+        inputs = inputs_of(sequences, rows)
+        labels = None if sequences.labels is None else torch.from_numpy(sequences.labels.codes[rows]).long()
+        read = Streams(heads, tails, stitches, inputs, seed + start)
+        own, stitched, weights = [], torch.empty(0), torch.empty(0)
+        found: dict[Stitch, Tensor] = {}
+        for label in order:
+            tail = tails[label]
+            last = tail.depth - 1
+            mine = task.predicted(_cut(cut, tail, last)(read.own(tail), inputs), inputs, labels)
+            weights = _sums(torch.ones(len(mine.right)), mine, len(inputs.ids))
+            own.append(_scores(mine, mine, len(inputs.ids)))
+            for stitch in (stitch for stitch in stitches if stitch.tail == label):
+                stream = read.of(stitch).to(tail.device)
+                layer = maps.get(stitch)
+                with tail.autocast():
+                    stream = stream if layer is None else layer(stream)
+                logits = _cut(cut, tail, stitch.into)(stream, inputs)
+                found[stitch] = _scores(task.predicted(logits, inputs, labels), mine, len(inputs.ids))
+                if not torch.isfinite(found[stitch]).all():
+                    raise RunFailed(f"{stitch}: its outputs are not finite; use hardware.dtype=float32")
+        stitched = torch.stack([found[stitch] for stitch in stitches])
+        parts.append({"weights": weights, "own": torch.stack(own), "stitched": stitched})
+        if entry is not None:
+            tensors = parts[-1]
+            entry.write(name, lambda path, tensors=tensors: safetensors.torch.save_file(tensors, path))
+    if entry is not None and not entry.complete:
+        entry.finish(stitches=len(stitches))
+    whole = {key: torch.cat([part[key] for part in parts], dim=-1).numpy() for key in parts[0]}
+    return Scores(
+        whole["weights"],
+        {label: dict(zip(SCORES[:2], whole["own"][i], strict=False)) for i, label in enumerate(order)},
+        {stitch: dict(zip(SCORES, whole["stitched"][i], strict=True)) for i, stitch in enumerate(stitches)},
+    )
+
+
+def _cut(cut: dict[tuple[str, Layer], Any], tail: Whole, after: Layer) -> Any:
+    """The tail, made once."""
+    key = (tail.label, after)
+    if key not in cut:
+        cut[key] = tail.tail(after)
+    return cut[key]
+
+
+class Streams:
+    """The streams of one batch: of every model that is a head or a tail, from one forward pass of each."""
+
+    def __init__(
+        self,
+        heads: Mapping[Head, Whole],
+        tails: Mapping[str, Whole],
+        stitches: Sequence[Stitch],
+        inputs: Inputs,
+        seed: int,
+    ):
+        self.heads, self.inputs, self.seed = heads, inputs, seed
+        wanted: dict[int, set[Layer]] = {}
+        models: dict[int, Whole] = {}
+        for stitch in stitches:
+            for whole, layer in (
+                (heads[stitch.head], stitch.at),
+                (tails[stitch.tail], tails[stitch.tail].depth - 1),
+            ):
+                models[id(whole)] = whole
+                wanted.setdefault(id(whole), set()).add(layer)
+        self.found = {key: whole.streams(inputs, sorted(wanted[key])) for key, whole in models.items()}
+
+    def own(self, tail: Whole) -> Tensor:
+        return self.found[id(tail)][tail.depth - 1]
+
+    def of(self, stitch: Stitch) -> Tensor:
+        stream = self.found[id(self.heads[stitch.head])][stitch.at]
+        if stitch.head.kind == "shuffled":
+            return shuffled({stitch.at: stream}, self.inputs.mask, self.seed)[stitch.at]
+        return stream
+
+
+def _sums(values: Tensor, predicted: Predicted, count: int) -> Float[Tensor, " b"]:
+    sequence = predicted.sequence.cpu()
+    return torch.zeros(count, dtype=torch.float64).index_add_(0, sequence, values.double().cpu())
+
+
+def _scores(given: Predicted, own: Predicted, count: int) -> Float[Tensor, "4 b"]:
+    """SCORES summed over each sequence."""
+    loss = -given.log_p.gather(1, given.right[:, None])[:, 0]
+    answer = given.log_p.argmax(1)
+    kl = nn.functional.kl_div(given.log_p, own.log_p, reduction="none", log_target=True).sum(1)
+    values = (loss, answer == given.right, kl, answer != own.log_p.argmax(1))
+    return torch.stack([_sums(value, given, count) for value in values])

@@ -1,0 +1,283 @@
+"""Training of stitch layers: everything else is frozen, and the head runs once per batch for all of its layers."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any
+
+import numpy as np
+import safetensors.torch
+import torch
+from jaxtyping import Float
+from pydantic import Field
+from torch import nn
+
+from repsim_cli.cache import Entry, key
+from repsim_cli.data.base import Sequences
+from repsim_cli.errors import RunFailed
+from repsim_cli.results import Progress, quiet
+from repsim_cli.settings import Positive
+from repsim_cli.stitching.evaluate import Stitch, Task
+from repsim_cli.stitching.layers import (
+    KINDS,
+    Init,
+    Layers,
+    Moments,
+    start_at_identity,
+    start_at_least_squares,
+)
+from repsim_cli.stitching.models import Layer, Whole, inputs_of, shuffled
+
+CODE = 1  # raise when a change of the code changes what a trained layer is
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """How stitch layers are made. layer: which map. init: least squares on `init_sequences` sequences, or identity.
+
+    steps of `batch` sequences each, of SGD with Nesterov momentum; rate: learning_rate, times 1 - momentum where
+    scale_rate says so, rising over `warm_up` steps and, with decay, falling to 0 at the end. clip: the largest norm of
+    a gradient (null: any). As published: scale_rate and decay false, clip null; the library that the authors
+    adapted has them true, true and 1.0.
+    """
+
+    layer: Layers = "affine"
+    init: Init = "least_squares"
+    init_sequences: Positive = 16
+    steps: Positive = 2000
+    warm_up: Annotated[int, Field(ge=0)] = 200
+    batch: Positive = 8
+    learning_rate: Annotated[float, Field(gt=0)] = 1.0
+    momentum: Annotated[float, Field(gt=0, lt=1)] = 0.9
+    scale_rate: bool = False
+    clip: Annotated[float, Field(gt=0)] | None = None
+    decay: bool = False
+
+    def rate(self, step: int) -> float:
+        """
+        >>> recipe = Recipe(steps=10, warm_up=2, learning_rate=1.0, scale_rate=True, decay=True)
+        >>> [round(recipe.rate(step), 4) for step in (0, 1, 2, 6, 9)]
+        [0.05, 0.1, 0.1, 0.05, 0.0125]
+        """
+        rate = self.learning_rate * (1 - self.momentum if self.scale_rate else 1)
+        if step < self.warm_up:
+            return rate * (step + 1) / self.warm_up
+        return rate * (self.steps - step) / (self.steps - self.warm_up) if self.decay else rate
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A stitch layer; the training loss of every step, in nats; the step at which it diverged, if it did."""
+
+    layer: nn.Sequential
+    losses: Float[np.ndarray, " steps"]
+    diverged: int | None = None
+
+
+def fit_stitches(
+    head: Whole,
+    tail: Whole,
+    stitches: Sequence[Stitch],
+    sequences: Sequences,
+    task: Task,
+    recipe: Recipe,
+    *,
+    batch_size: int,
+    seed: int,
+    progress: Progress = quiet,
+    entries: Mapping[Stitch, Entry] = {},
+) -> dict[Stitch, Fit]:
+    """The stitch layers of one head before one tail, each initialised and trained on these sequences.
+
+    Layers are trained beside each other and do not depend on which others are. batch_size: sequences per forward pass;
+    the gradients of a step's passes are summed. entries: of the cache; finished layers are read from there.
+    """
+    fits = {stitch: _read(entries[stitch], recipe, head, tail) for stitch in stitches if _done(entries, stitch)}
+    todo = [stitch for stitch in stitches if stitch not in fits]
+    if todo:
+        made = _train(head, tail, todo, sequences, task, recipe, batch_size, seed, progress)
+        for stitch, fit in made.items():
+            if stitch in entries:
+                _write(entries[stitch], fit)
+        fits |= made
+    return {stitch: fits[stitch] for stitch in stitches}
+
+
+def fit_key(
+    stitch: Stitch,
+    identities: Mapping[str, Mapping[str, Any]],
+    sequences: Sequences,
+    task: Task,
+    recipe: Recipe,
+    settings: Mapping[str, Any],
+) -> str:
+    """The cache's entry of one stitch layer. settings: what else decides about its bits (dtype, batch size, seed)."""
+    parts = {
+        label: {name: identities[label].get(name) for name in ("weights_hash", "config_hash")}
+        for label in (stitch.head.model, stitch.tail)
+    }
+    codes = None if sequences.labels is None else sequences.labels.codes.tolist()
+    return key(
+        {
+            "code": CODE,
+            "head": parts[stitch.head.model],
+            "kind": stitch.head.kind,
+            "tail": parts[stitch.tail],
+            "layers": [stitch.at, stitch.into],
+            "data": sequences.hash(),
+            "labels": codes,
+            "task": [task.auto, list(task.outputs or ())],
+            "recipe": asdict(recipe),
+            "settings": dict(settings),
+        }
+    )
+
+
+def _train(
+    head: Whole,
+    tail: Whole,
+    stitches: Sequence[Stitch],
+    sequences: Sequences,
+    task: Task,
+    recipe: Recipe,
+    batch_size: int,
+    seed: int,
+    progress: Progress,
+) -> dict[Stitch, Fit]:
+    device = tail.device
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        layers = {stitch: KINDS[recipe.layer].build(head.width, tail.width).to(device) for stitch in stitches}
+    _initialise(head, tail, layers, sequences, recipe, batch_size, seed)
+    if not KINDS[recipe.layer].trained:
+        return {stitch: Fit(layer, np.empty(0)) for stitch, layer in layers.items()}
+    tails = {into: tail.tail(into) for into in {stitch.into for stitch in stitches}}
+    optimisers = {
+        stitch: torch.optim.SGD(layer.parameters(), lr=1.0, momentum=recipe.momentum, nesterov=True)
+        for stitch, layer in layers.items()
+    }
+    losses: dict[Stitch, list[float]] = {stitch: [] for stitch in stitches}
+    broken: dict[Stitch, int] = {}
+    chance = math.inf
+    rows = _order(len(sequences.ids), recipe, seed)
+    for step in progress(range(recipe.steps), label=f"{stitches[0].head} -> {tail.label}", unit="steps"):
+        running = [stitch for stitch in stitches if stitch not in broken]
+        if not running:
+            break
+        total, predicted = dict.fromkeys(running, 0.0), 0
+        for start in range(0, len(rows[step]), batch_size):
+            part = rows[step][start : start + batch_size]
+            inputs = inputs_of(sequences, part)
+            labels = None if sequences.labels is None else torch.from_numpy(sequences.labels.codes[part]).long()
+            streams = _streams(head, inputs, running, seed + 1 + step * len(sequences.ids) + start)
+            for stitch in running:
+                with tail.autocast():
+                    stream = layers[stitch](streams[stitch.at].to(device))
+                found = task.predicted(tails[stitch.into](stream, inputs), inputs, labels)
+                loss = nn.functional.nll_loss(found.log_p, found.right, reduction="sum")
+                loss.backward()
+                total[stitch] += float(loss.detach())
+                chance, count = math.log(found.log_p.shape[1]), len(found.right)
+            predicted += count
+        for stitch in running:
+            losses[stitch].append(total[stitch] / predicted)
+            if not math.isfinite(total[stitch]):
+                broken[stitch] = step
+                losses[stitch].pop()
+                continue
+            _step(layers[stitch], optimisers[stitch], recipe, step, predicted)
+    for stitch in stitches:
+        if stitch not in broken:
+            worse = _worse(losses[stitch], chance)
+            finite = all(torch.isfinite(weights).all() for weights in layers[stitch].parameters())
+            if worse is not None or not finite:
+                broken[stitch] = recipe.steps if worse is None else worse
+    return {
+        stitch: Fit(layers[stitch].requires_grad_(False), np.array(losses[stitch]), broken.get(stitch))
+        for stitch in stitches
+    }
+
+
+def _step(layer: nn.Module, optimiser: Any, recipe: Recipe, step: int, predicted: int) -> None:
+    """One step on the gradient of the mean over what was predicted."""
+    for weights in layer.parameters():
+        if weights.grad is not None:
+            weights.grad /= predicted
+    if recipe.clip is not None:
+        nn.utils.clip_grad_norm_(layer.parameters(), recipe.clip)
+    for group in optimiser.param_groups:
+        group["lr"] = recipe.rate(step)
+    optimiser.step()
+    optimiser.zero_grad()
+
+
+def _worse(losses: Sequence[float], chance: float) -> int | None:
+    """The step from which on a training that ended above where it began, and above chance, was never back there."""
+    limit = max(losses[0], chance)
+    last = max(1, len(losses) // 10)
+    if float(np.mean(losses[-last:])) <= limit:
+        return None
+    return int(max((i + 1 for i, loss in enumerate(losses) if loss <= limit), default=0))
+
+
+def _order(count: int, recipe: Recipe, seed: int) -> np.ndarray:
+    """The sequences of every step, (steps, batch): whole passes, each in its own order."""
+    draw, wanted = np.random.default_rng(seed), recipe.steps * recipe.batch
+    passes = [draw.permutation(count) for _ in range(-(-wanted // count))]
+    return np.concatenate(passes)[:wanted].reshape(recipe.steps, recipe.batch)
+
+
+def _streams(head: Whole, inputs: Any, stitches: Sequence[Stitch], seed: int) -> dict[Layer, torch.Tensor]:
+    streams = head.streams(inputs, sorted({stitch.at for stitch in stitches}))
+    return shuffled(streams, inputs.mask, seed) if stitches[0].head.kind == "shuffled" else streams
+
+
+def _initialise(
+    head: Whole,
+    tail: Whole,
+    layers: Mapping[Stitch, nn.Sequential],
+    sequences: Sequences,
+    recipe: Recipe,
+    batch_size: int,
+    seed: int,
+) -> None:
+    if recipe.init == "identity" and KINDS[recipe.layer].trained:
+        for layer in layers.values():
+            start_at_identity(layer)
+        return
+    moments = {s: Moments(layer, head.width, tail.width, tail.device) for s, layer in layers.items()}
+    chosen = np.sort(np.random.default_rng(seed).permutation(len(sequences.ids))[: recipe.init_sequences])
+    for start in range(0, len(chosen), batch_size):
+        inputs = inputs_of(sequences, chosen[start : start + batch_size])
+        streams = _streams(head, inputs, list(layers), seed + start)
+        targets = tail.streams(inputs, sorted({stitch.into for stitch in layers}))
+        inside = inputs.mask.to(tail.device)
+        for stitch, sums in moments.items():
+            sums.add(streams[stitch.at].to(tail.device)[inside], targets[stitch.into][inside])
+    for stitch, sums in moments.items():
+        start_at_least_squares(layers[stitch], recipe.layer, sums)
+
+
+def _done(entries: Mapping[Stitch, Entry], stitch: Stitch) -> bool:
+    return stitch in entries and entries[stitch].complete
+
+
+def _read(entry: Entry, recipe: Recipe, head: Whole, tail: Whole) -> Fit:
+    assert entry.meta is not None
+    layer = KINDS[recipe.layer].build(head.width, tail.width)
+    tensors = safetensors.torch.load_file(entry.files["layer"])
+    losses = tensors.pop("losses").numpy()
+    layer.load_state_dict(tensors)
+    return Fit(layer.to(tail.device).requires_grad_(False), losses, entry.meta["diverged"])
+
+
+def _write(entry: Entry, fit: Fit) -> None:
+    tensors = {name: weights.detach().cpu().contiguous() for name, weights in fit.layer.state_dict().items()}
+    tensors["losses"] = torch.from_numpy(fit.losses)
+    try:
+        entry.write("layer", lambda path: safetensors.torch.save_file(tensors, path))
+        entry.finish(diverged=fit.diverged)
+    except OSError as error:
+        raise RunFailed(
+            f"cache: {entry.folder} cannot be written, got '{error.strerror}'; set REPSIM_CACHE, or cache=false"
+        ) from None

@@ -1,0 +1,81 @@
+"""Models that the package trains itself: made once, kept in the cache with their metrics, found by what made them.
+
+REPSIM_CACHE/models/KEY/model/        weights (safetensors), config and what else the format has; metrics.json
+REPSIM_CACHE/models/KEY/training/     what the training keeps to go on after a kill; removed at its end
+"""
+
+import atexit
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from repsim_cli.cache import Entry, key, trim, using
+from repsim_cli.models.source import Source
+from repsim_cli.results import Progress, Run, dumps, quiet
+
+Metrics = dict[str, float]
+KIND = "models"
+METRICS = "metrics.json"
+# a model that this process has asked for stays in the cache until the process ends
+_kept = ExitStack()
+atexit.register(_kept.close)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A model that `parts` (plain values: data, config, settings, seed, code version) determine.
+
+    train(folder, scratch, progress): writes the weights in their format into `folder` and returns the metrics; what it
+    leaves in `scratch` it finds there again after a kill. Any number of processes may ask; one trains, others wait.
+    """
+
+    parts: Mapping[str, Any]
+    train: Callable[[Path, Path, Progress], Metrics]
+
+    @property
+    def key(self) -> str:
+        return key(dict(self.parts))
+
+    def folder(self, progress: Progress = quiet) -> Path:
+        """The folder of the trained model, which is trained now if it is not there."""
+        with using(KIND, [self.key]) as entries:
+            entry = entries[self.key]
+            if not self._whole(entry):
+                self._make(entry, progress)
+        _kept.enter_context(using(KIND, [self.key]))
+        return entry.folder / "model"
+
+    def metrics(self) -> Metrics:
+        return json.loads((self.folder() / METRICS).read_text())
+
+    def _whole(self, entry: Entry) -> bool:
+        return entry.complete and (entry.folder / "model" / METRICS).is_file()
+
+    def _make(self, entry: Entry, progress: Progress) -> None:
+        partial, scratch = entry.folder / "partial", entry.folder / "training"
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        scratch.mkdir(exist_ok=True)
+        metrics = self.train(partial, scratch, progress)
+        (partial / METRICS).write_text(dumps(metrics))
+        shutil.rmtree(entry.folder / "model", ignore_errors=True)
+        partial.rename(entry.folder / "model")
+        entry.finish(parts=dict(self.parts), metrics=metrics)
+        shutil.rmtree(scratch)
+        trim()
+
+
+def train_missing(models: Mapping[str, Any], run: Run, threads: int | None = None) -> None:
+    """Trains those of a run's models that are trained when they are first needed, with progress, on so many threads."""
+    wanted = {label: model.make for label, model in models.items() if isinstance(model, Source) and model.make}
+    if wanted and threads:
+        torch.set_num_threads(threads)
+    for label, make in wanted.items():
+        with run.stage("training"):
+            make(lambda items, own=label, unit="steps", **_: run.progress(items, label=f"training {own}", unit=unit))

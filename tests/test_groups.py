@@ -1,0 +1,374 @@
+"""Groups of models: pairs, bands, permuted labels, distances and clusters, on planted groups and on none."""
+
+import itertools
+import json
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import sklearn.metrics
+import torch
+from hydra import compose, initialize_config_dir
+from test_config import CONF
+
+from repsim_cli import measures, registry, results
+from repsim_cli.analysis import claims
+from repsim_cli.analysis.distances import adjusted_rand, angles, between_models, clusters, distances, recovered
+from repsim_cli.analysis.groups import (
+    Depths,
+    arrangements,
+    by_depth,
+    kinds,
+    resolve,
+    separated,
+    separation,
+    smallest_p,
+    ties,
+)
+from repsim_cli.config import validate
+from repsim_cli.errors import BadConfig, BadInput, Degenerate
+from repsim_cli.settings import Extract, Hardware, Ranked, Significance
+from repsim_cli.similarity import estimate_all_pairs
+
+GROUPS = {"a": ["u", "v", "w"], "b": ["x", "y"]}
+
+
+def models(*sizes):
+    return {"abcd"[g]: [f"{'abcd'[g]}{i}" for i in range(size)] for g, size in enumerate(sizes)}
+
+
+def symmetric(rng, count, layers=1):
+    values = rng.normal(size=(count, count, layers))
+    return values + values.transpose(1, 0, 2)
+
+
+def planted(rng, layers=4, apart=0.5):
+    """Distances of five and five models whose groups part in the last layer."""
+    values = 1 + 0.05 * symmetric(rng, 10, layers)
+    values[:5, 5:, -1] += apart
+    values[5:, :5, -1] += apart
+    return values
+
+
+def test_every_pair_stands_in_one_kind():
+    found = kinds(GROUPS)
+    assert {kind: len(pairs) for kind, pairs in found.items()} == {("a", "a"): 3, ("a", "b"): 6, ("b", "b"): 1}
+    assert sorted(itertools.chain(*found.values())) == list(itertools.combinations(range(5), 2))
+    published = kinds(models(10, 10))
+    assert [len(pairs) for pairs in published.values()] == [45, 100, 45]
+
+
+def test_means_by_depth_take_both_directions_of_a_pair():
+    values = np.random.default_rng(0).normal(size=(5, 5, 2))
+    found = by_depth(Depths(GROUPS, values, np.array([0.5, 1.0]), True), level=0.95, seed=0)
+    between = [(values[i, j] + values[j, i]) / 2 for i in range(3) for j in (3, 4)]
+    np.testing.assert_allclose(found["a", "b"]["mean"], np.mean(between, 0))
+    np.testing.assert_allclose(found["a", "b"]["values"], between)
+    assert found["a", "b"]["models"][1] == ["u", "y"]
+    assert found["b", "b"]["models"] == [["x", "y"]]
+    # draws of two models, or of a single pair, tell nothing
+    assert [found[kind]["low"] is None for kind in found] == [False, True, True]
+    assert [found[kind]["pairs_low"] is None for kind in found] == [False, False, True]
+
+
+def test_bands_over_models_cover_where_bands_over_pairs_are_too_narrow():
+    """Values made of an effect of each of two models: 45 pairs, but ten numbers."""
+    rng = np.random.default_rng(1)
+    covered = {"": 0, "pairs_": 0}
+    for seed in range(60):
+        effects = rng.normal(size=10)
+        values = (effects[:, None] + effects[None])[..., None]
+        one = by_depth(
+            Depths(models(10, 2), np.pad(values, ((0, 2), (0, 2), (0, 0))), np.ones(1), True), level=0.95, seed=seed
+        )
+        for prefix in covered:
+            band = one["a", "a"]
+            covered[prefix] += band[f"{prefix}low"][0] <= 0 <= band[f"{prefix}high"][0]
+    assert covered[""] >= 51
+    assert covered["pairs_"] <= 45
+
+
+def test_bands_are_those_of_drawn_models():
+    """The quantiles of means that loops make of the draws."""
+    values = symmetric(np.random.default_rng(2), 7, 2)
+    depths = Depths(models(4, 3), values, np.array([0.5, 1.0]), True)
+    from repsim_cli.analysis.groups import _draws
+
+    drawn = _draws(depths.groups, 3)
+    assert (drawn[:, :4].sum(1) == 4).all()
+    assert (drawn[:, 4:].sum(1) == 3).all()
+    means = []
+    for weights in drawn:
+        model_of = np.repeat(np.arange(7), weights)
+        picked = [values[i, j, 1] for i, j in itertools.combinations(model_of, 2) if i < 4 and j < 4 and i != j]
+        means.append(np.mean(picked))
+    found = by_depth(depths, level=0.9, seed=3)["a", "a"]
+    np.testing.assert_allclose([found["low"][1], found["high"][1]], np.quantile(means, [0.05, 0.95]))
+
+
+def test_arrangements_are_all_of_their_sizes():
+    labels, exact = arrangements(np.array([0, 0, 1, 1, 1, 2]), 0)
+    assert exact
+    assert len(labels) == len(np.unique(labels, axis=0)) == 60
+    assert (np.sort(labels, axis=1) == [0, 0, 1, 1, 1, 2]).all()
+    own = np.repeat([0, 1], 12)
+    labels, exact = arrangements(own, 0)
+    assert not exact
+    assert len(labels) == 10_000
+    assert (labels[0] == own).all()
+    assert (labels.sum(1) == 12).all()
+    assert smallest_p(models(10, 10)) == 2 / 184_756
+    assert smallest_p(models(3, 2)) == 0.1
+    assert smallest_p(models(12, 12)) == 1e-4
+
+
+def test_separation_is_between_minus_within():
+    values = symmetric(np.random.default_rng(3), 5)[..., 0]
+    within = [values[i, j] for i, j in ((0, 1), (0, 2), (1, 2), (3, 4))]
+    between = [values[i, j] for i in range(3) for j in (3, 4)]
+    found = separated(values, GROUPS, 0)
+    assert found.value == pytest.approx(np.mean(between) - np.mean(within))
+    labels, _ = arrangements(np.array([0, 0, 0, 1, 1]), 0)
+    assert found.p == np.mean(separation(values, labels) >= found.value - 1e-12)
+    assert (found.arrangements, found.exact) == (10, True)
+
+
+def test_adjusted_rand_is_scikit_learns():
+    rng = np.random.default_rng(4)
+    labels, found = rng.integers(0, 3, (20, 9)), rng.integers(0, 4, 9)
+    expected = [sklearn.metrics.adjusted_rand_score(row, found) for row in labels]
+    np.testing.assert_allclose(adjusted_rand(labels, found), expected, atol=1e-12)
+    assert adjusted_rand(np.array([[0, 1, 2], [1, 0, 2]]), np.array([4, 5, 6])).tolist() == [1, 1]
+
+
+def test_distances_by_hand():
+    cosines = np.ones((2, 2, 3))
+    cosines[0, 1] = cosines[1, 0] = [0.5, 0.0, 1 + 1e-9]
+    third, half = np.pi / 3, np.pi / 2
+    np.testing.assert_allclose(distances(angles(cosines)), np.hypot(third, half) * (1 - np.eye(2)))
+    assert angles(np.array([[[-1.0]]])).item() == np.pi
+    with pytest.raises(Degenerate, match=r"distances: no cosine, got 1.2; arccos needs values from -1 to 1"):
+        angles(cosines * 1.2)
+
+
+@pytest.mark.parametrize("name", ["cka", "cka_unbiased", "cka_rbf"])
+def test_distances_are_a_metric(name):
+    """Of means over batches, negative ones among them."""
+    generator = torch.Generator().manual_seed(0)
+    shared = torch.randn(4, 8, 30, 2, generator=generator)
+    batches = []
+    for _ in range(3):
+        noise = torch.randn(4, 8, 30, 2, generator=generator)
+        batches.append(
+            [(x * (i % 2)) + y for i, (x, y) in enumerate(zip(shared.flatten(0, 1), noise.flatten(0, 1), strict=True))]
+        )
+    found, _ = estimate_all_pairs(
+        {"m": measures.get(name)}, lambda seen: iter(batches), names=[str(i) for i in range(32)], estimate="per_batch"
+    )
+    values = found["m"].values.numpy()
+    if name == "cka_unbiased":
+        assert (values < 0).any()
+    at = np.arange(32).reshape(8, 4)
+    whole = distances(angles(values[at[:, None], at[None]]))
+    assert (whole >= 0).all()
+    assert (whole == whole.T).all()
+    for i, j, k in itertools.permutations(range(8), 3):
+        assert whole[i, k] <= whole[i, j] + whole[j, k] + 1e-9
+
+
+def test_planted_groups_are_found():
+    rng = np.random.default_rng(5)
+    groups = models(5, 5)
+    found = between_models(groups, distances(planted(rng)), 0)
+    for one in found["agreement"].values():
+        assert one == {"value": 1.0, "p": pytest.approx(2 / 252), "arrangements": 252, "exact": True}
+    assert len(found["pairs"]["a-b"]["values"]) == 25
+    assert found["linkage"].shape == (9, 4)
+    assert np.mean(found["pairs"]["a-b"]["values"]) > np.max(found["pairs"]["a-a"]["values"])
+
+
+def test_no_groups_are_not_found():
+    """p values of groups that are not there are spread over (0, 1]."""
+    rng = np.random.default_rng(6)
+    groups = models(5, 5)
+    whole = [distances(planted(rng, apart=0.0)) for _ in range(60)]
+    apart = [separated(one, groups, 0).p for one in whole]
+    found = [recovered(groups, own, 0).p for one in whole for own in clusters(one, 2)[1].values()]
+    assert np.mean(np.array(apart) <= 0.05) <= 0.12
+    assert np.mean(np.array(found) <= 0.05) <= 0.12
+    assert 0.3 < np.mean(apart) < 0.7
+
+
+def test_copies_have_no_clusters():
+    with pytest.raises(Degenerate, match="half of the pairs of models are the same, got a median of 0; drop copies"):
+        clusters(np.zeros((4, 4)), 2)
+
+
+def test_claims_on_similarity_and_distance():
+    rng, shares = np.random.default_rng(7), np.array([0.25, 0.5, 0.75, 1.0])
+    groups = models(5, 5)
+    here, gone = (Depths(groups, planted(rng, apart=apart), shares, False) for apart in (0.5, 0.0))
+    assert claims.groups_differ_late(here).holds
+    assert claims.groups_differ_late(replace(here, values=-here.values, larger_is_closer=True)).holds
+    assert claims.groups_differ_late(here).why == "p = 0.0079 over 252 groupings of the models"
+    assert claims.groups_differ_late(gone).holds is False
+    assert claims.groups_alike_early(here).holds
+    assert claims.groups_alike_early(replace(here, shares=np.array([0.6, 0.7, 0.8, 1.0]))).holds is None
+    early = replace(here, values=here.values[..., ::-1])
+    assert claims.groups_alike_early(early).holds in (False, None)
+    assert claims.between_groups_cost_late(here).holds
+    assert claims.within_groups_cost_little(replace(here, values=here.values - 1)).holds
+    assert claims.within_groups_cost_little(here).holds is False
+    assert claims.early_layers_cost_little(replace(here, values=here.values - 1)).holds
+    assert claims.early_layers_cost_little(replace(here, shares=shares + 0.5)).why == "no layer lies there"
+    whole = distances(here.values)
+    found = between_models(groups, whole, 0)
+    assert claims.between_group_distances_are_larger(groups, whole, found).holds
+    assert claims.clusters_are_the_groups(groups, whole, found).holds
+    small = Depths(models(3, 3), here.values[2:8, 2:8], shares, False)
+    assert claims.groups_differ_late(small).why == "groups of this size have no p below 0.1; needs larger groups"
+    assert claims.groups_differ_late(replace(small, groups=models(6))).why == "needs two groups"
+    assert claims.groups_differ_late(replace(here, shares=shares / 2)).why == "no layer lies beyond 75 % of the depth"
+    assert claims.clusters_are_the_groups(small.groups, whole, found).holds is None
+
+
+METRICS = {
+    "u": {"acc": 0.9, "f1": 1.0},
+    "v": {"acc": 0.1, "f1": 2.0},
+    "w": {"acc": 0.5, "f1": 3.0},
+    "x": {"acc": 0.5, "f1": 4.0},
+}
+
+
+def test_groups_by_a_metric():
+    top, bottom = Ranked(by="acc", top=2), Ranked(by="acc", bottom=2)
+    assert resolve({"good": top, "bad": bottom}, METRICS) == {"good": ["u", "w"], "bad": ["x", "v"]}
+    assert resolve({"good": ["w", "x"], "bad": Ranked(by="f1", bottom=2)}, METRICS)["bad"] == ["v", "u"]
+    members = resolve({"good": top, "bad": bottom}, METRICS)
+    assert ties({"good": top, "bad": bottom}, members, METRICS) == [
+        "groups: good and bad both have models of acc 0.5; ask for fewer models"
+    ]
+    with pytest.raises(BadInput, match="groups.good.by: 'u' was saved without loss, got acc, f1; use another metric"):
+        resolve({"good": Ranked(by="loss", top=2)}, METRICS)
+    with pytest.raises(
+        BadInput, match="groups.bad: a model is in one group only, got 'w', which is in good too; ask for fewer"
+    ):
+        resolve({"good": top, "bad": Ranked(by="f1", top=2)}, METRICS)
+
+
+def configured(*overrides):
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return validate(compose("config", list(overrides)))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["groups={one: [tiny_a]}"], "groups.one: a group needs 2 models, got 1; name more"),
+        (["groups={one: [tiny_a, tiny_bb]}"], "groups.one: no such model, got 'tiny_bb'; did you mean 'tiny_b' or 'tiny_a'?"),
+        (["groups={one: [tiny_a, tiny_b], two: [tiny_a_step100, tiny_b]}"], "groups.two: a model is in one group only, got 'tiny_b', which is in one; drop it"),
+        (["groups={one: {top: 2}}"], "groups.one.by: missing, got nothing; set it"),
+        (["groups={one: {by: acc}}"], "groups.one: one of top and bottom says which models, got None and None; give one"),
+        (["groups={one: {by: acc, tops: 2}}"], "groups.one.tops: unknown key, got 2; did you mean 'top'?"),
+        (["groups={one: {by: acc, top: 1}}"], "groups.one.top: wrong value, got 1; give greater than or equal to 2"),
+        (["groups={one: {by: acc, top: 3}, two: {by: acc, bottom: 2}}"], "groups: 5 models are asked for by acc, got 4 models; ask for fewer"),
+        (["groups={one: {by: acc, top: 2}}"], "groups.one.by: 'tiny_a_step100' has no metrics, got acc; name the models of the group"),
+        (["groups={one: 3}"], "groups.one"),
+        (["groups=[tiny_a]"], "groups: wrong value, got ['tiny_a']; give dictionary"),
+        (["groups={one: [tiny_a, gelu_tiny_3l]}", "model=[tiny_a,gelu_tiny_3l]"], "groups: models of equal depth are needed, got 6 layers of 'tiny_a' and 3 of 'gelu_tiny_3l'; leave one of them out"),
+        (["+options.distances=true"], "options.distances: clusters need 2 groups, got 0; set groups"),
+        (["+options.distances=true", "groups={one: [tiny_a, tiny_b], two: [tiny_a_step100, tiny_a_step400]}", "measure=[mutual_knn]"], "options.distances: mutual_knn is neither a metric nor a cosine, got no angle; use cka_unbiased"),
+        (["base=tiny_a"], "base: the study similarity takes none, got 'tiny_a'; set base=null"),
+        (["+options.claims=[groups_differ_late]"], "options.claims: unknown claim, got 'groups_differ_late'"),
+    ],
+)  # fmt: skip
+def test_bad_roles_are_refused(overrides, message):
+    with pytest.raises(BadConfig, match=re.escape(message)):
+        configured(*overrides)
+
+
+def test_roles_reach_the_studies_that_name_them(monkeypatch):
+    class Fake:
+        def __init__(self, *, model, base: str | None = None, groups=None):
+            self.base, self.groups = base, groups
+
+    registry.studies.names()
+    monkeypatch.setitem(registry.studies._entries, "fake", registry.Entry("fake", Fake, None))
+    found = configured("study=fake", "base=tiny_b", "groups={one: [tiny_a, tiny_b], two: {by: acc, top: 2}}")
+    assert found.study.base == "tiny_b"
+    assert found.study.groups == {"one": ["tiny_a", "tiny_b"], "two": Ranked(by="acc", top=2)}
+    assert "base: tiny_b" in found.yaml()
+    with pytest.raises(BadConfig, match="base: no such model, got 'tiny_c'; did you mean 'tiny_b' or 'tiny_a'"):
+        configured("study=fake", "base=tiny_c")
+
+
+def test_the_study_on_planted_groups(repsim, newest, tmp_path):
+    """Stored activations of nine models whose groups part in the last of four layers; one model is in no group."""
+    rng = np.random.default_rng(8)
+    base, own = rng.normal(size=(4, 300, 6)), rng.normal(size=(2, 300, 6))
+    words = []
+    for name, group in [*((f"a{i}", 0) for i in range(4)), ("aside", 0), *((f"b{i}", 1) for i in range(4))]:
+        layers = base + rng.normal(size=base.shape) / 2
+        layers[3] = own[group] + rng.normal(size=(300, 6)) / 2
+        np.savez(tmp_path / f"{name}.npz", **{f"h{i}": x for i, x in enumerate(layers)})
+        words.append(f"+model.{name}={{kind: precomputed, path: {tmp_path / name}.npz}}")
+    wanted = [*claims.OF_GROUPS]
+    code, _, err = repsim("run", "model=[]", *words, "measure=[cka_unbiased]", "extract.batch_rows=100", "groups={one: [a0, a1, a2, a3], two: [b0, b1, b2, b3]}", "+options.distances=true", f"+options.claims=[{','.join(wanted)}]")  # fmt: skip
+    assert code == 0, err
+    found = results.read_results(newest())
+    assert found["groups"] == {"one": {f"a{i}": {} for i in range(4)}, "two": {f"b{i}": {} for i in range(4)}}
+    assert "aside" not in results.read_manifest(newest())["models"]
+    assert {one["name"]: one["verdict"] for one in found["claims"]} == dict.fromkeys(wanted, "holds")
+    curve = found["curves"]["cka_unbiased, layers, one-two"]
+    assert len(curve["values"]) == 16
+    block = next(
+        m for m in found["measures"][0]["matrices"] if (m["rows"]["model"], m["columns"]["model"]) == ("a0", "b2")
+    )
+    np.testing.assert_array_equal(curve["values"][2], np.diagonal(results.read_array(newest(), block["values"])))
+    own = found["distances"]["cka_unbiased, layers"]
+    values = results.read_array(newest(), own["values"])
+    assert values[0, 6] == pytest.approx(np.sqrt(np.square(np.arccos(curve["values"][2])).sum()))
+    assert own["agreement"]["spectral"] == {"value": 1.0, "p": pytest.approx(2 / 70), "arrangements": 70, "exact": True}
+    rows = found["tables"]["distances by groups"]["rows"]
+    assert [row[1:3] for row in rows] == [["one-one", 6], ["one-two", 16], ["two-two", 6]]
+    drawn = {file.stem for file in (newest() / "figures").glob("*.png")}
+    assert {"cka_unbiased-layers-groups", "cka_unbiased__layers-distances", "cka_unbiased__layers-models"} <= drawn
+    json.dumps(found, allow_nan=False)
+
+
+def test_models_are_chosen_by_their_metrics(tmp_path):
+    """In the run; models of no group are left out."""
+    from repsim_cli.config import registry as rooms
+
+    shipped = rooms.models.get("shipped").function
+    scores = {"tiny_a": 0.2, "tiny_a_step100": 0.9, "tiny_a_step400": 0.5, "tiny_b": 0.7, "copy": 0.1}
+    sources = {
+        label: replace(shipped(name="tiny_b" if label == "copy" else label), metrics=lambda s=score: {"hans": s})
+        for label, score in scores.items()
+    }
+    study = rooms.studies.get("similarity").function(
+        model=sources,
+        data=rooms.data.get("embedded_text").function(split="validation"),
+        measure={"cka_unbiased": measures.get("cka_unbiased")},
+        extract=Extract(hook_points=["mlp_out", "resid_post"], length=32, sequences=4, batch_rows=50),
+        significance=Significance(),
+        hardware=Hardware(),
+        seed=0,
+        cache=False,
+        groups={"low": Ranked(by="hans", bottom=2), "high": Ranked(by="hans", top=2)},
+    )
+    assert study.plan()["groups"]
+    run = results.create(tmp_path / "run", name="x", study="similarity", seed=0, command=[], overrides=[])
+    found = study.run(run)
+    assert found["groups"] == {
+        "low": {"tiny_a": {"hans": 0.2}, "copy": {"hans": 0.1}},
+        "high": {"tiny_a_step100": {"hans": 0.9}, "tiny_b": {"hans": 0.7}},
+    }
+    assert run.manifest["models_run"] == ["tiny_a", "copy", "tiny_a_step100", "tiny_b"]
+    curve = found["curves"]["cka_unbiased, mlp_out, low-high"]
+    assert curve["layers"] == [f"mlp_out@{i}" for i in range(6)]
+    assert curve["shares"] == [(i + 1) / 6 for i in range(6)]
+    assert curve["models"][3] == ["copy", "tiny_b"]
+    np.testing.assert_allclose(curve["values"][3], 1)
+    run.discard()

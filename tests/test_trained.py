@@ -1,0 +1,80 @@
+"""Models that are trained when they are first needed: once, kept with their metrics, gone on with after a kill."""
+
+import json
+
+import pytest
+import torch
+
+from repsim_cli import cache, registry
+from repsim_cli.results import quiet
+from repsim_cli.training.trained import Trained
+
+CONFIG = {"d_model": 16, "n_layers": 1, "n_heads": 2, "n_ctx": 16, "d_vocab": 512, "act_fn": "solu_ln"}
+
+
+@pytest.fixture(autouse=True)
+def own_cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("REPSIM_CACHE", str(tmp_path / "cache"))
+
+
+def test_a_model_is_trained_once_and_stays():
+    calls = []
+
+    def train(folder, scratch, progress):
+        calls.append(scratch)
+        (folder / "weights").write_text("w")
+        return {"accuracy": 0.5}
+
+    one = Trained({"seed": 0}, train)
+    folder = one.folder()
+    assert folder == cache.root() / "models" / one.key / "model"
+    assert (folder / "weights").read_text() == "w"
+    assert json.loads((folder / "metrics.json").read_text()) == one.metrics() == {"accuracy": 0.5}
+    assert Trained({"seed": 0}, train).folder() == folder
+    assert len(calls) == 1
+    assert not calls[0].exists()
+    # the process that asked for it still needs it
+    assert cache.trim(0)[0] == 0
+    assert Trained({"seed": 1}, train).folder() != folder
+
+
+def test_a_training_that_was_killed_goes_on():
+    def train(folder, scratch, progress):
+        state = scratch / "step"
+        if not state.exists():
+            state.write_text("7")
+            (folder / "half").write_text("h")
+            raise KeyboardInterrupt
+        (folder / "weights").write_text(state.read_text())
+        return {}
+
+    one = Trained({"seed": 2}, train)
+    with pytest.raises(KeyboardInterrupt):
+        one.folder()
+    assert [file.name for file in sorted(one.folder().iterdir())] == ["metrics.json", "weights"]
+
+
+def test_small_language_models():
+    """The same bits again; nothing is trained before weights are asked for; its loss is the one it was saved with."""
+    kind = registry.models.get("pretrained").function
+    settings = {"config": CONFIG, "tokenizer": "tiny_a", "length": 16, "steps": 3, "warm_up": 1}
+    found = kind(**settings)
+    assert not (cache.root() / "models").exists()
+    seen = []
+
+    def progress(items, label, unit):
+        seen.append((label, unit))
+        return quiet(items)
+
+    found.make(progress)
+    assert seen == [("training", "steps")]
+    identity, metrics = found.identity(), found.metrics()
+    assert set(metrics) == {"training_loss", "held_out_loss"}
+    assert identity["metrics"] == metrics
+    model = found.with_head("AutoModelForCausalLM")
+    ids = torch.arange(12).reshape(1, 12)
+    backbone = found.load(False)
+    assert torch.equal(model(ids).logits, backbone.bridge(ids, return_type="logits"))
+    assert kind(**settings, seed=1).identity()["weights_hash"] != identity["weights_hash"]
+    cache.Entry("models", identity["source"].split("/")[1]).folder.rename(cache.root() / "elsewhere")
+    assert kind(**settings).identity() == identity
