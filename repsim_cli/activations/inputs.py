@@ -6,12 +6,13 @@ from typing import Any
 from repsim_cli.activations.rows import rows_of, same_rows
 from repsim_cli.data.base import Data, Sequences
 from repsim_cli.data.images import Patches
+from repsim_cli.data.modular import Numbers
 from repsim_cli.data.words import check_offsets
 from repsim_cli.errors import BadInput
 from repsim_cli.models.source import Source
 from repsim_cli.settings import Extract
 
-OTHER = {"text": "another vocabulary", "images": "another grid of patches"}
+OTHER = {"text": "another vocabulary", "images": "another grid of patches", "numbers": "other numbers"}
 
 
 def named(label: str, step: Callable[..., Any], *arguments: Any) -> Any:
@@ -130,13 +131,15 @@ def described(sequences: Mapping[str, Sequences], data: Data, extract: Extract) 
 
 def _same_tokenizer(tokenizer: Any) -> Any:
     """Equal for tokenizers that do the same; None where that cannot be told."""
-    if isinstance(tokenizer, Patches):
+    if isinstance(tokenizer, Patches | Numbers):
         return tokenizer
     return tokenizer.backend_tokenizer.to_str() if tokenizer.is_fast else None
 
 
 def _vocabulary(tokenizer: Any) -> Any:
     """What must agree for tokens (or patches) of two models to be the same."""
+    if isinstance(tokenizer, Numbers):
+        return tokenizer
     return tokenizer.places if isinstance(tokenizer, Patches) else tokenizer.get_vocab()
 
 
