@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from repsim_cli.activations.rows import rows_of, same_rows
+from repsim_cli.activations.rows import kept, rows_of, same_rows
 from repsim_cli.data.base import Data, Sequences
 from repsim_cli.data.images import Patches
 from repsim_cli.data.modular import Numbers
@@ -80,6 +80,14 @@ def sequences_of(
         first = next(iter(sequences))
         if not same_rows(sequences[first], sequences[label], extract):
             raise _other_tokenizer(first, label, "other tokens on the same text")
+    if extract.unit == "sequence":
+        for label, one in sequences.items():
+            counts = kept(one, extract).sum(1)
+            if counts.min() < counts.max():
+                raise BadInput(
+                    f"extract.unit: sequences of one length are needed, got {counts.min()} to {counts.max()} tokens "
+                    f"for '{label}'; use unit=mean, or packed text with extract.padding=keep"
+                )
     for label, source in live.items():
         highest = sequences[label].inputs.max()
         if source.modality == "text" and highest >= source.vocabulary:

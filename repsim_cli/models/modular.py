@@ -8,17 +8,19 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import safetensors.torch
 import torch
 from jaxtyping import Float, Int
+from pydantic import Field
 from torch import Tensor, nn
 
-from repsim_cli.data.modular import Numbers
+from repsim_cli.data.modular import Numbers, pairs
 from repsim_cli.models.architectures import MODULAR
-from repsim_cli.models.source import Source
+from repsim_cli.models.source import Precomputed, Source
 from repsim_cli.models.transformers import hash_files
+from repsim_cli.registry import models
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 
@@ -151,3 +153,23 @@ def chain(a: Int[Tensor, " n"], b: Int[Tensor, " n"], moduli: Sequence[int]) -> 
         last = (last + b) % modulus
         found.append(last)
     return found
+
+
+@models.register("modular_targets")
+def modular_targets(
+    *, moduli: Annotated[list[int], Field(min_length=1)], coding: Literal["one_hot", "scalar"] = "one_hot"
+) -> Precomputed:
+    """The sums c1, c2, ... of all pairs (a, b) of numbers below the first modulus, as representations that any other
+    can be compared with: one feature per class, or the number itself."""
+    a, b = torch.from_numpy(pairs(moduli[0])).unbind(1)
+    found = {}
+    for k, (modulus, c) in enumerate(zip(moduli, chain(a, b, moduli), strict=True), 1):
+        found[f"c{k}"] = nn.functional.one_hot(c, modulus).float() if coding == "one_hot" else c[:, None].float()
+    about = f"sums modulo {', '.join(map(str, moduli))}, {coding}"
+    return Precomputed(
+        names=list(found),
+        rows=len(a),
+        widths=[x.shape[1] for x in found.values()],
+        read=lambda name, rows: found[name][rows],
+        identity=lambda: {"source": about, "weights_hash": about},
+    )
