@@ -303,7 +303,7 @@ class Forward:
             taken.append(rows)
         return taken
 
-    def _of(self, x: Float[Tensor, "b s d"], chosen: Bool[Tensor, "b s"], batch: slice) -> Float[Tensor, "n d"]:
+    def _of(self, x: Float[Tensor, "b s d"], chosen: Bool[Tensor, "b s"], batch: slice) -> Float[Tensor, "n e"]:
         """The rows that a batch gives, float32."""
         if self.extract.unit == "word" and self.extract.piece == "mean":
             assert self.sequences.word is not None

@@ -17,6 +17,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from repsim_cli.data.modular import pairs
+from repsim_cli.errors import BadInput
 from repsim_cli.models.modular import Modular, Shape, chain, modular_source, saved
 from repsim_cli.models.source import Source
 from repsim_cli.registry import models
@@ -92,6 +93,9 @@ def modular(
     See `Recipe`. seed: of the weights, of the split and of the order of the rows. Its metrics: of each stage, named by
     its output, the accuracy on the validation rows and the epochs; the learning curves lie in curves.json beside them.
     """
+    total = moduli[0] ** 2
+    if round(train_share * total) == total:
+        raise BadInput(f"train_share: no pair is held out, got {train_share} of {total}; lower it")
     recipe = Recipe(
         moduli=moduli,
         blocks=blocks,
@@ -185,7 +189,11 @@ def _stage(
         if epoch % recipe.check and epoch < recipe.epochs:
             continue
         curve.append(
-            [epoch, total / len(seen), *(accuracy(model, blocks, ab, targets, rows) for rows in (seen, held_out))]
+            [
+                float(epoch),
+                total / len(seen),
+                *(accuracy(model, blocks, ab, targets, rows) for rows in (seen, held_out)),
+            ]
         )
         right = right + 1 if curve[-1][3] == 1 else 0
         if right == recipe.patience:
