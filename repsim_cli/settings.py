@@ -20,7 +20,8 @@ class Extract:
     hook_points: e.g. `resid_post` (every layer), `resid_post@3`, `embed`, `q@2.h1`, `module:dotted.name`.
     layers: block indices from 0 (negative from the end) for hook points without `@`; `all` by default.
     unit: what one row is: a `token` (or an image's patch), a `word`, or a pooled sequence: the `mean` of its tokens,
-    its `first` ([CLS], where there is one) or its `last`. padding: `drop` leaves padding, BOS and other special tokens
+    its `first` ([CLS], where there is one) or its `last`, or a `sequence`: the activations of all its tokens, one after
+    the other (sequences of one length alone). padding: `drop` leaves padding, BOS and other special tokens
     out of tokens and means, `keep` keeps them, and tokens of labelled examples are padded to `length`; no pooled row
     reads padding, `first` and `last` are special or not.
     piece: which of its tokens stands for a word, the `last`, the `first` or their `mean`. long: sentences of more
@@ -35,7 +36,7 @@ class Extract:
 
     hook_points: Annotated[list[str], Field(min_length=1)]
     layers: Literal["all"] | list[int] = "all"
-    unit: Literal["token", "word", "mean", "first", "last"] = "token"
+    unit: Literal["token", "word", "mean", "first", "last", "sequence"] = "token"
     piece: Literal["last", "first", "mean"] = "last"
     padding: Literal["drop", "keep"] = "drop"
     length: Positive = 128

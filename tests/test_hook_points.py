@@ -8,7 +8,7 @@ from conftest import TINY, perturb
 
 from repsim_cli import registry
 from repsim_cli.activations.capture import capture
-from repsim_cli.activations.hook_points import BY_HEAD, HookPoint, expand, parse
+from repsim_cli.activations.hook_points import ATTENTION, BY_HEAD, HookPoint, expand, parse
 from repsim_cli.errors import BadInput, RunFailed
 from repsim_cli.models.architectures import LENS
 
@@ -173,11 +173,14 @@ def test_padding_changes_nothing(read):
 def test_heads_are_slices(read):
     _, source, model, found, ids, mask = read
     for name in (name for name in BY_HEAD if name in source.architecture.block):
-        heads = HEADS if name in ("q", "z") else source.kv_heads
+        heads = source.kv_heads if name in ("k", "v") else HEADS
         points = [HookPoint(name, 1, head) for head in range(heads)]
         with capture(model, source, points) as reader:
             single = reader(ids, mask)
-        close(torch.cat([single[point] for point in points], -1), found[f"{name}@1"], atol=0)
+        parts = [single[point] for point in points]
+        joined = torch.stack(parts, 1) if name in ATTENTION else torch.cat(parts, -1)
+        close(joined, found[f"{name}@1"], atol=0)
+        assert expand([f"{name}.h*"], [1], source) == points
 
 
 def test_hooks_are_gone_afterwards_and_the_forward_stops(read):

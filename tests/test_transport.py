@@ -1,15 +1,18 @@
 """Transport: objectives at given couplings, local minima from given starts, and what makes them trustworthy."""
 
+import itertools
 import json
 from pathlib import Path
 
 import numpy as np
+import ot
 import pytest
 import torch
+from scipy.optimize import linear_sum_assignment
 
 from repsim_cli import measures
 from repsim_cli.errors import Degenerate
-from repsim_cli.measures import transport
+from repsim_cli.measures import assignment, gromov, transport
 
 GOLDEN = Path(__file__).parent / "golden"
 FAMILY = ("gromov_wasserstein", "coot", "augmented_gromov_wasserstein")
@@ -20,7 +23,7 @@ SCALES = {"Euclidean distances divided by their maximum": "max", "raw Euclidean 
 def spaces(entry):
     case = np.load(GOLDEN / "inputs" / f"{entry['case']}.npz")
     scale = SCALES[entry["settings"].get("distance", "raw Euclidean distances")]
-    return case, *(transport.space(torch.from_numpy(case[side]), cost_scale=scale) for side in "xy")
+    return case, *(gromov.space(torch.from_numpy(case[side]), cost_scale=scale) for side in "xy")
 
 
 def named(entry):
@@ -34,7 +37,7 @@ def test_objective_at_a_coupling(entry):
     samples = np.eye(n) / n if "identity" in entry["settings"]["evaluate_at"] else np.full((n, n), 1 / n**2)
     features = np.full(widths, 1 / np.prod(widths))
     found = {
-        "gromov_wasserstein": lambda: transport.gromov_objective(a.distances, b.distances, samples),
+        "gromov_wasserstein": lambda: gromov.gromov_objective(a.distances, b.distances, samples),
         "coot": lambda: transport.coot_objective(a.rows, b.rows, samples, features),
         "augmented_gromov_wasserstein": lambda: transport.augmented_objective(
             a, b, samples, features, entry["settings"]["alpha"]
@@ -52,7 +55,7 @@ def test_best_of_the_published_starts(entry):
     starts = [identity, uniform, *((identity[order] + uniform) / 2 for order in case["perm"])]
     if entry["measure"] == "gromov_wasserstein":
         found = [
-            transport.gromov_objective(a.distances, b.distances, transport.descend(start, a.distances, b.distances))
+            gromov.gromov_objective(a.distances, b.distances, gromov.descend(start, a.distances, b.distances).coupling)
             for start in starts
         ]
     else:
@@ -70,7 +73,8 @@ def draw(n=30, d=5):
 @pytest.mark.parametrize("name", FAMILY)
 def test_more_starts_are_never_worse(name):
     x, y = draw()
-    values = [measures.get(name, starts=starts)(x, y) for starts in (1, 2, 10)]
+    more = "restarts" if name == "gromov_wasserstein" else "starts"
+    values = [measures.get(name, **{more: count})(x, y) for count in (1, 2, 10)]
     assert values == sorted(values, reverse=True)
     assert values[-1] < values[0]
 
@@ -80,17 +84,17 @@ def test_the_order_of_the_rows_is_found(name):
     """Rows need no pairing: shuffled rows are at distance 0, where enough starts are tried."""
     x, _ = draw(n=12)
     shuffled = x[np.random.default_rng(1).permutation(12)]
-    settings = {} if name == "wasserstein" else {"starts": 30}
+    settings = {"wasserstein": {}, "gromov_wasserstein": {"restarts": 28}}.get(name, {"starts": 30})
     assert measures.get(name, **settings)(x, shuffled) == pytest.approx(0, abs=1e-12)
 
 
 def test_couplings_have_uniform_weights():
     x, y = draw()
-    a, b = (transport.space(torch.from_numpy(side), cost_scale="mean").distances for side in (x, y))
+    a, b = (gromov.space(torch.from_numpy(side), cost_scale="mean").distances for side in (x, y))
     for coupling in (
-        transport.plan(-np.abs(a - b) - 1.0),
-        transport.descend(np.full((30, 30), 1 / 900), a, b),
-        transport.sinkhorn(a, 0.01, np.zeros(30))[0],
+        assignment.plan(-np.abs(a - b) - 1.0),
+        gromov.descend(np.full((30, 30), 1 / 900), a, b).coupling,
+        gromov.sinkhorn(a, 0.01, np.zeros(30))[0],
     ):
         assert coupling.min() >= 0
         np.testing.assert_allclose([coupling.sum(0), coupling.sum(1)], 1 / 30, atol=1e-9)
@@ -112,11 +116,14 @@ def test_entropic_nears_the_exact_coupling():
 def test_scale_of_the_costs():
     x, y = draw()
     by_mean, by_max, raw = (
-        measures.get("gromov_wasserstein", cost_scale=scale, starts=1)(x, 3 * y) for scale in ("mean", "max", "none")
+        measures.get("gromov_wasserstein", cost_scale=scale, start="identity")(x, 3 * y)
+        for scale in ("mean", "max", "none")
     )
-    assert by_mean == pytest.approx(measures.get("gromov_wasserstein", starts=1)(x, y), rel=1e-9)
-    assert by_max == pytest.approx(measures.get("gromov_wasserstein", cost_scale="max", starts=1)(x, y), rel=1e-9)
-    assert raw > 2 * measures.get("gromov_wasserstein", cost_scale="none", starts=1)(x, y)
+    assert by_mean == pytest.approx(measures.get("gromov_wasserstein", start="identity")(x, y), rel=1e-9)
+    assert by_max == pytest.approx(
+        measures.get("gromov_wasserstein", cost_scale="max", start="identity")(x, y), rel=1e-9
+    )
+    assert raw > 2 * measures.get("gromov_wasserstein", cost_scale="none", start="identity")(x, y)
 
 
 def test_permuted_state_is_that_of_permuted_rows():
@@ -132,9 +139,112 @@ def test_permuted_state_is_that_of_permuted_rows():
 @pytest.mark.filterwarnings("ignore:numItermax:UserWarning")
 def test_unfinished_solvers_are_errors(monkeypatch):
     x, y = draw()
-    monkeypatch.setattr(transport, "_PIVOTS", 1)
+    monkeypatch.setattr(assignment, "compiled", lambda: None)
+    monkeypatch.setattr(assignment, "PIVOTS", 1)
     with pytest.raises(Degenerate, match=r"transport: no optimal coupling, got 'numItermax.*' for 30 x 30 rows; use f"):
         measures.get("wasserstein")(x, y)
-    monkeypatch.setattr(transport, "_STEPS", 1)
+    monkeypatch.setattr(gromov, "STEPS", 1)
     with pytest.raises(Degenerate, match=r"transport: the entropic coupling did not settle, got epsilon 0.5; raise"):
         measures.get("gromov_wasserstein_entropic")(x, y)
+
+
+def curve(n=60, layers=4):
+    """Layers of a smooth map, and one of an unrelated one: near and far representations."""
+    rng = np.random.default_rng(1)
+    found = [rng.normal(size=(n, 6))]
+    for _ in range(layers - 2):
+        found.append(np.tanh(found[-1] @ rng.normal(size=(6, 6))))
+    return [gromov.space(torch.from_numpy(x), cost_scale="mean") for x in (*found, rng.normal(size=(n, 9)))]
+
+
+PAIRS = list(itertools.combinations(range(4), 2))
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=str)
+def test_start_of_pot_ends_where_pot_does(pair):
+    left, right = gromov.in_one_order(*(curve()[side] for side in pair))
+    uniform = np.full(60, 1 / 60)
+    expected = ot.gromov.gromov_wasserstein2(left.distances, right.distances, uniform, uniform)
+    found = gromov.best_gromov(left, right, start="pot", restarts=0, seed=0)
+    assert found.value == pytest.approx(float(expected), rel=1e-9)
+    assert found.steps >= 1
+    best, identity = (
+        gromov.best_gromov(left, right, start=start, restarts=0, seed=0) for start in ("best", "identity")
+    )
+    assert best.value == min(found.value, identity.value)
+    assert best.start == ("pot" if found.value < identity.value else "identity")
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=str)
+def test_lower_bounds_are_below(pair):
+    left, right = gromov.in_one_order(*(curve()[side] for side in pair))
+    second, third = gromov.lower_bounds(left.distances, right.distances)
+    assert 0 < second <= third <= gromov.best_gromov(left, right, start="best", restarts=5, seed=0).value
+
+
+def test_lower_bounds_by_hand():
+    """Distances 0, 1 and 0, 3: in order (0, 0, 1, 1) against (0, 0, 3, 3), each row (0, 1) against (0, 3)."""
+    found = gromov.lower_bounds(*(np.array([[0.0, far], [far, 0.0]]) for far in (1.0, 3.0)))
+    assert found == pytest.approx((2.0, 2.0))
+
+
+def test_a_step_that_is_not_whole():
+    """Costs for which the objective is convex: the general descent takes over from the assignments."""
+    rng = np.random.default_rng(0)
+    a, b = (np.eye(20) * 5 - side @ side.T for side in rng.normal(size=(2, 20, 3)))
+    a = -a
+    start = assignment.coupling_of(rng.permutation(20))
+    end = gromov.descend(start, a, b)
+    assert assignment.matching(end.coupling) is None
+    np.testing.assert_allclose([end.coupling.sum(0), end.coupling.sum(1)], 1 / 20, atol=1e-12)
+    # how far the best coupling for the gradient is below the coupling's own cost: 0 at a minimum
+    gaps = []
+    for coupling in (start, end.coupling):
+        gradient = -4 * a @ coupling @ b
+        gaps.append(np.sum(gradient * (coupling - assignment.vertex(gradient))))
+    assert 0 <= gaps[1] < 0.01 * gaps[0]
+    assert gromov.gromov_objective(a, b, end.coupling) < gromov.gromov_objective(a, b, start)
+
+
+def costs(kind, n):
+    rng = np.random.default_rng(n)
+    return {
+        "drawn": rng.normal(size=(n, n)),
+        "rank one": -np.outer(rng.random(n), rng.random(n)),
+        "tied": rng.integers(0, 3, size=(n, n)).astype(float),
+        "constant": np.ones((n, n)),
+        "offset": 1e6 + rng.normal(size=(n, n)),
+        "one row": rng.normal(size=(n, n)) * np.r_[1e4, np.ones(n - 1)][:, None],
+    }[kind]
+
+
+@pytest.mark.parametrize("fast", [True, False], ids=["numba", "POT"])
+@pytest.mark.parametrize("kind", ["drawn", "rank one", "tied", "constant", "offset", "one row"])
+def test_assignments_are_the_cheapest(kind, fast, monkeypatch):
+    if not fast:
+        monkeypatch.setattr(assignment, "compiled", lambda: None)
+    for n in (1, 2, 7, 80):
+        if n == 1 and kind == "one row":
+            continue
+        cost = costs(kind, n)
+        rows, columns = linear_sum_assignment(cost)
+        last, prices = None, None
+        for _ in range(2):  # the second time from what is known
+            last, prices = assignment.assign(cost, last, prices)
+            assert sorted(last) == list(range(n))
+            assert cost[rows, last].sum() == pytest.approx(cost[rows, columns].sum(), rel=1e-12, abs=1e-10)
+
+
+def test_prices_prove_the_assignment():
+    """No cell is cheaper than its row's own, column prices taken off."""
+    cost = costs("drawn", 50)
+    matched, prices = assignment.assign(cost)
+    reduced = cost - prices
+    assert (reduced[np.arange(50), matched] - reduced.min(1)).max() < 1e-12
+
+
+def test_without_numba_the_same_value(monkeypatch):
+    left, right = curve()[0], curve()[3]
+    fast = gromov.gromov(left, right, start="best", restarts=0, seed=0)
+    monkeypatch.setattr(assignment, "compiled", lambda: None)
+    assert gromov.gromov(left, right, start="best", restarts=0, seed=0) == pytest.approx(fast, rel=1e-9)

@@ -1,13 +1,14 @@
 """Hook points: their names, and what they mean in one model.
 
-Names: `embed`, `final_norm`, `KIND@LAYER` with blocks counted from 0, `KIND@LAYER.hHEAD` for one head of q, k, v
-or z, and `module:dotted.name` for the output of any other module (of its first call, where it has several).
+Names: `embed`, `final_norm`, `KIND@LAYER` with blocks counted from 0, `KIND@LAYER.hHEAD` for one head of q, k, v,
+z, attn_scores or pattern (`.h*`: each head of its own), and `module:dotted.name` for the output of any other module
+(of its first call, where it has several).
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -18,19 +19,21 @@ from repsim_cli.registry import did_you_mean
 
 OUTSIDE = ("embed", "final_norm")
 IN_BLOCK = tuple(dict.fromkeys(kind for table in (*ARCHITECTURES.values(), *LENS.values()) for kind in table.block))
-BY_HEAD = ("q", "k", "v", "z")
 ATTENTION = ("attn_scores", "pattern")
+BY_HEAD = ("q", "k", "v", "z", *ATTENTION)
+EVERY = "*"
 
-_NAME = re.compile(r"(?P<kind>[a-z_]+)(?:@(?P<layer>-?\d+))?(?:\.h(?P<head>\d+))?")
+_NAME = re.compile(r"(?P<kind>[a-z_]+)(?:@(?P<layer>-?\d+))?(?:\.h(?P<head>\d+|\*))?")
 
 
 @dataclass(frozen=True)
 class HookPoint:
-    """kind, and where it applies: layer (None outside blocks, or for every layer), head (None: all heads)."""
+    """kind, and where it applies: layer (None outside blocks, or for every layer), head (None: all heads together,
+    `*`: each of them)."""
 
     kind: str
     layer: int | None = None
-    head: int | None = None
+    head: int | Literal["*"] | None = None
     module: str | None = None
 
     def __str__(self) -> str:
@@ -57,7 +60,8 @@ def parse(name: str) -> HookPoint:
         raise BadInput(f"{kind} has no layer or head, got '{name}'; write {kind}")
     if head and kind not in BY_HEAD:
         raise BadInput(f"{kind} has no heads, got '{name}'; heads belong to {', '.join(BY_HEAD)}")
-    return HookPoint(kind, None if layer is None else int(layer), None if head is None else int(head))
+    one = EVERY if head == EVERY else None if head is None else int(head)
+    return HookPoint(kind, None if layer is None else int(layer), one)
 
 
 def expand(names: list[str], layers: str | list[int], source: Source) -> list[HookPoint]:
@@ -76,6 +80,7 @@ def expand(names: list[str], layers: str | list[int], source: Source) -> list[Ho
             points += [HookPoint(point.kind, layer, point.head) for layer in selected]
         else:
             points.append(HookPoint(point.kind, _layer(point.layer, depth, name), point.head))
+    points = [one for point in points for one in _heads(point, source)]
     if not points:
         raise BadInput(f"no hook point is left, got layers {layers} of a model with {depth}; select some")
     for point in points:
@@ -84,6 +89,17 @@ def expand(names: list[str], layers: str | list[int], source: Source) -> list[Ho
         twice = next(str(p) for p in points if points.count(p) > 1)
         raise BadInput(f"hook_points: '{twice}' is asked for twice; name each once")
     return points
+
+
+def _heads(point: HookPoint, source: Source) -> list[HookPoint]:
+    """The point itself, or one for each head."""
+    if point.head != EVERY:
+        return [point]
+    return [replace(point, head=head) for head in range(heads_of(point, source))]
+
+
+def heads_of(point: HookPoint, source: Source) -> int:
+    return source.kv_heads if point.kind in ("k", "v") else source.heads
 
 
 def _layer(layer: int, depth: int, where: str) -> int:
@@ -113,14 +129,20 @@ def locate(point: HookPoint, source: Source) -> Point:
             "choose another hook point"
         )
     assert found.module in modules, f"hook-point table of {source.model_type} is wrong at {found.module}"
-    heads = source.heads if point.kind in ("q", "z") else source.kv_heads
-    if point.head is not None:
+    heads = heads_of(point, source)
+    if isinstance(point.head, int):
         if point.head >= heads:
             raise BadInput(f"head out of range, got '{point}'; the model has heads 0 to {heads - 1}")
-        return found._replace(pick=partial(_one_head, found.pick, point.head, heads))
+        one = _one_map if point.kind in ATTENTION else _one_head
+        return found._replace(pick=partial(one, found.pick, point.head, heads))
     return found
 
 
 def _one_head(pick: Any, head: int, heads: int, value: Any, fused_heads: int) -> Tensor:
     everything = pick(value, fused_heads)
     return everything.unflatten(-1, (heads, -1))[..., head, :]
+
+
+def _one_map(pick: Any, head: int, heads: int, value: Any, fused_heads: int) -> Tensor:
+    """(batch, query, key) of (batch, heads, query, key)."""
+    return pick(value, fused_heads)[:, head]

@@ -4,15 +4,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from repsim_cli.activations.rows import Reading, rows_of, same_rows
+from repsim_cli.activations.rows import Reading, kept, rows_of, same_rows
 from repsim_cli.data.base import Data, Sequences
 from repsim_cli.data.images import Patches
+from repsim_cli.data.modular import Numbers
 from repsim_cli.data.words import check_offsets
 from repsim_cli.errors import BadInput
 from repsim_cli.models.source import Precomputed, Sentence, Source
 from repsim_cli.settings import Extract
 
-OTHER = {"text": "another vocabulary", "images": "another grid of patches"}
+OTHER = {"text": "another vocabulary", "images": "another grid of patches", "numbers": "other numbers"}
 
 
 def named(label: str, step: Callable[..., Any], *arguments: Any) -> Any:
@@ -80,6 +81,14 @@ def sequences_of(
         first = next(iter(sequences))
         if not same_rows(sequences[first], sequences[label], extract):
             raise _other_tokenizer(first, label, "other tokens on the same text")
+    if extract.unit == "sequence":
+        for label, one in sequences.items():
+            counts = kept(one, extract).sum(1)
+            if counts.min() < counts.max():
+                raise BadInput(
+                    f"extract.unit: sequences of one length are needed, got {counts.min()} to {counts.max()} tokens "
+                    f"for '{label}'; use unit=mean, or packed text with extract.padding=keep"
+                )
     for label, source in live.items():
         highest = sequences[label].inputs.max()
         if source.modality == "text" and highest >= source.vocabulary:
@@ -155,13 +164,15 @@ def described(sequences: Mapping[str, Sequences], data: Data, extract: Extract) 
 
 def _same_tokenizer(tokenizer: Any) -> Any:
     """Equal for tokenizers that do the same; None where that cannot be told."""
-    if isinstance(tokenizer, Patches):
+    if isinstance(tokenizer, Patches | Numbers):
         return tokenizer
     return tokenizer.backend_tokenizer.to_str() if tokenizer.is_fast else None
 
 
 def _vocabulary(tokenizer: Any) -> Any:
     """What must agree for tokens (or patches) of two models to be the same."""
+    if isinstance(tokenizer, Numbers):
+        return tokenizer
     return tokenizer.places if isinstance(tokenizer, Patches) else tokenizer.get_vocab()
 
 

@@ -77,23 +77,27 @@ def readings(models: Mapping[str, AnySource], extract: Extract) -> list[Reading]
             points = expand(extract.hook_points, extract.layers, source)
         except BadInput as error:
             raise BadInput(f"extract.hook_points, model.{label}: {error}") from None
-        if any(point.kind in ATTENTION for point in points):
+        maps = [point for point in points if point.kind in ATTENTION]
+        if maps and (extract.unit != "sequence" or maps[0].head is None):
             raise BadInput(
-                "extract.hook_points: an attention pattern has no row per token, got 'pattern'; "
-                "use q, k, v, z or attn_out"
+                f"extract.hook_points: an attention map has no row per token, got '{maps[0].kind}'; use q, k, v, z or "
+                f"attn_out, or {maps[0].kind}.h* with extract.unit=sequence"
             )
         if source.modality == "text" and source.context is not None and extract.length > source.context:
             raise BadInput(
                 f"extract.length, model.{label}: longer than the model's context, got {extract.length}; "
                 f"at most {source.context}"
             )
-        layers = [Layer(label, str(point), width(point, source)) for point in points]
+        places = (source.context or extract.length) if extract.unit == "sequence" else 1
+        layers = [Layer(label, str(point), places * width(point, source)) for point in points]
         found.append(Reading(label, source, points, layers))
     return found
 
 
 def width(point: HookPoint, source: Source) -> int:
     """Features per row, where the config says so (an MLP's or an unknown module's: four times the width)."""
+    if point.kind in ATTENTION:
+        return source.context or 1
     if point.head is not None:
         return source.head_width
     if point.kind in ("q", "z"):
@@ -110,7 +114,7 @@ def kept(sequences: Sequences, extract: Extract) -> Bool[np.ndarray, "N L"]:
         return _of_words(sequences)[extract.piece]
     if extract.unit == "token":
         return sequences.text if extract.padding == "drop" else np.ones_like(sequences.text)
-    if extract.unit == "mean":
+    if extract.unit in ("mean", "sequence"):
         return sequences.text if extract.padding == "drop" else sequences.mask
     order = sequences.mask if extract.unit == "first" else sequences.mask[:, ::-1]
     alone = order & (order.cumsum(1) == 1)
@@ -299,13 +303,15 @@ class Forward:
             taken.append(rows)
         return taken
 
-    def _of(self, x: Float[Tensor, "b s d"], chosen: Bool[Tensor, "b s"], batch: slice) -> Float[Tensor, "n d"]:
+    def _of(self, x: Float[Tensor, "b s d"], chosen: Bool[Tensor, "b s"], batch: slice) -> Float[Tensor, "n e"]:
         """The rows that a batch gives, float32."""
         if self.extract.unit == "word" and self.extract.piece == "mean":
             assert self.sequences.word is not None
             return pool_words(x, torch.from_numpy(self.sequences.word[batch]).to(x.device))
         if self.extract.unit in ("token", "word"):
             return x[chosen].float()
+        if self.extract.unit == "sequence":
+            return x[chosen].float().view(len(x), -1)
         return pool(x, chosen)
 
 

@@ -115,6 +115,26 @@ _BERT = Architecture(
     ),
 )
 
+# of our own models of modular sums
+MODULAR = Architecture(
+    embed=Point("embedded"),
+    blocks="blocks",
+    final_norm=None,
+    block=_block(
+        resid_mid=Point("mlp_in", "input"),
+        q=Point("attention.q"),
+        k=Point("attention.k"),
+        v=Point("attention.v"),
+        attn_scores=Point("attention.scores"),
+        pattern=Point("attention.pattern"),
+        z=Point("attention.out", "input"),
+        attn_out=Point("attention.out"),
+        mlp_pre=Point("mlp_in"),
+        mlp_post=Point("mlp_out", "input"),
+        mlp_out=Point("mlp_out"),
+    ),
+)
+
 ARCHITECTURES: dict[str, Architecture] = {
     "gpt_neox": Architecture(
         embed=Point("emb_dropout"),

@@ -1,0 +1,123 @@
+"""Gromov-Wasserstein of pairs of layers against POT's own solver: seconds and objectives, interleaved in one run.
+
+    python benchmarks/gromov_wasserstein.py [ROWS ...]        by default 200 500 1000
+
+The layers are those of three small MLPs, two trained on a mixture of ten Gaussians and one not. Seconds are CPU seconds
+of one thread, the median of 16 pairs; objectives are those of the couplings that come out.
+"""
+
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+import ot
+import torch
+from threadpoolctl import threadpool_limits
+
+from repsim_cli.measures import assignment
+from repsim_cli.measures.gromov import Space, best_gromov, in_one_order, lower_bounds, space
+
+PAIRS, WIDTH, DEPTH, CLASSES, INPUTS = 16, 128, 8, 10, 64
+MODES = ("pot", "identity", "best")
+ORDERS = 5
+
+
+def layers(n: int, steps: tuple[int, ...] = (300, 300, 0)) -> list[torch.Tensor]:
+    """The outputs (n, WIDTH) of every layer of one MLP for each number of training steps."""
+    draw = torch.Generator().manual_seed(0)
+    centres = torch.randn(CLASSES, INPUTS, generator=draw)
+
+    def sample(count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        labels = torch.randint(0, CLASSES, (count,), generator=draw)
+        return centres[labels] + torch.randn(count, INPUTS, generator=draw), labels
+
+    rows, _ = sample(n)
+    found = []
+    for model, trained in enumerate(steps):
+        torch.manual_seed(model)
+        stack = torch.nn.ModuleList(torch.nn.Linear(WIDTH if depth else INPUTS, WIDTH) for depth in range(DEPTH))
+        head = torch.nn.Linear(WIDTH, CLASSES)
+
+        def outputs(x: torch.Tensor, stack: torch.nn.ModuleList = stack) -> list[torch.Tensor]:
+            found = []
+            for layer in stack:
+                x = torch.nn.functional.gelu(layer(x)) + (x if found else 0)
+                found.append(x)
+            return found
+
+        optimiser = torch.optim.Adam([*stack.parameters(), *head.parameters()], 1e-3)
+        for _ in range(trained):
+            x, labels = sample(256)
+            loss = torch.nn.functional.cross_entropy(head(outputs(x)[-1]), labels)
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+        with torch.no_grad():
+            found += outputs(rows)
+    return found
+
+
+def timed(step: Callable[[], float]) -> tuple[float, float]:
+    """CPU seconds, and the step's value."""
+    start = time.process_time()
+    value = step()
+    return time.process_time() - start, value
+
+
+def by_pot(a: Space, b: Space) -> float:
+    uniform = np.full(len(a.rows), 1 / len(a.rows))
+    return float(ot.gromov.gromov_wasserstein2(a.distances, b.distances, uniform, uniform))
+
+
+def by_mode(mode: str, a: Space, b: Space) -> float:
+    return best_gromov(a, b, start=mode, restarts=0, seed=0).value  # type: ignore[arg-type]
+
+
+def compare(n: int) -> None:
+    spaces = [space(x, cost_scale="mean") for x in layers(n)]
+    draw = np.random.default_rng(7)
+    drawn = [draw.choice(len(spaces), 2, replace=False) for _ in range(PAIRS)]
+    pairs = [in_one_order(spaces[i], spaces[j]) for i, j in drawn]
+    by_mode("best", *pairs[0])  # compiles
+    solvers = {"POT": by_pot, **{mode: partial(by_mode, mode) for mode in MODES}}
+    seconds, values = ({name: [] for name in solvers} for _ in range(2))
+    for a, b in pairs:
+        for name, solve in solvers.items():
+            took, value = timed(partial(solve, a, b))
+            seconds[name].append(took)
+            values[name].append(value)
+    pot, peer = np.array(values["POT"]), np.array(seconds["POT"])
+    print(f"\n{n} rows, {PAIRS} pairs" + ("" if assignment.compiled() else ", without numba"))
+    print("| start | seconds | times as fast as POT | objective / POT's: mean, least, largest |")
+    print("| --- | --- | --- | --- |")
+    for name in solvers:
+        ratio = np.array(values[name]) / pot
+        faster = np.median(peer / np.array(seconds[name]))
+        spread = f"{ratio.mean():.3f}, {ratio.min():.3f}, {ratio.max():.10f}"
+        print(f"| {name} | {np.median(seconds[name]):.3f} | {faster:.1f} | {spread} |")
+    second, third = np.array([lower_bounds(a.distances, b.distances) for a, b in pairs]).T / np.array(values["best"])
+    print(f"lower bounds over `best`, median: second {np.median(second):.2f}, third {np.median(third):.2f}")
+
+
+def tied(n: int) -> None:
+    """One-hot rows: distances are 0 or one other value, so that the steps of any solver depend on the rows' order."""
+    draw = np.random.default_rng(0)
+    classes = torch.nn.functional.one_hot(torch.from_numpy(draw.integers(0, 17, n))).double()
+    layer = layers(n)[3]
+    print(f"\none-hot rows of 17 classes against a layer, {n} rows: range over {ORDERS} orders of the rows / least")
+    for name, solve in {"POT": by_pot, **{mode: partial(by_mode, mode) for mode in MODES}}.items():
+        found = []
+        for _ in range(ORDERS):
+            order = torch.from_numpy(draw.permutation(n))
+            found.append(solve(*(space(x[order], cost_scale="mean") for x in (classes, layer))))
+        print(f"{name}: {(max(found) - min(found)) / min(found):.3f}")
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    with threadpool_limits(1):
+        for rows in [int(word) for word in sys.argv[1:]] or [200, 500, 1000]:
+            compare(rows)
+        tied(500)

@@ -1,0 +1,55 @@
+"""All pairs of two numbers, in order: what the models of the modular sums are run on."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+from jaxtyping import Int
+
+from repsim_cli.data.base import Data, Modality, Sequences, draw
+from repsim_cli.errors import BadInput
+from repsim_cli.registry import data
+from repsim_cli.settings import Extract, Several
+
+
+class Numbers(NamedTuple):
+    """What a model of numbers knows: those below `count`."""
+
+    count: int
+
+
+def pairs(numbers: int) -> Int[np.ndarray, "n 2"]:
+    """(0, 0), (0, 1), ... : row numbers * a + b is (a, b)."""
+    return np.indices((numbers, numbers)).reshape(2, -1).T
+
+
+@dataclass(frozen=True)
+class ModularPairs(Data):
+    modality: ClassVar[Modality] = "numbers"
+
+    numbers: int
+    source: str
+
+    def sequences(self, tokenizer: Any, extract: Extract, seed: int) -> Sequences:
+        if tokenizer.count < self.numbers:
+            raise BadInput(
+                f"data.numbers: more than the model knows, got {self.numbers} for {tokenizer.count}; lower it"
+            )
+        everything = pairs(self.numbers)
+        drawn = draw(len(everything), extract.sequences, seed)
+        whole = np.ones((len(drawn), 2), bool)
+        return Sequences(
+            inputs=everything[drawn],
+            mask=whole,
+            text=whole,
+            document=np.repeat(drawn[:, None], 2, 1),
+            position=np.tile(np.arange(2), (len(drawn), 1)),
+            documents=len(drawn),
+            example=drawn,
+        )
+
+
+@data.register("modular_pairs")
+def modular_pairs(*, numbers: Several = 59) -> ModularPairs:
+    """The pairs (a, b) of all numbers below `numbers`, each a sequence of two tokens."""
+    return ModularPairs(numbers, f"all pairs of the numbers below {numbers}")

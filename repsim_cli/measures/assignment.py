@@ -1,0 +1,98 @@
+"""Couplings of least cost with uniform weights: one-to-one assignments, exact, warm-started from similar problems."""
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from repsim_cli.errors import Degenerate
+
+PIVOTS = 100_000_000  # of the network simplex
+WIDTHS = (0.1, 0.03, 0.01, 0.003)  # of the entropic couplings behind a first guess, in standard deviations of the cost
+NARROW = (0.01, 0.003)  # where the prices of a similar problem are known
+ROUNDS = 4  # Sinkhorn's, at each width
+TIE = 1e-13  # of the costs' size: cells that rounding alone tells apart
+
+Coupling = Float[np.ndarray, "_ _"]
+Matched = Int[np.ndarray, " n"]
+Prices = Float[np.ndarray, " n"]
+
+
+@cache
+def compiled() -> Any:
+    """The fast solver; None without numba."""
+    try:
+        from repsim_cli.measures.augmenting import augment
+    except ImportError:
+        return None
+    return augment
+
+
+def assign(
+    cost: Float[np.ndarray, "n n"], last: Matched | None = None, prices: Prices | None = None
+) -> tuple[Matched, Prices | None]:
+    """The column of every row in the assignment of least cost, and the columns' prices there (None without numba).
+
+    last, prices: of a similar problem, which make this one faster and change nothing else unless costs are tied.
+    """
+    augment = compiled()
+    if augment is None:
+        return vertex(cost).argmax(1), None
+    start = near_prices(cost, cost.min(0), WIDTHS) if prices is None else near_prices(cost, prices, NARROW)
+    guess = np.arange(len(cost)) if last is None else last
+    return augment(cost, start, guess, TIE * float(np.abs(cost[0]).max()))
+
+
+def vertex(cost: Float[np.ndarray, "n m"]) -> Float[np.ndarray, "n m"]:
+    """The exact coupling of least cost with uniform weights, by POT's network simplex."""
+    from ot.lp import emd  # importing POT takes most of a second
+
+    n, m = cost.shape
+    # the solver returns an empty plan where all costs are negative
+    coupling, log = emd(np.full(n, 1 / n), np.full(m, 1 / m), cost - cost.min(), numItermax=PIVOTS, log=True)
+    if log["warning"] is not None:
+        raise Degenerate(f"transport: no optimal coupling, got '{log['warning']}' for {n} x {m} rows; use fewer rows")
+    return coupling
+
+
+def near_prices(cost: Float[np.ndarray, "n n"], prices: Prices, widths: tuple[float, ...]) -> Prices:
+    """Column prices near the optimal ones: potentials of ever narrower entropic couplings, in float32.
+
+    Any prices start the exact solver rightly, so nothing depends on their accuracy but its time.
+    """
+    single, found = cost.astype(np.float32), prices.astype(np.float32)
+    unit = single.std()
+    if unit == 0:
+        return prices
+    for width in widths:
+        blur = np.float32(width) * unit
+        above = single - found
+        above -= above.min(1)[:, None]
+        lowest = above.min(0)
+        above -= lowest
+        kernel = np.exp(np.multiply(above, -1 / blur, out=above), out=above)
+        scaling = np.ones(len(cost), np.float32)
+        for _ in range(ROUNDS):
+            scaling = 1 / ((1 / (kernel @ scaling)) @ kernel)
+        found = found + lowest + blur * np.log(scaling)
+    return found.astype(float) if np.isfinite(found).all() else prices
+
+
+def plan(cost: Float[np.ndarray, "n m"]) -> Coupling:
+    """The exact coupling of least cost with uniform weights."""
+    return coupling_of(assign(cost)[0]) if len(cost) == cost.shape[1] else vertex(cost)
+
+
+def coupling_of(matched: Matched) -> Coupling:
+    """All weight on the cells (i, matched[i])."""
+    coupling = np.zeros((len(matched), len(matched)))
+    coupling[np.arange(len(matched)), matched] = 1 / len(matched)
+    return coupling
+
+
+def matching(coupling: Coupling) -> np.ndarray | None:
+    """The permutation p with all weight on the cells (i, p[i]), if the coupling is one."""
+    rows, columns = coupling.nonzero()
+    one_each = len(rows) == len(coupling) == coupling.shape[1] and len(set(columns)) == len(rows)
+    return columns if one_each and (rows == np.arange(len(rows))).all() else None

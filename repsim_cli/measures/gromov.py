@@ -1,0 +1,308 @@
+"""Gromov-Wasserstein: the rows of two representations matched by the distances among them, with uniform weights.
+
+The problem is not convex: a value is the best of several starts, an upper bound on the minimum, and is computed anew
+from its coupling, in float64. Both sides are put in one order first, so that (x, y) and (y, x) take the same steps.
+"""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Annotated, Literal, NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+from pydantic import Field
+from torch import Tensor
+
+from repsim_cli.errors import Degenerate
+from repsim_cli.measures.assignment import Coupling, Matched, assign, coupling_of, matching
+from repsim_cli.measures.base import Card, Measure, centred
+from repsim_cli.measures.inner import unpacked
+from repsim_cli.measures.rdm import SHAPE, packed_distances
+from repsim_cli.registry import measures
+
+CostScale = Literal["mean", "max", "none"]
+GromovStart = Literal["best", "pot", "identity"]
+Square = Float[np.ndarray, "n n"]
+
+STEPS = 1000  # of a descent, and of the outer Sinkhorn loop
+SETTLED = 1e-12  # relative decrease at which a descent ends
+SINKHORN = 1000  # iterations for one cost
+MANY = 0.7  # of the rows moved: a whole product is cheaper than the change of it
+
+
+class Space(NamedTuple):
+    """Distances between the rows, and the rows themselves."""
+
+    distances: Square
+    rows: Float[np.ndarray, "n d"]
+
+
+def space(x: Float[Tensor, "n d"], *, cost_scale: CostScale) -> Space:
+    """Euclidean distances, divided by their mean over i < j, by their maximum, or by nothing."""
+    unit, scale = centred(x.double())
+    cells = packed_distances(unit)
+    cells *= {"mean": 1 / float(cells.mean()), "max": 1 / float(cells.max()), "none": scale}[cost_scale]
+    return Space(unpacked(cells, len(x)).cpu().numpy(), x.double().cpu().numpy())
+
+
+def permuted(state: Space, order: Tensor) -> Space:
+    rows = order.cpu().numpy()
+    return Space(state.distances[rows][:, rows], state.rows[rows])
+
+
+def in_one_order(a: Space, b: Space) -> tuple[Space, Space]:
+    """The same two, whichever came first."""
+    first, second = sorted((a, b), key=lambda state: (state.rows.shape, state.rows.tobytes()))
+    return first, second
+
+
+def gromov_objective(a: Square, b: Square, coupling: Coupling) -> float:
+    """sum (a_ik - b_jl)^2 T_ij T_kl, from differences where T is a permutation: nothing cancels there."""
+    matched = matching(coupling)
+    if matched is not None:
+        return float(np.mean((a - b[np.ix_(matched, matched)]) ** 2))
+    left, right = coupling.sum(1), coupling.sum(0)
+    return max(0.0, float(left @ a**2 @ left + right @ b**2 @ right - 2 * np.sum((a @ coupling @ b) * coupling)))
+
+
+class Optimum(NamedTuple):
+    """A local minimum of a transport problem, and how many assignments were solved on the way."""
+
+    coupling: Coupling
+    steps: int
+
+
+def descend(start: Coupling, a: Square, b: Square, alpha: float = 1.0, linear: np.ndarray | float = 0.0) -> Optimum:
+    """Conditional gradient with exact line search for alpha gromov_objective(T) + <linear, T>."""
+    size = alpha * float((a**2).mean() + (b**2).mean()) + float(np.abs(linear).mean())
+    return _descend(start, a, b, alpha, linear, -SETTLED * size, 0)
+
+
+def _descend(
+    start: Coupling, a: Square, b: Square, alpha: float, linear: np.ndarray | float, enough: float, steps: int
+) -> Optimum:
+    matched = matching(start)
+    if matched is not None:
+        return _reassign(matched, a, b, alpha, linear, enough, steps)
+    coupling, product = start, a @ start @ b
+    while steps < STEPS:
+        gradient = linear - 4 * alpha * product
+        best, _ = assign(gradient)
+        steps += 1
+        step = coupling_of(best) - coupling
+        step_product = a[:, best.argsort()] @ b / len(a) - product
+        length, change = line_search(float(np.sum(gradient * step)), -2 * alpha * float(np.sum(step_product * step)))
+        if change >= enough:
+            break
+        if length == 1:
+            return _reassign(best, a, b, alpha, linear, enough, steps)
+        coupling = coupling + length * step
+        product = product + length * step_product
+    return Optimum(coupling, steps)
+
+
+def _reassign(
+    matched: Matched, a: Square, b: Square, alpha: float, linear: np.ndarray | float, enough: float, steps: int
+) -> Optimum:
+    """From an assignment. Euclidean distances make the objective concave (Maron and Lipman 2018): whole steps are
+    best, and every step is an assignment. Where one is not, the general descent goes on from there."""
+    n = len(a)
+    rows, prices = np.arange(n), None
+    scaled = a * (-4 * alpha / n)
+    gradient = linear + scaled @ b[matched]
+    while steps < STEPS:
+        best, prices = assign(gradient, matched, prices)
+        steps += 1
+        moved = np.flatnonzero(best != matched)
+        if len(moved) < MANY * n:
+            bend = scaled[:, moved] @ (b[best[moved]] - b[matched[moved]])
+        else:
+            bend = scaled @ b[best] - (gradient - linear)
+        slope = float(np.sum(gradient[rows, best] - gradient[rows, matched])) / n
+        length, change = line_search(slope, float(np.sum(bend[rows, best] - bend[rows, matched])) / n / 2)
+        if change >= enough:
+            break
+        if length < 1:
+            between = (1 - length) * coupling_of(matched) + length * coupling_of(best)
+            return _descend(between, a, b, alpha, linear, enough, steps)
+        gradient += bend
+        matched = best
+    return Optimum(coupling_of(matched), steps)
+
+
+def line_search(slope: float, curve: float) -> tuple[float, float]:
+    """Where slope t + curve t^2 is least for t up to 1, and its value there."""
+    length = min(1.0, -slope / (2 * curve)) if curve > 0 else 1.0
+    return length, slope * length + curve * length**2
+
+
+def mixtures(n: int, count: int, seed: int) -> Iterator[Coupling]:
+    """Halfway between the uniform coupling and drawn permutations."""
+    draw = np.random.default_rng(seed)
+    for _ in range(count):
+        yield (coupling_of(draw.permutation(n)) + 1 / n**2) / 2
+
+
+def by_mean_distance(a: Square, b: Square) -> Coupling:
+    """Where the first step from the uniform coupling leads: the gradient there is of rank one, so that the rows are
+    matched in the order of their mean distances."""
+    matched = np.empty(len(a), int)
+    matched[a.mean(1).argsort(kind="stable")] = b.mean(1).argsort(kind="stable")
+    return coupling_of(matched)
+
+
+class Gromov(NamedTuple):
+    """The best local minimum: its objective, coupling (rows of a sorted first, see `in_one_order`), start and steps."""
+
+    value: float
+    coupling: Coupling
+    start: str
+    steps: int
+
+
+def best_gromov(a: Space, b: Space, *, start: GromovStart, restarts: int, seed: int) -> Gromov:
+    """Of the starts that are asked for, the one with the least objective. steps: of all."""
+    left, right = (side.distances for side in in_one_order(a, b))
+    n, found, steps = len(left), [], 0
+    tried: list[tuple[str, Coupling]] = []
+    if start != "pot":
+        tried.append(("identity", coupling_of(np.arange(n))))
+    if start != "identity":
+        tried.append(("pot", by_mean_distance(left, right)))
+    tried += [(f"drawn {k}", coupling) for k, coupling in enumerate(mixtures(n, restarts, seed))]
+    for name, coupling in tried:
+        end = descend(coupling, left, right)
+        steps += end.steps
+        found.append(Gromov(gromov_objective(left, right, end.coupling), end.coupling, name, steps))
+    return min(found, key=lambda one: one.value)._replace(steps=steps)
+
+
+def lower_bounds(a: Square, b: Square) -> tuple[float, float]:
+    """The second and the third lower bound of Memoli (2011, section 6), squared loss.
+
+    The second matches all distances in order; the third, rows by the distances from them, which is never smaller.
+    """
+    profiles = np.sort(a, axis=1), np.sort(b, axis=1)
+    second = float(np.mean((np.sort(profiles[0], axis=None) - np.sort(profiles[1], axis=None)) ** 2))
+    own = [np.mean(side**2, axis=1) for side in profiles]
+    cost = own[0][:, None] + own[1][None] - 2 / len(a) * profiles[0] @ profiles[1].T
+    matched, _ = assign(cost)
+    return second, float(np.mean((profiles[0] - profiles[1][matched]) ** 2))
+
+
+def gromov(a: Space, b: Space, *, start: GromovStart, restarts: int, seed: int) -> float:
+    return best_gromov(a, b, start=start, restarts=restarts, seed=seed).value
+
+
+def sinkhorn(cost: Square, epsilon: float, column: np.ndarray) -> tuple[Coupling, np.ndarray]:
+    """The coupling of least <cost, T> - epsilon entropy(T), and its column potentials; starts from such potentials.
+
+    Scalings go back into the potentials every 10 iterations, so that nothing under- or overflows.
+    """
+    n = len(cost)
+    row = (cost - column).min(1)
+    column = column + (cost - column - row[:, None]).min(0)
+    for _ in range(SINKHORN // 10):
+        kernel, v = np.exp((row[:, None] + column - cost) / epsilon), np.ones(n)
+        for _ in range(10):
+            u = 1 / (n * (kernel @ v))
+            v = 1 / (n * (u @ kernel))
+        row, column = row + epsilon * np.log(u), column + epsilon * np.log(v)
+        coupling = u[:, None] * kernel * v
+        if np.abs(coupling.sum(1) - 1 / n).sum() < 1e-11:
+            break
+    return coupling, column
+
+
+def gromov_entropic(a: Space, b: Space, *, epsilon: float) -> float:
+    """gromov_objective where T = sinkhorn(its gradient at T, epsilon), reached from the uniform coupling."""
+    left, right = (side.distances for side in in_one_order(a, b))
+    n = len(left)
+    constant = 2 * ((left**2).mean(1)[:, None] + (right**2).mean(1)[None])
+    coupling, column = np.full((n, n), 1 / n**2), np.zeros(n)
+    for _ in range(STEPS):
+        last = coupling
+        coupling, column = sinkhorn(constant - 4 * left @ last @ right, epsilon, column)
+        if np.linalg.norm(coupling - last) < 1e-11:
+            return gromov_objective(left, right, coupling)
+    raise Degenerate(f"transport: the entropic coupling did not settle, got epsilon {epsilon}; raise epsilon")
+
+
+LOCAL = "A local minimum, the best of several starts: an upper bound. "
+
+
+@measures.register(
+    "gromov_wasserstein",
+    Card(
+        label="Gromov-Wasserstein",
+        larger_is_closer=False,
+        bounds=(0.0, None),
+        symmetric=True,
+        is_metric=False,
+        invariant_to=SHAPE,
+        minimum_rows=2,
+        paired=False,
+        cost="n^2 d once per layer; per start and pair about 3 products of 2 n^3 and 10 assignments (n = 1000: 0.4 s)",
+        source="Memoli 2011, squared loss (not its root); conditional gradient (Vayer et al. 2019)",
+        note=LOCAL + "0: equal up to rotation, offset, scale (unless cost_scale is none) and order of the rows.",
+    ),
+)
+def gromov_wasserstein(
+    *,
+    cost_scale: CostScale = "mean",
+    start: GromovStart = "best",
+    restarts: Annotated[int, Field(ge=0)] = 0,
+    seed: int = 0,
+) -> Measure:
+    """Least mean squared difference of distances, sum (D_ik - D'_jl)^2 T_ij T_kl, over couplings T of the rows.
+
+    start: the rows' pairing (`identity`), the uniform coupling, where POT starts (`pot`), or the better of the two.
+    restarts: starts beside them, from permutations drawn under the seed.
+    Distances 1, 2, 3 and 4, 8, 12 over their means are the same, in another order of the rows:
+
+    >>> from repsim_cli import measures
+    >>> round(measures.get("gromov_wasserstein")([[0.], [1.], [3.]], [[12.], [0.], [8.]]), 12)
+    0.0
+    """
+    return Measure(
+        prepare=partial(space, cost_scale=cost_scale),
+        compare=partial(gromov, start=start, restarts=restarts, seed=seed),
+        permute=permuted,
+        squares=1,
+    )
+
+
+@measures.register(
+    "gromov_wasserstein_entropic",
+    Card(
+        label="Gromov-Wasserstein (entropic)",
+        larger_is_closer=False,
+        bounds=(None, None),
+        symmetric=True,
+        is_metric=False,
+        invariant_to=SHAPE,
+        minimum_rows=2,
+        paired=False,
+        cost="n^2 d once per layer; about 50 steps of 2 n^3 + 100 n^2 per pair",
+        source="Peyre et al. 2016: projected gradient; the value is without the entropy term",
+        note="From the uniform coupling; above 0 also for equal layers, the more the larger epsilon is. Smoother and "
+        "larger than gromov_wasserstein.",
+    ),
+)
+def gromov_wasserstein_entropic(
+    *, cost_scale: CostScale = "mean", epsilon: Annotated[float, Field(gt=0)] = 0.5
+) -> Measure:
+    """sum (D_ik - D'_jl)^2 T_ij T_kl at the coupling T that an entropy penalty epsilon blurs.
+
+    With a large epsilon T is uniform. Distances 0 and 1: they differ by 1 in half of the cases.
+
+    >>> from repsim_cli import measures
+    >>> round(measures.get("gromov_wasserstein_entropic", epsilon=1e6)([[0.], [1.]], [[0.], [1.]]), 6)
+    0.5
+    """
+    return Measure(
+        prepare=partial(space, cost_scale=cost_scale),
+        compare=partial(gromov_entropic, epsilon=epsilon),
+        permute=permuted,
+        squares=1,
+    )

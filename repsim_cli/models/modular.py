@@ -1,0 +1,175 @@
+"""The transformer of the modular-sum studies: two tokens, a and b, that attend to each other; ReLU, no normalisation.
+
+As in the protocol that Gao et al. 2024 cite (Nanda et al. 2023, Zhong et al. 2023) but for the missing `=` token:
+learned positions, biases in the MLPs alone, weights drawn with a standard deviation of 1 / sqrt(inputs).
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import safetensors.torch
+import torch
+from jaxtyping import Float, Int
+from pydantic import Field
+from torch import Tensor, nn
+
+from repsim_cli.data.modular import Numbers, pairs
+from repsim_cli.models.architectures import MODULAR
+from repsim_cli.models.source import Precomputed, Source
+from repsim_cli.models.transformers import hash_files
+from repsim_cli.registry import models
+
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """numbers: of which a and b are. outputs: the classes that each head tells apart, by its name."""
+
+    numbers: int
+    blocks: int
+    outputs: dict[str, int]
+    width: int = 128
+    heads: int = 4
+    mlp: int = 512
+
+
+class Attention(nn.Module):
+    """Both tokens attend to both; what lies between its products are modules, so that it can be read."""
+
+    def __init__(self, width: int, heads: int):
+        super().__init__()
+        self.heads = heads
+        self.q, self.k, self.v, self.out = (nn.Linear(width, width, bias=False) for _ in range(4))
+        self.scores, self.pattern = nn.Identity(), nn.Identity()
+
+    def forward(self, x: Float[Tensor, "b s d"]) -> Float[Tensor, "b s d"]:
+        q, k, v = (self._by_head(part(x)) for part in (self.q, self.k, self.v))
+        scores = self.scores(q @ k.mT / q.shape[-1] ** 0.5)
+        z = self.pattern(scores.softmax(-1)) @ v
+        return self.out(z.transpose(1, 2).flatten(2))
+
+    def _by_head(self, x: Float[Tensor, "b s d"]) -> Float[Tensor, "b h s e"]:
+        return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+
+
+class Block(nn.Module):
+    def __init__(self, width: int, heads: int, mlp: int):
+        super().__init__()
+        self.attention = Attention(width, heads)
+        self.mlp_in, self.mlp_out = nn.Linear(width, mlp), nn.Linear(mlp, width)
+
+    def forward(self, x: Float[Tensor, "b s d"]) -> Float[Tensor, "b s d"]:
+        x = x + self.attention(x)
+        return x + self.mlp_out(self.mlp_in(x).relu())
+
+
+class Modular(nn.Module):
+    """heads: c1, c2, ... read from the stream of token a, b1, b2, ... from that of token b."""
+
+    main_input_name = "input_ids"
+
+    def __init__(self, shape: Shape):
+        super().__init__()
+        self.embed = nn.Embedding(shape.numbers, shape.width)
+        self.position = nn.Parameter(torch.empty(2, shape.width))
+        self.embedded = nn.Identity()
+        self.blocks = nn.ModuleList(Block(shape.width, shape.heads, shape.mlp) for _ in range(shape.blocks))
+        self.heads = nn.ModuleDict(
+            {name: nn.Linear(shape.width, classes, bias=False) for name, classes in shape.outputs.items()}
+        )
+        for weights in (self.embed.weight, self.position):
+            nn.init.normal_(weights, std=shape.width**-0.5)
+        for part in self.modules():
+            if isinstance(part, nn.Linear):
+                nn.init.normal_(part.weight, std=part.in_features**-0.5)
+                if part.bias is not None:
+                    nn.init.zeros_(part.bias)
+
+    def stream(self, input_ids: Int[Tensor, "b 2"], blocks: int | None = None) -> Float[Tensor, "b 2 d"]:
+        """The residual stream after the first `blocks` blocks, or all."""
+        x = self.embedded(self.embed(input_ids) + self.position)
+        for block in self.blocks[:blocks]:
+            x = block(x)
+        return x
+
+    def forward(self, input_ids: Int[Tensor, "b 2"], attention_mask: Tensor | None = None) -> Float[Tensor, "b 2 d"]:
+        return self.stream(input_ids)
+
+    def read(self, name: str, stream: Float[Tensor, "b 2 d"]) -> Float[Tensor, "b c"]:
+        """The logits of one head."""
+        return self.heads[name](stream[:, int(name.startswith("b"))])
+
+
+def saved(model: Modular, shape: Shape, folder: Path) -> None:
+    """Writes the model as `loaded` reads it."""
+    state = {name: weights.detach().contiguous() for name, weights in model.state_dict().items()}
+    safetensors.torch.save_file(state, folder / WEIGHTS)
+    (folder / CONFIG).write_text(json.dumps({"model_type": "modular", **asdict(shape)}, indent=1) + "\n")
+
+
+def loaded(folder: Path) -> Modular:
+    settings = json.loads((folder / CONFIG).read_text())
+    model = Modular(Shape(**{key: value for key, value in settings.items() if key != "model_type"}))
+    model.load_state_dict(safetensors.torch.load_file(folder / WEIGHTS))
+    return model.eval().requires_grad_(False)
+
+
+def modular_source(shape: Shape, folder: Callable[[], Path], **more: Any) -> Source:
+    """The Source of a model that `folder` gives once it is there."""
+    with torch.device("meta"):
+        skeleton = Modular(shape)
+    return Source(
+        layers=shape.blocks,
+        heads=shape.heads,
+        kv_heads=shape.heads,
+        width=shape.width,
+        context=2,
+        parameters=sum(weights.numel() for weights in skeleton.parameters()),
+        vocabulary=shape.numbers,
+        architecture=MODULAR,
+        model_type="modular",
+        skeleton=skeleton,
+        tokenizer=lambda: Numbers(shape.numbers),
+        load=lambda eager: loaded(folder()),
+        identity=lambda: {"source": str(folder()), "weights_hash": hash_files([folder() / WEIGHTS])},
+        head_width=shape.width // shape.heads,
+        modality="numbers",
+        **more,
+    )
+
+
+def chain(a: Int[Tensor, " n"], b: Int[Tensor, " n"], moduli: Sequence[int]) -> list[Int[Tensor, " n"]]:
+    """c1 = (a + b) mod p1, c2 = (c1 + b) mod p2, ...
+
+    >>> [int(c) for c in chain(torch.tensor(58), torch.tensor(3), [59, 31, 17])]
+    [2, 5, 8]
+    """
+    found, last = [], a
+    for modulus in moduli:
+        last = (last + b) % modulus
+        found.append(last)
+    return found
+
+
+@models.register("modular_targets")
+def modular_targets(
+    *, moduli: Annotated[list[int], Field(min_length=1)], coding: Literal["one_hot", "scalar"] = "one_hot"
+) -> Precomputed:
+    """The sums c1, c2, ... of all pairs (a, b) of numbers below the first modulus, as representations that any other
+    can be compared with: one feature per class, or the number itself."""
+    a, b = torch.from_numpy(pairs(moduli[0])).unbind(1)
+    found = {}
+    for k, (modulus, c) in enumerate(zip(moduli, chain(a, b, moduli), strict=True), 1):
+        found[f"c{k}"] = nn.functional.one_hot(c, modulus).float() if coding == "one_hot" else c[:, None].float()
+    about = f"sums modulo {', '.join(map(str, moduli))}, {coding}"
+    return Precomputed(
+        names=list(found),
+        rows=len(a),
+        widths=[x.shape[1] for x in found.values()],
+        read=lambda name, rows: found[name][rows],
+        identity=lambda: {"source": about, "weights_hash": about},
+    )
