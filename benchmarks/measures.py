@@ -255,6 +255,7 @@ def full() -> None:
         start = time.perf_counter()
         torch.mm(a, b)
         rates.append(2 * 4096**3 / (time.perf_counter() - start) / 1e9)
+    del a, b
     start = time.perf_counter()
     values = all_pairs({"m": measures.get("cka_unbiased")}, xs)["m"]
     seconds = time.perf_counter() - start

@@ -20,7 +20,7 @@ from torch import Tensor
 from repsim_cli.errors import BadInput
 from repsim_cli.measures import Measure
 from repsim_cli.measures.base import Card, MeasureWarning, cosine, inner_values
-from repsim_cli.measures.inner import AnyKernel, Features, Matrix, Packed, State, packed, part, products, unpacked
+from repsim_cli.measures.inner import AnyKernel, Features, Matrix, Packed, State, packed, products, tile_of, unpacked
 from repsim_cli.settings import Significance
 from repsim_cli.similarity import Prepared, SimilarityMatrix, Statistics, pairs
 
@@ -372,7 +372,7 @@ def jackknife(measure: Measure, prepared: Prepared, values: Matrix, clusters: np
 def _block(kernel: AnyKernel, state: State, rows: slice, columns: slice, n: int) -> Tensor:
     features = state.features
     if isinstance(kernel, Packed):
-        return part(features.values, n, rows, columns)
+        return tile_of(features.values, n, rows, columns)
     return kernel.cells(state.fit, features.block(rows) @ features.block(columns).T, rows, columns)
 
 

@@ -380,7 +380,8 @@ def centred_rows(x: Float[Tensor, "n d"]) -> CentredRows:
     # float64 rounding of the mean leaves this much of a constant column
     if scale <= 1e-13 * largest:
         raise Degenerate("all rows are equal, got a constant representation; drop this layer or change the data")
-    return given._replace(scale=scale)
+    # a scale whose inverse is no longer than x's precision: what `block` multiplies by
+    return given._replace(scale=1 / torch.tensor(1 / scale, dtype=dtype).item())
 
 
 def rounding_floor(n: int, dtype: torch.dtype) -> float:

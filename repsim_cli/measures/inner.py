@@ -53,7 +53,7 @@ class CentredRows(NamedTuple):
         return len(self.x)
 
     def block(self, rows: slice) -> Float[Tensor, "b d"]:
-        return (self.x[rows].to(self.mean.dtype) - self.mean).sub_(self.rest).div_(self.scale)
+        return (self.x[rows].to(self.mean.dtype) - self.mean).sub_(self.rest).mul_(1 / self.scale)
 
     @property
     def values(self) -> Float[Tensor, "n d"]:
@@ -172,38 +172,49 @@ def _tiles(states: Mapping[Any, Sequence[State]], n: int, tile: int) -> Blocks:
     like = some[0].features.block(slice(1))
     side = min(tile, n)
     buffers = {kernel: like.new_empty(len(some), side * side) for kernel in states}
-    for rows, columns in upper_tiles(n, side):
-        shape = (rows.stop - rows.start, columns.stop - columns.start)
-        cells = shape[0] * shape[1]
-        blocks = {kernel: buffer[:, :cells] for kernel, buffer in buffers.items()}
-        for first, *others in by_features.values():
-            for r in range(len(some)):
-                features = states[first][r].features
-                left = features.block(rows)
-                right = left if rows == columns else features.block(columns)
-                gram = blocks[first][r].view(shape)
-                torch.mm(left, right.T, out=gram)
-                for kernel in others:
-                    blocks[kernel][r].view(shape).copy_(gram)
-                for kernel in (first, *others):
-                    given = blocks[kernel][r].view(shape)
-                    made = kernel.cells(states[kernel][r].fit, given, rows, columns)
-                    if made.data_ptr() != given.data_ptr():
-                        given.copy_(made)
-        if rows == columns:
-            yield 1, {kernel: _cut_diagonal(block, shape[0]) for kernel, block in blocks.items()}
-        # a tile above the diagonal stands for its mirror image too
-        yield (1 if rows == columns else 2), blocks
-
-
-def upper_tiles(n: int, side: int) -> Iterator[tuple[slice, slice]]:
-    """Rows and columns of tiles that cover the cells on and above the diagonal; those on it are small, as half of
-    such a tile is its own mirror image."""
     for start in range(0, n, side):
-        rows = slice(start, min(start + side, n))
-        yield from _halved(rows)
-        for other in range(rows.stop, n, side):
-            yield rows, slice(other, min(other + side, n))
+        band = slice(start, min(start + side, n))
+        # made once for all tiles of these rows
+        held = {make: [state.features.block(band) for state in states[of[0]]] for make, of in by_features.items()}
+        for rows, columns in band_tiles(band, n):
+            shape = (rows.stop - rows.start, columns.stop - columns.start)
+            cells = shape[0] * shape[1]
+            blocks = {kernel: buffer[:, :cells] for kernel, buffer in buffers.items()}
+            for make, (first, *others) in by_features.items():
+                for r, block in enumerate(held[make]):
+                    left = block[rows.start - start : rows.stop - start]
+                    if columns.start < band.stop:
+                        right = block[columns.start - start : columns.stop - start]
+                    else:
+                        right = states[first][r].features.block(columns)
+                    gram = blocks[first][r].view(shape)
+                    torch.mm(left, right.T, out=gram)
+                    for kernel in others:
+                        blocks[kernel][r].view(shape).copy_(gram)
+                    for kernel in (first, *others):
+                        _make(kernel, states[kernel][r].fit, blocks[kernel][r].view(shape), rows, columns)
+            if rows == columns:
+                yield 1, {kernel: _cut_diagonal(block, shape[0]) for kernel, block in blocks.items()}
+            # a tile above the diagonal stands for its mirror image too
+            yield (1 if rows == columns else 2), blocks
+
+
+def _make(kernel: Kernel, fit: Any, gram: Float[Tensor, "a b"], rows: slice, columns: slice) -> None:
+    """Turns a tile of the Gram matrix into the kernel's, where it is."""
+    made = kernel.cells(fit, gram, rows, columns)
+    if made.data_ptr() != gram.data_ptr():
+        gram.copy_(made)
+
+
+def band_tiles(band: slice, n: int) -> Iterator[tuple[slice, slice]]:
+    """Rows and columns of the tiles of a band of rows that cover its cells on and above the diagonal.
+
+    Those on the diagonal are small, as half of such a tile is its own mirror image.
+    """
+    yield from _halved(band)
+    side = band.stop - band.start
+    for other in range(band.stop, n, side):
+        yield band, slice(other, min(other + side, n))
 
 
 def _halved(rows: slice) -> Iterator[tuple[slice, slice]]:
@@ -260,7 +271,7 @@ def unpacked(cells: Float[Tensor, " cells"], n: int) -> Float[Tensor, "n n"]:
     return square + square.T
 
 
-def part(cells: Float[Tensor, " cells"], n: int, rows: slice, columns: slice) -> Float[Tensor, "a b"]:
+def tile_of(cells: Float[Tensor, " cells"], n: int, rows: slice, columns: slice) -> Float[Tensor, "a b"]:
     """A tile of the symmetric matrix of packed cells i < j, with zero diagonal."""
     i = torch.arange(rows.start, rows.stop, device=cells.device)[:, None]
     j = torch.arange(columns.start, columns.stop, device=cells.device)[None]
