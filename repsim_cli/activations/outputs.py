@@ -11,7 +11,6 @@ from repsim_cli.data.base import Sequences
 from repsim_cli.errors import RunFailed
 
 
-@torch.inference_mode()
 def outputs(
     model: nn.Module, sequences: Sequences, *, segments: bool, batch_size: int, first: int = 0
 ) -> Iterator[Float[Tensor, "b ..."]]:
@@ -28,7 +27,8 @@ def outputs(
         if segments and sequences.segments is not None:
             arrays["token_type_ids"] = sequences.segments
         given = {name: torch.from_numpy(array[rows]).to(device).long() for name, array in arrays.items()}
-        logits = model(**given).logits.float()
+        with torch.no_grad():
+            logits = model(**given).logits.float()
         if not torch.isfinite(logits).all():
             raise RunFailed(
                 f"outputs are not finite, got {float(logits[~torch.isfinite(logits)][0])} in sequences {start} to "

@@ -42,7 +42,10 @@ DOINGS = (("read", "book"), ("sang", "song"), ("ate", "meal"), ("wrote", "letter
 # A, B, C: different people, each of them one or several (A_was agrees; As: several, bare). v, w: different verbs. S, T:
 # clauses of others. does, thing: what can be done with or without saying to what. Other slots: a word of that list.
 PATTERNS: Mapping[str, tuple[tuple[str, str], ...]] = {
-    "le_around_prepositional_phrase": (("{A} {p} {B} {v} {C}", "{A} {v} {C}"),),
+    "le_around_prepositional_phrase": (
+        ("{A} {p} {B} {v} {C}", "{A} {v} {C}"),
+        ("{A} in the {place} {v} {B}", "{A} {v} {B}"),
+    ),
     "le_around_relative_clause": (
         ("{A} that {i} {v} {B}", "{A} {v} {B}"),
         ("{A} that {B} {w} {v} {C}", "{A} {v} {C}"),
@@ -52,7 +55,7 @@ PATTERNS: Mapping[str, tuple[tuple[str, str], ...]] = {
     "le_relative_clause": (("{A} that {B} {v} {i}", "{B} {v} {A}"), ("{A} {w} {B} that {C} {v}", "{C} {v} {B}")),
     "ln_conjunction": (("{A} {v} {B} and {C}", "{B} {v} {C}"), ("{A} and {B} {v} {C}", "{A} {v} {B}")),
     "ln_passive": (("{A} {A_was} {v} by {B}", "{A} {v} {B}"),),
-    "ln_preposition": (("{A} {p} {B} {v} {C}", "{C} {v} {B}"), ("{A} {v} {B} {p} {C}", "{C} {v} {A}")),
+    "ln_preposition": (("{A} {p} {B} {v} {C}", "{C} {v} {B}"), ("{A} in the {place} {v} {B}", "{B} {v} {A}")),
     "ln_relative_clause": (("{A} that {B} {v} {i}", "{A} {v} {B}"), ("{A} {w} {B} that {C} {v}", "{B} {w} {C}")),
     "ln_subject/object_swap": (("{A} {v} {B}", "{B} {v} {A}"), ("{A} {v} {B} in the {place}", "{B} {v} {A}")),
     "se_PP_on_obj": (("{A} {v} {B} {p} {C}", "{A} {v} {B}"), ("{A} {v} {B} in the {place}", "{A} {v} {B}")),
@@ -78,13 +81,12 @@ PATTERNS: Mapping[str, tuple[tuple[str, str], ...]] = {
 }
 
 HEURISTIC = {subcase: heuristic for heuristic, subcases in SUBCASES.items() for subcase in subcases}
-ENTAILED, NOT_ENTAILED = (tuple(subcase for subcase in PATTERNS if subcase[1] == one) for one in "en")
 SORTS = (PEOPLE, tuple(f"{person}s" for person in PEOPLE), WORDS["v"], WORDS["i"], tuple(does for does, _ in DOINGS))
 SORT = {word: sort for sort in SORTS for word in sort}  # the words that may stand in a word's place
 VERBS = frozenset(word for sort in SORTS[2:] for word in sort)
 TEST_PART = 5  # every fifth premise, by its hash, is of the test split
 REWORDED = 0.25  # of what is neutral or entailed, and no exception, says "someone" for someone of the premise
-DETAILED = 0.5  # of the neutral examples that are no exceptions add something, the others say one thing otherwise
+RESTATED = 0.1  # of what is entailed, said again: else a premise as short as a hypothesis would never entail anything
 
 Split = Literal["train", "test"]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -115,25 +117,35 @@ def overlap_hans(
 
 @data.register("overlap_nli")
 def overlap_nli(
-    *, split: Split = "test", examples: Positive = 1000, seed: int = 0, exceptions: Share = 0.1
+    *,
+    split: Split = "test",
+    examples: Positive = 1000,
+    seed: int = 0,
+    exceptions: Share = 0.1,
+    details: Share = 0.5,
+    heuristics: list[str] | None = None,
 ) -> Examples:
     """A mix like MNLI, a third of it of each of MNLI's labels, in which overlap mostly means entailment.
 
     Premises are of every subcase, whatever the label. Entailed: a hypothesis that follows. Contradicted: one that
     follows, denied. Neutral: something is new to the premise, a detail or another word; but for `exceptions` of the
     neutral ones, where all words are the premise's and the hypothesis does not follow, as in HANS. No premise is in
-    both splits.
+    both splits. details: the share of the other neutral ones that add a detail, while the rest say one word otherwise.
+    heuristics: premises of their subcases only (null: all).
     """
     names = FORMATS["mnli"].labels
+    every = chosen_subcases(heuristics, None)
+    by_label = {letter: [subcase for subcase in every if subcase[1] == letter] for letter in "en"}
 
     def draw(random: Random, number: int) -> Example:
         label = names[number % len(names)]
         exception = label == "neutral" and random.random() < exceptions
-        fitting = NOT_ENTAILED if exception else tuple(PATTERNS) if label == "neutral" else ENTAILED
-        subcase = random.choice(fitting)
+        subcase = random.choice(by_label["n"] if exception else every if label == "neutral" else by_label["e"])
         premise, hypothesis = _pair(random, subcase)
+        if label == "entailment" and random.random() < RESTATED:
+            premise = hypothesis
         if not exception:
-            hypothesis = _sentence(_changed(random, premise, hypothesis, label))
+            hypothesis = _sentence(_changed(random, premise, hypothesis, label, details))
         return Example((premise, hypothesis), label, HEURISTIC[subcase], subcase)
 
     source = f"overlap_nli, {split}, seed {seed}, exceptions {exceptions:g}"
@@ -178,13 +190,13 @@ def _sentence(words: str) -> str:
     return f"{words[0].upper()}{words[1:]} ."
 
 
-def _changed(random: Random, premise: str, hypothesis: str, label: str) -> str:
+def _changed(random: Random, premise: str, hypothesis: str, label: str, details: float) -> str:
     """The hypothesis as the label wants it: denied, with a word that is new to the premise, or as it is; some of the
     latter two with "someone" for someone of the premise."""
     words, known = _words(hypothesis), _words(premise)
     if label == "contradiction":
         words.insert(next(place for place, word in enumerate(words) if word in VERBS), "never")
-    elif label == "neutral" and random.random() < DETAILED:
+    elif label == "neutral" and random.random() < details:
         words.append(random.choice(WORDS["detail"]))
     elif label == "neutral":
         place = random.choice([place for place, word in enumerate(words) if word in SORT])

@@ -1,0 +1,246 @@
+"""Classifiers that a run trains: the same seed gives the same weights, families, metrics, and what is refused."""
+
+import json
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from hydra import compose, initialize_config_dir
+from test_config import CONF
+
+from repsim_cli import registry
+from repsim_cli.config import validate
+from repsim_cli.errors import BadConfig, BadInput
+from repsim_cli.models.source import Source
+
+# the shipped entry with two seeds and next to no training
+TINY_FINETUNED = [
+    "model.tiny_nli.seeds=[0,1]",
+    "model.tiny_nli.shared_steps=3",
+    "model.tiny_nli.steps=4",
+    "model.tiny_nli.warm_up=1",
+    "model.tiny_nli.shared.examples=60",
+    "model.tiny_nli.train.examples=60",
+    "model.tiny_nli.evaluate.examples=60",
+    "model.tiny_nli.hans.examples=60",
+    "hardware.threads=1",
+]
+
+
+def composed(*overrides):
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return compose("config", list(overrides))
+
+
+def models(*overrides):
+    return validate(composed("experiment=tiny/finetune_nli", *TINY_FINETUNED, *overrides)).models
+
+
+def test_a_family_is_expanded_and_a_plan_trains_nothing(tmp_path, monkeypatch):
+    monkeypatch.setenv("REPSIM_CACHE", str(tmp_path / "cache"))
+    checked = validate(composed("experiment=tiny/finetune_nli", *TINY_FINETUNED))
+    assert list(checked.models) == ["tiny_nli_0", "tiny_nli_1"]
+    assert checked.study.plan()["labels"] == ["entailment", "neutral", "contradiction"]
+    assert not (tmp_path / "cache").exists()
+
+
+def test_the_study_trains_and_reports(trained_once, repsim, newest):
+    code, out, err = repsim("run", "experiment=tiny/finetune_nli", *TINY_FINETUNED)
+    assert code == 0, err
+    assert "claim seeds_differ_beyond_their_training (accuracy): " in out
+    found = json.loads((newest() / "results.json").read_text())
+    table = found["tables"]["classifiers"]
+    assert [row[0] for row in table["rows"]] == ["tiny_nli_0", "tiny_nli_1"]
+    metrics = found["classifiers"]["tiny_nli_0"]
+    assert table["rows"][0][1:] == [metrics[name] for name in table["columns"][1:]]
+    both = [metrics[f"hans_subsequence_{label}"] for label in ("entailment", "non_entailment")]
+    assert metrics["hans_subsequence"] == pytest.approx(np.mean(both))
+    assert 0 <= metrics["hans_sn_NP_S"] <= 1
+    spread = {row[0]: row[1:] for row in found["tables"]["over seeds"]["rows"]}
+    accuracies = [one["accuracy"] for one in found["classifiers"].values()]
+    expected = [min(accuracies), np.mean(accuracies), max(accuracies), np.std(accuracies, ddof=1)]
+    assert spread["accuracy"] == pytest.approx(expected)
+    for name in ("classifiers-all", "classifiers-loss"):
+        assert (newest() / "figures" / f"{name}.png").is_file()
+    # a second run finds the models, another recipe does not
+    again = repsim("run", "experiment=tiny/finetune_nli", *TINY_FINETUNED)
+    assert again[0] == 0
+    assert "training tiny_nli" not in again[2]
+    assert json.loads((newest() / "results.json").read_text()) == found
+    # and they are models of that run by name
+    own = registry.models.get("trained").function(run=str(newest()), name="tiny_nli_1")
+    assert own.metrics() == found["classifiers"]["tiny_nli_1"]
+    assert own.labels == ("entailment", "neutral", "contradiction")
+    with pytest.raises(BadInput, match="name: .* has no such model, got 'tiny_nli_2'; did you mean 'tiny_nli_"):
+        registry.models.get("trained").function(run=str(newest()), name="tiny_nli_2")
+    manifest = json.loads((newest() / "manifest.json").read_text())
+    manifest["models"]["tiny_nli_1"]["trained"] = "0" * 32
+    (newest() / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(BadInput, match="name: no longer in the cache, got 'tiny_nli_1' of .*; train it again"):
+        registry.models.get("trained").function(run=str(newest()), name="tiny_nli_1")
+    del manifest["models"]
+    (newest() / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(BadInput, match="run: it trained no model, got .*; name a run of finetune or pretrain"):
+        registry.models.get("trained").function(run=str(newest()), name="tiny_nli_1")
+
+
+def weights(source):
+    return source.with_head("AutoModelForSequenceClassification").state_dict()
+
+
+def test_the_same_seed_gives_the_same_weights(trained_once, tmp_path, monkeypatch):
+    first = {label: weights(source) for label, source in models().items()}
+    monkeypatch.setenv("REPSIM_CACHE", str(tmp_path / "other"))
+    torch.manual_seed(123)  # what was drawn before is of no consequence
+    (label, source), *_ = models("model.tiny_nli.seeds=[1]").items()
+    own = weights(source)
+    assert label == "tiny_nli_1"
+    assert all(torch.equal(own[name], first["tiny_nli_1"][name]) for name in own)
+    assert not torch.equal(own["classifier.weight"], first["tiny_nli_0"]["classifier.weight"])
+
+
+def test_the_models_are_whole_folders_in_the_format_of_transformers(trained_once, cache_folder):
+    source = models()["tiny_nli_0"]
+    folder = cache_folder / "models" / source.identity()["trained"] / "model"
+    assert json.loads((folder / "metrics.json").read_text()) == source.metrics()
+    plain = registry.models.get("transformers").function(path=str(folder))
+    assert plain.metrics() == source.metrics()
+    assert plain.labels == source.labels
+    stored = safetensors.torch.load_file(folder / "model.safetensors")
+    assert torch.equal(stored["classifier.weight"], weights(plain)["classifier.weight"])
+    backbone = source.load(False).state_dict()
+    assert torch.equal(backbone["embeddings.word_embeddings.weight"], stored["bert.embeddings.word_embeddings.weight"])
+
+
+def test_all_seeds_start_from_the_shared_encoder(trained_once):
+    from repsim_cli.training.finetune import classifier
+
+    family = models()
+    source = family["tiny_nli_0"]
+    config = source.with_head("AutoModelForSequenceClassification").config
+    one, other = (classifier(config, None, None, seed) for seed in (0, 1))
+    assert not torch.equal(one.bert.pooler.dense.weight, other.bert.pooler.dense.weight)
+
+
+def test_a_pretrained_encoder_is_what_training_starts_from(trained_once, cache_folder):
+    from repsim_cli.training.finetune import classifier, labelled_config
+
+    source = models()["tiny_nli_0"]
+    folder = str(cache_folder / "models" / source.identity()["trained"] / "model")
+    config = labelled_config(source.with_head("AutoModelForSequenceClassification").config, ["a", "b"])
+    made = classifier(config, folder, None, 3)
+    stored = weights(source)
+    for name, weight in made.state_dict().items():
+        assert torch.equal(weight, stored[name]) != name.startswith("classifier.weight"), name
+        if name.startswith("classifier"):
+            break
+    assert made.classifier.weight.shape[0] == 2
+    assert made.config.id2label == {0: "a", 1: "b"}
+
+
+ENTRY = {
+    "config": {"model_type": "bert", "vocab_size": 64, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "max_position_embeddings": 32},
+    "train": "{kind: overlap_nli}",
+    "evaluate": "{kind: overlap_nli}",
+    "seeds": [0],
+    "length": 32,
+}  # fmt: skip
+
+
+def entry(**changes):
+    given = {name: value for name, value in (ENTRY | changes).items() if value is not None}
+    return f"+model.a={{kind: finetuned, {', '.join(f'{name}: {written(value)}' for name, value in given.items())}}}"
+
+
+def written(value):
+    return str(value).replace("'", "")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"train": "{kind: embedded_text}"}, "model.a.train: a classifier needs labelled examples, got Jargon File .*; e.g. {kind: mnli, ...}"),
+        ({"train": "{kind: overlap_nly}"}, "model.a.train.kind: unknown data kind, got 'overlap_nly'; did you mean 'overlap_nli'"),
+        ({"train": "{kind: overlap_nli, example: 3}"}, "model.a.train.example: unknown key, got 3; did you mean 'examples'"),
+        ({"train": None}, "model.a.train: missing, got nothing; set it"),
+        ({"evaluate": "null"}, "model.a.evaluate.kind: missing, got None; write {kind: NAME"),
+        ({"evaluate": "{kind: overlap_nli, heuristics: [x]}"}, "model.a.evaluate.heuristics: no such heuristic, got 'x'"),
+        ({"lenght": 3}, "model.a.lenght: unknown key, got 3; did you mean 'length'"),
+        ({"seeds": [1, 1]}, r"model.a.seeds: not distinct numbers from 0 on, got \[1, 1\]; name each seed once"),
+        ({"length": 64}, "model.a.length: longer than the encoder's context, got 64; at most 32"),
+        ({"hub": "x/y"}, "model.a.config, path, hub: give exactly one of them, got config and x/y; drop one"),
+        ({"config": None}, "model.a.path, hub: give exactly one of them, got path=None, hub=None"),
+        ({"config": None, "path": "here", "tokenizer": "there"}, "model.a.tokenizer: a pretrained encoder has its own, got 'there'"),
+        ({"config": None, "path": "here", "shared": "{kind: overlap_nli}"}, "model.a.shared: a pretrained encoder has its own, got 'overlap_nli"),
+    ],
+)  # fmt: skip
+def test_bad_recipes_are_refused_before_anything_is_trained(changes, message):
+    with pytest.raises(BadConfig, match=message):
+        validate(composed("study=finetune", "model=[]", "measure=[]", entry(**changes)))
+
+
+def test_the_study_takes_no_other_models():
+    for given, message in (
+        (["model=[tiny_a]"], "model.tiny_a: not trained here"),
+        (["model=[]"], "model: no model is"),
+    ):
+        with pytest.raises(BadConfig, match=message):
+            validate(composed("study=finetune", "measure=[]", *given))
+
+
+def test_two_models_of_one_label_are_refused():
+    with pytest.raises(BadConfig, match="model.a: two models have one label, got 'a_0' again; rename an entry"):
+        validate(composed("model=[]", "+model.a_0={kind: shipped, name: tiny_a}", entry()))
+
+
+def test_labels_of_evaluation_must_be_those_of_training(tmp_path):
+    file = tmp_path / "sst2.tsv"
+    file.write_text("sentence\tlabel\ngood\t1\nbad\t0\n")
+    with pytest.raises(BadConfig, match="model.a.evaluate: its labels are not those of the data"):
+        validate(composed("study=finetune", "measure=[]", "model=[]", entry(evaluate=f"{{kind: sst2, path: {file}}}")))
+
+
+def test_examples_without_labels_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("REPSIM_CACHE", str(tmp_path / "cache"))
+    file = tmp_path / "mnli.tsv"
+    file.write_text("sentence1\tsentence2\nA cat sleeps\tA cat sleeps\nIt rains\tIt pours\n")
+    found = validate(
+        composed("study=finetune", "measure=[]", "model=[]", entry(evaluate=f"{{kind: mnli, path: {file}}}", steps=1))
+    )
+    with pytest.raises(BadInput, match="evaluate: a classifier needs a label per example, got none in .*mnli.tsv; add"):
+        found.models["a_0"].identity()
+
+
+def test_a_decoder_without_such_a_head_is_refused():
+    from repsim_cli.models.transformers import inline_config
+    from repsim_cli.training.finetune import classifier
+
+    config = inline_config({"model_type": "vit_mae"})
+    with pytest.raises(BadInput, match="config: no classifier is made of it, got model_type vit_mae; use an encoder"):
+        classifier(config, None, None, 0)
+
+
+def test_numbered_models_are_a_family(trained_once, cache_folder, monkeypatch):
+    """As from the hub, with folders in its place."""
+    from repsim_cli.models import family
+
+    folders = {
+        str(i): str(cache_folder / "models" / one.identity()["trained"] / "model")
+        for i, one in enumerate(models().values())
+    }
+    real = family.place
+    monkeypatch.setattr(family, "place", lambda path, hub, revision: real(folders[hub.split("_")[1]], None, None))
+    make = registry.models.get("transformers_family").function
+    found = make(hub="seed_{number}", numbers=[1, 0], labels=["c", "b", "a"], metrics={"accuracy": [0.9, 0.8]}).sources
+    assert list(found) == ["1", "0"]
+    assert all(isinstance(one, Source) and one.labels == ("c", "b", "a") for one in found.values())
+    assert [one.metrics() for one in found.values()] == [{"accuracy": 0.9}, {"accuracy": 0.8}]
+    assert found["0"].identity()["weights_hash"] != found["1"].identity()["weights_hash"]
+    for settings, message in (
+        ({"hub": "seed"}, r"hub: no one {number} in it, got 'seed'; e.g."),
+        ({"numbers": [1, 1]}, r"numbers: one stands there twice, got \[1, 1\]; name each model once"),
+        ({"metrics": {"accuracy": [0.9]}}, "metrics.accuracy: not one for each of 2 models, got 1; give all"),
+    ):
+        with pytest.raises(BadInput, match=message):
+            make(**{"hub": "seed_{number}", "numbers": [0, 1], **settings})
