@@ -91,8 +91,8 @@ def _distances(name: str, found: dict[str, Any]) -> Any:
     ):
         values = np.array(pairs["values"])
         if len(values) >= VIOLIN and np.ptp(values):
-            body = axes.violinplot(values, [place], widths=0.8, showextrema=False)["bodies"][0]
-            body.set(facecolor=colour, alpha=0.2)
+            drawn: Any = axes.violinplot(values, [place], widths=0.8, showextrema=False)
+            drawn["bodies"][0].set(facecolor=colour, alpha=0.2)
         axes.boxplot(
             values,
             positions=[place],
