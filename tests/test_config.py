@@ -19,6 +19,7 @@ EXPERIMENTS = sorted(str(f.relative_to(CONF / "experiment").with_suffix("")) for
 NEEDS_THE_HUB = {
     "pythia_cka",
     "solu_gelu_cka",
+    "solu_gelu_stitching",
     "measure_agreement",
     "pythia_convergence",
     "pythia_effective_rank",

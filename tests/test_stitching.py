@@ -437,6 +437,11 @@ def test_what_cannot_be_stitched_is_refused(tmp_path, tiny_folder):
         BadInput, match=r"model.x.path: its checkpoint has no head for AutoModelForSequenceClassification"
     ):
         open_whole("x", backbone, CLASSES, "cpu")
+    backbone = registry.models.get("transformers").function(path=str(tiny_folder("gpt_neox")))
+    with pytest.raises(
+        BadInput, match=r"model.x.path: its checkpoint has no head for AutoModelForCausalLM, got .*; use a"
+    ):
+        open_whole("x", backbone, CAUSAL, "cpu")
     with pytest.raises(
         BadInput, match=r"config: no head for AutoModelForCausalLM, got model_type distilbert; use a model"
     ):

@@ -42,7 +42,7 @@ def summary(folder: Path) -> str:
 
 def _table_lines(name: str, table: dict[str, Any]) -> Iterator[str]:
     """A table of one row as a sentence, one of several with a column under each name."""
-    cells = [[_cell(value) for value in row] for row in table["rows"]]
+    cells = [[_cell(value) for value in row] for row in table["rows"][:SHOWN_ROWS]]
     if len(cells) == 1:
         yield f"  {name}: " + ", ".join(f"{c} {v}" for c, v in zip(table["columns"], cells[0], strict=True))
         return
@@ -51,6 +51,8 @@ def _table_lines(name: str, table: dict[str, Any]) -> Iterator[str]:
     for row in [table["columns"], *cells]:
         first, *rest = (f"{cell:{'<' if i == 0 else '>'}{widths[i]}}" for i, cell in enumerate(row))
         yield "    " + "  ".join([first, *rest]).rstrip()
+    if len(table["rows"]) > SHOWN_ROWS:
+        yield f"    and {len(table['rows']) - SHOWN_ROWS} more rows: see results.json"
 
 
 def _cell(value: Any) -> str:
@@ -59,7 +61,7 @@ def _cell(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}" if isinstance(value, float) else str(value)
 
 
-SHOWN_MEASURES, SHOWN_PAIRS = 6, 12  # up to which a run is printed in full
+SHOWN_MEASURES, SHOWN_PAIRS, SHOWN_ROWS = 6, 12, 24  # up to which a run is printed in full
 
 
 def _measure_lines(folder: Path, measure: dict[str, Any]) -> Iterator[str]:

@@ -3,7 +3,7 @@
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -54,6 +54,13 @@ class Sequences:
     def ids(self) -> Int[np.ndarray, "N L"]:
         """Token ids, of text."""
         return self.inputs
+
+    def take(self, rows: Int[np.ndarray, " n"]) -> "Sequences":
+        """Some of the sequences, in this order."""
+        arrays = {f.name: getattr(self, f.name) for f in fields(self)}
+        taken = {name: array[rows] for name, array in arrays.items() if isinstance(array, np.ndarray)}
+        labels = None if self.labels is None else replace(self.labels, codes=self.labels.codes[rows])
+        return replace(self, **taken, labels=labels)
 
     def hash(self) -> str:
         """sha256 of inputs, mask and row ids: equal means the same rows in the same order."""

@@ -143,6 +143,8 @@ def heatmap(
     axes.tick_params(length=2)
     if values.size <= WRITTEN:
         for (i, j), value in np.ndenumerate(values):
+            if np.isnan(value):  # a cell without a value, which is crossed out
+                continue
             red, green, blue, _ = image.cmap(image.norm(value))
             ink = "black" if 0.3 * red + 0.6 * green + 0.1 * blue > 0.5 else "white"
             axes.text(j, i, form.format(value), ha="center", va="center", fontsize=6, color=ink)

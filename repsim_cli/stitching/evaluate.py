@@ -198,8 +198,9 @@ def evaluate_stitches(
         inputs = inputs_of(sequences, rows)
         labels = None if sequences.labels is None else torch.from_numpy(sequences.labels.codes[rows]).long()
         read = Streams(heads, tails, stitches, inputs, seed + start)
-        own, stitched, weights = [], torch.empty(0), torch.empty(0)
+        own: list[Tensor] = []
         found: dict[Stitch, Tensor] = {}
+        weights = torch.empty(0)
         for label in order:
             tail = tails[label]
             last = tail.depth - 1

@@ -1,0 +1,427 @@
+"""Stitching of all ordered pairs of models: what is lost where the blocks of one go on from the stream of another."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import nn
+
+from repsim_cli.activations.hook_points import expand
+from repsim_cli.activations.inputs import check_modality, described, sequences_of, tokenizers
+from repsim_cli.activations.rows import devices
+from repsim_cli.analysis import claims as findings
+from repsim_cli.cache import Entry, key, trim, using
+from repsim_cli.data.base import Data, Sequences
+from repsim_cli.data.labelled import Examples
+from repsim_cli.errors import BadInput, RunFailed
+from repsim_cli.models.source import AnySource, Source
+from repsim_cli.registry import did_you_mean, studies
+from repsim_cli.results import Run
+from repsim_cli.settings import Extract, Hardware, Positive
+from repsim_cli.stitching.evaluate import (
+    Head,
+    HeadKind,
+    Scores,
+    Stitch,
+    classification,
+    evaluate_stitches,
+    next_token,
+)
+from repsim_cli.stitching.layers import KINDS, Init, Layers, check_layer
+from repsim_cli.stitching.models import EMBED, Layer, Whole, check_stitchable, layer_name, open_whole, scrambled
+from repsim_cli.stitching.train import Fit, Recipe, fit_key, fit_stitches
+
+CODE = 1  # raise when a change of the code changes what a stitched model scores
+Baseline = Literal["self", "random", "shuffled"]
+AS_HEAD: dict[Baseline, HeadKind] = {"self": "model", "random": "random", "shuffled": "shuffled"}
+Metric = Literal["loss", "accuracy", "kl"]
+POINTS_DRAWN = 50  # of a learning curve; each the mean over some steps
+PENALTIES = [
+    "head", "tail", "head layer", "tail layer", "loss", "own loss", "penalty", "penalty se", "accuracy lost",
+    "accuracy lost se", "KL", "KL se", "ended",
+]  # fmt: skip
+
+
+@studies.register("stitching")
+class Stitching:
+    """Blocks 0..l of a head, a stitch layer, blocks l+1..last of a tail; at every layer of extract.hook_points
+    (`embed`, `resid_post`), or with grid after every layer of the head into every layer of the tail.
+
+    Language models on text lose cross-entropy of the next token, classifiers on labelled examples lose accuracy too.
+    pairs: [head, tail], by label; null: every model before every model. baselines, for every tail: before it itself
+    (`self`), itself with its weights in random order (`random`), itself with the rows of every batch in random order
+    (`shuffled`). evaluation: the last so many of extract.sequences are not trained on, nor is any document in them.
+    metric: which loss the figures show. layer, init, init_sequences, steps, warm_up, batch, learning_rate, momentum,
+    scale_rate, clip, decay: see `stitching.train.Recipe`. labels: of classifiers' outputs, where configs name none.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: Mapping[str, AnySource],
+        data: Data,
+        extract: Extract,
+        hardware: Hardware,
+        seed: int,
+        cache: bool = True,
+        pairs: list[list[str]] | None = None,
+        grid: bool = False,
+        evaluation: Annotated[int, Field(ge=2)] = 64,
+        baselines: list[Baseline] | None = None,
+        metric: Metric = "loss",
+        layer: Layers = "affine",
+        init: Init = "least_squares",
+        init_sequences: Positive = 16,
+        steps: Positive = 2000,
+        warm_up: Annotated[int, Field(ge=0)] = 200,
+        batch: Positive = 8,
+        learning_rate: Annotated[float, Field(gt=0)] = 1.0,
+        momentum: Annotated[float, Field(gt=0, lt=1)] = 0.9,
+        scale_rate: bool = False,
+        clip: Annotated[float, Field(gt=0)] | None = None,
+        decay: bool = False,
+        labels: list[str] | None = None,
+        claims: list[str] | None = None,
+    ):
+        self.data, self.hardware, self.seed, self.cache = data, hardware, seed, cache
+        self.grid, self.evaluation, self.metric = grid, evaluation, metric
+        self.extract = replace(extract, unit="token", padding="drop")
+        self.recipe = Recipe(
+            layer=layer,
+            init=init,
+            init_sequences=init_sequences,
+            steps=steps,
+            warm_up=warm_up,
+            batch=batch,
+            learning_rate=learning_rate,
+            momentum=momentum,
+            scale_rate=scale_rate,
+            clip=clip,
+            decay=decay,
+        )
+        self.models = self._models(model)
+        check_modality(self.models, data)
+        self._check_settings()
+        self.claims = claims or []
+        findings.check_names(self.claims, findings.STITCHING_CLAIMS)
+        self.pairs = self._pairs(pairs)
+        self.heads: dict[str, list[Head]] = {}
+        for tail in dict.fromkeys(tail for _, tail in self.pairs):
+            own = [Head(head) for head, other in self.pairs if other == tail]
+            # the same stitch by two names is one
+            self.heads[tail] = list(dict.fromkeys([*own, *(Head(tail, AS_HEAD[word]) for word in baselines or ())]))
+        self.layers = {label: self._layers(label, source) for label, source in self.models.items()}
+        self.stitches = [s for tail, heads in self.heads.items() for head in heads for s in self._between(head, tail)]
+        if not self.stitches:
+            raise BadInput(f"extract.layers: no pair of models shares a layer, got {extract.layers}; use all, or grid")
+        for stitch in self.stitches:
+            self._check_widths(stitch)
+        self.labels = labels
+        self.devices = devices(hardware, list(self.models))
+        self.tokenizers = tokenizers(self.models, data, self.extract)
+        if isinstance(data, Examples):
+            classification(self.models, data.names, labels)
+        self._check_memory()
+
+    @property
+    def auto(self) -> Any:
+        labelled = isinstance(self.data, Examples)
+        return "AutoModelForSequenceClassification" if labelled else "AutoModelForCausalLM"
+
+    def _models(self, given: Mapping[str, AnySource]) -> dict[str, Source]:
+        if not given:
+            raise BadInput("model: no model is selected, got none; e.g. model=[tiny_a,tiny_b]")
+        found = {}
+        for label, source in given.items():
+            check_stitchable(label, source, self.auto)
+            assert isinstance(source, Source)
+            if source.context is not None and self.extract.length > source.context:
+                raise BadInput(
+                    f"extract.length, model.{label}: longer than the model's context, got {self.extract.length}; "
+                    f"at most {source.context}"
+                )
+            found[label] = source
+        return found
+
+    def _check_settings(self) -> None:
+        recipe, extract = self.recipe, self.extract
+        if self.evaluation >= extract.sequences and self._fitted:
+            raise BadInput(
+                f"options.evaluation: no sequences are left to train on, got {self.evaluation} of {extract.sequences}; "
+                "raise extract.sequences"
+            )
+        if recipe.warm_up >= recipe.steps and KINDS[recipe.layer].trained:
+            raise BadInput(f"options.warm_up: as long as the training, got {recipe.warm_up}; lower it, or raise steps")
+        if self.hardware.dtype == "float16" and KINDS[recipe.layer].trained:
+            raise BadInput("hardware.dtype: gradients underflow, got float16; use bfloat16 or float32")
+
+    @property
+    def _fitted(self) -> bool:
+        """Whether stitch layers are made from data."""
+        return self.recipe.layer != "identity"
+
+    def _pairs(self, given: list[list[str]] | None) -> list[tuple[str, str]]:
+        if given is None:
+            return [(head, tail) for tail in self.models for head in self.models]
+        for pair in given:
+            if len(pair) != 2:
+                raise BadInput(f"options.pairs: not a head and a tail, got {pair}; write [[HEAD, TAIL], ...]")
+            for label in pair:
+                if label not in self.models:
+                    raise BadInput(f"options.pairs: no such model, got '{label}'; {did_you_mean(label, self.models)}")
+        return [(head, tail) for head, tail in given]
+
+    def _layers(self, label: str, source: Source) -> list[Layer]:
+        try:
+            points = expand(self.extract.hook_points, self.extract.layers, source)
+        except BadInput as error:
+            raise BadInput(f"extract.hook_points, model.{label}: {error}") from None
+        for point in points:
+            if point.kind not in ("embed", "resid_post") or point.head is not None:
+                raise BadInput(
+                    f"extract.hook_points: stitches are made between blocks, got '{point}'; use resid_post and embed"
+                )
+        return [EMBED if point.layer is None else point.layer for point in points]
+
+    def _between(self, head: Head, tail: str) -> Iterator[Stitch]:
+        for at in self.layers[head.model]:
+            for into in self.layers[tail]:
+                if self.grid or at == into:
+                    yield Stitch(head, tail, at, into)
+
+    def _check_widths(self, stitch: Stitch) -> None:
+        head, tail = ((label, self.models[label].width) for label in (stitch.head.model, stitch.tail))
+        check_layer(self.recipe.layer, self.recipe.init, head, tail)
+
+    def memory(self) -> dict[str, float]:
+        """Bytes, estimated: weights, the streams and outputs of one batch with what its gradients need, the layers."""
+        places = min(self.hardware.batch_size, self.extract.sequences) * self.extract.length
+        widest = max(source.width for source in self.models.values())
+        most = max(source.vocabulary for source in self.models.values()) if self.auto.endswith("LM") else 8
+        random = sum(head.kind == "random" for heads in self.heads.values() for head in heads)
+        blocks = max(source.layers for source in self.models.values())
+        return {
+            "Python and its libraries": 0.5e9,
+            "weights": sum(4.0 * s.parameters for s in self.models.values()) * (1 + random / len(self.models)),
+            "streams": 4.0 * places * sum(s.width * (s.layers + 1) for s in self.models.values()),
+            "outputs": 4.0 * 4 * places * most,
+            "gradients": 4.0 * places * widest * 24 * blocks,
+            "stitch layers": 4.0 * 3 * len(self.stitches) * (widest + 1) ** 2,
+        }
+
+    def _check_memory(self) -> None:
+        need, limit = sum(self.memory().values()), self.hardware.memory_limit
+        if need > limit:
+            raise BadInput(
+                f"hardware.memory_gb: the run needs about {need / 1e9:.2f} GB, got a limit of {limit / 1e9:.2f} GB; "
+                "lower hardware.batch_size or extract.length, or use fewer models"
+            )
+
+    def plan(self) -> dict[str, Any]:
+        recipe, length = self.recipe, self.extract.length
+        steps = recipe.steps if KINDS[recipe.layer].trained else 0
+        memory = self.memory()
+        return {
+            "models": {
+                label: f"{one.model_type}, {one.layers} blocks of {one.width}, {one.parameters:,} parameters"
+                for label, one in self.models.items()
+            },
+            "stitches": len(self.stitches),
+            "pairs of models": len(self.pairs),
+            "stitch layer": recipe.layer,
+            "training steps of each": steps,
+            "tokens per step, at most": recipe.batch * length if steps else 0,
+            "training tokens of each, at most": steps * recipe.batch * length,
+            "evaluation tokens, at most": self.evaluation * length,
+            "memory, GB": {
+                part: round(size / 1e9, 3) for part, size in {**memory, "in all": sum(memory.values())}.items()
+            },
+        }
+
+    def run(self, run: Run) -> dict[str, Any]:
+        hardware = self.hardware
+        if hardware.threads:
+            torch.set_num_threads(hardware.threads)
+        run.manifest.update(device=hardware.device, threads=torch.get_num_threads())
+        with run.stage("data"):
+            train, held = self._data(run)
+            task = classification(self.models, held.labels.names, self.labels) if held.labels else next_token()
+        with run.stage("hashes"):
+            identities = {label: source.identity() for label, source in self.models.items()}
+            run.manifest["models"] = identities
+        run.save_manifest()
+        with run.stage("models"):
+            dtype = getattr(torch, hardware.dtype)
+            wholes = {
+                label: open_whole(label, source, self.auto, self.devices[label], dtype)
+                for label, source in self.models.items()
+            }
+            heads = {head: self._head(head, wholes) for each in self.heads.values() for head in each}
+        settings = {"dtype": hardware.dtype, "batch_size": hardware.batch_size, "seed": self.seed}
+        keys = {s: fit_key(s, identities, train, task, self.recipe, settings) for s in self.stitches}
+        fits: dict[Stitch, Fit] = {}
+        with run.stage("stitch layers"):
+            for tail, each in self.heads.items() if self._fitted else ():
+                for head in each:
+                    own = [s for s in self.stitches if s.head == head and s.tail == tail]
+                    with self._entries("stitches", [keys[s] for s in own]) as found:
+                        fits |= fit_stitches(
+                            heads[head],
+                            wholes[tail],
+                            own,
+                            train,
+                            task,
+                            self.recipe,
+                            batch_size=hardware.batch_size,
+                            seed=self.seed,
+                            progress=run.progress,
+                            entries={s: found[keys[s]] for s in own if found},
+                        )
+        for stitch, fit in fits.items():
+            if fit.diverged is not None:
+                run.warn(f"{stitch}: its training diverged at step {fit.diverged}; it has no penalty")
+        whole = [s for s in self.stitches if s not in fits or fits[s].diverged is None]
+        if not whole:
+            raise RunFailed(
+                f"options.learning_rate: every training diverged, got {self.recipe.learning_rate}; lower it"
+            )
+        maps: dict[Stitch, nn.Module] = {s: fits[s].layer for s in whole if s in fits}
+        name = key({"code": CODE, "stitches": [keys[s] for s in whole], "data": _content(held), **settings})
+        with run.stage("stitched models"), self._entries("stitched", [name]) as found:
+            scores = evaluate_stitches(
+                heads,
+                wholes,
+                whole,
+                held,
+                task,
+                maps=maps,
+                batch_size=hardware.batch_size,
+                seed=self.seed,
+                progress=run.progress,
+                entry=found.get(name),
+            )
+        with run.stage("results"):
+            return self._results(scores, fits, task.outputs != (), len(train.ids))
+
+    def _data(self, run: Run) -> tuple[Sequences, Sequences]:
+        """What is trained on and what is not, noted in the manifest."""
+        found = sequences_of(self.models, self.tokenizers, self.data, self.extract, self.seed)
+        run.manifest["data"], notices = described(found, self.data, self.extract)
+        for notice in notices:
+            run.warn(notice)
+        sequences = next(iter(found.values()))
+        if isinstance(self.data, Examples) and sequences.labels is None:
+            raise BadInput(
+                f"data: classifiers need a label per example, got none in {self.data.source}; use other data"
+            )
+        train, held = split(sequences, self.evaluation, self._fitted)
+        run.manifest["rows"] = {"training": len(train.ids), "evaluation": len(held.ids)}
+        return train, held
+
+    def _head(self, head: Head, wholes: Mapping[str, Whole]) -> Whole:
+        return scrambled(wholes[head.model], self.auto, self.seed) if head.kind == "random" else wholes[head.model]
+
+    @contextmanager
+    def _entries(self, kind: str, keys: Sequence[str]) -> Iterator[Mapping[str, Entry]]:
+        if not self.cache:
+            yield {}
+            return
+        with using(kind, list(keys)) as entries:
+            yield entries
+        trim()
+
+    def _results(self, scores: Scores, fits: Mapping[Stitch, Fit], classifiers: bool, sequences: int) -> dict[str, Any]:
+        rows = [_row(stitch, scores, fits.get(stitch)) for stitch in self.stitches]
+        kinds = {label: f"{s.model_type.split()[-1]}, {s.layers} blocks" for label, s in self.models.items()}
+        records = [dict(zip(PENALTIES, row, strict=True)) for row in rows]
+        own = [
+            [tail, *scores.of_own(tail, "loss"), *scores.of_own(tail, "correct")]
+            for tail in self.heads
+            if tail in scores.own
+        ]
+        return {
+            "measures": [],
+            "tables": {
+                "stitching": {"columns": PENALTIES, "rows": rows},
+                "models": {
+                    "columns": ["model", "loss", "loss se", "accuracy", "accuracy se"],
+                    "rows": own,
+                },
+                "directions": {"columns": findings.DIRECTIONS, "rows": findings.directions(records, kinds)},
+            },
+            "curves": {str(s): _curve(s, fit, scores) for s, fit in fits.items() if len(fit.losses)},
+            "stitching": {
+                "layer": self.recipe.layer,
+                "init": self.recipe.init,
+                "metric": self.metric,
+                "grid": self.grid,
+                "predicts": "label" if classifiers else "next token",
+                "steps": self.recipe.steps if KINDS[self.recipe.layer].trained else 0,
+                "tokens_per_step": self.recipe.batch * self.extract.length,
+                "training_sequences": sequences,
+                "evaluation_sequences": len(scores.weights),
+                "kinds": kinds,
+            },
+            "claims": findings.stitching_verdicts(self.claims, "stitching penalty", records, kinds),
+        }
+
+
+def split(sequences: Sequences, evaluation: int, fitted: bool) -> tuple[Sequences, Sequences]:
+    """The first sequences for training and the last `evaluation` for evaluation; none of a document is in both.
+
+    fitted: whether anything is made from the first ones; else they are left out. Raises BadInput where a side is empty.
+    """
+    count = len(sequences.ids)
+    if fitted and count <= evaluation:
+        raise BadInput(
+            f"options.evaluation: no evaluation rows are left beside the training, got {count} sequences for "
+            f"{evaluation}; lower options.evaluation, or give more data"
+        )
+    held = np.arange(max(count - evaluation, 0), count)
+    if not fitted:
+        return sequences.take(held[:0]), sequences.take(held)
+    documents = np.unique(sequences.document[held][sequences.text[held]])
+    shared = np.any(np.isin(sequences.document, documents) & sequences.text, axis=1)
+    train = np.flatnonzero(~shared[: held[0]])
+    if not len(train):
+        raise BadInput(
+            f"options.evaluation: no training rows are left beside the documents of the evaluation, got {count} "
+            "sequences; give more data, or shorter documents (data.sample_by=paragraph)"
+        )
+    return sequences.take(train), sequences.take(held)
+
+
+def _content(sequences: Sequences) -> list[Any]:
+    labels = sequences.labels
+    return [sequences.hash(), None if labels is None else [labels.codes.tolist(), list(labels.names)]]
+
+
+def _row(stitch: Stitch, scores: Scores, fit: Fit | None) -> list[Any]:
+    """One line of the table; without numbers where the training diverged."""
+    place = [str(stitch.head), stitch.tail, layer_name(stitch.at), layer_name(stitch.into)]
+    if stitch not in scores.stitched:
+        assert fit is not None
+        return [*place, *[None] * (len(PENALTIES) - 5), f"diverged at step {fit.diverged}"]
+    loss, own = scores.of(stitch, "loss").value, scores.of_own(stitch.tail, "loss").value
+    spread = [*scores.penalty(stitch), *scores.penalty(stitch, "correct"), *scores.of(stitch, "kl")]
+    return [*place, loss, own, *spread, "trained" if fit is not None and len(fit.losses) else "not trained"]
+
+
+def _curve(stitch: Stitch, fit: Fit, scores: Scores) -> dict[str, Any]:
+    """The training loss, averaged over stretches of steps, each placed at its last."""
+    parts = np.array_split(fit.losses, min(POINTS_DRAWN, len(fit.losses)))
+    return {
+        "quantity": "training loss of stitch layers",
+        "head": str(stitch.head),
+        "tail": stitch.tail,
+        "head layer": layer_name(stitch.at),
+        "tail layer": layer_name(stitch.into),
+        "steps": np.cumsum([len(part) for part in parts]).tolist(),
+        "values": [float(part.mean()) for part in parts],
+        "own": scores.of_own(stitch.tail, "loss").value if stitch.tail in scores.own else None,
+        "diverged": fit.diverged,
+    }
