@@ -223,3 +223,14 @@ def newest(tmp_path):
     from repsim_cli import results
 
     return lambda: results.runs(tmp_path / "outputs")[-1]
+
+
+@pytest.fixture(scope="session")
+def cache_folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("trained")
+
+
+@pytest.fixture
+def trained_once(cache_folder, monkeypatch, repsim):
+    """What is trained in one test is there in the next."""
+    monkeypatch.setenv("REPSIM_CACHE", str(cache_folder))

@@ -17,10 +17,10 @@ ROOT = Path(__file__).parent.parent
 CONF = ROOT / "conf"
 EXPERIMENTS = sorted(str(f.relative_to(CONF / "experiment").with_suffix("")) for f in CONF.glob("experiment/**/*.yaml"))
 NEEDS_THE_HUB = {
-    "ewt_representations", "glue_finetuned", "hans_identity_stitching", "localization",
-    "measure_agreement", "mnli_cka", "mnli_cka_distance", "mnli_identity_stitching", "ptb_representations",
-    "pythia_cka", "pythia_convergence", "pythia_effective_rank", "random_models", "solu_gelu_cka",
-    "solu_gelu_stitching",
+    "ewt_representations", "finetune_nli", "glue_finetuned", "hans_identity_stitching",
+    "localization", "measure_agreement", "mnli_cka", "mnli_cka_distance", "mnli_identity_stitching", "mnli_outputs",
+    "ptb_representations", "pythia_cka", "pythia_convergence", "pythia_effective_rank", "random_models",
+    "solu_gelu_cka", "solu_gelu_stitching",
 }  # fmt: skip
 
 
@@ -60,7 +60,7 @@ def test_component_files_list_every_keyword():
 def test_every_registered_component_has_a_file():
     for group, room in (("measure", registry.measures), ("data", registry.data), ("model", registry.models)):
         kinds = {name for f in CONF.glob(f"{group}/*.yaml") for name in [_kind(f, group)]}
-        assert kinds >= set(room.names()) - {"precomputed"}, group
+        assert kinds >= set(room.names()) - {"precomputed", "trained"}, group
 
 
 def _kind(file, group):
@@ -141,7 +141,7 @@ def test_all_problems_at_once():
         "data.path: missing, got nothing; set data.path=VALUE",
         "seed: wrong value, got 'x'; give integer",
         "model.d: wrong value, got 3; give dictionary",
-        "model.b.kind: unknown model kind, got 'transfomers'; did you mean 'transformers' or 'transformer_lens'?",
+        "model.b.kind: unknown model kind, got 'transfomers'; did you mean 'transformers' or 'transformer_lens' or 'transformers_family'?",
         "model.c.name: missing, got nothing; set it",
         "model.c.nam: unknown key, got 'tiny_a'; did you mean 'name'?",
         "measure.e.kk: unknown key, got 3; did you mean 'k'?",

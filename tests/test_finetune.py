@@ -33,17 +33,6 @@ def composed(*overrides):
         return compose("config", list(overrides))
 
 
-@pytest.fixture(scope="module")
-def cache_folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("trained")
-
-
-@pytest.fixture
-def trained_once(cache_folder, monkeypatch, repsim):
-    """What is trained in one test is there in the next."""
-    monkeypatch.setenv("REPSIM_CACHE", str(cache_folder))
-
-
 def models(*overrides):
     return validate(composed("experiment=tiny/finetune_nli", *TINY_FINETUNED, *overrides)).models
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy.spatial.distance import jensenshannon
 from scipy.stats import entropy
-from test_finetune import TINY_FINETUNED, composed, trained_once  # noqa: F401
+from test_finetune import TINY_FINETUNED, composed
 
 from repsim_cli.analysis.outputs import CARDS, Sums
 
@@ -83,7 +83,7 @@ def test_what_the_cards_claim(name, random):
         assert all(values[a, b] <= values[a, c] + values[c, b] + 1e-12 for a, b, c in np.ndindex(3, 3, 3))
 
 
-def test_the_study_compares_classifiers(trained_once, repsim, newest):  # noqa: F811
+def test_the_study_compares_classifiers(trained_once, repsim, newest):
     code, out, err = repsim(
         "run",
         "experiment=tiny/mnli_outputs",
@@ -145,7 +145,7 @@ def test_the_study_compares_language_models(repsim, newest):
     ("overrides", "message"),
     [
         (["model=[tiny_a]"], "model: outputs are compared between models, got 1; select two or more"),
-        (["model=[tiny_a,tiny_b]", "+options.outputs=[jsd]"], "options.outputs: no such measure of outputs, got 'jsd'; did you mean 'output_jsd'"),
+        (["model=[tiny_a,tiny_b]", "+options.outputs=[output_jds]"], "options.outputs: no such measure of outputs, got 'output_jds'; did you mean 'output_jsd'"),
         (["model=[tiny_a,tiny_b]", "extract.length=300"], "extract.length, model.tiny_a: longer than the model's context, got 300; at most 256"),
         (["model=[tiny_a,tiny_nli]", *TINY_FINETUNED], r"model.tiny_nli_0: its labels are not those of 'tiny_a', got \['entailment', 'neutral', 'contradiction'\] for \[\]"),
         (["model=[tiny_nli]", "data=embedded", *TINY_FINETUNED], "data: classifiers read examples, got running text"),

@@ -349,13 +349,13 @@ OF_GROUPS = {**GROUP_CLAIMS, **DISTANCE_CLAIMS}
 
 
 Metrics = Mapping[str, float]
-OVERLAP = "hans_lexical_overlap_non_entailment"
+OVERLAP = "hans_lexical_overlap"  # over both labels: readiness to answer one of them is no understanding
 
 
 def seeds_differ_beyond_their_training(classifiers: Sequence[Metrics]) -> Finding:
     """McCoy et al. 2020 (Brown et al. 2023, section 4.2): seeds are alike in distribution and differ on HANS."""
-    statistic = "range over seeds of HANS accuracy (lexical overlap, not entailed) minus range of accuracy"
-    threshold = 0.3
+    statistic = "range over seeds of HANS accuracy (lexical overlap, both labels) minus range of accuracy"
+    threshold = 0.1  # the hundred published seeds: about 0.2
     both = [one for one in classifiers if {"accuracy", OVERLAP} <= one.keys()]
     if len(both) < 2:
         return untestable(statistic, threshold, f"needs two classifiers with {OVERLAP}, got {len(both)}")

@@ -43,7 +43,8 @@ def resolve(groups: Mapping[str, Group], metrics: Mapping[str, Mapping[str, floa
                 raise BadInput(
                     f"groups.{name}.by: '{label}' was saved without {group.by}, got {listed}; use another metric"
                 )
-        ranking = sorted(metrics, key=lambda label: -metrics[label][group.by])
+        scores = {label: known[group.by] for label, known in metrics.items()}
+        ranking = sorted(scores, key=lambda label: -scores[label])
         found[name] = ranking[: group.top] if group.top is not None else ranking[len(ranking) - (group.bottom or 0) :]
     of: dict[str, str] = {}
     for name, members in found.items():

@@ -58,7 +58,9 @@ def _by_depth(curves: Curves) -> Any:
         label = f"{' – '.join(one['pairs_of'])} ({pairs} {'pair' if pairs == 1 else 'pairs'})"
         axes.plot(at, one["mean"], color=colour, marker=marker, markersize=4, linewidth=1.6, label=label, zorder=3)
         if one["low"] is not None:
-            axes.fill_between(at, one["low"], one["high"], color=colour, alpha=0.18, linewidth=0)
+            axes.fill_between(at, one["low"], one["high"], color=colour, alpha=0.15, linewidth=0)
+            for edge in ("low", "high"):
+                axes.plot(at, one[edge], color=colour, alpha=0.6, linewidth=0.6)
         else:
             axes.plot(at, np.transpose(one["values"]), color=colour, alpha=0.3, linewidth=0.6)
     axes.set_xlim(-0.5, at[-1] + 0.5)
@@ -89,8 +91,8 @@ def _distances(name: str, found: dict[str, Any]) -> Any:
     ):
         values = np.array(pairs["values"])
         if len(values) >= VIOLIN and np.ptp(values):
-            body = axes.violinplot(values, [place], widths=0.8, showextrema=False)["bodies"][0]
-            body.set(facecolor=colour, alpha=0.2)
+            drawn: Any = axes.violinplot(values, [place], widths=0.8, showextrema=False)
+            drawn["bodies"][0].set(facecolor=colour, alpha=0.2)
         axes.boxplot(
             values,
             positions=[place],

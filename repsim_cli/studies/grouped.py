@@ -32,11 +32,11 @@ def of_groups(models: Mapping[str, AnySource], members: Members) -> dict[str, An
 
 def check_metrics(groups: Mapping[str, Group], models: Mapping[str, AnySource]) -> None:
     """Raises BadInput where models are to be ranked that have no metrics."""
-    for name, group in groups.items():
-        for label, source in models.items() if isinstance(group, Ranked) else ():
+    for name, by in {name: group.by for name, group in groups.items() if isinstance(group, Ranked)}.items():
+        for label, source in models.items():
             if isinstance(source, Precomputed) or source.metrics is None:
                 raise BadInput(
-                    f"groups.{name}.by: '{label}' has no metrics, got {group.by}; name the models of the group, or "
+                    f"groups.{name}.by: '{label}' has no metrics, got {by}; name the models of the group, or "
                     "use fine-tuned ones, which are saved with theirs"
                 )
 
