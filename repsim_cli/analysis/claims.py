@@ -1,7 +1,7 @@
 """Published findings as functions: a statistic, a threshold and a verdict, reported whatever it is."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -432,9 +432,23 @@ def adjacent_layers_are_closer(found: Map, values: np.ndarray) -> Finding:
 def neurons_are_block_diagonal(found: Map) -> Finding:
     """Wu et al. 2020, section 5.1: neuronsim is block-diagonal by family, ckasim much less so."""
     statistic = "mean similarity across families over that within them (without a layer itself): cka minus neuronsim"
-    threshold, same, across = 0.0, found.cells(True), found.cells(False)
-    if not across.any():
-        return untestable(statistic, threshold, NO_FAMILIES)
+    if len(set(found.families.values())) < 2:
+        return untestable(statistic, 0.0, NO_FAMILIES)
+    return _shared(found, statistic, found.cells(True), found.cells(False))
+
+
+def neurons_differ_between_models(found: Map) -> Finding:
+    """Wu et al. 2020, section 5.1: between models neurons are very different, whole representations less so."""
+    statistic = "mean similarity between models over that within one (without a layer itself): cka minus neuronsim"
+    if len(found.models) < 2:
+        return untestable(statistic, 0.0, "needs two models")
+    models = replace(found, families={model: model for model in found.models})
+    return _shared(found, statistic, models.cells(True), models.cells(False))
+
+
+def _shared(found: Map, statistic: str, same: np.ndarray, across: np.ndarray) -> Finding:
+    """How much more cka than neuronsim keeps across of what it has within."""
+    threshold = 0.0
     if absent := [name for name in ("cka", "neuronsim") if name not in found.values]:
         return untestable(statistic, threshold, f"needs the measure {absent[0]}")
     left = {name: float(found.values[name][across].mean() / found.values[name][same].mean()) for name in found.values}
@@ -509,6 +523,7 @@ MAPS_CLAIMS: dict[str, Callable[[Map], Finding]] = {
     function.__name__: function
     for function in (
         neurons_are_block_diagonal,
+        neurons_differ_between_models,
         localization_rises_with_depth,
         top_layers_change_most,
         fine_tuning_delocalizes_the_top,
