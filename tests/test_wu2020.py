@@ -224,24 +224,25 @@ def test_sentences_that_do_not_fit(tmp_path):
         BadInput, match=r"model.b.sentence 0 has other words in .*b.hdf5', got 2 for 3 .'rain falls .'.;"
     ):
         paired(two, {}, registry.data.get("embedded_text").function(), Extract(hook_points=["embed"]))
-    write_sentences(tmp_path / "b.hdf5", written[:1])
-    two[1] = Reading("b", load(path=str(tmp_path / "b.hdf5")), [], [])
+    write_sentences(tmp_path / "few.hdf5", written[:1])
+    two[1] = Reading("b", load(path=str(tmp_path / "few.hdf5")), [], [])
     with pytest.raises(
-        BadInput, match=r"model.b.sentence 1 is not in '.*b.hdf5', got 'a dog runs outside .*; write it"
+        BadInput, match=r"model.b.sentence 1 is not in '.*few.hdf5', got 'a dog runs outside .*; write it"
     ):
         paired(two, {}, registry.data.get("embedded_text").function(), Extract(hook_points=["embed"]))
-    for arrays, message in [
+    bad = [
         ({"0": np.ones((2, 3, 5)), "1": np.ones((3, 3, 5))}, r"got .3, 3, 5. at '1' after .2, 3, 5. in"),
         ({"0": np.ones((2, 3, 5))}, "got no array '1' in"),
         ({"0": np.ones(3)}, r"must be arrays .layers, words, d., got .3,. at '0' in"),
         ({}, r"must be arrays .layers, words, d., got no array in"),
-    ]:
-        with h5py.File(tmp_path / f"c{len(message)}.hdf5", "w") as archive:
+    ]
+    for number, (arrays, message) in enumerate(bad):
+        with h5py.File(tmp_path / f"c{number}.hdf5", "w") as archive:
             for key, array in arrays.items():
                 archive[key] = array
             archive["sentence_to_index"] = np.array([json.dumps({"a b c": "0", "d e f": "1"}).encode()])
         with pytest.raises(BadInput, match=message):
-            load(path=str(tmp_path / f"c{len(message)}.hdf5"))
+            load(path=str(tmp_path / f"c{number}.hdf5"))
 
 
 @pytest.fixture(scope="module")
