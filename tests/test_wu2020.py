@@ -100,6 +100,8 @@ def test_claims_on_families():
     ]
     assert (word, value) == ("holds", pytest.approx(left[0] - left[1]))
     assert verdict("neurons_are_block_diagonal", maps(shared, private))[0] == "fails"
+    assert verdict("neurons_differ_between_models", held)[0] == "holds"
+    assert verdict("neurons_differ_between_models", maps(shared, private))[0] == "fails"
     lower = shared.copy()
     lower[:4, 8:10] += 0.1  # layers 0 and 1 of four have relative depths 0 and 1/3
     assert verdict("lower_layers_agree_across_families", maps(private, lower)) == ("holds", pytest.approx(0.025))
@@ -135,6 +137,8 @@ def test_claims_on_localization_and_a_base():
         ("lower_layers_agree_across_families", "families"),
         ("neurons_are_block_diagonal", "families"),
         ("neurons_are_block_diagonal", "values"),
+        ("neurons_differ_between_models", "values"),
+        ("neurons_differ_between_models", "one"),
         ("adjacent_layers_are_closer", "models"),
         ("localization_rises_with_depth", "values"),
         ("localization_rises_with_depth", "models"),
@@ -153,6 +157,8 @@ def test_claims_that_cannot_be_tested_say_why(name, change):
         found["values"] = {"cka": values}
     elif change == "base":
         found["base"] = None
+    elif change == "one":
+        found["models"] = {"a": slice(0, 12)}
     elif change == "models":
         found["models"] = {"a": slice(0, 2), "b": slice(2, 4), "c": slice(4, 6)}
         found["values"] = {k: v[:6, :6] for k, v in found["values"].items()}
@@ -215,27 +221,28 @@ def test_sentences_that_do_not_fit(tmp_path):
     write_sentences(tmp_path / "b.hdf5", [(["rain falls", "."], np.ones((3, 2, 5))), *written[1:]])
     two = [Reading(name, load(path=str(tmp_path / f"{name}.hdf5")), [], []) for name in ("elmo", "b")]
     with pytest.raises(
-        BadInput, match=r"model.b.sentence 0 has other words in .*b.hdf5', got 2 for 3 .'rain falls .'.;"
+        BadInput, match=r"model.b.path: sentence 0 has other words in .*b.hdf5', got 2 for 3 .'rain falls .'.;"
     ):
         paired(two, {}, registry.data.get("embedded_text").function(), Extract(hook_points=["embed"]))
-    write_sentences(tmp_path / "b.hdf5", written[:1])
-    two[1] = Reading("b", load(path=str(tmp_path / "b.hdf5")), [], [])
+    write_sentences(tmp_path / "few.hdf5", written[:1])
+    two[1] = Reading("b", load(path=str(tmp_path / "few.hdf5")), [], [])
     with pytest.raises(
-        BadInput, match=r"model.b.sentence 1 is not in '.*b.hdf5', got 'a dog runs outside .*; write it"
+        BadInput, match=r"model.b.path: sentence 1 is not in '.*few.hdf5', got 'a dog runs outside .*; write it"
     ):
         paired(two, {}, registry.data.get("embedded_text").function(), Extract(hook_points=["embed"]))
-    for arrays, message in [
+    bad = [
         ({"0": np.ones((2, 3, 5)), "1": np.ones((3, 3, 5))}, r"got .3, 3, 5. at '1' after .2, 3, 5. in"),
         ({"0": np.ones((2, 3, 5))}, "got no array '1' in"),
         ({"0": np.ones(3)}, r"must be arrays .layers, words, d., got .3,. at '0' in"),
         ({}, r"must be arrays .layers, words, d., got no array in"),
-    ]:
-        with h5py.File(tmp_path / f"c{len(message)}.hdf5", "w") as archive:
+    ]
+    for number, (arrays, message) in enumerate(bad):
+        with h5py.File(tmp_path / f"c{number}.hdf5", "w") as archive:
             for key, array in arrays.items():
                 archive[key] = array
             archive["sentence_to_index"] = np.array([json.dumps({"a b c": "0", "d e f": "1"}).encode()])
         with pytest.raises(BadInput, match=message):
-            load(path=str(tmp_path / f"c{len(message)}.hdf5"))
+            load(path=str(tmp_path / f"c{number}.hdf5"))
 
 
 @pytest.fixture(scope="module")

@@ -317,7 +317,7 @@ class Forward:
 
 def pool_words(x: Float[Tensor, "b s d"], word: Int[Tensor, "b s"]) -> Float[Tensor, "n d"]:
     """The mean over the pieces of each word of each sequence, float32. word: -1 for what is no piece."""
-    pieces = word >= 0
+    pieces, word = word >= 0, word.long()
     sequence = torch.arange(len(word), device=word.device)[:, None].expand_as(word)
     _, of = torch.unique_consecutive(torch.stack([sequence[pieces], word[pieces]]), dim=1, return_inverse=True)
     total = x.new_zeros(int(of[-1]) + 1, x.shape[2], dtype=torch.float32).index_add_(0, of, x[pieces].float())

@@ -37,7 +37,8 @@ class Sequences:
     is (of); None where sequences are cut from running text. truncated: examples cut to L. dropped: examples left
     out, by reason.
     word: for every place the number (from 0) of the word of its sentence that the token is a piece of, ascending
-    within a sequence, -1 elsewhere; position is the same there. split: sentences that are several sequences.
+    within a sequence, -1 elsewhere; position is the same there, document the sentence of every place. split: of
+    sentences, how many are several sequences.
     lost: words of sentences that are left out.
     """
 

@@ -189,9 +189,13 @@ def _padded(
     longest = min(length, max(stretch.given[place].length for stretch in stretches))
     fill = next(i for i in (tokenizer.pad_token_id, tokenizer.eos_token_id, 0) if i is not None)
     shape = (len(stretches), longest)
-    ids, segments = np.full(shape, fill, np.int32), np.zeros(shape, np.int32)
+    segmented = stretches[0].given[place].segmented
+    most = max(stretch.first + stretch.given[place].tokens[1].max() for stretch in stretches)
+    # narrow types: these arrays are what grows with the number of sentences
+    ids, word = np.full(shape, fill, np.int32), np.full(shape, NONE, np.min_scalar_type(-int(most) - 2))
     mask, text = np.zeros(shape, bool), np.zeros(shape, bool)
-    word, document = np.full(shape, NONE, np.int32), np.full(shape, NONE, np.int32)
+    segments = np.zeros(shape, np.int8) if segmented else None
+    example = np.asarray([stretch.sentence for stretch in stretches])
     cut = 0
     for row, stretch in enumerate(stretches):
         tokens = stretch.given[place].tokens
@@ -199,19 +203,19 @@ def _padded(
             tokens, cut = _cut(tokens, length, keep), cut + 1
         inside = slice(0, tokens.shape[1])
         of_text = tokens[1] != ADDED
-        ids[row, inside], segments[row, inside] = tokens[0], tokens[2]
-        mask[row, inside], text[row, inside] = True, of_text
+        ids[row, inside], mask[row, inside], text[row, inside] = tokens[0], True, of_text
         word[row, inside] = np.where(tokens[1] >= 0, tokens[1] + stretch.first, NONE)
-        document[row, inside] = np.where(of_text, stretch.sentence, NONE)
+        if segments is not None:
+            segments[row, inside] = tokens[2]
     return Sequences(
         inputs=ids,
-        segments=segments if stretches[0].given[place].segmented else None,
+        segments=segments,
         mask=mask,
         text=text,
-        document=document,
+        document=np.broadcast_to(example[:, None], shape),
         position=word,
         word=word,
-        example=np.asarray([stretch.sentence for stretch in stretches]),
+        example=example,
         truncated=cut,
         **counts,
     )

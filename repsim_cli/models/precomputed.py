@@ -197,10 +197,12 @@ def _rows_of(
         for number, sentence in enumerate(wanted):
             key = found.keys.get(sentence.text)
             if key is None:
-                raise BadInput(f"sentence {number} is not in '{found.file}', got {sentence.text!r:.60}; write it there")
+                raise BadInput(
+                    f"path: sentence {number} is not in '{found.file}', got {sentence.text!r:.60}; write it there"
+                )
             if found.words[key] != sentence.words:
                 raise BadInput(
-                    f"sentence {number} has other words in '{found.file}', got {found.words[key]} for "
+                    f"path: sentence {number} has other words in '{found.file}', got {found.words[key]} for "
                     f"{sentence.words} ({sentence.text!r:.60}); write it again from the same words"
                 )
             chosen.append(key)
