@@ -1,6 +1,6 @@
 """The six attention measures for all layers of two models, after extraction: one pass over the maps of all heads.
 
-Command: python benchmarks/attention.py     (about 2 minutes on two cores)
+Command: python benchmarks/attention.py     (about 2 minutes on two cores; `200` for so many sentences)
 2 x 12 layers x 12 heads, 1000 sentences of 25 words, one model causal, maps drawn anew for every batch of 8 sentences
 (not counted). Each measure alone, and all six, which share their sums; process CPU time, wall time, and the largest
 error in a pair of layers against the plain float64 definition on the first sentences.
