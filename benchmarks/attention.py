@@ -3,7 +3,7 @@
 Command: python benchmarks/attention.py     (about 2 minutes on two cores; `200` for so many sentences)
 2 x 12 layers x 12 heads, 1000 sentences of 25 words, one model causal, maps drawn anew for every batch of 8 sentences
 (not counted). Each measure alone, and all six, which share their sums; process CPU time, wall time, and the largest
-error in a pair of layers against the plain float64 definition on the first sentences.
+difference of a pair of layers, among all layers in float32, from the pair alone in float64.
 """
 
 import sys
