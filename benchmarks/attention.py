@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from repsim_cli import measures
-from repsim_cli.measures.base import Maps
+from repsim_cli.activations.maps import Maps
 from repsim_cli.similarity import estimate_attention
 
 MODELS, LAYERS, HEADS, WORDS, BATCH = 2, 12, 12, 25, 8
