@@ -16,7 +16,11 @@ from repsim_cli.settings import Extract, Hardware, Significance
 ROOT = Path(__file__).parent.parent
 CONF = ROOT / "conf"
 EXPERIMENTS = sorted(str(f.relative_to(CONF / "experiment").with_suffix("")) for f in CONF.glob("experiment/**/*.yaml"))
-NEEDS_THE_HUB = {"pythia_cka", "solu_gelu_cka", "measure_agreement", "pythia_convergence", "pythia_effective_rank"}
+NEEDS_THE_HUB = {
+    "pythia_cka", "solu_gelu_cka", "measure_agreement", "pythia_convergence", "pythia_effective_rank",
+    "ptb_representations", "ewt_representations", "random_models", "localization", "glue_finetuned",
+    "ptb_attention", "glue_finetuned_attention",
+}  # fmt: skip
 
 
 SETTINGS = {"extract": Extract, "significance": Significance, "hardware": Hardware}

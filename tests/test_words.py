@@ -12,6 +12,7 @@ from repsim_cli.activations.rows import blocks, pool_words, readings, row_docume
 from repsim_cli.activations.stored import activations_key
 from repsim_cli.data.words import align, check_offsets
 from repsim_cli.errors import BadInput
+from repsim_cli.models.transformers import tokenizer_of
 from repsim_cli.settings import Extract, Hardware
 
 SENTENCES = [
@@ -274,3 +275,20 @@ def test_runs_on_words_need_the_same_words(repsim, newest, tmp_path):
     )  # fmt: skip
     assert code == 0, err
     assert results.read_manifest(newest())["rows"] == 125
+
+
+def test_shipped_sentences_under_shipped_tokenizers():
+    """Four kinds of tokens, the space among them for one; every word of every sentence."""
+    data = registry.data.get("embedded_sentences").function()
+    sentences = data.sentences()
+    assert len(sentences) == 240
+    names = ("tiny_a", "word_pieces", "unigrams", "characters")
+    found = data.aligned({name: tokenizer_of(name) for name in names}, extract(length=128, sequences=240), 0)
+    words = sum(map(len, sentences))
+    for sequences in found.values():
+        assert rows_of(sequences, extract()).sum() == words
+        assert sequences.dropped == {}
+    assert found["characters"].split > 0
+    said = found["unigrams"]
+    pieces = tokenizer_of("unigrams").convert_ids_to_tokens(said.ids[0][said.word[0] == 0].tolist())
+    assert "".join(pieces).replace("\u2581", "") == sentences[0][0]

@@ -100,6 +100,8 @@ def test_claims_on_families():
     ]
     assert (word, value) == ("holds", pytest.approx(left[0] - left[1]))
     assert verdict("neurons_are_block_diagonal", maps(shared, private))[0] == "fails"
+    assert verdict("neurons_differ_between_models", held)[0] == "holds"
+    assert verdict("neurons_differ_between_models", maps(shared, private))[0] == "fails"
     lower = shared.copy()
     lower[:4, 8:10] += 0.1  # layers 0 and 1 of four have relative depths 0 and 1/3
     assert verdict("lower_layers_agree_across_families", maps(private, lower)) == ("holds", pytest.approx(0.025))
@@ -135,6 +137,8 @@ def test_claims_on_localization_and_a_base():
         ("lower_layers_agree_across_families", "families"),
         ("neurons_are_block_diagonal", "families"),
         ("neurons_are_block_diagonal", "values"),
+        ("neurons_differ_between_models", "values"),
+        ("neurons_differ_between_models", "one"),
         ("adjacent_layers_are_closer", "models"),
         ("localization_rises_with_depth", "values"),
         ("localization_rises_with_depth", "models"),
@@ -153,6 +157,8 @@ def test_claims_that_cannot_be_tested_say_why(name, change):
         found["values"] = {"cka": values}
     elif change == "base":
         found["base"] = None
+    elif change == "one":
+        found["models"] = {"a": slice(0, 12)}
     elif change == "models":
         found["models"] = {"a": slice(0, 2), "b": slice(2, 4), "c": slice(4, 6)}
         found["values"] = {k: v[:6, :6] for k, v in found["values"].items()}

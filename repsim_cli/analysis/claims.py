@@ -1,7 +1,7 @@
 """Published findings as functions: a statistic, a threshold and a verdict, reported whatever it is."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -431,24 +431,37 @@ def adjacent_layers_are_closer(found: Map, values: np.ndarray) -> Finding:
 
 def neurons_are_block_diagonal(found: Map) -> Finding:
     """Wu et al. 2020, section 5.1: neuronsim is block-diagonal by family, ckasim much less so."""
-    return _less_across_families(found, "neuronsim", "cka")
+    return _shared_by_families(found, "neuronsim", "cka")
 
 
 def single_heads_match_across_families(found: Map) -> Finding:
     """Wu et al. 2020, section 5.2, figure 4: models share pairs of heads (Jensen-Shannon) more than layers (ckasim)."""
-    return _less_across_families(found, "attention_cka", "attention_js")
+    return _shared_by_families(found, "attention_cka", "attention_js")
 
 
-def _less_across_families(found: Map, one: str, other: str) -> Finding:
-    """Whether measure `one` falls more from families to pairs across them than `other` does."""
+def neurons_differ_between_models(found: Map) -> Finding:
+    """Wu et al. 2020, section 5.1: between models neurons are very different, whole representations less so."""
+    statistic = "mean similarity between models over that within one (without a layer itself): cka minus neuronsim"
+    if len(found.models) < 2:
+        return untestable(statistic, 0.0, "needs two models")
+    models = replace(found, families={model: model for model in found.models})
+    return _shared(models, statistic, "neuronsim", "cka")
+
+
+def _shared_by_families(found: Map, less: str, more: str) -> Finding:
+    statistic = f"mean similarity across families over that within them (without a layer itself): {more} minus {less}"
+    if len(set(found.families.values())) < 2:
+        return untestable(statistic, 0.0, NO_FAMILIES)
+    return _shared(found, statistic, less, more)
+
+
+def _shared(found: Map, statistic: str, less: str, more: str) -> Finding:
+    """Whether measure `more` keeps more across families of what it has within them than measure `less` does."""
     threshold, same, across = 0.0, found.cells(True), found.cells(False)
-    statistic = f"mean similarity across families over that within them (without a layer itself): {other} minus {one}"
-    if not across.any():
-        return untestable(statistic, threshold, NO_FAMILIES)
-    if absent := [name for name in (other, one) if name not in found.values]:
+    if absent := [name for name in (more, less) if name not in found.values]:
         return untestable(statistic, threshold, f"needs the measure {absent[0]}")
-    left = {name: float(found.values[name][across].mean() / found.values[name][same].mean()) for name in (one, other)}
-    value = left[other] - left[one]
+    left = {name: float(found.values[name][across].mean() / found.values[name][same].mean()) for name in (more, less)}
+    value = left[more] - left[less]
     return Finding(statistic, threshold, value > threshold, value)
 
 
@@ -538,6 +551,7 @@ MAPS_CLAIMS: dict[str, Callable[[Map], Finding]] = {
     for function in (
         neurons_are_block_diagonal,
         single_heads_match_across_families,
+        neurons_differ_between_models,
         localization_rises_with_depth,
         top_layers_change_most,
         fine_tuning_delocalizes_the_top,

@@ -57,6 +57,7 @@ def _lines(one: dict[str, Any]) -> Any:
             panel.set_xlabel("layer, in order")
         if len(ways) > 1:
             panel.set_title(TITLES[way], loc="left", fontsize=9)
+        panel.tick_params(axis="y", labelsize=7)
         panel.grid(alpha=0.25, linewidth=0.5)
     panels[0].set_ylabel(one["label"], fontsize=8, parse_math=False)
     legend = panels[-1].legend(fontsize=7, frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
