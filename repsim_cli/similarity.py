@@ -19,9 +19,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from repsim_cli.activations.maps import Maps
 from repsim_cli.errors import BadInput, Degenerate
 from repsim_cli.measures import Measure
-from repsim_cli.measures.base import Maps, MeasureWarning, at, inner_values, own_products
+from repsim_cli.measures.base import MeasureWarning, at, inner_values, own_products
 from repsim_cli.measures.inner import Inner, Kernel, Products, products, states_of, unchanged
 from repsim_cli.measures.inner import State as KernelState
 from repsim_cli.measures.moments import varying

@@ -12,9 +12,9 @@ from test_words import SENTENCES, conllu
 
 from repsim_cli import measures, registry, results
 from repsim_cli.activations.attention import attention_readings, check_units, maps, units, word_map
+from repsim_cli.activations.maps import Maps
 from repsim_cli.data.words import align
 from repsim_cli.errors import BadInput, Degenerate, RunFailed
-from repsim_cli.measures.base import Maps
 from repsim_cli.models.source import Precomputed
 from repsim_cli.settings import Extract, Hardware
 from repsim_cli.similarity import estimate_attention

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from repsim_cli.activations.capture import capture
 from repsim_cli.activations.hook_points import expand
+from repsim_cli.activations.maps import Maps
 from repsim_cli.activations.rows import Layer, Reading
 from repsim_cli.data.base import Sequences
 from repsim_cli.errors import BadInput, RepsimError, RunFailed
-from repsim_cli.measures.base import Maps
 from repsim_cli.models.source import AnySource, Precomputed, Source
 from repsim_cli.settings import Extract, Hardware
 

@@ -14,8 +14,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from repsim_cli.activations.maps import Maps
 from repsim_cli.errors import Degenerate
-from repsim_cli.measures.base import Attention, Card, Invariance, Maps, Measure, Totals, Unit
+from repsim_cli.measures.base import Attention, Card, Invariance, Measure, Totals, Unit
 from repsim_cli.measures.cca import Variance, pwsim, svcca
 from repsim_cli.measures.hsic import cka
 from repsim_cli.measures.inner import Matrix

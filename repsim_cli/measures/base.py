@@ -2,15 +2,16 @@
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from repsim_cli.activations.maps import Maps
 from repsim_cli.errors import Degenerate
 from repsim_cli.measures.inner import AnyFeatures, CentredRows, Inner, Matrix, Products, State, products, states_of
 
@@ -74,23 +75,6 @@ class Card:
             "bounds": list(self.bounds),
             "invariant_to": sorted(self.invariant_to),
         }
-
-
-class Maps(NamedTuple):
-    """Attention of h heads on some sentences, without padding.
-
-    cells: the T x T map of every sentence (query by key, rows sum to 1), row by row, one sentence after the other.
-    lengths: the words T of every sentence. layers: which heads are of one layer.
-    """
-
-    cells: Float[Tensor, "h c"]
-    lengths: Sequence[int]
-    layers: Sequence[slice]
-
-    def sentences(self) -> Iterator[Float[Tensor, "h t t"]]:
-        """The maps of one sentence after the other."""
-        for part, t in zip(self.cells.split([t * t for t in self.lengths], dim=1), self.lengths, strict=True):
-            yield part.unflatten(1, (t, t))
 
 
 Totals = Mapping[str, Tensor]

@@ -10,13 +10,13 @@ import torch
 
 from repsim_cli.activations.attention import Special, attention_readings, check_units, head_places, maps, units
 from repsim_cli.activations.inputs import check_modality, described, named, sequences_of, tokenizers
+from repsim_cli.activations.maps import Maps
 from repsim_cli.activations.rows import devices
 from repsim_cli.analysis import claims as findings
 from repsim_cli.analysis.localization import base_curve, to_base
 from repsim_cli.data.base import Data, Sequences
 from repsim_cli.errors import BadInput, Degenerate, RunFailed
 from repsim_cli.measures import Measure
-from repsim_cli.measures.base import Maps
 from repsim_cli.models.source import AnySource, Source, families
 from repsim_cli.registry import studies
 from repsim_cli.results import STATE, Run, slug, write
