@@ -81,7 +81,8 @@ def _panels(folder: Path, measure: dict) -> Any:
     grid = figure.subplots(down, across, squeeze=False, gridspec_kw={"wspace": 0.12, "hspace": 0.25})
     for axes in grid.flat[len(values) :]:
         axes.remove()
-    used, image = list(grid.flat[: len(values)]), None
+    used = list(grid.flat[: len(values)])
+    image: Any = None
     for number, axes in enumerate(used):
         image = axes.imshow(values[number], cmap=colours(card, "values"), vmin=low, vmax=high)
         axes.set_title(matrices[number]["rows"]["model"], fontsize=7, pad=3, parse_math=False)
