@@ -2,7 +2,8 @@
 
 Command: python benchmarks/series.py          (about 5 minutes on one core)
 Time:    CPU seconds of one thread; convergence of GPT-NeoX of 6 blocks, attn_out and mlp_out, CKA on 4096 and on 1024
-         (one in eight, as published) of 8192 rows, against opening, hashing, loading and running the same checkpoints alone, by turns in one process.
+         (one in eight, as published) of 8192 rows, against opening, hashing, loading and running the same checkpoints
+         alone, by turns in one process.
 Memory:  peak resident memory of whole `repsim run` processes of one shape, with 3 and with 20 checkpoints.
 """
 
