@@ -87,6 +87,50 @@ def test_numbers_equal_a_plain_recomputation(repsim, newest, folder):
     assert "claim larger_models_converge_earlier (cka): not testable here" in out
 
 
+def test_all_checkpoints_with_all(repsim, newest, folder):
+    words = (*SMALL, entry(folder), "options.pairs=true", "options.previous=true", "extract.padding=keep")
+    assert repsim("run", "-q", *words)[0] == 0
+    found = results.read_results(newest())
+    (record,) = found["measures"]
+    assert record["label"] == "cka between checkpoints of mine"
+    layers = [f"{point}@{i}" for point in ("attn_out", "mlp_out") for i in range(3)]
+    assert [m["rows"]["model"] for m in record["matrices"]] == layers
+    for m in record["matrices"]:
+        point, layer = m["rows"]["model"].split("@")
+        assert m["rows"] == m["columns"] == {"model": m["rows"]["model"], "layers": ["step 0", "step 5", "step 20"]}
+        values = results.read_array(newest(), m["values"])
+        assert (values == values.T).all()
+        np.testing.assert_allclose(values.diagonal(), 1, atol=1e-6)
+        np.testing.assert_array_equal(values[:, 2], found["curves"][f"cka to last, {point}, mine"]["values"][int(layer)])  # fmt: skip
+        before = found["curves"][f"cka to previous, {point}, mine"]["values"][int(layer)]
+        np.testing.assert_allclose([values[1, 0], values[2, 1]], before[1:], atol=1e-6)
+    assert (newest() / "figures" / "cka_between_checkpoints_of_mine-panels.png").is_file()
+    code, _, err = repsim("run", *words, "measure=[linear_regression]")
+    assert (code, err.split("; use")[0]) == (
+        2, "error: options.pairs: needs symmetric measures, got linear_regression",
+    )  # fmt: skip
+
+
+def test_one_checkpoint_loads_while_another_is_at_work(repsim, folder, monkeypatch):
+    """In a thread of its own, and no more than one ahead."""
+    import threading
+    import weakref
+
+    load, threads, alive, most = transformers.load, [], weakref.WeakSet(), []
+
+    def noted(where, *more):
+        threads.append(threading.current_thread() is threading.main_thread())
+        model = load(where, *more)
+        alive.add(model)
+        most.append(len(alive))
+        return model
+
+    monkeypatch.setattr(transformers, "load", noted)
+    assert repsim("run", "-q", *SMALL, entry(folder), "cache=false")[0] == 0
+    assert threads == [False] * 3
+    assert max(most) <= 2
+
+
 def test_a_rerun_takes_every_checkpoint_from_the_cache(repsim, newest, folder, monkeypatch):
     loaded = []
     load = transformers.load
@@ -244,6 +288,19 @@ def test_counterparts_are_the_cells_of_all_pairs(estimate):
             np.testing.assert_allclose(found[name].se, [whole[name].se[i, i + 2].item() for i in range(2)], atol=1e-6)
         else:
             assert found[name].se is None
+
+
+def test_what_is_kept_of_the_right_side_changes_nothing():
+    torch.manual_seed(0)
+    right, kept, names = [torch.randn(60, 8), torch.randn(60, 70)], {}, [("a", "b"), ("c", "d")]
+    chosen = {name: measures.get(name) for name in ("cka", "cka_rbf", "procrustes")}
+    for _ in range(3):
+        left = [torch.randn(60, 8), torch.randn(60, 70)]
+        found, _ = estimate_counterparts(chosen, [(left, right)], names=names, estimate="full", kept=kept)
+        wanted, _ = estimate_counterparts(chosen, [(left, right)], names=names, estimate="full")
+        for name in chosen:
+            assert torch.equal(found[name].values, wanted[name].values)
+    assert kept[0]
 
 
 def test_no_batch_at_all():

@@ -373,6 +373,38 @@ def test_a_click_draws_the_row(tmp_path, opened):
     assert page.evaluate("document.querySelector('#row .uplot canvas').width") > 200
 
 
+def test_training_curves_are_charted(tmp_path, opened):
+    """A line per layer against the step, a gap where a checkpoint is missing; the pointer reads a step's numbers."""
+    folder = made(tmp_path / "run", measures=())
+    steps, rows = [0, 1, 10, 1000], [[0.1, 0.2, None, 1.0], [0.3, 0.4, None, 1.0]]
+    mean = [0.2, 0.3, None, 1.0]
+    one = {"quantity": "cka to last", "label": "CKA", "point": "attn_out", "model": "m", "steps": steps,
+           "layers": ["attn_out@0", "attn_out@1"], "values": rows, "mean": mean,
+           "percentiles": {"10": rows[0], "90": rows[1]}}  # fmt: skip
+    alone = {"quantity": "held-out loss", "label": "nats per token", "steps": steps[:2], "mean": [6.0, 5.5]}
+    run = results.reopen(folder)
+    found = {**results.read_results(folder), "curves": {"cka to last, attn_out, m": one, "held-out loss": alone}}
+    run.write_text("results.json", results.dumps(found))
+    run.finish("complete")
+    page = opened(saved(folder))
+    assert page.evaluate("document.querySelectorAll('#curves .uplot canvas').length") == 2
+    assert page.evaluate("document.querySelectorAll('#curves > pre').length") == 0
+    told = page.evaluate(
+        "[...document.querySelectorAll('#curves table')].map((t) => [...t.rows].map((r) => [...r.cells].map((c) => c.textContent)))"
+    )
+    assert told[0][1:] == [
+        ["attn_out@0", "0.1", "0.2", "–", "1"], ["attn_out@1", "0.3", "0.4", "–", "1"], ["mean", "0.2", "0.3", "–", "1"],
+    ]  # fmt: skip
+    assert told[1] == [["layer", "step 0", "step 1"], ["mean", "6", "5.5"]]
+    left, top, width, height = box(page, "#curves .u-over")
+    page.mouse("mouseMoved", left + 0.99 * width, top + 0.5 * height)
+    assert page.evaluate("document.querySelector('#curves .readout').textContent") == (
+        "step 1000: mean 1; attn_out@0 1; attn_out@1 1"
+    )
+    page.mouse("mouseMoved", left + 1, top + 0.5 * height)
+    assert page.evaluate("document.querySelector('#curves .readout').textContent").startswith("step 0: mean 0.2; ")
+
+
 def test_the_keyboard_does_what_the_mouse_does(tmp_path, opened):
     folder = made(tmp_path / "run")
     page = opened(saved(folder))

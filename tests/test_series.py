@@ -1,5 +1,6 @@
 """Series of checkpoints as one model entry: which steps they have, in which order, and who may use them."""
 
+import hashlib
 import shutil
 
 import pytest
@@ -55,9 +56,43 @@ def test_hub_revisions_are_not_opened_before_they_are_needed():
         found.checkpoints[1].open()
 
 
+def test_downloads_are_dropped_after_use(tmp_path, monkeypatch, folder):
+    """Of a made-up cache of the hub: one revision goes, with the files that no other has; local folders stay."""
+    import huggingface_hub
+
+    repository = tmp_path / "hub" / "models--some--run"
+    for step, name in enumerate(("run-step2", "run-step10")):
+        commit = f"{step}" * 40
+        (repository / "refs").mkdir(parents=True, exist_ok=True)
+        (repository / "refs" / f"step{step}").write_text(commit)
+        (repository / "snapshots" / commit).mkdir(parents=True)
+        (repository / "blobs").mkdir(exist_ok=True)
+        for file in (folder / name).iterdir():
+            blob = repository / "blobs" / hashlib.sha256(file.read_bytes()).hexdigest()
+            shutil.copy(file, blob)
+            (repository / "snapshots" / commit / file.name).symlink_to(blob)
+    scan = huggingface_hub.scan_cache_dir
+    monkeypatch.setattr(huggingface_hub, "scan_cache_dir", lambda: scan(tmp_path / "hub"))
+    before = len(list((repository / "blobs").iterdir()))
+    found = series(hub="some/run", steps=[0, 1, 2], drop_downloads=True)
+    found.checkpoints[0].drop()
+    assert [place.name for place in (repository / "snapshots").iterdir()] == ["1" * 40]
+    assert len(list((repository / "blobs").iterdir())) == before - 1  # the weights; config and tokenizer are shared
+    found.checkpoints[2].drop()  # never downloaded
+    assert [place.name for place in (repository / "snapshots").iterdir()] == ["1" * 40]
+    series(hub="some/run", steps=[0, 1]).checkpoints[1].drop()
+    for one in series(folder=str(folder), pattern="run-step{step}").checkpoints:
+        one.drop()
+        one.open()
+    assert [place.name for place in (repository / "snapshots").iterdir()] == ["1" * 40]
+    monkeypatch.setattr(huggingface_hub, "scan_cache_dir", lambda: scan(tmp_path / "nowhere"))
+    found.checkpoints[1].drop()
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        ({"shipped": "tiny_a", "drop_downloads": True}, "drop_downloads: nothing is downloaded, got true with shipped; leave it false"),
         ({}, "folder, hub, shipped: give exactly one of them, got none; e.g. folder: runs/a"),
         ({"folder": "a", "hub": "b"}, "folder, hub, shipped: give exactly one of them, got {'folder': 'a', 'hub': 'b'}"),
         ({"folder": "nowhere"}, "folder: no such folder, got 'nowhere'; check the path"),

@@ -80,11 +80,11 @@ def _panels(folder: Path, measure: dict) -> Any:
     down = -(-len(values) // across)
     figure = Figure(figsize=(across * SMALL, down * SMALL))
     grid = figure.subplots(down, across, squeeze=False, gridspec_kw={"wspace": 0.12, "hspace": 0.25})
-    image = None
-    for number, axes in enumerate(grid.flat):
-        if number >= len(values):
-            axes.remove()
-            continue
+    for axes in grid.flat[len(values) :]:
+        axes.remove()
+    used = list(grid.flat[: len(values)])
+    image: Any = None
+    for number, axes in enumerate(used):
         image = axes.imshow(values[number], cmap=colours(card, "values"), vmin=low, vmax=high)
         axes.set_title(matrices[number]["rows"]["model"], fontsize=7, pad=3, parse_math=False)
         names = matrices[number]["rows"]["layers"]
@@ -95,7 +95,7 @@ def _panels(folder: Path, measure: dict) -> Any:
         axes.set_xticks(at, [names[i] for i in at] if lowest else [], fontsize=5, rotation=90, parse_math=False)
         axes.tick_params(length=1.5)
     better = "larger" if card["larger_is_closer"] else "smaller"
-    bar = figure.colorbar(image, ax=grid, fraction=BAR / (across * SMALL), pad=0.02)
+    bar = figure.colorbar(image, ax=used, fraction=BAR / (across * SMALL), pad=0.02)
     bar.set_label(f"{card['label']} ({better} is closer)", fontsize=7)
     bar.ax.tick_params(labelsize=6)
     figure.suptitle(

@@ -137,7 +137,7 @@ def _axes(steps: Sequence[int]) -> tuple[Any, Sequence[Any]]:
     return figure, panels
 
 
-def _gaps(values: Sequence[float | None]) -> np.ndarray:
+def _gaps(values: Sequence[float | int | None]) -> np.ndarray:
     """Missing checkpoints as breaks of the line."""
     return np.array([np.nan if value is None else value for value in values])
 

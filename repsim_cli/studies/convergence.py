@@ -231,7 +231,8 @@ class Training(Similarity):
             with run.stage("similarity"):
                 found = self._compared(run, sequences, total, one, other, kept)
             for measure, pair in found.items():
-                self.between.setdefault(measure, {})[one.checkpoint.step, other.checkpoint.step] = pair
+                both = sorted((one.checkpoint.step, other.checkpoint.step))
+                self.between.setdefault(measure, {}).setdefault((both[0], both[1]), pair)
                 if against:
                     values.setdefault((measure, against), {})[one.checkpoint.step] = pair
 
