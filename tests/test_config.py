@@ -132,7 +132,7 @@ def test_all_problems_at_once():
         "data.path: missing, got nothing; set data.path=VALUE",
         "seed: wrong value, got 'x'; give integer",
         "model.d: wrong value, got 3; give dictionary",
-        "model.b.kind: unknown model kind, got 'transfomers'; did you mean 'transformers' or 'transformer_lens'?",
+        "model.b.kind: unknown model kind, got 'transfomers'; did you mean 'transformers' or 'transformer_lens' or 'transformers_family'?",
         "model.c.name: missing, got nothing; set it",
         "model.c.nam: unknown key, got 'tiny_a'; did you mean 'name'?",
         "measure.e.kk: unknown key, got 3; did you mean 'k'?",
