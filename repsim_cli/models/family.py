@@ -1,6 +1,7 @@
 """Numbered models of the hub as one entry: the seeds of one training that somebody published."""
 
 from dataclasses import replace
+from functools import partial
 from typing import Annotated
 
 from pydantic import Field
@@ -41,7 +42,7 @@ def transformers_family(
         own = {name: values[place_of] for name, values in (metrics or {}).items()}
         return replace(
             found,
-            tokenizer=found.tokenizer if tokenizer is None else lambda: tokenizer_of(tokenizer),
+            tokenizer=partial(tokenizer_of, tokenizer) if tokenizer else found.tokenizer,
             labels=tuple(labels or found.labels),
             metrics=(lambda: own) if own else None,
         )

@@ -144,7 +144,7 @@ def _measured(
         bar_label="standard error" if what == "se" else f"{card['label']} ({better} is closer)",
         limits=colour_range(values, card, what),
         colours=colours(card, what),
-        form="{:.2g}" if what == "se" or card["reads"] == "outputs" else "{:.2f}",
+        form="{:.2g}" if what == "se" or card.get("reads") == "outputs" else "{:.2f}",
         starts=starts,
         crossed=chance,
     )
@@ -226,7 +226,7 @@ def colour_range(values: np.ndarray, card: dict, what: str) -> tuple[float, floa
     if what == "se":
         return 0.0, max(float(values.max()), 1e-12)
     # models of one training say nearly the same: on the whole range their differences would not be seen
-    low, high = (0.0, None) if card["reads"] == "outputs" else card["bounds"]
+    low, high = (0.0, None) if card.get("reads") == "outputs" else card["bounds"]
     low = min(0.0, float(values.min())) if low is None else low
     high = max(0.0, float(values.max())) if high is None else high
     return low, high

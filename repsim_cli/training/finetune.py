@@ -177,7 +177,7 @@ def fine_tune(
     trainer.remove_callback(PrinterCallback)
     trainer.train()
     next(ticks, None)
-    return {entry["step"]: entry["loss"] for entry in trainer.state.log_history if "loss" in entry}
+    return {int(entry["step"]): entry["loss"] for entry in trainer.state.log_history if "loss" in entry}
 
 
 def logits_of(model: Any, sequences: Sequences, *, segments: bool, batch_size: int) -> Float[Tensor, "N c"]:
