@@ -4,7 +4,7 @@ import pytest
 import yaml
 
 from repsim_cli import registry
-from repsim_cli.analysis.claims import SHAPE_CLAIMS
+from repsim_cli.analysis.claims.shapes import SHAPE_CLAIMS
 from repsim_cli.errors import BadInput
 from repsim_cli.results import read_results
 from repsim_cli.studies.architecture import COLUMNS, Architectures, rows, to_neighbours

@@ -10,7 +10,7 @@ import torch
 from sklearn.metrics import matthews_corrcoef
 
 from repsim_cli import measures, registry, results
-from repsim_cli.analysis.claims import TRAINING_CLAIMS
+from repsim_cli.analysis.claims.training import TRAINING_CLAIMS
 from repsim_cli.analysis.convergence import at_share, curve, early, large, matthews, table
 from repsim_cli.errors import BadInput
 from repsim_cli.models import transformers

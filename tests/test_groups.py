@@ -13,7 +13,7 @@ from hydra import compose, initialize_config_dir
 from test_config import CONF
 
 from repsim_cli import measures, registry, results
-from repsim_cli.analysis import claims
+from repsim_cli.analysis.claims import groups as claims
 from repsim_cli.analysis.distances import adjusted_rand, angles, between_models, clusters, distances, recovered
 from repsim_cli.analysis.groups import (
     Depths,

@@ -8,7 +8,7 @@ import pytest
 from conftest import TINY
 
 from repsim_cli import registry, results
-from repsim_cli.analysis.claims import STITCHING_CLAIMS, directions
+from repsim_cli.analysis.claims.stitching import STITCHING_CLAIMS, directions
 from repsim_cli.cli.show import _table_lines
 from repsim_cli.data.labelled import Example, Examples
 from repsim_cli.errors import BadInput, RunFailed

@@ -10,7 +10,7 @@ from test_words import SENTENCES, WORDS, conllu
 from repsim_cli import measures, registry, results
 from repsim_cli.activations.inputs import paired
 from repsim_cli.activations.rows import Reading
-from repsim_cli.analysis import claims as findings
+from repsim_cli.analysis.claims import maps as findings
 from repsim_cli.analysis.localization import localization, other_means, to_base
 from repsim_cli.errors import BadInput
 from repsim_cli.models.precomputed import write_sentences

@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from repsim_cli.analysis import claims as findings
+from repsim_cli.analysis.claims.finding import check_names, record
+from repsim_cli.analysis.claims.shapes import SHAPE_CLAIMS
 from repsim_cli.errors import BadInput
 from repsim_cli.models.source import AnySource, Source
 from repsim_cli.registry import studies
@@ -34,7 +35,7 @@ class Architectures:
             raise BadInput(f"options.factor: must be above 1, got {factor}; 1.5 is the default")
         self.models = {label: source for label, source in model.items() if isinstance(source, Source)}
         self.factor, self.claims = factor, claims or []
-        findings.check_names(self.claims, findings.SHAPE_CLAIMS)
+        check_names(self.claims, SHAPE_CLAIMS)
 
     def plan(self) -> dict[str, Any]:
         return {"models": {label: source.model_type for label, source in self.models.items()}, "weights": "none"}
@@ -43,12 +44,12 @@ class Architectures:
         with run.stage("shapes"):
             table = {"columns": COLUMNS, "rows": rows(self.models, self.factor)}
         ratios = {row[0]: row[COLUMNS.index("d_head / neighbours")] for row in table["rows"]}
-        claims = [findings.SHAPE_CLAIMS[name] for name in self.claims]
+        claims = [SHAPE_CLAIMS[name] for name in self.claims]
         return {
             "measures": [],
             "tables": {"architecture": table},
             "curves": {},
-            "claims": [findings.record(claim, "d_head", claim(ratios, self.factor)) for claim in claims],
+            "claims": [record(claim, "d_head", claim(ratios, self.factor)) for claim in claims],
             "factor": self.factor,
         }
 

@@ -4,7 +4,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
-import numpy as np
 import safetensors.torch
 import torch
 
@@ -12,17 +11,17 @@ from repsim_cli.activations.attention import Special, attention_readings, check_
 from repsim_cli.activations.inputs import check_modality, described, named, sequences_of, tokenizers
 from repsim_cli.activations.maps import Maps
 from repsim_cli.activations.rows import devices
-from repsim_cli.analysis import claims as findings
-from repsim_cli.analysis.localization import base_curve, to_base
+from repsim_cli.analysis.claims.finding import check_names
 from repsim_cli.data.base import Data, Sequences
 from repsim_cli.errors import BadInput, Degenerate, RunFailed
 from repsim_cli.measures import Measure
-from repsim_cli.models.source import AnySource, Source, families
+from repsim_cli.models.source import AnySource, Source
 from repsim_cli.registry import studies
 from repsim_cli.results import STATE, Run, slug, write
 from repsim_cli.settings import Extract, Hardware
 from repsim_cli.similarity import SimilarityMatrix, State, estimate_attention
-from repsim_cli.studies.record import measure_record, places_of
+from repsim_cli.studies.analyses import OF_MAPS, Compared, joined, tested, with_base
+from repsim_cli.studies.record import measure_record
 from repsim_cli.studies.similarity import SAVE_EVERY
 
 STAGE = "attention and similarity"
@@ -64,7 +63,7 @@ class Attention:
         self.data, self.measures, self.extract, self.hardware = data, measure, extract, hardware
         self.seed, self.base, self.claims = seed, base, claims or []
         self.special: Special = special
-        findings.check_names(self.claims, {**findings.CLAIMS, **findings.MAP_CLAIMS, **findings.MAPS_CLAIMS})
+        check_names(self.claims, OF_MAPS)
         self.models = {label: source for label, source in model.items() if isinstance(source, Source)}
         check_modality(self.models, data)
         self.readings = attention_readings(model, extract)
@@ -189,43 +188,13 @@ class Attention:
             {"model": one.label, "layers": [layer.name for layer in one.layers], "heads": one.layers[0].width}
             for one in self.readings
         ]
-        values = {label: matrix.values.numpy() for label, matrix in matrices.items()}
-        return {
-            "measures": records,
-            "tables": {},
-            "curves": self._with_base(values),
-            "claims": self._verdicts(values),
-            "heads": heads,
-        }
-
-    def _with_base(self, values: Mapping[str, np.ndarray]) -> dict[str, Any]:
-        """Curves of the similarity of every layer to the base's."""
-        models, names = self._places(), [layer.name for layer in self.layers]
-        found = {}
-        for label, matrix in values.items() if self.base else ():
-            same = to_base(matrix, models, str(self.base))
-            if same:
-                own = names[models[str(self.base)]]
-                card = self.measures[label].card
-                found[f"{label} with {self.base}"] = base_curve(card.label, same, str(self.base), own)
-        return found
-
-    def _verdicts(self, values: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:
-        labels = [layer.model for layer in self.layers]
-        plain = [
-            findings.verdict(claim, label, labels, matrix)
-            for claim in self.claims
-            if claim in findings.CLAIMS
-            for label, matrix in values.items()
-        ]
-        names = {self.measures[label].name: label for label in values}
-        whole = findings.Map(
-            models=self._places(),
-            families=families(self.models),
-            values={name: values[label] for name, label in names.items()},
+        found = Compared(
+            models=self.models,
+            readings=self.readings,
+            measures=self.measures,
+            values={label: matrix.values.numpy() for label, matrix in matrices.items()},
+            claims=self.claims,
             base=self.base,
         )
-        return plain + findings.map_verdicts(self.claims, whole, names)
-
-    def _places(self) -> dict[str, slice]:
-        return dict(zip(self.models, places_of(self.readings), strict=True))
+        parts = [tested(found), *([with_base(found, self.base)] if self.base else [])]
+        return {"measures": records, **joined(parts), "heads": heads}

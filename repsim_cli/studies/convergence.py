@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from repsim_cli.activations.cached import from_cache
 from repsim_cli.activations.rows import Reading, batches, blocks, total_rows
 from repsim_cli.activations.stored import Recorder, activations_key
-from repsim_cli.analysis import claims as findings
+from repsim_cli.analysis.claims.finding import check_names
+from repsim_cli.analysis.claims.training import TRAINING_CLAIMS, training_verdicts
 from repsim_cli.analysis.convergence import Curve, curve
 from repsim_cli.cache import Entry
 from repsim_cli.data.base import Data, Sequences
@@ -100,7 +101,7 @@ class Convergence:
                 raise BadInput(f"options.pairs: needs symmetric measures, got {label}; use e.g. cka, or pairs=false")
         self.previous, self.pairs, self.claims = previous, pairs, claims or []
         self.hardware, self.measures = hardware, measure
-        findings.check_names(self.claims, findings.TRAINING_CLAIMS)
+        check_names(self.claims, TRAINING_CLAIMS)
         self.trainings = {label: Training(label, series, missing, settings) for label, series in model.items()}
 
     def plan(self) -> dict[str, Any]:
@@ -130,7 +131,7 @@ class Convergence:
                 verdict
                 for label, bound in self.measures.items()
                 if bound.card.larger_is_closer
-                for verdict in findings.training_verdicts(self.claims, label, _to_last(curves, label), [])
+                for verdict in training_verdicts(self.claims, label, _to_last(curves, label), [])
             ],
         }
 

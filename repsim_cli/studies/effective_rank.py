@@ -8,7 +8,7 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from repsim_cli.analysis import claims as findings
+from repsim_cli.analysis.claims.training import training_verdicts
 from repsim_cli.analysis.convergence import Curve, curve, table
 from repsim_cli.analysis.ranks import WRITERS, Attention, Normaliser, Writers
 from repsim_cli.cache import key, using
@@ -140,7 +140,7 @@ class EffectiveRank:
             "measures": [],
             "tables": {"early convergence and large rank": matthews, **gap_table(self.convergence.gaps())},
             "curves": named(curves),
-            "claims": findings.training_verdicts(self.convergence.claims, self.measure, curves, matthews["rows"]),
+            "claims": training_verdicts(self.convergence.claims, self.measure, curves, matthews["rows"]),
             "thresholds": self.thresholds,
         }
 

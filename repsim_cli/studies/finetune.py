@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from repsim_cli import cache
-from repsim_cli.analysis import claims as findings
+from repsim_cli.analysis.claims.classifiers import CLASSIFIER_CLAIMS
+from repsim_cli.analysis.claims.finding import check_names, record
 from repsim_cli.errors import BadInput
 from repsim_cli.models.source import AnySource, Source
 from repsim_cli.registry import studies
@@ -38,7 +39,7 @@ class Finetune:
                 )
         self.models = {label: source for label, source in model.items() if isinstance(source, Source)}
         self.claims = claims or []
-        findings.check_names(self.claims, findings.CLASSIFIER_CLAIMS)
+        check_names(self.claims, CLASSIFIER_CLAIMS)
 
     def plan(self) -> dict[str, Any]:
         return {
@@ -58,7 +59,7 @@ class Finetune:
             records = {label: training_record(one["trained"]) for label, one in found.items()}
         run.save_manifest()
         table = by_model(metrics)
-        claims = [findings.CLASSIFIER_CLAIMS[name] for name in self.claims]
+        claims = [CLASSIFIER_CLAIMS[name] for name in self.claims]
         return {
             "measures": [],
             "tables": {"classifiers": table, "over seeds": over_models(table)},
@@ -69,7 +70,7 @@ class Finetune:
                 }
                 for label, one in records.items()
             },
-            "claims": [findings.record(claim, "accuracy", claim(list(metrics.values()))) for claim in claims],
+            "claims": [record(claim, "accuracy", claim(list(metrics.values()))) for claim in claims],
             "classifiers": metrics,
         }
 

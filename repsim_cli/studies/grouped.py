@@ -8,7 +8,8 @@ import numpy as np
 
 from repsim_cli.activations.inputs import named
 from repsim_cli.activations.rows import Reading
-from repsim_cli.analysis import claims as findings
+from repsim_cli.analysis.claims.finding import record
+from repsim_cli.analysis.claims.groups import DISTANCE_CLAIMS
 from repsim_cli.analysis.distances import angles, between_models, distances
 from repsim_cli.analysis.groups import Depths, Members, by_depth, resolve, ties
 from repsim_cli.errors import BadInput, Degenerate, RunFailed
@@ -117,8 +118,8 @@ class Distances:
         except Degenerate as error:
             raise RunFailed(f"{name}: {error}") from error
         self.claims += [
-            findings.record(claim, name, claim(depths.groups, values, one))
-            for claim in (findings.DISTANCE_CLAIMS[word] for word in wanted if word in findings.DISTANCE_CLAIMS)
+            record(claim, name, claim(depths.groups, values, one))
+            for claim in (DISTANCE_CLAIMS[word] for word in wanted if word in DISTANCE_CLAIMS)
         ]
         arrays = {"values": values, "linkage": one.pop("linkage")}
         label = measure.card.label if measure.card.is_metric else f"arccos {measure.card.label}"

@@ -10,7 +10,8 @@ import torch
 
 from repsim_cli.activations.inputs import check_modality, described, sequences_of, tokenizers
 from repsim_cli.activations.rows import devices
-from repsim_cli.analysis import claims as findings
+from repsim_cli.analysis.claims.finding import check_names, record
+from repsim_cli.analysis.claims.groups import PENALTY_CLAIMS, TESTED_ON
 from repsim_cli.analysis.groups import Depths, Members, codes
 from repsim_cli.cache import Entry, key, using
 from repsim_cli.data.base import Data, Sequences
@@ -101,7 +102,7 @@ class IdentityStitching:
         self.layers = [layer_number(layer, self.depth, "extract.layers") for layer in chosen_layers]
         self.hardware, self.level, self.seed, self.cache = hardware, significance.level, seed, cache
         self.claims = claims or []
-        findings.check_names(self.claims, findings.PENALTY_CLAIMS)
+        check_names(self.claims, PENALTY_CLAIMS)
         self.devices = devices(hardware, list(self.models))
         self.tokenizers = tokenizers(self.models, data, self.extract)
         self._check_memory()
@@ -245,9 +246,9 @@ class IdentityStitching:
                 "se": run.write_array(f"{name}-se", found[1]),
             }
             claims += [
-                findings.record(claim, name, claim(depths))
-                for claim in (findings.PENALTY_CLAIMS[word] for word in self.claims)
-                if findings.TESTED_ON[claim.__name__] == name
+                record(claim, name, claim(depths))
+                for claim in (PENALTY_CLAIMS[word] for word in self.claims)
+                if TESTED_ON[claim.__name__] == name
             ]
         return {
             "measures": [],

@@ -31,31 +31,25 @@ from repsim_cli.activations.rows import (
     total_rows,
 )
 from repsim_cli.activations.stored import Recorder
-from repsim_cli.analysis import claims as findings
-from repsim_cli.analysis.agreement import agreement
-from repsim_cli.analysis.distances import tables as tables_of
-from repsim_cli.analysis.groups import Depths
-from repsim_cli.analysis.localization import base_curve, curve, localization, other_means, to_base
+from repsim_cli.analysis.claims.finding import check_names
+from repsim_cli.analysis.claims.groups import OF_GROUPS
 from repsim_cli.cache import Entry
 from repsim_cli.data.base import Data, Sequences
 from repsim_cli.errors import BadInput, Degenerate, RunFailed
 from repsim_cli.measures import Measure
 from repsim_cli.measures.base import cosine
 from repsim_cli.measures.inner import Kernel, Packed
-from repsim_cli.models.source import AnySource, Source, families
+from repsim_cli.models.source import AnySource, Source
 from repsim_cli.registry import studies
 from repsim_cli.results import STATE, Run, slug, write
 from repsim_cli.settings import Extract, Group, Hardware, Significance
 from repsim_cli.similarity import SimilarityMatrix, State, check_estimate, estimate_all_pairs, moment_pairs, of_sums
+from repsim_cli.studies.analyses import OF_MAPS, Compared, Part, agreed, by_groups, by_layer, joined, tested, with_base
 from repsim_cli.studies.grouped import (
-    Distances,
     check_metrics,
     chosen,
-    counterparts,
-    curves,
     listed,
     of_groups,
-    points_of,
 )
 from repsim_cli.studies.record import measure_record, places_of
 
@@ -111,8 +105,7 @@ class Similarity:
                 raise BadInput(
                     f"measure: {bound.name} needs a label per row, got data without labels; use e.g. data=mnli"
                 )
-        known = {**findings.CLAIMS, **findings.MAP_CLAIMS, **findings.MAPS_CLAIMS}
-        findings.check_names(self.claims, {**known, **(findings.OF_GROUPS if self.groups else {})})
+        check_names(self.claims, {**OF_MAPS, **(OF_GROUPS if self.groups else {})})
         self._check_groups()
         if agreement and len(measure) < 3:
             raise BadInput(f"options.agreement: 3 measures are needed, got {len(measure)}; select more")
@@ -510,82 +503,26 @@ class Similarity:
                 places = dict(zip(self.models, places_of(self.readings), strict=True))
                 best = judging.best_pairs(self.significance, measure, matrix, places, names)
                 closest += [[label, *row] for row in best]
-        tables = {"closest layers": {"columns": CLOSEST, "rows": closest}} if closest else {}
-        more = {}
-        if self.agreement:
-            found = agreement(
-                {k: (m.values.numpy(), self.measures[k].card.larger_is_closer) for k, m in matrices.items()}
-            )
-            tables["agreement of measures"] = found.pop("table")
-            arrays = {key: run.write_array(f"agreement-{key}", found.pop(key)) for key in ("rho", "linkage")}
-            more["agreement"] = {**found, **arrays}
-        claims = [
-            findings.verdict(claim, label, [layer.model for layer in self.layers], matrix.values.cpu().numpy())
-            for claim in self.claims
-            if claim in findings.CLAIMS
-            for label, matrix in matrices.items()
-            if self.measures[label].card.larger_is_closer
-        ]
-        models = dict(zip(self.models, places_of(self.readings), strict=True))
-        closer = {self.measures[k].name: k for k in matrices if self.measures[k].card.larger_is_closer}
-        values = {name: matrices[label].values.cpu().numpy() for name, label in closer.items()}
-        claims += findings.map_verdicts(
-            self.claims,
-            findings.Map(models=models, families=families(self.models), values=values, base=self.base),
-            closer,
+        found = Compared(
+            models=self.models,
+            readings=self.readings,
+            measures=self.measures,
+            values={label: matrix.values.cpu().numpy() for label, matrix in matrices.items()},
+            claims=self.claims,
+            base=self.base,
         )
-        by_depth = self._by_layer(matrices, values, models, names)
+        parts = [
+            Part(tables={"closest layers": {"columns": CLOSEST, "rows": closest}} if closest else {}),
+            tested(found),
+        ]
+        if self.agreement:
+            parts.append(agreed(run, found))
+        if self.by_layer:
+            parts.append(by_layer(found))
+        if self.base:
+            parts.append(with_base(found, self.base))
         if self.groups:
-            grouped, own = self._grouped(run, matrices, more)
-            by_depth |= grouped
-            tables |= tables_of(more["distances"]) if self.distances else {}
-            more["groups"] = run.manifest["groups"]
-            claims += own
-        return {"measures": records, "tables": tables, "curves": by_depth, **more, "claims": claims}
-
-    def _by_layer(
-        self,
-        matrices: Mapping[str, SimilarityMatrix],
-        values: Mapping[str, np.ndarray],
-        models: Mapping[str, slice],
-        names: list[str],
-    ) -> dict[str, Any]:
-        """Curves of a number per layer: means over all other layers, localization, similarity to the base."""
-        found: dict[str, Any] = {}
-        for label, matrix in matrices.items() if self.by_layer else ():
-            means = other_means(matrix.values.cpu().numpy())
-            found[f"mean {label}"] = curve(f"mean {label} over all other layers", means, models, names)
-        if self.by_layer and {"neuronsim", "svcca"} <= set(values):
-            scores = localization(values["neuronsim"], values["svcca"])
-            found["localization"] = curve("localization: neuronsim - svcca", scores, models, names)
-        for label, matrix in matrices.items() if self.base else ():
-            same = to_base(matrix.values.cpu().numpy(), models, str(self.base))
-            if same:
-                own = names[models[str(self.base)]]
-                found[f"{label} with {self.base}"] = base_curve(
-                    self.measures[label].card.label, same, str(self.base), own
-                )
-        return found
-
-    def _grouped(
-        self, run: Run, matrices: Mapping[str, SimilarityMatrix], more: dict[str, Any]
-    ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-        """Curves by depth and claims of the groups; distances come into `more`."""
-        found, claims, between = {}, [], Distances()
-        for label, matrix in matrices.items():
-            card = self.measures[label].card
-            for point, (places, shares) in points_of(self.readings[0]).items():
-                values = counterparts(matrix.values.cpu().numpy(), self.readings, point)
-                depths = Depths(self.members, values, np.array(shares), card.larger_is_closer)
-                layers = [self.readings[0].layers[i].name for i in places]
-                found |= curves(label, card.label, point, layers, depths, self.significance.level, self.seed)
-                name = f"{label}, {point}"
-                claims += [
-                    findings.record(claim, name, claim(depths))
-                    for claim in (findings.GROUP_CLAIMS[word] for word in self.claims if word in findings.GROUP_CLAIMS)
-                ]
-                if self.distances:
-                    between.add(run, name, self.measures[label], depths, self.claims, self.seed)
-        if self.distances:
-            more["distances"] = between.found
-        return found, claims + between.claims
+            level = self.significance.level
+            own = by_groups(run, found, self.members, distances=self.distances, level=level, seed=self.seed)
+            parts.append(own)
+        return {"measures": records, **joined(parts)}

@@ -13,7 +13,8 @@ from torch import nn
 from repsim_cli.activations.hook_points import expand
 from repsim_cli.activations.inputs import check_modality, described, sequences_of, tokenizers
 from repsim_cli.activations.rows import devices
-from repsim_cli.analysis import claims as findings
+from repsim_cli.analysis.claims.finding import check_names
+from repsim_cli.analysis.claims.stitching import DIRECTIONS, STITCHING_CLAIMS, directions, stitching_verdicts
 from repsim_cli.cache import Entry, key, trim, using
 from repsim_cli.data.base import Data, Sequences
 from repsim_cli.data.labelled import Examples
@@ -107,7 +108,7 @@ class Stitching:
         check_modality(self.models, data)
         self._check_settings()
         self.claims = claims or []
-        findings.check_names(self.claims, findings.STITCHING_CLAIMS)
+        check_names(self.claims, STITCHING_CLAIMS)
         self.pairs = self._pairs(pairs)
         self.heads: dict[str, list[Head]] = {}
         for tail in dict.fromkeys(tail for _, tail in self.pairs):
@@ -351,7 +352,7 @@ class Stitching:
                     "columns": ["model", "loss", "loss se", "accuracy", "accuracy se"],
                     "rows": own,
                 },
-                "directions": {"columns": findings.DIRECTIONS, "rows": findings.directions(records, kinds)},
+                "directions": {"columns": DIRECTIONS, "rows": directions(records, kinds)},
             },
             "curves": {str(s): _curve(s, fit, scores) for s, fit in fits.items() if len(fit.losses)},
             "stitching": {
@@ -366,7 +367,7 @@ class Stitching:
                 "evaluation_sequences": len(scores.weights),
                 "kinds": kinds,
             },
-            "claims": findings.stitching_verdicts(self.claims, "stitching penalty", records, kinds),
+            "claims": stitching_verdicts(self.claims, "stitching penalty", records, kinds),
         }
 
 

@@ -1,0 +1,90 @@
+"""Claims on the penalties of stitched models."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from repsim_cli.analysis.claims.finding import Finding, record, untestable
+
+Records = Sequence[Mapping[str, Any]]
+Kinds = Mapping[str, str]
+DIRECTIONS = ["layer", "from", "into", "models", "pairs", "penalty", "se over pairs"]
+
+
+def directions(records: Records, kinds: Kinds) -> list[list[Any]]:
+    """Penalties of stitches at equal layers, averaged over the pairs of models of two kinds, as rows of DIRECTIONS.
+
+    records: as of the study stitching. kinds: of the models by label. A model before itself is counted apart.
+    """
+    found: dict[tuple[str, str, str, str], list[float]] = {}
+    for one in records:
+        if one["head"] in kinds and one["head layer"] == one["tail layer"] and one["penalty"] is not None:
+            same = "the same" if one["head"] == one["tail"] else "different"
+            key = (one["head layer"], kinds[one["head"]], kinds[one["tail"]], same)
+            found.setdefault(key, []).append(one["penalty"])
+    rows = []
+    for key, values in found.items():
+        error = float(np.std(values, ddof=1) / np.sqrt(len(values))) if len(values) > 1 else None
+        rows.append([*key, len(values), float(np.mean(values)), error])
+    return rows
+
+
+def solu_into_gelu_costs_more(records: Records, kinds: Kinds) -> Finding:
+    """Brown et al. 2023, figure 1: at every layer a SoLU head before a GELU tail costs more than a GELU head before a
+    SoLU tail."""
+    statistic = "penalty of solu -> gelu minus that of gelu -> solu: lowest over depths and layers"
+    return _gaps(statistic, records, kinds, [(("solu", "gelu", "different"), ("gelu", "solu", "different"))])
+
+
+def solu_stitches_better_to_itself(records: Records, kinds: Kinds) -> Finding:
+    """Brown et al. 2023, section 3: SoLU models stitch better to themselves than GELU models do."""
+    statistic = "penalty of gelu to the same gelu minus that of solu to the same solu: lowest over depths and layers"
+    return _gaps(statistic, records, kinds, [(("gelu", "gelu", "the same"), ("solu", "solu", "the same"))])
+
+
+def crossing_costs_more_than_gelu_to_itself(records: Records, kinds: Kinds) -> Finding:
+    """Brown et al. 2023, section 3: both directions between SoLU and GELU cost more than a GELU model to itself."""
+    statistic = "penalty between solu and gelu minus that of gelu to the same gelu: lowest over both ways and layers"
+    own = ("gelu", "gelu", "the same")
+    both = [(("solu", "gelu", "different"), own), (("gelu", "solu", "different"), own)]
+    return _gaps(statistic, records, kinds, both)
+
+
+Direction = tuple[str, str, str]
+
+
+def _gaps(statistic: str, records: Records, kinds: Kinds, wanted: Sequence[tuple[Direction, Direction]]) -> Finding:
+    """The lowest difference of mean penalties of two directions, over models of equal depth and over blocks."""
+    threshold = 0.0
+    means: dict[tuple[str, str, Direction], float] = {}
+    for layer, head, tail, models, _, penalty, _ in directions(records, kinds):
+        (one, depth), (other, its) = (kind.split(", ") for kind in (head, tail))
+        if depth == its and layer != "embed":
+            means[depth, layer, (one.split("_")[0], other.split("_")[0], models)] = penalty
+    places = {(depth, layer) for depth, layer, _ in means}
+    gaps = [
+        means[*place, more] - means[*place, less]
+        for place in places
+        for more, less in wanted
+        if (*place, more) in means and (*place, less) in means
+    ]
+    if not gaps:
+        return untestable(statistic, threshold, "needs SoLU and GELU models of equal depth, stitched both ways")
+    return Finding(statistic, threshold, min(gaps) > threshold, min(gaps))
+
+
+STITCHING_CLAIMS: dict[str, Callable[[Records, Kinds], Finding]] = {
+    function.__name__: function
+    for function in (
+        solu_into_gelu_costs_more,
+        solu_stitches_better_to_itself,
+        crossing_costs_more_than_gelu_to_itself,
+    )
+}
+
+
+def stitching_verdicts(names: Sequence[str], measure: str, records: Records, kinds: Kinds) -> list[dict[str, Any]]:
+    """Claims on the penalties of stitched models, as results.json keeps them."""
+    claims = [STITCHING_CLAIMS[name] for name in names]
+    return [record(claim, measure, claim(records, kinds)) for claim in claims]

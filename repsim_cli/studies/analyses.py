@@ -1,0 +1,141 @@
+"""What follows from the finished map of all layers of all models: each function gives a part of results.json."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from repsim_cli.activations.rows import Reading
+from repsim_cli.analysis.agreement import agreement
+from repsim_cli.analysis.claims.finding import record
+from repsim_cli.analysis.claims.groups import GROUP_CLAIMS
+from repsim_cli.analysis.claims.layers import CLAIMS, verdict
+from repsim_cli.analysis.claims.maps import MAP_CLAIMS, MAPS_CLAIMS, Map, map_verdicts
+from repsim_cli.analysis.distances import tables as tables_of
+from repsim_cli.analysis.groups import Depths, Members
+from repsim_cli.analysis.localization import base_curve, curve, localization, other_means, to_base
+from repsim_cli.measures import Measure
+from repsim_cli.models.source import AnySource, families
+from repsim_cli.results import Run
+from repsim_cli.studies.grouped import Distances, counterparts, curves, points_of
+from repsim_cli.studies.record import places_of
+
+OF_MAPS = {**CLAIMS, **MAP_CLAIMS, **MAPS_CLAIMS}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compared:
+    """values: (layers, layers) of every measure, by its label in the run. base: the model that others come from."""
+
+    models: Mapping[str, AnySource]
+    readings: Sequence[Reading]
+    measures: Mapping[str, Measure]
+    values: Mapping[str, np.ndarray]
+    claims: Sequence[str]
+    base: str | None
+
+    @property
+    def names(self) -> list[str]:
+        return [layer.name for reading in self.readings for layer in reading.layers]
+
+    @property
+    def places(self) -> dict[str, slice]:
+        return dict(zip((reading.label for reading in self.readings), places_of(self.readings), strict=True))
+
+    @property
+    def similarities(self) -> dict[str, np.ndarray]:
+        """Of the measures that are larger for closer layers."""
+        return {label: x for label, x in self.values.items() if self.measures[label].card.larger_is_closer}
+
+
+@dataclass(frozen=True)
+class Part:
+    """Tables, curves and claims, and what stands under keys of its own."""
+
+    tables: Mapping[str, Any] = field(default_factory=dict)
+    curves: Mapping[str, Any] = field(default_factory=dict)
+    claims: Sequence[dict[str, Any]] = ()
+    more: Mapping[str, Any] = field(default_factory=dict)
+
+
+def joined(parts: Sequence[Part]) -> dict[str, Any]:
+    """The parts as keys of results.json."""
+    return {
+        "tables": {name: table for part in parts for name, table in part.tables.items()},
+        "curves": {name: one for part in parts for name, one in part.curves.items()},
+        "claims": [claim for part in parts for claim in part.claims],
+        **{key: value for part in parts for key, value in part.more.items()},
+    }
+
+
+def tested(found: Compared) -> Part:
+    """Claims on the matrix of each measure, and on the map under all of them."""
+    owners = [reading.label for reading in found.readings for _ in reading.layers]
+    plain = [
+        verdict(claim, label, owners, values)
+        for claim in found.claims
+        if claim in CLAIMS
+        for label, values in found.similarities.items()
+    ]
+    labels = {found.measures[label].name: label for label in found.similarities}
+    whole = Map(
+        models=found.places,
+        families=families(found.models),
+        values={name: found.values[label] for name, label in labels.items()},
+        base=found.base,
+    )
+    return Part(claims=plain + map_verdicts(found.claims, whole, labels))
+
+
+def agreed(run: Run, found: Compared) -> Part:
+    """Which measures tell the same story."""
+    one = agreement({label: (x, found.measures[label].card.larger_is_closer) for label, x in found.values.items()})
+    table = one.pop("table")
+    arrays = {key: run.write_array(f"agreement-{key}", one.pop(key)) for key in ("rho", "linkage")}
+    return Part(tables={"agreement of measures": table}, more={"agreement": {**one, **arrays}})
+
+
+def by_layer(found: Compared) -> Part:
+    """A number per layer: means over all other layers, and localization where its two measures are there."""
+
+    def lines() -> Iterator[tuple[str, dict[str, Any]]]:
+        for label, values in found.values.items():
+            means = f"mean {label}"
+            yield means, curve(f"{means} over all other layers", other_means(values), found.places, found.names)
+        both = {found.measures[label].name: values for label, values in found.values.items()}
+        if {"neuronsim", "svcca"} <= set(both):
+            scores = localization(both["neuronsim"], both["svcca"])
+            yield "localization", curve("localization: neuronsim - svcca", scores, found.places, found.names)
+
+    return Part(curves=dict(lines()))
+
+
+def with_base(found: Compared, base: str) -> Part:
+    """The similarity of every layer to the same layer of the base."""
+    lines = {}
+    for label, values in found.values.items():
+        same = to_base(values, found.places, base)
+        if same:
+            layers = found.names[found.places[base]]
+            lines[f"{label} with {base}"] = base_curve(found.measures[label].card.label, same, base, layers)
+    return Part(curves=lines)
+
+
+def by_groups(run: Run, found: Compared, members: Members, *, distances: bool, level: float, seed: int) -> Part:
+    """Curves by depth and claims of the groups, and where they are asked for distances between the models."""
+    lines, claims, between = {}, [], Distances()
+    for label, values in found.values.items():
+        measure = found.measures[label]
+        for point, (places, shares) in points_of(found.readings[0]).items():
+            own = counterparts(values, found.readings, point)
+            depths = Depths(members, own, np.array(shares), measure.card.larger_is_closer)
+            layers = [found.readings[0].layers[i].name for i in places]
+            lines |= curves(label, measure.card.label, point, layers, depths, level, seed)
+            name = f"{label}, {point}"
+            asked = [GROUP_CLAIMS[word] for word in found.claims if word in GROUP_CLAIMS]
+            claims += [record(claim, name, claim(depths)) for claim in asked]
+            if distances:
+                between.add(run, name, measure, depths, found.claims, seed)
+    more = {"groups": run.manifest["groups"], **({"distances": between.found} if distances else {})}
+    return Part(tables_of(between.found) if distances else {}, lines, claims + between.claims, more)
