@@ -145,8 +145,8 @@ def modular_source(shape: Shape, folder: Callable[[], Path], **more: Any) -> Sou
 def chain(a: Int[Tensor, " n"], b: Int[Tensor, " n"], moduli: Sequence[int]) -> list[Int[Tensor, " n"]]:
     """c1 = (a + b) mod p1, c2 = (c1 + b) mod p2, ...
 
-    >>> [int(c) for c in chain(torch.tensor(58), torch.tensor(3), [59, 31, 17])]
-    [2, 5, 8]
+    >>> [c.tolist() for c in chain(torch.tensor([58]), torch.tensor([3]), [59, 31, 17])]
+    [[2], [5], [8]]
     """
     found, last = [], a
     for modulus in moduli:
