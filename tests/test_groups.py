@@ -284,7 +284,7 @@ def configured(*overrides):
         (["groups={one: [tiny_a, gelu_tiny_3l]}", "model=[tiny_a,gelu_tiny_3l]"], "groups: models of equal depth are needed, got 6 layers of 'tiny_a' and 3 of 'gelu_tiny_3l'; leave one of them out"),
         (["+options.distances=true"], "options.distances: clusters need 2 groups, got 0; set groups"),
         (["+options.distances=true", "groups={one: [tiny_a, tiny_b], two: [tiny_a_step100, tiny_a_step400]}", "measure=[mutual_knn]"], "options.distances: mutual_knn is neither a metric nor a cosine, got no angle; use cka_unbiased"),
-        (["base=tiny_a"], "base: the study similarity takes none, got 'tiny_a'; set base=null"),
+        (["study=architecture", "base=tiny_a"], "base: the study architecture takes none, got 'tiny_a'; set base=null"),
         (["+options.claims=[groups_differ_late]"], "options.claims: unknown claim, got 'groups_differ_late'"),
     ],
 )  # fmt: skip
@@ -330,7 +330,8 @@ def test_the_study_on_planted_groups(repsim, newest, tmp_path):
     block = next(
         m for m in found["measures"][0]["matrices"] if (m["rows"]["model"], m["columns"]["model"]) == ("a0", "b2")
     )
-    np.testing.assert_array_equal(curve["values"][2], np.diagonal(results.read_array(newest(), block["values"])))
+    one_way = np.diagonal(results.read_array(newest(), block["values"]))
+    np.testing.assert_allclose(curve["values"][2], one_way, rtol=1e-14)
     own = found["distances"]["cka_unbiased, layers"]
     values = results.read_array(newest(), own["values"])
     assert values[0, 6] == pytest.approx(np.sqrt(np.square(np.arccos(curve["values"][2])).sum()))
