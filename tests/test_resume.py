@@ -33,9 +33,9 @@ def broken_off(repsim, newest, monkeypatch):
     def run(*words):
         monkeypatch.setattr("repsim_cli.studies.similarity.SAVE_EVERY", -1.0)
         seen = []
-        from repsim_cli import similarity
+        from repsim_cli.similarity import estimates
 
-        original = similarity.all_pairs
+        original = estimates.all_pairs
 
         def counted(*args, **kwargs):
             seen.append(1)
@@ -43,9 +43,9 @@ def broken_off(repsim, newest, monkeypatch):
                 raise KeyboardInterrupt
             return original(*args, **kwargs)
 
-        monkeypatch.setattr(similarity, "all_pairs", counted)
+        monkeypatch.setattr(estimates, "all_pairs", counted)
         assert repsim("run", *SMALL, *words)[0] == 130
-        monkeypatch.setattr(similarity, "all_pairs", original)
+        monkeypatch.setattr(estimates, "all_pairs", original)
         return newest()
 
     return run

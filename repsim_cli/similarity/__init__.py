@@ -1,0 +1,23 @@
+"""The all-pairs engine: representations, whole or as a stream of batches, x measures -> similarity matrices."""
+
+from repsim_cli.similarity.attention import estimate_attention
+from repsim_cli.similarity.counterparts import Counterparts, estimate_counterparts
+from repsim_cli.similarity.estimates import State, check_estimate, estimate_all_pairs, of_sums
+from repsim_cli.similarity.moments import moment_pairs
+from repsim_cli.similarity.pairs import Prepared, SimilarityMatrix, Statistics, all_pairs, pairs
+
+__all__ = [
+    "Counterparts",
+    "Prepared",
+    "SimilarityMatrix",
+    "State",
+    "Statistics",
+    "all_pairs",
+    "check_estimate",
+    "estimate_all_pairs",
+    "estimate_attention",
+    "estimate_counterparts",
+    "moment_pairs",
+    "of_sums",
+    "pairs",
+]

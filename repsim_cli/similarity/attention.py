@@ -1,0 +1,63 @@
+"""All pairs of attention layers, from one pass over sentences."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from repsim_cli.activations.maps import Maps
+from repsim_cli.measures import Measure
+from repsim_cli.measures.base import at
+from repsim_cli.similarity.estimates import Notices, State, noticed
+from repsim_cli.similarity.pairs import SimilarityMatrix
+
+
+def estimate_attention(
+    measures: Mapping[str, Measure],
+    batches: Callable[[int], Iterable[Maps]],
+    layers: Sequence[slice],
+    *,
+    state: State | None = None,
+    save: Callable[[State], None] = lambda state: None,
+) -> tuple[dict[str, SimilarityMatrix], list[str]]:
+    """Every measure of attention for all pairs of layers, from a stream of batches of sentences; and their warnings.
+
+    batches(k): the stream from batch k on, each with the maps of all heads of all layers. layers: which heads are of
+    one layer. What is summed is held once for all measures that share it: a few numbers per pair of heads, however
+    long the text. rows: what the measure averages over; statistics: `heads`, the similarity of all heads, where heads
+    are matched. state, save: as in `estimate_all_pairs`.
+    """
+    sums = {label: measure.attention.sums for label, measure in measures.items() if measure.attention is not None}
+    kinds = list(dict.fromkeys(sums.values()))
+    firsts = [next(label for label, own in sums.items() if own is kind) for kind in kinds]
+    totals: list[dict[str, Tensor]] = [{} for _ in kinds]
+    seen = 0
+    if state is not None:
+        seen = int(state["seen"])
+        totals = [{k.split("\t")[1]: v for k, v in state.items() if k.startswith(f"{i}\t")} for i in range(len(kinds))]
+    for maps in batches(seen):
+        for total, kind, first in zip(totals, kinds, firsts, strict=True):
+            for key, value in at(first, partial(kind, maps)).items():
+                total[key] = total[key] + value.cpu() if key in total else value.cpu()
+        seen += 1
+        save({"seen": torch.tensor(seen), **{f"{i}\t{k}": v for i, t in enumerate(totals) for k, v in t.items()}})
+    matrices, notices = {}, Notices()
+    for label, measure in measures.items():
+        attention, total = measure.attention, totals[kinds.index(sums[label])]
+        assert attention is not None
+        with noticed(notices):
+            at(label, partial(measure.check_count, total))
+            values = at(label, partial(attention.layers, total, layers))
+        matrices[label] = SimilarityMatrix(
+            values=values,
+            se=None,
+            estimate="full",
+            rows=int(total["count"]),
+            batches=1,
+            statistics={
+                **({} if attention.heads is None else {"heads": attention.heads(total)}),
+                **{key: total[key] for key in ("left_out",) if key in total},
+            },
+        )
+    return matrices, list(notices.values())

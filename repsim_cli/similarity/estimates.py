@@ -1,0 +1,174 @@
+"""Estimates over a stream of batches: whole, means with their errors, or ratios of sums."""
+
+import json
+import re
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from repsim_cli.errors import BadInput
+from repsim_cli.measures import Measure
+from repsim_cli.measures.base import MeasureWarning
+from repsim_cli.measures.inner import Products
+from repsim_cli.similarity.pairs import Matrix, Prepared, SimilarityMatrix, Statistics, all_pairs, blamed, hsic_products
+
+
+@dataclass
+class Mean:
+    """Running mean and standard error of matrices (Welford), one number per pair whatever the batches."""
+
+    mean: Tensor | None = None
+    squares: Tensor | None = None
+
+    def add(self, values: Tensor, batches: int) -> None:
+        """batches: their number with this one."""
+        if self.mean is None or self.squares is None:
+            self.mean, self.squares = torch.zeros_like(values), torch.zeros_like(values)
+        delta = values - self.mean
+        self.mean += delta / batches
+        self.squares += delta * (values - self.mean)
+
+    def se(self, batches: int) -> Tensor | None:
+        if batches < 2 or self.squares is None:
+            return None
+        return (self.squares / (batches - 1) / batches).sqrt()
+
+
+def check_estimate(measure: Measure, estimate: str) -> None:
+    """Raises BadInput where the estimate is not defined for the measure."""
+    if estimate == "moments" and measure.moments is None:
+        raise BadInput(
+            f"extract.estimate: {measure.name} is not a function of second moments, got moments; use full or per_batch"
+        )
+    if estimate == "ratio_of_sums" and (measure.inner is None or measure.inner.terms is None):
+        raise BadInput(
+            f"extract.estimate: ratio_of_sums sums HSIC, and {measure.name} is not made of HSIC; use per_batch or full"
+        )
+
+
+State = dict[str, Tensor]
+Notices = dict[str, str]
+
+
+@contextmanager
+def noticed(notices: Notices) -> Iterator[None]:
+    """Adds the warnings of measures, the first of each kind: numbers may differ between batches."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", MeasureWarning)
+        yield
+    for notice in caught:
+        if notice.category is MeasureWarning:
+            notices.setdefault(re.sub(r"\d[\d.]* ", "# ", str(notice.message)), str(notice.message))
+        else:
+            warnings.warn(notice.message, notice.category, stacklevel=2)
+
+
+def estimate_all_pairs(
+    measures: Mapping[str, Measure],
+    batches: Callable[[int], Iterable[Sequence[Tensor]]],
+    *,
+    names: Sequence[str],
+    estimate: str,
+    tile: int = 512,
+    labels: Callable[[int], Tensor | None] = lambda batch: None,
+    statistics: Statistics = lambda *_: {},
+    each: Callable[[int, Mapping[str, Matrix]], None] = lambda batch, values: None,
+    state: State | None = None,
+    save: Callable[[State], None] = lambda state: None,
+) -> tuple[dict[str, SimilarityMatrix], list[str]]:
+    """Every measure for all pairs, from a stream of batches; each batch holds R tensors (n, d_r), paired rows.
+    Beside the matrices, the warnings of the measures.
+
+    batches(k): the stream from batch k on. full: one batch. per_batch: mean of the batches' values, with its
+    standard error. ratio_of_sums: HSIC of each batch (biased: / (n-1)^2, unbiased: / (n (n-3))), summed, and
+    normalised at the end. labels(batch): a class code per row, for measures that need them. statistics(batch,
+    measure, what was prepared, values): more to be averaged over batches. each(batch, values): sees every batch.
+    save(state) is called after each batch; the work goes on from a `state` that was saved, with the same bits.
+    """
+    for measure in measures.values():
+        check_estimate(measure, estimate)
+    means: dict[Any, Mean] = {}
+    seen = rows = 0
+    notices: Notices = {}
+    if state is not None:
+        stored = [key.removesuffix(".mean") for key in state if key.endswith(".mean")]
+        means = {tuple(key.split("\t")): Mean(state[f"{key}.mean"], state[f"{key}.squares"]) for key in stored}
+        seen, rows = (int(count) for count in state["seen"])
+        notices = json.loads(bytes(state["notices"].tolist()))
+    summed = estimate == "ratio_of_sums"
+    for batch in batches(seen):
+        with noticed(notices):
+            if summed:
+                found = {(label,): hsic for label, hsic in hsic_products(measures, batch, names, tile=tile).items()}
+            else:
+                found = _observed(measures, batch, names, tile, labels(seen), partial(statistics, seen))
+        rows, seen = rows + len(batch[0]), seen + 1
+        for key, value in found.items():
+            means.setdefault(key, Mean()).add(value.cpu(), seen)
+        each(seen - 1, {label: found[label,] for label in measures})
+        save(saved(means, seen, rows, notices))
+    if not rows:
+        raise BadInput("extract: no batch could be filled, got too few rows; lower batch_rows or add data")
+    matrices = {}
+    for label, measure in measures.items():
+        mean = means[label,]
+        assert mean.mean is not None
+        matrices[label] = SimilarityMatrix(
+            values=of_sums(measure, mean.mean, names) if summed else mean.mean,
+            se=None if summed else mean.se(seen),
+            estimate=estimate,
+            rows=rows,
+            batches=seen,
+            statistics={
+                key[1]: m.mean for key, m in means.items() if key[0] == label and key[1:] and m.mean is not None
+            },
+        )
+    return matrices, list(notices.values())
+
+
+Key = tuple[str] | tuple[str, str]  # (label,) of values, (label, statistic)
+
+
+def _observed(
+    measures: Mapping[str, Measure],
+    batch: Sequence[Tensor],
+    names: Sequence[str],
+    tile: int,
+    labels: Tensor | None,
+    statistics: Callable[[Measure, Prepared, Matrix], dict[str, Tensor]],
+) -> dict[Key, Tensor]:
+    """The values of one batch, and what is observed beside them."""
+    found: dict[Key, Tensor] = {}
+
+    def observe(label: str, measure: Measure, prepared: Prepared, values: Matrix) -> None:
+        found.update({(label, key): value for key, value in statistics(measure, prepared, values).items()})
+
+    values = all_pairs(measures, batch, names, tile=tile, labels=labels, observe=observe)
+    return {**{(label,): value for label, value in values.items()}, **found}
+
+
+def of_sums(measure: Measure, hsic: Matrix, names: Sequence[str]) -> Matrix:
+    """The measure from HSICs that were summed over batches."""
+    assert measure.inner is not None
+    own = hsic.diagonal()
+    with blamed(measure, hsic, names):
+        return measure.inner.value(Products(hsic, own, own, (), ()))
+
+
+def saved(means: Mapping[Any, Mean], seen: int, rows: int, notices: Notices) -> State:
+    state: State = {
+        "seen": torch.tensor([seen, rows]),
+        "notices": torch.tensor(list(json.dumps(notices).encode()), dtype=torch.uint8),
+    }
+    for parts, mean in means.items():
+        key = "\t".join(parts)
+        assert mean.mean is not None
+        assert mean.squares is not None
+        state |= {f"{key}.mean": mean.mean, f"{key}.squares": mean.squares}
+    return state
