@@ -276,7 +276,7 @@ BAD = [
     (["data=embeded"], "data: there is none of this name, got 'embeded'; did you mean 'embedded'"),
     (["extract=token"], "extract: there is none of this name, got 'token'; did you mean 'tokens'?"),
     (["hardware=gpu"], "hardware: there is none of this name, got 'gpu'; "),
-    (["extract.lenght=3"], "extract.lenght: unknown key, got 'extract.lenght=3'; did you mean 'length'?"),
+    (["extract.lenght=3"], "extract.lenght: unknown key, got 'extract.lenght=3'; did you mean 'length' or 'long'?"),
     (["sed=3"], "sed: unknown key, got 'sed=3'; did you mean 'seed'?"),
     (["extract.length=long"], "extract.length: wrong value, got 'long'; give integer"),
     (["extract.length=64.5"], "extract.length: wrong value, got 64.5; give integer"),

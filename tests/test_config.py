@@ -155,7 +155,7 @@ def test_all_problems_at_once():
         (["study=similarty"], "study: unknown study, got 'similarty'; did you mean 'similarity'?"),
         (["model=[]"], "model: no model is selected, got none; e.g. model=[tiny_a,tiny_b]"),
         (["measure=[]"], "measure: no measure is selected, got none; e.g. measure=[cka_unbiased]"),
-        (["extract.hook_points=[pattern]"], "extract.hook_points: an attention pattern has no row per token"),
+        (["extract.hook_points=[pattern]"], "extract.hook_points: an attention map has no row per token"),
         (["extract.length=300"], "extract.length, model.tiny_a: longer than the model's context, got 300; at most 256"),
         (["extract.batch_rows=3"], "extract.batch_rows: cka_unbiased needs at least 4 rows, got 3; raise it"),
         (["hardware.device=tpu9"], "hardware.device: not usable here, got 'tpu9'"),
