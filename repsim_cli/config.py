@@ -83,6 +83,11 @@ def validate(config: DictConfig) -> RunConfig:
         problems += _misplaced(plain["study"], study.function, bound["model"])
     if "measure" in bound:
         problems += _misread(plain["study"], study.function, bound["measure"])
+    if "significance" not in wanted and plain["significance"].get("method", "none") != "none":
+        problems.append(
+            f"significance: the study {plain['study']} judges no chance, got {plain['significance']['method']}; "
+            "use significance=none"
+        )
     for role, make in ROLES.items():
         if role in wanted:
             bound[role] = make(problems, plain.get(role), list(bound["model"]))

@@ -507,3 +507,13 @@ def test_rows_where_the_measure_command_is_given_arrays(repsim, tmp_path):
     code, _, err = repsim("measure", "attention_js", file, file)
     assert code == 2
     assert "x, sentence 0: not maps (heads, T, T), got (3,); give T x T per head" in err
+
+
+def test_what_attention_maps_have_no_use_for(repsim):
+    words = ["experiment=tiny/ptb_attention", "model=[tiny_a]", "measure=[attention_js]"]
+    assert repsim("run", *words, "extract.estimate=moments")[2].startswith(
+        "error: extract.estimate: attention is compared over all sentences at once, got moments; use full"
+    )
+    assert repsim("run", *words, "significance=permutation")[2].startswith(
+        "error: significance: the study attention judges no chance, got permutation; use significance=none"
+    )

@@ -421,8 +421,9 @@ def test_an_internal_error_is_recorded(repsim, newest, monkeypatch):
     assert "Traceback" in (newest() / "repsim.log").read_text()
 
 
-def test_ctrl_c(tmp_path):
-    """The process that a terminal would interrupt: status interrupted, exit code 130, no traceback."""
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c(tmp_path, sent):
+    """The process that a terminal or a scheduler would stop: status interrupted, exit code 130, no traceback."""
     environment = {**os.environ, "REPSIM_OUTPUTS": str(tmp_path), "HF_HUB_OFFLINE": "1"}
     words = ["run", "data=embedded_train", "extract.sequences=4000", "extract.pool=4000"]
     process = subprocess.Popen(
@@ -440,10 +441,11 @@ def test_ctrl_c(tmp_path):
             break
         time.sleep(0.1)
     time.sleep(0.5)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(sent)
     _, err = process.communicate(timeout=20)
     assert process.returncode == 130, err
     assert "Traceback" not in err
+    assert err.splitlines()[-1] == "interrupted; the same command with resume=latest goes on"
     assert results.read_manifest(manifests[0].parent)["status"] == "interrupted"
 
 

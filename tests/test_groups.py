@@ -378,3 +378,11 @@ def test_models_are_chosen_by_their_metrics(tmp_path):
     assert curve["models"][3] == ["copy", "tiny_b"]
     np.testing.assert_allclose(curve["values"][3], 1)
     run.discard()
+
+
+def test_groups_that_are_given_replace_those_of_an_experiment(repsim):
+    words = ["experiment=tiny/mnli_cka", "groups={a: [tiny_nli_0, tiny_nli_1], b: [tiny_nli_2, tiny_nli_3]}"]
+    code, out, err = repsim("run", *words, "dry_run=true")
+    assert code == 0, err
+    assert "tiny_nli_3" in out
+    assert "generalizing" not in out

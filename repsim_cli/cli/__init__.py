@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 
@@ -24,6 +25,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Runs one command and exits: 0 all complete, 1 a job failed, 2 bad input, 130 interrupted."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     terminal = terminal_log()
+    # what a scheduler stops, it stops as a user would: the run says so and can go on
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         if words[:1] == ["run"] and not {"-h", "--help"} & set(words):
             from repsim_cli.cli.run import run
@@ -36,12 +39,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         complain(error)
         code = 2 if isinstance(error, BadInput) else 1
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
+        hint = "; the same command with resume=latest goes on" if words[:1] == ["run"] else ""
+        print(f"interrupted{hint}", file=sys.stderr)
         code = 130
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
     finally:
+        signal.signal(signal.SIGTERM, before)
         log.removeHandler(terminal)
     sys.exit(code)
 

@@ -37,6 +37,8 @@ def run(words: list[str]) -> int:
     rest = [word for word in words if word not in ("-q", "--quiet")]
     if len(rest) < len(words):
         os.environ[QUIET] = "1"
+    # Hydra would merge the groups of an experiment with those that are given
+    rest = [part for word in rest for part in (["~groups", f"+{word}"] if word.startswith("groups=") else [word])]
     # conf/config.yaml reads it; set but empty means not set
     os.environ["REPSIM_OUTPUTS"] = str(results.outputs_root())
     with tempfile.TemporaryDirectory() as scratch:
@@ -223,7 +225,10 @@ def _hydra_line(error: Exception, overrides: list[str]) -> str:
         key = override[1]
         parent, _, last = key.rpartition(".")
         beside = [k.rpartition(".")[2] for k in _known_keys() if k.rpartition(".")[0] == parent]
-        return f"{key}: unknown key, got '{_given(key, overrides)}'; {did_you_mean(last, beside)}"
+        hint = (
+            did_you_mean(last, beside) if beside else f"add it with +{_given(key, overrides)}, if there is such a key"
+        )
+        return f"{key}: unknown key, got '{_given(key, overrides)}'; {hint}"
     return f"overrides: {(text + cause)[:400]}; see repsim run --help"
 
 

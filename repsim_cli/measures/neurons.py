@@ -66,7 +66,8 @@ def of_correlations(value: Value) -> Measure:
 
 def best_partners(correlations: Float[Tensor, "k l"]) -> tuple[float, float]:
     strengths = correlations.abs()
-    return float(strengths.amax(1).double().mean()), float(strengths.amax(0).double().mean())
+    # rounding of float32 leaves a correlation above 1
+    return min(1.0, float(strengths.amax(1).double().mean())), min(1.0, float(strengths.amax(0).double().mean()))
 
 
 def soft_partners(correlations: Float[Tensor, "k l"]) -> tuple[float, float]:
@@ -215,14 +216,13 @@ def explained(m: Float[Tensor, "k l"], a: Float[Tensor, "k d_a"], b: Float[Tenso
 
     def mean(m: Tensor, loadings: Tensor) -> float:
         fitted = torch.linalg.vector_norm(m @ loadings.to(m.dtype), dim=0).double()
-        return float((fitted / torch.linalg.vector_norm(loadings, dim=0)).mean())
+        return min(1.0, float((fitted / torch.linalg.vector_norm(loadings, dim=0)).mean()))
 
     return mean(m.T, a), mean(m, b)
 
 
 def fits_of_moments(a: Axes, b: Axes, covariance: Tensor) -> tuple[float, float]:
-    one, other = explained(moments.overlap(a, b, covariance), a.loadings, b.loadings)
-    return min(1.0, one), min(1.0, other)
+    return explained(moments.overlap(a, b, covariance), a.loadings, b.loadings)
 
 
 def fits_all(rows: Sequence[Basis], columns: Sequence[Basis]) -> Matrix:

@@ -133,6 +133,9 @@ def _axes(steps: Sequence[int]) -> tuple[Any, Sequence[Any]]:
         panel.set_xscale(scale, **({"linthresh": 1, "linscale": 0.4} if scale == "symlog" else {}))
         panel.set_xlim(0 if scale == "linear" else min(steps), max(steps))
         panel.set_xlabel(f"step ({'logarithmic' if scale == 'symlog' else 'linear'})")
+        if scale == "symlog" and not any(min(steps) <= 10**power <= max(steps) for power in range(12)):
+            panel.set_xticks(sorted(set(steps)), [f"{step:,}" for step in sorted(set(steps))])
+            panel.minorticks_off()
         panel.grid(alpha=0.25, linewidth=0.5)
     return figure, panels
 

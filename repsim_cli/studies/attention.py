@@ -60,6 +60,10 @@ class Attention:
                 f"extract: attention is compared by words, got hook_points {extract.hook_points} and unit "
                 f"{extract.unit}; select extract=attention"
             )
+        if extract.estimate != "full":
+            raise BadInput(
+                f"extract.estimate: attention is compared over all sentences at once, got {extract.estimate}; use full"
+            )
         self.data, self.measures, self.extract, self.hardware = data, measure, extract, hardware
         self.seed, self.base, self.claims = seed, base, claims or []
         self.special: Special = special

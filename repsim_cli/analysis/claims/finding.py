@@ -35,7 +35,7 @@ def record(claim: Callable[..., Finding], measure: str, finding: Finding) -> dic
     words = {True: "holds", False: "fails", None: "not testable here"}
     return {
         "name": claim.__name__,
-        "source": (claim.__doc__ or "").strip(),
+        "source": " ".join((claim.__doc__ or "").split()),
         "measure": measure,
         "statistic": finding.statistic,
         "value": finding.value,

@@ -190,24 +190,28 @@ MAP_CLAIMS: dict[str, Callable[[Map, np.ndarray], Finding]] = {
         top_attention_changes_most,
     )
 }
-MAPS_CLAIMS: dict[str, Callable[[Map], Finding]] = {
-    function.__name__: function
-    for function in (
-        neurons_are_block_diagonal,
-        single_heads_match_across_families,
-        neurons_differ_between_models,
-        localization_rises_with_depth,
-        top_layers_change_most,
-        fine_tuning_delocalizes_the_top,
-    )
+# with the measures that they read
+OF_SEVERAL: dict[Callable[[Map], Finding], tuple[str, ...]] = {
+    neurons_are_block_diagonal: ("neuronsim", "cka"),
+    single_heads_match_across_families: ("attention_js", "attention_cka"),
+    neurons_differ_between_models: ("neuronsim", "cka"),
+    localization_rises_with_depth: ("neuronsim", "svcca"),
+    top_layers_change_most: ("cka",),
+    fine_tuning_delocalizes_the_top: ("neuronsim", "svcca"),
 }
+MAPS_CLAIMS: dict[str, Callable[[Map], Finding]] = {function.__name__: function for function in OF_SEVERAL}
 
 
 def map_verdicts(names: Sequence[str], found: Map, labels: Mapping[str, str]) -> list[dict[str, Any]]:
     """Claims on maps, as results.json keeps them. labels: in the run, of the measures by name."""
-    return [
+    of_one = [
         record(MAP_CLAIMS[name], label, MAP_CLAIMS[name](found, found.values[measure]))
         for name in names
         if name in MAP_CLAIMS
         for measure, label in labels.items()
-    ] + [record(MAPS_CLAIMS[name], "all measures", MAPS_CLAIMS[name](found)) for name in names if name in MAPS_CLAIMS]
+    ]
+    of_several = [MAPS_CLAIMS[name] for name in names if name in MAPS_CLAIMS]
+    return of_one + [
+        record(claim, " and ".join(labels.get(name, name) for name in OF_SEVERAL[claim]), claim(found))
+        for claim in of_several
+    ]

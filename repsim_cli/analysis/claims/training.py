@@ -91,7 +91,9 @@ def _with_size(
             by_size.setdefault(curve["parameters"], []).append(float(np.mean(found)))
     means = [float(np.mean(found)) for found in by_size.values()]
     if len(by_size) < 3 or len(set(means)) < 2:
-        return untestable(statistic, threshold, f"needs three sizes that differ, got {len(by_size)}")
+        return untestable(
+            statistic, threshold, f"needs three sizes that differ, with a checkpoint early enough, got {len(by_size)}"
+        )
     value = float(np.asarray(scipy.stats.spearmanr(list(by_size), means))[0])
     return Finding(statistic, threshold, value >= threshold, value)
 

@@ -373,12 +373,12 @@ function colourBar(panel) {
 const DASHES = [[], [7, 4], [2, 3], [10, 3, 2, 3]];
 
 // lines: [{label, y, low, high}], a value per name; missing values are null.
-function chart(names, lines, xLabel, yLabel, marked = null) {
+function chart(names, lines, xLabel, yLabel, marked = null, band = "one standard error each way") {
   const host = el("div");
   const below = el("p", { class: "readout quiet" });
   const keys = lines.map((line, i) => `${line.label}${lines.length > 1 ? ` (${["solid", "dashed", "dotted", "dash-dot"][i % 4]})` : ""}`);
   const banded = lines.some((line) => line.low);
-  const caption = el("figcaption", {}, `${keys.join("; ")}${banded ? "; band: one standard error each way" : ""}`);
+  const caption = el("figcaption", {}, `${keys.join("; ")}${banded ? `; band: ${band}` : ""}`);
   const box = el("figure", { class: "chart", role: "img", "aria-label": `${yLabel} by ${xLabel}` }, caption, host, below);
   let plot = null;
 
@@ -474,7 +474,7 @@ function stepChart(curve, heading) {
       series,
       bands,
       axes: [
-        { ...axis, label: "step (logarithmic)", splits: () => powers(curve.steps), values: (_, splits) => splits.map((step) => step.toLocaleString("en")) },
+        { ...axis, label: "step (logarithmic)", splits: () => powers(curve.steps), values: (_, splits) => splits.map((step) => step?.toLocaleString("en") ?? "") },
         { ...axis, label: curve.label, size: 64 },
       ],
       hooks: { setCursor: [({ cursor }) => tell(cursor.idx)] },
@@ -715,7 +715,7 @@ function summary() {
     ["seed", manifests.map((m) => m.seed)],
     ["device", manifests.map((m) => m.device ?? null)],
     ["models", manifests.map(models)],
-    ["rows", manifests.map((m) => m.rows ?? null)],
+    ["rows", manifests.map((m) => (m.rows !== null && typeof m.rows === "object" ? Object.entries(m.rows).map(([what, n]) => `${n} of ${what}`).join(", ") : (m.rows ?? null)))],
     ["measures", RUNS.map((run) => run.measures.map((m) => m.label).join(", ") || null)],
     ["claims", RUNS.map((run) => unique(run.claims.map((c) => c.verdict)).map((verdict) => `${run.claims.filter((c) => c.verdict === verdict).length} ${verdict}`).join(", ") || null)],
     ["warnings", manifests.map((m) => m.warnings.length)],
@@ -760,6 +760,19 @@ function stepTable(curve, caption) {
   return table(caption, ["layer", ...curve.steps.map((step) => `step ${step}`)], [...rows, ["mean", ...curve.mean]], { tall: true });
 }
 
+const isDepth = (curve) => curve !== null && typeof curve === "object" && Array.isArray(curve.pairs_of) && Array.isArray(curve.mean);
+
+// Curves by depth of the kinds of pairs of groups, those of one quantity in one chart: the name of their quantity and it.
+function depthCharts(run) {
+  const found = run.curves.map(([, curve]) => curve).filter(isDepth);
+  const quantity = (curve) => `${curve.quantity}, ${curve.point}, by groups`;
+  return unique(found.map(quantity)).map((name) => {
+    const own = found.filter((curve) => quantity(curve) === name);
+    const lines = own.map((curve) => ({ label: curve.pairs_of.join(" \u2013 "), y: curve.mean, low: curve.low ?? undefined, high: curve.high ?? undefined }));
+    return [name, chart(own[0].layers, lines, "layer", own[0].label, null, `${100 * (own[0].level ?? 0.95)} % over models`)];
+  });
+}
+
 const isLine = (curve) => Array.isArray(curve) && curve.length > 0 && curve.every((v) => v === null || typeof v === "number");
 
 function curves() {
@@ -778,7 +791,11 @@ function curves() {
     const raw = own.filter(({ curve }) => !isLine(curve) && !isTraining(curve)).map(({ run, curve }) => el("details", {}, el("summary", {}, title(run)), el("pre", { tabindex: "0" }, JSON.stringify(curve, null, 1))));
     return [el("h3", {}, name), ...(drawn ? [drawn.box] : []), ...trainings, ...raw];
   });
-  return parts.length ? section("curves", "Curves", ...parts) : null;
+  const depths = RUNS.flatMap((run) => depthCharts(run).flatMap(([name, drawn]) => {
+    redraws.push(drawn.draw);
+    return [el("h3", {}, MANY ? `${run.letter}: ${name}` : name), drawn.box];
+  }));
+  return parts.length ? section("curves", "Curves", ...depths, ...parts) : null;
 }
 
 function others() {
