@@ -405,6 +405,29 @@ def test_training_curves_are_charted(tmp_path, opened):
     assert page.evaluate("document.querySelector('#curves .readout').textContent").startswith("step 0: mean 0.2; ")
 
 
+def test_curves_of_groups_and_of_few_steps_are_charted(tmp_path, opened):
+    """The kinds of pairs of one quantity share a chart; ticks stand at the ends where no power of ten lies between."""
+    folder = made(tmp_path / "run", measures=())
+    shared = {"quantity": "penalty", "label": "accuracy lost", "point": "resid_post", "layers": ["resid_post@0", "resid_post@1"], "level": 0.95}  # fmt: skip
+    kinds = {
+        "one-one": {**shared, "pairs_of": ["one", "one"], "mean": [0.0, 0.1], "low": [0.0, 0.05], "high": [0.1, 0.2]},
+        "one-two": {**shared, "pairs_of": ["one", "two"], "mean": [0.1, 0.4], "low": None, "high": None},
+    }
+    few = {"quantity": "loss", "label": "nats", "steps": [3201, 6201, 9601], "mean": [6.0, 5.5, 5.0]}
+    run = results.reopen(folder)
+    found = {**results.read_results(folder), "curves": {**kinds, "loss": few}}
+    run.write_text("results.json", results.dumps(found))
+    run.finish("complete")
+    page = opened(saved(folder))
+    assert page.evaluate("document.querySelectorAll('#curves .uplot canvas').length") == 2
+    captions = page.evaluate("[...document.querySelectorAll('#curves figcaption')].map((c) => c.textContent)")
+    assert captions[0] == "one \u2013 one (solid); one \u2013 two (dashed); band: 95 % over models"
+    left, top, width, height = box(page, "#curves .u-over")
+    page.mouse("mouseMoved", left + 0.9 * width, top + 0.5 * height)
+    told = page.evaluate("document.querySelector('#curves .readout').textContent")
+    assert told == "resid_post@1: one \u2013 one 0.1; one \u2013 two 0.4"
+
+
 def test_the_keyboard_does_what_the_mouse_does(tmp_path, opened):
     folder = made(tmp_path / "run")
     page = opened(saved(folder))

@@ -55,7 +55,8 @@ function before(a, b) {
   return (typeof a === "string") - (typeof b === "string") || words.compare(String(a), String(b));
 }
 
-function table(caption, columns, rows, { classes = () => null, tall = false } = {}) {
+// round: six digits are shown, and all of them where the mouse rests.
+function table(caption, columns, rows, { classes = () => null, tall = false, round = false } = {}) {
   const numeric = columns.map((_, c) => rows.some((r) => typeof r[c] === "number") && rows.every((r) => typeof r[c] !== "string"));
   const body = el("tbody");
   const lines = rows.map((row) => ({
@@ -63,8 +64,9 @@ function table(caption, columns, rows, { classes = () => null, tall = false } = 
     line: el("tr", { class: classes(row) }, ...row.map((cell, c) => {
       const empty = cell === null || cell === undefined;
       const mark = Object.hasOwn(VERDICTS, cell) ? VERDICTS[cell] : "";
-      const text = empty ? "\u2013" : typeof cell === "object" ? JSON.stringify(cell) : mark + String(cell);
-      return el("td", { class: numeric[c] ? "number" : mark ? `verdict ${cell}` : null }, text);
+      const rounded = round && typeof cell === "number";
+      const text = empty ? "\u2013" : rounded ? short(cell) : typeof cell === "object" ? JSON.stringify(cell) : mark + String(cell);
+      return el("td", { class: numeric[c] ? "number" : mark ? `verdict ${cell}` : null, title: rounded ? full(cell) : null }, text);
     })),
   }));
   const heads = columns.map((name, c) => el("th", { scope: "col", class: numeric[c] ? "number" : null },
@@ -474,7 +476,7 @@ function stepChart(curve, heading) {
       series,
       bands,
       axes: [
-        { ...axis, label: "step (logarithmic)", splits: () => powers(curve.steps), values: (_, splits) => splits.map((step) => step?.toLocaleString("en") ?? "") },
+        { ...axis, label: "step (logarithmic)", filter: (_, splits) => splits, splits: () => powers(curve.steps), values: (_, splits) => splits.map((step) => step.toLocaleString("en")) },
         { ...axis, label: curve.label, size: 64 },
       ],
       hooks: { setCursor: [({ cursor }) => tell(cursor.idx)] },
@@ -744,11 +746,11 @@ function pairs() {
 
 function claims() {
   const rows = RUNS.flatMap((run) => run.claims.map((c) => ofRun(run, [c.name, c.measure, c.verdict, c.value, c.threshold, c.statistic, c.why, c.source])));
-  return rows.length ? section("claims", "Claims", table("Published findings and what this data says", runColumn(["claim", "measure", "verdict", "value", "threshold", "statistic", "why", "source"]), rows)) : null;
+  return rows.length ? section("claims", "Claims", table("Published findings and what this data says", runColumn(["claim", "measure", "verdict", "value", "threshold", "statistic", "why", "source"]), rows, { round: true })) : null;
 }
 
 function studyTables() {
-  const found = RUNS.flatMap((run) => run.tables.map(([name, t]) => table(`${MANY ? `${run.letter}: ` : ""}${name}`, t.columns, t.rows, { tall: true })));
+  const found = RUNS.flatMap((run) => run.tables.map(([name, t]) => table(`${MANY ? `${run.letter}: ` : ""}${name}`, t.columns, t.rows, { tall: true, round: true })));
   return found.length ? section("tables", "Tables", ...found) : null;
 }
 
@@ -757,7 +759,7 @@ const isTraining = (curve) => curve !== null && typeof curve === "object" && Arr
 // The curve's numbers, a row per layer, or one.
 function stepTable(curve, caption) {
   const rows = (curve.layers ?? []).map((name, i) => [name, ...curve.values[i]]);
-  return table(caption, ["layer", ...curve.steps.map((step) => `step ${step}`)], [...rows, ["mean", ...curve.mean]], { tall: true });
+  return table(caption, ["layer", ...curve.steps.map((step) => `step ${step}`)], [...rows, ["mean", ...curve.mean]], { tall: true, round: true });
 }
 
 const isDepth = (curve) => curve !== null && typeof curve === "object" && Array.isArray(curve.pairs_of) && Array.isArray(curve.mean);
