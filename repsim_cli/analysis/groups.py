@@ -203,7 +203,10 @@ def judged(statistics: Float[np.ndarray, " k"], own: float, exact: bool) -> Judg
 
 
 def separated(values: Float[np.ndarray, "m m"], groups: Members, seed: int) -> Judged:
-    """Mean between minus mean within the groups, against all other ways to group the models."""
+    """Mean between minus mean within the groups, against all other ways to group the models.
+
+    Pairs within count alike whichever group they are of: the larger group has more of them.
+    """
     own = codes(groups)
     labels, exact = arrangements(own, seed)
     return judged(separation(values, labels), float(separation(values, own[None])[0]), exact)

@@ -337,6 +337,7 @@ class Stitching:
 
     def _results(self, scores: Scores, fits: Mapping[Stitch, Fit], classifiers: bool, sequences: int) -> dict[str, Any]:
         rows = [_row(stitch, scores, fits.get(stitch)) for stitch in self.stitches]
+        trained = KINDS[self.recipe.layer].trained
         kinds = {label: f"{s.model_type.split()[-1]}, {s.layers} blocks" for label, s in self.models.items()}
         records = [dict(zip(PENALTIES, row, strict=True)) for row in rows]
         own = [
@@ -361,9 +362,9 @@ class Stitching:
                 "metric": self.metric,
                 "grid": self.grid,
                 "predicts": "label" if classifiers else "next token",
-                "steps": self.recipe.steps if KINDS[self.recipe.layer].trained else 0,
+                "steps": self.recipe.steps if trained else 0,
                 "tokens_per_step": self.recipe.batch * self.extract.length,
-                "training_sequences": sequences,
+                "training_sequences": sequences if trained else min(sequences, self.recipe.init_sequences),
                 "evaluation_sequences": len(scores.weights),
                 "kinds": kinds,
             },
