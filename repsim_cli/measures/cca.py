@@ -249,8 +249,8 @@ def pwcca() -> Measure:
         minimum_rows=4,
         cost="n d^2 per layer, n k^2 + k^3 per pair",
         source="Wu et al. 2020, appendix A.3",
-        note="Row a, column b: weighted by a. Undefined where both sides keep more than n - 1 directions; where several "
-        "correlations are 1, their weights hang on rounding (differences of 1e-3).",
+        note="Row a, column b: weighted by a. Undefined where both sides keep more than n - 1 directions; where "
+        "several correlations are 1, their weights hang on rounding (differences of 1e-3).",
     ),
 )
 def pwsim(*, variance: Variance = 0.99) -> Measure:

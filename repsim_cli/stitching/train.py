@@ -33,8 +33,8 @@ CODE = 1  # raise when a change of the code changes what a trained layer is
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """How stitch layers are made. layer: which map. init: identity, or least squares on `init_sequences` sequences drawn
-    under the seed, all tokens of them, as the layer `least_squares` itself is fitted.
+    """How stitch layers are made. layer: which map. init: identity, or least squares on `init_sequences` sequences
+    drawn under the seed, all tokens of them, as the layer `least_squares` itself is fitted.
 
     steps of `batch` sequences each, of SGD with Nesterov momentum; rate: learning_rate, times 1 - momentum where
     scale_rate says so, rising over `warm_up` steps and, with decay, falling to 0 at the end. clip: the largest norm of
