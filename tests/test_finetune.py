@@ -54,9 +54,9 @@ def test_the_study_trains_and_reports(trained_once, repsim, newest):
     assert [row[0] for row in table["rows"]] == ["tiny_nli_0", "tiny_nli_1"]
     metrics = found["classifiers"]["tiny_nli_0"]
     assert table["rows"][0][1:] == [metrics[name] for name in table["columns"][1:]]
-    both = [metrics[f"hans_subsequence_{label}"] for label in ("entailment", "non_entailment")]
-    assert metrics["hans_subsequence"] == pytest.approx(np.mean(both))
-    assert 0 <= metrics["hans_sn_NP_S"] <= 1
+    both = [metrics[f"hans_lexical_overlap_{label}"] for label in ("entailment", "non_entailment")]
+    assert metrics["hans_lexical_overlap"] == pytest.approx(np.mean(both))
+    assert 0 <= metrics["hans_ln_subject_object_swap"] <= 1
     spread = {row[0]: row[1:] for row in found["tables"]["over seeds"]["rows"]}
     accuracies = [one["accuracy"] for one in found["classifiers"].values()]
     expected = [min(accuracies), np.mean(accuracies), max(accuracies), np.std(accuracies, ddof=1)]
@@ -167,7 +167,8 @@ def written(value):
         ({"evaluate": "null"}, "model.a.evaluate.kind: missing, got None; write {kind: NAME"),
         ({"evaluate": "{kind: overlap_nli, heuristics: [x]}"}, "model.a.evaluate.heuristics: no such heuristic, got 'x'"),
         ({"lenght": 3}, "model.a.lenght: unknown key, got 3; did you mean 'length'"),
-        ({"seeds": [1, 1]}, r"model.a.seeds: not distinct numbers from 0 on, got \[1, 1\]; name each seed once"),
+        ({"seeds": [1, 1]}, r"model.a.seeds: not distinct numbers from 0 to 4294967294, got \[1, 1\]; name each seed once"),
+        ({"seeds": [2**32 - 1]}, r"model.a.seeds: not distinct numbers from 0 to 4294967294, got \[4294967295\]"),
         ({"length": 64}, "model.a.length: longer than the encoder's context, got 64; at most 32"),
         ({"hub": "x/y"}, "model.a.config, path, hub: give exactly one of them, got config and x/y; drop one"),
         ({"config": None}, "model.a.path, hub: give exactly one of them, got path=None, hub=None"),

@@ -49,7 +49,7 @@ from repsim_cli.training.finetune import (
 from repsim_cli.training.trained import Metrics, Trained
 
 RECORD = "training.json"  # beside the weights: seed, recipe, loss by step, CPU seconds
-SHARED_SEED = 0
+SHARED_SEED = 2**32 - 1  # the highest there is, and no model's: none has the head of the shared training
 Above0 = Annotated[float, Field(gt=0)]
 
 
@@ -102,8 +102,8 @@ def finetuned(
         for key, given in (("tokenizer", tokenizer), ("shared", shared and shared.source)):
             if given is not None:
                 raise BadInput(f"{key}: a pretrained encoder has its own, got '{given}'; drop it, or give config")
-    if len(set(seeds)) < len(seeds) or min(seeds) < 0:
-        raise BadInput(f"seeds: not distinct numbers from 0 on, got {seeds}; name each seed once")
+    if len(set(seeds)) < len(seeds) or min(seeds) < 0 or max(seeds) >= SHARED_SEED:
+        raise BadInput(f"seeds: not distinct numbers from 0 to {SHARED_SEED - 1}, got {seeds}; name each seed once")
     data = {"shared": shared, "train": train, "evaluate": evaluate, "hans": hans}
     sets = {name: _labelled(name, one) for name, one in data.items() if one is not None}
     labels = sets["train"].names
