@@ -38,7 +38,7 @@ def run(words: list[str]) -> int:
     if len(rest) < len(words):
         os.environ[QUIET] = "1"
     # Hydra would merge the groups of an experiment with those that are given
-    rest = [part for word in rest for part in (["~groups", f"+{word}"] if word.startswith("groups=") else [word])]
+    rest = [part for word in rest for part in (["groups=null", f"++{word}"] if word.startswith("groups=") else [word])]
     # conf/config.yaml reads it; set but empty means not set
     os.environ["REPSIM_OUTPUTS"] = str(results.outputs_root())
     with tempfile.TemporaryDirectory() as scratch:

@@ -83,8 +83,8 @@ def finetuned(
     The encoder: pretrained, from a folder (`path`) or the hub (`hub`, `revision`), with its tokenizer; or of `config`,
     with the tokenizer of a folder or hub id (`tokenizer`), or (null) one of the most frequent words of `train`, as many
     as config.vocab_size. An encoder of `config` has random weights under each seed, or (`shared`) those that training
-    on this data gives, shared_steps at shared_learning_rate under seed 0: then all seeds start from one encoder, as
-    those of a pretrained one do. The head is fresh under each seed; all weights are trained.
+    on this data gives, shared_steps at shared_learning_rate under a seed of its own: then all seeds start from one
+    encoder, as those of a pretrained one do. The head is fresh under each seed; all weights are trained.
 
     evaluate: gives the metrics accuracy and loss (nats). hans: examples with heuristics and subcases; gives
     hans_accuracy and an accuracy for each heuristic and label and for each subcase. Both are part of what the models
