@@ -197,6 +197,7 @@ def _tiles(states: Mapping[Any, Sequence[State]], n: int, tile: int) -> Blocks:
                 yield 1, {kernel: _cut_diagonal(block, shape[0]) for kernel, block in blocks.items()}
             # a tile above the diagonal stands for its mirror image too
             yield (1 if rows == columns else 2), blocks
+        del held  # before the next band is made: two would be held
 
 
 def _make(kernel: Kernel, fit: Any, gram: Float[Tensor, "a b"], rows: slice, columns: slice) -> None:
