@@ -73,9 +73,10 @@ def near_prices(cost: Float[np.ndarray, "n n"], prices: Prices, widths: tuple[fl
         above -= lowest
         kernel = np.exp(np.multiply(above, -1 / blur, out=above), out=above)
         scaling = np.ones(len(cost), np.float32)
-        for _ in range(ROUNDS):
-            scaling = 1 / ((1 / (kernel @ scaling)) @ kernel)
-        found = found + lowest + blur * np.log(scaling)
+        with np.errstate(all="ignore"):  # what over- or underflows is not finite, and left below
+            for _ in range(ROUNDS):
+                scaling = 1 / ((1 / (kernel @ scaling)) @ kernel)
+            found = found + lowest + blur * np.log(scaling)
     return found.astype(float) if np.isfinite(found).all() else prices
 
 
