@@ -14,6 +14,8 @@ TITLES = {
     "row": "row mean: its neurons, in the others",
     "column": "column mean: the others' neurons, in it",
     "same layer": "same layer of both",
+    "t-SNE plane": "in the plane of a t-SNE",
+    "full space": "in the full space",
 }
 MARKERS = "osD^v<>P"
 NAMED = 14  # layers up to which each has its name

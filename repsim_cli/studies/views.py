@@ -1,0 +1,457 @@
+"""The rows of every layer looked at directly: their distances, their neighbours, and how layers match them."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from itertools import combinations, pairwise
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from pydantic import Field
+from torch import Tensor
+
+from repsim_cli.activations.cached import cached, from_cache
+from repsim_cli.activations.inputs import check_modality, described, named, paired, sequences_of, tokenizers
+from repsim_cli.activations.rows import (
+    Layer,
+    batches,
+    blocks,
+    devices,
+    readings,
+    row_labels,
+    row_numbers,
+    total_rows,
+)
+from repsim_cli.activations.stored import Recorder
+from repsim_cli.analysis.claims.finding import check_names
+from repsim_cli.analysis.claims.views import VIEW_CLAIMS, overlap_verdicts, plan_verdicts, shift_verdicts
+from repsim_cli.analysis.couplings import Plan, matched
+from repsim_cli.analysis.histograms import DistanceScale, apart, divergence, histograms, spread
+from repsim_cli.analysis.neighbourhoods import chance, nearest, overlap, plane
+from repsim_cli.data.base import Data, Sequences, draw
+from repsim_cli.errors import BadInput, Degenerate, RunFailed
+from repsim_cli.measures.gromov import Space, space
+from repsim_cli.models.source import AnySource, Source
+from repsim_cli.registry import did_you_mean, studies
+from repsim_cli.results import Run, slug
+from repsim_cli.settings import Extract, Hardware, Positive, Several
+from repsim_cli.studies.analyses import Part, joined
+
+View = Literal["histograms", "neighbours", "couplings"]
+ALL: tuple[View, ...] = ("histograms", "neighbours", "couplings")
+SAMPLES, PAIRS = 3, 5  # drawn where none are named, as published
+EMBEDDINGS = "embed"  # no block, so that claims on consecutive blocks leave it out
+PLANE, FULL = "t-SNE plane", "full space"
+DISTANCES = ["model", "layer", "mean", "standard deviation", "KL(layer || previous)", "KL(previous || layer)"]
+KEPT = ["model", "space", "sample", "mean with the first layer", "mean without it", "by chance"]
+COUPLED = ["model", "rows", "columns", "starts", "objective", "from", "coupling", "on the diagonal", "within classes"]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The few rows that are looked at one by one: where they stand among the sampled ones, their numbers in the run,
+    and their classes where the data has some. Rows of a class stand together."""
+
+    places: Int[np.ndarray, " n"]
+    numbers: list[int]
+    classes: list[str] | None
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def name(self, place: int) -> str:
+        return f"row {self.numbers[place]}" + (f" ({self.classes[place]})" if self.classes else "")
+
+    def codes(self) -> Int[np.ndarray, " n"] | None:
+        return None if self.classes is None else np.unique(self.classes, return_inverse=True)[1]
+
+
+@studies.register("views")
+class Views:
+    """Analyses of the activations of any run: with its model, data and extract no model runs again.
+
+    views: which ones (null: all). `histograms`: of all distances within each layer, in `bins` equal bins from 0 to the
+    largest distance of the model (distance_scale: as they are, or over the mean of their layer), with the KL divergence
+    between consecutive layers. `neighbours`: `batch` rows in the plane of a t-SNE (perplexity), and how many of the k
+    nearest rows of some samples are those of the model's first layer, in that plane and in the full space.
+    `couplings`: how Gromov-Wasserstein matches the batch between pairs of layers, from POT's start and as the best of
+    this one, the identity and `restarts` drawn ones.
+    samples: places in the batch, from 0 (null: 3 drawn). pairs: [[LAYER, LAYER], ...] of each model (null: 5 drawn).
+    The batch is drawn from the rows of the run, and sorted by class where these have one.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: Mapping[str, AnySource],
+        data: Data,
+        extract: Extract,
+        hardware: Hardware,
+        seed: int,
+        cache: bool = True,
+        base: str | None = None,
+        views: list[View] | None = None,
+        bins: Several = 50,
+        distance_scale: DistanceScale = "none",
+        batch: Positive = 16,
+        perplexity: Annotated[float, Field(gt=0)] = 5.0,
+        k: Positive = 5,
+        samples: list[int] | None = None,
+        pairs: list[list[str]] | None = None,
+        restarts: Annotated[int, Field(ge=0)] = 0,
+        claims: list[str] | None = None,
+    ):
+        if not model:
+            raise BadInput("model: no model is selected, got none; e.g. model=[tiny_a,tiny_b]")
+        if extract.estimate != "full":
+            raise BadInput(f"extract.estimate: views are of one sample of rows, got {extract.estimate}; use full")
+        self.models, self.data, self.extract, self.hardware = dict(model), data, extract, hardware
+        self.seed, self.cache, self.base = seed, cache, base
+        self.views: list[View] = list(dict.fromkeys(views or ALL))
+        self.bins, self.perplexity, self.k, self.restarts = bins, perplexity, k, restarts
+        self.distance_scale: DistanceScale = distance_scale
+        self.batch, self.samples, self.pairs, self.claims = batch, samples, pairs, claims or []
+        self.live = {label: source for label, source in model.items() if isinstance(source, Source)}
+        check_modality(self.live, data)
+        self.readings = readings(model, extract)
+        self.layers = [layer for reading in self.readings for layer in reading.layers]
+        self._check_claims()
+        self._check_layers()
+        self._check_rows(min(self._most_rows(), extract.rows))
+        self.devices = devices(hardware, list(model))
+        self._check_memory()
+        self.tokenizers = tokenizers(self.live, data, extract)
+
+    def _check_claims(self) -> None:
+        check_names(self.claims, VIEW_CLAIMS)
+        for name in self.claims:
+            if VIEW_CLAIMS[name] not in self.views:
+                raise BadInput(
+                    f"options.claims: {name} is about {VIEW_CLAIMS[name]}, got views {self.views}; add it to "
+                    "options.views, or drop the claim"
+                )
+
+    def _check_layers(self) -> None:
+        for reading in self.readings:
+            if len(reading.layers) < 2:
+                raise BadInput(
+                    f"extract.hook_points, model.{reading.label}: layers are compared with each other, got "
+                    f"{len(reading.layers)}; read two or more"
+                )
+            narrow = min(reading.layers, key=lambda layer: layer.width)
+            if "neighbours" in self.views and narrow.width < 2:
+                raise BadInput(
+                    f"options.views: a plane needs 2 features, got {narrow.width} ({narrow}); leave this layer out, or "
+                    "drop neighbours"
+                )
+            known = [layer.name for layer in reading.layers]
+            for pair in self.pairs or ():
+                if len(pair) != 2:
+                    raise BadInput(f"options.pairs: two layers make a pair, got {pair}; give [[LAYER, LAYER], ...]")
+                for name in pair:
+                    if name not in known:
+                        raise BadInput(
+                            f"options.pairs, model.{reading.label}: no such layer, got '{name}'; "
+                            f"{did_you_mean(name, known)}"
+                        )
+
+    def _check_rows(self, rows: int) -> None:
+        """Raises BadInput where what is asked for needs more rows than these."""
+        closely = [view for view in self.views if view != "histograms"]
+        if rows < (least := max(2, self.batch if closely else 0)):
+            raise BadInput(
+                f"extract.rows: {'a batch' if closely else 'a distance'} needs {least} rows, got {rows}; "
+                "raise extract.rows and extract.sequences, or lower options.batch"
+            )
+        if closely and self.batch < 3:
+            raise BadInput(f"options.batch: neighbours and couplings need 3 rows, got {self.batch}; raise it")
+        if "neighbours" not in self.views:
+            return
+        for key, value in (("k", self.k), ("perplexity", self.perplexity)):
+            if value >= self.batch:
+                raise BadInput(f"options.{key}: not below the {self.batch} rows of the batch, got {value}; lower it")
+        for place in self.samples or ():
+            if not 0 <= place < self.batch:
+                raise BadInput(f"options.samples: places from 0 to {self.batch - 1} of the batch, got {place}; drop it")
+
+    def _most_rows(self) -> int:
+        """Rows that the data can have at most."""
+        stored = [source.rows for source in self.models.values() if not isinstance(source, Source)]
+        each = max(self._places(), 1) if self.extract.unit in ("token", "word") else 1
+        return min([*stored, *([self.extract.sequences * each] if self.live else [])])
+
+    def _places(self) -> int:
+        """Tokens of a sequence at most, or patches of an image."""
+        patches = [source.context or 0 for source in self.live.values() if source.modality == "images"]
+        return max(patches, default=self.extract.length)
+
+    def memory(self, rows: int) -> dict[str, float]:
+        """Bytes, estimated: weights, what one forward batch leaves, the rows of all layers, and the distances."""
+        features = sum(layer.width for layer in self.layers)
+        widest = max(layer.width for layer in self.layers)
+        return {
+            "Python and its libraries": 0.6e9,
+            "weights": sum(4.0 * source.parameters for source in self.live.values()),
+            "forward": 4.0 * 2 * self.hardware.batch_size * self._places() * features if self.live else 0.0,
+            "rows": 4.0 * 2 * rows * features + 8.0 * 3 * rows * widest,
+            # a block of 512 rows against all: squared, as distances, and where they stand
+            "distances": 8.0 * 6 * min(rows, 512) * rows if "histograms" in self.views else 0.0,
+            "batch": 8.0 * self.batch**2 * (10 + len(self.layers)) if set(self.views) - {"histograms"} else 0.0,
+        }
+
+    def _check_memory(self) -> None:
+        def need(rows: int) -> float:
+            return sum(self.memory(rows).values())
+
+        limit, rows = self.hardware.memory_limit, min(self.extract.rows, self._most_rows())
+        if need(rows) <= limit:
+            return
+        fits = int((limit - need(0)) // ((need(rows) - need(0)) / rows)) if limit > need(0) else 0
+        advice = (
+            f"extract.rows={fits} would fit"
+            if fits >= max(4, self.batch)
+            else f"hardware.memory_gb={need(rows) / 1e9 + 0.1:.1f} would do, or use fewer or smaller models"
+        )
+        raise BadInput(
+            f"hardware.memory_gb: the run needs about {need(rows) / 1e9:.2f} GB, got a limit of "
+            f"{limit / 1e9:.2f} GB; {advice}"
+        )
+
+    def plan(self) -> dict[str, Any]:
+        """What a run would do: models, layers, views, rows, forward passes, memory in GB."""
+        rows = min(self.extract.rows, self._most_rows())
+        memory, forward = self.memory(rows), -(-self.extract.sequences // self.hardware.batch_size)
+        return {
+            "models": {
+                label: (
+                    f"{source.model_type}, {source.layers} blocks of {source.width}, {source.parameters:,} parameters"
+                    if isinstance(source, Source)
+                    else f"precomputed, {source.rows} rows"
+                )
+                for label, source in self.models.items()
+            },
+            "layers": len(self.layers),
+            "views": self.views,
+            "rows, at most": rows,
+            "rows of the batch": self.batch,
+            "forward passes, unless stored": forward * len(self.live),
+            "memory, GB": {
+                part: round(size / 1e9, 3) for part, size in {**memory, "in all": sum(memory.values())}.items()
+            },
+        }
+
+    def run(self, run: Run) -> dict[str, Any]:
+        hardware = self.hardware
+        if hardware.threads:
+            torch.set_num_threads(hardware.threads)
+        run.manifest.update(device=hardware.device, threads=torch.get_num_threads())
+        with run.stage("data"):
+            sequences = sequences_of(self.live, self.tokenizers, self.data, self.extract, self.seed)
+            if sequences:
+                run.manifest["data"], notices = described(sequences, self.data, self.extract)
+                for notice in notices:
+                    run.warn(notice)
+            self.readings = paired(self.readings, sequences, self.data, self.extract)
+            total = total_rows(self.readings, sequences, self.extract)
+            run.manifest["rows"] = total
+            self._check_rows(min(total, self.extract.rows))
+            if total < self.extract.rows:
+                run.warn(f"extract.rows: {self.extract.rows} rows were asked for, the data has {total}; all are used")
+        rows = self._rows(run, sequences, total)
+        batch = self._drawn_batch(sequences, total)
+        makers: dict[View, Callable[[], Part]] = {
+            "histograms": lambda: self._histograms(run, rows),
+            "neighbours": lambda: self._neighbours(run, rows, batch),
+            "couplings": lambda: self._couplings(run, rows, batch),
+        }
+        parts = []
+        for view in self.views:
+            with run.stage(view):
+                parts.append(makers[view]())
+        found = joined(parts)
+        shown = {view: found.pop(view) for view in self.views}
+        return {
+            "measures": [],
+            **found,
+            "views": {"batch": {"rows": batch.numbers, "classes": batch.classes}, "seed": self.seed, **shown},
+        }
+
+    def _rows(self, run: Run, sequences: Mapping[str, Sequences], total: int) -> dict[str, list[Tensor]]:
+        """The sampled rows of every layer, by model: from the cache where it has them, else each model runs once."""
+        hardware = self.hardware
+        with run.stage("hashes"):
+            identities = {label: source.identity() for label, source in self.models.items()}
+            run.manifest["models"] = identities
+        run.save_manifest()
+        live = [reading for reading in self.readings if reading.label in self.live]
+        stored = self.cache and sequences
+        with (
+            cached(live, sequences, identities, self.extract, hardware.dtype, run.warn) if stored else nullcontext({})
+        ) as entries:
+            found = [from_cache(reading, entries, identities) for reading in self.readings]
+            running = {reading.label: reading.source for reading in found if isinstance(reading.source, Source)}
+            run.manifest["models_run"] = list(running)
+            with run.stage("models"):
+                modules = {
+                    label: named(label, source.load, False).to(self.devices[label], getattr(torch, hardware.dtype))
+                    for label, source in running.items()
+                }
+            recorders = {label: Recorder(entry) for label, entry in entries.items() if label in modules}
+
+            def progress(steps: Sequence[int]) -> Iterator[int]:
+                return run.progress(steps, label="activations", unit="batches")
+
+            with run.stage("activations"):
+                stream = blocks(found, modules, recorders, sequences, self.extract, hardware, progress)
+                (rows,) = batches(stream, self.extract, total, self.seed)
+        taken = iter(rows)
+        return {reading.label: [next(taken) for _ in reading.layers] for reading in self.readings}
+
+    def _drawn_batch(self, sequences: Mapping[str, Sequences], total: int) -> Batch:
+        """Rows drawn from the sampled ones, those of a class together."""
+        numbers = row_numbers(self.extract, total, self.seed, 0)
+        places = draw(len(numbers), self.batch, self.seed)
+        first = next(iter(sequences.values()), None)
+        codes = None if first is None else row_labels(first, self.extract)
+        if first is None or first.labels is None or codes is None:
+            return Batch(places, numbers[places].tolist(), None)
+        places = places[codes[numbers[places]].argsort(kind="stable")]
+        classes = [first.labels.names[code] for code in codes[numbers[places]]]
+        return Batch(places, numbers[places].tolist(), classes)
+
+    def _names(self, label: str) -> list[str]:
+        return [layer.name for layer in self.layers if layer.model == label]
+
+    def _each(self, run: Run, rows: Mapping[str, list[Tensor]], step: Callable[[Tensor], Any], name: str) -> dict:
+        """step of every layer, by model; its errors say which layer's."""
+
+        def made(layer: Layer, x: Tensor) -> Any:
+            try:
+                return step(x)
+            except Degenerate as error:
+                raise RunFailed(f"{layer}: {error}") from error
+
+        given = [x for own in rows.values() for x in own]
+        numbered = run.progress(range(len(given)), label=name, unit="layers")
+        done = iter([made(self.layers[i], given[i]) for i in numbered])
+        return {label: [next(done) for _ in own] for label, own in rows.items()}
+
+    def _histograms(self, run: Run, rows: Mapping[str, list[Tensor]]) -> Part:
+        spreads = self._each(run, rows, spread, "distances")
+        records, table, shifts, lines = [], [], {}, {}
+        for number, (label, own) in enumerate(rows.items()):
+            names = self._names(label)
+            found = histograms(own, spreads[label], bins=self.bins, scale=self.distance_scale)
+            forward = [divergence(after, before) for before, after in pairwise(found.counts)]
+            backward = [divergence(before, after) for before, after in pairwise(found.counts)]
+            for name, one, there, back in zip(names, spreads[label], [None, *forward], [None, *backward], strict=True):
+                table.append([label, name, one.mean, one.deviation, there, back])
+            shifts[label] = [kl for kl, before in zip(forward, names, strict=False) if before != EMBEDDINGS]
+            lines[label] = {"layers": names[1:], "KL": forward}
+            stem = f"histograms-{number:02d}-{slug(label)}"
+            records.append(
+                {
+                    "model": label,
+                    "layers": names,
+                    "rows": len(own[0]),
+                    "scale": self.distance_scale,
+                    "edges": run.write_array(f"{stem}-edges", found.edges),
+                    "counts": run.write_array(stem, found.counts),
+                    "kl": forward,
+                }
+            )
+        return Part(
+            tables={"distances": {"columns": DISTANCES, "rows": table}},
+            curves={"KL from previous layer": {"label": "KL(layer || previous layer), nats", "by_layer": lines}},
+            claims=shift_verdicts(self.claims, shifts, self.base),
+            more={"histograms": records},
+        )
+
+    def _neighbours(self, run: Run, rows: Mapping[str, list[Tensor]], batch: Batch) -> Part:
+        taken = self._taken(rows, batch)
+        planes = self._each(run, taken, partial(plane, perplexity=self.perplexity, seed=self.seed), "t-SNE")
+        chosen = self.samples or draw(len(batch), SAMPLES, self.seed).tolist()
+        names, by_chance = [batch.name(place) for place in chosen], chance(len(batch), self.k)
+        records, tables, means, lines = [], {}, [], {}
+        overlaps: dict[str, list[list[float]]] = {PLANE: [], FULL: []}
+        for number, (label, own) in enumerate(taken.items()):
+            layers, shown = self._names(label), []
+            around = {
+                PLANE: np.stack([nearest(torch.from_numpy(x), self.k)[chosen] for x in planes[label]]),
+                FULL: np.stack([nearest(x, self.k)[chosen] for x in own]),
+            }
+            for which, found in around.items():
+                kept = overlap(found[:1], found)
+                shown += [[which, layer, *row] for layer, row in zip(layers, kept.tolist(), strict=True)]
+                for name, row in zip(names, kept.T, strict=True):
+                    means.append([label, which, name, float(row.mean()), float(row[1:].mean()), by_chance])
+                overlaps[which].append(kept[1:].mean(1).tolist())
+            lines[label] = {"layers": layers[1:], **{which: found[-1] for which, found in overlaps.items()}}
+            tables[f"neighbours of {label}"] = {"columns": ["space", "layer", *names], "rows": shown}
+            stem = f"neighbours-{number:02d}-{slug(label)}"
+            records.append(
+                {
+                    "model": label,
+                    "layers": layers,
+                    "k": self.k,
+                    "samples": chosen,
+                    "planes": run.write_array(f"{stem}-planes", np.stack(planes[label])),
+                    "nearest": run.write_array(f"{stem}-nearest", around[PLANE]),
+                }
+            )
+        about = f"overlap with the first layer's\n{self.k} nearest rows (by chance: {by_chance:.2f})"
+        return Part(
+            tables={"neighbours kept": {"columns": KEPT, "rows": means}, **tables},
+            curves={"neighbours kept": {"label": about, "by_layer": lines}},
+            claims=overlap_verdicts(self.claims, overlaps),
+            more={"neighbours": records},
+        )
+
+    def _couplings(self, run: Run, rows: Mapping[str, list[Tensor]], batch: Batch) -> Part:
+        spaces = self._each(run, self._taken(rows, batch), _space, "distances")
+        wanted = [(label, *pair) for label in rows for pair in self._pairs(label)]
+        codes, records, table = batch.codes(), [], []
+        plans: dict[str, list[Plan]] = {}
+        for number in run.progress(range(len(wanted)), label="couplings", unit="pairs of layers"):
+            label, one, other = wanted[number]
+            names = self._names(label)
+            a, b = (spaces[label][names.index(name)] for name in (one, other))
+            for way, found in matched(a, b, restarts=self.restarts, seed=self.seed).items():
+                plans.setdefault(way, []).append(found)
+                kind = "permutation" if found.is_permutation else "spread"
+                inside = None if codes is None else found.within(codes)
+                table.append([label, one, other, way, found.objective, found.start, kind, found.diagonal, inside])
+                stem = f"couplings-{number:03d}-{slug(label)}-{slug(one)}-{slug(other)}-{slug(found.start)}"
+                records.append(
+                    {
+                        "model": label,
+                        "rows": one,
+                        "columns": other,
+                        "starts": way,
+                        "coupling": run.write_array(stem, found.coupling),
+                        "objective": found.objective,
+                        "diagonal": found.diagonal,
+                    }
+                )
+        return Part(
+            tables={"couplings": {"columns": COUPLED, "rows": table}},
+            claims=plan_verdicts(self.claims, plans),
+            more={"couplings": records},
+        )
+
+    def _taken(self, rows: Mapping[str, list[Tensor]], batch: Batch) -> dict[str, list[Tensor]]:
+        return {label: [x[torch.from_numpy(batch.places)] for x in own] for label, own in rows.items()}
+
+    def _pairs(self, label: str) -> list[tuple[str, str]]:
+        """The pairs of layers that are named, or some of all, drawn under the seed."""
+        if self.pairs is not None:
+            return [(one, other) for one, other in self.pairs]
+        known = list(combinations(self._names(label), 2))
+        return [known[i] for i in draw(len(known), PAIRS, self.seed)]
+
+
+def _space(x: Tensor) -> Space:
+    return space(apart(x)[0], cost_scale="mean")
