@@ -216,6 +216,7 @@ def test_stored_activations_are_analysed_and_no_model_runs(repsim, newest):
     assert lines[2]["KL(previous || layer)"] == pytest.approx(entropy(shares[1], shares[2]))
     verdicts = {(one["name"], one["measure"]): one["value"] for one in found["claims"]}
     by_base = found["views"]["histograms"][0]["kl"]
+    # the embeddings are no block
     assert verdicts["base_distances_stay", "histograms of distances"] == pytest.approx(by_base[1])
     # neighbours: those of the saved planes, and their means with and without the first layer
     own = found["views"]["neighbours"][1]

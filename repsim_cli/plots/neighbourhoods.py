@@ -5,12 +5,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from repsim_cli.plots.histograms import columns
 from repsim_cli.results import read_array, slug
 
 SIDE = 1.55  # of a panel, inches
 MARKERS = "osD^v<>P"
 PLAIN = "0.62"
+KEPT: dict[str, Any] = {"linewidth": 1.1}
+NEW: dict[str, Any] = {"linewidth": 0.6, "linestyle": (0, (1, 1.5)), "alpha": 0.8}
+EDGE: dict[str, Any] = {"markeredgecolor": "black", "markeredgewidth": 0.7}
 
 
 def figures(folder: Path, results: dict[str, Any]) -> Iterator[tuple[str, Callable[[], Any]]]:
@@ -39,41 +44,35 @@ def _panels(folder: Path, one: dict[str, Any], batch: dict[str, Any]) -> Any:
             axes.remove()
             continue
         plane = planes[number]
+        for sample, (place, ink) in enumerate(inks.items()):
+            kept = np.isin(nearest[number, sample], nearest[0, sample])
+            for others, style in ((nearest[number, sample][kept], KEPT), (nearest[number, sample][~kept], NEW)):
+                ends = np.stack([np.broadcast_to(plane[place], (len(others), 2)), plane[others]])
+                axes.plot(*ends.transpose(2, 0, 1), color=ink, zorder=1, **style)
+        for name, shape in shapes.items():
+            own = [place for place, other in enumerate(classes) if other == name and place not in inks]
+            axes.plot(*plane[own].T, shape, color=PLAIN, markersize=4, markeredgecolor="white", markeredgewidth=0.4)
         for place, ink in inks.items():
-            sample = one["samples"].index(place)
-            for other in nearest[number, sample]:
-                kept = other in nearest[0, sample]
-                style = {"linewidth": 1.1} if kept else {"linewidth": 0.6, "linestyle": (0, (1, 1.5)), "alpha": 0.8}
-                axes.plot(*plane[[place, other]].T, color=ink, zorder=1, **style)
-        for place, point in enumerate(plane):
-            chosen = place in inks
-            axes.plot(
-                *point,
-                shapes[classes[place]],
-                color=inks.get(place, PLAIN),
-                markersize=6 if chosen else 4,
-                markeredgecolor="black" if chosen else "white",
-                markeredgewidth=0.7 if chosen else 0.4,
-                zorder=3 if chosen else 2,
-            )
+            axes.plot(*plane[place], shapes[classes[place]], color=ink, markersize=6, **EDGE)
         axes.set_title(one["layers"][number], fontsize=7, pad=2, loc="left", parse_math=False)
         axes.set_xticks([])
         axes.set_yticks([])
         axes.margins(0.1)
         axes.spines[:].set_color("0.8")
     handles = [
-        Line2D([], [], color=ink, marker=shapes[classes[place]], markeredgecolor="black", markersize=5, linewidth=1.1,
-               label=f"row {batch['rows'][place]}")
+        Line2D(
+            [], [], color=ink, marker=shapes[classes[place]], markersize=5, label=f"row {batch['rows'][place]}", **EDGE
+        )
         for place, ink in inks.items()
-    ]  # fmt: skip
+    ]
     handles += [
         Line2D([], [], color=PLAIN, marker=shape, markersize=4, linewidth=0, label=name)
         for name, shape in shapes.items()
         if name
     ]
     handles += [
-        Line2D([], [], color="0.3", linewidth=1.1, label="near in the first layer too"),
-        Line2D([], [], color="0.3", linewidth=0.6, linestyle=(0, (1, 1.5)), label="near here alone"),
+        Line2D([], [], color="0.3", label="near in the first layer too", **KEPT),
+        Line2D([], [], color="0.3", label="near here alone", **NEW),
     ]
     legend = figure.legend(
         handles=handles, fontsize=7, frameon=False, loc="center left", bbox_to_anchor=(0.91, 0.5), borderaxespad=0

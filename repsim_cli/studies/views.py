@@ -43,7 +43,6 @@ from repsim_cli.studies.analyses import Part, joined
 View = Literal["histograms", "neighbours", "couplings"]
 ALL: tuple[View, ...] = ("histograms", "neighbours", "couplings")
 SAMPLES, PAIRS = 3, 5  # drawn where none are named, as published
-EMBEDDINGS = "embed"  # no block, so that claims on consecutive blocks leave it out
 PLANE, FULL = "t-SNE plane", "full space"
 DISTANCES = ["model", "layer", "mean", "standard deviation", "KL(layer || previous)", "KL(previous || layer)"]
 KEPT = ["model", "space", "sample", "mean with the first layer", "mean without it", "by chance"]
@@ -75,10 +74,10 @@ class Views:
 
     views: which ones (null: all). `histograms`: of all distances within each layer, in `bins` equal bins from 0 to the
     largest distance of the model (distance_scale: as they are, or over the mean of their layer), with the KL divergence
-    between consecutive layers. `neighbours`: `batch` rows in the plane of a t-SNE (perplexity), and how many of the k
-    nearest rows of some samples are those of the model's first layer, in that plane and in the full space.
-    `couplings`: how Gromov-Wasserstein matches the batch between pairs of layers, from POT's start and as the best of
-    this one, the identity and `restarts` drawn ones.
+    between layers that follow each other in the run. `neighbours`: `batch` rows in the plane of a t-SNE (perplexity),
+    and how many of the k nearest rows of some samples are those of the model's first layer, in that plane and in the
+    full space. `couplings`: how Gromov-Wasserstein matches the batch between pairs of layers, from POT's start and as
+    the best of this one, the identity and `restarts` drawn ones.
     samples: places in the batch, from 0 (null: 3 drawn). pairs: [[LAYER, LAYER], ...] of each model (null: 5 drawn).
     The batch is drawn from the rows of the run, and sorted by class where these have one.
     """
@@ -349,7 +348,8 @@ class Views:
             backward = [divergence(before, after) for before, after in pairwise(found.counts)]
             for name, one, there, back in zip(names, spreads[label], [None, *forward], [None, *backward], strict=True):
                 table.append([label, name, one.mean, one.deviation, there, back])
-            shifts[label] = [kl for kl, before in zip(forward, names, strict=False) if before != EMBEDDINGS]
+            between = zip(forward, pairwise(map(_kind, names)), strict=True)
+            shifts[label] = [kl for kl, (before, after) in between if before == after]
             lines[label] = {"layers": names[1:], "KL": forward}
             stem = f"histograms-{number:02d}-{slug(label)}"
             records.append(
@@ -451,6 +451,11 @@ class Views:
             return [(one, other) for one, other in self.pairs]
         known = list(combinations(self._names(label), 2))
         return [known[i] for i in draw(len(known), PAIRS, self.seed)]
+
+
+def _kind(layer: str) -> str:
+    """What is read there, whatever the block: claims compare blocks with blocks."""
+    return layer.split("@")[0].rstrip("0123456789")
 
 
 def _space(x: Tensor) -> Space:
