@@ -121,15 +121,21 @@ def test_a_coupling_is_laid_out_by_its_sides(first):
 
 def test_the_best_coupling_is_no_worse_than_that_from_pots_start():
     """And both have their objectives as they are laid out: rows of the first side as rows."""
-    a, b = (space(rows(14, 6, seed=seed), cost_scale="mean") for seed in (5, 6))
-    for one, other in ((a, b), (b, a)):
+    x = rows(14, 6, seed=5)
+    y = x + 0.3 * rows(14, 6, seed=6)  # rows stay near themselves, which POT's start does not know
+    for given in ((x, 3 * y), (3 * y, x)):
+        one, other = (space(side, cost_scale="mean") for side in given)
         found = matched(one, other, restarts=20, seed=0)
         assert found[BEST].objective < found[PUBLISHED].objective
-        assert found[PUBLISHED].start == "pot"
-        for plan in found.values():
+        assert (found[PUBLISHED].start, found[BEST].start) == ("pot", "identity")
+        assert found[BEST].diagonal == pytest.approx(1)
+        for way, plan in found.items():
             own = gromov_objective(one.distances, other.distances, plan.coupling)
             assert plan.objective == pytest.approx(own, rel=1e-9)
-            assert plan.objective != pytest.approx(gromov_objective(one.distances, other.distances, plan.coupling.T))
+            plain = matched(*(space(side, cost_scale="none") for side in given), restarts=20, seed=0)
+            np.testing.assert_array_equal(plain[way].coupling, plan.coupling)  # whatever the scale of the distances
+        turned = gromov_objective(one.distances, other.distances, found[PUBLISHED].coupling.T)
+        assert found[PUBLISHED].objective != pytest.approx(turned, rel=1e-3)
     codes = np.array([0, 0, 1])
     assert Plan(np.eye(3)[[1, 0, 2]] / 3, 0.0, "pot").within(codes) == pytest.approx(1)
     assert Plan(np.eye(3)[[2, 1, 0]] / 3, 0.0, "pot").within(codes) == pytest.approx(1 / 3)
@@ -283,7 +289,7 @@ def test_models_of_modular_sums(repsim, newest, tmp_path):
     points = "extract.hook_points=[resid_pre,pattern.h0,resid_post]"
     assert repsim("run", "-q", *words, points, "+options.views=[neighbours,couplings]", "extract.sequences=49")[0] == 0
     found = json.loads((newest() / "results.json").read_text())
-    assert list(found["views"]) == ["batch", "seed", "neighbours", "couplings"]
+    assert list(found["views"]) == ["batch", "neighbours", "couplings"]
     assert len(table(found, "couplings")) == 2 * 3
 
 
@@ -303,7 +309,8 @@ def test_models_of_modular_sums(repsim, newest, tmp_path):
         (["+options.batch=2"], "options.batch: neighbours and couplings need 3 rows, got 2; raise it"),
         (["+options.k=16"], "options.k: not below the 16 rows of the batch, got 16; lower it"),
         (["+options.perplexity=30"], "options.perplexity: not below the 16 rows of the batch, got 30.0; lower it"),
-        (["+options.samples=[16]"], "options.samples: places from 0 to 15 of the batch, got 16; drop it"),
+        (["+options.samples=[16]"], "options.samples: not distinct places from 0 to 15 of the batch, got [16]; name others"),
+        (["+options.samples=[3,3]"], "options.samples: not distinct places from 0 to 15 of the batch, got [3, 3]; name others"),
         (["+options.views=[histogram]"], "options.views.0: wrong value, got 'histogram'; give 'histograms', 'neighbours' or 'couplings'"),
         (["+options.bins=1"], "options.bins: wrong value, got 1; give greater than or equal to 2"),
         (["hardware.memory_gb=0.3"], "hardware.memory_gb: the run needs about 0.6"),

@@ -71,13 +71,12 @@ def histograms(
     layer (`mean`)."""
     units = [found.mean if scale == "mean" else 1.0 for found in spreads]
     top = max(found.largest / unit for found, unit in zip(spreads, units, strict=True))
-    edges = np.linspace(0, top, bins + 1)
     counts = np.zeros((len(layers), bins), int)
     for own, x, unit in zip(counts, layers, units, strict=True):
         for block in distances(x):
             # rounding may leave the largest distance above the last edge
-            own += np.histogram((block / unit).clip(max=top), edges)[0]
-    return Histograms(edges, counts)
+            own += np.histogram((block / unit).clip(max=top), bins, (0, top))[0]
+    return Histograms(np.linspace(0, top, bins + 1), counts)
 
 
 def divergence(a: Counts, b: Counts) -> float:

@@ -32,7 +32,7 @@ def _panels(folder: Path, one: dict[str, Any], batch: dict[str, Any]) -> Any:
     from matplotlib.lines import Line2D
 
     planes, nearest = read_array(folder, one["planes"]), read_array(folder, one["nearest"]).astype(int)
-    inks = dict(zip(one["samples"], colormaps["tab10"](range(10))[: len(one["samples"])], strict=False))
+    inks = {place: colormaps["tab10"](i % 10) for i, place in enumerate(one["samples"])}
     classes = batch["classes"] or [""] * len(batch["rows"])
     shapes = {name: MARKERS[i % len(MARKERS)] for i, name in enumerate(dict.fromkeys(classes))}
     across = columns(len(planes))

@@ -172,9 +172,12 @@ class Views:
         for key, value in (("k", self.k), ("perplexity", self.perplexity)):
             if value >= self.batch:
                 raise BadInput(f"options.{key}: not below the {self.batch} rows of the batch, got {value}; lower it")
-        for place in self.samples or ():
-            if not 0 <= place < self.batch:
-                raise BadInput(f"options.samples: places from 0 to {self.batch - 1} of the batch, got {place}; drop it")
+        chosen = self.samples or []
+        if len(set(chosen)) < len(chosen) or not set(chosen) <= set(range(self.batch)):
+            raise BadInput(
+                f"options.samples: not distinct places from 0 to {self.batch - 1} of the batch, got {chosen}; "
+                "name others"
+            )
 
     def _most_rows(self) -> int:
         """Rows that the data can have at most."""
@@ -197,7 +200,7 @@ class Views:
             "forward": 4.0 * 2 * self.hardware.batch_size * self._places() * features if self.live else 0.0,
             "rows": 4.0 * 2 * rows * features + 8.0 * 3 * rows * widest,
             # a block of 512 rows against all: squared, as distances, and where they stand
-            "distances": 8.0 * 6 * min(rows, 512) * rows if "histograms" in self.views else 0.0,
+            "distances": 8.0 * 8 * min(rows, 512) * rows if "histograms" in self.views else 0.0,
             "batch": 8.0 * self.batch**2 * (10 + len(self.layers)) if set(self.views) - {"histograms"} else 0.0,
         }
 
@@ -275,7 +278,7 @@ class Views:
         return {
             "measures": [],
             **found,
-            "views": {"batch": {"rows": batch.numbers, "classes": batch.classes}, "seed": self.seed, **shown},
+            "views": {"batch": {"rows": batch.numbers, "classes": batch.classes}, **shown},
         }
 
     def _rows(self, run: Run, sequences: Mapping[str, Sequences], total: int) -> dict[str, list[Tensor]]:
