@@ -1,6 +1,8 @@
 """Which rows lie near a row: in the plane of a t-SNE and in the full space of each layer, and how many of the nearest
 are those of the first layer (Gao et al. 2024, figure 9, table 5)."""
 
+from typing import Any
+
 import numpy as np
 import scipy.stats
 import torch
@@ -21,7 +23,7 @@ def plane(x: Float[Tensor, "n d"], *, perplexity: float, seed: int) -> Float[np.
     from sklearn.manifold import TSNE  # importing scikit-learn takes a second
 
     unit, _ = apart(x)
-    rate = max(len(x) / 48, SLOW)
+    rate: Any = max(len(x) / 48, SLOW)  # its stubs know of "auto" alone
     projection = TSNE(perplexity=perplexity, init="pca", method="exact", learning_rate=rate, random_state=seed)
     return projection.fit_transform(unit.cpu().numpy()).astype(np.float64)
 

@@ -37,8 +37,18 @@ def draw(folder: Path, progress: Progress = quiet) -> list[Path]:
     )
 
     results = read_results(folder)
-    kinds = (heatmap, agreement, groups, localization, training, classifiers, stitching)
-    kinds += (histograms, neighbourhoods, couplings)
+    kinds = (
+        heatmap,
+        agreement,
+        groups,
+        localization,
+        training,
+        classifiers,
+        stitching,
+        histograms,
+        neighbourhoods,
+        couplings,
+    )
     jobs = [job for kind in kinds for job in kind.figures(folder, results)]
     return save(folder / "figures", jobs, progress) if jobs else []
 
