@@ -199,10 +199,11 @@ def test_stored_activations_are_analysed_and_no_model_runs(repsim, newest):
     assert repsim("run", "-q", *words, *small, "measure=[cka]")[0] == 0
     asked = [f"+options.claims=[{','.join(claims.VIEW_CLAIMS)}]", "base=tiny_a_step100", "+options.restarts=3"]
     asked += ["+options.pairs=[[embed,resid_post@3],[resid_post@3,embed]]", "+options.samples=[0,9]"]
-    code, _, err = repsim("run", "-q", *words, *small, "study=views", "measure=[]", *asked)
+    code, _, err = repsim("run", "-q", "--from", newest(), "study=views", *asked)
     assert code == 0, err
     manifest = json.loads((newest() / "manifest.json").read_text())
     assert manifest["models_run"] == []
+    assert list(manifest["models"]) == ["tiny_a_step100", "tiny_a"]  # --from keeps their order
     assert manifest["rows"] == 48
     found = json.loads((newest() / "results.json").read_text())
     drawn, layers = found["views"]["batch"], ["embed", "resid_post@0", "resid_post@3"]

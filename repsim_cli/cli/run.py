@@ -155,7 +155,7 @@ def _repeated(words: list[str], scratch: Path) -> tuple[list[str], Path, str]:
         "dry_run": False,
         "hydra": {**own["hydra"], "searchpath": [f"file://{conf_dir().resolve()}"]},
     }
-    (scratch / "repeat.yaml").write_text(yaml.safe_dump(content, allow_unicode=True))
+    (scratch / "repeat.yaml").write_text(yaml.safe_dump(content, allow_unicode=True, sort_keys=False))
     return rest, scratch, "repeat"
 
 
