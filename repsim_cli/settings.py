@@ -111,3 +111,18 @@ class Ranked:
 
 
 Group = list[str] | Ranked
+
+
+@dataclass(frozen=True, kw_only=True)
+class SubNetworks:
+    """Groups of a model's layers that are close to each other and far from the rest, from each matrix of one model.
+
+    method: `spectral` clusters, contiguous `segments`, or both. clusters: how many (null: chosen `by` eigengap or
+    silhouette of the spectral clusters, by the cost of the segments; one is a possible answer). given: by model, groups
+    to compare with, each as ranges of its layers in the order of the network, from 0: [0-11 73-92, 12-72].
+    """
+
+    method: Literal["spectral", "segments", "both"] = "both"
+    clusters: Several | None = None
+    by: Literal["eigengap", "silhouette"] = "eigengap"
+    given: dict[str, list[str]] | None = None

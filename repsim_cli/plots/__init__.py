@@ -23,10 +23,19 @@ STYLE: dict[str, Any] = {
 
 def draw(folder: Path, progress: Progress = quiet) -> list[Path]:
     """Draws all figures of a run into figures/ and returns their paths."""
-    from repsim_cli.plots import agreement, classifiers, groups, heatmap, localization, stitching, training
+    from repsim_cli.plots import (
+        agreement,
+        classifiers,
+        groups,
+        heatmap,
+        localization,
+        stitching,
+        sub_networks,
+        training,
+    )
 
     results = read_results(folder)
-    kinds = (heatmap, agreement, groups, localization, training, classifiers, stitching)
+    kinds = (heatmap, sub_networks, agreement, groups, localization, training, classifiers, stitching)
     jobs = [job for kind in kinds for job in kind.figures(folder, results)]
     return save(folder / "figures", jobs, progress) if jobs else []
 

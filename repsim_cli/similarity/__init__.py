@@ -4,7 +4,7 @@ from repsim_cli.similarity.attention import estimate_attention
 from repsim_cli.similarity.counterparts import Counterparts, estimate_counterparts
 from repsim_cli.similarity.estimates import State, check_estimate, estimate_all_pairs, of_sums
 from repsim_cli.similarity.moments import moment_pairs
-from repsim_cli.similarity.pairs import Prepared, SimilarityMatrix, Statistics, all_pairs, pairs
+from repsim_cli.similarity.pairs import Prepared, SimilarityMatrix, Statistics, Wanted, all_pairs, pairs
 
 __all__ = [
     "Counterparts",
@@ -12,6 +12,7 @@ __all__ = [
     "SimilarityMatrix",
     "State",
     "Statistics",
+    "Wanted",
     "all_pairs",
     "check_estimate",
     "estimate_all_pairs",

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from repsim_cli.errors import Degenerate
@@ -21,6 +21,7 @@ from repsim_cli.measures.base import at, inner_values, own_products
 from repsim_cli.measures.inner import products, states_of
 
 Matrix = Float[Tensor, "r r"]
+Wanted = Bool[Tensor, "r r"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,11 +67,13 @@ def all_pairs(
     tile: int = 512,
     labels: Tensor | None = None,
     observe: Observe = lambda *_: None,
+    wanted: Wanted | None = None,
 ) -> dict[str, Matrix]:
     """Every measure for all pairs of representations (n, d_r) with paired rows; entry [a, b] as in contract 5.
 
     labels: a class code per row, for the measures that need them. observe: called once for each measure with what
-    was prepared for it. Errors and warnings name the representations.
+    was prepared for it. wanted: symmetric; of measures that take the pairs one by one, the others are skipped and NaN.
+    Errors and warnings name the representations.
     """
     names = names or [f"representation {r}" for r in range(len(representations))]
     for measure in measures.values():
@@ -90,7 +93,7 @@ def all_pairs(
         some = next(iter(group.values()))
         states = [some.prepared(x, name, labels) for x, name in zip(representations, names, strict=True)]
         for label, measure in group.items():
-            found[label] = pairs(measure, states, states, names)
+            found[label] = pairs(measure, states, states, names, wanted)
             prepared = Prepared(names=names, rows=len(representations[0]), tile=tile, states=states)
             observe(label, measure, prepared, found[label])
     return {label: found[label] for label in measures}
@@ -151,8 +154,10 @@ def by_preparation(measures: Mapping[str, Measure]) -> list[dict[str, Measure]]:
     return list(groups.values())
 
 
-def pairs(measure: Measure, rows: Sequence[Any], columns: Sequence[Any], names: Sequence[str]) -> Matrix:
-    """A measure that is no inner product, for all pairs of prepared representations."""
+def pairs(
+    measure: Measure, rows: Sequence[Any], columns: Sequence[Any], names: Sequence[str], wanted: Wanted | None = None
+) -> Matrix:
+    """A measure that is no inner product, for all pairs of prepared representations, or NaN where none is wanted."""
     if measure.compare_all is not None:
         return measure.compare_all(rows, columns)
     compare = measure.compare
@@ -161,7 +166,9 @@ def pairs(measure: Measure, rows: Sequence[Any], columns: Sequence[Any], names: 
     values = torch.empty(len(rows), len(columns), dtype=torch.float64)
     for a, x in enumerate(rows):
         for b, y in enumerate(columns):
-            if mirrored and b < a:
+            if wanted is not None and not wanted[a, b]:
+                values[a, b] = torch.nan
+            elif mirrored and b < a:
                 values[a, b] = values[b, a]
             else:
                 values[a, b] = at(f"{names[a]} and {names[b]}", partial(compare, x, y))

@@ -7,21 +7,26 @@ from typing import Any
 import numpy as np
 
 from repsim_cli.activations.rows import Reading
+from repsim_cli.analysis import targets as of_targets
 from repsim_cli.analysis.agreement import agreement
 from repsim_cli.analysis.claims.finding import record
 from repsim_cli.analysis.claims.groups import GROUP_CLAIMS
 from repsim_cli.analysis.claims.layers import CLAIMS, verdict
 from repsim_cli.analysis.claims.maps import MAP_CLAIMS, MAPS_CLAIMS, Map, map_verdicts
+from repsim_cli.analysis.claims.sub_networks import LAYER_CLAIMS, Layers, layer_verdicts
 from repsim_cli.analysis.distances import tables as tables_of
 from repsim_cli.analysis.groups import Depths, Members
 from repsim_cli.analysis.localization import base_curve, curve, localization, other_means, to_base
+from repsim_cli.analysis.sub_networks import FEWEST, Labels, distances, found_in, in_order
+from repsim_cli.analysis.sub_networks import tables as tables_of_groups
 from repsim_cli.measures import Measure
 from repsim_cli.models.source import AnySource, families
 from repsim_cli.results import Run
+from repsim_cli.settings import SubNetworks
 from repsim_cli.studies.grouped import Distances, counterparts, curves, points_of
 from repsim_cli.studies.record import places_of
 
-OF_MAPS = {**CLAIMS, **MAP_CLAIMS, **MAPS_CLAIMS}
+OF_MAPS = {**CLAIMS, **MAP_CLAIMS, **MAPS_CLAIMS, **LAYER_CLAIMS}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,3 +144,40 @@ def by_groups(run: Run, found: Compared, members: Members, *, distances: bool, l
                 between.add(run, name, measure, depths, found.claims, seed)
     more = {"groups": run.manifest["groups"], **({"distances": between.found} if distances else {})}
     return Part(tables_of(between.found) if distances else {}, lines, claims + between.claims, more)
+
+
+def of_single_models(
+    found: Compared, *, targets: str | None, groups: SubNetworks | None, given: Mapping[str, Labels]
+) -> Part:
+    """What the layers of each model say alone: the closest to every target, sub-networks, and claims on both."""
+    places = {label: place for label, place in found.places.items() if label != targets}
+    orders = {label: in_order(found.names[place]) for label, place in places.items()}
+    names = {label: [found.names[place][i] for i in orders[label]] for label, place in places.items()}
+    near, looked, claims = {}, {}, []
+    for label, values in found.values.items():
+        larger = found.measures[label].card.larger_is_closer
+        own = {model: values[place, place] for model, place in places.items()}
+        to_targets: dict[str, dict[str, np.ndarray]] = {model: {} for model in places}
+        if targets is not None:
+            for number, target in enumerate(found.names[found.places[targets]], found.places[targets].start):
+                for model, place in places.items():
+                    to_targets[model][target] = values[number, place][orders[model]]
+            near[label] = (to_targets, larger)
+        if groups is not None:
+            looked[label] = {
+                model: found_in(matrix, found.names[places[model]], larger, groups, given.get(model))
+                for model, matrix in own.items()
+                if len(matrix) >= FEWEST
+            }
+        spectral = {m: one for m, one in looked.get(label, {}).items() if "spectral" in one["groups"]}
+        agreed = {m: one["agreement"].get("spectral and given") for m, one in spectral.items()}
+        layers = Layers(
+            names=names,
+            own={model: distances(x, larger)[np.ix_(orders[model], orders[model])] for model, x in own.items()},
+            targets={m: {t: -x if larger else x for t, x in each.items()} for m, each in to_targets.items()},
+            clusters={m: one["groups"]["spectral"]["count"] for m, one in spectral.items()},
+            agreement={m: value for m, value in agreed.items() if value is not None},
+        )
+        claims += layer_verdicts(found.claims, label, layers)
+    tables = {**(of_targets.tables(near, names) if near else {}), **(tables_of_groups(looked) if groups else {})}
+    return Part(tables, claims=claims, more={"sub_networks": looked} if groups else {})
