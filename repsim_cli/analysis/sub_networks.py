@@ -10,7 +10,7 @@ the order along which the layers spread most).
 
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -260,32 +260,33 @@ def found_in(
     """The sub-networks of one model, as results.json keeps them. values, names: of its layers, in any order; `order`
     puts them in that of the network, in which all else is. consecutive: of each layer with the next one.
 
-    agreement: adjusted Rand indices, with the transformer blocks where all layers are of one of several."""
+    agreement: adjusted Rand indices of the two ways, with the transformer blocks where every layer is of one of
+    several, and with the given groups, also of as many groups as these are."""
     order = in_order(names)
     names = [names[i] for i in order]
     values = values[np.ix_(order, order)]
-    groups: dict[str, Groups] = {}
+    found: dict[str, Callable[[int | None], Groups]] = {}
     if options.method != "segments":
-        groups["spectral"] = spectral(values, larger_is_closer, count=options.clusters, by=options.by)
+        found["spectral"] = lambda count: spectral(values, larger_is_closer, count=count, by=options.by)
     if options.method != "spectral":
-        groups["segments"] = segments(values, larger_is_closer, count=options.clusters)
+        found["segments"] = lambda count: segments(values, larger_is_closer, count=count)
+    groups = {method: make(options.clusters) for method, make in found.items()}
+    agreed = {" and ".join(groups): agreement(*(one.labels for one in groups.values()))} if len(groups) == 2 else {}
     blocks = [block_of(name) for name in names]
-    others = {
-        **({"transformer blocks": blocks} if None not in blocks and len(set(blocks)) > 1 else {}),
-        **({} if given is None else {"given": given}),
-    }
-    with_others = {
-        f"{method} and {other}": agreement(one.labels, labels)
-        for method, one in groups.items()
-        for other, labels in others.items()
-    }
-    both = {"spectral and segments": agreement(groups["spectral"].labels, groups["segments"].labels)}
+    if None not in blocks and len(set(blocks)) > 1:
+        agreed |= {f"{method} and transformer blocks": agreement(one.labels, blocks) for method, one in groups.items()}
+    if given is not None:
+        count = len(np.unique(given))
+        agreed |= {f"{method} and given": agreement(one.labels, given) for method, one in groups.items()}
+        agreed |= {
+            f"{method}, as many, and given": agreement(make(count).labels, given) for method, make in found.items()
+        }
     return {
         "layers": names,
         "order": order,
         "consecutive": ((values + values.T) / 2).diagonal(1).tolist(),
         "groups": {method: _recorded(one) for method, one in groups.items()},
-        "agreement": {**(both if len(groups) == 2 else {}), **with_others},
+        "agreement": agreed,
     }
 
 

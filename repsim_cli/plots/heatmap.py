@@ -34,12 +34,12 @@ def figures(folder: Path, results: dict[str, Any]) -> Iterator[Job]:
             stem += f"-{number}"
         models = list(dict.fromkeys(m["rows"]["model"] for m in matrices))
         shown = results.get("sub_networks", {}).get(measure["label"], {})
-        whole = len(matrices) >= len(models) * (len(models) + 1) // 2
+        whole = not shown and len(matrices) >= len(models) * (len(models) + 1) // 2
         if len(models) > 1 and not shown and all(m["rows"] == m["columns"] for m in matrices):  # each stands alone
             yield f"{stem}-panels", partial(_panels, folder, measure)
             continue
         layers = {m["rows"]["model"]: m["rows"]["layers"] for m in matrices}
-        if whole and not (shown and len(models) == 1):
+        if whole:
             yield f"{stem}-all", partial(_grid, folder, measure, models, layers, "values")
         if whole and matrices[0]["se"] is not None:
             yield f"{stem}-all-se", partial(_grid, folder, measure, models, layers, "se")

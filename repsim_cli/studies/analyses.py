@@ -170,7 +170,7 @@ def of_single_models(
                 if len(matrix) >= FEWEST
             }
         spectral = {m: one for m, one in looked.get(label, {}).items() if "spectral" in one["groups"]}
-        agreed = {m: one["agreement"].get("spectral and given") for m, one in spectral.items()}
+        agreed = {m: one["agreement"].get("spectral, as many, and given") for m, one in spectral.items()}
         layers = Layers(
             names=names,
             own={model: distances(x, larger)[np.ix_(orders[model], orders[model])] for model, x in own.items()},

@@ -1,8 +1,10 @@
 """Claims on the layers of single models: where known functions are computed, and which layers form sub-networks.
 
-Labels are those of the shipped models of modular sums. The paper counts blocks from 1: its Resid-Post1 is resid_post@0.
+Models 0, E and L of Gao et al. 2024 are known by their labels: modsum_l, modsum_tiny_l. The paper counts blocks from 1:
+its Resid-Post1 is resid_post@0.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,7 +16,6 @@ from jaxtyping import Float
 from repsim_cli.analysis.claims.finding import Finding, record, untestable
 from repsim_cli.analysis.sub_networks import block_of
 
-LAYER_WISE, END_TO_END, ONE_BLOCK = "modsum_l", "modsum_e", "modsum_0"
 Square = Float[np.ndarray, "n n"]
 
 
@@ -23,8 +24,8 @@ class Layers:
     """Of every model under one measure: the names of its layers and the distances between them (of similarities how far
     they are below the largest), both in the order of the network, and to every target.
 
-    clusters: how many spectral clusters were found; agreement: their adjusted Rand index with the groups that were
-    given. marks: of models that did not learn their task, what they reached.
+    clusters: how many spectral clusters were found; agreement: the adjusted Rand index of groups that were given and as
+    many spectral clusters.
     """
 
     names: Mapping[str, Sequence[str]]
@@ -32,7 +33,10 @@ class Layers:
     targets: Mapping[str, Mapping[str, Float[np.ndarray, " l"]]] = field(default_factory=dict)
     clusters: Mapping[str, int] = field(default_factory=dict)
     agreement: Mapping[str, float] = field(default_factory=dict)
-    marks: Mapping[str, str] = field(default_factory=dict)
+
+    def label(self, letter: str) -> str:
+        """Of the model of that letter; the published one where it is absent."""
+        return next((name for name in self.names if re.fullmatch(rf"modsum(_\w+)?_{letter}", name)), f"modsum_{letter}")
 
 
 def c1_is_nearest_to_the_first_block(found: Layers) -> Finding:
@@ -57,34 +61,36 @@ def c_is_near_the_last_blocks(found: Layers) -> Finding:
 
 def layer_wise_training_gives_three_groups(found: Layers) -> Finding:
     """Gao et al. 2024, section 5.1: Model L has predominantly 3 groupings of layers, as many as functions trained."""
-    statistic, threshold = "spectral clusters of Model L", 3.0
-    if LAYER_WISE not in found.clusters:
-        return untestable(statistic, threshold, f"needs {LAYER_WISE} and options.sub_networks")
-    value = float(found.clusters[LAYER_WISE])
+    statistic, threshold, model = "spectral clusters of Model L", 3.0, found.label("l")
+    if model not in found.clusters:
+        return untestable(statistic, threshold, f"needs {model} and options.sub_networks")
+    value = float(found.clusters[model])
     return Finding(statistic, threshold, value == threshold, value)
 
 
 def layer_wise_groups_are_the_published(found: Layers) -> Finding:
     """Gao et al. 2024, section 5.1: in Model L layers 20 to 44 and 52 to 72, 12 to 19 and 45 to 51, and the rest."""
-    statistic, threshold = "adjusted Rand index of the spectral clusters of Model L and the published groups", 0.5
-    if LAYER_WISE not in found.agreement:
-        return untestable(statistic, threshold, f"needs options.sub_networks.given of {LAYER_WISE}")
-    value = found.agreement[LAYER_WISE]
+    statistic, threshold = "adjusted Rand index of three spectral clusters of Model L and the published groups", 0.5
+    model = found.label("l")
+    if model not in found.agreement:
+        return untestable(statistic, threshold, f"needs options.sub_networks.given of {model}")
+    value = found.agreement[model]
     return Finding(statistic, threshold, value >= threshold, value)
 
 
 def end_to_end_training_ends_alike(found: Layers) -> Finding:
     """Gao et al. 2024, section 5.1: in Model E all layers from 64 on, those of block 3, are similar."""
     statistic, threshold = "Model E: mean distance within the last block over that of all other pairs", 0.5
-    if END_TO_END not in found.own:
-        return untestable(statistic, threshold, f"needs {END_TO_END}")
-    blocks = [block_of(name) for name in found.names[END_TO_END]]
+    model = found.label("e")
+    if absent := _absent(found, model):
+        return untestable(statistic, threshold, absent)
+    blocks = [block_of(name) for name in found.names[model]]
     last = np.array([block == blocks[-1] for block in blocks])
     if blocks[-1] is None or last.all() or last.sum() < 2:
         return untestable(statistic, threshold, "needs a last block of two layers, and one before it")
     inside = last[:, None] & last
     pairs = np.triu(np.ones_like(inside), 1)
-    values = found.own[END_TO_END]
+    values = found.own[model]
     value = float(values[inside & pairs].mean() / values[~inside & pairs].mean())
     return Finding(statistic, threshold, value <= threshold, value)
 
@@ -92,34 +98,35 @@ def end_to_end_training_ends_alike(found: Layers) -> Finding:
 def layer_wise_distances_are_larger(found: Layers) -> Finding:
     """Gao et al. 2024, section 5.1: distances are larger in Model L than in Model E."""
     statistic, threshold = "mean distance between layers: Model L minus Model E", 0.0
-    if absent := _absent(found, LAYER_WISE, END_TO_END):
+    models = [found.label(letter) for letter in "le"]
+    if absent := _absent(found, *models):
         return untestable(statistic, threshold, absent)
-    value = _cells(found.own[LAYER_WISE]).mean() - _cells(found.own[END_TO_END]).mean()
-    return Finding(statistic, threshold, bool(value > threshold), float(value))
+    means = [float(_cells(found.own[model]).mean()) for model in models]
+    return Finding(statistic, threshold, means[0] > means[1], means[0] - means[1])
 
 
 def training_changes_the_pattern(found: Layers) -> Finding:
     """Gao et al. 2024, section 5.1: the patterns of Models L and E differ."""
     statistic, threshold = "Spearman's rho between the distances of Model L and of Model E, pair by pair", 0.5
-    if absent := _absent(found, LAYER_WISE, END_TO_END):
+    models = [found.label(letter) for letter in "le"]
+    if absent := _absent(found, *models):
         return untestable(statistic, threshold, absent)
-    if list(found.names[LAYER_WISE]) != list(found.names[END_TO_END]):
+    if list(found.names[models[0]]) != list(found.names[models[1]]):
         return untestable(statistic, threshold, "the two models have different layers")
-    both = [_cells(found.own[label]) for label in (LAYER_WISE, END_TO_END)]
-    value = float(np.asarray(scipy.stats.spearmanr(*both))[0])
+    value = float(np.asarray(scipy.stats.spearmanr(*(_cells(found.own[model]) for model in models)))[0])
     return Finding(statistic, threshold, value <= threshold, value)
 
 
 def attention_makes_the_first_differences(found: Layers) -> Finding:
     """Gao et al. 2024, section 5.1: in Model 0 the major differences occur at the attention scores and patterns."""
     statistic, threshold = "of the two largest distances of consecutive layers of Model 0, at scores or patterns", 2.0
-    if absent := _absent(found, ONE_BLOCK):
+    model = found.label("0")
+    if absent := _absent(found, model):
         return untestable(statistic, threshold, absent)
-    names = found.names[ONE_BLOCK]
-    attention = [name.startswith(("attn_scores", "pattern")) for name in names]
+    attention = [name.startswith(("attn_scores", "pattern")) for name in found.names[model]]
     if not any(attention):
         return untestable(statistic, threshold, "no attention map is among the layers")
-    largest = found.own[ONE_BLOCK].diagonal(1).argsort()[-2:]
+    largest = found.own[model].diagonal(1).argsort()[-2:]
     value = float(sum(attention[i] or attention[i + 1] for i in largest))
     return Finding(statistic, threshold, value >= threshold, value)
 
@@ -137,10 +144,11 @@ def _absent(found: Layers, *labels: str) -> str:
 def _rank(found: Layers, target: str, layer: str) -> int | str:
     """1 and the layers of Model L that are nearer to the target, or why there is none. Equal layers (the output of a
     block is the input of the next) have one rank."""
-    values = found.targets.get(LAYER_WISE, {}).get(target)
-    if values is None or layer not in found.names[LAYER_WISE]:
-        return f"needs {LAYER_WISE} with {layer}, and options.targets with {target}"
-    own = values[list(found.names[LAYER_WISE]).index(layer)]
+    model = found.label("l")
+    values = found.targets.get(model, {}).get(target)
+    if values is None or layer not in found.names[model]:
+        return f"needs {model} with {layer}, and options.targets with {target}"
+    own = values[list(found.names[model]).index(layer)]
     return 1 + int((values < own).sum())
 
 
@@ -152,28 +160,23 @@ def _nearest(found: Layers, target: str, layer: str) -> Finding:
     return Finding(statistic, threshold, rank <= threshold, float(rank))
 
 
-# with the models that they read
-OF_MODELS: dict[Callable[[Layers], Finding], tuple[str, ...]] = {
-    c1_is_nearest_to_the_first_block: (LAYER_WISE,),
-    c2_is_nearest_to_the_second_block: (LAYER_WISE,),
-    c_is_near_the_last_blocks: (LAYER_WISE,),
-    layer_wise_training_gives_three_groups: (LAYER_WISE,),
-    layer_wise_groups_are_the_published: (LAYER_WISE,),
-    end_to_end_training_ends_alike: (END_TO_END,),
-    layer_wise_distances_are_larger: (LAYER_WISE, END_TO_END),
-    training_changes_the_pattern: (LAYER_WISE, END_TO_END),
-    attention_makes_the_first_differences: (ONE_BLOCK,),
+LAYER_CLAIMS: dict[str, Callable[[Layers], Finding]] = {
+    function.__name__: function
+    for function in (
+        c1_is_nearest_to_the_first_block,
+        c2_is_nearest_to_the_second_block,
+        c_is_near_the_last_blocks,
+        layer_wise_training_gives_three_groups,
+        layer_wise_groups_are_the_published,
+        end_to_end_training_ends_alike,
+        layer_wise_distances_are_larger,
+        training_changes_the_pattern,
+        attention_makes_the_first_differences,
+    )
 }
-LAYER_CLAIMS = {function.__name__: function for function in OF_MODELS}
 
 
 def layer_verdicts(names: Sequence[str], measure: str, found: Layers) -> list[dict[str, Any]]:
-    """Claims on the layers of single models, as results.json keeps them; models that did not learn are named."""
-    records = []
-    for name in names:
-        if name in LAYER_CLAIMS:
-            claim = LAYER_CLAIMS[name]
-            one = record(claim, measure, claim(found))
-            reached = [f"{label} reached {found.marks[label]}" for label in OF_MODELS[claim] if label in found.marks]
-            records.append({**one, "why": "; ".join([*([one["why"]] if one["why"] else []), *reached])})
-    return records
+    """Claims on the layers of single models, as results.json keeps them."""
+    claims = [LAYER_CLAIMS[name] for name in names if name in LAYER_CLAIMS]
+    return [record(claim, measure, claim(found)) for claim in claims]
