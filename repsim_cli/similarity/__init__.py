@@ -5,6 +5,7 @@ from repsim_cli.similarity.counterparts import Counterparts, estimate_counterpar
 from repsim_cli.similarity.estimates import State, check_estimate, estimate_all_pairs, of_sums
 from repsim_cli.similarity.moments import moment_pairs
 from repsim_cli.similarity.pairs import Prepared, SimilarityMatrix, Statistics, all_pairs, pairs
+from repsim_cli.similarity.processes import Work
 
 __all__ = [
     "Counterparts",
@@ -12,6 +13,7 @@ __all__ = [
     "SimilarityMatrix",
     "State",
     "Statistics",
+    "Work",
     "all_pairs",
     "check_estimate",
     "estimate_all_pairs",
