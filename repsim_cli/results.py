@@ -35,6 +35,7 @@ from repsim_cli.registry import did_you_mean
 
 SCHEMA = 1
 LOCK, STATE = ".lock", "state.safetensors"
+PAIRS = ".pairs"  # pairs that are solved one by one, while the run goes on
 HOW = ("resume", "dry_run")  # keys of a configuration that do not say what is computed
 PACKAGES = ("repsim-cli", "torch", "transformers", "tokenizers", "numpy", "scipy", "hydra-core", "matplotlib")
 log = logging.getLogger("repsim")
@@ -141,6 +142,8 @@ class Run:
 
     def finish(self, status: str, error: str | None = None) -> None:
         """Records how the run ended, its peak memory and the hash of every file."""
+        if status == "complete":
+            shutil.rmtree(self.folder / PAIRS, ignore_errors=True)
         self.manifest.update(
             status=status,
             error=error,
@@ -150,7 +153,9 @@ class Run:
             files={
                 str(file.relative_to(self.folder)): sha256(file)
                 for file in sorted(self.folder.rglob("*"))
-                if file.is_file() and file.name not in ("manifest.json", "repsim.log", "report.html", LOCK, STATE)
+                if file.is_file()
+                and file.name not in ("manifest.json", "repsim.log", "report.html", LOCK, STATE)
+                and file.relative_to(self.folder).parts[0] != PAIRS
             },
         )
         self.save_manifest()

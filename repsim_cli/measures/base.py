@@ -4,11 +4,11 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from repsim_cli.activations.maps import Maps
@@ -108,6 +108,48 @@ class Moments:
     compare: Callable[[Any, Any, Tensor], tuple[float, float]]
 
 
+class Solved(NamedTuple):
+    """A pair: the value, numbers beside it, and where rows are matched to rows the column's row of every row.
+
+    matched is -1 where a row's weight is split.
+    """
+
+    value: float
+    details: tuple[float, ...] = ()
+    matched: Int[np.ndarray, " n"] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Audit:
+    """Some pairs of a run, drawn under its seed, are solved by another solver too.
+
+    share: of the pairs, one at least. reference(a, b): the other solver's value, and as its detail whether costs are
+    tied, so that the two may differ. agrees(value, reference): whether the measure holds what it claims of the two.
+    """
+
+    share: float
+    solver: str
+    reference: Callable[[Any, Any], Solved]
+    agrees: Callable[[float, float], bool]
+    claim: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slow:
+    """A measure whose pairs take about a millisecond or more: they are solved one by one, in several processes.
+
+    Its prepared states are arrays or tensors, or named tuples of them; all functions can be pickled by their names, and
+    warn of nothing. solve(a, b): the pair with its details and its matching, by default `compare` alone. details: their
+    names. matches: whether rows are matched. squares: (n, n) matrices of float64 that one pair needs at a time.
+    """
+
+    solve: Callable[[Any, Any], Solved] | None = None
+    details: tuple[str, ...] = ()
+    matches: bool = False
+    squares: int = 8
+    audit: Audit | None = None
+
+
 @dataclass(frozen=True, kw_only=True)
 class Measure:
     """A measure with its settings bound: either `inner`, or `prepare` and `compare`, or of attention maps `attention`.
@@ -121,6 +163,7 @@ class Measure:
     minimum_rows: where the settings ask for more rows than the card does.
     moments: the same from second moments, so that rows need not be held.
     squares: how many (n, n) matrices of float64 a prepared state holds, for the estimate of memory.
+    slow: pairs take long enough to be solved in several processes.
     """
 
     inner: Inner | None = None
@@ -132,6 +175,7 @@ class Measure:
     minimum_rows: int = 0
     moments: Moments | None = None
     squares: int = 0
+    slow: Slow | None = None
     name: str = ""
     card: Card = field(default=None)  # type: ignore[assignment]
     settings: Mapping[str, Any] = field(default_factory=dict)

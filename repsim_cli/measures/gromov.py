@@ -15,7 +15,7 @@ from torch import Tensor
 
 from repsim_cli.errors import Degenerate
 from repsim_cli.measures.assignment import Coupling, Matched, assign, coupling_of, matching
-from repsim_cli.measures.base import Card, Measure, centred
+from repsim_cli.measures.base import Card, Measure, Slow, centred
 from repsim_cli.measures.inner import unpacked
 from repsim_cli.measures.rdm import SHAPE, packed_distances
 from repsim_cli.registry import measures
@@ -269,6 +269,7 @@ def gromov_wasserstein(
         compare=partial(gromov, start=start, restarts=restarts, seed=seed),
         permute=permuted,
         squares=1,
+        slow=Slow(),
     )
 
 
@@ -305,4 +306,5 @@ def gromov_wasserstein_entropic(
         compare=partial(gromov_entropic, epsilon=epsilon),
         permute=permuted,
         squares=1,
+        slow=Slow(),
     )

@@ -14,7 +14,7 @@ from pydantic import Field
 from torch import Tensor
 
 from repsim_cli.measures.assignment import Coupling, coupling_of, matching, plan
-from repsim_cli.measures.base import Card, Measure
+from repsim_cli.measures.base import Card, Measure, Slow
 from repsim_cli.measures.gromov import (
     LOCAL,
     SETTLED,
@@ -111,7 +111,7 @@ def wasserstein() -> Measure:
     >>> measures.get("wasserstein")([[0.], [5.]], [[5.], [1.]])
     0.5
     """
-    return Measure(prepare=varied, compare=assignment_distance)
+    return Measure(prepare=varied, compare=assignment_distance, slow=Slow())
 
 
 @measures.register(
@@ -184,4 +184,5 @@ def augmented_measure(*, cost_scale: CostScale, **settings: Any) -> Measure:
         compare=partial(augmented, **settings),
         permute=permuted,
         squares=1,
+        slow=Slow(),
     )

@@ -5,6 +5,7 @@ from repsim_cli.similarity.counterparts import Counterparts, estimate_counterpar
 from repsim_cli.similarity.estimates import State, check_estimate, estimate_all_pairs, of_sums
 from repsim_cli.similarity.moments import moment_pairs
 from repsim_cli.similarity.pairs import Prepared, SimilarityMatrix, Statistics, Wanted, all_pairs, pairs
+from repsim_cli.similarity.processes import Work
 
 __all__ = [
     "Counterparts",
@@ -13,6 +14,7 @@ __all__ = [
     "State",
     "Statistics",
     "Wanted",
+    "Work",
     "all_pairs",
     "check_estimate",
     "estimate_all_pairs",

@@ -26,6 +26,7 @@ from repsim_cli.similarity.pairs import (
     blamed,
     hsic_products,
 )
+from repsim_cli.similarity.processes import Work
 
 
 @dataclass
@@ -91,6 +92,7 @@ def estimate_all_pairs(
     state: State | None = None,
     save: Callable[[State], None] = lambda state: None,
     wanted: Wanted | None = None,
+    work: Work | None = None,
 ) -> tuple[dict[str, SimilarityMatrix], list[str]]:
     """Every measure for all pairs, from a stream of batches; each batch holds R tensors (n, d_r), paired rows.
     Beside the matrices, the warnings of the measures.
@@ -100,7 +102,8 @@ def estimate_all_pairs(
     normalised at the end. labels(batch): a class code per row, for measures that need them. statistics(batch,
     measure, what was prepared, values): more to be averaged over batches. each(batch, values): sees every batch.
     save(state) is called after each batch; the work goes on from a `state` that was saved, with the same bits.
-    wanted: as in `all_pairs`.
+    wanted: as in `all_pairs`. work: where the pairs of slow measures are solved; their details are among the
+    statistics.
     """
     for measure in measures.values():
         check_estimate(measure, estimate)
@@ -118,7 +121,8 @@ def estimate_all_pairs(
             if summed:
                 found = {(label,): hsic for label, hsic in hsic_products(measures, batch, names, tile=tile).items()}
             else:
-                found = _observed(measures, batch, names, tile, labels(seen), partial(statistics, seen), wanted)
+                beside = partial(statistics, seen)
+                found = _observed(measures, batch, names, tile, labels(seen), beside, wanted, work, seen)
         rows, seen = rows + len(batch[0]), seen + 1
         for key, value in found.items():
             means.setdefault(key, Mean()).add(value.cpu(), seen)
@@ -154,14 +158,19 @@ def _observed(
     labels: Tensor | None,
     statistics: Callable[[Measure, Prepared, Matrix], dict[str, Tensor]],
     wanted: Wanted | None,
+    work: Work | None,
+    number: int,
 ) -> dict[Key, Tensor]:
     """The values of one batch, and what is observed beside them."""
     found: dict[Key, Tensor] = {}
 
     def observe(label: str, measure: Measure, prepared: Prepared, values: Matrix) -> None:
-        found.update({(label, key): value for key, value in statistics(measure, prepared, values).items()})
+        more = {**prepared.details, **statistics(measure, prepared, values)}
+        found.update({(label, key): value for key, value in more.items()})
 
-    values = all_pairs(measures, batch, names, tile=tile, labels=labels, observe=observe, wanted=wanted)
+    values = all_pairs(
+        measures, batch, names, tile=tile, labels=labels, observe=observe, wanted=wanted, work=work, batch=number
+    )
     return {**{(label,): value for label, value in values.items()}, **found}
 
 

@@ -45,7 +45,15 @@ from repsim_cli.models.source import AnySource, Source
 from repsim_cli.registry import did_you_mean, studies
 from repsim_cli.results import STATE, Run, slug, write
 from repsim_cli.settings import Extract, Group, Hardware, Significance, SubNetworks
-from repsim_cli.similarity import SimilarityMatrix, State, check_estimate, estimate_all_pairs, moment_pairs, of_sums
+from repsim_cli.similarity import (
+    SimilarityMatrix,
+    State,
+    Work,
+    check_estimate,
+    estimate_all_pairs,
+    moment_pairs,
+    of_sums,
+)
 from repsim_cli.studies.analyses import (
     OF_MAPS,
     Compared,
@@ -248,7 +256,7 @@ class Similarity:
 
     def memory(self, rows: int) -> dict[str, float]:
         """Bytes, estimated: weights, what one forward batch leaves, one batch of rows, and the Gram tiles."""
-        hardware = self.hardware
+        hardware, measures = self.hardware, self.measures.values()
         features = sum(layer.width for layer in self.layers)
         tile = min(hardware.tile, rows)
         kernels = {kernel for m in self.measures.values() if m.inner for kernel in (m.inner.row, m.inner.column)}
@@ -265,7 +273,10 @@ class Similarity:
             "moments": 8.0 * (4 * widest**2 + 3 * sum(x.width**2 for x in self.layers) + 2 * rows * features)
             if self.extract.estimate == "moments"
             else 0.0,
-            "matrices": 8.0 * rows**2 * len(self.layers) * max(m.squares for m in self.measures.values()),
+            "matrices": 8.0
+            * rows**2
+            * max(m.slow.squares * hardware.workers if m.slow else m.squares * len(self.layers) for m in measures),
+            "processes": 0.3e9 * hardware.workers if hardware.workers > 1 and any(m.slow for m in measures) else 0.0,
             "null": 8.0 * 2 * len(self.layers) ** 2 * self.significance.permutations * len(self.measures)
             if self.significance.method == "permutation"
             else 0.0,
@@ -445,10 +456,11 @@ class Similarity:
         file = run.folder / STATE
         state = safetensors.torch.load_file(file) if file.is_file() else None
         saved = time.monotonic()
+        slow = any(measure.slow is not None for measure in self.measures.values())
 
         def save(state: State) -> None:
             nonlocal saved
-            if time.monotonic() - saved > SAVE_EVERY:
+            if slow or time.monotonic() - saved > SAVE_EVERY:
                 write(file, safetensors.torch.save({k: v.cpu().contiguous() for k, v in state.items()}))
                 saved = time.monotonic()
 
@@ -463,21 +475,23 @@ class Similarity:
             rows = blocks(found, modules, recorders, sequences, extract, hardware, progress, first)
             return batches(rows, extract, total, self.seed, first)
 
-        matrices, notices = estimate_all_pairs(
-            self.measures,
-            stream,
-            names=[str(layer) for layer in self.layers],
-            estimate=extract.estimate,
-            tile=hardware.tile,
-            labels=partial(self._labels, sequences, total),
-            statistics=judging.statistics(
-                self.significance, partial(self._clusters, sequences, total), self.seed, permutations
-            ),
-            each=self._keep(run, total),
-            state=state,
-            save=save,
-            wanted=self._wanted(),
-        )
+        with Work(folder=run.folder, processes=hardware.workers, progress=run.progress, seed=self.seed) as work:
+            matrices, notices = estimate_all_pairs(
+                self.measures,
+                stream,
+                names=[str(layer) for layer in self.layers],
+                estimate=extract.estimate,
+                tile=hardware.tile,
+                labels=partial(self._labels, sequences, total),
+                statistics=judging.statistics(
+                    self.significance, partial(self._clusters, sequences, total), self.seed, permutations
+                ),
+                each=self._keep(run, total),
+                state=state,
+                save=save,
+                wanted=self._wanted(),
+                work=work,
+            )
         for notice in notices:
             run.warn(notice)
         file.unlink(missing_ok=True)
