@@ -409,6 +409,26 @@ def _read_json(file: Path) -> dict[str, Any]:
     return value
 
 
+def qualified(claims: list[dict[str, Any]], short: dict[str, str]) -> list[dict[str, Any]]:
+    """The verdicts with a word on every model of the run that falls short of what it was trained for, and how."""
+    words = [f"{label}: {why}" for label, why in short.items()]
+    return [{**claim, "why": "; ".join([*filter(None, [claim["why"]]), *words])} for claim in claims]
+
+
+def marked(results: Any, marks: dict[str, str] | None = None) -> Any:
+    """Results as they are drawn: every label that has a mark (`marks` of results.json) carries it.
+
+    >>> marked({"marks": {"a": "93.1 %"}, "rows": [["a", 1.0], ["ab", 2.0]], "by": {"a": []}})["rows"]
+    [['a (93.1 %)', 1.0], ['ab', 2.0]]
+    """
+    marks = results.get("marks", {}) if marks is None else marks
+    if isinstance(results, str):
+        return f"{results} ({marks[results]})" if results in marks else results
+    if isinstance(results, dict):
+        return {marked(key, marks): marked(value, marks) for key, value in results.items()}
+    return [marked(one, marks) for one in results] if isinstance(results, list) else results
+
+
 def read_array(folder: Path, relative: str) -> np.ndarray:
     """One array of a run; the path may not leave the folder."""
     file = (folder / relative).resolve()
