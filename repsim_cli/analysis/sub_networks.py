@@ -9,7 +9,6 @@ the order along which the layers spread most).
 """
 
 import re
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -29,7 +28,7 @@ By = Literal["eigengap", "silhouette"]
 
 FEWEST = 4  # layers below which nothing is looked for
 MOST = 10  # groups that are looked for at most, and no more than half of the layers
-FLOOR = 0.1  # of the median: shorter distances have the affinity of this one
+FLOOR = 0.25  # of the median: shorter distances have the affinity of this one
 LEAST_SILHOUETTE = 0.15  # by which it must exceed its reference; the other scores by `least`
 STRUCTURE = 0.25  # silhouette below which there are no clusters (Kaufman and Rousseeuw 1990)
 PENALTY = 0.02  # of the score of segments, per further one
@@ -65,7 +64,7 @@ def distances(values: Square, larger_is_closer: bool) -> Square:
 
 
 def affinities(values: Square, larger_is_closer: bool) -> Square:
-    """The inverse of distances, as published, where those below a tenth of the median of all that are not 0 count as
+    """The inverse of distances, as published, where those below a quarter of the median of all that are not 0 count as
     that: a layer and its copy, at distance 0, would be a group of their own. Similarities are taken as they are,
     negative ones as 0. Nothing is on the diagonal, which the Laplacian does not read."""
     found = (values + values.T) / 2
@@ -98,35 +97,37 @@ def spectral(values: Square, larger_is_closer: bool, *, count: int | None, by: B
     apart = distances(values, larger_is_closer)
     if not apart.any():
         return Groups(np.zeros(len(values), int), {}, {}, np.zeros(len(values)))
-    near = affinities(values, larger_is_closer)
-    whole, vectors = scipy.linalg.eigh(laplacian(near, normed=True))
+    whole, vectors = decomposed(affinities(values, larger_is_closer))
     order = vectors[:, 1].argsort(kind="stable")
     flat = by_lag(((values + values.T) / 2)[np.ix_(order, order)])
-    flat_near, flat_apart = affinities(flat, larger_is_closer), distances(flat, larger_is_closer)
+    flat_whole, flat_vectors = decomposed(affinities(flat, larger_is_closer))
     wanted = _counts(len(values))
     if by == "eigengap":
-        gaps, flat_gaps = (np.diff(x) for x in (whole, scipy.linalg.eigvalsh(laplacian(flat_near, normed=True))))
-        scores, reference = ({k: float(x[k - 1]) for k in wanted} for x in (gaps, flat_gaps))
+        scores, reference = ({k: float(x[k] - x[k - 1]) for k in wanted} for x in (whole, flat_whole))
         found = _furthest(scores, reference, least(len(values)))
     else:
-        sides = ((near, apart), (flat_near, flat_apart))
-        scores, reference = ({k: silhouette(b, clusters(a, k)) for k in wanted} for a, b in sides)
+        sides = ((apart, vectors), (distances(flat, larger_is_closer), flat_vectors))
+        scores, reference = ({k: silhouette(x, clusters(v[:, :k])) for k in wanted} for x, v in sides)
         found = max(scores, key=lambda k: scores[k])
         if scores[found] < STRUCTURE or scores[found] - reference[found] < LEAST_SILHOUETTE:
             found = 1
-    return Groups(clusters(near, count or found), scores, reference, whole)
+    return Groups(clusters(vectors[:, : count or found]), scores, reference, whole)
 
 
-def clusters(near: Square, count: int) -> Labels:
-    """`count` spectral clusters (Damle et al. 2019: no random starts)."""
-    from sklearn.cluster import SpectralClustering
+def decomposed(near: Square) -> tuple[Float[np.ndarray, " n"], Square]:
+    """The eigenvalues of the normalised Laplacian, ascending, and those of the random walk's eigenvectors."""
+    whole, degrees = laplacian(near, normed=True, return_diag=True)
+    values, vectors = scipy.linalg.eigh(whole)
+    return values, vectors / degrees[:, None]
 
-    if count == 1:
-        return np.zeros(len(near), int)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Graph is not fully connected")  # which is what is looked for
-        one = SpectralClustering(count, affinity="precomputed", assign_labels="cluster_qr", random_state=0)
-        return renumbered(np.asarray(one.fit_predict(near)))
+
+def clusters(vectors: Float[np.ndarray, "n k"]) -> Labels:
+    """k clusters from k eigenvectors, by a pivoted QR factorisation (Damle, Minden and Ying 2019): no random starts,
+    and the same whichever basis equal eigenvalues come with."""
+    count = vectors.shape[1]
+    chosen = scipy.linalg.qr(vectors.T, mode="r", pivoting=True)[1][:count]  # one layer of every cluster
+    turn, _ = scipy.linalg.polar(vectors[chosen].T)
+    return renumbered(np.abs(vectors @ turn).argmax(1))
 
 
 def silhouette(apart: Square, labels: Labels) -> float:

@@ -43,10 +43,10 @@ def _layers(folder: Path, measure: dict, model: str, matrix: dict, found: dict) 
     def placed(left: float, bottom: float, wide: float, high: float) -> Any:
         return figure.add_axes((left / width, bottom / height, wide / width, high / height))
 
-    axes = placed(0, STRIP + GAP, side, side)
+    axes = placed(0.0, STRIP + GAP, side, side)
     low, high = colour_range(values, card, "values")
     image = axes.imshow(values, cmap=colours(card, "values"), vmin=low, vmax=high, aspect="auto")
-    strip = placed(0, 0, side, STRIP)
+    strip = placed(0.0, 0.0, side, STRIP)
     strip.bar(np.arange(len(names) - 1) + 0.5, found["consecutive"], width=0.8, color="0.35")
     strip.set_xlim(axes.get_xlim())
     strip.set_ylabel("to the next", fontsize=7)
