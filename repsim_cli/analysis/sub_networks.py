@@ -125,8 +125,8 @@ def clusters(vectors: Float[np.ndarray, "n k"]) -> Labels:
     """k clusters from k eigenvectors, by a pivoted QR factorisation (Damle, Minden and Ying 2019): no random starts,
     and the same whichever basis equal eigenvalues come with."""
     count = vectors.shape[1]
-    chosen = scipy.linalg.qr(vectors.T, mode="r", pivoting=True)[1][:count]  # one layer of every cluster
-    turn, _ = scipy.linalg.polar(vectors[chosen].T)
+    *_, pivots = scipy.linalg.qr(vectors.T, pivoting=True)
+    turn, _ = scipy.linalg.polar(vectors[pivots[:count]].T)  # of one layer of every cluster
     return renumbered(np.abs(vectors @ turn).argmax(1))
 
 

@@ -226,7 +226,7 @@ class Similarity:
             return None
         models = list(self.models)
         of = torch.tensor([models.index(layer.model) for layer in self.layers])
-        either = (of == models.index(self.targets)) if self.targets is not None else torch.zeros(len(of), dtype=bool)
+        either = of == (-1 if self.targets is None else models.index(self.targets))
         return (of[:, None] == of) | either | either[:, None]
 
     def _check_widths(self, bound: Measure, rows: int) -> None:

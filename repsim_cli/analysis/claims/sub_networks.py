@@ -113,7 +113,8 @@ def training_changes_the_pattern(found: Layers) -> Finding:
         return untestable(statistic, threshold, absent)
     if list(found.names[models[0]]) != list(found.names[models[1]]):
         return untestable(statistic, threshold, "the two models have different layers")
-    value = float(np.asarray(scipy.stats.spearmanr(*(_cells(found.own[model]) for model in models)))[0])
+    one, other = (_cells(found.own[model]) for model in models)
+    value = float(np.asarray(scipy.stats.spearmanr(one, other))[0])
     return Finding(statistic, threshold, value <= threshold, value)
 
 
