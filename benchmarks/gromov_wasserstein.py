@@ -97,7 +97,7 @@ def compare(n: int) -> None:
         faster = np.median(peer / np.array(seconds[name]))
         spread = f"{ratio.mean():.3f}, {ratio.min():.3f}, {ratio.max():.10f}"
         print(f"| {name} | {np.median(seconds[name]):.3f} | {faster:.1f} | {spread} |")
-    second, third = np.array([lower_bounds(a.distances, b.distances) for a, b in pairs]).T / np.array(values["best"])
+    second, third = np.array([lower_bounds(a, b) for a, b in pairs]).T / np.array(values["best"])
     print(f"lower bounds over `best`, median: second {np.median(second):.2f}, third {np.median(third):.2f}")
 
 

@@ -154,7 +154,9 @@ def curve(n=60, layers=4):
     found = [rng.normal(size=(n, 6))]
     for _ in range(layers - 2):
         found.append(np.tanh(found[-1] @ rng.normal(size=(6, 6))))
-    return [gromov.space(torch.from_numpy(x), cost_scale="mean") for x in (*found, rng.normal(size=(n, 9)))]
+    return [
+        gromov.space(torch.from_numpy(x), cost_scale="mean", bounds=True) for x in (*found, rng.normal(size=(n, 9)))
+    ]
 
 
 PAIRS = list(itertools.combinations(range(4), 2))
@@ -178,13 +180,15 @@ def test_start_of_pot_ends_where_pot_does(pair):
 @pytest.mark.parametrize("pair", PAIRS, ids=str)
 def test_lower_bounds_are_below(pair):
     left, right = gromov.in_one_order(*(curve()[side] for side in pair))
-    second, third = gromov.lower_bounds(left.distances, right.distances)
+    second, third = gromov.lower_bounds(left, right)
     assert 0 < second <= third <= gromov.best_gromov(left, right, start="best", restarts=5, seed=0).value
 
 
 def test_lower_bounds_by_hand():
     """Distances 0, 1 and 0, 3: in order (0, 0, 1, 1) against (0, 0, 3, 3), each row (0, 1) against (0, 3)."""
-    found = gromov.lower_bounds(*(np.array([[0.0, far], [far, 0.0]]) for far in (1.0, 3.0)))
+    found = gromov.lower_bounds(
+        *(gromov.space(torch.tensor([[0.0], [far]]), cost_scale="none", bounds=True) for far in (1.0, 3.0))
+    )
     assert found == pytest.approx((2.0, 2.0))
 
 

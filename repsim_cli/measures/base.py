@@ -44,6 +44,7 @@ class Card:
     width_limit: what a warning says when there are not more rows than features; refuses_wide: that is an error.
     equal_widths: representations of different widths are refused. labelled: it needs a class code per row.
     paired: it depends on which row of one side goes with which of the other, so that a null can pair them at random.
+    takes_constant: equal rows are a representation like any other; elsewhere they are refused.
     infinite_to_itself: of one representation with itself it has no value, so that matrices of all layers refuse it.
     reads: activations (n, d), or the attention maps of sentences, of which minimum_rows counts what it averages over.
     package: an optional package that it needs, of the extra `topology`.
@@ -64,6 +65,7 @@ class Card:
     equal_widths: bool = False
     labelled: bool = False
     paired: bool = True
+    takes_constant: bool = False
     infinite_to_itself: bool = False
     package: str | None = None
     note: str = ""

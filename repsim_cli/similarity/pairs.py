@@ -21,7 +21,7 @@ from repsim_cli.measures import Measure
 from repsim_cli.measures.base import Slow, Solved, at, inner_values, own_products
 from repsim_cli.measures.inner import products, states_of
 from repsim_cli.results import slug
-from repsim_cli.similarity.processes import Work, opened, solve_all
+from repsim_cli.similarity.processes import COUPLING, Work, opened, solve_all
 
 Matrix = Float[Tensor, "r r"]
 Wanted = Bool[Tensor, "r r"]
@@ -108,8 +108,8 @@ def all_pairs(
             if measure.slow is None:
                 found[label] = pairs(measure, states, states, names, wanted)
             else:
-                file = f"{list(measures).index(label):02d}-{slug(label)}"
-                found[label], details = slow_pairs(measure, measure.slow, kept, prepared, wanted, work, batch, file)
+                note = note_name(measures, label)
+                found[label], details = slow_pairs(measure, measure.slow, kept, prepared, wanted, work, batch, note)
                 prepared = replace(prepared, details=details)
             observe(label, measure, prepared, found[label])
         if work is not None:
@@ -193,6 +193,11 @@ def pairs(
     return values
 
 
+def note_name(measures: Mapping[str, Measure], label: str) -> str:
+    """Of the notes on a measure's pairs; labels of one slug are told apart by their places."""
+    return f"{list(measures).index(label):02d}-{slug(label)}"
+
+
 AUDITED = 40  # pairs at most: POT takes seconds for each
 
 
@@ -204,7 +209,7 @@ def slow_pairs(
     wanted: Wanted | None,
     work: Work | None,
     batch: int,
-    file: str,
+    note: str,
 ) -> tuple[Matrix, dict[str, Matrix]]:
     """A slow measure for all pairs that are wanted, and its details; with work the first batch is audited.
 
@@ -216,10 +221,10 @@ def slow_pairs(
     assert measure.compare is not None
     solve = slow.solve or partial(plain, measure.compare)
     shape = (count, count, 1 + len(slow.details))
-    noted = np.full(shape, np.nan) if work is None else work.notes(batch, file, shape)
+    noted = np.full(shape, np.nan) if work is None else work.notes(batch, note, shape)
     matched = None
     if work is not None and work.couplings and slow.matches:
-        matched = work.notes(batch, f"{file}-coupling", (count, count, prepared.rows), np.int32)
+        matched = work.notes(batch, note + COUPLING, (count, count, prepared.rows), np.int32)
     solve_all(solve, states, cells, noted, name=measure.name, names=names, matched=matched, work=work)
     numbers = np.array(noted)
     if measure.card.symmetric:
@@ -229,7 +234,7 @@ def slow_pairs(
     found = dict(zip(slow.details, details, strict=True))
     if slow.audit is not None and slow.audit.share and work is not None and batch == 0:
         drawn = audited(cells, slow.audit.share, work.seed)
-        checked = work.notes(batch, f"{file}-audit", (count, count, 2))
+        checked = work.notes(batch, f"{note}-audit", (count, count, 2))
         solve_all(slow.audit.reference, states, drawn, checked, name=f"{measure.name}, audit", names=names, work=work)
         reference, tied = torch.from_numpy(np.array(checked)).unbind(2)
         own = torch.where(reference.isnan(), reference, value)

@@ -34,6 +34,8 @@ WORTH = 5.0  # seconds that must be left for them: each takes about two to start
 BLOCK = 0.25  # seconds of work in one message
 AHEAD = 2  # messages that a process has to work on
 
+COUPLING = "-coupling"  # behind the name of a measure's notes
+
 Solve = Callable[[Any, Any], Solved]
 Cell = tuple[int, int]
 
@@ -120,6 +122,10 @@ class Work:
         made[:] = np.nan if dtype is np.float64 else -1
         fresh.rename(file)
         return made
+
+    def matchings(self, name: str) -> np.ndarray:
+        """matched[a, b] (r, r, n) of the first batch, where couplings are kept: columns' rows by row."""
+        return np.load(self.folder / PAIRS / "batch-0" / f"{name}{COUPLING}.npy", mmap_mode="r", allow_pickle=False)
 
     def workers(self) -> "list[Worker]":
         if not self._pool:

@@ -17,12 +17,15 @@ from repsim_cli.analysis.claims.sub_networks import LAYER_CLAIMS, Layers, layer_
 from repsim_cli.analysis.distances import tables as tables_of
 from repsim_cli.analysis.groups import Depths, Members
 from repsim_cli.analysis.localization import base_curve, curve, localization, other_means, to_base
+from repsim_cli.analysis.solved import summary
 from repsim_cli.analysis.sub_networks import FEWEST, Labels, distances, found_in, in_order
 from repsim_cli.analysis.sub_networks import tables as tables_of_groups
 from repsim_cli.measures import Measure
+from repsim_cli.measures.base import Audit
 from repsim_cli.models.source import AnySource, families
 from repsim_cli.results import Run
 from repsim_cli.settings import SubNetworks
+from repsim_cli.similarity import SimilarityMatrix
 from repsim_cli.studies.grouped import Distances, counterparts, curves, points_of
 from repsim_cli.studies.record import places_of
 
@@ -91,6 +94,50 @@ def tested(found: Compared) -> Part:
         base=found.base,
     )
     return Part(claims=plain + map_verdicts(found.claims, whole, labels))
+
+
+PAIRS_SOLVED, AUDIT = "pairs solved one by one", "audit of pairs by another solver"
+
+
+def solved(run: Run, found: Compared, matrices: Mapping[str, SimilarityMatrix]) -> Part:
+    """How the pairs of slow measures were solved: means over batches, pairs of a layer with itself left out."""
+    names = [str(layer) for reading in found.readings for layer in reading.layers]
+    rows, audits = [], []
+    for label, matrix in matrices.items():
+        slow, numbers = found.measures[label].slow, {k: v.cpu().numpy() for k, v in matrix.statistics.items()}
+        if slow is None or not slow.details or len(names) < 2:
+            continue
+        rows += [[label, *row] for row in summary(slow.details, found.values[label], numbers)]
+        if slow.audit is not None and "audit_value" in numbers:
+            audits += audited(run, label, slow.audit, names, numbers)
+    tables = {
+        PAIRS_SOLVED: {"columns": ["measure", "number", "value"], "rows": rows},
+        AUDIT: {"columns": AUDIT_COLUMNS, "rows": audits},
+    }
+    return Part(tables={name: table for name, table in tables.items() if table["rows"]})
+
+
+AUDIT_COLUMNS = ["measure", "layer a", "layer b", "value", "reference", "relative difference", "tied distances"]
+
+
+def audited(
+    run: Run, label: str, audit: Audit, names: Sequence[str], numbers: Mapping[str, np.ndarray]
+) -> list[list[Any]]:
+    """The pairs that another solver solved too; warns where the measure breaks its claim on costs without ties."""
+    rows, wrong = [], []
+    for a, b in np.argwhere(~np.isnan(numbers["audit_reference"])):
+        value, reference, tied = (float(numbers[f"audit_{key}"][a, b]) for key in ("value", "reference", "tied"))
+        off = (value - reference) / reference if reference else value
+        rows.append([label, names[a], names[b], value, reference, off, "yes" if tied else "no"])
+        if not tied and not audit.agrees(value, reference):
+            wrong.append(rows[-1])
+    if wrong:
+        _, a, b, value, reference, *_ = max(wrong, key=lambda row: abs(row[5]))
+        run.warn(
+            f"{label}: {len(wrong)} of {len(rows)} audited pairs are not {audit.claim} as {audit.solver} finds them, "
+            f"e.g. {a} and {b}: {value:.10g}, {reference:.10g} by {audit.solver}"
+        )
+    return rows
 
 
 def agreed(run: Run, found: Compared) -> Part:

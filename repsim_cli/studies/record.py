@@ -32,7 +32,7 @@ def measure_record(
 ) -> dict[str, Any]:
     """One measure in results.json, its matrices saved: one per pair of models (both ways if asymmetric).
 
-    extra: what else is known of every cell (se, p, ...), saved beside the values where it is there.
+    extra: what else is known of every cell (se, p, ...), saved beside the values where it is there; integers as such.
     available: what matrix.rows were taken of, by default the rows of the run. wanted: which cells the run is about;
     the matrix of two models is saved where one is.
     """
@@ -57,11 +57,16 @@ def measure_record(
                     "columns": {"model": column.label, "layers": [layer.name for layer in column.layers]},
                     "values": run.write_array(stem, values[block]),
                     **dict.fromkeys(("se", "p")),
-                    **{key: run.write_array(f"{stem}-{key}", part[block]) for key, part in beside.items()},
+                    **{key: run.write_array(f"{stem}-{key}", part[block], _kept(part)) for key, part in beside.items()},
                     "n": matrix.rows,
                 }
             )
     return _record(run, label, measure, matrix.estimate, matrix.rows, matrix.batches, null, records, available)
+
+
+def _kept(part: np.ndarray) -> Any:
+    """The type that numbers are saved as."""
+    return part.dtype if part.dtype.kind == "i" else np.float64
 
 
 def blocks_record(

@@ -52,6 +52,7 @@ from repsim_cli.similarity import (
     check_estimate,
     estimate_all_pairs,
     moment_pairs,
+    note_name,
     of_sums,
 )
 from repsim_cli.studies.analyses import (
@@ -63,6 +64,7 @@ from repsim_cli.studies.analyses import (
     by_layer,
     joined,
     of_single_models,
+    solved,
     tested,
     with_base,
 )
@@ -107,6 +109,7 @@ class Similarity:
         within: bool = False,
         targets: str | None = None,
         sub_networks: SubNetworks | None = None,
+        couplings: bool = False,
     ):
         if not model:
             raise BadInput("model: no model is selected, got none; e.g. model=[tiny_a,tiny_b]")
@@ -117,7 +120,7 @@ class Similarity:
         self.extract, self.significance, self.hardware = extract, significance, hardware
         self.seed, self.cache = seed, cache
         self.claims, self.agreement, self.distances = claims or [], agreement, distances
-        self.base, self.by_layer = base, by_layer
+        self.base, self.by_layer, self.couplings = base, by_layer, couplings
         self.within, self.targets, self.sub_networks = within, targets, sub_networks
         self._take(of_groups(model, self.members))
         check_modality(self.live, data)
@@ -139,6 +142,8 @@ class Similarity:
         self._check_single_models()
         if agreement and len(measure) < 3:
             raise BadInput(f"options.agreement: 3 measures are needed, got {len(measure)}; select more")
+        if couplings:
+            self._check_couplings()
         self.devices = devices(hardware, list(model))
         dependent = (
             bool(self.live)
@@ -228,6 +233,18 @@ class Similarity:
         of = torch.tensor([models.index(layer.model) for layer in self.layers])
         either = of == (-1 if self.targets is None else models.index(self.targets))
         return (of[:, None] == of) | either | either[:, None]
+
+    def _check_couplings(self) -> None:
+        """Raises BadInput where there is no one matching of rows for a pair of layers."""
+        matching = [label for label, bound in self.measures.items() if bound.slow and bound.slow.matches]
+        if not matching:
+            raise BadInput(
+                f"options.couplings: no measure matches rows, got {', '.join(self.measures)}; select gromov_wasserstein"
+            )
+        if self.extract.estimate != "full":
+            raise BadInput(
+                f"options.couplings: they are of one sample, got {self.extract.estimate}; use extract.estimate=full"
+            )
 
     def _check_widths(self, bound: Measure, rows: int) -> None:
         """Whether the measure takes these widths, with this number of rows."""
@@ -442,6 +459,15 @@ class Similarity:
         codes = row_labels(next(iter(sequences.values())), self.extract) if sequences else None
         return None if codes is None else torch.from_numpy(codes[row_numbers(self.extract, total, self.seed, batch)])
 
+    def _work(self, run: Run) -> Work:
+        return Work(
+            folder=run.folder,
+            processes=self.hardware.workers,
+            progress=run.progress,
+            couplings=self.couplings,
+            seed=self.seed,
+        )
+
     def _matrices(
         self,
         run: Run,
@@ -475,7 +501,7 @@ class Similarity:
             rows = blocks(found, modules, recorders, sequences, extract, hardware, progress, first)
             return batches(rows, extract, total, self.seed, first)
 
-        with Work(folder=run.folder, processes=hardware.workers, progress=run.progress, seed=self.seed) as work:
+        with self._work(run) as work:
             matrices, notices = estimate_all_pairs(
                 self.measures,
                 stream,
@@ -579,6 +605,10 @@ class Similarity:
                 "p": judged.p,
                 "calibrated": judged.calibrated,
             }
+            if measure.slow is not None:
+                extra |= {key: matrix.statistics[key] for key in measure.slow.details}
+                if self.couplings and measure.slow.matches:
+                    extra["coupling"] = self._work(run).matchings(note_name(self.measures, label))
             if self.significance.bootstrap:
                 batches = np.load(self._per_batch_file(run, label), mmap_mode="r")[: matrix.batches]
                 finish = partial(of_sums, measure, names=names) if matrix.estimate == "ratio_of_sums" else torch.clone
@@ -600,6 +630,7 @@ class Similarity:
         )
         parts = [
             Part(tables={"closest layers": {"columns": CLOSEST, "rows": closest}} if closest else {}),
+            solved(run, found, matrices),
             tested(found),
             of_single_models(found, targets=self.targets, groups=self.sub_networks, given=self.given),
         ]
