@@ -34,7 +34,8 @@ def figures(folder: Path, results: dict[str, Any]) -> Iterator[Job]:
             stem += f"-{number}"
         models = list(dict.fromkeys(m["rows"]["model"] for m in matrices))
         shown = results.get("sub_networks", {}).get(measure["label"], {})
-        whole = not shown and len(matrices) >= len(models) * (len(models) + 1) // 2
+        pairs = {frozenset((m["rows"]["model"], m["columns"]["model"])) for m in matrices}
+        whole = len(pairs) == len(models) * (len(models) + 1) // 2 and not (shown and len(models) == 1)
         if len(models) > 1 and not shown and all(m["rows"] == m["columns"] for m in matrices):  # each stands alone
             yield f"{stem}-panels", partial(_panels, folder, measure)
             continue
@@ -48,7 +49,7 @@ def figures(folder: Path, results: dict[str, Any]) -> Iterator[Job]:
             if i == j and models[i] in shown:
                 continue
             name = f"{stem}-{i:02d}-{j:02d}-{slug(models[i])}-{slug(models[j])}"
-            yield name, partial(_pair, folder, measure, m)
+            yield name, partial(_pair, folder, measure, m, shown)
 
 
 def _grid(folder: Path, measure: dict, models: list[str], layers: dict[str, list[str]], what: str) -> Any:
@@ -111,10 +112,17 @@ def _panels(folder: Path, measure: dict) -> Any:
     return figure
 
 
-def _pair(folder: Path, measure: dict, m: dict) -> Any:
+def _pair(folder: Path, measure: dict, m: dict, ordered: dict[str, Any]) -> Any:
+    """ordered: by model, in which order its layers are drawn, where not in that of the file."""
     rows, columns = m["rows"], m["columns"]
-    values, p = read_array(folder, m["values"]), read_array(folder, m["p"]) if measure.get("null") else None
-    figure, axes = _measured(values, p, rows["layers"], columns["layers"], measure, "values")
+    orders = [ordered.get(side["model"], {}).get("order", range(len(side["layers"]))) for side in (rows, columns)]
+    cells = np.ix_(*orders)
+    values, p = (
+        read_array(folder, m["values"])[cells],
+        read_array(folder, m["p"])[cells] if measure.get("null") else None,
+    )
+    names = [[side["layers"][i] for i in order] for side, order in zip((rows, columns), orders, strict=True)]
+    figure, axes = _measured(values, p, *names, measure, "values")
     axes.set_ylabel(rows["model"], parse_math=False)
     axes.set_xlabel(columns["model"], parse_math=False)
     return figure
