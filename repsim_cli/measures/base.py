@@ -126,7 +126,8 @@ class Audit:
     """Some pairs of a run, drawn under its seed, are solved by another solver too.
 
     share: of the pairs, one at least. reference(a, b): the other solver's value, and as its detail whether costs are
-    tied, so that the two may differ. agrees(value, reference): whether the measure holds what it claims of the two.
+    tied, so that the two may differ. agrees(value, reference): whether the two are as the measure claims: the value is
+    `claim` the other's.
     """
 
     share: float
@@ -289,6 +290,9 @@ class Measure:
 
     def check(self, names: Sequence[str], shapes: Sequence[Sequence[int]], labels: Tensor | None) -> None:
         """Raises Degenerate where the shapes (n, d) or the labels are not what the card asks for."""
+        if len({n for n, _ in shapes}) > 1:
+            listed = ", ".join(f"{name}: {n}" for name, (n, _) in zip(names, shapes, strict=True))
+            raise Degenerate(f"{self.name}: different numbers of rows, got {listed}; give all the same rows")
         for name, (n, d) in zip(names, shapes, strict=True):
             if n < self.rows_needed:
                 raise Degenerate(

@@ -334,7 +334,7 @@ def gromov_wasserstein(
         solver="POT",
         reference=by_pot,
         agrees=equal_to_pot if alone else not_above_pot,
-        claim="equal within 1e-9" if alone else "not above",
+        claim="within 1e-9 of" if alone else "at most",
     )
     settings: dict[str, Any] = {"start": start, "restarts": restarts, "seed": seed}
     won = (f"won_{name}" for name in starts(start, restarts))

@@ -211,31 +211,29 @@ def spread(
 ) -> Generator[tuple[Cell, Solved | Degenerate | str]]:
     """The same from processes, in blocks of so many pairs."""
     rest = iter([cells[i : i + size] for i in range(0, len(cells), size)])
-    asked: dict[Connection, list[Sequence[Cell]]] = {worker.connection: [] for worker in workers}
-    processes = {worker.connection: worker.process for worker in workers}
+    asked: dict[Worker, list[Sequence[Cell]]] = {worker: [] for worker in workers}
 
-    def ask(connection: Connection) -> None:
+    def ask(worker: Worker) -> None:
         for block in itertools.islice(rest, 1):
-            connection.send((solve, [(states[a], states[b]) for a, b in block]))
-            asked[connection].append(block)
+            worker.connection.send((solve, [(states[a], states[b]) for a, b in block]))
+            asked[worker].append(block)
 
-    for connection in [*asked] * AHEAD:
-        ask(connection)
-    while waiting := [connection for connection, blocks in asked.items() if blocks]:
-        for connection in wait(waiting):
-            assert isinstance(connection, Connection)
-            try:
-                found = connection.recv()
-            except EOFError:
-                process = processes[connection]
-                process.join()
-                raise RunFailed(
-                    f"hardware.processes: a process ended before its work, got exit code {process.exitcode}; "
-                    "free memory or lower processes, and go on with resume=latest"
-                ) from None
-            block = asked[connection].pop(0)
-            ask(connection)
-            yield from zip(block, found, strict=True)
+    try:
+        for worker in [*workers] * AHEAD:
+            ask(worker)
+        while waiting := {worker.connection: worker for worker, blocks in asked.items() if blocks}:
+            for connection in wait(waiting):
+                worker = waiting[connection]  # type: ignore[index]
+                found = worker.connection.recv()
+                block = asked[worker].pop(0)
+                ask(worker)
+                yield from zip(block, found, strict=True)
+    except (EOFError, OSError) as error:
+        ended = [worker.process for worker in workers if wait([worker.process.sentinel], 1.0)]
+        raise RunFailed(
+            f"hardware.processes: a process ended before its work, got exit code {[one.exitcode for one in ended]}; "
+            "free memory or lower processes, and go on with resume=latest"
+        ) from error
 
 
 def solve_all(

@@ -109,7 +109,10 @@ def solved(run: Run, found: Compared, matrices: Mapping[str, SimilarityMatrix]) 
             continue
         rows += [[label, *row] for row in summary(slow.details, found.values[label], numbers)]
         if slow.audit is not None and "audit_value" in numbers:
-            audits += audited(run, label, slow.audit, names, numbers)
+            rows_of, notice = audited(label, slow.audit, names, numbers)
+            audits += rows_of
+            if notice is not None:
+                run.warn(notice)
     tables = {
         PAIRS_SOLVED: {"columns": ["measure", "number", "value"], "rows": rows},
         AUDIT: {"columns": AUDIT_COLUMNS, "rows": audits},
@@ -121,9 +124,9 @@ AUDIT_COLUMNS = ["measure", "layer a", "layer b", "value", "reference", "relativ
 
 
 def audited(
-    run: Run, label: str, audit: Audit, names: Sequence[str], numbers: Mapping[str, np.ndarray]
-) -> list[list[Any]]:
-    """The pairs that another solver solved too; warns where the measure breaks its claim on costs without ties."""
+    label: str, audit: Audit, names: Sequence[str], numbers: Mapping[str, np.ndarray]
+) -> tuple[list[list[Any]], str | None]:
+    """The pairs that another solver solved too; a warning where costs without ties break the measure's claim."""
     rows, wrong = [], []
     for a, b in np.argwhere(~np.isnan(numbers["audit_reference"])):
         value, reference, tied = (float(numbers[f"audit_{key}"][a, b]) for key in ("value", "reference", "tied"))
@@ -131,13 +134,13 @@ def audited(
         rows.append([label, names[a], names[b], value, reference, off, "yes" if tied else "no"])
         if not tied and not audit.agrees(value, reference):
             wrong.append(rows[-1])
-    if wrong:
-        _, a, b, value, reference, *_ = max(wrong, key=lambda row: abs(row[5]))
-        run.warn(
-            f"{label}: {len(wrong)} of {len(rows)} audited pairs are not {audit.claim} as {audit.solver} finds them, "
-            f"e.g. {a} and {b}: {value:.10g}, {reference:.10g} by {audit.solver}"
-        )
-    return rows
+    if not wrong:
+        return rows, None
+    _, a, b, value, reference, *_ = max(wrong, key=lambda row: abs(row[5]))
+    return rows, (
+        f"{label}: {len(wrong)} of {len(rows)} audited pairs are not {audit.claim} what {audit.solver} finds, "
+        f"e.g. {a} and {b}: {value:.10g}, {reference:.10g} by {audit.solver}"
+    )
 
 
 def agreed(run: Run, found: Compared) -> Part:

@@ -293,7 +293,7 @@ class Similarity:
             "matrices": 8.0
             * rows**2
             * max(m.slow.squares * hardware.workers if m.slow else m.squares * len(self.layers) for m in measures),
-            "processes": 0.3e9 * hardware.workers if hardware.workers > 1 and any(m.slow for m in measures) else 0.0,
+            "processes": 0.35e9 * hardware.workers if hardware.workers > 1 and any(m.slow for m in measures) else 0.0,
             "null": 8.0 * 2 * len(self.layers) ** 2 * self.significance.permutations * len(self.measures)
             if self.significance.method == "permutation"
             else 0.0,
