@@ -23,10 +23,20 @@ STYLE: dict[str, Any] = {
 
 def draw(folder: Path, progress: Progress = quiet) -> list[Path]:
     """Draws all figures of a run into figures/ and returns their paths; models below their aim are marked in them."""
-    from repsim_cli.plots import agreement, classifiers, groups, heatmap, learning, localization, stitching, training
+    from repsim_cli.plots import (
+        agreement,
+        classifiers,
+        groups,
+        heatmap,
+        learning,
+        localization,
+        probes,
+        stitching,
+        training,
+    )
 
     results = read_results(folder)
-    kinds = (heatmap, agreement, groups, localization, training, learning, classifiers, stitching)
+    kinds = (heatmap, agreement, groups, localization, training, learning, probes, classifiers, stitching)
     names = [name for kind in kinds for name, _ in kind.figures(folder, results)]
     makers = [make for kind in kinds for _, make in kind.figures(folder, marked(results))]
     jobs = list(zip(names, makers, strict=True))
