@@ -44,7 +44,7 @@ def test_linear_probes_are_those_of_scikit_learn():
 
 
 def test_mlps_are_those_of_scikit_learn():
-    rows = X.astype(float)
+    rows = X
     with pytest.warns(match="Stochastic Optimizer"):
         plain = MLPClassifier(random_state=3).fit(rows[SPLIT.fitted], CLASSES[SPLIT.fitted])
     one = fit(PROBES["mlp_classification"], X, CLASSES, SPLIT, 3)

@@ -87,21 +87,21 @@ def fit(probe: Probe, x: Float[np.ndarray, "n d"], classes: Int[np.ndarray, " n"
     """One probe on one target. The features are as they are; a number is standardised over the rows fitted on."""
     from sklearn.exceptions import ConvergenceWarning
 
-    given = x.astype(np.float64)
     y = classes
     if probe.task == "number":
         y = (classes - classes[split.fitted].mean()) / (classes[split.fitted].std() or 1.0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
-        estimator = probe.make(seed).fit(given[split.fitted], y[split.fitted])
-    error, fitted = (1 - float(estimator.score(given[rows], y[rows])) for rows in (split.held_out, split.fitted))
+        estimator = probe.make(seed).fit(x[split.fitted], y[split.fitted])
+    error, fitted = (1 - float(estimator.score(x[rows], y[rows])) for rows in (split.held_out, split.fitted))
     return Fit(error, fitted, bool(np.max(estimator.n_iter_) < estimator.max_iter))
 
 
 def fit_linear(
     x: Float[np.ndarray, "n d"], targets: Mapping[str, Int[np.ndarray, " n"]], tasks: Sequence[Task], split: Split
 ) -> dict[tuple[str, Task], Fit]:
-    """Least squares on all targets at once: on their numbers, and on an indicator of each class, the largest wins."""
+    """Least squares in float64 on all targets at once: on their numbers, and on indicators of the classes, of which the
+    largest wins."""
     from sklearn.metrics import accuracy_score, r2_score
 
     given = x.astype(np.float64)
