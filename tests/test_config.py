@@ -17,7 +17,15 @@ ROOT = Path(__file__).parent.parent
 CONF = ROOT / "conf"
 EXPERIMENTS = sorted(str(f.relative_to(CONF / "experiment").with_suffix("")) for f in CONF.glob("experiment/**/*.yaml"))
 # published scale: named by hub ids, but for what reads configs or text that ship with the package
-OFFLINE = {"pretrain_tiny", "pretrain_width_32", "pretrain_width_64", "pretrain_width_128", "pythia_architecture"}
+OFFLINE = {
+    "pretrain_tiny",
+    "pretrain_width_32",
+    "pretrain_width_64",
+    "pretrain_width_128",
+    "pythia_architecture",
+    "modsum_training",
+    "modsum_probes",
+}
 NEEDS_THE_HUB = {name for name in EXPERIMENTS if not name.startswith("tiny/")} - OFFLINE
 
 
