@@ -11,6 +11,7 @@ import torch
 from repsim_cli import results
 from repsim_cli.activations.capture import capture
 from repsim_cli.activations.hook_points import expand
+from repsim_cli.activations.rows import Forward, readings
 from repsim_cli.data.modular import Numbers, modular_pairs
 from repsim_cli.errors import BadInput, RunFailed
 from repsim_cli.models.modular import Modular, Shape, chain, loaded, modular_source, modular_targets, saved
@@ -69,6 +70,21 @@ def test_identities_of_the_hook_points(read):
             torch.testing.assert_close(x[f"attn_scores@{layer}.h{head}"].softmax(-1), pattern)
             torch.testing.assert_close(pattern @ x[f"v@{layer}.h{head}"], x[f"z@{layer}.h{head}"])
     torch.testing.assert_close(x["resid_post@0"], x["resid_pre@1"])
+
+
+@pytest.mark.parametrize(("unit", "place"), [("first", 0), ("last", 1), ("sequence", slice(None))])
+def test_rows_of_one_position_or_both(read, unit, place):
+    """A head's maps have the keys of that query; of both positions one stands after the other, no cell is masked."""
+    source, model, x = read
+    extract = Extract(hook_points=POINTS, unit=unit, length=2, sequences=25)
+    sequences = modular_pairs(numbers=5).sequences(Numbers(5), extract, 0)
+    (reading,) = readings({"m": source}, extract)
+    with capture(model, source, reading.points) as reader:
+        found = Forward(reading, reader, model, sequences, extract).rows(0, 25)
+    for layer, rows in zip(reading.layers, found, strict=True):
+        assert torch.equal(rows, x[layer.name][:, place].reshape(25, -1)), layer.name
+        assert "mlp_p" in layer.name or rows.shape[1] == layer.width
+    assert (x["pattern@0.h0"] > 0).all()
 
 
 def test_saved_and_loaded_are_one(read, tmp_path):

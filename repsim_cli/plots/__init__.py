@@ -30,13 +30,25 @@ def draw(folder: Path, progress: Progress = quiet) -> list[Path]:
         heatmap,
         learning,
         localization,
+        probes,
         stitching,
         sub_networks,
         training,
     )
 
     results = read_results(folder)
-    kinds = (heatmap, sub_networks, agreement, groups, localization, training, learning, classifiers, stitching)
+    kinds = (
+        heatmap,
+        sub_networks,
+        agreement,
+        groups,
+        localization,
+        training,
+        learning,
+        probes,
+        classifiers,
+        stitching,
+    )
     names = [name for kind in kinds for name, _ in kind.figures(folder, results)]
     makers = [make for kind in kinds for _, make in kind.figures(folder, marked(results))]
     jobs = list(zip(names, makers, strict=True))
