@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from repsim_cli import registry
 from repsim_cli.errors import BadConfig, BadInput
 from repsim_cli.registry import Entry, Registry, did_you_mean
-from repsim_cli.settings import Extract, Group, Hardware, Ranked, Significance
+from repsim_cli.settings import Extract, Group, Hardware, Ranked, Significance, SubNetworks
 
 GROUPS = ("model", "measure", "data", "extract", "significance", "hardware", "options")
 MISSING = "???"
@@ -241,7 +241,8 @@ def _explain(error: ValidationError) -> Iterator[str]:
 def _checked(
     problems: list[str], path: str, function: Callable, given: Fields, without: Collection[str] = ()
 ) -> Fields:
-    """The keyword arguments for `function`, checked against its signature; one that is Data is a data entry."""
+    """The keyword arguments for `function`, checked against its signature; one that is Data is a data entry, one that
+    is SubNetworks a group of settings."""
     from repsim_cli.data.base import Data
 
     parameters = {k: p for k, p in inspect.signature(function).parameters.items() if k not in without}
@@ -253,6 +254,9 @@ def _checked(
             if key in given and not (given[key] is None and annotation == Data | None):
                 given[key] = _component(problems, f"{path}.{key}", given[key], registry.data, _call)
             annotation = Any
+        if annotation == SubNetworks | None:
+            if isinstance(given.get(key), dict):
+                given[key] = _bind(problems, f"{path}.{key}", SubNetworks, given[key])
         fields[key] = (annotation, ... if parameter.default is parameter.empty else parameter.default)
     schema: Any = create_model(",".join(parameters) or "none", __config__=STRICT, **fields)
     values = _attempt(problems, f"{path}.", lambda: schema.model_validate(given))

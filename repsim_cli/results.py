@@ -3,7 +3,7 @@
 manifest.json   what ran, on what, for how long, and how it ended; the sha256 of every other file
 config.yaml     the validated configuration
 results.json    every number that a figure or the report shows (strict JSON, full precision)
-arrays/*.npy    one float64 array per matrix
+arrays/*.npy    one float64 array per matrix; couplings are int32
 figures/        .png and .svg, redrawn by `repsim plot` from the two above
 report.html     made again by `repsim report`, like repsim.log not among the hashes
 repsim.log
@@ -35,6 +35,7 @@ from repsim_cli.registry import did_you_mean
 
 SCHEMA = 1
 LOCK, STATE = ".lock", "state.safetensors"
+PAIRS = ".pairs"  # pairs that are solved one by one, while the run goes on
 HOW = ("resume", "dry_run")  # keys of a configuration that do not say what is computed
 PACKAGES = ("repsim-cli", "torch", "transformers", "tokenizers", "numpy", "scipy", "hydra-core", "matplotlib")
 log = logging.getLogger("repsim")
@@ -124,11 +125,11 @@ class Run:
     def write_text(self, name: str, text: str) -> None:
         write(self.folder / name, text.encode())
 
-    def write_array(self, name: str, array: np.ndarray) -> str:
-        """Saves arrays/NAME.npy (float64, no pickle) and returns that path, relative to the folder."""
+    def write_array(self, name: str, array: np.ndarray, dtype: Any = np.float64) -> str:
+        """Saves arrays/NAME.npy (no pickle) and returns that path, relative to the folder."""
         (self.folder / "arrays").mkdir(exist_ok=True)
         stream = io.BytesIO()
-        np.save(stream, np.ascontiguousarray(array, dtype=np.float64), allow_pickle=False)
+        np.save(stream, np.ascontiguousarray(array, dtype=dtype), allow_pickle=False)
         relative = f"arrays/{name}.npy"
         write(self.folder / relative, stream.getvalue())
         return relative
@@ -141,6 +142,8 @@ class Run:
 
     def finish(self, status: str, error: str | None = None) -> None:
         """Records how the run ended, its peak memory and the hash of every file."""
+        if status == "complete":
+            shutil.rmtree(self.folder / PAIRS, ignore_errors=True)
         self.manifest.update(
             status=status,
             error=error,
@@ -150,7 +153,9 @@ class Run:
             files={
                 str(file.relative_to(self.folder)): sha256(file)
                 for file in sorted(self.folder.rglob("*"))
-                if file.is_file() and file.name not in ("manifest.json", "repsim.log", "report.html", LOCK, STATE)
+                if file.is_file()
+                and file.name not in ("manifest.json", "repsim.log", "report.html", LOCK, STATE)
+                and file.relative_to(self.folder).parts[0] != PAIRS
             },
         )
         self.save_manifest()
@@ -402,6 +407,26 @@ def _read_json(file: Path) -> dict[str, Any]:
     if schema != SCHEMA:
         raise BadInput(f"{file}: not a file of this version, got schema {schema} (this is {SCHEMA}); update repsim")
     return value
+
+
+def qualified(claims: list[dict[str, Any]], short: dict[str, str]) -> list[dict[str, Any]]:
+    """The verdicts with a word on every model of the run that falls short of what it was trained for, and how."""
+    words = [f"{label}: {why}" for label, why in short.items()]
+    return [{**claim, "why": "; ".join([*filter(None, [claim["why"]]), *words])} for claim in claims]
+
+
+def marked(results: Any, marks: dict[str, str] | None = None) -> Any:
+    """Results as they are drawn: every label that has a mark (`marks` of results.json) carries it.
+
+    >>> marked({"marks": {"a": "93.1 %"}, "rows": [["a", 1.0], ["ab", 2.0]], "by": {"a": []}})["rows"]
+    [['a (93.1 %)', 1.0], ['ab', 2.0]]
+    """
+    marks = results.get("marks", {}) if marks is None else marks
+    if isinstance(results, str):
+        return f"{results} ({marks[results]})" if results in marks else results
+    if isinstance(results, dict):
+        return {marked(key, marks): marked(value, marks) for key, value in results.items()}
+    return [marked(one, marks) for one in results] if isinstance(results, list) else results
 
 
 def read_array(folder: Path, relative: str) -> np.ndarray:

@@ -55,7 +55,9 @@ class Hardware:
     {label: device} (null: the device of the run). dtype: of the forward pass; rows are float32 in any case.
 
     batch_size: sequences per forward pass. tile: side of a Gram tile, in rows. threads: torch's threads (null:
-    torch's own choice). memory_gb: refuse a run whose estimate is above this (null: 80 % of the machine's memory).
+    torch's own choice). processes: that solve the pairs of slow measures, e.g. gromov_wasserstein, on one thread each
+    (null: as many as CPUs can be used; 1: the run's own alone). memory_gb: refuse a run whose estimate is above this
+    (null: 80 % of the machine's memory).
     """
 
     device: str = "cpu"
@@ -64,7 +66,15 @@ class Hardware:
     batch_size: Positive = 8
     tile: Positive = 512
     threads: Positive | None = None
+    processes: Positive | None = None
     memory_gb: Annotated[float, Field(gt=0)] | None = None
+
+    @property
+    def workers(self) -> int:
+        """Processes for slow pairs."""
+        from joblib import cpu_count  # heeds affinity and the limits of containers
+
+        return self.processes or cpu_count()
 
     @property
     def memory_limit(self) -> float:
@@ -111,3 +121,18 @@ class Ranked:
 
 
 Group = list[str] | Ranked
+
+
+@dataclass(frozen=True, kw_only=True)
+class SubNetworks:
+    """Groups of a model's layers that are close to each other and far from the rest, from each matrix of one model.
+
+    method: `spectral` clusters, contiguous `segments`, or both. clusters: how many (null: chosen `by` eigengap or
+    silhouette of the spectral clusters, by the cost of the segments; one is a possible answer). given: by model, groups
+    to compare with, each as ranges of its layers in the order of the network, from 0: [0-11 73-92, 12-72].
+    """
+
+    method: Literal["spectral", "segments", "both"] = "both"
+    clusters: Several | None = None
+    by: Literal["eigengap", "silhouette"] = "eigengap"
+    given: dict[str, list[str]] | None = None

@@ -18,7 +18,7 @@ CONF = ROOT / "conf"
 EXPERIMENTS = sorted(str(f.relative_to(CONF / "experiment").with_suffix("")) for f in CONF.glob("experiment/**/*.yaml"))
 # published scale: named by hub ids, but for what reads configs or text that ship with the package
 OFFLINE = {"pretrain_tiny", "pretrain_width_32", "pretrain_width_64", "pretrain_width_128", "pythia_architecture"}
-NEEDS_THE_HUB = {name for name in EXPERIMENTS if not name.startswith("tiny/")} - OFFLINE
+NEEDS_THE_HUB = {name for name in EXPERIMENTS if not name.startswith(("tiny/", "modsum_"))} - OFFLINE
 
 
 SETTINGS = {"extract": Extract, "significance": Significance, "hardware": Hardware}
@@ -176,6 +176,19 @@ def test_square_matrices_count_in_the_memory():
     """A prepared layer of `riemannian` is two matrices of float64."""
     study = validate(composed("model=[tiny_a]", "measure=[cka,riemannian]", "extract.batch_rows=100")).study
     assert study.memory(100)["matrices"] == 2 * 8 * 100**2 * len(study.layers)
+
+
+def test_slow_pairs_count_in_the_memory():
+    """Squares of all layers lie in files; each process holds what one pair takes."""
+    words = ("model=[tiny_a]", "measure=[gromov_wasserstein]", "extract.estimate=full")
+    study = validate(composed(*words, "hardware.processes=3", "extract.rows=100")).study
+    assert study.memory(100)["matrices"] == 3 * 8 * 8 * 100**2
+    assert study.memory(100)["processes"] > 0
+    with pytest.raises(BadConfig, match=r"got a limit of 2.00 GB; extract.rows=\d+ would fit") as caught:
+        large = ("extract.rows=20000", "extract.sequences=1000000", "hardware.memory_gb=2")
+        validate(composed(*words, "hardware.processes=2", *large))
+    fits = int(re.search(r"rows=(\d+) would", str(caught.value))[1])
+    assert 1000 < fits < (2e9 / (2 * 8 * 8)) ** 0.5
 
 
 def test_the_advice_on_memory_fits():

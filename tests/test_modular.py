@@ -1,20 +1,25 @@
 """Modular sums: the pairs, the transformer that learns them, its hook points, and the targets."""
 
+import copy
 import json
+import math
 
 import numpy as np
 import pytest
 import torch
 
+from repsim_cli import results
 from repsim_cli.activations.capture import capture
 from repsim_cli.activations.hook_points import expand
+from repsim_cli.activations.rows import Forward, readings
 from repsim_cli.data.modular import Numbers, modular_pairs
-from repsim_cli.errors import BadInput
+from repsim_cli.errors import BadInput, RunFailed
 from repsim_cli.models.modular import Modular, Shape, chain, loaded, modular_source, modular_targets, saved
 from repsim_cli.results import quiet
 from repsim_cli.settings import Extract
 from repsim_cli.training import modular as training
-from repsim_cli.training.modular import Recipe, modular, train
+from repsim_cli.training import trained
+from repsim_cli.training.modular import Recipe, metrics_of, modular, train
 
 SHAPE = Shape(numbers=5, blocks=2, outputs={"c1": 5, "b1": 5}, width=16, heads=2, mlp=24)
 POINTS = ["q.h*", "attn_scores.h*", "pattern.h*", "v.h*", "z.h*", "resid_pre", "attn_out", "resid_mid", "mlp_pre", "mlp_post", "mlp_out", "resid_post"]  # fmt: skip
@@ -24,6 +29,7 @@ def recipe(**more):
     given = {
         "moduli": [5, 3], "blocks": 2, "training": "by_block", "epochs": 4, "batch_size": 8, "learning_rate": 1e-2,
         "weight_decay": 0.1, "penalty": 0.01, "train_share": 0.8, "check": 2, "patience": 3, "seed": 0,
+        "save": [], "device": "cpu",
     }  # fmt: skip
     return Recipe(**{**given, **more})
 
@@ -66,6 +72,21 @@ def test_identities_of_the_hook_points(read):
     torch.testing.assert_close(x["resid_post@0"], x["resid_pre@1"])
 
 
+@pytest.mark.parametrize(("unit", "place"), [("first", 0), ("last", 1), ("sequence", slice(None))])
+def test_rows_of_one_position_or_both(read, unit, place):
+    """A head's maps have the keys of that query; of both positions one stands after the other, no cell is masked."""
+    source, model, x = read
+    extract = Extract(hook_points=POINTS, unit=unit, length=2, sequences=25)
+    sequences = modular_pairs(numbers=5).sequences(Numbers(5), extract, 0)
+    (reading,) = readings({"m": source}, extract)
+    with capture(model, source, reading.points) as reader:
+        found = Forward(reading, reader, model, sequences, extract).rows(0, 25)
+    for layer, rows in zip(reading.layers, found, strict=True):
+        assert torch.equal(rows, x[layer.name][:, place].reshape(25, -1)), layer.name
+        assert "mlp_p" in layer.name or rows.shape[1] == layer.width
+    assert (x["pattern@0.h0"] > 0).all()
+
+
 def test_saved_and_loaded_are_one(read, tmp_path):
     _, model, _ = read
     saved(model, SHAPE, tmp_path)
@@ -87,27 +108,94 @@ def test_targets_are_the_sums():
 
 def test_blocks_are_trained_one_after_the_other():
     """What the first stage made, the second leaves as it is; only the heads of the stages differ."""
-    both, metrics, curves = train(recipe(), quiet)
-    first, *_ = train(recipe(moduli=[5]), quiet)
+    both, curves = train(recipe())
+    first, _ = train(recipe(moduli=[5], blocks=1))
     assert list(curves) == ["c1", "c2"]
-    assert [row[0] for row in curves["c1"]] == [2, 4]
-    assert set(metrics) == {"c1_accuracy", "c1_epochs", "c2_accuracy", "c2_epochs"}
+    assert curves["c1"]["epoch"] == [2, 4]
+    assert set(metrics_of(curves)) == {f"{c}_{of}" for c in ("c1", "c2") for of in ("accuracy", "loss", "epochs")}
     fresh = Modular(recipe().shape)
     for name, weights in both.state_dict().items():
         if name.startswith(("embed", "position")):
             assert not torch.equal(weights, fresh.state_dict()[name])
     assert not torch.equal(both.blocks[0].mlp_in.weight, first.blocks[0].mlp_in.weight)  # it also learns b
-    one, *_ = train(recipe(epochs=1), quiet)
-    two, *_ = train(recipe(epochs=1), quiet)
-    assert all(torch.equal(a, b) for a, b in zip(one.state_dict().values(), two.state_dict().values(), strict=True))
+    alone, _ = train(recipe(epochs=1))
+    again, _ = train(recipe(epochs=1))
+    assert same(alone, again)
+    assert not same(alone, train(recipe(epochs=1, seed=1))[0])
+
+
+def same(one, other):
+    pairs = zip(one.state_dict().values(), other.state_dict().values(), strict=True)
+    return all(torch.equal(a, b) for a, b in pairs)
+
+
+def test_the_frozen_block_stays_as_it_was():
+    kept = {}
+    both, _ = train(recipe(patience=None, save=[4, 8]), keep=lambda model, epoch, _: kept.update({epoch: copy.deepcopy(model)}))  # fmt: skip
+    for name, weights in both.state_dict().items():
+        first = kept[4].state_dict()[name]
+        trained_later = name.startswith(("blocks.1", "heads.c2"))
+        assert torch.equal(weights, first) != trained_later, name
+    assert same(both, kept[8])
+
+
+def test_scores_are_those_of_the_whole_model():
+    """Loss and accuracy of a look, by a plain computation on the trained model."""
+    model, curves = train(recipe())
+    ab = torch.cartesian_prod(torch.arange(5), torch.arange(5))
+    held_out = torch.from_numpy(np.random.default_rng(0).permutation(25)[20:])
+    logits = model.heads["c2"](model(ab)[held_out, 0])
+    wanted = (((ab[:, 0] + ab[:, 1]) % 5 + ab[:, 1]) % 3)[held_out]
+    assert curves["c2"]["validation_loss"][-1] == pytest.approx(
+        float(torch.nn.functional.cross_entropy(logits, wanted))
+    )
+    assert curves["c2"]["validation_accuracy"][-1] == pytest.approx(
+        float((logits.argmax(-1) == wanted).double().mean())
+    )
+
+
+def stopping(after):
+    """Progress that a user ends after so many epochs."""
+    seen = []
+
+    def progress(items, **_):
+        for item in items:
+            if len(seen) == after:
+                raise KeyboardInterrupt
+            seen.append(item)
+            yield item
+
+    return progress
+
+
+@pytest.mark.parametrize("after", [1, 5, 8])
+def test_a_training_that_was_killed_ends_with_the_same_bits(tmp_path, monkeypatch, after):
+    """Before the first epoch, between the stages, and in the second."""
+    monkeypatch.setattr(training, "SAVE_EVERY", 0.0)
+    whole, curves = train(recipe())
+    with pytest.raises(KeyboardInterrupt):
+        train(recipe(), stopping(after - 1), tmp_path)
+    done = []
+    again, same_curves = train(recipe(), lambda items, **_: (done.append(i) or i for i in items), tmp_path)
+    assert same(whole, again)
+    assert curves == same_curves
+    assert len(done) == 8 - (after - 1)
 
 
 def test_training_ends_early_once_it_is_right(monkeypatch):
     right = iter([0.9, 1.0, 0.9, 1.0, 1.0, 1.0])
-    monkeypatch.setattr(training, "accuracy", lambda model, blocks, ab, targets, rows: next(right))
-    _, metrics, curves = train(recipe(moduli=[5], blocks=1, epochs=9, patience=2, check=1), quiet)
-    assert [row[2:] for row in curves["c1"]] == [[0.9, 1.0], [0.9, 1.0]]
-    assert metrics == {"c1_accuracy": 1.0, "c1_epochs": 2.0}
+    monkeypatch.setattr(training, "_scores", lambda model, stream, task, rows: (0.5, next(right)))
+    _, curves = train(recipe(moduli=[5], blocks=1, epochs=9, patience=2, check=1))
+    assert curves["c1"]["training_accuracy"] == [0.9, 0.9]
+    assert metrics_of(curves) == {"c1_accuracy": 1.0, "c1_loss": 0.5, "c1_epochs": 2.0}
+
+
+def test_a_loss_that_is_not_finite(monkeypatch):
+    monkeypatch.setattr(training, "_scores", lambda model, stream, task, rows: (float("nan"), 0.0))
+    with pytest.raises(
+        RunFailed, match="training: the loss is not finite, got nan at epoch 2 of c1; lower learning_rate"
+    ):
+        train(recipe())
 
 
 def test_a_run_from_training_to_the_matrix(repsim, tmp_path, monkeypatch):
@@ -151,9 +239,27 @@ def test_the_recipe_is_checked(repsim):
     assert repsim("run", *words)[2].startswith("error: model.modsum_0.train_share: wrong value, got 2; give")
 
 
-def test_some_pairs_are_held_out():
-    with pytest.raises(BadInput, match=r"train_share: no pair is held out, got 0.99 of 9; lower it"):
-        modular(moduli=[3], train_share=0.99)
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"train_share": 0.99}, r"train_share: both sides need a pair, got 0.99 of 9; change it"),
+        ({"blocks": 2, "training": "by_block"}, r"blocks: by_block trains one for each sum, got 2 for 1 moduli"),
+        ({"save": [3]}, r"save: not two or more distinct epochs from 0 to 600, got \[3\]; change them"),
+        ({"save": [3, 601], "patience": None}, r"save: not two or more distinct epochs from 0 to 600, got \[3, 601\]"),
+        ({"save": [0, 3]}, r"save: a training that ends early may not come there, got patience 3; give null"),
+        ({"device": "tpu9"}, r"device: not usable here, got 'tpu9' \(.*\); use cpu"),
+    ],
+)
+def test_recipes_that_make_no_sense(given, message):
+    with pytest.raises(BadInput, match=message):
+        modular(moduli=[3], **given)
+
+
+def test_moduli_that_make_no_sense(repsim):
+    words = ["experiment=tiny/modsum_training", "model=[modsum_tiny_0]"]
+    for moduli, said in (("[]", "moduli: wrong value, got []"), ("[1]", "moduli.0: wrong value, got 1; give greater")):
+        err = repsim("run", *words, f"model.modsum_tiny_0.moduli={moduli}")[2]
+        assert err.startswith(f"error: model.modsum_tiny_0.{said}"), err
 
 
 def test_trained_models_are_found_again(tmp_path, monkeypatch):
@@ -169,3 +275,62 @@ def test_trained_models_are_found_again(tmp_path, monkeypatch):
 def test_chain():
     a, b = torch.tensor([58, 2]), torch.tensor([3, 2])
     assert [c.tolist() for c in chain(a, b, [59, 31, 17])] == [[2, 4], [5, 6], [8, 8]]
+
+
+TINY = (
+    "-q", "experiment=tiny/modsum_training", "model=[modsum_tiny_0,modsum_tiny_l]", "model.modsum_tiny_0.epochs=2",
+    "model.modsum_tiny_l.epochs=2", "hardware.threads=1",
+)  # fmt: skip
+
+
+def test_the_study_of_the_training(repsim, newest, monkeypatch):
+    """Killed, gone on with, and what it says of models that stay below 100 %."""
+    train_missing = trained.train_missing
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            trained, "train_missing", lambda *a: train_missing(*a) or (_ for _ in ()).throw(KeyboardInterrupt)
+        )
+        assert repsim("run", *TINY)[0] == 130
+    code, _, err = repsim("run", *TINY, "model.modsum_tiny_0.seed=1", f"resume={newest()}")
+    assert code == 2
+    assert "has another configuration, got model.modsum_tiny_0.seed: 0 then, 1 now; start a new run" in err
+    assert repsim("run", *TINY, "resume=latest")[0] == 0
+    found = results.read_results(newest())
+    rows = {(row[0], row[1]): row[2:] for row in found["tables"]["training"]["rows"]}
+    assert {name: row[0] for name, row in rows.items()} == dict.fromkeys(
+        [("modsum_tiny_0", "c1"), ("modsum_tiny_l", "c1"), ("modsum_tiny_l", "c2")], 2
+    )
+    curve = found["curves"]["validation accuracy of c2, modsum_tiny_l"]
+    assert (curve["steps"], curve["mean"]) == ([2], [rows["modsum_tiny_l", "c2"][2]])
+    mark = found["marks"]["modsum_tiny_0"]
+    assert mark == f"{math.floor(1000 * rows['modsum_tiny_0', 'c1'][2]) / 10} %"
+    said = f"modsum_tiny_0: validation accuracy of c1 is {mark}, below 100 %"
+    assert f"{said}; figures and claims say so" in found["warnings"]
+    (claim,) = found["claims"]
+    assert (claim["verdict"], claim["value"]) == ("fails", min(row[2] for row in rows.values()))
+    assert said in claim["why"]
+    assert f"modsum_tiny_0 ({mark})" in (newest() / "figures" / "learning-curves.svg").read_text()
+    assert f"modsum_tiny_0 ({mark})" in (newest() / "report.html").read_text()
+
+
+def test_models_of_another_kind_are_refused(repsim):
+    assert repsim("run", "experiment=tiny/modsum_training", "model=[]")[2].startswith(
+        "error: model: no model is selected, got none; e.g. model=[modsum_0]"
+    )
+    assert repsim("run", "experiment=tiny/modsum_training", "model=[tiny_a]")[2].startswith(
+        "error: model.tiny_a: not trained on modular sums, got another kind; give kind: modular"
+    )
+
+
+def test_checkpoints_are_a_series(repsim, newest):
+    words = [
+        "-q", "experiment=tiny/training_view", "model=[modsum_tiny_0]", "model.modsum_tiny_0.epochs=4",
+        "model.modsum_tiny_0.save=[0,2,4]", "model.modsum_tiny_0.patience=null", "data=modular_pairs", "data.numbers=23",
+        "extract=modsum", "extract.hook_points=[resid_pre,resid_post,pattern.h*]", "extract.rows=100", "measure=[cka]",
+    ]  # fmt: skip
+    code, _, err = repsim("run", *words, "hardware.threads=1")
+    assert code == 0, err
+    view = results.read_results(newest())["tables"]["distance and metrics"]
+    assert view["columns"][4:] == list(training.SCORES)
+    assert [row[2] for row in view["rows"]] == [0, 2, 4]
+    assert view["rows"][2][4] < view["rows"][0][4]  # it learns

@@ -126,6 +126,31 @@ def test_scale_of_the_costs():
     assert raw > 2 * measures.get("gromov_wasserstein", cost_scale="none", start="identity")(x, y)
 
 
+@pytest.mark.parametrize("scale", ["mean", "max", "none"])
+def test_against_equal_rows(scale):
+    """Their distances are 0, so that every coupling costs the mean squared distance of the other side."""
+    x, y = np.full((20, 3), 0.1), draw(n=20)[1]
+    distances = gromov.space(torch.from_numpy(y), cost_scale=scale).distances
+    expected = np.mean(distances**2)
+    for name in ("gromov_wasserstein", "gromov_wasserstein_entropic"):
+        measure = measures.get(name, cost_scale=scale)
+        assert [measure(x, y), measure(y, x)] == pytest.approx([expected] * 2, rel=1e-9)
+        assert measure(x, x + 5) == 0
+    for start in ("pot", "identity"):
+        assert measures.get("gromov_wasserstein", cost_scale=scale, start=start)(x, y) == pytest.approx(expected)
+    whole = measures.get("augmented_gromov_wasserstein", cost_scale=scale, alpha=0.25)(x, y)
+    assert whole == pytest.approx(0.25 * expected + 0.75 * np.mean((y - 0.1) ** 2))
+
+
+def test_distances_from_equal_rows():
+    """One point: every row of the other side is matched to it."""
+    x, y = np.full((20, 5), 0.1), draw(n=20)[1]
+    expected = np.linalg.norm(y - 0.1, axis=1).mean()
+    for name in ("wasserstein", "euclidean"):
+        assert measures.get(name)(x, y) == pytest.approx(expected, rel=1e-12)
+    assert measures.get("coot")(x, y) == pytest.approx(np.mean((y - 0.1) ** 2))
+
+
 def test_permuted_state_is_that_of_permuted_rows():
     x, _ = draw()
     order = torch.randperm(30, generator=torch.Generator().manual_seed(0))
@@ -154,7 +179,9 @@ def curve(n=60, layers=4):
     found = [rng.normal(size=(n, 6))]
     for _ in range(layers - 2):
         found.append(np.tanh(found[-1] @ rng.normal(size=(6, 6))))
-    return [gromov.space(torch.from_numpy(x), cost_scale="mean") for x in (*found, rng.normal(size=(n, 9)))]
+    return [
+        gromov.space(torch.from_numpy(x), cost_scale="mean", bounds=True) for x in (*found, rng.normal(size=(n, 9)))
+    ]
 
 
 PAIRS = list(itertools.combinations(range(4), 2))
@@ -178,13 +205,15 @@ def test_start_of_pot_ends_where_pot_does(pair):
 @pytest.mark.parametrize("pair", PAIRS, ids=str)
 def test_lower_bounds_are_below(pair):
     left, right = gromov.in_one_order(*(curve()[side] for side in pair))
-    second, third = gromov.lower_bounds(left.distances, right.distances)
+    second, third = gromov.lower_bounds(left, right)
     assert 0 < second <= third <= gromov.best_gromov(left, right, start="best", restarts=5, seed=0).value
 
 
 def test_lower_bounds_by_hand():
     """Distances 0, 1 and 0, 3: in order (0, 0, 1, 1) against (0, 0, 3, 3), each row (0, 1) against (0, 3)."""
-    found = gromov.lower_bounds(*(np.array([[0.0, far], [far, 0.0]]) for far in (1.0, 3.0)))
+    found = gromov.lower_bounds(
+        *(gromov.space(torch.tensor([[0.0], [far]]), cost_scale="none", bounds=True) for far in (1.0, 3.0))
+    )
     assert found == pytest.approx((2.0, 2.0))
 
 

@@ -78,7 +78,9 @@ def readings(models: Mapping[str, AnySource], extract: Extract) -> list[Reading]
         except BadInput as error:
             raise BadInput(f"extract.hook_points, model.{label}: {error}") from None
         maps = [point for point in points if point.kind in ATTENTION]
-        if maps and (extract.unit != "sequence" or maps[0].head is None):
+        # of two numbers, as of whole sequences, all rows have as many keys
+        even = extract.unit == "sequence" or (source.modality == "numbers" and extract.unit in ("first", "last"))
+        if maps and (not even or maps[0].head is None):
             raise BadInput(
                 f"extract.hook_points: an attention map has no row per token, got '{maps[0].kind}'; use q, k, v, z or "
                 f"attn_out, or {maps[0].kind}.h* with extract.unit=sequence"

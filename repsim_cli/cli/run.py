@@ -292,7 +292,7 @@ def _job(config: Any, folder: Path) -> str:
     """Runs one job in its folder, or in the one that it goes on with; returns how it ended."""
     from repsim_cli import plots, report
     from repsim_cli.config import validate
-    from repsim_cli.training.trained import train_missing
+    from repsim_cli.training.trained import shortfalls, train_missing
 
     checked = validate(config)
     current = _open(checked, folder)
@@ -304,7 +304,11 @@ def _job(config: Any, folder: Path) -> str:
     try:
         current.write_text("config.yaml", checked.yaml())
         train_missing(checked.models, current, checked.keys.hardware.get("threads"))
+        short = shortfalls(checked.models, current)
         found = {"schema": results.SCHEMA, "study": checked.keys.study, **checked.study.run(current)}
+        if short:
+            found["marks"] = {label: one.mark for label, one in short.items()}
+        found["claims"] = results.qualified(found["claims"], {label: one.why for label, one in short.items()})
         found["warnings"] = current.manifest["warnings"]
         current.write_text("results.json", results.dumps(found))
         with current.stage("figures"):

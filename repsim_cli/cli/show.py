@@ -31,7 +31,7 @@ def summary(folder: Path) -> str:
     lines += [f"  warning: {warning}" for warning in manifest["warnings"]]
     lines.append(f"  folder: {folder}")
     figures = sorted((folder / "figures").glob("*.png"))
-    grids = [figure for figure in figures if figure.stem.endswith("-all")]
+    grids = [figure for figure in figures if figure.stem.endswith(("-all", "-layers"))]
     if len(grids) <= SHOWN_MEASURES:
         lines += [f"  figure: {figure}" for figure in grids]
     elif figures:

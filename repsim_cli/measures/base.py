@@ -4,11 +4,11 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from repsim_cli.activations.maps import Maps
@@ -44,6 +44,7 @@ class Card:
     width_limit: what a warning says when there are not more rows than features; refuses_wide: that is an error.
     equal_widths: representations of different widths are refused. labelled: it needs a class code per row.
     paired: it depends on which row of one side goes with which of the other, so that a null can pair them at random.
+    takes_constant: equal rows are a representation like any other; elsewhere they are refused.
     infinite_to_itself: of one representation with itself it has no value, so that matrices of all layers refuse it.
     reads: activations (n, d), or the attention maps of sentences, of which minimum_rows counts what it averages over.
     package: an optional package that it needs, of the extra `topology`.
@@ -64,6 +65,7 @@ class Card:
     equal_widths: bool = False
     labelled: bool = False
     paired: bool = True
+    takes_constant: bool = False
     infinite_to_itself: bool = False
     package: str | None = None
     note: str = ""
@@ -108,6 +110,49 @@ class Moments:
     compare: Callable[[Any, Any, Tensor], tuple[float, float]]
 
 
+class Solved(NamedTuple):
+    """A pair: the value, numbers beside it, and where rows are matched to rows the column's row of every row.
+
+    matched is -1 where a row's weight is split.
+    """
+
+    value: float
+    details: tuple[float, ...] = ()
+    matched: Int[np.ndarray, " n"] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Audit:
+    """Some pairs of a run, drawn under its seed, are solved by another solver too.
+
+    share: of the pairs, one at least. reference(a, b): the other solver's value, and as its detail whether costs are
+    tied, so that the two may differ. agrees(value, reference): whether the two are as the measure claims: the value is
+    `claim` the other's.
+    """
+
+    share: float
+    solver: str
+    reference: Callable[[Any, Any], Solved]
+    agrees: Callable[[float, float], bool]
+    claim: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slow:
+    """A measure whose pairs take about a millisecond or more: they are solved one by one, in several processes.
+
+    Its prepared states are arrays or tensors, or named tuples of them; all functions can be pickled by their names, and
+    warn of nothing. solve(a, b): the pair with its details and its matching, by default `compare` alone. details: their
+    names. matches: whether rows are matched. squares: (n, n) matrices of float64 that one pair needs at a time.
+    """
+
+    solve: Callable[[Any, Any], Solved] | None = None
+    details: tuple[str, ...] = ()
+    matches: bool = False
+    squares: int = 8
+    audit: Audit | None = None
+
+
 @dataclass(frozen=True, kw_only=True)
 class Measure:
     """A measure with its settings bound: either `inner`, or `prepare` and `compare`, or of attention maps `attention`.
@@ -121,6 +166,7 @@ class Measure:
     minimum_rows: where the settings ask for more rows than the card does.
     moments: the same from second moments, so that rows need not be held.
     squares: how many (n, n) matrices of float64 a prepared state holds, for the estimate of memory.
+    slow: pairs take long enough to be solved in several processes.
     """
 
     inner: Inner | None = None
@@ -132,6 +178,7 @@ class Measure:
     minimum_rows: int = 0
     moments: Moments | None = None
     squares: int = 0
+    slow: Slow | None = None
     name: str = ""
     card: Card = field(default=None)  # type: ignore[assignment]
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -243,6 +290,9 @@ class Measure:
 
     def check(self, names: Sequence[str], shapes: Sequence[Sequence[int]], labels: Tensor | None) -> None:
         """Raises Degenerate where the shapes (n, d) or the labels are not what the card asks for."""
+        if len({n for n, _ in shapes}) > 1:
+            listed = ", ".join(f"{name}: {n}" for name, (n, _) in zip(names, shapes, strict=True))
+            raise Degenerate(f"{self.name}: different numbers of rows, got {listed}; give all the same rows")
         for name, (n, d) in zip(names, shapes, strict=True):
             if n < self.rows_needed:
                 raise Degenerate(

@@ -6,7 +6,7 @@ from its coupling, in float64. Both sides are put in one order first, so that (x
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
@@ -14,8 +14,8 @@ from pydantic import Field
 from torch import Tensor
 
 from repsim_cli.errors import Degenerate
-from repsim_cli.measures.assignment import Coupling, Matched, assign, coupling_of, matching
-from repsim_cli.measures.base import Card, Measure, centred
+from repsim_cli.measures.assignment import TIE, Coupling, Matched, assign, coupling_of, matching
+from repsim_cli.measures.base import Audit, Card, Measure, Slow, Solved, centred
 from repsim_cli.measures.inner import unpacked
 from repsim_cli.measures.rdm import SHAPE, packed_distances
 from repsim_cli.registry import measures
@@ -27,27 +27,35 @@ Square = Float[np.ndarray, "n n"]
 STEPS = 1000  # of a descent, and of the outer Sinkhorn loop
 SETTLED = 1e-12  # relative decrease at which a descent ends
 SINKHORN = 1000  # iterations for one cost
+AUDIT = 1e-9  # relative difference from POT's objective
 MANY = 0.7  # of the rows moved: a whole product is cheaper than the change of it
 
 
 class Space(NamedTuple):
-    """Distances between the rows, and the rows themselves."""
+    """Distances between the rows, the rows themselves, and where bounds are asked for all distances in order."""
 
     distances: Square
     rows: Float[np.ndarray, "n d"]
+    ordered: Float[np.ndarray, " cells"]
 
 
-def space(x: Float[Tensor, "n d"], *, cost_scale: CostScale) -> Space:
-    """Euclidean distances, divided by their mean over i < j, by their maximum, or by nothing."""
-    unit, scale = centred(x.double())
-    cells = packed_distances(unit)
-    cells *= {"mean": 1 / float(cells.mean()), "max": 1 / float(cells.max()), "none": scale}[cost_scale]
-    return Space(unpacked(cells, len(x)).cpu().numpy(), x.double().cpu().numpy())
+def space(x: Float[Tensor, "n d"], *, cost_scale: CostScale, bounds: bool = False) -> Space:
+    """Euclidean distances, divided by their mean over i < j, by their maximum, or by nothing; 0 for equal rows."""
+    x = x.double()
+    try:
+        unit, scale = centred(x)
+    except Degenerate:  # rows that are equal have distances, and no unit
+        cells = x.new_zeros(len(x) * (len(x) - 1) // 2)
+    else:
+        cells = packed_distances(unit)
+        cells *= {"mean": 1 / float(cells.mean()), "max": 1 / float(cells.max()), "none": scale}[cost_scale]
+    ordered = cells.sort().values if bounds else cells[:0]
+    return Space(unpacked(cells, len(x)).cpu().numpy(), x.cpu().numpy(), ordered.cpu().numpy())
 
 
 def permuted(state: Space, order: Tensor) -> Space:
     rows = order.cpu().numpy()
-    return Space(state.distances[rows][:, rows], state.rows[rows])
+    return Space(state.distances[rows][:, rows], state.rows[rows], state.ordered)
 
 
 def in_one_order(a: Space, b: Space) -> tuple[Space, Space]:
@@ -164,34 +172,81 @@ def best_gromov(a: Space, b: Space, *, start: GromovStart, restarts: int, seed: 
     """Of the starts that are asked for, the one with the least objective. steps: of all."""
     left, right = (side.distances for side in in_one_order(a, b))
     n, found, steps = len(left), [], 0
-    tried: list[tuple[str, Coupling]] = []
+    tried: list[Coupling] = []
     if start != "pot":
-        tried.append(("identity", coupling_of(np.arange(n))))
+        tried.append(coupling_of(np.arange(n)))
     if start != "identity":
-        tried.append(("pot", by_mean_distance(left, right)))
-    tried += [(f"drawn {k}", coupling) for k, coupling in enumerate(mixtures(n, restarts, seed))]
-    for name, coupling in tried:
+        tried.append(by_mean_distance(left, right))
+    tried += mixtures(n, restarts, seed)
+    for name, coupling in zip(starts(start, restarts), tried, strict=True):
         end = descend(coupling, left, right)
         steps += end.steps
         found.append(Gromov(gromov_objective(left, right, end.coupling), end.coupling, name, steps))
     return min(found, key=lambda one: one.value)._replace(steps=steps)
 
 
-def lower_bounds(a: Square, b: Square) -> tuple[float, float]:
+def lower_bounds(a: Space, b: Space) -> tuple[float, float]:
     """The second and the third lower bound of Memoli (2011, section 6), squared loss.
 
     The second matches all distances in order; the third, rows by the distances from them, which is never smaller.
     """
-    profiles = np.sort(a, axis=1), np.sort(b, axis=1)
-    second = float(np.mean((np.sort(profiles[0], axis=None) - np.sort(profiles[1], axis=None)) ** 2))
+    n = len(a.distances)
+    second = 2 * float(np.sum((a.ordered - b.ordered) ** 2)) / n**2
+    profiles = np.sort(a.distances, axis=1), np.sort(b.distances, axis=1)
     own = [np.mean(side**2, axis=1) for side in profiles]
-    cost = own[0][:, None] + own[1][None] - 2 / len(a) * profiles[0] @ profiles[1].T
+    cost = own[0][:, None] + own[1][None] - 2 / n * profiles[0] @ profiles[1].T
     matched, _ = assign(cost)
     return second, float(np.mean((profiles[0] - profiles[1][matched]) ** 2))
 
 
 def gromov(a: Space, b: Space, *, start: GromovStart, restarts: int, seed: int) -> float:
     return best_gromov(a, b, start=start, restarts=restarts, seed=seed).value
+
+
+def starts(start: GromovStart, restarts: int) -> tuple[str, ...]:
+    """The names of the starts, in the order in which they are tried."""
+    paired = ("identity", "pot") if start == "best" else (start,)
+    return (*paired, *(f"drawn_{k}" for k in range(restarts)))
+
+
+def gromov_solved(a: Space, b: Space, *, start: GromovStart, restarts: int, seed: int, bounds: bool) -> Solved:
+    """details: steps, for each start 1 if it won and else 0, and the two lower bounds."""
+    best = best_gromov(a, b, start=start, restarts=restarts, seed=seed)
+    left, right = in_one_order(a, b)
+    won = (float(best.start == name) for name in starts(start, restarts))
+    details = (float(best.steps), *won, *(lower_bounds(left, right) if bounds else ()))
+    matched = matching(best.coupling)
+    if matched is None:
+        matched = np.full(len(a.rows), -1)
+    elif left is not a:
+        matched = matched.argsort()
+    return Solved(best.value, details, matched)
+
+
+def by_pot(a: Space, b: Space) -> Solved:
+    """The objective of the coupling that POT finds from its own start; detail: whether costs are tied."""
+    from ot.gromov import gromov_wasserstein as solve  # importing POT takes most of a second
+
+    left, right = in_one_order(a, b)
+    uniform = np.full(len(left.rows), 1 / len(left.rows))
+    coupling = solve(left.distances, right.distances, uniform, uniform, loss_fun="square_loss")
+    assert isinstance(coupling, np.ndarray)
+    value = gromov_objective(left.distances, right.distances, coupling)
+    return Solved(value, (float(tied(left.distances) or tied(right.distances)),))
+
+
+def tied(distances: Square) -> bool:
+    """Whether more than 1 % of the distances are equal to the next larger one, but for rounding."""
+    ordered = np.sort(distances[np.triu_indices(len(distances), 1)])
+    return float(np.mean(np.diff(ordered) <= TIE * ordered[-1])) > 0.01 if len(ordered) > 1 else True
+
+
+def equal_to_pot(value: float, reference: float) -> bool:
+    return abs(value - reference) <= AUDIT * reference
+
+
+def not_above_pot(value: float, reference: float) -> bool:
+    return value <= (1 + AUDIT) * reference
 
 
 def sinkhorn(cost: Square, epsilon: float, column: np.ndarray) -> tuple[Coupling, np.ndarray]:
@@ -244,7 +299,9 @@ LOCAL = "A local minimum, the best of several starts: an upper bound. "
         paired=False,
         cost="n^2 d once per layer; per start and pair about 3 products of 2 n^3 and 10 assignments (n = 1000: 0.4 s)",
         source="Memoli 2011, squared loss (not its root); conditional gradient (Vayer et al. 2019)",
-        note=LOCAL + "0: equal up to rotation, offset, scale (unless cost_scale is none) and order of the rows.",
+        note=LOCAL + "0: equal up to rotation, offset, scale (unless cost_scale is none) and order of the rows. "
+        "Equal rows have distances 0.",
+        takes_constant=True,
     ),
 )
 def gromov_wasserstein(
@@ -253,22 +310,45 @@ def gromov_wasserstein(
     start: GromovStart = "best",
     restarts: Annotated[int, Field(ge=0)] = 0,
     seed: int = 0,
+    bounds: bool = True,
+    audit: Annotated[float, Field(ge=0, le=1)] = 0.02,
 ) -> Measure:
     """Least mean squared difference of distances, sum (D_ik - D'_jl)^2 T_ij T_kl, over couplings T of the rows.
 
     start: the rows' pairing (`identity`), the uniform coupling, where POT starts (`pot`), or the better of the two.
-    restarts: starts beside them, from permutations drawn under the seed.
-    Distances 1, 2, 3 and 4, 8, 12 over their means are the same, in another order of the rows:
+    restarts: starts beside them, from permutations drawn under the seed. A run records per pair which start won, the
+    assignments solved, and with `bounds` two lower bounds. audit: the share of a run's pairs (one at least, 40 at most)
+    that POT solves too: from its start the objective is equal within 1e-9 where no distances are tied, of the better
+    start never above; of the pairing alone there is nothing to check.
+
+    Against equal rows, whose distances are 0, it is the mean squared distance. Distances 1, 2, 3 and 4, 8, 12 over
+    their means are the same, in another order of the rows:
 
     >>> from repsim_cli import measures
     >>> round(measures.get("gromov_wasserstein")([[0.], [1.], [3.]], [[12.], [0.], [8.]]), 12)
     0.0
     """
+    alone = start == "pot" and not restarts
+    checked = Audit(
+        share=audit,
+        solver="POT",
+        reference=by_pot,
+        agrees=equal_to_pot if alone else not_above_pot,
+        claim="within 1e-9 of" if alone else "at most",
+    )
+    settings: dict[str, Any] = {"start": start, "restarts": restarts, "seed": seed}
+    won = (f"won_{name}" for name in starts(start, restarts))
     return Measure(
-        prepare=partial(space, cost_scale=cost_scale),
-        compare=partial(gromov, start=start, restarts=restarts, seed=seed),
+        prepare=partial(space, cost_scale=cost_scale, bounds=bounds),
+        compare=partial(gromov, **settings),
         permute=permuted,
         squares=1,
+        slow=Slow(
+            solve=partial(gromov_solved, **settings, bounds=bounds),
+            details=("steps", *won, *(("second_bound", "third_bound") if bounds else ())),
+            matches=True,
+            audit=checked if start != "identity" else None,
+        ),
     )
 
 
@@ -286,7 +366,8 @@ def gromov_wasserstein(
         cost="n^2 d once per layer; about 50 steps of 2 n^3 + 100 n^2 per pair",
         source="Peyre et al. 2016: projected gradient; the value is without the entropy term",
         note="From the uniform coupling; above 0 also for equal layers, the more the larger epsilon is. Smoother and "
-        "larger than gromov_wasserstein.",
+        "larger than gromov_wasserstein. Equal rows have distances 0.",
+        takes_constant=True,
     ),
 )
 def gromov_wasserstein_entropic(
@@ -305,4 +386,5 @@ def gromov_wasserstein_entropic(
         compare=partial(gromov_entropic, epsilon=epsilon),
         permute=permuted,
         squares=1,
+        slow=Slow(),
     )

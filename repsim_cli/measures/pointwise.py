@@ -25,6 +25,10 @@ def varying(x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
     return x
 
 
+def in_working(x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
+    return x.to(working(x))
+
+
 def euclidean_distance(a: Float[Tensor, "n d"], b: Float[Tensor, "n d"]) -> float:
     return float(torch.linalg.vector_norm(a.double() - b.double(), dim=1).mean())
 
@@ -65,6 +69,7 @@ def euclidean_all(rows: Sequence[Tensor], columns: Sequence[Tensor]) -> Matrix:
         source="mean over rows of |x_i - y_i|",
         note="0: equal, in the same coordinates; a metric. In the units of the activations.",
         equal_widths=True,
+        takes_constant=True,
     ),
 )
 def euclidean() -> Measure:
@@ -76,7 +81,7 @@ def euclidean() -> Measure:
     >>> measures.get("euclidean")([[0., 0.], [1., 2.]], [[3., 4.], [1., 2.]])
     2.5
     """
-    return Measure(prepare=varying, compare=euclidean_distance, compare_all=euclidean_all)
+    return Measure(prepare=in_working, compare=euclidean_distance, compare_all=euclidean_all)
 
 
 class Directed(NamedTuple):

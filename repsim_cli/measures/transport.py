@@ -14,7 +14,7 @@ from pydantic import Field
 from torch import Tensor
 
 from repsim_cli.measures.assignment import Coupling, coupling_of, matching, plan
-from repsim_cli.measures.base import Card, Measure
+from repsim_cli.measures.base import Card, Measure, Slow
 from repsim_cli.measures.gromov import (
     LOCAL,
     SETTLED,
@@ -29,7 +29,6 @@ from repsim_cli.measures.gromov import (
     space,
 )
 from repsim_cli.measures.rdm import mend_close
-from repsim_cli.measures.statistics import varied
 from repsim_cli.registry import measures
 from repsim_cli.settings import Positive
 
@@ -51,7 +50,7 @@ def couplings(n: int, starts: int, seed: int) -> Iterator[Coupling]:
 
 def alternate(a: Space, b: Space, samples: Coupling, alpha: float) -> float:
     """The augmented objective at the end of best features for the rows, best rows for the features, and so on."""
-    (left, x), (right, y) = a, b
+    left, right, x, y = a.distances, b.distances, a.rows, b.rows
     value = np.inf
     for _ in range(STEPS):
         features = plan(-2 * x.T @ samples @ y)
@@ -73,6 +72,10 @@ def augmented(a: Space, b: Space, *, alpha: float, starts: int, seed: int) -> fl
     # uniform features, which cost nothing to try: rows by their means
     by_means = plan(-2 * a.rows.mean(1)[:, None] * b.rows.mean(1)[None])
     return min(alternate(a, b, start, alpha) for start in [by_means, *couplings(len(a.rows), starts, seed)])
+
+
+def in_double(x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
+    return x.double()
 
 
 def assignment_distance(a: Float[Tensor, "n d"], b: Float[Tensor, "n d"]) -> float:
@@ -100,6 +103,7 @@ def assignment_distance(a: Float[Tensor, "n d"], b: Float[Tensor, "n d"]) -> flo
         source="Villani 2009, definition 6.1, order 1, Euclidean cost; network simplex of POT (Flamary et al. 2021)",
         equal_widths=True,
         note="In the units of the activations; neuron i is compared with neuron i. The rows need no pairing.",
+        takes_constant=True,
     ),
 )
 def wasserstein() -> Measure:
@@ -111,7 +115,7 @@ def wasserstein() -> Measure:
     >>> measures.get("wasserstein")([[0.], [5.]], [[5.], [1.]])
     0.5
     """
-    return Measure(prepare=varied, compare=assignment_distance)
+    return Measure(prepare=in_double, compare=assignment_distance, slow=Slow())
 
 
 @measures.register(
@@ -128,6 +132,7 @@ def wasserstein() -> Measure:
         cost="about 5 steps of 2 n^2 d + n^3 log n + d^3 log d per start and pair",
         source="Redko et al. 2020, squared loss; block coordinate descent",
         note=LOCAL + "In squared units of the activations. 0: equal up to the order of rows and of neurons.",
+        takes_constant=True,
     ),
 )
 def coot(*, starts: Positive = 2, seed: int = 0) -> Measure:
@@ -158,6 +163,7 @@ def coot(*, starts: Positive = 2, seed: int = 0) -> Measure:
         source="Demetci et al. 2024; the objective, not its feature part alone",
         note=LOCAL + "Activations are in their own units, distances scaled: scale the activations to balance them. "
         "0: equal up to the order of rows and of neurons.",
+        takes_constant=True,
     ),
 )
 def augmented_gromov_wasserstein(
@@ -184,4 +190,5 @@ def augmented_measure(*, cost_scale: CostScale, **settings: Any) -> Measure:
         compare=partial(augmented, **settings),
         permute=permuted,
         squares=1,
+        slow=Slow(),
     )

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -14,6 +14,13 @@ from repsim_cli.results import Progress
 
 def named_modules(model: nn.Module) -> dict[str, nn.Module]:
     return dict(model.named_modules())
+
+
+class Short(NamedTuple):
+    """How a trained model falls short of what it was trained for: in a figure's label, and in a sentence."""
+
+    mark: str
+    why: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +39,7 @@ class Source:
     AutoModelForSequenceClassification has it, float32, in eval mode, on the CPU; raises BadInput where the checkpoint
     has no such head. make(progress): trains the model now, where it is trained when it is first needed.
     metrics(): those that the model was saved with. labels: of a classifier, in the order of its logits; else empty.
+    short(): how a model that is trained here falls short of its aim, where it does.
     """
 
     layers: int
@@ -56,6 +64,7 @@ class Source:
     make: Callable[[Progress], None] | None = None
     metrics: Callable[[], dict[str, float]] | None = None
     labels: tuple[str, ...] = ()
+    short: Callable[[], Short | None] | None = None
 
 
 @dataclass(frozen=True)

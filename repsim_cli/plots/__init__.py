@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from repsim_cli.results import Progress, quiet, read_results, write
+from repsim_cli.results import Progress, marked, quiet, read_results, write
 
 DPI = 150
 STYLE: dict[str, Any] = {
@@ -22,7 +22,7 @@ STYLE: dict[str, Any] = {
 
 
 def draw(folder: Path, progress: Progress = quiet) -> list[Path]:
-    """Draws all figures of a run into figures/ and returns their paths."""
+    """Draws all figures of a run into figures/ and returns their paths; models below their aim are marked in them."""
     from repsim_cli.plots import (
         agreement,
         classifiers,
@@ -30,26 +30,34 @@ def draw(folder: Path, progress: Progress = quiet) -> list[Path]:
         groups,
         heatmap,
         histograms,
+        learning,
         localization,
         neighbourhoods,
+        probes,
         stitching,
+        sub_networks,
         training,
     )
 
     results = read_results(folder)
     kinds = (
         heatmap,
+        sub_networks,
         agreement,
         groups,
         localization,
         training,
+        learning,
+        probes,
         classifiers,
         stitching,
         histograms,
         neighbourhoods,
         couplings,
     )
-    jobs = [job for kind in kinds for job in kind.figures(folder, results)]
+    names = [name for kind in kinds for name, _ in kind.figures(folder, results)]
+    makers = [make for kind in kinds for _, make in kind.figures(folder, marked(results))]
+    jobs = list(zip(names, makers, strict=True))
     return save(folder / "figures", jobs, progress) if jobs else []
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import pairwise
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ INCHES_PER_CELL = 0.32
 SMALLEST, LARGEST = 2.6, 11.0  # side of the matrix, inches
 BAR, BAR_GAP = 0.15, 0.15  # width of the colour bar and its distance, inches
 SMALL, ACROSS = 1.9, 4  # side of a small matrix in inches, and how many stand side by side
-TICK = 0.15  # inches that a layer's name needs
+TICK, TIGHT = 0.15, 0.09  # inches that a layer's name needs, and at least where heads stand together
 
 Job = tuple[str, Callable[[], Any]]
 
@@ -24,7 +24,8 @@ Job = tuple[str, Callable[[], Any]]
 def figures(folder: Path, results: dict[str, Any]) -> Iterator[Job]:
     """The figures of every measure: NAME-all, NAME-all-se, and NAME-MODEL-MODEL where these are not too many (nor
     summed up by groups), or NAME-panels where models are compared with themselves alone; each with a function that
-    draws it."""
+    draws it. Where pairs of models were left out there is no NAME-all; and what another figure shows with its
+    sub-networks is not drawn twice."""
     few = sum(len(measure["matrices"]) for measure in results["measures"]) <= MOST_PAIRS and "groups" not in results
     for number, measure in enumerate(results["measures"]):
         matrices = measure["matrices"]
@@ -32,17 +33,23 @@ def figures(folder: Path, results: dict[str, Any]) -> Iterator[Job]:
         if stem in {slug(other["label"]) for other in results["measures"][:number]}:
             stem += f"-{number}"
         models = list(dict.fromkeys(m["rows"]["model"] for m in matrices))
-        if len(models) > 1 and all(m["rows"] == m["columns"] for m in matrices):  # each stands alone
+        shown = results.get("sub_networks", {}).get(measure["label"], {})
+        pairs = {frozenset((m["rows"]["model"], m["columns"]["model"])) for m in matrices}
+        whole = len(pairs) == len(models) * (len(models) + 1) // 2 and not (shown and len(models) == 1)
+        if len(models) > 1 and not shown and all(m["rows"] == m["columns"] for m in matrices):  # each stands alone
             yield f"{stem}-panels", partial(_panels, folder, measure)
             continue
         layers = {m["rows"]["model"]: m["rows"]["layers"] for m in matrices}
-        yield f"{stem}-all", partial(_grid, folder, measure, models, layers, "values")
-        if matrices[0]["se"] is not None:
+        if whole:
+            yield f"{stem}-all", partial(_grid, folder, measure, models, layers, "values")
+        if whole and matrices[0]["se"] is not None:
             yield f"{stem}-all-se", partial(_grid, folder, measure, models, layers, "se")
         for m in matrices if few and len(models) > 1 else ():
             i, j = (models.index(m[side]["model"]) for side in ("rows", "columns"))
+            if i == j and models[i] in shown:
+                continue
             name = f"{stem}-{i:02d}-{j:02d}-{slug(models[i])}-{slug(models[j])}"
-            yield name, partial(_pair, folder, measure, m)
+            yield name, partial(_pair, folder, measure, m, shown)
 
 
 def _grid(folder: Path, measure: dict, models: list[str], layers: dict[str, list[str]], what: str) -> Any:
@@ -65,7 +72,8 @@ def _grid(folder: Path, measure: dict, models: list[str], layers: dict[str, list
     for end in ends[1:-1]:
         axes.axhline(end - 0.5, color="white", linewidth=1.2)
         axes.axvline(end - 0.5, color="white", linewidth=1.2)
-    _model_names(axes, models, ends, _inches(len(names)), max(map(len, names)))
+    for which in "xy":
+        outer_names(axes, which, models, ends, _inches(len(names)), max(map(len, names)))
     return figure
 
 
@@ -104,10 +112,17 @@ def _panels(folder: Path, measure: dict) -> Any:
     return figure
 
 
-def _pair(folder: Path, measure: dict, m: dict) -> Any:
+def _pair(folder: Path, measure: dict, m: dict, ordered: dict[str, Any]) -> Any:
+    """ordered: by model, in which order its layers are drawn, where not in that of the file."""
     rows, columns = m["rows"], m["columns"]
-    values, p = read_array(folder, m["values"]), read_array(folder, m["p"]) if measure.get("null") else None
-    figure, axes = _measured(values, p, rows["layers"], columns["layers"], measure, "values")
+    orders = [ordered.get(side["model"], {}).get("order", range(len(side["layers"]))) for side in (rows, columns)]
+    cells = np.ix_(*orders)
+    values, p = (
+        read_array(folder, m["values"])[cells],
+        read_array(folder, m["p"])[cells] if measure.get("null") else None,
+    )
+    names = [[side["layers"][i] for i in order] for side, order in zip((rows, columns), orders, strict=True)]
+    figure, axes = _measured(values, p, *names, measure, "values")
     axes.set_ylabel(rows["model"], parse_math=False)
     axes.set_xlabel(columns["model"], parse_math=False)
     return figure
@@ -178,6 +193,9 @@ def heatmap(
     beside = figure.add_axes((1 - BAR / (width + BAR + BAR_GAP), 0.1, BAR / (width + BAR + BAR_GAP), 0.8))
     figure.colorbar(image, cax=beside).set_label(bar_label)
     for axis, names, inches in ((axes.yaxis, rows, height), (axes.xaxis, columns, width)):
+        if TICK * len(names) > inches >= TIGHT * len(heads := together(names)) and len(heads) < len(names):
+            axis.set_ticks(*zip(*heads, strict=True), fontsize=6, parse_math=False)
+            continue
         step = max(1, int(np.ceil(TICK * len(names) / inches)))
         at = [i for a, b in pairwise([*starts, len(names)]) for i in range(a, max(b - step // 2, a + 1), step)]
         axis.set_ticks(at, [names[i] for i in at], fontsize=7, parse_math=False)
@@ -199,21 +217,33 @@ def heatmap(
     return figure, axes
 
 
+def together(names: Sequence[str]) -> list[tuple[float, str]]:
+    """The heads of one hook point under one name, at their middle.
+
+    >>> together(["q@0.h0", "q@0.h1", "resid_post@0"])
+    [(0.5, 'q@0'), (2.0, 'resid_post@0')]
+    """
+    stems = [name.partition(".h")[0] for name in names]
+    runs = [list(run) for _, run in groupby(range(len(stems)), key=lambda i: stems[i])]
+    return [((run[0] + run[-1]) / 2, stems[run[0]] if len(run) > 1 else names[run[0]]) for run in runs]
+
+
 def _inches(cells: int) -> float:
     return float(np.clip(INCHES_PER_CELL * cells, SMALLEST, LARGEST))
 
 
-def _model_names(axes: Any, models: list[str], ends: np.ndarray, inches: float, layer_name: int) -> None:
-    """Model names outside the layer names, in the size that the narrowest model leaves room for."""
+def outer_names(axes: Any, which: str, models: list[str], ends: np.ndarray, inches: float, layer_name: int) -> None:
+    """Model names below (x) or left of (y) the layer names, in the size that the narrowest model leaves room for."""
     room = inches * np.diff(ends) / ends[-1]
     size = float(np.clip(110 * min(r / len(name) for name, r in zip(models, room, strict=True)), 5, 9))
     models = [_shortened(name, max(3, int(110 * r / size))) for name, r in zip(models, room, strict=True)]
-    for axis, rotation in ((axes.secondary_xaxis("bottom"), 0), (axes.secondary_yaxis("left"), 90)):
-        axis.set_ticks((ends[:-1] + ends[1:] - 1) / 2, models, fontsize=size, parse_math=False, rotation=rotation)
-        for label in axis.get_yticklabels() if rotation else ():
-            label.set_verticalalignment("center")
-        axis.tick_params(length=0, pad=8 + 4.2 * layer_name)
-        axis.spines[:].set_visible(False)
+    upright = which == "y"
+    axis = axes.secondary_yaxis("left") if upright else axes.secondary_xaxis("bottom")
+    axis.set_ticks((ends[:-1] + ends[1:] - 1) / 2, models, fontsize=size, parse_math=False, rotation=90 * upright)
+    for label in axis.get_yticklabels() if upright else ():
+        label.set_verticalalignment("center")
+    axis.tick_params(length=0, pad=8 + 4.2 * layer_name)
+    axis.spines[:].set_visible(False)
 
 
 def _shortened(name: str, most: int) -> str:

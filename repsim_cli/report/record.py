@@ -11,18 +11,27 @@ import numpy as np
 
 from repsim_cli.errors import BadInput
 from repsim_cli.plots.heatmap import colour_range, colours
-from repsim_cli.results import outputs_root, read_array, read_config, read_manifest, read_results
+from repsim_cli.results import marked, outputs_root, read_array, read_config, read_manifest, read_results
 
 QUANTITIES = ("values", "se", "low", "high", "p", "calibrated")  # of a matrix in results.json
 SHARES = ("p", "calibrated")  # of them, those from 0 to 1 whatever the measure
-KNOWN = ("schema", "study", "measures", "tables", "curves", "claims", "warnings")  # a study's own keys come as JSON
+KNOWN = (
+    "schema",
+    "study",
+    "measures",
+    "tables",
+    "curves",
+    "claims",
+    "warnings",
+    "marks",
+)  # a study's own keys come as JSON
 ELSEWHERE = ("warnings", "timings", "peak_memory_mb_after", "command", "overrides", "files")  # in the page
 
 
 def record(folder: Path) -> dict[str, Any]:
     """One run as strict JSON. A run without results (failed, interrupted) has its manifest alone."""
     manifest = read_manifest(folder)
-    found = read_results(folder) if (folder / "results.json").is_file() else {}
+    found = marked(read_results(folder)) if (folder / "results.json").is_file() else {}
     configured = (folder / "config.yaml").is_file()
     return {
         "folder": _name(folder),

@@ -4,7 +4,8 @@ from repsim_cli.similarity.attention import estimate_attention
 from repsim_cli.similarity.counterparts import Counterparts, estimate_counterparts
 from repsim_cli.similarity.estimates import State, check_estimate, estimate_all_pairs, of_sums
 from repsim_cli.similarity.moments import moment_pairs
-from repsim_cli.similarity.pairs import Prepared, SimilarityMatrix, Statistics, all_pairs, pairs
+from repsim_cli.similarity.pairs import Prepared, SimilarityMatrix, Statistics, Wanted, all_pairs, note_name, pairs
+from repsim_cli.similarity.processes import Work
 
 __all__ = [
     "Counterparts",
@@ -12,12 +13,15 @@ __all__ = [
     "SimilarityMatrix",
     "State",
     "Statistics",
+    "Wanted",
+    "Work",
     "all_pairs",
     "check_estimate",
     "estimate_all_pairs",
     "estimate_attention",
     "estimate_counterparts",
     "moment_pairs",
+    "note_name",
     "of_sums",
     "pairs",
 ]

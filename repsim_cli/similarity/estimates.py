@@ -16,7 +16,17 @@ from repsim_cli.errors import BadInput
 from repsim_cli.measures import Measure
 from repsim_cli.measures.base import MeasureWarning
 from repsim_cli.measures.inner import Products
-from repsim_cli.similarity.pairs import Matrix, Prepared, SimilarityMatrix, Statistics, all_pairs, blamed, hsic_products
+from repsim_cli.similarity.pairs import (
+    Matrix,
+    Prepared,
+    SimilarityMatrix,
+    Statistics,
+    Wanted,
+    all_pairs,
+    blamed,
+    hsic_products,
+)
+from repsim_cli.similarity.processes import Work
 
 
 @dataclass
@@ -81,6 +91,8 @@ def estimate_all_pairs(
     each: Callable[[int, Mapping[str, Matrix]], None] = lambda batch, values: None,
     state: State | None = None,
     save: Callable[[State], None] = lambda state: None,
+    wanted: Wanted | None = None,
+    work: Work | None = None,
 ) -> tuple[dict[str, SimilarityMatrix], list[str]]:
     """Every measure for all pairs, from a stream of batches; each batch holds R tensors (n, d_r), paired rows.
     Beside the matrices, the warnings of the measures.
@@ -90,6 +102,8 @@ def estimate_all_pairs(
     normalised at the end. labels(batch): a class code per row, for measures that need them. statistics(batch,
     measure, what was prepared, values): more to be averaged over batches. each(batch, values): sees every batch.
     save(state) is called after each batch; the work goes on from a `state` that was saved, with the same bits.
+    wanted: as in `all_pairs`. work: where the pairs of slow measures are solved; their details are among the
+    statistics.
     """
     for measure in measures.values():
         check_estimate(measure, estimate)
@@ -107,7 +121,8 @@ def estimate_all_pairs(
             if summed:
                 found = {(label,): hsic for label, hsic in hsic_products(measures, batch, names, tile=tile).items()}
             else:
-                found = _observed(measures, batch, names, tile, labels(seen), partial(statistics, seen))
+                beside = partial(statistics, seen)
+                found = _observed(measures, batch, names, tile, labels(seen), beside, wanted, work, seen)
         rows, seen = rows + len(batch[0]), seen + 1
         for key, value in found.items():
             means.setdefault(key, Mean()).add(value.cpu(), seen)
@@ -142,14 +157,20 @@ def _observed(
     tile: int,
     labels: Tensor | None,
     statistics: Callable[[Measure, Prepared, Matrix], dict[str, Tensor]],
+    wanted: Wanted | None,
+    work: Work | None,
+    number: int,
 ) -> dict[Key, Tensor]:
     """The values of one batch, and what is observed beside them."""
     found: dict[Key, Tensor] = {}
 
     def observe(label: str, measure: Measure, prepared: Prepared, values: Matrix) -> None:
-        found.update({(label, key): value for key, value in statistics(measure, prepared, values).items()})
+        more = {**prepared.details, **statistics(measure, prepared, values)}
+        found.update({(label, key): value for key, value in more.items()})
 
-    values = all_pairs(measures, batch, names, tile=tile, labels=labels, observe=observe)
+    values = all_pairs(
+        measures, batch, names, tile=tile, labels=labels, observe=observe, wanted=wanted, work=work, batch=number
+    )
     return {**{(label,): value for label, value in values.items()}, **found}
 
 

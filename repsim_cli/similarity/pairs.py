@@ -7,20 +7,24 @@ Memory: the representations of one batch, what one measure prepares of them, and
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from repsim_cli.errors import Degenerate
 from repsim_cli.measures import Measure
-from repsim_cli.measures.base import at, inner_values, own_products
+from repsim_cli.measures.base import Slow, Solved, at, inner_values, own_products
 from repsim_cli.measures.inner import products, states_of
+from repsim_cli.results import slug
+from repsim_cli.similarity.processes import COUPLING, Work, opened, solve_all
 
 Matrix = Float[Tensor, "r r"]
+Wanted = Bool[Tensor, "r r"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +48,7 @@ class Prepared:
     """The representations of one batch as one measure sees them, while they are held.
 
     states: of every representation, or for an inner product by kernel. cross, own: its inner products (else None).
+    details: numbers of every pair beside its value, of a slow measure.
     """
 
     names: Sequence[str]
@@ -52,6 +57,7 @@ class Prepared:
     states: Any
     cross: Matrix | None = None
     own: Tensor | None = None
+    details: Mapping[str, Matrix] = field(default_factory=dict)
 
 
 Observe = Callable[[str, Measure, Prepared, Matrix], None]
@@ -66,11 +72,16 @@ def all_pairs(
     tile: int = 512,
     labels: Tensor | None = None,
     observe: Observe = lambda *_: None,
+    wanted: Wanted | None = None,
+    work: Work | None = None,
+    batch: int = 0,
 ) -> dict[str, Matrix]:
     """Every measure for all pairs of representations (n, d_r) with paired rows; entry [a, b] as in contract 5.
 
     labels: a class code per row, for the measures that need them. observe: called once for each measure with what
-    was prepared for it. Errors and warnings name the representations.
+    was prepared for it. wanted: symmetric; of measures that take the pairs one by one, the others are skipped and NaN.
+    Errors and warnings name the representations. work: where the pairs of slow measures are solved and noted, under
+    the number of the batch; by default here.
     """
     names = names or [f"representation {r}" for r in range(len(representations))]
     for measure in measures.values():
@@ -88,11 +99,21 @@ def all_pairs(
         observe(label, measure, prepared, found[label])
     for group in by_preparation(measures):
         some = next(iter(group.values()))
-        states = [some.prepared(x, name, labels) for x, name in zip(representations, names, strict=True)]
+        made = (some.prepared(x, name, labels) for x, name in zip(representations, names, strict=True))
+        filed = work is not None and any(measure.slow is not None for measure in group.values())
+        kept = [work.keep(state) if work is not None and filed else state for state in made]
+        states = [opened(state) for state in kept]
         for label, measure in group.items():
-            found[label] = pairs(measure, states, states, names)
             prepared = Prepared(names=names, rows=len(representations[0]), tile=tile, states=states)
+            if measure.slow is None:
+                found[label] = pairs(measure, states, states, names, wanted)
+            else:
+                note = note_name(measures, label)
+                found[label], details = slow_pairs(measure, measure.slow, kept, prepared, wanted, work, batch, note)
+                prepared = replace(prepared, details=details)
             observe(label, measure, prepared, found[label])
+        if work is not None:
+            work.drop_inputs()
     return {label: found[label] for label in measures}
 
 
@@ -151,8 +172,10 @@ def by_preparation(measures: Mapping[str, Measure]) -> list[dict[str, Measure]]:
     return list(groups.values())
 
 
-def pairs(measure: Measure, rows: Sequence[Any], columns: Sequence[Any], names: Sequence[str]) -> Matrix:
-    """A measure that is no inner product, for all pairs of prepared representations."""
+def pairs(
+    measure: Measure, rows: Sequence[Any], columns: Sequence[Any], names: Sequence[str], wanted: Wanted | None = None
+) -> Matrix:
+    """A measure that is no inner product, for all pairs of prepared representations, or NaN where none is wanted."""
     if measure.compare_all is not None:
         return measure.compare_all(rows, columns)
     compare = measure.compare
@@ -161,8 +184,71 @@ def pairs(measure: Measure, rows: Sequence[Any], columns: Sequence[Any], names: 
     values = torch.empty(len(rows), len(columns), dtype=torch.float64)
     for a, x in enumerate(rows):
         for b, y in enumerate(columns):
-            if mirrored and b < a:
+            if wanted is not None and not wanted[a, b]:
+                values[a, b] = torch.nan
+            elif mirrored and b < a:
                 values[a, b] = values[b, a]
             else:
                 values[a, b] = at(f"{names[a]} and {names[b]}", partial(compare, x, y))
     return values
+
+
+def note_name(measures: Mapping[str, Measure], label: str) -> str:
+    """Of the notes on a measure's pairs; labels of one slug are told apart by their places."""
+    return f"{list(measures).index(label):02d}-{slug(label)}"
+
+
+AUDITED = 40  # pairs at most: POT takes seconds for each
+
+
+def slow_pairs(
+    measure: Measure,
+    slow: Slow,
+    states: Sequence[Any],
+    prepared: Prepared,
+    wanted: Wanted | None,
+    work: Work | None,
+    batch: int,
+    note: str,
+) -> tuple[Matrix, dict[str, Matrix]]:
+    """A slow measure for all pairs that are wanted, and its details; with work the first batch is audited.
+
+    An audit's details are NaN but for the pairs that were drawn: `audit_value`, `audit_reference` and `audit_tied`.
+    """
+    names, count = prepared.names, len(states)
+    cells = [(a, b) for a in range(count) for b in range(count) if a <= b or not measure.card.symmetric]
+    cells = [cell for cell in cells if wanted is None or wanted[cell]]
+    assert measure.compare is not None
+    solve = slow.solve or partial(plain, measure.compare)
+    shape = (count, count, 1 + len(slow.details))
+    noted = np.full(shape, np.nan) if work is None else work.notes(batch, note, shape)
+    matched = None
+    if work is not None and work.couplings and slow.matches:
+        matched = work.notes(batch, note + COUPLING, (count, count, prepared.rows), np.int32)
+    solve_all(solve, states, cells, noted, name=measure.name, names=names, matched=matched, work=work)
+    numbers = np.array(noted)
+    if measure.card.symmetric:
+        below = np.tril_indices(count, -1)
+        numbers[below] = numbers.swapaxes(0, 1)[below]
+    value, *details = torch.from_numpy(numbers).unbind(2)
+    found = dict(zip(slow.details, details, strict=True))
+    if slow.audit is not None and slow.audit.share and work is not None and batch == 0:
+        drawn = audited(cells, slow.audit.share, work.seed)
+        checked = work.notes(batch, f"{note}-audit", (count, count, 2))
+        solve_all(slow.audit.reference, states, drawn, checked, name=f"{measure.name}, audit", names=names, work=work)
+        reference, tied = torch.from_numpy(np.array(checked)).unbind(2)
+        own = torch.where(reference.isnan(), reference, value)
+        found |= {"audit_value": own, "audit_reference": reference, "audit_tied": tied}
+    return value, found
+
+
+def plain(compare: Callable[[Any, Any], float], a: Any, b: Any) -> Solved:
+    return Solved(float(compare(a, b)))
+
+
+def audited(cells: Sequence[tuple[int, int]], share: float, seed: int) -> list[tuple[int, int]]:
+    """A share of the pairs of two representations, one at least, AUDITED at most."""
+    different = [(a, b) for a, b in cells if a != b]
+    count = min(len(different), AUDITED, max(1, round(share * len(different))))
+    drawn = np.random.default_rng(seed).choice(len(different), count, replace=False) if different else []
+    return [different[i] for i in sorted(drawn)]

@@ -7,21 +7,29 @@ from typing import Any
 import numpy as np
 
 from repsim_cli.activations.rows import Reading
+from repsim_cli.analysis import targets as of_targets
 from repsim_cli.analysis.agreement import agreement
 from repsim_cli.analysis.claims.finding import record
 from repsim_cli.analysis.claims.groups import GROUP_CLAIMS
 from repsim_cli.analysis.claims.layers import CLAIMS, verdict
 from repsim_cli.analysis.claims.maps import MAP_CLAIMS, MAPS_CLAIMS, Map, map_verdicts
+from repsim_cli.analysis.claims.sub_networks import LAYER_CLAIMS, Layers, layer_verdicts
 from repsim_cli.analysis.distances import tables as tables_of
 from repsim_cli.analysis.groups import Depths, Members
 from repsim_cli.analysis.localization import base_curve, curve, localization, other_means, to_base
+from repsim_cli.analysis.solved import summary
+from repsim_cli.analysis.sub_networks import FEWEST, Labels, distances, found_in, in_order
+from repsim_cli.analysis.sub_networks import tables as tables_of_groups
 from repsim_cli.measures import Measure
+from repsim_cli.measures.base import Audit
 from repsim_cli.models.source import AnySource, families
 from repsim_cli.results import Run
+from repsim_cli.settings import SubNetworks
+from repsim_cli.similarity import SimilarityMatrix
 from repsim_cli.studies.grouped import Distances, counterparts, curves, points_of
 from repsim_cli.studies.record import places_of
 
-OF_MAPS = {**CLAIMS, **MAP_CLAIMS, **MAPS_CLAIMS}
+OF_MAPS = {**CLAIMS, **MAP_CLAIMS, **MAPS_CLAIMS, **LAYER_CLAIMS}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +96,53 @@ def tested(found: Compared) -> Part:
     return Part(claims=plain + map_verdicts(found.claims, whole, labels))
 
 
+PAIRS_SOLVED, AUDIT = "pairs solved one by one", "audit of pairs by another solver"
+
+
+def solved(run: Run, found: Compared, matrices: Mapping[str, SimilarityMatrix]) -> Part:
+    """How the pairs of slow measures were solved: means over batches, pairs of a layer with itself left out."""
+    names = [str(layer) for reading in found.readings for layer in reading.layers]
+    rows, audits = [], []
+    for label, matrix in matrices.items():
+        slow, numbers = found.measures[label].slow, {k: v.cpu().numpy() for k, v in matrix.statistics.items()}
+        if slow is None or not slow.details or len(names) < 2:
+            continue
+        rows += [[label, *row] for row in summary(slow.details, found.values[label], numbers)]
+        if slow.audit is not None and "audit_value" in numbers:
+            rows_of, notice = audited(label, slow.audit, names, numbers)
+            audits += rows_of
+            if notice is not None:
+                run.warn(notice)
+    tables = {
+        PAIRS_SOLVED: {"columns": ["measure", "number", "value"], "rows": rows},
+        AUDIT: {"columns": AUDIT_COLUMNS, "rows": audits},
+    }
+    return Part(tables={name: table for name, table in tables.items() if table["rows"]})
+
+
+AUDIT_COLUMNS = ["measure", "layer a", "layer b", "value", "reference", "relative difference", "tied distances"]
+
+
+def audited(
+    label: str, audit: Audit, names: Sequence[str], numbers: Mapping[str, np.ndarray]
+) -> tuple[list[list[Any]], str | None]:
+    """The pairs that another solver solved too; a warning where costs without ties break the measure's claim."""
+    rows, wrong = [], []
+    for a, b in np.argwhere(~np.isnan(numbers["audit_reference"])):
+        value, reference, tied = (float(numbers[f"audit_{key}"][a, b]) for key in ("value", "reference", "tied"))
+        off = (value - reference) / reference if reference else value
+        rows.append([label, names[a], names[b], value, reference, off, "yes" if tied else "no"])
+        if not tied and not audit.agrees(value, reference):
+            wrong.append(rows[-1])
+    if not wrong:
+        return rows, None
+    _, a, b, value, reference, *_ = max(wrong, key=lambda row: abs(row[5]))
+    return rows, (
+        f"{label}: {len(wrong)} of {len(rows)} audited pairs are not {audit.claim} what {audit.solver} finds, "
+        f"e.g. {a} and {b}: {value:.10g}, {reference:.10g} by {audit.solver}"
+    )
+
+
 def agreed(run: Run, found: Compared) -> Part:
     """Which measures tell the same story."""
     one = agreement({label: (x, found.measures[label].card.larger_is_closer) for label, x in found.values.items()})
@@ -139,3 +194,40 @@ def by_groups(run: Run, found: Compared, members: Members, *, distances: bool, l
                 between.add(run, name, measure, depths, found.claims, seed)
     more = {"groups": run.manifest["groups"], **({"distances": between.found} if distances else {})}
     return Part(tables_of(between.found) if distances else {}, lines, claims + between.claims, more)
+
+
+def of_single_models(
+    found: Compared, *, targets: str | None, groups: SubNetworks | None, given: Mapping[str, Labels]
+) -> Part:
+    """What the layers of each model say alone: the closest to every target, sub-networks, and claims on both."""
+    places = {label: place for label, place in found.places.items() if label != targets}
+    orders = {label: in_order(found.names[place]) for label, place in places.items()}
+    names = {label: [found.names[place][i] for i in orders[label]] for label, place in places.items()}
+    near, looked, claims = {}, {}, []
+    for label, values in found.values.items():
+        larger = found.measures[label].card.larger_is_closer
+        own = {model: values[place, place] for model, place in places.items()}
+        to_targets: dict[str, dict[str, np.ndarray]] = {model: {} for model in places}
+        if targets is not None:
+            for number, target in enumerate(found.names[found.places[targets]], found.places[targets].start):
+                for model, place in places.items():
+                    to_targets[model][target] = values[number, place][orders[model]]
+            near[label] = (to_targets, larger)
+        if groups is not None:
+            looked[label] = {
+                model: found_in(matrix, found.names[places[model]], larger, groups, given.get(model))
+                for model, matrix in own.items()
+                if len(matrix) >= FEWEST
+            }
+        spectral = {m: one for m, one in looked.get(label, {}).items() if "spectral" in one["groups"]}
+        agreed = {m: one["agreement"].get("spectral, as many, and given") for m, one in spectral.items()}
+        layers = Layers(
+            names=names,
+            own={model: distances(x, larger)[np.ix_(orders[model], orders[model])] for model, x in own.items()},
+            targets={m: {t: -x if larger else x for t, x in each.items()} for m, each in to_targets.items()},
+            clusters={m: one["groups"]["spectral"]["count"] for m, one in spectral.items()},
+            agreement={m: value for m, value in agreed.items() if value is not None},
+        )
+        claims += layer_verdicts(found.claims, label, layers)
+    tables = {**(of_targets.tables(near, names) if near else {}), **(tables_of_groups(looked) if groups else {})}
+    return Part(tables, claims=claims, more={"sub_networks": looked} if groups else {})

@@ -33,6 +33,8 @@ from repsim_cli.activations.rows import (
 from repsim_cli.activations.stored import Recorder
 from repsim_cli.analysis.claims.finding import check_names
 from repsim_cli.analysis.claims.groups import OF_GROUPS
+from repsim_cli.analysis.claims.sub_networks import LAYER_CLAIMS
+from repsim_cli.analysis.sub_networks import FEWEST, Labels, parsed
 from repsim_cli.cache import Entry
 from repsim_cli.data.base import Data, Sequences
 from repsim_cli.errors import BadInput, Degenerate, RunFailed
@@ -40,11 +42,32 @@ from repsim_cli.measures import Measure
 from repsim_cli.measures.base import cosine
 from repsim_cli.measures.inner import Kernel, Packed
 from repsim_cli.models.source import AnySource, Source
-from repsim_cli.registry import studies
+from repsim_cli.registry import did_you_mean, studies
 from repsim_cli.results import STATE, Run, slug, write
-from repsim_cli.settings import Extract, Group, Hardware, Significance
-from repsim_cli.similarity import SimilarityMatrix, State, check_estimate, estimate_all_pairs, moment_pairs, of_sums
-from repsim_cli.studies.analyses import OF_MAPS, Compared, Part, agreed, by_groups, by_layer, joined, tested, with_base
+from repsim_cli.settings import Extract, Group, Hardware, Significance, SubNetworks
+from repsim_cli.similarity import (
+    SimilarityMatrix,
+    State,
+    Work,
+    check_estimate,
+    estimate_all_pairs,
+    moment_pairs,
+    note_name,
+    of_sums,
+)
+from repsim_cli.studies.analyses import (
+    OF_MAPS,
+    Compared,
+    Part,
+    agreed,
+    by_groups,
+    by_layer,
+    joined,
+    of_single_models,
+    solved,
+    tested,
+    with_base,
+)
 from repsim_cli.studies.grouped import (
     check_metrics,
     chosen,
@@ -60,7 +83,11 @@ SAVE_EVERY = 5.0  # seconds between two saved states of the running means
 
 @studies.register("similarity")
 class Similarity:
-    """plan() answers for the run before any weight loads; run() does it and returns the results."""
+    """plan() answers for the run before any weight loads; run() does it and returns the results.
+
+    within: compare layers of one model alone, and all with those of `targets`, the label of known functions of the
+    input (kind: modular_targets, or precomputed).
+    """
 
     def __init__(
         self,
@@ -79,6 +106,10 @@ class Similarity:
         agreement: bool = False,
         distances: bool = False,
         by_layer: bool = False,
+        within: bool = False,
+        targets: str | None = None,
+        sub_networks: SubNetworks | None = None,
+        couplings: bool = False,
     ):
         if not model:
             raise BadInput("model: no model is selected, got none; e.g. model=[tiny_a,tiny_b]")
@@ -89,7 +120,8 @@ class Similarity:
         self.extract, self.significance, self.hardware = extract, significance, hardware
         self.seed, self.cache = seed, cache
         self.claims, self.agreement, self.distances = claims or [], agreement, distances
-        self.base, self.by_layer = base, by_layer
+        self.base, self.by_layer, self.couplings = base, by_layer, couplings
+        self.within, self.targets, self.sub_networks = within, targets, sub_networks
         self._take(of_groups(model, self.members))
         check_modality(self.live, data)
         for bound in measure.values():
@@ -107,8 +139,11 @@ class Similarity:
                 )
         check_names(self.claims, {**OF_MAPS, **(OF_GROUPS if self.groups else {})})
         self._check_groups()
+        self._check_single_models()
         if agreement and len(measure) < 3:
             raise BadInput(f"options.agreement: 3 measures are needed, got {len(measure)}; select more")
+        if couplings:
+            self._check_couplings()
         self.devices = devices(hardware, list(model))
         dependent = (
             bool(self.live)
@@ -152,6 +187,65 @@ class Similarity:
                     f"options.distances: {bound.name} is neither a metric nor a cosine, got no angle; use cka_unbiased"
                 )
 
+    def _check_single_models(self) -> None:
+        """Raises BadInput where what is asked of single models has no answer; sets the given groups of layers."""
+        if self.targets is not None and self.targets not in self.models:
+            near = did_you_mean(self.targets, self.models)
+            raise BadInput(f"options.targets: no such model, got '{self.targets}'; {near}")
+        if self.targets is not None and len(self.models) < 2:
+            raise BadInput(f"options.targets: a model to compare with is needed, got '{self.targets}' alone; add one")
+        across = {
+            "groups": self.groups,
+            "base": self.base,
+            "options.agreement": self.agreement,
+            "options.by_layer": self.by_layer,
+            "options.claims": [name for name in self.claims if name not in LAYER_CLAIMS],
+            "significance": self.significance.method != "none",
+        }
+        for key, asked in across.items() if self.within else ():
+            if asked:
+                raise BadInput(
+                    f"options.within: {key} needs the layers of all models, got pairs within models alone; drop one"
+                )
+        self.given: dict[str, Labels] = {}
+        depths = {reading.label: len(reading.layers) for reading in self.readings if reading.label != self.targets}
+        if self.sub_networks is None:
+            return
+        where, count = "options.sub_networks", self.sub_networks.clusters or 1
+        if max(depths.values()) < FEWEST:
+            raise BadInput(f"{where}: {FEWEST} layers of a model are needed, got {max(depths.values())}; read more")
+        for label, depth in depths.items():
+            if FEWEST <= depth < count:
+                raise BadInput(f"{where}.clusters: more than the layers of '{label}', got {count} of {depth}; lower it")
+        for label, groups in (self.sub_networks.given or {}).items():
+            if label not in depths:
+                raise BadInput(f"{where}.given: no such model, got '{label}'; {did_you_mean(label, depths)}")
+            try:
+                self.given[label] = parsed(groups, depths[label])
+            except BadInput as error:
+                raise BadInput(f"{where}.given.{label}: {error}") from None
+
+    def _wanted(self) -> Tensor | None:
+        """Which pairs of layers the run is about, where not all are."""
+        if not self.within:
+            return None
+        models = list(self.models)
+        of = torch.tensor([models.index(layer.model) for layer in self.layers])
+        either = of == (-1 if self.targets is None else models.index(self.targets))
+        return (of[:, None] == of) | either | either[:, None]
+
+    def _check_couplings(self) -> None:
+        """Raises BadInput where there is no one matching of rows for a pair of layers."""
+        matching = [label for label, bound in self.measures.items() if bound.slow and bound.slow.matches]
+        if not matching:
+            raise BadInput(
+                f"options.couplings: no measure matches rows, got {', '.join(self.measures)}; select gromov_wasserstein"
+            )
+        if self.extract.estimate != "full":
+            raise BadInput(
+                f"options.couplings: they are of one sample, got {self.extract.estimate}; use extract.estimate=full"
+            )
+
     def _check_widths(self, bound: Measure, rows: int) -> None:
         """Whether the measure takes these widths, with this number of rows."""
         wide = max(self.layers, key=lambda layer: layer.width)
@@ -179,7 +273,7 @@ class Similarity:
 
     def memory(self, rows: int) -> dict[str, float]:
         """Bytes, estimated: weights, what one forward batch leaves, one batch of rows, and the Gram tiles."""
-        hardware = self.hardware
+        hardware, measures = self.hardware, self.measures.values()
         features = sum(layer.width for layer in self.layers)
         tile = min(hardware.tile, rows)
         kernels = {kernel for m in self.measures.values() if m.inner for kernel in (m.inner.row, m.inner.column)}
@@ -196,7 +290,10 @@ class Similarity:
             "moments": 8.0 * (4 * widest**2 + 3 * sum(x.width**2 for x in self.layers) + 2 * rows * features)
             if self.extract.estimate == "moments"
             else 0.0,
-            "matrices": 8.0 * rows**2 * len(self.layers) * max(m.squares for m in self.measures.values()),
+            "matrices": 8.0
+            * rows**2
+            * max(m.slow.squares * hardware.workers if m.slow else m.squares * len(self.layers) for m in measures),
+            "processes": 0.35e9 * hardware.workers if hardware.workers > 1 and any(m.slow for m in measures) else 0.0,
             "null": 8.0 * 2 * len(self.layers) ** 2 * self.significance.permutations * len(self.measures)
             if self.significance.method == "permutation"
             else 0.0,
@@ -234,7 +331,8 @@ class Similarity:
 
     def plan(self) -> dict[str, Any]:
         """What a run would do: models, layers, pairs, forward passes, memory in GB."""
-        count, extract = len(self.layers), self.extract
+        count, extract, wanted = len(self.layers), self.extract, self._wanted()
+        pairs = count * (count + 1) // 2 if wanted is None else int(wanted.triu().sum())
         batch = min(self.hardware.batch_size, extract.sequences)
         memory = self.memory(self.rows())
         return {
@@ -247,7 +345,7 @@ class Similarity:
                 for label, source in self.models.items()
             },
             "layers": count,
-            "pairs of layers": count * (count + 1) // 2,
+            "pairs of layers": pairs,
             **({"groups": dict(self.groups)} if self.groups else {}),
             "measures": list(self.measures),
             "estimate": extract.estimate,
@@ -361,6 +459,15 @@ class Similarity:
         codes = row_labels(next(iter(sequences.values())), self.extract) if sequences else None
         return None if codes is None else torch.from_numpy(codes[row_numbers(self.extract, total, self.seed, batch)])
 
+    def _work(self, run: Run) -> Work:
+        return Work(
+            folder=run.folder,
+            processes=self.hardware.workers,
+            progress=run.progress,
+            couplings=self.couplings,
+            seed=self.seed,
+        )
+
     def _matrices(
         self,
         run: Run,
@@ -375,10 +482,11 @@ class Similarity:
         file = run.folder / STATE
         state = safetensors.torch.load_file(file) if file.is_file() else None
         saved = time.monotonic()
+        slow = any(measure.slow is not None for measure in self.measures.values())
 
         def save(state: State) -> None:
             nonlocal saved
-            if time.monotonic() - saved > SAVE_EVERY:
+            if slow or time.monotonic() - saved > SAVE_EVERY:
                 write(file, safetensors.torch.save({k: v.cpu().contiguous() for k, v in state.items()}))
                 saved = time.monotonic()
 
@@ -393,20 +501,23 @@ class Similarity:
             rows = blocks(found, modules, recorders, sequences, extract, hardware, progress, first)
             return batches(rows, extract, total, self.seed, first)
 
-        matrices, notices = estimate_all_pairs(
-            self.measures,
-            stream,
-            names=[str(layer) for layer in self.layers],
-            estimate=extract.estimate,
-            tile=hardware.tile,
-            labels=partial(self._labels, sequences, total),
-            statistics=judging.statistics(
-                self.significance, partial(self._clusters, sequences, total), self.seed, permutations
-            ),
-            each=self._keep(run, total),
-            state=state,
-            save=save,
-        )
+        with self._work(run) as work:
+            matrices, notices = estimate_all_pairs(
+                self.measures,
+                stream,
+                names=[str(layer) for layer in self.layers],
+                estimate=extract.estimate,
+                tile=hardware.tile,
+                labels=partial(self._labels, sequences, total),
+                statistics=judging.statistics(
+                    self.significance, partial(self._clusters, sequences, total), self.seed, permutations
+                ),
+                each=self._keep(run, total),
+                state=state,
+                save=save,
+                wanted=self._wanted(),
+                work=work,
+            )
         for notice in notices:
             run.warn(notice)
         file.unlink(missing_ok=True)
@@ -494,11 +605,17 @@ class Similarity:
                 "p": judged.p,
                 "calibrated": judged.calibrated,
             }
+            if measure.slow is not None:
+                extra |= {key: matrix.statistics[key] for key in measure.slow.details}
+                if self.couplings and measure.slow.matches:
+                    extra["coupling"] = self._work(run).matchings(note_name(self.measures, label))
             if self.significance.bootstrap:
                 batches = np.load(self._per_batch_file(run, label), mmap_mode="r")[: matrix.batches]
                 finish = partial(of_sums, measure, names=names) if matrix.estimate == "ratio_of_sums" else torch.clone
                 extra["low"], extra["high"] = judging.bands(batches, self.significance, self.seed, finish)
-            records.append(measure_record(run, self.readings, label, measure, matrix, extra, judged.null))
+            records.append(
+                measure_record(run, self.readings, label, measure, matrix, extra, judged.null, wanted=self._wanted())
+            )
             if self.significance.method == "permutation":
                 places = dict(zip(self.models, places_of(self.readings), strict=True))
                 best = judging.best_pairs(self.significance, measure, matrix, places, names)
@@ -513,7 +630,9 @@ class Similarity:
         )
         parts = [
             Part(tables={"closest layers": {"columns": CLOSEST, "rows": closest}} if closest else {}),
+            solved(run, found, matrices),
             tested(found),
+            of_single_models(found, targets=self.targets, groups=self.sub_networks, given=self.given),
         ]
         if self.agreement:
             parts.append(agreed(run, found))

@@ -1,34 +1,41 @@
 """Transformers that learn modular sums: c1 = (a + b) mod p1, c2 = (c1 + b) mod p2, ... (Gao et al. 2024, section 5.1).
 
 End to end, or block by block: block k is trained to tell c_k (read from token a) and, but for the last, b (read from
-token b), with all before it frozen.
+token b), with all before it frozen. A training that was killed goes on from the state that it left, and ends with the
+same bits.
 """
 
-import json
-from collections.abc import Sequence
+import math
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from pydantic import Field
 from torch import Tensor, nn
 
 from repsim_cli.data.modular import pairs
-from repsim_cli.errors import BadInput
+from repsim_cli.errors import BadInput, RunFailed
 from repsim_cli.models.modular import Modular, Shape, chain, modular_source, saved
-from repsim_cli.models.source import Source
+from repsim_cli.models.series import METRICS, read_metrics
+from repsim_cli.models.source import Checkpoint, Series, Short, Source
 from repsim_cli.registry import models
-from repsim_cli.results import Progress
-from repsim_cli.settings import Positive
+from repsim_cli.results import Progress, dumps, quiet
+from repsim_cli.settings import Positive, Several
+from repsim_cli.training.state import SAVE_EVERY, restore_state, save_state
 from repsim_cli.training.trained import Metrics, Trained
 
-CODE = 1  # raise when a change of the code changes what is trained
+CODE = 2  # raise when a change of the code changes what is trained
 CURVES = "curves.json"
+SCORES = ("training_loss", "validation_loss", "training_accuracy", "validation_accuracy")
 Training = Literal["end_to_end", "by_block"]
-Columns = list[list[float]]
+Columns = dict[str, list[float]]
+Keep = Callable[[Modular, int, Metrics], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +45,8 @@ class Recipe:
     batch_size: rows (null: all at once). penalty: times the mean squared norm of the last trained block's output, added
     to the loss: a stream of large norm saturates the attention of the next block. train_share: of all pairs. check:
     epochs between two looks at the validation rows. patience: a stage ends after so many looks in a row at an accuracy
-    of 100 % (null: never early).
+    of 100 % (null: never early). save: the epochs whose weights are kept, those of all stages counted on; 0 is before
+    the first. device: of the training. Raises BadInput for other epochs, and where they need not come.
     """
 
     moduli: Sequence[int]
@@ -53,6 +61,26 @@ class Recipe:
     check: int
     patience: int | None
     seed: int
+    save: Sequence[int]
+    device: str
+
+    def __post_init__(self) -> None:
+        total = round(self.train_share * self.moduli[0] ** 2)
+        if not 0 < total < self.moduli[0] ** 2:
+            raise BadInput(
+                f"train_share: both sides need a pair, got {self.train_share} of {self.moduli[0] ** 2}; change it"
+            )
+        if self.training == "by_block" and self.blocks != len(self.moduli):
+            raise BadInput(f"blocks: by_block trains one for each sum, got {self.blocks} for {len(self.moduli)} moduli")
+        last = self.epochs * len(self.stages)
+        if self.save and (
+            len(set(self.save)) < max(len(self.save), 2) or not 0 <= min(self.save) <= max(self.save) <= last
+        ):
+            raise BadInput(f"save: not two or more distinct epochs from 0 to {last}, got {self.save}; change them")
+        if self.save and self.patience is not None:
+            raise BadInput(
+                f"save: a training that ends early may not come there, got patience {self.patience}; give null"
+            )
 
     @property
     def shape(self) -> Shape:
@@ -75,7 +103,7 @@ class Recipe:
 @models.register("modular")
 def modular(
     *,
-    moduli: Annotated[list[int], Field(min_length=1)],
+    moduli: Annotated[list[Several], Field(min_length=1)],
     blocks: Positive = 1,
     training: Training = "end_to_end",
     epochs: Positive = 600,
@@ -86,16 +114,16 @@ def modular(
     train_share: Annotated[float, Field(gt=0, lt=1)] = 0.8,
     check: Positive = 10,
     patience: Positive | None = 3,
-    seed: int = 0,
-) -> Source:
+    seed: Annotated[int, Field(ge=0)] = 0,
+    save: list[int] | None = None,
+    device: str = "cpu",
+) -> Source | Series:
     """A small transformer that is trained on the sums of all pairs (a, b) when it is first needed.
 
-    See `Recipe`. seed: of the weights, of the split and of the order of the rows. Its metrics: of each stage, named by
-    its output, the accuracy on the validation rows and the epochs; the learning curves lie in curves.json beside them.
+    See `Recipe`. seed: of the weights, of the split and of the order of the rows. save: the entry is the series of
+    these checkpoints (null: the trained model). Its metrics: of each stage, named by its output, the accuracy and the
+    loss (nats) on the validation rows and the epochs; the learning curves lie in curves.json beside them.
     """
-    total = moduli[0] ** 2
-    if round(train_share * total) == total:
-        raise BadInput(f"train_share: no pair is held out, got {train_share} of {total}; lower it")
     recipe = Recipe(
         moduli=moduli,
         blocks=blocks,
@@ -109,107 +137,214 @@ def modular(
         check=check,
         patience=patience,
         seed=seed,
+        save=sorted(save or []),
+        device=device,
     )
+    check_device(device)
 
     def fit(folder: Path, scratch: Path, progress: Progress) -> Metrics:
-        model, metrics, curves = train(recipe, progress)
+        steps = scratch / "steps"
+
+        def keep(model: Modular, epoch: int, scores: Metrics) -> None:
+            place = steps / f"epoch{epoch}"
+            place.mkdir(parents=True, exist_ok=True)
+            saved(model, recipe.shape, place)
+            (place / METRICS).write_text(dumps(scores))
+
+        model, curves = train(recipe, progress, scratch, keep)
         saved(model, recipe.shape, folder)
-        (folder / CURVES).write_text(json.dumps(curves) + "\n")
-        return metrics
+        (folder / CURVES).write_text(dumps(curves))
+        for place in steps.glob("*"):
+            place.rename(folder / place.name)
+        return metrics_of(curves)
 
     trained = Trained({"code": CODE, **asdict(recipe)}, fit)
-    source = modular_source(recipe.shape, trained.folder, metrics=trained.metrics)
-
-    def identity() -> dict[str, Any]:
-        return {**source.identity(), "source": f"trained here, models/{trained.key}", "metrics": trained.metrics()}
 
     def make(progress: Progress) -> None:
         trained.folder(progress)
 
-    return replace(source, identity=identity, make=make)
+    def found(name: str, metrics: Callable[[], Metrics], **more: Any) -> Source:
+        """The source of the model, or of a checkpoint of it."""
+        source = modular_source(recipe.shape, lambda: trained.folder() / name, metrics=metrics, **more)
+        own = {"source": str(Path(f"trained here, models/{trained.key}") / name), "trained": trained.key}
+        return replace(source, identity=lambda: {**source.identity(), **own, "metrics": metrics()})
+
+    def checkpoint(epoch: int) -> Source:
+        name = f"epoch{epoch}"
+        return found(name, lambda: read_metrics(trained.folder() / name))
+
+    if save:
+        checkpoints = [Checkpoint(step=epoch, open=partial(checkpoint, epoch)) for epoch in recipe.save]
+        return Series(checkpoints=checkpoints, local=False, make=make)
+    return found("", trained.metrics, make=make, short=lambda: short_of(trained.metrics()))
 
 
-def train(recipe: Recipe, progress: Progress) -> tuple[Modular, Metrics, dict[str, Columns]]:
-    """The model, what it reached, and of each stage [epoch, loss, accuracy on training, on validation rows]."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(recipe.seed)
-        model = Modular(recipe.shape)
+def check_device(device: str) -> None:
+    try:
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0][:100]
+        raise BadInput(f"device: not usable here, got '{device}' ({reason}); use cpu") from None
+
+
+def metrics_of(curves: dict[str, Columns]) -> Metrics:
+    """What the last look at each stage saw."""
+    return {
+        f"{stage}_{name}": looks[column][-1]
+        for stage, looks in curves.items()
+        for name, column in (("accuracy", "validation_accuracy"), ("loss", "validation_loss"), ("epochs", "epoch"))
+    }
+
+
+def short_of(metrics: Metrics) -> Short | None:
+    """How the worst stage falls short of a validation accuracy of 100 %, rounded down.
+
+    >>> short_of({"c1_accuracy": 1.0, "c2_accuracy": 0.9319})
+    Short(mark='93.1 %', why='validation accuracy of c2 is 93.1 %, below 100 %')
+    """
+    worst, stage = min((value, name) for name, value in metrics.items() if name.endswith("_accuracy"))
+    if worst == 1:
+        return None
+    mark = f"{math.floor(1000 * worst) / 10:.1f} %"
+    return Short(mark, f"validation accuracy of {stage.removesuffix('_accuracy')} is {mark}, below 100 %")
+
+
+class Task(NamedTuple):
+    """All pairs, what each head is to tell of them, and which are trained on and which held out."""
+
+    ab: Int[Tensor, "n 2"]
+    targets: dict[str, Int[Tensor, " n"]]
+    seen: Int[Tensor, " m"]
+    held_out: Int[Tensor, " k"]
+
+
+def task(recipe: Recipe) -> Task:
     ab = torch.from_numpy(pairs(recipe.moduli[0]))
     a, b = ab.unbind(1)
     targets = {f"c{k}": c for k, c in enumerate(chain(a, b, recipe.moduli), 1)}
     targets |= {f"b{k}": b for k in range(1, len(recipe.moduli))}
     order = torch.from_numpy(np.random.default_rng(recipe.seed).permutation(len(ab)))
     seen, held_out = order.split([split := round(recipe.train_share * len(ab)), len(ab) - split])
-    metrics: Metrics = {}
-    curves = {}
-    for stage, (blocks, names) in enumerate(recipe.stages):
-        first = 0 if stage == 0 else blocks - 1
-        parts = [*model.blocks[first:blocks], *(model.heads[name] for name in names)]
-        parameters = [weights for part in parts for weights in part.parameters()]
-        if stage == 0:
-            parameters += [model.embed.weight, model.position]
-        own = {name: targets[name] for name in names}
-        curve = _stage(model, blocks, parameters, ab, own, seen, held_out, recipe, progress)
-        for weights in parameters:
-            weights.requires_grad_(False)
-        curves[names[0]] = curve
-        metrics |= {f"{names[0]}_accuracy": curve[-1][3], f"{names[0]}_epochs": curve[-1][0]}
-    return model.eval(), metrics, curves
+    place = recipe.device
+    return Task(ab.to(place), {name: y.to(place) for name, y in targets.items()}, seen.to(place), held_out.to(place))
+
+
+def train(
+    recipe: Recipe,
+    progress: Progress = quiet,
+    scratch: Path | None = None,
+    keep: Keep = lambda model, epoch, scores: None,
+) -> tuple[Modular, dict[str, Columns]]:
+    """The model, on the CPU, and of each stage what was seen of it: epoch and `SCORES`, a column each.
+
+    scratch: a folder in which every stage leaves its state, from which a training that was killed goes on.
+    keep: is given the model at the epochs that the recipe saves, and its scores on the outputs of the stage.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(recipe.seed)
+        model = Modular(recipe.shape).to(recipe.device)
+    whole = task(recipe)
+    curves: dict[str, Columns] = {}
+    before = 0
+    for blocks, names in recipe.stages:
+        own = whole._replace(targets={name: whole.targets[name] for name in names})
+        state = scratch and scratch / f"{names[0]}.safetensors"
+        looks = _stage(model, blocks, own, recipe, progress, state, before, keep)
+        curves[names[0]] = dict(zip(("epoch", *SCORES), map(list, zip(*looks, strict=True)), strict=True))
+        before += recipe.epochs
+    return model.cpu().eval().requires_grad_(False), curves
 
 
 def _stage(
     model: Modular,
     blocks: int,
-    parameters: Sequence[Tensor],
-    ab: Int[Tensor, "n 2"],
-    targets: dict[str, Int[Tensor, " n"]],
-    seen: Int[Tensor, " m"],
-    held_out: Int[Tensor, " k"],
+    task: Task,
     recipe: Recipe,
     progress: Progress,
-) -> Columns:
+    state: Path | None,
+    before: int,
+    keep: Keep,
+) -> list[list[float]]:
+    """Trains one stage in place, after `before` epochs of others; returns the epoch and `SCORES` of every look."""
+    first = 0 if recipe.training == "end_to_end" else blocks - 1
+    parts = [*model.blocks[first:blocks], *(model.heads[name] for name in task.targets)]
+    parameters = [weights for part in parts for weights in part.parameters()]
+    if first == 0:
+        parameters += [model.embed.weight, model.position]
     optimiser = torch.optim.AdamW(
-        parameters, lr=recipe.learning_rate, betas=(0.9, 0.98), weight_decay=recipe.weight_decay
+        parameters, lr=recipe.learning_rate, betas=(0.9, 0.98), weight_decay=recipe.weight_decay, fused=True
     )
     draw = np.random.default_rng(recipe.seed)
-    size = recipe.batch_size or len(seen)
-    curve: Columns = []
-    right = 0
-    for epoch in progress(range(1, recipe.epochs + 1), label=f"{next(iter(targets))}", unit="epochs"):
-        order = seen[torch.from_numpy(draw.permutation(len(seen)))]
-        total = 0.0
+    size = recipe.batch_size or len(task.seen)
+    looks: list[list[float]] = []
+    done = 0
+    if state is not None and state.is_file():
+        found = restore_state(state, model, optimiser, draw)
+        looks, done = found["looks"].tolist(), int(found["done"])
+    with torch.no_grad():  # what is frozen is run once
+        start = model.stream(task.ab, first)
+
+    def stream(rows: Int[Tensor, " m"]) -> Float[Tensor, "m 2 d"]:
+        if first:
+            return model.blocks[first](start[rows])
+        return model.stream(task.ab[rows], blocks)
+
+    @torch.inference_mode()
+    def scores() -> list[float]:
+        both = [_scores(model, stream(rows), task, rows) for rows in (task.seen, task.held_out)]
+        return [value for one in zip(*both, strict=True) for value in one]
+
+    def leave() -> None:
+        if state is not None:
+            more = {"looks": torch.tensor(looks, dtype=torch.float64), "done": torch.tensor(done)}
+            save_state(state, model, optimiser, draw, more)
+
+    def kept() -> None:
+        if before + done in recipe.save:
+            keep(model, before + done, dict(zip(SCORES, scores(), strict=True)))
+
+    if before + done == 0:
+        kept()
+    settled = _settled(looks, recipe.patience)
+    left = time.monotonic()
+    name = next(iter(task.targets))
+    for epoch in progress(
+        range(done + 1, 1 + (done if settled else recipe.epochs)), label=f"training {name}", unit="epochs"
+    ):
+        order = task.seen[torch.from_numpy(draw.permutation(len(task.seen))).to(recipe.device)]
         for rows in order.split(size):
-            stream = model.stream(ab[rows], blocks)
-            losses = [nn.functional.cross_entropy(model.read(name, stream), y[rows]) for name, y in targets.items()]
-            loss = torch.stack(losses).sum() + recipe.penalty * stream.square().sum(-1).mean()
+            x = stream(rows)
+            losses = [nn.functional.cross_entropy(model.read(name, x), y[rows]) for name, y in task.targets.items()]
+            loss = torch.stack(losses).sum() + recipe.penalty * x.square().sum(-1).mean()
             optimiser.zero_grad()
             loss.backward()
             optimiser.step()
-            total += float(loss.detach()) * len(rows)
-        if epoch % recipe.check and epoch < recipe.epochs:
-            continue
-        curve.append(
-            [
-                float(epoch),
-                total / len(seen),
-                *(accuracy(model, blocks, ab, targets, rows) for rows in (seen, held_out)),
-            ]
-        )
-        right = right + 1 if curve[-1][3] == 1 else 0
-        if right == recipe.patience:
+        done = epoch
+        if epoch % recipe.check == 0 or epoch == recipe.epochs:
+            looks.append([float(epoch), *scores()])
+            if not math.isfinite(looks[-1][1]):
+                got = f"{looks[-1][1]} at epoch {epoch} of {name}"
+                raise RunFailed(f"training: the loss is not finite, got {got}; lower learning_rate")
+        kept()
+        if _settled(looks, recipe.patience):
             break
-    return curve
+        if time.monotonic() - left > SAVE_EVERY:
+            leave()
+            left = time.monotonic()
+    for weights in parameters:
+        weights.requires_grad_(False)
+    leave()
+    return looks
 
 
-@torch.inference_mode()
-def accuracy(
-    model: Modular,
-    blocks: int,
-    ab: Int[Tensor, "n 2"],
-    targets: dict[str, Int[Tensor, " n"]],
-    rows: Int[Tensor, " m"],
-) -> float:
-    """The share of rows on which every target is the most likely class."""
-    stream = model.stream(ab[rows], blocks)
-    right = [model.read(name, stream).argmax(-1) == y[rows] for name, y in targets.items()]
-    return float(torch.stack(right).all(0).double().mean())
+def _settled(looks: Sequence[Sequence[float]], patience: int | None) -> bool:
+    """Whether the last looks all saw every validation row right."""
+    return patience is not None and len(looks) >= patience and all(look[-1] == 1 for look in looks[-patience:])
+
+
+def _scores(model: Modular, stream: Float[Tensor, "m 2 d"], task: Task, rows: Int[Tensor, " m"]) -> tuple[float, float]:
+    """The cross-entropy in nats, summed over the outputs, and the share of rows on which all of them are right."""
+    logits = {name: model.read(name, stream) for name in task.targets}
+    loss = sum(float(nn.functional.cross_entropy(logits[name], y[rows])) for name, y in task.targets.items())
+    right = [logits[name].argmax(-1) == y[rows] for name, y in task.targets.items()]
+    return loss, float(torch.stack(right).all(0).double().mean())

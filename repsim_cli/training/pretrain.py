@@ -3,7 +3,6 @@
 A training that was killed goes on from the state that it left, and ends with the same bits.
 """
 
-import json
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -12,8 +11,6 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-import safetensors
-import safetensors.torch
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor, nn
@@ -23,9 +20,9 @@ from repsim_cli.errors import BadInput, RunFailed
 from repsim_cli.models.series import METRICS, read_metrics
 from repsim_cli.models.transformers import inline_config, library
 from repsim_cli.results import Progress, dumps, write
+from repsim_cli.training.state import SAVE_EVERY, restore_state, save_state
 
 END = "<|endoftext|>"
-SAVE_EVERY = 5.0  # seconds between two saved states
 EVERYTHING = 1 << 30
 AT_ONCE = 32  # held-out sequences
 Steps = list[int] | Literal["log"]
@@ -178,7 +175,9 @@ def train(
     """
     optimiser = torch.optim.AdamW(model.parameters(), lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.1)
     draw = np.random.default_rng(seed)
-    losses = _restore(state, model, optimiser, draw) if state is not None and state.is_file() else []
+    losses: list[float] = []
+    if state is not None and state.is_file():
+        losses = restore_state(state, model, optimiser, draw)["losses"].tolist()
     done, saved = len(losses), time.monotonic()
     model.train()
     save(done)
@@ -200,42 +199,11 @@ def train(
             raise RunFailed(f"training: the loss is not finite, got {losses[-1]} at step {step}; lower learning_rate")
         save(step + 1)
         if state is not None and time.monotonic() - saved > SAVE_EVERY:
-            _save(state, model, optimiser, draw, losses)
+            save_state(state, model, optimiser, draw, {"losses": torch.tensor(losses, dtype=torch.float64)})
             saved = time.monotonic()
         yield losses[-1]
     if state is not None:
         state.unlink(missing_ok=True)
-
-
-def _save(
-    file: Path, model: nn.Module, optimiser: torch.optim.Optimizer, draw: np.random.Generator, losses: list[float]
-) -> None:
-    """Weights, moments, losses and torch's generator as safetensors; the generator of batches in their metadata."""
-    tensors: dict[str, Tensor] = {f"weights.{name}": x.detach() for name, x in model.named_parameters()}
-    for i, moments in optimiser.state_dict()["state"].items():
-        tensors |= {f"optimiser.{i}.{key}": x for key, x in moments.items()}
-    tensors["losses"] = torch.tensor(losses, dtype=torch.float64)
-    tensors["torch"] = torch.get_rng_state()
-    held = {name: x.contiguous() for name, x in tensors.items()}
-    write(file, safetensors.torch.save(held, {"draw": json.dumps(draw.bit_generator.state)}))
-
-
-def _restore(file: Path, model: nn.Module, optimiser: torch.optim.Optimizer, draw: np.random.Generator) -> list[float]:
-    """Puts a saved state back; returns the losses until then."""
-    tensors = safetensors.torch.load_file(file)
-    with safetensors.safe_open(file, framework="pt") as opened:
-        draw.bit_generator.state = json.loads(opened.metadata()["draw"])
-    with torch.no_grad():
-        for name, x in model.named_parameters():
-            x.copy_(tensors[f"weights.{name}"])
-    moments: dict[int, dict[str, Tensor]] = {}
-    for name, x in tensors.items():
-        if name.startswith("optimiser."):
-            _, i, key = name.split(".")
-            moments.setdefault(int(i), {})[key] = x
-    optimiser.load_state_dict({**optimiser.state_dict(), "state": moments})
-    torch.set_rng_state(tensors["torch"])
-    return tensors["losses"].tolist()
 
 
 def next_token_loss(model: nn.Module, ids: Int[Tensor, "b s"]) -> Tensor:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from repsim_cli.cache import Entry, key, trim, using
-from repsim_cli.models.source import Source
+from repsim_cli.models.source import Short, Source
 from repsim_cli.results import Progress, Run, dumps, quiet
 
 Metrics = dict[str, float]
@@ -78,4 +78,17 @@ def train_missing(models: Mapping[str, Any], run: Run, threads: int | None = Non
         torch.set_num_threads(threads)
     for label, make in wanted.items():
         with run.stage("training"):
-            make(lambda items, own=label, unit="steps", **_: run.progress(items, label=f"training {own}", unit=unit))
+            make(
+                lambda items, own=label, label="training", unit="steps": run.progress(
+                    items, label=f"{own}: {label}", unit=unit
+                )
+            )
+
+
+def shortfalls(models: Mapping[str, Any], run: Run) -> dict[str, Short]:
+    """Of those of a run's models that fall short of what they were trained for, how; each is warned about."""
+    found = {label: model.short() for label, model in models.items() if isinstance(model, Source) and model.short}
+    marks = {label: short for label, short in found.items() if short is not None}
+    for label, short in marks.items():
+        run.warn(f"{label}: {short.why}; figures and claims say so")
+    return marks

@@ -1,0 +1,332 @@
+"""Sub-networks: groups of a model's layers that are close to each other and far from the rest, from a matrix of
+distances alone (Gao et al. 2024, section 5.2).
+
+Two ways: spectral clusters, which need not be contiguous, and contiguous segments. Both may find that there is one
+group only. A matrix without blocks is not without structure: distances grow with the number of layers between, and
+clusters of a smooth gradient look like clusters. So every score is held against that of a reference without blocks, in
+which each distance is the mean over all pairs as far apart in the order of the layers (of the spectral clusters: in
+the order along which the layers spread most).
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import scipy.linalg
+from jaxtyping import Float, Int
+from scipy.sparse.csgraph import laplacian
+
+from repsim_cli.analysis.distances import adjusted_rand
+from repsim_cli.errors import BadInput
+from repsim_cli.settings import SubNetworks
+
+Square = Float[np.ndarray, "n n"]
+Labels = Int[np.ndarray, " n"]
+By = Literal["eigengap", "silhouette"]
+
+FEWEST = 4  # layers below which nothing is looked for
+MOST = 10  # groups that are looked for at most, and no more than half of the layers
+FLOOR = 0.25  # of the median: shorter distances have the affinity of this one
+LEAST_SILHOUETTE = 0.15  # by which it must exceed its reference; the other scores by `least`
+STRUCTURE = 0.25  # silhouette below which there are no clusters (Kaufman and Rousseeuw 1990)
+PENALTY = 0.02  # of the score of segments, per further one
+
+
+@dataclass(frozen=True)
+class Groups:
+    """labels: of every layer, numbered as they appear. scores, reference: by the number of groups, from 2 on.
+
+    eigenvalues: of the normalised Laplacian, ascending (spectral clusters alone).
+    """
+
+    labels: Labels
+    scores: dict[int, float]
+    reference: dict[int, float]
+    eigenvalues: Float[np.ndarray, " n"] | None = None
+
+    @property
+    def count(self) -> int:
+        return int(self.labels.max()) + 1
+
+
+def distances(values: Square, larger_is_closer: bool) -> Square:
+    """Both directions averaged, 0 on the diagonal; of similarities how far they are below the largest one.
+
+    >>> distances(np.array([[1.0, 0.2], [0.4, 1.0]]), True).round(6).tolist()
+    [[0.0, 0.7], [0.7, 0.0]]
+    """
+    both = (values + values.T) / 2
+    found = both.max() - both if larger_is_closer else both.copy()
+    np.fill_diagonal(found, 0)
+    return found
+
+
+def affinities(values: Square, larger_is_closer: bool) -> Square:
+    """The inverse of distances, as published, where those below a quarter of the median of all that are not 0 count as
+    that: a layer and its copy, at distance 0, would be a group of their own. Similarities are taken as they are,
+    negative ones as 0. Nothing is on the diagonal, which the Laplacian does not read."""
+    found = (values + values.T) / 2
+    if larger_is_closer:
+        found = np.maximum(found, 0)
+    else:
+        apart = found[np.triu_indices(len(found), 1)]
+        found = 1 / np.maximum(found, FLOOR * np.median(apart[apart > 0]))
+    np.fill_diagonal(found, 0)
+    return found
+
+
+def renumbered(labels: np.ndarray) -> Labels:
+    """0, 1, ... in the order in which they appear.
+
+    >>> renumbered(np.array([7, 7, 2, 7])).tolist()
+    [0, 0, 1, 0]
+    """
+    _, first, codes = np.unique(labels, return_index=True, return_inverse=True)
+    return first.argsort().argsort()[codes]
+
+
+def spectral(values: Square, larger_is_closer: bool, *, count: int | None, by: By) -> Groups:
+    """Spectral clusters on the normalised Laplacian of the affinities.
+
+    eigengap: k clusters have the score lambda_{k+1} - lambda_k; the k that is furthest above its reference is taken,
+    where that is by `least`, else 1. silhouette: the k of the largest mean silhouette (of the distances), where that is
+    0.25 and above its reference by 0.15, else 1. count: how many, whatever the scores.
+    """
+    apart = distances(values, larger_is_closer)
+    if not apart.any():
+        return Groups(np.zeros(len(values), int), {}, {}, np.zeros(len(values)))
+    whole, vectors = decomposed(affinities(values, larger_is_closer))
+    order = vectors[:, 1].argsort(kind="stable")
+    flat = by_lag(((values + values.T) / 2)[np.ix_(order, order)])
+    flat_whole, flat_vectors = decomposed(affinities(flat, larger_is_closer))
+    wanted = _counts(len(values))
+    if by == "eigengap":
+        scores, reference = ({k: float(x[k] - x[k - 1]) for k in wanted} for x in (whole, flat_whole))
+        found = _furthest(scores, reference, least(len(values)))
+    else:
+        sides = ((apart, vectors), (distances(flat, larger_is_closer), flat_vectors))
+        scores, reference = ({k: silhouette(x, clusters(v[:, :k])) for k in wanted} for x, v in sides)
+        found = max(scores, key=lambda k: scores[k])
+        if scores[found] < STRUCTURE or scores[found] - reference[found] < LEAST_SILHOUETTE:
+            found = 1
+    return Groups(clusters(vectors[:, : count or found]), scores, reference, whole)
+
+
+def decomposed(near: Square) -> tuple[Float[np.ndarray, " n"], Square]:
+    """The eigenvalues of the normalised Laplacian, ascending, and those of the random walk's eigenvectors."""
+    whole, degrees = laplacian(near, normed=True, return_diag=True)
+    values, vectors = scipy.linalg.eigh(whole)
+    return values, vectors / degrees[:, None]
+
+
+def clusters(vectors: Float[np.ndarray, "n k"]) -> Labels:
+    """k clusters from k eigenvectors, by a pivoted QR factorisation (Damle, Minden and Ying 2019): no random starts,
+    and the same whichever basis equal eigenvalues come with."""
+    count = vectors.shape[1]
+    *_, pivots = scipy.linalg.qr(vectors.T, pivoting=True)
+    turn, _ = scipy.linalg.polar(vectors[pivots[:count]].T)  # of one layer of every cluster
+    return renumbered(np.abs(vectors @ turn).argmax(1))
+
+
+def silhouette(apart: Square, labels: Labels) -> float:
+    """The mean over layers; 0 where there is one cluster."""
+    from sklearn.metrics import silhouette_score
+
+    return float(silhouette_score(apart, labels, metric="precomputed")) if len(np.unique(labels)) > 1 else 0.0
+
+
+def segments(values: Square, larger_is_closer: bool, *, count: int | None) -> Groups:
+    """Contiguous groups of least cost, the sum over groups of (sum of the distances of its pairs) / (its size): of
+    squared Euclidean distances the sum of squares about the means. Exact, by dynamic programming.
+
+    k groups have the score 1 - cost(k) / cost(1) - 0.02 (k - 1), whose penalty keeps noise in one group; the k that is
+    furthest above its reference is taken, where that is by `least`, else 1. count: how many, whatever the scores.
+    """
+    apart = distances(values, larger_is_closer)
+    if not apart.any():
+        return Groups(np.zeros(len(values), int), {}, {})
+    wanted = _counts(len(values))
+    most = max(*wanted, count or 1)
+    (costs, starts), (flat, _) = (divided(square, most) for square in (apart, by_lag(apart)))
+    scores = {k: 1 - float(costs[k - 1] / costs[0]) - PENALTY * (k - 1) for k in wanted}
+    reference = {k: 1 - float(flat[k - 1] / flat[0]) for k in wanted}
+    found = count or _furthest(scores, reference, least(len(values)))
+    labels = np.zeros(len(values), int)
+    labels[starts[found - 1][1:]] = 1
+    return Groups(labels.cumsum(), scores, reference)
+
+
+def divided(apart: Square, most: int) -> tuple[Float[np.ndarray, " k"], list[list[int]]]:
+    """The least cost of 1, 2, ..., `most` contiguous groups, and where the groups begin."""
+    n = len(apart)
+    sums = np.pad(apart.cumsum(0).cumsum(1), ((1, 0), (1, 0)))
+    ends = np.arange(n + 1)
+    inside = sums[ends, ends][:, None] + sums[ends, ends] - sums - sums.T  # of first, end: all pairs, twice
+    size = ends[None] - ends[:, None]
+    cost = np.where(size > 0, inside / 2 / np.maximum(size, 1), np.inf)
+    best = [cost[0]]
+    last = []
+    for _ in range(1, most):
+        through = best[-1][:, None] + cost  # of the last group's first, end
+        last.append(through.argmin(0))
+        best.append(through.min(0))
+    starts = []
+    for k in range(most):
+        begin, at = [], n
+        for step in reversed(last[:k]):
+            at = int(step[at])
+            begin.append(at)
+        starts.append([0, *reversed(begin)])
+    return np.array([row[n] for row in best]), starts
+
+
+def by_lag(square: Square) -> Square:
+    """The same without blocks: every cell the mean over all pairs of as many steps.
+
+    >>> by_lag(np.array([[0.0, 1, 5], [1, 0, 3], [5, 3, 0]])).tolist()
+    [[0.0, 2.0, 5.0], [2.0, 0.0, 2.0], [5.0, 2.0, 0.0]]
+    """
+    means = [float(np.diagonal(square, lag).mean()) for lag in range(len(square))]
+    return scipy.linalg.toeplitz(means)
+
+
+def _counts(layers: int) -> range:
+    return range(2, min(MOST, layers // 2) + 1)
+
+
+def least(layers: int) -> float:
+    """By how much a score must exceed its reference: what random walks, smooth curves and noise reach in about one case
+    of twenty, more the fewer layers there are (`tests/test_sub_networks.py`).
+
+    >>> round(least(12), 3), round(least(93), 3)
+    (0.18, 0.093)
+    """
+    return 0.08 + 1.2 / layers
+
+
+def _furthest(scores: Mapping[int, float], reference: Mapping[int, float], enough: float) -> int:
+    """The number of groups whose score is furthest above its reference, or 1."""
+    above = {k: scores[k] - reference[k] for k in scores}
+    best = max(above, key=lambda k: above[k])
+    return best if above[best] >= enough else 1
+
+
+def agreement(one: Sequence[Any] | np.ndarray, other: Sequence[Any] | np.ndarray) -> float:
+    """The adjusted Rand index of two partitions of the layers; 1 for the same, also where both are of one group."""
+    codes = [np.unique(np.asarray(labels), return_inverse=True)[1] for labels in (one, other)]
+    return float(adjusted_rand(codes[0][None], codes[1])[0])
+
+
+def in_order(names: Sequence[str]) -> list[int]:
+    """Places of the layers in the order of the network: by block, within a block as they came; what is of no block
+    stays before the blocks, but for the final norm.
+
+    >>> names = ["resid_post@0", "resid_post@1", "q@0.h0", "q@1.h0", "embed"]
+    >>> [names[i] for i in in_order(names)]
+    ['embed', 'resid_post@0', 'q@0.h0', 'resid_post@1', 'q@1.h0']
+    """
+    outside = {"final_norm": np.inf}
+    depths = [outside.get(name, -1) if (block := block_of(name)) is None else block for name in names]
+    return sorted(range(len(names)), key=lambda i: depths[i])
+
+
+def block_of(name: str) -> int | None:
+    """The block of a hook point, None for what is of none.
+
+    >>> block_of("q@3.h2"), block_of("embed")
+    (3, None)
+    """
+    found = re.search(r"@(\d+)", name)
+    return int(found[1]) if found else None
+
+
+def parsed(groups: Sequence[str], layers: int) -> Labels:
+    """The group of every layer, from ranges of layers in the order of the network, counted from 0.
+
+    Raises BadInput for what is no range of layers, and unless every layer is in one group.
+
+    >>> parsed(["0-1 4", "2-3"], 5).tolist()
+    [0, 0, 1, 1, 0]
+    """
+    labels = np.full(layers, -1)
+    for group, text in enumerate(groups):
+        for part in text.split():
+            found = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
+            first, last = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
+            if not first <= last < layers:
+                raise BadInput(f"no range of its {layers} layers, got '{part}'; write e.g. 0-{layers - 1}")
+            if (labels[first : last + 1] >= 0).any():
+                raise BadInput(f"a layer is in one group only, got '{part}' again; drop it")
+            labels[first : last + 1] = group
+    if (labels < 0).any():
+        raise BadInput(f"all of its {layers} layers are needed, got none for {int(labels.argmin())}; put it in a group")
+    return labels
+
+
+def found_in(
+    values: Square, names: Sequence[str], larger_is_closer: bool, options: SubNetworks, given: Labels | None
+) -> dict[str, Any]:
+    """The sub-networks of one model, as results.json keeps them. values, names: of its layers, in any order; `order`
+    puts them in that of the network, in which all else is. consecutive: of each layer with the next one.
+
+    agreement: adjusted Rand indices of the two ways, with the transformer blocks where every layer is of one of
+    several, and with the given groups, also of as many groups as these are."""
+    order = in_order(names)
+    names = [names[i] for i in order]
+    values = values[np.ix_(order, order)]
+    found: dict[str, Callable[[int | None], Groups]] = {}
+    if options.method != "segments":
+        found["spectral"] = lambda count: spectral(values, larger_is_closer, count=count, by=options.by)
+    if options.method != "spectral":
+        found["segments"] = lambda count: segments(values, larger_is_closer, count=count)
+    groups = {method: make(options.clusters) for method, make in found.items()}
+    agreed = {" and ".join(groups): agreement(*(one.labels for one in groups.values()))} if len(groups) == 2 else {}
+    blocks = [block_of(name) for name in names]
+    if None not in blocks and len(set(blocks)) > 1:
+        agreed |= {f"{method} and transformer blocks": agreement(one.labels, blocks) for method, one in groups.items()}
+    if given is not None:
+        count = len(np.unique(given))
+        agreed |= {f"{method} and given": agreement(one.labels, given) for method, one in groups.items()}
+        agreed |= {
+            f"{method}, as many, and given": agreement(make(count).labels, given) for method, make in found.items()
+        }
+    return {
+        "layers": names,
+        "order": order,
+        "consecutive": ((values + values.T) / 2).diagonal(1).tolist(),
+        "groups": {method: _recorded(one) for method, one in groups.items()},
+        "agreement": agreed,
+    }
+
+
+def _recorded(one: Groups) -> dict[str, Any]:
+    """boundaries: the layers at which another group begins than the layer before is of."""
+    return {
+        "count": one.count,
+        "labels": one.labels.tolist(),
+        "boundaries": (np.flatnonzero(np.diff(one.labels)) + 1).tolist(),
+        "scores": [[k, one.scores[k], one.reference[k]] for k in one.scores],
+        "eigenvalues": None if one.eigenvalues is None else one.eigenvalues.tolist(),
+    }
+
+
+COLUMNS = ["measure", "model", "found by", "sub-networks", "sizes", "score", "without blocks"]
+AGREEMENT = ["measure", "model", "partitions", "adjusted Rand"]
+
+
+def tables(found: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> dict[str, Any]:
+    """What was found by measure and model, as results.json keeps tables."""
+    rows, agreements = [], []
+    for measure, models in found.items():
+        for model, one in models.items():
+            for method, groups in one["groups"].items():
+                scores = {k: (score, flat) for k, score, flat in groups["scores"]}
+                count, sizes = groups["count"], ", ".join(map(str, np.bincount(groups["labels"])))
+                rows.append([measure, model, method, count, sizes, *scores.get(count, (None, None))])
+            agreements += [[measure, model, pair, value] for pair, value in one["agreement"].items()]
+    return {
+        "sub-networks": {"columns": COLUMNS, "rows": rows},
+        "agreement of sub-networks": {"columns": AGREEMENT, "rows": agreements},
+    }

@@ -1,0 +1,275 @@
+"""Pairs that take a while: one by one, on one thread each, in several processes, noted in a file as they come.
+
+What is prepared lies in .npy files that all processes map into memory. A pair has the same bits whoever solves it.
+"""
+
+import contextlib
+import itertools
+import multiprocessing
+import os
+import shutil
+import signal
+import threading
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from threadpoolctl import threadpool_limits
+from torch import Tensor
+
+from repsim_cli.errors import Degenerate, RunFailed
+from repsim_cli.measures.base import MeasureWarning, Solved
+from repsim_cli.results import PAIRS, Progress, quiet
+
+PATIENCE = 1.0  # seconds in this process, before others are thought of
+WORTH = 5.0  # seconds that must be left for them: each takes about two to start
+BLOCK = 0.25  # seconds of work in one message
+AHEAD = 2  # messages that a process has to work on
+
+COUPLING = "-coupling"  # behind the name of a measure's notes
+
+Solve = Callable[[Any, Any], Solved]
+Cell = tuple[int, int]
+
+
+class Stored(NamedTuple):
+    """A prepared state in files: an array or tensor, or a tuple of them of this type."""
+
+    kind: Any
+    files: tuple[str, ...]
+    tensors: tuple[bool, ...]
+
+
+def stored(state: Any, stem: Path) -> Stored:
+    parts = state if isinstance(state, tuple) else (state,)
+    files = tuple(f"{stem}-{i}.npy" for i in range(len(parts)))
+    for file, part in zip(files, parts, strict=True):
+        np.save(file, part.cpu().numpy() if isinstance(part, Tensor) else part, allow_pickle=False)
+    tensors = tuple(isinstance(part, Tensor) for part in parts)
+    return Stored(type(state) if isinstance(state, tuple) else None, files, tensors)
+
+
+def opened(state: Any) -> Any:
+    """The state, read where it is used; one that was not stored as it is."""
+    if not isinstance(state, Stored):
+        return state
+    # copy on write, since torch takes no array that cannot be written
+    arrays = [np.asarray(np.load(file, mmap_mode="c", allow_pickle=False)) for file in state.files]
+    parts = [torch.from_numpy(x) if tensor else x for x, tensor in zip(arrays, state.tensors, strict=True)]
+    return parts[0] if state.kind is None else state.kind(*parts)
+
+
+@dataclass(kw_only=True)
+class Work:
+    """Where slow pairs are solved, and noted so that a killed run goes on: a context that ends its processes.
+
+    folder: of the run. processes: at most, 1: this one alone; they start when they are worth their start.
+    couplings: whether the pairs' matchings are kept too (see `matchings`). seed: of the pairs that are audited.
+    """
+
+    folder: Path
+    processes: int = 1
+    progress: Progress = quiet
+    couplings: bool = False
+    seed: int = 0
+    _pool: "list[Worker]" = field(default_factory=list)
+
+    def __enter__(self) -> "Work":
+        self.drop_inputs()  # of a run that was killed
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for worker in self._pool:
+            worker.process.kill()
+        for worker in self._pool:
+            worker.process.join()
+            worker.connection.close()
+        self._pool.clear()
+        self.drop_inputs()
+
+    @property
+    def _inputs(self) -> Path:
+        return self.folder / PAIRS / "inputs"
+
+    def keep(self, state: Any) -> Stored:
+        """The state in files, until `drop_inputs`."""
+        self._inputs.mkdir(parents=True, exist_ok=True)
+        return stored(state, self._inputs / f"{len(list(self._inputs.iterdir())):05d}")
+
+    def drop_inputs(self) -> None:
+        shutil.rmtree(self._inputs, ignore_errors=True)
+
+    def notes(self, batch: int, name: str, shape: Sequence[int], dtype: Any = np.float64) -> np.ndarray:
+        """A file of numbers that a killed run finds again; new ones are NaN, or -1. Those of other batches go."""
+        own = self.folder / PAIRS / f"batch-{batch}"
+        for other in (self.folder / PAIRS).glob("batch-*"):
+            if other != own:
+                shutil.rmtree(other)
+        own.mkdir(parents=True, exist_ok=True)
+        file = own / f"{name}.npy"
+        if file.is_file() and np.load(file, mmap_mode="r").shape == tuple(shape):
+            return np.lib.format.open_memmap(file, "r+")
+        fresh = file.with_suffix(".partial")
+        made = np.lib.format.open_memmap(fresh, "w+", dtype, tuple(shape))
+        made[:] = np.nan if dtype is np.float64 else -1
+        fresh.rename(file)
+        return made
+
+    def matchings(self, name: str) -> np.ndarray:
+        """matched[a, b] (r, r, n) of the first batch, where couplings are kept: columns' rows by row."""
+        return np.load(self.folder / PAIRS / "batch-0" / f"{name}{COUPLING}.npy", mmap_mode="r", allow_pickle=False)
+
+    def workers(self) -> "list[Worker]":
+        if not self._pool:
+            self._pool += [Worker.start() for _ in range(self.processes)]
+        return self._pool
+
+
+@dataclass(frozen=True)
+class Worker:
+    process: Any
+    connection: Connection
+
+    @classmethod
+    def start(cls) -> "Worker":
+        context = multiprocessing.get_context("spawn")
+        own, other = context.Pipe()
+        process = context.Process(target=serve, args=(other,), daemon=True)
+        # an interrupt ends the run, which ends its processes
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        other.close()
+        return cls(process, own)
+
+
+def serve(connection: Connection) -> None:
+    """What a process does: solves what is asked for, until the run that started it is gone."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+    with contextlib.suppress(EOFError, BrokenPipeError), one_thread():
+        while True:
+            solve, pairs = connection.recv()
+            connection.send([answer(solve, a, b) for a, b in pairs])
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Whatever computes here uses one thread."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with threadpool_limits(1):
+            yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def answer(solve: Solve, a: Any, b: Any) -> Solved | Degenerate | str:
+    """The pair solved, or why it has no value, or the traceback of an error of ours."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", MeasureWarning)
+            return solve(opened(a), opened(b))
+    except Degenerate as error:
+        return error
+    except Exception:
+        return traceback.format_exc()
+
+
+def answers(
+    solve: Solve, states: Sequence[Any], cells: Sequence[Cell], work: Work | None
+) -> Generator[tuple[Cell, Solved | Degenerate | str]]:
+    """All pairs, in any order: here, or in processes where enough is left to do."""
+    begin = time.monotonic()
+    for done, (a, b) in enumerate(cells, 1):
+        yield (a, b), answer(solve, states[a], states[b])
+        spent, rest = time.monotonic() - begin, len(cells) - done
+        if work is not None and work.processes > 1 and spent > PATIENCE and spent / done * rest > WORTH:
+            yield from spread(solve, states, cells[done:], work.workers(), max(1, int(BLOCK * done / spent)))
+            return
+
+
+def spread(
+    solve: Solve, states: Sequence[Any], cells: Sequence[Cell], workers: Sequence[Worker], size: int
+) -> Generator[tuple[Cell, Solved | Degenerate | str]]:
+    """The same from processes, in blocks of so many pairs."""
+    rest = iter([cells[i : i + size] for i in range(0, len(cells), size)])
+    asked: dict[Worker, list[Sequence[Cell]]] = {worker: [] for worker in workers}
+
+    def ask(worker: Worker) -> None:
+        for block in itertools.islice(rest, 1):
+            worker.connection.send((solve, [(states[a], states[b]) for a, b in block]))
+            asked[worker].append(block)
+
+    try:
+        for worker in [*workers] * AHEAD:
+            ask(worker)
+        while waiting := {worker.connection: worker for worker, blocks in asked.items() if blocks}:
+            for connection in wait(waiting):
+                worker = waiting[connection]  # type: ignore[index]
+                found = worker.connection.recv()
+                block = asked[worker].pop(0)
+                ask(worker)
+                yield from zip(block, found, strict=True)
+    except (EOFError, OSError) as error:
+        ended = [worker.process for worker in workers if wait([worker.process.sentinel], 1.0)]
+        raise RunFailed(
+            f"hardware.processes: a process ended before its work, got exit code {[one.exitcode for one in ended]}; "
+            "free memory or lower processes, and go on with resume=latest"
+        ) from error
+
+
+def solve_all(
+    solve: Solve,
+    states: Sequence[Any],
+    cells: Sequence[Cell],
+    noted: Float[np.ndarray, "r r k"],
+    *,
+    name: str,
+    names: Sequence[str],
+    matched: np.ndarray | None = None,
+    work: Work | None = None,
+) -> None:
+    """Fills noted[a, b] with the value and its details, and matched[a, b] (r, r, n), where they are not there yet."""
+    left = [cell for cell in cells if np.isnan(noted[cell][0])]
+    progress = quiet if work is None else work.progress
+    found = answers(solve, states, left, work)
+    with one_thread(), contextlib.closing(found):
+        for _, ((a, b), one) in zip(progress(left, label=name, unit="pairs"), found, strict=True):
+            if isinstance(one, Degenerate):
+                raise Degenerate(f"{names[a]} and {names[b]}: {one}")
+            if isinstance(one, str):
+                raise RuntimeError(f"{names[a]} and {names[b]}: {one}")
+            if not np.isfinite([one.value, *one.details]).all():
+                raise RunFailed(
+                    f"{names[a]} and {names[b]}: {name} is not finite, got {one.value}; please report this with the "
+                    "run's config"
+                )
+            if matched is not None:
+                assert one.matched is not None
+                matched[a, b], matched[b, a] = one.matched, inverse(one.matched)
+            # the value last: without it the pair is not done
+            noted[a, b, 1:] = one.details
+            noted[a, b, 0] = one.value
+
+
+def inverse(matched: np.ndarray) -> np.ndarray:
+    """The row matched to each column; -1 as it is, where weight is split."""
+    return matched if (matched < 0).any() else matched.argsort()

@@ -1,0 +1,93 @@
+"""Models of modular sums: how they learned, and whether all of them generalise."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from repsim_cli import cache
+from repsim_cli.analysis.claims.finding import check_names, record
+from repsim_cli.analysis.claims.modular import MODULAR_CLAIMS
+from repsim_cli.errors import BadInput
+from repsim_cli.models.source import AnySource, Source
+from repsim_cli.registry import studies
+from repsim_cli.results import Run
+from repsim_cli.training.modular import CURVES, Columns
+from repsim_cli.training.trained import KIND
+
+COLUMNS = {
+    "training accuracy": "training_accuracy",
+    "validation accuracy": "validation_accuracy",
+    "training loss, nats": "training_loss",
+    "validation loss, nats": "validation_loss",
+}
+LABELS = {"loss": "cross-entropy, nats", "accuracy": "share of rows with all outputs right"}
+
+
+@studies.register("modular_training")
+class ModularTraining:
+    """Trains the models of kind `modular` that are not in the cache: a table of what each stage reached, and learning
+    curves; a stage's cross-entropy is the sum over its outputs. The models stay in the cache, for every other study of
+    the same entries; a training that was killed goes on, whichever study asks for it.
+    """
+
+    def __init__(self, *, model: Mapping[str, AnySource], claims: list[str] | None = None):
+        if not model:
+            raise BadInput("model: no model is selected, got none; e.g. model=[modsum_0]")
+        for label, source in model.items():
+            if not isinstance(source, Source) or source.make is None or source.modality != "numbers":
+                raise BadInput(f"model.{label}: not trained on modular sums, got another kind; give kind: modular")
+        self.models = {label: source for label, source in model.items() if isinstance(source, Source)}
+        self.claims = claims or []
+        check_names(self.claims, MODULAR_CLAIMS)
+
+    def plan(self) -> dict[str, Any]:
+        return {
+            "models": {
+                label: f"{one.layers} blocks of {one.width}, {one.parameters:,} parameters, {one.vocabulary} numbers"
+                for label, one in self.models.items()
+            },
+            "weights": "trained where they are not in the cache",
+        }
+
+    def run(self, run: Run) -> dict[str, Any]:
+        with run.stage("models"):
+            found = {label: one.identity() for label, one in self.models.items()}
+            run.manifest["models"] = found
+            curves = {label: learning_curves(one["trained"]) for label, one in found.items()}
+        run.save_manifest()
+        metrics = {label: one["metrics"] for label, one in found.items()}
+        claims = [MODULAR_CLAIMS[name] for name in self.claims]
+        return {
+            "measures": [],
+            "tables": {
+                "training": {
+                    "columns": ["model", "stage", "epochs", *COLUMNS],
+                    "rows": [
+                        [label, stage, int(looks["epoch"][-1]), *(looks[column][-1] for column in COLUMNS.values())]
+                        for label, stages in curves.items()
+                        for stage, looks in stages.items()
+                    ],
+                }
+            },
+            "curves": {
+                f"{rows} {quantity} of {stage}, {label}": {
+                    "quantity": quantity,
+                    "label": LABELS[quantity],
+                    "model": label,
+                    "stage": stage,
+                    "rows": rows,
+                    "steps": looks["epoch"],
+                    "mean": looks[f"{rows}_{quantity}"],
+                }
+                for label, stages in curves.items()
+                for stage, looks in stages.items()
+                for quantity in LABELS
+                for rows in ("training", "validation")
+            },
+            "claims": [record(claim, "accuracy", claim(metrics)) for claim in claims],
+        }
+
+
+def learning_curves(key: str) -> dict[str, Columns]:
+    """Of every stage of a model in the cache, what was seen of it while it was trained."""
+    return json.loads((cache.root() / KIND / key / "model" / CURVES).read_text())

@@ -1,0 +1,310 @@
+"""Probes of every representation: which layers know a target, and which tell it linearly."""
+
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+from pydantic import Field
+
+from repsim_cli.activations.cached import cached, from_cache
+from repsim_cli.activations.inputs import check_modality, described, named, paired, sequences_of, tokenizers
+from repsim_cli.activations.rows import batches, blocks, devices, readings, total_rows
+from repsim_cli.activations.stored import Recorder
+from repsim_cli.analysis.claims.finding import check_names
+from repsim_cli.analysis.claims.probes import PROBE_CLAIMS, probe_verdicts
+from repsim_cli.data.base import Data
+from repsim_cli.errors import BadInput
+from repsim_cli.models.source import AnySource, Precomputed, Source
+from repsim_cli.registry import did_you_mean, studies
+from repsim_cli.results import Run, slug, write
+from repsim_cli.settings import Extract, Hardware
+from repsim_cli.training.probes import (
+    ERRORS,
+    LINEAR,
+    PROBES,
+    Fit,
+    Record,
+    Split,
+    Unit,
+    fit_unit,
+    settings_of,
+    split_of,
+)
+from repsim_cli.training.state import SAVE_EVERY
+
+DONE = ".probes.json"  # what a run that was killed has finished, until its end
+PERFECT = 0.01  # an error up to here counts as none
+COLUMNS = ["model", "layer", "target", "probe", "error", "error on fitted rows", "control", "converged"]
+BEST = ["model", "target", "probe", "perfect", "nearest", "others as near", "lowest error", "control"]
+
+
+@studies.register("probes")
+class Probes:
+    """Every representation of the live models against every target: held-out errors of linear probes and of 2-layer
+    MLPs, of scikit-learn with its defaults, on features as they are, each with a control of shuffled targets.
+
+    targets: the label of the stored representations that are the targets: one feature per class with a single 1 in
+    each row, or one whole number. probes: of linear_regression, linear_classification (least squares on indicators of
+    the classes), logistic_classification, mlp_regression, mlp_classification. train_share: of the rows, that probes are
+    fitted on; drawn under the run's seed. Threads of hardware (null: all cores) are processes of one thread each.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: Mapping[str, AnySource],
+        data: Data,
+        extract: Extract,
+        hardware: Hardware,
+        seed: int,
+        cache: bool = True,
+        targets: str,
+        probes: list[str],
+        train_share: Annotated[float, Field(gt=0, lt=1)] = 0.8,
+        claims: list[str] | None = None,
+    ):
+        stored = {label: source for label, source in model.items() if isinstance(source, Precomputed)}
+        self.live = {label: source for label, source in model.items() if isinstance(source, Source)}
+        if not self.live:
+            raise BadInput(
+                "model: no model to probe is selected, got none that is run; e.g. model=[modsum_l,modsum_targets]"
+            )
+        if targets not in stored:
+            hint = did_you_mean(targets, stored) if stored else "select one, e.g. modsum_targets"
+            raise BadInput(f"options.targets: no stored representations of this name, got '{targets}'; {hint}")
+        for label in stored:
+            if label != targets:
+                raise BadInput(f"model.{label}: stored representations beside the targets, got '{label}'; drop it")
+        if not probes:
+            raise BadInput(f"options.probes: none is selected, got []; choose of {', '.join(PROBES)}")
+        for name in probes:
+            if name not in PROBES:
+                raise BadInput(f"options.probes: no such probe, got '{name}'; {did_you_mean(name, PROBES)}")
+        if extract.estimate != "full":
+            raise BadInput(f"extract.estimate: probes are fitted on one sample, got {extract.estimate}; use full")
+        check_names(claims or [], PROBE_CLAIMS)
+        check_modality(self.live, data)
+        self.models, self.data, self.extract, self.hardware = dict(model), data, extract, hardware
+        self.seed, self.cache, self.targets = seed, cache, targets
+        self.probes = {name: PROBES[name] for name in dict.fromkeys(probes)}
+        self.train_share, self.claims = train_share, claims or []
+        self.readings = readings(model, extract)
+        self.layers = [layer for reading in self.readings for layer in reading.layers if reading.label != targets]
+        self.names = stored[targets].names
+        self.devices = devices(hardware, list(model))
+        self._check_memory()
+        self.tokenizers = tokenizers(self.live, data, extract)
+
+    def memory(self) -> dict[str, float]:
+        """Bytes, estimated: libraries, weights, the rows and a copy for the processes, and what one fit works on."""
+        jobs, widest = self.jobs(), max(layer.width for layer in self.layers)
+        return {
+            "Python and its libraries": 0.5e9 + 0.15e9 * jobs,
+            "weights": sum(4.0 * source.parameters for source in self.live.values()),
+            "rows": 4.0 * 3 * self.extract.rows * sum(layer.width for layer in self.layers),
+            "fits": 8.0 * 4 * jobs * self.extract.rows * widest,
+        }
+
+    def _check_memory(self) -> None:
+        need, limit = sum(self.memory().values()), self.hardware.memory_limit
+        if need > limit:
+            raise BadInput(
+                f"hardware.memory_gb: the run needs about {need / 1e9:.2f} GB, got a limit of {limit / 1e9:.2f} GB; "
+                "lower extract.rows or hardware.threads, or use fewer models"
+            )
+
+    def jobs(self) -> int:
+        return self.hardware.threads or os.cpu_count() or 1
+
+    def units(self) -> list[Unit]:
+        linear = any(probe.linear for probe in self.probes.values())
+        return [
+            *(Unit(layer.model, layer.name, LINEAR, "", False) for layer in self.layers if linear),
+            *(
+                Unit(layer.model, layer.name, name, target, control)
+                for layer in self.layers
+                for name, probe in self.probes.items()
+                if not probe.linear
+                for target in self.names
+                for control in (False, True)
+            ),
+        ]
+
+    def plan(self) -> dict[str, Any]:
+        return {
+            "models": {label: f"{one.model_type}, {one.parameters:,} parameters" for label, one in self.live.items()},
+            "layers": len(self.layers),
+            "targets": self.names,
+            "probes": list(self.probes),
+            "fits, with controls": 2 * len(self.layers) * len(self.names) * len(self.probes),
+            "rows, at most": self.extract.rows,
+            "memory, GB": {part: round(size / 1e9, 3) for part, size in self.memory().items()},
+        }
+
+    def run(self, run: Run) -> dict[str, Any]:
+        if self.hardware.threads:
+            torch.set_num_threads(self.hardware.threads)
+        run.manifest.update(device=self.hardware.device, threads=torch.get_num_threads())
+        rows = self._rows(run)
+        targets = {name: classes_of(name, rows.pop((self.targets, name))) for name in self.names}
+        split = split_of(len(next(iter(targets.values()))), self.train_share, self.seed)
+        with run.stage("probes"):
+            fits = self._fits(run, rows, targets, split)
+        results = self._results(run, fits, targets, split)
+        (run.folder / DONE).unlink(missing_ok=True)
+        return results
+
+    def _rows(self, run: Run) -> dict[tuple[str, str], np.ndarray]:
+        """The sampled rows of every layer and target, by model and name."""
+        extract, hardware = self.extract, self.hardware
+        with run.stage("data"):
+            sequences = sequences_of(self.live, self.tokenizers, self.data, extract, self.seed)
+            run.manifest["data"], notices = described(sequences, self.data, extract)
+            for notice in notices:
+                run.warn(notice)
+            self.readings = paired(self.readings, sequences, self.data, extract)
+            total = total_rows(self.readings, sequences, extract)
+            run.manifest["rows"] = min(total, extract.rows)
+            if total < extract.rows:
+                run.warn(f"extract.rows: {extract.rows} rows were asked for, the data has {total}; all are used")
+        with run.stage("models"):
+            identities = {label: source.identity() for label, source in self.models.items()}
+            run.manifest["models"] = identities
+        run.save_manifest()
+        own = [reading for reading in self.readings if reading.label in self.live]
+        kept = cached(own, sequences, identities, extract, hardware.dtype, run.warn) if self.cache else nullcontext({})
+        with run.stage("activations"), kept as entries:
+            found = [from_cache(reading, entries, identities) for reading in self.readings]
+            modules = {
+                one.label: named(one.label, one.source.load, False).to(self.devices[one.label], self._dtype())
+                for one in found
+                if isinstance(one.source, Source)
+            }
+            recorders = {label: Recorder(entry) for label, entry in entries.items() if label in modules}
+
+            def progress(steps: Sequence[int]) -> Iterator[int]:
+                return run.progress(steps, label="activations", unit="batches")
+
+            stream = blocks(found, modules, recorders, sequences, extract, hardware, progress)
+            (sample,) = batches(stream, extract, total, self.seed)
+        layers = [layer for reading in found for layer in reading.layers]
+        return {(one.model, one.name): x.cpu().numpy() for one, x in zip(layers, sample, strict=True)}
+
+    def _dtype(self) -> torch.dtype:
+        return getattr(torch, self.hardware.dtype)
+
+    def _fits(
+        self,
+        run: Run,
+        rows: Mapping[tuple[str, str], np.ndarray],
+        targets: Mapping[str, np.ndarray],
+        split: Split,
+    ) -> dict[tuple[str, str], dict[Record, Fit]]:
+        """All fits by model and layer. What is finished is written every few seconds, and not done again."""
+        from joblib import Parallel, delayed
+
+        file = run.folder / DONE
+        done: list[Any] = json.loads(file.read_text()) if file.is_file() else []
+        finished = {tuple(unit) for unit, _ in done}
+        left = [unit for unit in self.units() if unit not in finished]
+        found = Parallel(n_jobs=min(self.jobs(), len(left) or 1), return_as="generator_unordered")(
+            delayed(fit_unit)(unit, rows[unit.model, unit.layer], targets, tuple(self.probes), split, self.seed)
+            for unit in left
+        )
+        saved = time.monotonic()
+        for _, one in zip(run.progress(left, label="probes", unit="fits"), found, strict=True):
+            done.append(one)
+            if time.monotonic() - saved > SAVE_EVERY:
+                write(file, json.dumps(done).encode())
+                saved = time.monotonic()
+        fits: dict[tuple[str, str], dict[Record, Fit]] = {(layer.model, layer.name): {} for layer in self.layers}
+        for (model, layer, *_), records in done:
+            fits[model, layer] |= {tuple(record): Fit(*values) for record, values in records}
+        return fits
+
+    def _results(
+        self,
+        run: Run,
+        fits: Mapping[tuple[str, str], Mapping[Record, Fit]],
+        targets: Mapping[str, np.ndarray],
+        split: Split,
+    ) -> dict[str, Any]:
+        rows, best, errors = [], [], []
+        for label in self.live:
+            layers = [layer.name for layer in self.layers if layer.model == label]
+            for probe in self.probes:
+                values, control = (
+                    np.array(
+                        [[fits[label, layer][probe, target, way].error for target in self.names] for layer in layers]
+                    )
+                    for way in (False, True)
+                )
+                stem = f"probes-{slug(probe)}-{slug(label)}"
+                errors.append(
+                    {
+                        "model": label,
+                        "probe": probe,
+                        "label": self.probes[probe].label,
+                        "error": ERRORS[self.probes[probe].task],
+                        "layers": layers,
+                        "targets": self.names,
+                        "values": run.write_array(stem, values),
+                        "control": run.write_array(f"{stem}-control", control),
+                    }
+                )
+                for place, target in enumerate(self.names):
+                    best.append([label, target, probe, *nearest(layers, values[:, place], control[:, place])])
+                    for layer in layers:
+                        one, shuffled = (fits[label, layer][probe, target, way] for way in (False, True))
+                        rows.append(
+                            [label, layer, target, probe, one.error, one.fitted_error, shuffled.error, one.converged]
+                        )
+        lowest = {(model, target, probe): row[3] for model, target, probe, *row in best}
+        return {
+            "measures": [],
+            "tables": {
+                "nearest to the targets": {"columns": BEST, "rows": best},
+                "probes": {"columns": COLUMNS, "rows": rows},
+            },
+            "curves": {},
+            "claims": probe_verdicts(self.claims, lowest, PERFECT),
+            "probes": {
+                "errors": errors,
+                "targets": {name: {"classes": len(np.unique(classes))} for name, classes in targets.items()},
+                "rows fitted on": len(split.fitted),
+                "rows held out": len(split.held_out),
+                "seed": self.seed,
+                "perfect up to": PERFECT,
+                "settings": {name: settings_of(probe, self.seed) for name, probe in self.probes.items()},
+            },
+        }
+
+
+def nearest(layers: Sequence[str], errors: np.ndarray, controls: np.ndarray) -> list[Any]:
+    """Whether the target can be told (up to PERFECT), from which layer, from how many others as well, with which error
+    and control. Of layers that are as near the first residual stream stands for all, as in the paper, or the first.
+    """
+    lowest = float(errors.min())
+    near = np.flatnonzero(errors <= (PERFECT if lowest <= PERFECT else lowest))
+    place = next((place for place in near if layers[place].startswith("resid_post")), near[0])
+    return [lowest <= PERFECT, layers[place], len(near) - 1, lowest, float(controls[place])]
+
+
+def classes_of(name: str, x: np.ndarray) -> np.ndarray:
+    """The class of every row, from an indicator of each class or from whole numbers."""
+    if x.shape[1] == 1 and (x == np.round(x)).all():
+        classes = x[:, 0].astype(np.int64) - int(x.min())
+    elif x.shape[1] > 1 and ((x == 0) | (x == 1)).all() and (x.sum(1) == 1).all():
+        classes = x.argmax(1)
+    else:
+        raise BadInput(
+            f"options.targets: '{name}' is neither one whole number nor one 1 among zeros per row; code it so"
+        )
+    if len(np.unique(classes)) < 2:
+        raise BadInput(f"options.targets: '{name}' has one class only, got {classes[0]}; give more rows, or drop it")
+    return classes

@@ -1,0 +1,174 @@
+"""Probes: how well a target can be told from a representation, on rows that the probe was not fitted on (scikit-learn).
+
+A target is a class per row. A probe for numbers is fitted on the number of the class and scored by its residual error
+1 - R^2, one for classes by its error rate 1 - accuracy: 0 is perfect; a target that cannot be told gives about 1, or
+the error of a guess.
+"""
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from jaxtyping import Float, Int
+
+Task = Literal["number", "class"]
+ERRORS = {"number": "1 - R²", "class": "1 - accuracy"}
+
+
+@dataclass(frozen=True)
+class Probe:
+    """make(seed): a fresh estimator. label: of figures. linear ones are fitted on all targets of a layer at once."""
+
+    label: str
+    task: Task
+    make: Callable[[int], Any]
+    linear: bool = False
+
+
+def _linear(seed: int) -> Any:
+    from sklearn.linear_model import LinearRegression
+
+    return LinearRegression()
+
+
+def _logistic(seed: int) -> Any:
+    from sklearn.linear_model import LogisticRegression
+
+    return LogisticRegression()
+
+
+def _mlp_regressor(seed: int) -> Any:
+    from sklearn.neural_network import MLPRegressor
+
+    return MLPRegressor(random_state=seed)
+
+
+def _mlp_classifier(seed: int) -> Any:
+    from sklearn.neural_network import MLPClassifier
+
+    return MLPClassifier(random_state=seed)
+
+
+PROBES = {
+    "linear_regression": Probe("linear regression", "number", _linear, linear=True),
+    "linear_classification": Probe("linear classification", "class", _linear, linear=True),
+    "logistic_classification": Probe("logistic regression", "class", _logistic),
+    "mlp_regression": Probe("2-layer MLP, regression", "number", _mlp_regressor),
+    "mlp_classification": Probe("2-layer MLP, classification", "class", _mlp_classifier),
+}
+
+
+class Split(NamedTuple):
+    """Row numbers: those that probes are fitted on, and those held out; and for the control, an order of all rows."""
+
+    fitted: Int[np.ndarray, " m"]
+    held_out: Int[np.ndarray, " k"]
+    shuffled: Int[np.ndarray, " n"]
+
+
+def split_of(rows: int, share: float, seed: int) -> Split:
+    """share: of the rows, that probes are fitted on; at least one on either side."""
+    draw = np.random.default_rng(seed)
+    order, fitted = draw.permutation(rows), min(max(round(share * rows), 1), rows - 1)
+    return Split(order[:fitted], order[fitted:], draw.permutation(rows))
+
+
+class Fit(NamedTuple):
+    """The error on rows that were held out and on those fitted on; whether the solver stopped before its last step."""
+
+    error: float
+    fitted_error: float
+    converged: bool
+
+
+def fit(probe: Probe, x: Float[np.ndarray, "n d"], classes: Int[np.ndarray, " n"], split: Split, seed: int) -> Fit:
+    """One probe on one target. The features are as they are; a number is standardised over the rows fitted on."""
+    from sklearn.exceptions import ConvergenceWarning
+
+    y = classes
+    if probe.task == "number":
+        y = (classes - classes[split.fitted].mean()) / (classes[split.fitted].std() or 1.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        estimator = probe.make(seed).fit(x[split.fitted], y[split.fitted])
+    error, fitted = (1 - float(estimator.score(x[rows], y[rows])) for rows in (split.held_out, split.fitted))
+    return Fit(error, fitted, bool(np.max(estimator.n_iter_) < estimator.max_iter))
+
+
+def fit_linear(
+    x: Float[np.ndarray, "n d"], targets: Mapping[str, Int[np.ndarray, " n"]], tasks: Sequence[Task], split: Split
+) -> dict[tuple[str, Task], Fit]:
+    """Least squares in float64 on all targets at once: on their numbers, and on indicators of the classes, of which the
+    largest wins."""
+    from sklearn.metrics import accuracy_score, r2_score
+
+    given = x.astype(np.float64)
+    wanted = {
+        (name, task): classes[:, None].astype(np.float64) if task == "number" else np.eye(classes.max() + 1)[classes]
+        for name, classes in targets.items()
+        for task in tasks
+    }
+    ends = np.cumsum([y.shape[1] for y in wanted.values()])[:-1]
+    together = np.concatenate(list(wanted.values()), 1)
+    estimator = _linear(0).fit(given[split.fitted], together[split.fitted])
+    errors: dict[tuple[str, Task], list[float]] = {key: [] for key in wanted}
+    for rows in (split.held_out, split.fitted):
+        for (key, y), found in zip(wanted.items(), np.split(estimator.predict(given[rows]), ends, 1), strict=True):
+            if key[1] == "number":
+                errors[key].append(1 - float(r2_score(y[rows], found)))
+            else:
+                errors[key].append(1 - float(accuracy_score(y[rows].argmax(1), found.argmax(1))))
+    return {key: Fit(held_out, fitted, True) for key, (held_out, fitted) in errors.items()}
+
+
+class Unit(NamedTuple):
+    """What is fitted at a time: all linear probes of a layer (`LINEAR`), or one probe on one target or its control."""
+
+    model: str
+    layer: str
+    probe: str
+    target: str
+    control: bool
+
+
+LINEAR = "linear"
+Record = tuple[str, str, bool]  # probe, target, control
+
+
+def fit_unit(
+    unit: Unit,
+    x: Float[np.ndarray, "n d"],
+    targets: Mapping[str, Int[np.ndarray, " n"]],
+    probes: Sequence[str],
+    split: Split,
+    seed: int,
+) -> tuple[Unit, list[tuple[Record, Fit]]]:
+    """The errors of a unit, in one thread, so that they do not depend on how many units are fitted beside it."""
+    from threadpoolctl import threadpool_limits
+
+    with threadpool_limits(1):
+        if unit.probe != LINEAR:
+            classes = targets[unit.target][split.shuffled] if unit.control else targets[unit.target]
+            return unit, [((unit.probe, unit.target, unit.control), fit(PROBES[unit.probe], x, classes, split, seed))]
+        linear = {PROBES[name].task: name for name in probes if PROBES[name].linear}
+        found = []
+        for control in (False, True):
+            given = {name: classes[split.shuffled] if control else classes for name, classes in targets.items()}
+            fits = fit_linear(x, given, list(linear), split)
+            found += [((linear[task], target, control), one) for (target, task), one in fits.items()]
+        return unit, found
+
+
+def settings_of(probe: Probe, seed: int) -> dict[str, Any]:
+    """What somebody needs to fit it again."""
+    estimator = probe.make(seed)
+    return {
+        "estimator": type(estimator).__name__,
+        "parameters": {key: value for key, value in estimator.get_params().items() if isinstance(value, _PLAIN)},
+        "error": ERRORS[probe.task],
+    }
+
+
+_PLAIN = (bool, int, float, str, tuple, type(None))

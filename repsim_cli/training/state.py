@@ -1,0 +1,52 @@
+"""The state of a training that may be killed: put back, the training goes on and ends with the same bits."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from repsim_cli.results import write
+
+SAVE_EVERY = 5.0  # seconds between two saved states
+
+
+def save_state(
+    file: Path,
+    model: nn.Module,
+    optimiser: torch.optim.Optimizer,
+    draw: np.random.Generator,
+    more: Mapping[str, Tensor],
+) -> None:
+    """Weights, moments, torch's generator and `more` as safetensors; the generator of batches in their metadata."""
+    tensors: dict[str, Tensor] = {f"weights.{name}": x.detach() for name, x in model.named_parameters()}
+    for i, moments in optimiser.state_dict()["state"].items():
+        tensors |= {f"optimiser.{i}.{key}": x for key, x in moments.items()}
+    tensors |= {f"more.{name}": x for name, x in more.items()}
+    tensors["torch"] = torch.get_rng_state()
+    held = {name: x.contiguous() for name, x in tensors.items()}
+    write(file, safetensors.torch.save(held, {"draw": json.dumps(draw.bit_generator.state)}))
+
+
+def restore_state(
+    file: Path, model: nn.Module, optimiser: torch.optim.Optimizer, draw: np.random.Generator
+) -> dict[str, Tensor]:
+    """Puts a saved state back; returns what was saved beside it."""
+    tensors = safetensors.torch.load_file(file)
+    with safetensors.safe_open(file, framework="pt") as opened:
+        draw.bit_generator.state = json.loads(opened.metadata()["draw"])
+    with torch.no_grad():
+        for name, x in model.named_parameters():
+            x.copy_(tensors[f"weights.{name}"])
+    moments: dict[int, dict[str, Tensor]] = {}
+    for name, x in tensors.items():
+        if name.startswith("optimiser."):
+            _, i, key = name.split(".")
+            moments.setdefault(int(i), {})[key] = x
+    optimiser.load_state_dict({**optimiser.state_dict(), "state": moments})
+    torch.set_rng_state(tensors["torch"])
+    return {name.removeprefix("more."): x for name, x in tensors.items() if name.startswith("more.")}

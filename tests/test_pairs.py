@@ -1,0 +1,308 @@
+"""Slow pairs: the same bits from any number of processes and after a kill, what is known of each pair, and its audit."""
+
+import json
+import os
+import signal
+import time
+
+import numpy as np
+import psutil
+import pytest
+import torch
+
+from repsim_cli import cli, measures, results
+from repsim_cli.errors import Degenerate, RunFailed
+from repsim_cli.measures import gromov
+from repsim_cli.similarity import Work, all_pairs, estimate_all_pairs, processes
+from repsim_cli.similarity.pairs import AUDITED, audited, plain
+from repsim_cli.studies import analyses
+
+N = 24
+
+
+def representations(count=4, n=N):
+    """Layers of a smooth map, wider each."""
+    draw = torch.Generator().manual_seed(0)
+    found = [torch.randn(n, 5, generator=draw)]
+    for k in range(1, count):
+        found.append(torch.tanh(found[-1] @ torch.randn(4 + k, 5 + k, generator=draw) / 2))
+    return found
+
+
+NAMES = [f"layer {k}" for k in range(4)]
+GROMOV = {"gw": measures.get("gromov_wasserstein", audit=0.5)}
+
+
+@pytest.fixture
+def at_once(monkeypatch):
+    """Processes start without waiting for enough work."""
+    monkeypatch.setattr(processes, "PATIENCE", 0.0)
+    monkeypatch.setattr(processes, "WORTH", 0.0)
+
+
+def solved_in(folder, count, **more):
+    """Values and details of a batch, from work in so many processes."""
+    found = {}
+    with Work(folder=folder, processes=count, **more) as work:
+        xs = representations()
+        both = {**GROMOV, "wasserstein": measures.get("wasserstein")}
+
+        def observe(label, measure, prepared, values):
+            found[label] = torch.stack([values, *prepared.details.values()]).nan_to_num(-1.0)
+
+        all_pairs({"gw": both["gw"]}, xs, NAMES, observe=observe, work=work)
+        all_pairs({"wasserstein": both["wasserstein"]}, [x[:, :5] for x in xs], NAMES, observe=observe, work=work)
+        assert (len(work._pool) > 0) == (count > 1)
+        workers = [worker.process for worker in work._pool]
+    assert not [worker for worker in workers if worker.is_alive()]
+    return found
+
+
+def test_any_number_of_processes_gives_the_same_bits(tmp_path, at_once):
+    one, two = (solved_in(tmp_path / str(count), count) for count in (1, 2))
+    assert all(torch.equal(one[label], two[label]) for label in one)
+    plain = all_pairs(GROMOV, representations())["gw"]
+    measure = GROMOV["gw"]
+    loop = [[measure(x, y) for y in representations()] for x in representations()]
+    assert torch.equal(plain, one["gw"][0])
+    assert torch.equal(plain, torch.tensor(loop, dtype=torch.float64))
+    assert not (tmp_path / "2" / results.PAIRS / "inputs").exists()
+
+
+def test_a_process_that_dies_is_an_error():
+    worker = processes.Worker.start()
+    worker.process.kill()
+    worker.process.join()
+    with pytest.raises(
+        RunFailed, match=r"hardware.processes: a process ended before its work, got exit code \[-9\]; fr"
+    ):
+        list(processes.spread(plain, [1, 2], [(0, 1)], [worker], 1))
+    worker.connection.close()
+
+
+def test_done_pairs_are_not_solved_again(tmp_path, monkeypatch):
+    solved = []
+
+    def counted(*sides, **settings):
+        solved.append(sides)
+        return gromov.gromov(*sides, start="best", restarts=0, seed=0)
+
+    measure = {"m": measures.Measure(**{**vars(GROMOV["gw"]), "compare": counted, "slow": measures.base.Slow()})}
+
+    def interrupted(items, **_):
+        for done, item in enumerate(items):
+            if done == 5:
+                raise KeyboardInterrupt
+            yield item
+
+    with Work(folder=tmp_path, progress=interrupted) as work, pytest.raises(KeyboardInterrupt):
+        all_pairs(measure, representations(), work=work)
+    assert len(solved) == 5
+    with Work(folder=tmp_path) as work:
+        found = all_pairs(measure, representations(), work=work)
+        assert len(solved) == 10
+        # another batch: its own notes, and those before it go
+        all_pairs(measure, representations(), work=work, batch=1)
+    assert len(solved) == 20
+    assert [folder.name for folder in (tmp_path / results.PAIRS).iterdir()] == ["batch-1"]
+    assert torch.equal(found["m"], all_pairs(GROMOV, representations())["gw"])
+
+
+def test_errors_name_the_pair(tmp_path):
+    def broken(text):
+        def compare(a, b):
+            if len(a.rows[0]) != len(b.rows[0]):
+                raise text
+            return 0.0
+
+        return {"m": measures.Measure(**{**vars(GROMOV["gw"]), "compare": compare, "slow": measures.base.Slow()})}
+
+    with pytest.raises(Degenerate, match="layer 0 and layer 1: no value"):
+        all_pairs(broken(Degenerate("no value")), representations(), NAMES)
+    with pytest.raises(RuntimeError, match="layer 0 and layer 1: Traceback"):
+        all_pairs(broken(ValueError("a bug")), representations(), NAMES)
+    nan = measures.Measure(**{**vars(GROMOV["gw"]), "compare": lambda a, b: np.nan, "slow": measures.base.Slow()})
+    with pytest.raises(RunFailed, match="layer 0 and layer 0: gromov_wasserstein is not finite, got nan; please rep"):
+        all_pairs({"m": nan}, representations(), NAMES)
+    uneven = [x[: N - k] for k, x in enumerate(representations(2))]
+    with pytest.raises(Degenerate, match=r"gromov_wasserstein: different numbers of rows, got layer 0: 24, layer 1: 2"):
+        all_pairs(GROMOV, uneven, NAMES[:2])
+
+
+def test_what_is_known_of_a_pair(tmp_path):
+    xs = representations()
+    with Work(folder=tmp_path, couplings=True) as work:
+        matrices, _ = estimate_all_pairs(GROMOV, lambda seen: [xs][seen:], names=NAMES, estimate="full", work=work)
+    matrix = matrices["gw"]
+    known = matrix.statistics
+    assert {*GROMOV["gw"].slow.details} <= set(known)
+    assert torch.equal(known["won_identity"] + known["won_pot"], torch.ones(4, 4))
+    assert (known["steps"] >= 1).all()
+    assert (known["second_bound"] <= known["third_bound"] + 1e-15).all()
+    assert (known["third_bound"] <= matrix.values + 1e-15).all()
+    matched = work.matchings("00-gw")
+    states = [GROMOV["gw"].prepare(x).distances for x in xs]
+    for a in range(4):
+        for b in range(4):
+            order = matched[a, b]
+            assert np.mean((states[a] - states[b][order][:, order]) ** 2) == pytest.approx(
+                float(matrix.values[a, b]), rel=1e-12, abs=1e-15
+            )
+
+
+def test_details_are_means_over_batches(tmp_path):
+    batches = [representations(), [x.flip(1) + torch.arange(N)[:, None] / N for x in representations()]]
+    with Work(folder=tmp_path) as work:
+        matrices, _ = estimate_all_pairs(
+            GROMOV, lambda seen: batches[seen:], names=NAMES, estimate="per_batch", work=work
+        )
+    single = [
+        estimate_all_pairs(GROMOV, lambda seen, b=b: [b][seen:], names=NAMES, estimate="full")[0]["gw"] for b in batches
+    ]
+    for key in GROMOV["gw"].slow.details:
+        mean = sum(one.statistics[key] for one in single) / 2
+        torch.testing.assert_close(matrices["gw"].statistics[key], mean)
+    # of the first batch alone
+    drawn = ~matrices["gw"].statistics["audit_reference"].isnan()
+    assert drawn.sum() == 3
+    assert torch.equal(matrices["gw"].statistics["audit_value"][drawn], single[0].values[drawn])
+
+
+def audit(folder, measure):
+    """The table's rows and the warning."""
+    with Work(folder=folder) as work:
+        xs = representations()
+        matrix = estimate_all_pairs({"gw": measure}, lambda seen: [xs][seen:], names=NAMES, estimate="full", work=work)[
+            0
+        ]["gw"]
+    numbers = {key: value.numpy() for key, value in matrix.statistics.items()}
+    return analyses.audited("gw", measure.slow.audit, NAMES, numbers)
+
+
+@pytest.mark.parametrize("start", ["pot", "best"])
+def test_the_audit_finds_a_wrong_solver(tmp_path, start, monkeypatch):
+    measure = measures.get("gromov_wasserstein", start=start, audit=1.0)
+    rows, warning = audit(tmp_path / "right", measure)
+    assert len(rows) == 6
+    assert warning is None
+    assert {row[-1] for row in rows} == {"no"}
+    worst = max(row[5] for row in rows)
+    assert worst <= 1e-9
+    if start == "pot":
+        assert min(row[5] for row in rows) >= -1e-9
+    # a descent that ends where it starts
+    monkeypatch.setattr(gromov, "descend", lambda coupling, *_: gromov.Optimum(np.roll(coupling, 1, 1), 1))
+    rows, warning = audit(tmp_path / "wrong", measure)
+    claim = {"pot": "within 1e-9 of", "best": "at most"}[start]
+    assert f"of 6 audited pairs are not {claim} what POT finds, e.g. layer" in warning
+
+
+def test_which_pairs_are_audited():
+    cells = [(a, b) for a in range(93) for b in range(a, 93)]
+    drawn = audited(cells, 0.02, 0)
+    assert len(drawn) == AUDITED
+    assert all(a != b for a, b in drawn)
+    assert drawn == audited(cells, 0.02, 0) != audited(cells, 0.02, 1)
+    assert len(audited(cells[:5], 0.02, 0)) == 1
+    assert audited(cells[:1], 0.02, 0) == []
+    assert measures.get("gromov_wasserstein", start="identity").slow.audit is None
+
+
+def test_ties_are_seen():
+    draw = np.random.default_rng(0)
+    classes = np.eye(3)[draw.integers(0, 3, 40)]
+    both = [gromov.space(torch.from_numpy(x), cost_scale="mean") for x in (classes, draw.normal(size=(40, 3)))]
+    assert [gromov.tied(one.distances) for one in both] == [True, False]
+    assert gromov.by_pot(*both).details == (1.0,)
+    assert gromov.by_pot(both[1], both[1]).details == (0.0,)
+
+
+SMALL = [
+    "run",
+    "-q",
+    "model=[tiny_a,tiny_b]",
+    "measure=[gromov_wasserstein]",
+    "extract.estimate=full",
+    "extract.rows=96",
+]
+SMALL += [
+    "extract.sequences=4",
+    "extract.length=32",
+    "extract.layers=[0,2,5]",
+    "hardware.threads=1",
+    "hardware.processes=2",
+]
+SMALL += ["+options.couplings=true"]  # fmt: skip
+
+
+def numbers(folder):
+    files = [folder / "results.json", *sorted((folder / "arrays").iterdir())]
+    return {file.name: file.read_bytes() for file in files}
+
+
+@pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
+def test_a_killed_run_goes_on(repsim, newest, tmp_path, at_once, monkeypatch):
+    """SIGKILL while two processes solve pairs: nothing stays alive, and what it ends with has the bits of a whole run."""
+    code, _, err = repsim(*SMALL, "hardware.processes=1")
+    assert code == 0, err
+    whole = newest()
+    monkeypatch.setenv("REPSIM_OUTPUTS", str(tmp_path / "killed" / "outputs"))
+    monkeypatch.setattr(processes, "BLOCK", 0.0)
+    process = os.fork()
+    if not process:
+        # the run's own process sleeps after each pair, so that it is killed between them
+        monkeypatch.setattr("repsim_cli.cli.run.Bar", lambda: slowly)
+        quiet = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(quiet, 1)
+        os.dup2(quiet, 2)
+        try:
+            cli.main(SMALL)
+        finally:
+            os._exit(1)
+    done, children = 0, []
+    end = time.monotonic() + 60
+    while done < 4 or len(children) < 2:
+        assert time.monotonic() < end
+        notes = list((tmp_path / "killed").rglob("00-gromov_wasserstein.npy"))
+        done = int((~np.isnan(np.load(notes[0])[..., 0])).sum()) if notes else 0
+        children = psutil.Process(process).children(recursive=True)
+        time.sleep(0.01)
+    os.kill(process, signal.SIGKILL)
+    os.waitpid(process, 0)
+    assert not psutil.wait_procs(children, timeout=10)[1]
+    (folder,) = results.runs(tmp_path / "killed")
+    assert results.read_manifest(folder)["status"] == "running"
+    assert done < 21
+    monkeypatch.setattr(processes, "WORTH", 1e9)
+    code, _, err = repsim(*SMALL, "resume=latest")
+    assert code == 0, err
+    assert f"going on with {folder}" in err
+    assert numbers(folder) == numbers(whole)
+    assert not (folder / results.PAIRS).exists()
+    found = json.loads((folder / "results.json").read_text())
+    (record,) = found["measures"]
+    block = next(one for one in record["matrices"] if one["rows"]["model"] != one["columns"]["model"])
+    assert {"steps", "won_identity", "won_pot", "second_bound", "third_bound", "coupling"} <= set(block)
+    coupling = results.read_array(folder, block["coupling"])
+    assert (coupling.dtype, coupling.shape) == (np.int32, (3, 3, 96))
+    assert (np.sort(coupling) == np.arange(96)).all()
+    rows = dict(row[1:] for row in found["tables"][analyses.PAIRS_SOLVED]["rows"])
+    assert rows["pairs"] == 15
+    assert rows["won from identity, pairs"] + rows["won from pot, pairs"] == 15
+    assert 0 < rows["gap to the third lower bound, median"] < rows["gap to the second lower bound, median"] < 1
+    (one,) = found["tables"][analyses.AUDIT]["rows"]
+    assert one[5] <= 1e-9
+
+
+def slowly(items, label, unit):
+    for item in items:
+        yield item
+        if unit == "pairs":
+            time.sleep(0.2)
+
+
+def test_couplings_need_a_matching_of_one_sample(repsim):
+    code, _, err = repsim(*SMALL, "measure=[cka]")
+    assert (code, "options.couplings: no measure matches rows, got cka; select gromov_wasserstein" in err) == (2, True)
+    code, _, err = repsim(*SMALL, "extract.estimate=per_batch", "extract.batch_rows=32")
+    assert (code, "they are of one sample, got per_batch; use extract.estimate=full" in err) == (2, True)
