@@ -10,7 +10,7 @@ WON = "won_"
 
 def summary(
     details: Sequence[str], values: Float[np.ndarray, "r r"], numbers: Mapping[str, np.ndarray]
-) -> list[list[str | float]]:
+) -> list[list[str | int | float]]:
     """[number, value] of the pairs of different layers: what each start won, steps, and how far bounds are below.
 
     numbers: (r, r) of every detail. NaN: not compared. A gap is (value - bound) / value, of the pairs whose value is
@@ -18,7 +18,7 @@ def summary(
     """
     above = np.triu(~np.isnan(values), 1)
     own = values[above]
-    rows: list[list[str | float]] = [["pairs", len(own)]]
+    rows: list[list[str | int | float]] = [["pairs", len(own)]]
     for name in details:
         of_pairs = numbers[name][above]
         if name.startswith(WON):

@@ -159,7 +159,7 @@ def coot(*, starts: Positive = 2, seed: int = 0) -> Measure:
         invariant_to=frozenset({"permutation_of_neurons"}),
         minimum_rows=2,
         paired=False,
-        cost="about 5 steps of gromov_wasserstein + d^3 log d per start and pair",
+        cost="about 5 steps of gromov_wasserstein + d^3 log d per start and pair (n = 200, d = 256: 0.25 s)",
         source="Demetci et al. 2024; the objective, not its feature part alone",
         note=LOCAL + "Activations are in their own units, distances scaled: scale the activations to balance them. "
         "0: equal up to the order of rows and of neurons.",

@@ -4,6 +4,7 @@ What is prepared lies in .npy files that all processes map into memory. A pair h
 """
 
 import contextlib
+import io
 import itertools
 import multiprocessing
 import os
@@ -27,7 +28,7 @@ from torch import Tensor
 
 from repsim_cli.errors import Degenerate, RunFailed
 from repsim_cli.measures.base import MeasureWarning, Solved
-from repsim_cli.results import PAIRS, Progress, quiet
+from repsim_cli.results import PAIRS, Progress, quiet, write
 
 PATIENCE = 1.0  # seconds in this process, before others are thought of
 WORTH = 5.0  # seconds that must be left for them: each takes about two to start
@@ -52,7 +53,9 @@ def stored(state: Any, stem: Path) -> Stored:
     parts = state if isinstance(state, tuple) else (state,)
     files = tuple(f"{stem}-{i}.npy" for i in range(len(parts)))
     for file, part in zip(files, parts, strict=True):
-        np.save(file, part.cpu().numpy() if isinstance(part, Tensor) else part, allow_pickle=False)
+        content = io.BytesIO()
+        np.save(content, part.cpu().numpy() if isinstance(part, Tensor) else part, allow_pickle=False)
+        write(Path(file), content.getvalue())
     tensors = tuple(isinstance(part, Tensor) for part in parts)
     return Stored(type(state) if isinstance(state, tuple) else None, files, tensors)
 
@@ -87,13 +90,17 @@ class Work:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.stop()
+        self.drop_inputs()
+
+    def stop(self) -> None:
+        """Ends the processes, whatever they do."""
         for worker in self._pool:
             worker.process.kill()
         for worker in self._pool:
             worker.process.join()
             worker.connection.close()
         self._pool.clear()
-        self.drop_inputs()
 
     @property
     def _inputs(self) -> Path:
@@ -202,7 +209,11 @@ def answers(
         yield (a, b), answer(solve, states[a], states[b])
         spent, rest = time.monotonic() - begin, len(cells) - done
         if work is not None and work.processes > 1 and spent > PATIENCE and spent / done * rest > WORTH:
-            yield from spread(solve, states, cells[done:], work.workers(), max(1, int(BLOCK * done / spent)))
+            try:
+                yield from spread(solve, states, cells[done:], work.workers(), max(1, int(BLOCK * done / spent)))
+            except BaseException:
+                work.stop()  # their answers are to questions that nobody asks any more
+                raise
             return
 
 
