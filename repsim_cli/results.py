@@ -421,7 +421,8 @@ def marked(results: Any, marks: dict[str, str] | None = None) -> Any:
     >>> marked({"marks": {"a": "93.1 %"}, "rows": [["a", 1.0], ["ab", 2.0]], "by": {"a": []}})["rows"]
     [['a (93.1 %)', 1.0], ['ab', 2.0]]
     """
-    marks = results.get("marks", {}) if marks is None else marks
+    if marks is None:
+        return marked(results, results.get("marks", {}))
     if isinstance(results, str):
         return f"{results} ({marks[results]})" if results in marks else results
     if isinstance(results, dict):

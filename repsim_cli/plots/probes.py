@@ -32,7 +32,8 @@ def _model(folder: Path, errors: list[dict[str, Any]]) -> Any:
     tops = [number * height + GAP * (number // 2 + 0.5 * number) for number in range(len(rows))]
     total = tops[-1] + height
     figure = Figure(figsize=(width, total))
-    used, image = [], None
+    used: list[Any] = []
+    image: Any = None
     for (one, way), top in zip(rows, tops, strict=True):
         axes = figure.add_axes((0, 1 - (top + height) / total, 1, height / total))
         values = read_array(folder, one[way])[order].T

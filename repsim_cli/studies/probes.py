@@ -290,7 +290,7 @@ def nearest(layers: Sequence[str], errors: np.ndarray, controls: np.ndarray) -> 
     and control. Of layers that are as near the first residual stream stands for all, as in the paper, or the first.
     """
     lowest = float(errors.min())
-    near = np.flatnonzero(errors <= (PERFECT if lowest <= PERFECT else lowest))
+    near = np.flatnonzero(errors <= (PERFECT if lowest <= PERFECT else lowest)).tolist()
     place = next((place for place in near if layers[place].startswith("resid_post")), near[0])
     return [lowest <= PERFECT, layers[place], len(near) - 1, lowest, float(controls[place])]
 
