@@ -121,8 +121,8 @@ def _pair(folder: Path, measure: dict, m: dict, ordered: dict[str, Any]) -> Any:
         read_array(folder, m["values"])[cells],
         read_array(folder, m["p"])[cells] if measure.get("null") else None,
     )
-    names = [[side["layers"][i] for i in order] for side, order in zip((rows, columns), orders, strict=True)]
-    figure, axes = _measured(values, p, *names, measure, "values")
+    down, across = [[side["layers"][i] for i in order] for side, order in zip((rows, columns), orders, strict=True)]
+    figure, axes = _measured(values, p, down, across, measure, "values")
     axes.set_ylabel(rows["model"], parse_math=False)
     axes.set_xlabel(columns["model"], parse_math=False)
     return figure
