@@ -379,7 +379,7 @@ def test_an_interrupted_run_goes_on_with_the_same_bits(repsim, newest, words, mo
     words = [*[word for word in words if "model.gpt" not in word], "measure=[attention_norm]"]
     assert repsim("run", "-q", *words)[0] == 0
     expected = {f.name: f.read_bytes() for f in (newest() / "arrays").iterdir()}
-    monkeypatch.setattr("repsim_cli.studies.attention.SAVE_EVERY", -1.0)
+    monkeypatch.setattr("repsim_cli.studies.matrices.SAVE_EVERY", -1.0)
     seen = []
     norms = measures.get("attention_norm").attention.sums
 

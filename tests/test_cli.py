@@ -413,7 +413,7 @@ def test_an_internal_error_is_recorded(repsim, newest, monkeypatch):
     def broken(*_, **__):
         raise ZeroDivisionError("oops")
 
-    monkeypatch.setattr("repsim_cli.studies.similarity.estimate_all_pairs", broken)
+    monkeypatch.setattr("repsim_cli.studies.matrices.estimate_all_pairs", broken)
     code, out, err = repsim("run", "model=[tiny_a]")
     assert (code, out) == (1, "")
     assert "internal error: ZeroDivisionError: oops; please report it with" in err

@@ -31,7 +31,7 @@ def broken_off(repsim, newest, monkeypatch):
     """A run that breaks off after three batches, its state saved; returns the folder."""
 
     def run(*words):
-        monkeypatch.setattr("repsim_cli.studies.similarity.SAVE_EVERY", -1.0)
+        monkeypatch.setattr("repsim_cli.studies.matrices.SAVE_EVERY", -1.0)
         seen = []
         from repsim_cli.similarity import estimates
 
@@ -137,21 +137,21 @@ def test_two_writers_in_one_folder(repsim, broken_off):
 
 
 def test_the_output_folder_is_removed_during_the_run(repsim, newest, monkeypatch, tmp_path):
-    from repsim_cli.studies.similarity import Similarity
+    from repsim_cli.studies import similarity
 
-    original = Similarity._matrices
+    original = similarity.estimated
 
-    def removing(self, run, *rest):
+    def removing(run, *rest, **more):
         shutil.rmtree(run.folder)
-        return original(self, run, *rest)
+        return original(run, *rest, **more)
 
-    monkeypatch.setattr("repsim_cli.studies.similarity.SAVE_EVERY", 1e9)
-    monkeypatch.setattr(Similarity, "_matrices", removing)
+    monkeypatch.setattr("repsim_cli.studies.matrices.SAVE_EVERY", 1e9)
+    monkeypatch.setattr(similarity, "estimated", removing)
     code, out, err = repsim("run", *SMALL)
     assert (code, out) == (1, "")
     assert "No such file or directory" in err
     assert "Traceback" not in err
-    monkeypatch.setattr(Similarity, "_matrices", original)
+    monkeypatch.setattr(similarity, "estimated", original)
     assert repsim("run", "-q", *SMALL)[0] == 0
     assert results.read_manifest(newest())["models_run"] == []
 

@@ -26,6 +26,9 @@ def cached(
     warn: Callable[[str], None],
 ) -> Iterator[dict[str, Entry]]:
     """The entries of live models, by label; none of those that do not fit, or where the cache cannot be used."""
+    if not live:
+        yield {}
+        return
     rows = int(rows_of(next(iter(sequences.values())), extract).sum())
     keys = {}
     for reading in live:

@@ -1,14 +1,13 @@
 """Similarity of the attention of every layer of every model with that of every layer of every model."""
 
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any, ClassVar
 
-import safetensors.torch
 import torch
 
 from repsim_cli.activations.attention import Special, attention_readings, check_units, head_places, maps, units
-from repsim_cli.activations.inputs import check_modality, described, named, sequences_of, tokenizers
+from repsim_cli.activations.inputs import check_modality, named, tokenizers
 from repsim_cli.activations.maps import Maps
 from repsim_cli.activations.rows import devices
 from repsim_cli.analysis.claims.finding import check_names
@@ -17,12 +16,14 @@ from repsim_cli.errors import BadInput, Degenerate, RunFailed
 from repsim_cli.measures import Measure
 from repsim_cli.models.source import AnySource, Source
 from repsim_cli.registry import studies
-from repsim_cli.results import STATE, Run, slug, write
+from repsim_cli.results import STATE, Run, slug
 from repsim_cli.settings import Extract, Hardware
-from repsim_cli.similarity import SimilarityMatrix, State, estimate_attention
+from repsim_cli.similarity import SimilarityMatrix, estimate_attention
 from repsim_cli.studies.analyses import OF_MAPS, Compared, joined, tested, with_base
+from repsim_cli.studies.bounds import check_memory, in_gb
+from repsim_cli.studies.matrices import resumed
 from repsim_cli.studies.record import measure_record
-from repsim_cli.studies.similarity import SAVE_EVERY
+from repsim_cli.studies.sample import inputs, prepare
 
 STAGE = "attention and similarity"
 
@@ -73,7 +74,8 @@ class Attention:
         self.readings = attention_readings(model, extract)
         self.layers = [layer for reading in self.readings for layer in reading.layers]
         self.devices = devices(hardware, list(model))
-        self._check_memory()
+        advice = "lower hardware.batch_size or extract.length, or use fewer models"
+        check_memory(sum(self.memory().values()), hardware, advice)
         self.tokenizers = tokenizers(self.models, data, extract)
 
     def memory(self) -> dict[str, float]:
@@ -87,18 +89,9 @@ class Attention:
             "sums": 8.0 * 8 * sum(heads.values()) ** 2,
         }
 
-    def _check_memory(self) -> None:
-        need, limit = sum(self.memory().values()), self.hardware.memory_limit
-        if need > limit:
-            raise BadInput(
-                f"hardware.memory_gb: the run needs about {need / 1e9:.2f} GB, got a limit of {limit / 1e9:.2f} GB; "
-                "lower hardware.batch_size or extract.length, or use fewer models"
-            )
-
     def plan(self) -> dict[str, Any]:
         """What a run would do: models, layers, heads, pairs, forward passes, memory in GB."""
         count, heads, extract = len(self.layers), sum(layer.width for layer in self.layers), self.extract
-        memory = self.memory()
         return {
             "models": {
                 label: f"{source.model_type}, {source.layers} blocks of {source.heads} heads, "
@@ -112,22 +105,15 @@ class Attention:
             "special tokens": self.special,
             "sentences, at most": extract.sequences,
             "forward passes": len(self.models) * -(-extract.sequences // self.hardware.batch_size),
-            "memory, GB": {
-                part: round(size / 1e9, 3) for part, size in {**memory, "in all": sum(memory.values())}.items()
-            },
+            "memory, GB": in_gb(self.memory()),
         }
 
     def run(self, run: Run) -> dict[str, Any]:
         hardware = self.hardware
-        if hardware.threads:
-            torch.set_num_threads(hardware.threads)
-        run.manifest.update(device=hardware.device, threads=torch.get_num_threads())
+        prepare(run, hardware)
         with run.stage("data"):
-            sequences = sequences_of(self.models, self.tokenizers, self.data, self.extract, self.seed)
+            sequences = inputs(run, self.models, self.tokenizers, self.data, self.extract, self.seed)
             check_units({label: units(one, self.special) for label, one in sequences.items()}, sequences)
-            run.manifest["data"], notices = described(sequences, self.data, self.extract)
-            for notice in notices:
-                run.warn(notice)
         with run.stage("hashes"):
             run.manifest["models"] = {label: source.identity() for label, source in self.models.items()}
         run.save_manifest()
@@ -149,17 +135,9 @@ class Attention:
         self, run: Run, modules: Mapping[str, torch.nn.Module], sequences: Mapping[str, Sequences]
     ) -> dict[str, SimilarityMatrix]:
         file = run.folder / STATE
-        state = safetensors.torch.load_file(file) if file.is_file() else None
-        saved = time.monotonic()
+        state, save = resumed(file)
 
-        def save(state: State) -> None:
-            nonlocal saved
-            if time.monotonic() - saved > SAVE_EVERY:
-                write(file, safetensors.torch.save({k: v.contiguous() for k, v in state.items()}))
-                saved = time.monotonic()
-
-        def progress(steps: Sequence[int]) -> Iterator[int]:
-            return run.progress(steps, label=STAGE, unit="batches")
+        progress = partial(run.progress, label=STAGE, unit="batches")
 
         def stream(seen: int) -> Iterator[Maps]:
             return maps(self.readings, modules, sequences, self.special, self.hardware, progress, seen)

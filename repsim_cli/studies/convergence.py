@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from repsim_cli.activations.cached import from_cache
-from repsim_cli.activations.rows import Reading, batches, blocks, total_rows
+from repsim_cli.activations.cached import cached, from_cache
+from repsim_cli.activations.rows import Reading, batches, blocks
 from repsim_cli.activations.stored import Recorder, activations_key
 from repsim_cli.analysis.claims.finding import check_names
 from repsim_cli.analysis.claims.training import TRAINING_CLAIMS, training_verdicts
@@ -25,7 +25,9 @@ from repsim_cli.registry import studies
 from repsim_cli.results import Run, quiet
 from repsim_cli.settings import Extract, Hardware, Significance
 from repsim_cli.similarity import Counterparts, estimate_counterparts
+from repsim_cli.studies.bounds import most_rows
 from repsim_cli.studies.record import blocks_record
+from repsim_cli.studies.sample import batch_labels, prepare
 from repsim_cli.studies.similarity import Similarity
 
 Missing = Literal["stop", "skip"]
@@ -137,9 +139,8 @@ class Convergence:
 
     def curves(self, run: Run, visit: Visit | None = None) -> list[Curve]:
         """One curve per measure, hook point and model (and what it is compared with). visit: as of `visited`."""
-        if self.hardware.threads:
-            torch.set_num_threads(self.hardware.threads)
-        run.manifest.update(device=self.hardware.device, threads=torch.get_num_threads(), models={})
+        prepare(run, self.hardware)
+        run.manifest["models"] = {}
         for training in self.trainings.values():
             training.make(run)
         trainings = self.trainings.values()
@@ -176,7 +177,7 @@ class Training(Similarity):
         if self.extract.estimate == "full":
             kept = 4.0 * 2 * rows * features
         else:
-            kept = 0.0 if self.cache else 4.0 * 3 * self._most_rows() * features
+            kept = 0.0 if self.cache else 4.0 * 3 * most_rows(self.models, self.extract) * features
         return {
             **super().memory(rows),
             "checkpoints": kept,
@@ -213,9 +214,7 @@ class Training(Similarity):
         """What every checkpoint is run on, and how many rows that gives."""
         with run.stage("data"):
             sequences = self.sequences(run)
-            total = total_rows(self.readings, sequences, self.extract)
-            run.manifest["rows"] = total
-            self._check_rows(run, total)
+            total = self.counted(run, sequences)
         self.tokens = sequences[self.label]
         return sequences, total
 
@@ -317,7 +316,9 @@ class Training(Similarity):
         label, hardware, identity = self.label, self.hardware, found.identity
         run.manifest["models"][f"{label}, step {found.checkpoint.step}"] = identity
         own = replace(self.readings[0], source=found.source)
-        entry: Entry | None = held.enter_context(self._entries(run, sequences, {label: identity})).get(label)
+        live = self.readings if self.cache else []
+        entries = cached(live, sequences, {label: identity}, self.extract, hardware.dtype, run.warn)
+        entry: Entry | None = held.enter_context(entries).get(label)
 
         def stream(reading: Reading, module: nn.Module | None = None) -> Iterator[list[Tensor]]:
             modules = {} if module is None else {label: module}
@@ -395,7 +396,7 @@ class Training(Similarity):
                 names=[(a, b) for a, b in names],
                 estimate=self.extract.estimate,
                 tile=self.hardware.tile,
-                labels=lambda batch: self._labels(sequences, total, batch),
+                labels=batch_labels(sequences, self.extract, total, self.seed),
                 kept=kept if self.extract.estimate == "full" else None,
             )
         except Degenerate as error:

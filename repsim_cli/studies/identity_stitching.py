@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from repsim_cli.activations.inputs import check_modality, described, sequences_of, tokenizers
+from repsim_cli.activations.inputs import check_modality, tokenizers
 from repsim_cli.activations.rows import devices
 from repsim_cli.analysis.claims.finding import check_names, record
 from repsim_cli.analysis.claims.groups import PENALTY_CLAIMS, TESTED_ON
@@ -32,7 +32,9 @@ from repsim_cli.stitching.evaluate import (
     same_layer,
 )
 from repsim_cli.stitching.models import check_stitchable, layer_name, layer_number, open_whole
+from repsim_cli.studies.bounds import check_memory, shown
 from repsim_cli.studies.grouped import check_metrics, chosen, curves, listed, of_groups
+from repsim_cli.studies.sample import inputs, prepare
 
 AUTO = "AutoModelForSequenceClassification"
 CODE = 1  # raise when a change of the code changes what a stitched model scores
@@ -105,7 +107,7 @@ class IdentityStitching:
         check_names(self.claims, PENALTY_CLAIMS)
         self.devices = devices(hardware, list(self.models))
         self.tokenizers = tokenizers(self.models, data, self.extract)
-        self._check_memory()
+        check_memory(self.memory(), hardware, "lower hardware.batch_size, or use fewer models")
 
     def _depth(self) -> int:
         """The number of blocks of every model."""
@@ -135,23 +137,12 @@ class IdentityStitching:
         places = min(self.hardware.batch_size, self.extract.sequences) * self.extract.length
         return 0.5e9 + sum(4.0 * (one.parameters + places * width * (self.depth + 1)) for one in self.models.values())
 
-    def _check_memory(self) -> None:
-        need, limit = self.memory(), self.hardware.memory_limit
-        if need > limit:
-            raise BadInput(
-                f"hardware.memory_gb: the run needs about {need / 1e9:.2f} GB, got a limit of {limit / 1e9:.2f} GB; "
-                "lower hardware.batch_size, or use fewer models"
-            )
-
     def plan(self) -> dict[str, Any]:
         sizes = [len(group) if isinstance(group, list) else group.top or group.bottom for group in self.groups.values()]
         count = sum(size or 0 for size in sizes)
         batches = -(-self.extract.sequences // self.hardware.batch_size)
         return {
-            "models": {
-                label: f"{one.model_type}, {one.layers} blocks of {one.width}, {one.parameters:,} parameters"
-                for label, one in self.models.items()
-            },
+            "models": shown(self.models),
             "groups": dict(self.groups),
             "layers": [layer_name(layer) for layer in self.layers],
             "pairs of models": count * (count - 1) // 2,
@@ -162,18 +153,13 @@ class IdentityStitching:
 
     def run(self, run: Run) -> dict[str, Any]:
         hardware = self.hardware
-        if hardware.threads:
-            torch.set_num_threads(hardware.threads)
-        run.manifest.update(device=hardware.device, threads=torch.get_num_threads())
+        prepare(run, hardware)
         with run.stage("groups"):
             members = chosen(run, self.groups, self.models)
             live = {label: self.models[label] for group in members.values() for label in group}
         with run.stage("data"):
             own = {label: self.tokenizers[label] for label in live}
-            found = sequences_of(live, own, self.data, self.extract, self.seed)
-            run.manifest["data"], notices = described(found, self.data, self.extract)
-            for notice in notices:
-                run.warn(notice)
+            found = inputs(run, live, own, self.data, self.extract, self.seed)
             sequences = next(iter(found.values()))
             if sequences.labels is None:
                 raise BadInput(

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from repsim_cli.activations.inputs import check_modality, described, named, sequences_of, tokenizers
+from repsim_cli.activations.inputs import check_modality, named, tokenizers
 from repsim_cli.activations.outputs import outputs
 from repsim_cli.activations.rows import devices
 from repsim_cli.analysis.outputs import CARDS, Sums
@@ -18,6 +18,7 @@ from repsim_cli.models.source import AnySource, Source
 from repsim_cli.registry import did_you_mean, studies
 from repsim_cli.results import Run, slug
 from repsim_cli.settings import Extract, Hardware
+from repsim_cli.studies.sample import inputs, prepare
 
 CLASSIFIERS = ("output_jsd", "disagreement", "accuracy_difference")
 LANGUAGE_MODELS = ("output_kl", "output_jsd", "disagreement")
@@ -99,14 +100,9 @@ class Outputs:
 
     def run(self, run: Run) -> dict[str, Any]:
         hardware = self.hardware
-        if hardware.threads:
-            torch.set_num_threads(hardware.threads)
-        run.manifest.update(device=hardware.device, threads=torch.get_num_threads())
+        prepare(run, hardware)
         with run.stage("data"):
-            sequences = sequences_of(self.models, self.tokenizers, self.data, self.extract, self.seed)
-            run.manifest["data"], notices = described(sequences, self.data, self.extract)
-            for notice in notices:
-                run.warn(notice)
+            sequences = inputs(run, self.models, self.tokenizers, self.data, self.extract, self.seed)
             scored = self._scored(sequences)
         with run.stage("models"):
             run.manifest["models"] = {label: one.identity() for label, one in self.models.items()}

@@ -3,18 +3,14 @@
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import numpy as np
-import torch
 from pydantic import Field
 
-from repsim_cli.activations.cached import cached, from_cache
-from repsim_cli.activations.inputs import check_modality, described, named, paired, sequences_of, tokenizers
-from repsim_cli.activations.rows import batches, blocks, devices, readings, total_rows
-from repsim_cli.activations.stored import Recorder
+from repsim_cli.activations.inputs import check_modality, paired, tokenizers
+from repsim_cli.activations.rows import devices, readings
 from repsim_cli.analysis.claims.finding import check_names
 from repsim_cli.analysis.claims.probes import PROBE_CLAIMS, probe_verdicts
 from repsim_cli.data.base import Data
@@ -23,6 +19,8 @@ from repsim_cli.models.source import AnySource, Precomputed, Source
 from repsim_cli.registry import did_you_mean, studies
 from repsim_cli.results import Run, slug, write
 from repsim_cli.settings import Extract, Hardware
+from repsim_cli.studies.bounds import check_memory, in_gb, shown
+from repsim_cli.studies.sample import counted, inputs, prepare, sample
 from repsim_cli.training.probes import (
     ERRORS,
     LINEAR,
@@ -97,7 +95,8 @@ class Probes:
         self.layers = [layer for reading in self.readings for layer in reading.layers if reading.label != targets]
         self.names = stored[targets].names
         self.devices = devices(hardware, list(model))
-        self._check_memory()
+        advice = "lower extract.rows or hardware.threads, or use fewer models"
+        check_memory(sum(self.memory().values()), hardware, advice)
         self.tokenizers = tokenizers(self.live, data, extract)
 
     def memory(self) -> dict[str, float]:
@@ -109,14 +108,6 @@ class Probes:
             "rows": 4.0 * 3 * self.extract.rows * sum(layer.width for layer in self.layers),
             "fits": 8.0 * 4 * jobs * self.extract.rows * widest,
         }
-
-    def _check_memory(self) -> None:
-        need, limit = sum(self.memory().values()), self.hardware.memory_limit
-        if need > limit:
-            raise BadInput(
-                f"hardware.memory_gb: the run needs about {need / 1e9:.2f} GB, got a limit of {limit / 1e9:.2f} GB; "
-                "lower extract.rows or hardware.threads, or use fewer models"
-            )
 
     def jobs(self) -> int:
         return self.hardware.threads or os.cpu_count() or 1
@@ -137,19 +128,17 @@ class Probes:
 
     def plan(self) -> dict[str, Any]:
         return {
-            "models": {label: f"{one.model_type}, {one.parameters:,} parameters" for label, one in self.live.items()},
+            "models": shown(self.live),
             "layers": len(self.layers),
             "targets": self.names,
             "probes": list(self.probes),
             "fits, with controls": 2 * len(self.layers) * len(self.names) * len(self.probes),
             "rows, at most": self.extract.rows,
-            "memory, GB": {part: round(size / 1e9, 3) for part, size in self.memory().items()},
+            "memory, GB": in_gb(self.memory()),
         }
 
     def run(self, run: Run) -> dict[str, Any]:
-        if self.hardware.threads:
-            torch.set_num_threads(self.hardware.threads)
-        run.manifest.update(device=self.hardware.device, threads=torch.get_num_threads())
+        prepare(run, self.hardware)
         rows = self._rows(run)
         targets = {name: classes_of(name, rows.pop((self.targets, name))) for name in self.names}
         split = split_of(len(next(iter(targets.values()))), self.train_share, self.seed)
@@ -161,42 +150,13 @@ class Probes:
 
     def _rows(self, run: Run) -> dict[tuple[str, str], np.ndarray]:
         """The sampled rows of every layer and target, by model and name."""
-        extract, hardware = self.extract, self.hardware
         with run.stage("data"):
-            sequences = sequences_of(self.live, self.tokenizers, self.data, extract, self.seed)
-            run.manifest["data"], notices = described(sequences, self.data, extract)
-            for notice in notices:
-                run.warn(notice)
-            self.readings = paired(self.readings, sequences, self.data, extract)
-            total = total_rows(self.readings, sequences, extract)
-            run.manifest["rows"] = min(total, extract.rows)
-            if total < extract.rows:
-                run.warn(f"extract.rows: {extract.rows} rows were asked for, the data has {total}; all are used")
-        with run.stage("models"):
-            identities = {label: source.identity() for label, source in self.models.items()}
-            run.manifest["models"] = identities
-        run.save_manifest()
-        own = [reading for reading in self.readings if reading.label in self.live]
-        kept = cached(own, sequences, identities, extract, hardware.dtype, run.warn) if self.cache else nullcontext({})
-        with run.stage("activations"), kept as entries:
-            found = [from_cache(reading, entries, identities) for reading in self.readings]
-            modules = {
-                one.label: named(one.label, one.source.load, False).to(self.devices[one.label], self._dtype())
-                for one in found
-                if isinstance(one.source, Source)
-            }
-            recorders = {label: Recorder(entry) for label, entry in entries.items() if label in modules}
-
-            def progress(steps: Sequence[int]) -> Iterator[int]:
-                return run.progress(steps, label="activations", unit="batches")
-
-            stream = blocks(found, modules, recorders, sequences, extract, hardware, progress)
-            (sample,) = batches(stream, extract, total, self.seed)
-        layers = [layer for reading in found for layer in reading.layers]
-        return {(one.model, one.name): x.cpu().numpy() for one, x in zip(layers, sample, strict=True)}
-
-    def _dtype(self) -> torch.dtype:
-        return getattr(torch, self.hardware.dtype)
+            sequences = inputs(run, self.live, self.tokenizers, self.data, self.extract, self.seed)
+            self.readings = paired(self.readings, sequences, self.data, self.extract)
+            total = counted(run, self, sequences)
+        layers = [layer for reading in self.readings for layer in reading.layers]
+        taken = sample(run, self, sequences, total)
+        return {(layer.model, layer.name): x.cpu().numpy() for layer, x in zip(layers, taken, strict=True)}
 
     def _fits(
         self,

@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import nn
 
 from repsim_cli.activations.hook_points import expand
-from repsim_cli.activations.inputs import check_modality, described, sequences_of, tokenizers
+from repsim_cli.activations.inputs import check_modality, tokenizers
 from repsim_cli.activations.rows import devices
 from repsim_cli.analysis.claims.finding import check_names
 from repsim_cli.analysis.claims.stitching import DIRECTIONS, STITCHING_CLAIMS, directions, stitching_verdicts
@@ -35,6 +35,8 @@ from repsim_cli.stitching.evaluate import (
 from repsim_cli.stitching.layers import KINDS, Init, Layers, check_layer
 from repsim_cli.stitching.models import EMBED, Layer, Whole, check_stitchable, layer_name, open_whole, scrambled
 from repsim_cli.stitching.train import Fit, Recipe, fit_key, fit_stitches
+from repsim_cli.studies.bounds import check_memory, in_gb, shown
+from repsim_cli.studies.sample import inputs, prepare
 
 CODE = 1  # raise when a change of the code changes what a stitched model scores
 Baseline = Literal["self", "random", "shuffled"]
@@ -126,7 +128,8 @@ class Stitching:
         self.tokenizers = tokenizers(self.models, data, self.extract)
         if isinstance(data, Examples):
             classification(self.models, data.names, labels)
-        self._check_memory()
+        advice = "lower hardware.batch_size or extract.length, or use fewer models"
+        check_memory(sum(self.memory().values()), hardware, advice)
 
     @property
     def auto(self) -> Any:
@@ -214,23 +217,11 @@ class Stitching:
             "stitch layers": 4.0 * 3 * len(self.stitches) * (widest + 1) ** 2,
         }
 
-    def _check_memory(self) -> None:
-        need, limit = sum(self.memory().values()), self.hardware.memory_limit
-        if need > limit:
-            raise BadInput(
-                f"hardware.memory_gb: the run needs about {need / 1e9:.2f} GB, got a limit of {limit / 1e9:.2f} GB; "
-                "lower hardware.batch_size or extract.length, or use fewer models"
-            )
-
     def plan(self) -> dict[str, Any]:
         recipe, length = self.recipe, self.extract.length
         steps = recipe.steps if KINDS[recipe.layer].trained else 0
-        memory = self.memory()
         return {
-            "models": {
-                label: f"{one.model_type}, {one.layers} blocks of {one.width}, {one.parameters:,} parameters"
-                for label, one in self.models.items()
-            },
+            "models": shown(self.models),
             "stitches": len(self.stitches),
             "pairs of models": len(self.pairs),
             "stitch layer": recipe.layer,
@@ -238,16 +229,12 @@ class Stitching:
             "tokens per step, at most": recipe.batch * length if steps else 0,
             "training tokens of each, at most": steps * recipe.batch * length,
             "evaluation tokens, at most": self.evaluation * length,
-            "memory, GB": {
-                part: round(size / 1e9, 3) for part, size in {**memory, "in all": sum(memory.values())}.items()
-            },
+            "memory, GB": in_gb(self.memory()),
         }
 
     def run(self, run: Run) -> dict[str, Any]:
         hardware = self.hardware
-        if hardware.threads:
-            torch.set_num_threads(hardware.threads)
-        run.manifest.update(device=hardware.device, threads=torch.get_num_threads())
+        prepare(run, hardware)
         with run.stage("data"):
             train, held = self._data(run)
             task = classification(self.models, held.labels.names, self.labels) if held.labels else next_token()
@@ -310,10 +297,7 @@ class Stitching:
 
     def _data(self, run: Run) -> tuple[Sequences, Sequences]:
         """What is trained on and what is not, noted in the manifest."""
-        found = sequences_of(self.models, self.tokenizers, self.data, self.extract, self.seed)
-        run.manifest["data"], notices = described(found, self.data, self.extract)
-        for notice in notices:
-            run.warn(notice)
+        found = inputs(run, self.models, self.tokenizers, self.data, self.extract, self.seed)
         sequences = next(iter(found.values()))
         if isinstance(self.data, Examples) and sequences.labels is None:
             raise BadInput(

@@ -4,9 +4,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import numpy as np
-import torch
 
-from repsim_cli.activations.rows import row_labels, row_numbers
 from repsim_cli.analysis.convergence import Curve, curve
 from repsim_cli.data.base import Data
 from repsim_cli.errors import BadInput, Degenerate, RunFailed
@@ -18,6 +16,7 @@ from repsim_cli.settings import Extract, Hardware
 from repsim_cli.similarity import estimate_all_pairs
 from repsim_cli.studies.convergence import Gap, Missing, Training, gap_table, named
 from repsim_cli.studies.record import blocks_record
+from repsim_cli.studies.sample import batch_labels, prepare
 
 COLUMNS = ["model", "measure", "step", "mean over pairs of layers"]
 Matrices = dict[int, np.ndarray]  # by step
@@ -78,9 +77,8 @@ class TrainingView:
         }
 
     def run(self, run: Run) -> dict[str, Any]:
-        if self.hardware.threads:
-            torch.set_num_threads(self.hardware.threads)
-        run.manifest.update(device=self.hardware.device, threads=torch.get_num_threads(), models={})
+        prepare(run, self.hardware)
+        run.manifest["models"] = {}
         records, curves, rows = [], [], []
         for label, training in self.trainings.items():
             training.make(run)
@@ -105,13 +103,7 @@ class TrainingView:
         matrices: dict[str, Matrices] = {label: {} for label in self.measures}
         metrics: dict[int, dict[str, float]] = {}
         sequences, total = training.start(run)
-        codes = row_labels(sequences[training.label], self.extract)
-
-        def labels(batch: int) -> torch.Tensor | None:
-            if codes is None:
-                return None
-            return torch.from_numpy(codes[row_numbers(self.extract, total, self.seed, batch)])
-
+        labels = batch_labels(sequences, self.extract, total, self.seed)
         for step in training.visited(run, sequences, total, keep=False):
             if isinstance(step, Gap):
                 continue

@@ -1,7 +1,6 @@
 """The rows of every layer looked at directly: their distances, their neighbours, and how layers match them."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import combinations, pairwise
@@ -13,19 +12,14 @@ from jaxtyping import Int
 from pydantic import Field
 from torch import Tensor
 
-from repsim_cli.activations.cached import cached, from_cache
-from repsim_cli.activations.inputs import check_modality, described, named, paired, sequences_of, tokenizers
+from repsim_cli.activations.inputs import check_modality, paired, tokenizers
 from repsim_cli.activations.rows import (
     Layer,
-    batches,
-    blocks,
     devices,
     readings,
     row_labels,
     row_numbers,
-    total_rows,
 )
-from repsim_cli.activations.stored import Recorder
 from repsim_cli.analysis.claims.finding import check_names
 from repsim_cli.analysis.claims.views import VIEW_CLAIMS, overlap_verdicts, plan_verdicts, shift_verdicts
 from repsim_cli.analysis.couplings import Plan, matched
@@ -39,6 +33,8 @@ from repsim_cli.registry import did_you_mean, studies
 from repsim_cli.results import Run, slug
 from repsim_cli.settings import Extract, Hardware, Positive, Several
 from repsim_cli.studies.analyses import Part, joined
+from repsim_cli.studies.bounds import check_rows_fit, in_gb, most_rows, passing, shown
+from repsim_cli.studies.sample import counted, inputs, prepare, sample
 
 View = Literal["histograms", "neighbours", "couplings"]
 ALL: tuple[View, ...] = ("histograms", "neighbours", "couplings")
@@ -119,9 +115,10 @@ class Views:
         self.layers = [layer for reading in self.readings for layer in reading.layers]
         self._check_claims()
         self._check_layers()
-        self._check_rows(min(self._most_rows(), extract.rows))
+        self.most = min(extract.rows, most_rows(self.models, extract))
+        self._check_rows(self.most)
         self.devices = devices(hardware, list(model))
-        self._check_memory()
+        check_rows_fit(self.memory, self.most, hardware, least=max(4, batch))
         self.tokenizers = tokenizers(self.live, data, extract)
 
     def _check_claims(self) -> None:
@@ -179,90 +176,41 @@ class Views:
                 "name others"
             )
 
-    def _most_rows(self) -> int:
-        """Rows that the data can have at most."""
-        stored = [source.rows for source in self.models.values() if not isinstance(source, Source)]
-        each = max(self._places(), 1) if self.extract.unit in ("token", "word") else 1
-        return min([*stored, *([self.extract.sequences * each] if self.live else [])])
-
-    def _places(self) -> int:
-        """Tokens of a sequence at most, or patches of an image."""
-        patches = [source.context or 0 for source in self.live.values() if source.modality == "images"]
-        return max(patches, default=self.extract.length)
-
     def memory(self, rows: int) -> dict[str, float]:
         """Bytes, estimated: weights, what one forward batch leaves, the rows of all layers, and the distances."""
         features = sum(layer.width for layer in self.layers)
         widest = max(layer.width for layer in self.layers)
         return {
             "Python and its libraries": 0.6e9,
-            "weights": sum(4.0 * source.parameters for source in self.live.values()),
-            "forward": 4.0 * 2 * self.hardware.batch_size * self._places() * features if self.live else 0.0,
+            **passing(self.live, self.extract, self.hardware, features),
             "rows": 4.0 * 2 * rows * features + 8.0 * 3 * rows * widest,
             # a block of 512 rows against all: squared, as distances, and where they stand
             "distances": 8.0 * 8 * min(rows, 512) * rows if "histograms" in self.views else 0.0,
             "batch": 8.0 * self.batch**2 * (10 + len(self.layers)) if set(self.views) - {"histograms"} else 0.0,
         }
 
-    def _check_memory(self) -> None:
-        def need(rows: int) -> float:
-            return sum(self.memory(rows).values())
-
-        limit, rows = self.hardware.memory_limit, min(self.extract.rows, self._most_rows())
-        if need(rows) <= limit:
-            return
-        fits = int((limit - need(0)) // ((need(rows) - need(0)) / rows)) if limit > need(0) else 0
-        advice = (
-            f"extract.rows={fits} would fit"
-            if fits >= max(4, self.batch)
-            else f"hardware.memory_gb={need(rows) / 1e9 + 0.1:.1f} would do, or use fewer or smaller models"
-        )
-        raise BadInput(
-            f"hardware.memory_gb: the run needs about {need(rows) / 1e9:.2f} GB, got a limit of "
-            f"{limit / 1e9:.2f} GB; {advice}"
-        )
-
     def plan(self) -> dict[str, Any]:
         """What a run would do: models, layers, views, rows, forward passes, memory in GB."""
-        rows = min(self.extract.rows, self._most_rows())
-        memory, forward = self.memory(rows), -(-self.extract.sequences // self.hardware.batch_size)
+        forward = -(-self.extract.sequences // self.hardware.batch_size)
         return {
-            "models": {
-                label: (
-                    f"{source.model_type}, {source.layers} blocks of {source.width}, {source.parameters:,} parameters"
-                    if isinstance(source, Source)
-                    else f"precomputed, {source.rows} rows"
-                )
-                for label, source in self.models.items()
-            },
+            "models": shown(self.models),
             "layers": len(self.layers),
             "views": self.views,
-            "rows, at most": rows,
+            "rows, at most": self.most,
             "rows of the batch": self.batch,
             "forward passes, unless stored": forward * len(self.live),
-            "memory, GB": {
-                part: round(size / 1e9, 3) for part, size in {**memory, "in all": sum(memory.values())}.items()
-            },
+            "memory, GB": in_gb(self.memory(self.most)),
         }
 
     def run(self, run: Run) -> dict[str, Any]:
-        hardware = self.hardware
-        if hardware.threads:
-            torch.set_num_threads(hardware.threads)
-        run.manifest.update(device=hardware.device, threads=torch.get_num_threads())
+        prepare(run, self.hardware)
         with run.stage("data"):
-            sequences = sequences_of(self.live, self.tokenizers, self.data, self.extract, self.seed)
-            if sequences:
-                run.manifest["data"], notices = described(sequences, self.data, self.extract)
-                for notice in notices:
-                    run.warn(notice)
+            sequences = inputs(run, self.live, self.tokenizers, self.data, self.extract, self.seed)
             self.readings = paired(self.readings, sequences, self.data, self.extract)
-            total = total_rows(self.readings, sequences, self.extract)
-            run.manifest["rows"] = total
+            total = counted(run, self, sequences)
             self._check_rows(min(total, self.extract.rows))
-            if total < self.extract.rows:
-                run.warn(f"extract.rows: {self.extract.rows} rows were asked for, the data has {total}; all are used")
-        rows = self._rows(run, sequences, total)
+        taken = iter(sample(run, self, sequences, total))
+        rows = {reading.label: [next(taken) for _ in reading.layers] for reading in self.readings}
         batch = self._drawn_batch(sequences, total)
         makers: dict[View, Callable[[], Part]] = {
             "histograms": lambda: self._histograms(run, rows),
@@ -280,37 +228,6 @@ class Views:
             **found,
             "views": {"batch": {"rows": batch.numbers, "classes": batch.classes}, **shown},
         }
-
-    def _rows(self, run: Run, sequences: Mapping[str, Sequences], total: int) -> dict[str, list[Tensor]]:
-        """The sampled rows of every layer, by model: from the cache where it has them, else each model runs once."""
-        hardware = self.hardware
-        with run.stage("hashes"):
-            identities = {label: source.identity() for label, source in self.models.items()}
-            run.manifest["models"] = identities
-        run.save_manifest()
-        live = [reading for reading in self.readings if reading.label in self.live]
-        stored = self.cache and sequences
-        with (
-            cached(live, sequences, identities, self.extract, hardware.dtype, run.warn) if stored else nullcontext({})
-        ) as entries:
-            found = [from_cache(reading, entries, identities) for reading in self.readings]
-            running = {reading.label: reading.source for reading in found if isinstance(reading.source, Source)}
-            run.manifest["models_run"] = list(running)
-            with run.stage("models"):
-                modules = {
-                    label: named(label, source.load, False).to(self.devices[label], getattr(torch, hardware.dtype))
-                    for label, source in running.items()
-                }
-            recorders = {label: Recorder(entry) for label, entry in entries.items() if label in modules}
-
-            def progress(steps: Sequence[int]) -> Iterator[int]:
-                return run.progress(steps, label="activations", unit="batches")
-
-            with run.stage("activations"):
-                stream = blocks(found, modules, recorders, sequences, self.extract, hardware, progress)
-                (rows,) = batches(stream, self.extract, total, self.seed)
-        taken = iter(rows)
-        return {reading.label: [next(taken) for _ in reading.layers] for reading in self.readings}
 
     def _drawn_batch(self, sequences: Mapping[str, Sequences], total: int) -> Batch:
         """Rows drawn from the sampled ones, those of a class together."""

@@ -1,0 +1,135 @@
+"""The rows that a study looks at: what its models are run on, and what they do there, from the cache if it is known."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from repsim_cli.activations.cached import cached, from_cache
+from repsim_cli.activations.inputs import described, named, sequences_of
+from repsim_cli.activations.rows import Reading, batches, blocks, row_labels, row_numbers, total_rows
+from repsim_cli.activations.stored import Recorder
+from repsim_cli.cache import Entry
+from repsim_cli.data.base import Data, Sequences
+from repsim_cli.models.source import AnySource, Source
+from repsim_cli.results import Progress, Run
+from repsim_cli.settings import Extract, Hardware
+
+
+@runtime_checkable
+class Study(Protocol):
+    """What a study says of its rows."""
+
+    models: dict[str, AnySource]
+    readings: list[Reading]
+    devices: dict[str, str]
+    extract: Extract
+    hardware: Hardware
+    seed: int
+    cache: bool
+
+
+def prepare(run: Run, hardware: Hardware) -> None:
+    """Sets the threads of the run; the manifest says them and the device."""
+    if hardware.threads:
+        torch.set_num_threads(hardware.threads)
+    run.manifest.update(device=hardware.device, threads=torch.get_num_threads())
+
+
+def inputs(
+    run: Run, live: Mapping[str, Source], tokenizers: Mapping[str, Any], data: Data, extract: Extract, seed: int
+) -> dict[str, Sequences]:
+    """What each live model is run on, noted in the manifest."""
+    sequences = sequences_of(live, tokenizers, data, extract, seed)
+    if sequences:
+        run.manifest["data"], notices = described(sequences, data, extract)
+        for notice in notices:
+            run.warn(notice)
+    return sequences
+
+
+def counted(run: Run, study: Study, sequences: Mapping[str, Sequences]) -> int:
+    """The rows that there are, noted in the manifest; a warning where fewer than were asked for."""
+    total, asked = total_rows(study.readings, sequences, study.extract), study.extract.rows
+    run.manifest["rows"] = total
+    if study.extract.estimate == "full" and total < asked:
+        run.warn(f"extract.rows: {asked} rows were asked for, the data has {total}; all are used")
+    return total
+
+
+def batch_labels(
+    sequences: Mapping[str, Sequences], extract: Extract, total: int, seed: int
+) -> Callable[[int], Tensor | None]:
+    """By the number of a batch the class of each of its rows; None where the data has no classes."""
+    codes = row_labels(next(iter(sequences.values())), extract) if sequences else None
+    if codes is None:
+        return lambda batch: None
+    return lambda batch: torch.from_numpy(codes[row_numbers(extract, total, seed, batch)])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rows:
+    """The rows of a run while the cache entries of its models are held. modules: the models that the cache has not."""
+
+    readings: list[Reading]
+    sequences: Mapping[str, Sequences]
+    total: int
+    extract: Extract
+    hardware: Hardware
+    seed: int
+    identities: Mapping[str, dict[str, Any]]
+    entries: Mapping[str, Entry]
+    modules: Mapping[str, nn.Module]
+    recorders: Mapping[str, Recorder]
+
+    def found(self) -> list[Reading]:
+        """What is read, from the cache where that has it whole by now."""
+        return [from_cache(reading, self.entries, self.identities) for reading in self.readings]
+
+    def stream(self, progress: Progress, found: list[Reading] | None = None, seen: int = 0) -> Iterator[list[Tensor]]:
+        """Batches of all layers from that number on, as the estimate takes them. found: what is read, where not all."""
+        first, given = seen * self.extract.batch_rows, found or self.found()
+        rows = blocks(given, self.modules, self.recorders, self.sequences, self.extract, self.hardware, progress, first)
+        return batches(rows, self.extract, self.total, self.seed, first)
+
+
+@contextmanager
+def opened(run: Run, study: Study, sequences: Mapping[str, Sequences], total: int) -> Iterator[Rows]:
+    """The rows, with the models loaded that are to be run; the manifest says which, and the hashes of all."""
+    extract, hardware = study.extract, study.hardware
+    with run.stage("hashes"):
+        run.manifest["models"] = identities = {label: one.identity() for label, one in study.models.items()}
+    run.save_manifest()
+    live = [one for one in study.readings if study.cache and isinstance(one.source, Source)]
+    with cached(live, sequences, identities, extract, hardware.dtype, run.warn) as entries:
+        found = [from_cache(reading, entries, identities) for reading in study.readings]
+        running = {one.label: one.source for one in found if isinstance(one.source, Source)}
+        run.manifest["models_run"] = list(running)
+        with run.stage("models"):
+            modules = {
+                label: named(label, source.load, False).to(study.devices[label], getattr(torch, hardware.dtype))
+                for label, source in running.items()
+            }
+        yield Rows(
+            readings=study.readings,
+            sequences=sequences,
+            total=total,
+            extract=extract,
+            hardware=hardware,
+            seed=study.seed,
+            identities=identities,
+            entries=entries,
+            modules=modules,
+            recorders={label: Recorder(entries[label]) for label in modules if label in entries},
+        )
+
+
+def sample(run: Run, study: Study, sequences: Mapping[str, Sequences], total: int) -> list[Tensor]:
+    """The sampled rows (n, d) of every layer, in the order of the readings; each model runs once at most."""
+    with opened(run, study, sequences, total) as rows, run.stage("activations"):
+        (taken,) = rows.stream(partial(run.progress, label="activations", unit="batches"))
+    return taken
