@@ -103,8 +103,12 @@ def test_done_pairs_are_not_solved_again(tmp_path, monkeypatch):
         assert len(solved) == 10
         # another batch: its own notes, and those before it go
         all_pairs(measure, representations(), work=work, batch=1)
-    assert len(solved) == 20
-    assert [folder.name for folder in (tmp_path / results.PAIRS).iterdir()] == ["batch-1"]
+        assert len(solved) == 20
+        assert [folder.name for folder in (tmp_path / results.PAIRS).iterdir()] == ["batch-1"]
+        # another call has its own, which both find again
+        for call, count in (("a", 30), ("a", 30), ("b", 40), ("a", 40)):
+            all_pairs(measure, representations(), work=work.of(call))
+            assert len(solved) == count
     assert torch.equal(found["m"], all_pairs(GROMOV, representations())["gw"])
 
 

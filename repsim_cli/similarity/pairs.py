@@ -232,8 +232,9 @@ def slow_pairs(
         numbers[below] = numbers.swapaxes(0, 1)[below]
     value, *details = torch.from_numpy(numbers).unbind(2)
     found = dict(zip(slow.details, details, strict=True))
-    if slow.audit is not None and slow.audit.share and work is not None and batch == 0:
-        drawn = audited(cells, slow.audit.share, work.seed)
+    seed = None if work is None or batch > 0 else work.seed
+    if slow.audit is not None and slow.audit.share and work is not None and seed is not None:
+        drawn = audited(cells, slow.audit.share, seed)
         checked = work.notes(batch, f"{note}-audit", (count, count, 2))
         solve_all(slow.audit.reference, states, drawn, checked, name=f"{measure.name}, audit", names=names, work=work)
         reference, tied = torch.from_numpy(np.array(checked)).unbind(2)

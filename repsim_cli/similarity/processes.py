@@ -15,7 +15,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -75,14 +75,16 @@ class Work:
     """Where slow pairs are solved, and noted so that a killed run goes on: a context that ends its processes.
 
     folder: of the run. processes: at most, 1: this one alone; they start when they are worth their start.
-    couplings: whether the pairs' matchings are kept too (see `matchings`). seed: of the pairs that are audited.
+    couplings: whether the pairs' matchings are kept too (see `matchings`). seed: of the pairs that are audited (None:
+    none are). call: of several calls in one folder each has its own notes (see `of`).
     """
 
     folder: Path
     processes: int = 1
     progress: Progress = quiet
     couplings: bool = False
-    seed: int = 0
+    seed: int | None = 0
+    call: str = ""
     _pool: "list[Worker]" = field(default_factory=list)
 
     def __enter__(self) -> "Work":
@@ -102,6 +104,10 @@ class Work:
             worker.connection.close()
         self._pool.clear()
 
+    def of(self, call: str) -> "Work":
+        """The same processes for another call."""
+        return replace(self, call=call)
+
     @property
     def _inputs(self) -> Path:
         return self.folder / PAIRS / "inputs"
@@ -116,8 +122,9 @@ class Work:
 
     def notes(self, batch: int, name: str, shape: Sequence[int], dtype: Any = np.float64) -> np.ndarray:
         """A file of numbers that a killed run finds again; new ones are NaN, or -1. Those of other batches go."""
-        own = self.folder / PAIRS / f"batch-{batch}"
-        for other in (self.folder / PAIRS).glob("batch-*"):
+        notes = self.folder / PAIRS / self.call
+        own = notes / f"batch-{batch}"
+        for other in notes.glob("batch-*"):
             if other != own:
                 shutil.rmtree(other)
         own.mkdir(parents=True, exist_ok=True)
@@ -132,7 +139,9 @@ class Work:
 
     def matchings(self, name: str) -> np.ndarray:
         """matched[a, b] (r, r, n) of the first batch, where couplings are kept: columns' rows by row."""
-        return np.load(self.folder / PAIRS / "batch-0" / f"{name}{COUPLING}.npy", mmap_mode="r", allow_pickle=False)
+        return np.load(
+            self.folder / PAIRS / self.call / "batch-0" / f"{name}{COUPLING}.npy", mmap_mode="r", allow_pickle=False
+        )
 
     def workers(self) -> "list[Worker]":
         if not self._pool:

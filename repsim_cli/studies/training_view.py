@@ -13,7 +13,7 @@ from repsim_cli.models.source import Series
 from repsim_cli.registry import studies
 from repsim_cli.results import Run
 from repsim_cli.settings import Extract, Hardware
-from repsim_cli.similarity import estimate_all_pairs
+from repsim_cli.similarity import Work, estimate_all_pairs
 from repsim_cli.studies.convergence import Gap, Missing, Training, gap_table, named
 from repsim_cli.studies.record import blocks_record
 from repsim_cli.studies.sample import batch_labels, prepare
@@ -73,6 +73,7 @@ class TrainingView:
             "forward passes": sum(
                 plan["forward passes"] * len(self.trainings[label].series.checkpoints) for label, plan in each.items()
             ),
+            **({"processes": self.hardware.workers} if any(one.slow for one in self.measures.values()) else {}),
             "memory, GB": max((plan["memory, GB"] for plan in each.values()), key=lambda memory: memory["in all"]),
         }
 
@@ -80,14 +81,16 @@ class TrainingView:
         prepare(run, self.hardware)
         run.manifest["models"] = {}
         records, curves, rows = [], [], []
-        for label, training in self.trainings.items():
-            training.make(run)
-            matrices, metrics = self._visited(run, training)
-            for measure, by_step in matrices.items():
-                records.append(self._record(run, training, measure, by_step))
-                curves.append(self._curve(measure, training, by_step))
-                for step, matrix in by_step.items():
-                    rows.append(([label, measure, step, float(_to_others(matrix).mean())], metrics[step]))
+        # nothing is said of how pairs were solved, so none is audited
+        with Work(folder=run.folder, processes=self.hardware.workers, progress=run.progress, seed=None) as work:
+            for place, (label, training) in enumerate(self.trainings.items()):
+                training.make(run)
+                matrices, metrics = self._visited(run, training, work, place)
+                for measure, by_step in matrices.items():
+                    records.append(self._record(run, training, measure, by_step))
+                    curves.append(self._curve(measure, training, by_step))
+                    for step, matrix in by_step.items():
+                        rows.append(([label, measure, step, float(_to_others(matrix).mean())], metrics[step]))
         gaps = [gap for training in self.trainings.values() for gap in training.gaps]
         names = list(dict.fromkeys(name for _, own in rows for name in own))
         view = {"columns": [*COLUMNS, *names], "rows": [[*row, *map(own.get, names)] for row, own in rows]}
@@ -98,7 +101,9 @@ class TrainingView:
             "claims": [],
         }
 
-    def _visited(self, run: Run, training: Training) -> tuple[dict[str, Matrices], dict[int, dict[str, float]]]:
+    def _visited(
+        self, run: Run, training: Training, work: Work, place: int
+    ) -> tuple[dict[str, Matrices], dict[int, dict[str, float]]]:
         """The matrices of every checkpoint by measure and step, and its metrics."""
         matrices: dict[str, Matrices] = {label: {} for label in self.measures}
         metrics: dict[int, dict[str, float]] = {}
@@ -117,6 +122,7 @@ class TrainingView:
                         estimate=self.extract.estimate,
                         tile=self.hardware.tile,
                         labels=labels,
+                        work=work.of(f"{place}-{number}"),
                     )
                 except Degenerate as error:
                     raise RunFailed(str(error)) from error

@@ -1,10 +1,19 @@
-"""Claims on models of modular sums, from the metrics that they were saved with."""
+"""Models 0, E and L of Gao et al. 2024 among those of a run, and claims on the metrics that they were saved with."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from repsim_cli.analysis.claims.finding import Finding, untestable
 
 Metrics = Mapping[str, float]
+
+
+def of_letter(letter: str, labels: Iterable[str]) -> str | None:
+    """The first model with this letter as a part of its label.
+
+    >>> of_letter("l", ["modsum_e", "modsum_tiny_l", "modsum_l_published"])
+    'modsum_tiny_l'
+    """
+    return next((label for label in labels if letter in label.split("_")), None)
 
 
 def all_models_reach_full_accuracy(models: Mapping[str, Metrics]) -> Finding:

@@ -1,12 +1,10 @@
-"""Claims on what probes of the models of modular sums find.
-
-Models E and L are known by a part `e` or `l` of their labels: modsum_e, modsum_l_published.
-"""
+"""Claims on what probes of the models of modular sums find; Models E and L are known by their labels."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from repsim_cli.analysis.claims.finding import Finding, record, untestable
+from repsim_cli.analysis.claims.modular import of_letter
 
 Errors = Mapping[tuple[str, str], float]  # the lowest error over layers, by model and target
 FAILS = 0.1  # from this error on a target counts as not told (published: 0.52 and 0.93)
@@ -39,15 +37,15 @@ def mlp_probes_find_all_sums_in_model_e(lowest: Errors, perfect: float) -> Findi
     return _all_found("highest error over targets of the best layer of Model E", lowest, "e", perfect)
 
 
-def _of(lowest: Errors, role: str) -> list[tuple[str, float]]:
-    """Of the first model in this role, the lowest error of each target in order."""
-    models = [model for model, _ in lowest if role in model.split("_")]
-    return [(target, value) for (model, target), value in lowest.items() if model == models[0]] if models else []
+def _of(lowest: Errors, letter: str) -> list[tuple[str, float]]:
+    """Of the first model of this letter, the lowest error of each target in order."""
+    model = of_letter(letter, (model for model, _ in lowest))
+    return [(target, value) for (other, target), value in lowest.items() if other == model]
 
 
-def _all_found(statistic: str, lowest: Errors, role: str, perfect: float) -> Finding:
-    if not (found := _of(lowest, role)):
-        return untestable(statistic, perfect, f"needs a Model {role.upper()}")
+def _all_found(statistic: str, lowest: Errors, letter: str, perfect: float) -> Finding:
+    if not (found := _of(lowest, letter)):
+        return untestable(statistic, perfect, f"needs a Model {letter.upper()}")
     target, worst = max(found, key=lambda one: one[1])
     return Finding(statistic, perfect, worst <= perfect, worst, "" if worst <= perfect else f"highest: {target}")
 

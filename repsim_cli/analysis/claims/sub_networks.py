@@ -1,10 +1,9 @@
 """Claims on the layers of single models: where known functions are computed, and which layers form sub-networks.
 
-Models 0, E and L of Gao et al. 2024 are known by their labels: modsum_l, modsum_tiny_l. The paper counts blocks from 1:
+Models 0, E and L of Gao et al. 2024 are known by their labels: see `modular.of_letter`. The paper counts blocks from 1:
 its Resid-Post1 is resid_post@0.
 """
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +13,7 @@ import scipy.stats
 from jaxtyping import Float
 
 from repsim_cli.analysis.claims.finding import Finding, record, untestable
+from repsim_cli.analysis.claims.modular import of_letter
 from repsim_cli.analysis.sub_networks import block_of
 
 Square = Float[np.ndarray, "n n"]
@@ -36,7 +36,7 @@ class Layers:
 
     def label(self, letter: str) -> str:
         """Of the model of that letter; the published one where it is absent."""
-        return next((name for name in self.names if re.fullmatch(rf"modsum(_\w+)?_{letter}", name)), f"modsum_{letter}")
+        return of_letter(letter, self.names) or f"modsum_{letter}"
 
 
 def c1_is_nearest_to_the_first_block(found: Layers) -> Finding:
