@@ -40,6 +40,7 @@ CONFIGS = {
     "empty name": ["name=''"],
     "seed": ["seed=one"],
     "negative seed": ["seed=-5"],
+    "negative seed of a measure": ["measure=[gromov_wasserstein]", "measure.gromov_wasserstein.seed=-1"],
     "study": ["study=similar"],
     "option": ["+options.clusters=3"],
     "claim": ["+options.claims=[falls]"],
@@ -427,4 +428,4 @@ def test_odd_labels_are_harmless(repsim, tmp_path, newest, label):
 def test_how_many():
     """The number that benchmarks/README.md states."""
     tried = len(CONFIGS) + len(DATA) + 1 + len(OTHER_DATA) + len(FOLDERS) + len(ARRAYS) + 4 + 3 * len(RUNS)
-    assert tried == 224
+    assert tried == 225

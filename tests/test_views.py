@@ -196,7 +196,7 @@ def test_stored_activations_are_analysed_and_no_model_runs(repsim, newest):
         "extract.hook_points=[embed,resid_post]",
         "extract.layers=[0,3]",
     )
-    assert repsim("run", "-q", *words, *small, "measure=[cka]")[0] == 0
+    assert repsim("run", "-q", *words, *small, "measure=[cka]", "+options.by_layer=true")[0] == 0  # views have no such
     asked = [f"+options.claims=[{','.join(claims.VIEW_CLAIMS)}]", "base=tiny_a_step100", "+options.restarts=3"]
     asked += ["+options.pairs=[[embed,resid_post@3],[resid_post@3,embed]]", "+options.samples=[0,9]"]
     code, _, err = repsim("run", "-q", "--from", newest(), "study=views", *asked)
@@ -287,11 +287,24 @@ def test_models_of_modular_sums(repsim, newest, tmp_path):
     """Any model and data: rows of two tokens in one, an attention pattern among the layers."""
     words = ("model=[modsum_0]", "model.modsum_0.moduli=[7]", "model.modsum_0.epochs=2", "data=modular_pairs")
     words += ("data.numbers=7", "extract=modsum", "extract.rows=30", "study=views", *FAST)
-    points = "extract.hook_points=[resid_pre,pattern.h0,resid_post]"
-    assert repsim("run", "-q", *words, points, "+options.views=[neighbours,couplings]", "extract.sequences=49")[0] == 0
+    words += (
+        "model.modsum_0.blocks=2",
+        "extract.hook_points=[resid_pre,pattern.h0,resid_post]",
+        "extract.sequences=49",
+    )
+    code, out, _ = repsim("run", *words)
+    assert code == 0
+    assert "figure: " in out
     found = json.loads((newest() / "results.json").read_text())
-    assert list(found["views"]) == ["batch", "neighbours", "couplings"]
-    assert len(table(found, "couplings")) == 2 * 3
+    assert list(found["views"]) == ["batch", "histograms", "neighbours", "couplings"]
+    assert len(table(found, "couplings")) == 2 * 5
+    # layers follow each other as in the network, whatever the order of the hook points
+    own = found["views"]["histograms"][0]
+    ordered = ["resid_pre@0", "pattern@0.h0", "resid_post@0", "resid_pre@1", "pattern@1.h0", "resid_post@1"]
+    assert own["layers"] == ordered
+    counts = np.load(newest() / own["counts"])
+    assert (counts[2] == counts[3]).all()  # the same stream
+    assert own["kl"][2] == 0
 
 
 @pytest.mark.parametrize(

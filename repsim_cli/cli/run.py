@@ -132,7 +132,8 @@ def _split(words: list[str]) -> tuple[dict[str, str | None], list[str]]:
 def _repeated(words: list[str], scratch: Path) -> tuple[list[str], Path, str]:
     """Takes `--from RUN` out of the words: that run's configuration instead of conf/config.yaml.
 
-    A group that is selected anew (model=[a], data=pile) is left out of the run's configuration.
+    A group that is selected anew (model=[a], data=pile) is left out of the run's configuration; with another study its
+    options are.
     """
     import yaml
 
@@ -148,6 +149,8 @@ def _repeated(words: list[str], scratch: Path) -> tuple[list[str], Path, str]:
     logging_off = [entry for entry in own["defaults"] if isinstance(entry, dict) and "override" in next(iter(entry))]
     repeated = results.read_config(results.find(words[at + 1]))
     kept = {key: value for key, value in repeated.items() if not _selected(key, rest)}
+    if any(word.startswith("study=") for word in rest):
+        kept["options"] = {}
     content = {
         "defaults": [*anew, "_self_", *logging_off],
         **kept,

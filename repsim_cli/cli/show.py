@@ -32,8 +32,8 @@ def summary(folder: Path) -> str:
     lines.append(f"  folder: {folder}")
     figures = sorted((folder / "figures").glob("*.png"))
     grids = [figure for figure in figures if figure.stem.endswith(("-all", "-layers"))]
-    if len(grids) <= SHOWN_MEASURES:
-        lines += [f"  figure: {figure}" for figure in grids]
+    if len(grids or figures) <= SHOWN_MEASURES:
+        lines += [f"  figure: {figure}" for figure in grids or figures]
     elif figures:
         lines.append(f"  figures: {len(figures)} in {folder / 'figures'}")
     if (folder / "report.html").is_file():

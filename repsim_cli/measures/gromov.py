@@ -309,7 +309,7 @@ def gromov_wasserstein(
     cost_scale: CostScale = "mean",
     start: GromovStart = "best",
     restarts: Annotated[int, Field(ge=0)] = 0,
-    seed: int = 0,
+    seed: Annotated[int, Field(ge=0)] = 0,
     bounds: bool = True,
     audit: Annotated[float, Field(ge=0, le=1)] = 0.02,
 ) -> Measure:

@@ -84,7 +84,7 @@ def divergence(a: Float[Tensor, "n d"], b: Float[Tensor, "n e"], *, rows: int, s
         note="0: the same clusters and loops at every scale. Grows with the rows of a subset; compare only equal ones.",
     ),
 )
-def rtd(*, rows: SubsetRows = 500, subsets: Positive = 10, seed: int = 0) -> Measure:
+def rtd(*, rows: SubsetRows = 500, subsets: Positive = 10, seed: Annotated[int, Field(ge=0)] = 0) -> Measure:
     """Total length of the bars that tell the rows' graph of short edges in x from that of short edges in x or y.
 
     Distances over their 0.9 quantile, dimension 1, the mean of (x, y) and (y, x), and of `subsets` subsets of `rows`
@@ -177,7 +177,7 @@ def geometry_score(
     landmarks: Landmarks = 64,
     repeats: Positive = 1000,
     gamma: Annotated[float, Field(gt=0)] | None = None,
-    seed: int = 0,
+    seed: Annotated[int, Field(ge=0)] = 0,
 ) -> Measure:
     """Sum of squared differences of the mean relative living times of 0, 1, 2 ... holes in witness complexes.
 

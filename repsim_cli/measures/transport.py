@@ -135,7 +135,7 @@ def wasserstein() -> Measure:
         takes_constant=True,
     ),
 )
-def coot(*, starts: Positive = 2, seed: int = 0) -> Measure:
+def coot(*, starts: Positive = 2, seed: Annotated[int, Field(ge=0)] = 0) -> Measure:
     """Least mean squared difference of activations over couplings S of the rows and F of the neurons.
 
     sum (x_ip - y_jq)^2 S_ij F_pq. starts: the rows' pairing, the uniform coupling, and from the third on permutations
@@ -171,7 +171,7 @@ def augmented_gromov_wasserstein(
     alpha: Annotated[float, Field(ge=0, le=1)] = 0.5,
     cost_scale: CostScale = "mean",
     starts: Positive = 2,
-    seed: int = 0,
+    seed: Annotated[int, Field(ge=0)] = 0,
 ) -> Measure:
     """alpha times Gromov-Wasserstein plus (1 - alpha) times co-optimal transport, for one coupling of the rows.
 

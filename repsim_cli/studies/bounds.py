@@ -60,10 +60,11 @@ def check_rows_fit(
     memory: Callable[[int], Mapping[str, float]], rows: int, hardware: Hardware, *, key: str = "rows", least: int = 4
 ) -> None:
     """Raises BadInput where so many rows (extract.`key`) need too much; it says how many fit, if `least` or more do."""
+    several = "hardware.processes=1, or " if memory(0).get("processes") else ""
 
     def need(rows: int) -> float:
         return sum(memory(rows).values())
 
     fits = bisect.bisect_right(range(rows), hardware.memory_limit, key=need) - 1
-    enough = f"hardware.memory_gb={need(rows) / 1e9 + 0.1:.1f} would do, or use fewer or smaller models"
+    enough = f"hardware.memory_gb={need(rows) / 1e9 + 0.1:.1f} would do, or use {several}fewer or smaller models"
     check_memory(need(rows), hardware, f"extract.{key}={fits} would fit" if fits >= least else enough)

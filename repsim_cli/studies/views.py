@@ -25,6 +25,7 @@ from repsim_cli.analysis.claims.views import VIEW_CLAIMS, overlap_verdicts, plan
 from repsim_cli.analysis.couplings import Plan, matched
 from repsim_cli.analysis.histograms import DistanceScale, apart, divergence, histograms, spread
 from repsim_cli.analysis.neighbourhoods import chance, nearest, overlap, plane
+from repsim_cli.analysis.sub_networks import in_order
 from repsim_cli.data.base import Data, Sequences, draw
 from repsim_cli.errors import BadInput, Degenerate, RunFailed
 from repsim_cli.measures.gromov import Space, space
@@ -70,8 +71,8 @@ class Views:
 
     views: which ones (null: all). `histograms`: of all distances within each layer, in `bins` equal bins from 0 to the
     largest distance of the model (distance_scale: as they are, or over the mean of their layer), with the KL divergence
-    between layers that follow each other in the run. `neighbours`: `batch` rows in the plane of a t-SNE (perplexity),
-    and how many of the k nearest rows of some samples are those of the model's first layer, in that plane and in the
+    between layers that follow each other in the network. `neighbours`: `batch` rows in the plane of a t-SNE
+    (perplexity), and how many of the k nearest rows of some samples are those of the model's first layer, in that plane and in the
     full space. `couplings`: how Gromov-Wasserstein matches the batch between pairs of layers, from POT's start and as
     the best of this one, the identity and `restarts` drawn ones.
     samples: places in the batch, from 0 (null: 3 drawn). pairs: [[LAYER, LAYER], ...] of each model (null: 5 drawn).
@@ -211,6 +212,9 @@ class Views:
             self._check_rows(min(total, self.extract.rows))
         taken = iter(sample(run, self, sequences, total))
         rows = {reading.label: [next(taken) for _ in reading.layers] for reading in self.readings}
+        orders = {reading.label: in_order([layer.name for layer in reading.layers]) for reading in self.readings}
+        rows = {label: [own[i] for i in orders[label]] for label, own in rows.items()}
+        self.layers = [reading.layers[i] for reading in self.readings for i in orders[reading.label]]
         batch = self._drawn_batch(sequences, total)
         makers: dict[View, Callable[[], Part]] = {
             "histograms": lambda: self._histograms(run, rows),
