@@ -70,11 +70,11 @@ class Views:
     """Analyses of the activations of any run: with its model, data and extract no model runs again.
 
     views: which ones (null: all). `histograms`: of all distances within each layer, in `bins` equal bins from 0 to the
-    largest distance of the model (distance_scale: as they are, or over the mean of their layer), with the KL divergence
-    between layers that follow each other in the network. `neighbours`: `batch` rows in the plane of a t-SNE
-    (perplexity), and how many of the k nearest rows of some samples are those of the model's first layer, in that plane and in the
-    full space. `couplings`: how Gromov-Wasserstein matches the batch between pairs of layers, from POT's start and as
-    the best of this one, the identity and `restarts` drawn ones.
+    largest distance of the model (distance_scale: as they are, or over the mean of their layer), with the KL
+    divergence between layers that follow each other in the network. `neighbours`: `batch` rows in the plane of a
+    t-SNE (perplexity), and how many of the k nearest rows of some samples are those of the model's first layer, in
+    that plane and in the full space. `couplings`: how Gromov-Wasserstein matches the batch between pairs of layers,
+    from POT's start and as the best of this one, the identity and `restarts` drawn ones.
     samples: places in the batch, from 0 (null: 3 drawn). pairs: [[LAYER, LAYER], ...] of each model (null: 5 drawn).
     The batch is drawn from the rows of the run, and sorted by class where these have one.
     """
