@@ -76,6 +76,21 @@ def test_start_up_is_light():
     assert not {"torch", "hydra", "omegaconf", "transformers", "matplotlib", "scipy", "pydantic"} & set(json.loads(out))
 
 
+def test_no_extra_is_needed_to_know_what_there_is():
+    code = """
+import sys
+sys.modules.update(dict.fromkeys(("numba", "gudhi", "ripser", "submitit", "beartype", "hypothesis")))
+from repsim_cli import registry
+from repsim_cli.measures import assignment
+known = [part for part in vars(registry).values() if isinstance(part, registry.Registry)]
+assert len(known) > 3
+assert all(part.names() for part in known)
+assert assignment.compiled() is None
+"""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT)
+    assert found.returncode == 0, found.stderr
+
+
 def test_docstring_examples():
     """The examples in all docstrings hold."""
     names = [".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for file in sources()]

@@ -23,7 +23,7 @@ Prices = Float[np.ndarray, " n"]
 def compiled() -> Any:
     """The fast solver; None without numba."""
     try:
-        from repsim_cli.measures.augmenting import augment
+        from repsim_cli.measures.compiled.augmenting import augment
     except ImportError:
         return None
     return augment
