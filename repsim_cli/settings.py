@@ -55,9 +55,9 @@ class Hardware:
     {label: device} (null: the device of the run). dtype: of the forward pass; rows are float32 in any case.
 
     batch_size: sequences per forward pass. tile: side of a Gram tile, in rows. threads: torch's threads (null:
-    torch's own choice). processes: that solve the pairs of slow measures, e.g. gromov_wasserstein, on one thread each
-    (null: as many as CPUs can be used; 1: the run's own alone). memory_gb: refuse a run whose estimate is above this
-    (null: 80 % of the machine's memory).
+    torch's own choice). processes: that solve pairs of slow measures (gromov_wasserstein) and fit probes, on one
+    thread each (null: as many as CPUs can be used; 1: the run's own alone). memory_gb: refuse a run whose estimate is
+    above this (null: 80 % of the machine's memory).
     """
 
     device: str = "cpu"

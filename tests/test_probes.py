@@ -138,7 +138,7 @@ def test_what_the_study_refuses(more, message):
 RUN = (
     "-q", "experiment=tiny/modsum_probes", "model=[modsum_tiny_l,modsum_tiny_targets]", "model.modsum_tiny_l.moduli=[7,5]",
     "model.modsum_tiny_targets.moduli=[7,5]", "model.modsum_tiny_l.epochs=1", "data.numbers=7", "extract.rows=49",
-    "extract.hook_points=[resid_post,pattern.h*]", "extract.layers=[1]", "hardware.threads=1",
+    "extract.hook_points=[resid_post,pattern.h*]", "extract.layers=[1]", "hardware.threads=1", "hardware.processes=1",
 )  # fmt: skip
 
 

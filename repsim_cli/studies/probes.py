@@ -1,7 +1,6 @@
 """Probes of every representation: which layers know a target, and which tell it linearly."""
 
 import json
-import os
 import time
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
@@ -49,7 +48,7 @@ class Probes:
     targets: the label of the stored representations that are the targets: one feature per class with a single 1 in
     each row, or one whole number. probes: of linear_regression, linear_classification (least squares on indicators of
     the classes), logistic_classification, mlp_regression, mlp_classification. train_share: of the rows, that probes are
-    fitted on; drawn under the run's seed. Threads of hardware (null: all cores) are processes of one thread each.
+    fitted on; drawn under the run's seed. Fits run in the processes of hardware.
     """
 
     def __init__(
@@ -95,22 +94,19 @@ class Probes:
         self.layers = [layer for reading in self.readings for layer in reading.layers if reading.label != targets]
         self.names = stored[targets].names
         self.devices = devices(hardware, list(model))
-        advice = "lower extract.rows or hardware.threads, or use fewer models"
+        advice = "lower extract.rows or hardware.processes, or use fewer models"
         check_memory(sum(self.memory().values()), hardware, advice)
         self.tokenizers = tokenizers(self.live, data, extract)
 
     def memory(self) -> dict[str, float]:
         """Bytes, estimated: libraries, weights, the rows and a copy for the processes, and what one fit works on."""
-        jobs, widest = self.jobs(), max(layer.width for layer in self.layers)
+        jobs, widest = self.hardware.workers, max(layer.width for layer in self.layers)
         return {
             "Python and its libraries": 0.5e9 + 0.15e9 * jobs,
             "weights": sum(4.0 * source.parameters for source in self.live.values()),
             "rows": 4.0 * 3 * self.extract.rows * sum(layer.width for layer in self.layers),
             "fits": 8.0 * 4 * jobs * self.extract.rows * widest,
         }
-
-    def jobs(self) -> int:
-        return self.hardware.threads or os.cpu_count() or 1
 
     def units(self) -> list[Unit]:
         linear = any(probe.linear for probe in self.probes.values())
@@ -172,7 +168,7 @@ class Probes:
         done: list[Any] = json.loads(file.read_text()) if file.is_file() else []
         finished = {tuple(unit) for unit, _ in done}
         left = [unit for unit in self.units() if unit not in finished]
-        found = Parallel(n_jobs=min(self.jobs(), len(left) or 1), return_as="generator_unordered")(
+        found = Parallel(n_jobs=min(self.hardware.workers, len(left) or 1), return_as="generator_unordered")(
             delayed(fit_unit)(unit, rows[unit.model, unit.layer], targets, tuple(self.probes), split, self.seed)
             for unit in left
         )
