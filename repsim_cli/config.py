@@ -231,6 +231,8 @@ def _explain(error: ValidationError) -> Iterator[str]:
             yield f"{path}: unknown key, got {got}; {did_you_mean(path, fields)}"
         elif kind == "string_pattern_mismatch":
             yield f"{path}: wrong value, got {got}; use letters, digits and . _ - + @, a letter or digit first"
+        elif kind == "too_short":
+            yield f"{path}: too few, got {got}; give at least {problem['ctx']['min_length']}"
         elif kind == "missing":
             yield f"{path}: missing, got nothing; set it"
         else:

@@ -215,7 +215,7 @@ def claim(folder: Path) -> Any:
 
     lock = filelock.FileLock(folder / LOCK)
     try:
-        lock.acquire(timeout=0)
+        lock.acquire(timeout=1)  # who asks whether a run is written holds it for a moment
     except filelock.Timeout:
         raise BadInput(f"{folder}: another process is writing this run; wait for it") from None
     return lock
@@ -380,7 +380,22 @@ def find(run: str, root: Path | None = None) -> Path:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    return _read_json(folder / "manifest.json")
+    """The manifest; of a run that is said to be running, and that nobody writes, the status is "killed"."""
+    manifest = _read_json(folder / "manifest.json")
+    if manifest["status"] == "running" and not held(folder):
+        manifest["status"] = "killed"
+    return manifest
+
+
+def held(folder: Path) -> bool:
+    """Whether a process writes this run."""
+    import filelock
+
+    try:
+        with filelock.FileLock(folder / LOCK, timeout=0):
+            return False
+    except filelock.Timeout:
+        return True
 
 
 def read_results(folder: Path) -> dict[str, Any]:

@@ -68,6 +68,9 @@ CONFIGS = {
     "random model without a tokenizer": ["+model.x={kind: random, config: {model_type: gpt2, n_embd: 8, n_head: 2}}"],
     "no model": ["model=[]"],
     "no measure": ["measure=[]"],
+    "no view": ["study=views", "extract.estimate=full", "options.views=[]"],
+    "no modulus": ["model=[modsum_0]", "model.modsum_0.moduli=[]"],
+    "too small a share": ["experiment=tiny/modsum_probes", "options.train_share=0.001"],
     "layer": ["extract.layers=[0,6]"],
     "negative layer": ["extract.layers=[-7]"],
     "no layer": ["extract.layers=[]"],
@@ -428,4 +431,4 @@ def test_odd_labels_are_harmless(repsim, tmp_path, newest, label):
 def test_how_many():
     """The number that benchmarks/README.md states."""
     tried = len(CONFIGS) + len(DATA) + 1 + len(OTHER_DATA) + len(FOLDERS) + len(ARRAYS) + 4 + 3 * len(RUNS)
-    assert tried == 225
+    assert tried == 228

@@ -173,7 +173,7 @@ def test_details_are_means_over_batches(tmp_path):
 
 
 def audit(folder, measure):
-    """The table's rows and the warning."""
+    """The table's rows, how many of them are wrong, and the warning."""
     with Work(folder=folder) as work:
         xs = representations()
         matrix = estimate_all_pairs({"gw": measure}, lambda seen: [xs][seen:], names=NAMES, estimate="full", work=work)[
@@ -186,8 +186,9 @@ def audit(folder, measure):
 @pytest.mark.parametrize("start", ["pot", "best"])
 def test_the_audit_finds_a_wrong_solver(tmp_path, start, monkeypatch):
     measure = measures.get("gromov_wasserstein", start=start, audit=1.0)
-    rows, warning = audit(tmp_path / "right", measure)
+    rows, broken, warning = audit(tmp_path / "right", measure)
     assert len(rows) == 6
+    assert broken == 0
     assert warning is None
     assert {row[-1] for row in rows} == {"no"}
     worst = max(row[5] for row in rows)
@@ -196,7 +197,8 @@ def test_the_audit_finds_a_wrong_solver(tmp_path, start, monkeypatch):
         assert min(row[5] for row in rows) >= -1e-9
     # a descent that ends where it starts
     monkeypatch.setattr(gromov, "descend", lambda coupling, *_: gromov.Optimum(np.roll(coupling, 1, 1), 1))
-    rows, warning = audit(tmp_path / "wrong", measure)
+    rows, broken, warning = audit(tmp_path / "wrong", measure)
+    assert broken > 0
     claim = {"pot": "within 1e-9 of", "best": "at most"}[start]
     assert f"of 6 audited pairs are not {claim} what POT finds, e.g. layer" in warning
 
@@ -275,7 +277,7 @@ def test_a_killed_run_goes_on(repsim, newest, tmp_path, at_once, monkeypatch):
     os.waitpid(process, 0)
     assert not psutil.wait_procs(children, timeout=10)[1]
     (folder,) = results.runs(tmp_path / "killed")
-    assert results.read_manifest(folder)["status"] == "running"
+    assert results.read_manifest(folder)["status"] == "killed"
     assert done < 21
     monkeypatch.setattr(processes, "WORTH", 1e9)
     code, _, err = repsim(*SMALL, "resume=latest")

@@ -205,7 +205,10 @@ def test_what_is_recorded_is_in_the_order_of_the_network():
         **{f"{one} and given": own for one in ("spectral", "segments", "spectral, as many,", "segments, as many,")},
     }
     rows = tables({"gw": {"m": found}})["sub-networks"]["rows"]
-    assert [row[:5] for row in rows] == [["gw", "m", "spectral", 2, "6, 6"], ["gw", "m", "segments", 2, "6, 6"]]
+    assert [row[:5] for row in rows] == [
+        ["gw", "m", "spectral", 2, "0-5, 6-11"],
+        ["gw", "m", "segments", 2, "0-5, 6-11"],
+    ]
     one = found_in(values, [f"h{i}" for i in range(12)], False, SubNetworks(method="segments", clusters=3), None)
     assert list(one["groups"]) == ["segments"]
     assert one["groups"]["segments"]["count"] == 3

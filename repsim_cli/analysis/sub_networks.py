@@ -11,6 +11,7 @@ the order along which the layers spread most).
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, Literal
 
 import numpy as np
@@ -265,6 +266,19 @@ def parsed(groups: Sequence[str], layers: int) -> Labels:
     return labels
 
 
+def ranges(labels: Sequence[int]) -> list[str]:
+    """The groups as ranges of layers, which `parsed` reads.
+
+    >>> ranges([0, 0, 1, 1, 0])
+    ['0-1 4', '2-3']
+    """
+    found: dict[int, list[str]] = {}
+    for group, run in groupby(range(len(labels)), key=lambda layer: labels[layer]):
+        first, *more = run
+        found.setdefault(group, []).append(f"{first}-{more[-1]}" if more else str(first))
+    return [" ".join(parts) for parts in found.values()]
+
+
 def found_in(
     values: Square, names: Sequence[str], larger_is_closer: bool, options: SubNetworks, given: Labels | None
 ) -> dict[str, Any]:
@@ -312,7 +326,7 @@ def _recorded(one: Groups) -> dict[str, Any]:
     }
 
 
-COLUMNS = ["measure", "model", "found by", "sub-networks", "sizes", "score", "without blocks"]
+COLUMNS = ["measure", "model", "found by", "sub-networks", "layers", "score", "without blocks"]
 AGREEMENT = ["measure", "model", "partitions", "adjusted Rand"]
 
 
@@ -323,8 +337,8 @@ def tables(found: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> dict[str, An
         for model, one in models.items():
             for method, groups in one["groups"].items():
                 scores = {k: (score, flat) for k, score, flat in groups["scores"]}
-                count, sizes = groups["count"], ", ".join(map(str, np.bincount(groups["labels"])))
-                rows.append([measure, model, method, count, sizes, *scores.get(count, (None, None))])
+                count, layers = groups["count"], ", ".join(ranges(groups["labels"]))
+                rows.append([measure, model, method, count, layers, *scores.get(count, (None, None))])
             agreements += [[measure, model, pair, value] for pair, value in one["agreement"].items()]
     return {
         "sub-networks": {"columns": COLUMNS, "rows": rows},

@@ -109,8 +109,10 @@ def solved(run: Run, found: Compared, matrices: Mapping[str, SimilarityMatrix]) 
             continue
         rows += [[label, *row] for row in summary(slow.details, found.values[label], numbers)]
         if slow.audit is not None and "audit_value" in numbers:
-            rows_of, notice = audited(label, slow.audit, names, numbers)
+            rows_of, wrong, notice = audited(label, slow.audit, names, numbers)
             audits += rows_of
+            checked = f"audited pairs not {slow.audit.claim} what {slow.audit.solver} finds, of {len(rows_of)}"
+            rows.append([label, checked, wrong])
             if notice is not None:
                 run.warn(notice)
     tables = {
@@ -125,8 +127,9 @@ AUDIT_COLUMNS = ["measure", "layer a", "layer b", "value", "reference", "relativ
 
 def audited(
     label: str, audit: Audit, names: Sequence[str], numbers: Mapping[str, np.ndarray]
-) -> tuple[list[list[Any]], str | None]:
-    """The pairs that another solver solved too; a warning where costs without ties break the measure's claim."""
+) -> tuple[list[list[Any]], int, str | None]:
+    """The pairs that another solver solved too; how many break the measure's claim where costs are not tied, and a
+    warning where some do."""
     rows, wrong = [], []
     for a, b in np.argwhere(~np.isnan(numbers["audit_reference"])):
         value, reference, tied = (float(numbers[f"audit_{key}"][a, b]) for key in ("value", "reference", "tied"))
@@ -135,11 +138,15 @@ def audited(
         if not tied and not audit.agrees(value, reference):
             wrong.append(rows[-1])
     if not wrong:
-        return rows, None
+        return rows, 0, None
     _, a, b, value, reference, *_ = max(wrong, key=lambda row: abs(row[5]))
-    return rows, (
-        f"{label}: {len(wrong)} of {len(rows)} audited pairs are not {audit.claim} what {audit.solver} finds, "
-        f"e.g. {a} and {b}: {value:.10g}, {reference:.10g} by {audit.solver}"
+    return (
+        rows,
+        len(wrong),
+        (
+            f"{label}: {len(wrong)} of {len(rows)} audited pairs are not {audit.claim} what {audit.solver} finds, "
+            f"e.g. {a} and {b}: {value:.10g}, {reference:.10g} by {audit.solver}"
+        ),
     )
 
 

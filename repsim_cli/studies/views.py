@@ -102,6 +102,8 @@ class Views:
     ):
         if not model:
             raise BadInput("model: no model is selected, got none; e.g. model=[tiny_a,tiny_b]")
+        if views == []:
+            raise BadInput(f"options.views: none is selected, got []; choose of {', '.join(ALL)}, or null for all")
         if extract.estimate != "full":
             raise BadInput(f"extract.estimate: views are of one sample of rows, got {extract.estimate}; use full")
         self.models, self.data, self.extract, self.hardware = dict(model), data, extract, hardware

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
+from repsim_cli.errors import BadInput
+
 Task = str  # a key of ERRORS
 ERRORS = {"number": "1 - R²", "class": "1 - accuracy"}
 
@@ -69,9 +71,12 @@ class Split(NamedTuple):
 
 
 def split_of(rows: int, share: float, seed: int) -> Split:
-    """share: of the rows, that probes are fitted on; at least one on either side."""
+    """share: of the rows, that probes are fitted on. Raises BadInput where fewer than two are on either side."""
+    fitted = round(share * rows)
+    if not 2 <= fitted <= rows - 2:
+        raise BadInput(f"options.train_share: two rows are needed on either side, got {share} of {rows}; change it")
     draw = np.random.default_rng(seed)
-    order, fitted = draw.permutation(rows), min(max(round(share * rows), 1), rows - 1)
+    order = draw.permutation(rows)
     return Split(order[:fitted], order[fitted:], draw.permutation(rows))
 
 
