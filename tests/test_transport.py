@@ -243,12 +243,14 @@ def costs(kind, n):
         "tied": rng.integers(0, 3, size=(n, n)).astype(float),
         "constant": np.ones((n, n)),
         "offset": 1e6 + rng.normal(size=(n, n)),
+        "above float32": 1e39 * rng.normal(size=(n, n)),
+        "below float32": 1e-41 * rng.normal(size=(n, n)),
         "one row": rng.normal(size=(n, n)) * np.r_[1e4, np.ones(n - 1)][:, None],
     }[kind]
 
 
 @pytest.mark.parametrize("fast", [True, False], ids=["numba", "POT"])
-@pytest.mark.parametrize("kind", ["drawn", "rank one", "tied", "constant", "offset", "one row"])
+@pytest.mark.parametrize("kind", ["drawn", "rank one", "tied", "constant", "offset", "above float32", "below float32", "one row"])
 def test_assignments_are_the_cheapest(kind, fast, monkeypatch):
     if not fast:
         monkeypatch.setattr(assignment, "compiled", lambda: None)

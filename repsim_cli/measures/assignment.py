@@ -9,9 +9,8 @@ from jaxtyping import Float, Int
 from repsim_cli.errors import Degenerate
 
 PIVOTS = 100_000_000  # of the network simplex
-WIDTHS = (0.1, 0.03, 0.01, 0.003)  # of the entropic couplings behind a first guess, in standard deviations of the cost
-NARROW = (0.01, 0.003)  # where the prices of a similar problem are known
-ROUNDS = 4  # Sinkhorn's, at each width
+# of the entropic couplings behind a first guess, in standard deviations of the cost; where similar prices are known
+WIDTHS, NARROW = np.array([0.1, 0.03, 0.01, 0.003, 0.001, 0.0003]), np.array([0.01, 0.001, 0.0003])
 TIE = 1e-13  # of the costs' size: cells that rounding alone tells apart
 
 Coupling = Float[np.ndarray, "_ _"]
@@ -21,12 +20,12 @@ Prices = Float[np.ndarray, " n"]
 
 @cache
 def compiled() -> Any:
-    """The fast solver; None without numba."""
+    """The module of the fast solver; None without numba."""
     try:
-        from repsim_cli.measures.compiled.augmenting import augment
+        from repsim_cli.measures.compiled import augmenting
     except ImportError:
         return None
-    return augment
+    return augmenting
 
 
 def assign(
@@ -36,12 +35,13 @@ def assign(
 
     last, prices: of a similar problem, which make this one faster and change nothing else unless costs are tied.
     """
-    augment = compiled()
-    if augment is None:
+    fast = compiled()
+    if fast is None:
         return vertex(cost).argmax(1), None
-    start = near_prices(cost, cost.min(0), WIDTHS) if prices is None else near_prices(cost, prices, NARROW)
+    known, widths = (cost.min(0), WIDTHS) if prices is None else (prices, NARROW)
+    start = fast.near_prices(cost, known, widths)
     guess = np.arange(len(cost)) if last is None else last
-    return augment(cost, start, guess, TIE * float(np.abs(cost[0]).max()))
+    return fast.augment(cost, start, guess, TIE * float(np.abs(cost[0]).max()))
 
 
 def vertex(cost: Float[np.ndarray, "n m"]) -> Float[np.ndarray, "n m"]:
@@ -54,30 +54,6 @@ def vertex(cost: Float[np.ndarray, "n m"]) -> Float[np.ndarray, "n m"]:
     if log["warning"] is not None:
         raise Degenerate(f"transport: no optimal coupling, got '{log['warning']}' for {n} x {m} rows; use fewer rows")
     return coupling
-
-
-def near_prices(cost: Float[np.ndarray, "n n"], prices: Prices, widths: tuple[float, ...]) -> Prices:
-    """Column prices near the optimal ones: potentials of ever narrower entropic couplings, in float32.
-
-    Any prices start the exact solver rightly, so nothing depends on their accuracy but its time.
-    """
-    single, found = cost.astype(np.float32), prices.astype(np.float32)
-    unit = single.std()
-    if unit == 0:
-        return prices
-    for width in widths:
-        blur = np.float32(width) * unit
-        above = single - found
-        above -= above.min(1)[:, None]
-        lowest = above.min(0)
-        above -= lowest
-        kernel = np.exp(np.multiply(above, -1 / blur, out=above), out=above)
-        scaling = np.ones(len(cost), np.float32)
-        with np.errstate(all="ignore"):  # what over- or underflows is not finite, and left below
-            for _ in range(ROUNDS):
-                scaling = 1 / ((1 / (kernel @ scaling)) @ kernel)
-            found = found + lowest + blur * np.log(scaling)
-    return found.astype(float) if np.isfinite(found).all() else prices
 
 
 def plan(cost: Float[np.ndarray, "n m"]) -> Coupling:
