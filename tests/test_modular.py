@@ -19,7 +19,7 @@ from repsim_cli.results import quiet
 from repsim_cli.settings import Extract
 from repsim_cli.training import modular as training
 from repsim_cli.training import trained
-from repsim_cli.training.modular import Recipe, metrics_of, modular, train
+from repsim_cli.training.modular import Recipe, best_look, metrics_of, modular, train
 
 SHAPE = Shape(numbers=5, blocks=2, outputs={"c1": 5, "b1": 5}, width=16, heads=2, mlp=24)
 POINTS = ["q.h*", "attn_scores.h*", "pattern.h*", "v.h*", "z.h*", "resid_pre", "attn_out", "resid_mid", "mlp_pre", "mlp_post", "mlp_out", "resid_post"]  # fmt: skip
@@ -28,7 +28,7 @@ POINTS = ["q.h*", "attn_scores.h*", "pattern.h*", "v.h*", "z.h*", "resid_pre", "
 def recipe(**more):
     given = {
         "moduli": [5, 3], "blocks": 2, "training": "by_block", "epochs": 4, "batch_size": 8, "learning_rate": 1e-2,
-        "weight_decay": 0.1, "penalty": 0.01, "train_share": 0.8, "check": 2, "patience": 3, "seed": 0,
+        "weight_decay": 0.1, "penalty": 0.01, "average": 0.5, "train_share": 0.8, "check": 2, "patience": 3, "seed": 0,
         "save": [], "device": "cpu",
     }  # fmt: skip
     return Recipe(**{**given, **more})
@@ -146,10 +146,11 @@ def test_scores_are_those_of_the_whole_model():
     held_out = torch.from_numpy(np.random.default_rng(0).permutation(25)[20:])
     logits = model.heads["c2"](model(ab)[held_out, 0])
     wanted = (((ab[:, 0] + ab[:, 1]) % 5 + ab[:, 1]) % 3)[held_out]
-    assert curves["c2"]["validation_loss"][-1] == pytest.approx(
+    best = best_look(curves["c2"])
+    assert curves["c2"]["validation_loss"][best] == pytest.approx(
         float(torch.nn.functional.cross_entropy(logits, wanted))
     )
-    assert curves["c2"]["validation_accuracy"][-1] == pytest.approx(
+    assert curves["c2"]["validation_accuracy"][best] == pytest.approx(
         float((logits.argmax(-1) == wanted).double().mean())
     )
 
@@ -187,7 +188,36 @@ def test_training_ends_early_once_it_is_right(monkeypatch):
     monkeypatch.setattr(training, "_scores", lambda model, stream, task, rows: (0.5, next(right)))
     _, curves = train(recipe(moduli=[5], blocks=1, epochs=9, patience=2, check=1))
     assert curves["c1"]["training_accuracy"] == [0.9, 0.9]
-    assert metrics_of(curves) == {"c1_accuracy": 1.0, "c1_loss": 0.5, "c1_epochs": 2.0}
+    assert metrics_of(curves) == {"c1_accuracy": 1.0, "c1_loss": 0.5, "c1_epochs": 1.0}
+
+
+def test_a_stage_leaves_its_best_look(monkeypatch):
+    """Of the largest validation accuracy; the first of two that are equal."""
+    scores = [(0.1, 0.5), (0.3, 0.8), (0.2, 0.8), (0.2, 0.8), (0.1, 0.7)]
+    looks = iter([pair for pair in scores for _ in range(2)])
+    monkeypatch.setattr(training, "_scores", lambda model, stream, task, rows: next(looks))
+    one = {"moduli": [5], "blocks": 1, "patience": None}
+    model, curves = train(recipe(**one, epochs=5, check=1))
+    assert metrics_of(curves) == {"c1_accuracy": 0.8, "c1_loss": 0.2, "c1_epochs": 3.0}
+    monkeypatch.undo()
+    assert same(model, train(recipe(**one, epochs=3, check=3))[0])
+
+
+def test_the_average_of_the_weights():
+    """The average after each epoch of one batch, from the weights of trainings without one."""
+    one = {"moduli": [5], "blocks": 1, "batch_size": None, "patience": None}
+    steps = [train(recipe(**one, epochs=n, check=n, average=0.0))[0].state_dict() for n in (1, 2, 3)]
+    first: list[dict] = []
+    train(
+        recipe(**one, epochs=3, check=3, average=0.0, save=[0, 3]),
+        keep=lambda model, epoch, _: first.append(copy.deepcopy(model.state_dict())),
+    )
+    mean, _ = train(recipe(**one, epochs=3, check=3, average=0.9))
+    for name, weights in mean.state_dict().items():
+        expected = first[0][name]
+        for step in steps:
+            expected = 0.9 * expected + 0.1 * step[name]
+        torch.testing.assert_close(weights, expected)
 
 
 def test_a_loss_that_is_not_finite(monkeypatch):
@@ -257,7 +287,10 @@ def test_recipes_that_make_no_sense(given, message):
 
 def test_moduli_that_make_no_sense(repsim):
     words = ["experiment=tiny/modsum_training", "model=[modsum_tiny_0]"]
-    for moduli, said in (("[]", "moduli: wrong value, got []"), ("[1]", "moduli.0: wrong value, got 1; give greater")):
+    for moduli, said in (
+        ("[]", "moduli: too few, got []; give at least 1"),
+        ("[1]", "moduli.0: wrong value, got 1; give greater"),
+    ):
         err = repsim("run", *words, f"model.modsum_tiny_0.moduli={moduli}")[2]
         assert err.startswith(f"error: model.modsum_tiny_0.{said}"), err
 
@@ -297,17 +330,18 @@ def test_the_study_of_the_training(repsim, newest, monkeypatch):
     assert repsim("run", *TINY, "resume=latest")[0] == 0
     found = results.read_results(newest())
     rows = {(row[0], row[1]): row[2:] for row in found["tables"]["training"]["rows"]}
+    assert all(row[0] == row[1] for row in rows.values())  # of one look
     assert {name: row[0] for name, row in rows.items()} == dict.fromkeys(
         [("modsum_tiny_0", "c1"), ("modsum_tiny_l", "c1"), ("modsum_tiny_l", "c2")], 2
     )
     curve = found["curves"]["validation accuracy of c2, modsum_tiny_l"]
-    assert (curve["steps"], curve["mean"]) == ([2], [rows["modsum_tiny_l", "c2"][2]])
+    assert (curve["steps"], curve["mean"]) == ([2], [rows["modsum_tiny_l", "c2"][3]])
     mark = found["marks"]["modsum_tiny_0"]
-    assert mark == f"{math.floor(1000 * rows['modsum_tiny_0', 'c1'][2]) / 10} %"
+    assert mark == f"{math.floor(1000 * rows['modsum_tiny_0', 'c1'][3]) / 10} %"
     said = f"modsum_tiny_0: validation accuracy of c1 is {mark}, below 100 %"
     assert f"{said}; figures and claims say so" in found["warnings"]
     (claim,) = found["claims"]
-    assert (claim["verdict"], claim["value"]) == ("fails", min(row[2] for row in rows.values()))
+    assert (claim["verdict"], claim["value"]) == ("fails", min(row[3] for row in rows.values()))
     assert said in claim["why"]
     assert f"modsum_tiny_0 ({mark})" in (newest() / "figures" / "learning-curves.svg").read_text()
     assert f"modsum_tiny_0 ({mark})" in (newest() / "report.html").read_text()

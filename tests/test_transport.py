@@ -250,7 +250,9 @@ def costs(kind, n):
 
 
 @pytest.mark.parametrize("fast", [True, False], ids=["numba", "POT"])
-@pytest.mark.parametrize("kind", ["drawn", "rank one", "tied", "constant", "offset", "above float32", "below float32", "one row"])
+@pytest.mark.parametrize(
+    "kind", ["drawn", "rank one", "tied", "constant", "offset", "above float32", "below float32", "one row"]
+)
 def test_assignments_are_the_cheapest(kind, fast, monkeypatch):
     if not fast:
         monkeypatch.setattr(assignment, "compiled", lambda: None)

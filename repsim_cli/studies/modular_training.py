@@ -11,7 +11,7 @@ from repsim_cli.errors import BadInput
 from repsim_cli.models.source import AnySource, Source
 from repsim_cli.registry import studies
 from repsim_cli.results import Run
-from repsim_cli.training.modular import CURVES, Columns
+from repsim_cli.training.modular import CURVES, Columns, best_look
 from repsim_cli.training.trained import KIND
 
 COLUMNS = {
@@ -61,11 +61,18 @@ class ModularTraining:
             "measures": [],
             "tables": {
                 "training": {
-                    "columns": ["model", "stage", "epochs", *COLUMNS],
+                    "columns": ["model", "stage", "epochs", "kept after", *COLUMNS],
                     "rows": [
-                        [label, stage, int(looks["epoch"][-1]), *(looks[column][-1] for column in COLUMNS.values())]
+                        [
+                            label,
+                            stage,
+                            int(looks["epoch"][-1]),
+                            int(looks["epoch"][best]),
+                            *(looks[column][best] for column in COLUMNS.values()),
+                        ]
                         for label, stages in curves.items()
                         for stage, looks in stages.items()
+                        for best in [best_look(looks)]
                     ],
                 }
             },

@@ -5,9 +5,11 @@ token b), with all before it frozen. A training that was killed goes on from the
 same bits.
 """
 
+import contextlib
 import math
+import operator
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -18,6 +20,7 @@ import torch
 from jaxtyping import Float, Int
 from pydantic import Field
 from torch import Tensor, nn
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from repsim_cli.data.modular import pairs
 from repsim_cli.errors import BadInput, RunFailed
@@ -30,7 +33,7 @@ from repsim_cli.settings import Positive, Several
 from repsim_cli.training.state import SAVE_EVERY, restore_state, save_state
 from repsim_cli.training.trained import Metrics, Trained
 
-CODE = 2  # raise when a change of the code changes what is trained
+CODE = 3  # raise when a change of the code changes what is trained
 CURVES = "curves.json"
 SCORES = ("training_loss", "validation_loss", "training_accuracy", "validation_accuracy")
 Training = Literal["end_to_end", "by_block"]
@@ -43,10 +46,12 @@ class Recipe:
     """moduli: p1, p2, ... ; numbers a and b are below p1. epochs: at most, of each stage, with AdamW (betas 0.9, 0.98).
 
     batch_size: rows (null: all at once). penalty: times the mean squared norm of the last trained block's output, added
-    to the loss: a stream of large norm saturates the attention of the next block. train_share: of all pairs. check:
-    epochs between two looks at the validation rows. patience: a stage ends after so many looks in a row at an accuracy
-    of 100 % (null: never early). save: the epochs whose weights are kept, those of all stages counted on; 0 is before
-    the first. device: of the training. Raises BadInput for other epochs, and where they need not come.
+    to the loss: a stream of large norm saturates the attention of the next block. average: of the weights over steps,
+    by which the last ones are replaced in all that is looked at or kept: the share of the average that a step leaves
+    (0: the last ones). train_share: of all pairs. check: epochs between two looks at the validation rows; a stage
+    leaves the weights of its best look (see `best_look`). patience: a stage ends after so many looks in a row at an
+    accuracy of 100 % (null: never early). save: the epochs whose weights are kept, those of all stages counted on; 0 is
+    before the first. device: of the training. Raises BadInput for other epochs, and where they need not come.
     """
 
     moduli: Sequence[int]
@@ -57,6 +62,7 @@ class Recipe:
     learning_rate: float
     weight_decay: float
     penalty: float
+    average: float
     train_share: float
     check: int
     patience: int | None
@@ -111,6 +117,7 @@ def modular(
     learning_rate: Annotated[float, Field(gt=0)] = 2e-3,
     weight_decay: Annotated[float, Field(ge=0)] = 0.5,
     penalty: Annotated[float, Field(ge=0)] = 0.01,
+    average: Annotated[float, Field(ge=0, lt=1)] = 0.0,
     train_share: Annotated[float, Field(gt=0, lt=1)] = 0.8,
     check: Positive = 10,
     patience: Positive | None = 3,
@@ -133,6 +140,7 @@ def modular(
         learning_rate=learning_rate,
         weight_decay=weight_decay,
         penalty=penalty,
+        average=average,
         train_share=train_share,
         check=check,
         patience=patience,
@@ -188,12 +196,22 @@ def check_device(device: str) -> None:
 
 
 def metrics_of(curves: dict[str, Columns]) -> Metrics:
-    """What the last look at each stage saw."""
+    """What the best look at each stage saw, and after how many epochs it was."""
     return {
-        f"{stage}_{name}": looks[column][-1]
+        f"{stage}_{name}": looks[column][best_look(looks)]
         for stage, looks in curves.items()
         for name, column in (("accuracy", "validation_accuracy"), ("loss", "validation_loss"), ("epochs", "epoch"))
     }
+
+
+def best_look(looks: Columns) -> int:
+    """The place of the look of the largest validation accuracy, of several that of the smallest validation loss.
+
+    >>> best_look({"validation_accuracy": [0.9, 1.0, 1.0], "validation_loss": [0.1, 0.3, 0.2]})
+    2
+    """
+    seen = list(zip(looks["validation_accuracy"], map(operator.neg, looks["validation_loss"]), strict=True))
+    return seen.index(max(seen))
 
 
 def short_of(metrics: Metrics) -> Short | None:
@@ -250,9 +268,13 @@ def train(
         own = whole._replace(targets={name: whole.targets[name] for name in names})
         state = scratch and scratch / f"{names[0]}.safetensors"
         looks = _stage(model, blocks, own, recipe, progress, state, before, keep)
-        curves[names[0]] = dict(zip(("epoch", *SCORES), map(list, zip(*looks, strict=True)), strict=True))
+        curves[names[0]] = columns(looks)
         before += recipe.epochs
     return model.cpu().eval().requires_grad_(False), curves
+
+
+def columns(looks: Sequence[Sequence[float]]) -> Columns:
+    return dict(zip(("epoch", *SCORES), map(list, zip(*looks, strict=True)), strict=True))
 
 
 def _stage(
@@ -276,11 +298,16 @@ def _stage(
     )
     draw = np.random.default_rng(recipe.seed)
     size = recipe.batch_size or len(task.seen)
+    advance = get_ema_multi_avg_fn(recipe.average)
+    mean = [weights.detach().clone() for weights in parameters]
+    best = [weights.clone() for weights in mean]
     looks: list[list[float]] = []
     done = 0
     if state is not None and state.is_file():
         found = restore_state(state, model, optimiser, draw)
         looks, done = found["looks"].tolist(), int(found["done"])
+        for name, held in (("mean", mean), ("best", best)):
+            _replace(held, [found[f"{name}.{i}"] for i in range(len(held))])
     with torch.no_grad():  # what is frozen is run once
         start = model.stream(task.ab, first)
 
@@ -288,6 +315,16 @@ def _stage(
         if first:
             return model.blocks[first](start[rows])
         return model.stream(task.ab[rows], blocks)
+
+    @contextlib.contextmanager
+    def averaged() -> Iterator[None]:
+        """With the average for the weights."""
+        last = [weights.detach().clone() for weights in parameters]
+        _replace(parameters, mean)
+        try:
+            yield
+        finally:
+            _replace(parameters, last)
 
     @torch.inference_mode()
     def scores() -> list[float]:
@@ -297,11 +334,13 @@ def _stage(
     def leave() -> None:
         if state is not None:
             more = {"looks": torch.tensor(looks, dtype=torch.float64), "done": torch.tensor(done)}
+            more |= {f"{name}.{i}": x for name, held in (("mean", mean), ("best", best)) for i, x in enumerate(held)}
             save_state(state, model, optimiser, draw, more)
 
     def kept() -> None:
         if before + done in recipe.save:
-            keep(model, before + done, dict(zip(SCORES, scores(), strict=True)))
+            with averaged():
+                keep(model, before + done, dict(zip(SCORES, scores(), strict=True)))
 
     if before + done == 0:
         kept()
@@ -319,22 +358,34 @@ def _stage(
             optimiser.zero_grad()
             loss.backward()
             optimiser.step()
+            with torch.no_grad():
+                advance(mean, parameters, None)
         done = epoch
         if epoch % recipe.check == 0 or epoch == recipe.epochs:
-            looks.append([float(epoch), *scores()])
+            with averaged():
+                looks.append([float(epoch), *scores()])
             if not math.isfinite(looks[-1][1]):
                 got = f"{looks[-1][1]} at epoch {epoch} of {name}"
                 raise RunFailed(f"training: the loss is not finite, got {got}; lower learning_rate")
+            if best_look(columns(looks)) == len(looks) - 1:
+                _replace(best, mean)
         kept()
         if _settled(looks, recipe.patience):
             break
         if time.monotonic() - left > SAVE_EVERY:
             leave()
             left = time.monotonic()
+    _replace(parameters, best)
     for weights in parameters:
         weights.requires_grad_(False)
     leave()
     return looks
+
+
+@torch.no_grad()
+def _replace(weights: Sequence[Tensor], others: Sequence[Tensor]) -> None:
+    for own, other in zip(weights, others, strict=True):
+        own.copy_(other)
 
 
 def _settled(looks: Sequence[Sequence[float]], patience: int | None) -> bool:

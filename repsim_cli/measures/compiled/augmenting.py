@@ -1,4 +1,4 @@
-"""A dense assignment problem by shortest augmenting paths from good prices, compiled: needs numba (the extra `fast`)."""
+"""Dense assignment problems by shortest augmenting paths, from good prices; compiled, by numba (the extra `fast`)."""
 
 from typing import no_type_check
 
