@@ -232,7 +232,7 @@ def _explain(error: ValidationError) -> Iterator[str]:
         elif kind == "string_pattern_mismatch":
             yield f"{path}: wrong value, got {got}; use letters, digits and . _ - + @, a letter or digit first"
         elif kind == "too_short":
-            yield f"{path}: too few, got {got}; give at least {problem['ctx']['min_length']}"
+            yield f"{path}: too few, got {got}; give at least {problem.get('ctx', {})['min_length']}"
         elif kind == "missing":
             yield f"{path}: missing, got nothing; set it"
         else:

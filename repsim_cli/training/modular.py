@@ -290,7 +290,7 @@ def _stage(
     """Trains one stage in place, after `before` epochs of others; returns the epoch and `SCORES` of every look."""
     first = 0 if recipe.training == "end_to_end" else blocks - 1
     parts = [*model.blocks[first:blocks], *(model.heads[name] for name in task.targets)]
-    parameters = [weights for part in parts for weights in part.parameters()]
+    parameters: list[Tensor] = [weights for part in parts for weights in part.parameters()]
     if first == 0:
         parameters += [model.embed.weight, model.position]
     optimiser = torch.optim.AdamW(
