@@ -3,6 +3,7 @@
 import copy
 import json
 import math
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from repsim_cli.results import quiet
 from repsim_cli.settings import Extract
 from repsim_cli.training import modular as training
 from repsim_cli.training import trained
-from repsim_cli.training.modular import Recipe, best_look, metrics_of, modular, train
+from repsim_cli.training.modular import Recipe, best_look, metrics_of, mistakes, modular, train
 
 SHAPE = Shape(numbers=5, blocks=2, outputs={"c1": 5, "b1": 5}, width=16, heads=2, mlp=24)
 POINTS = ["q.h*", "attn_scores.h*", "pattern.h*", "v.h*", "z.h*", "resid_pre", "attn_out", "resid_mid", "mlp_pre", "mlp_post", "mlp_out", "resid_post"]  # fmt: skip
@@ -153,6 +154,26 @@ def test_scores_are_those_of_the_whole_model():
     assert curves["c2"]["validation_accuracy"][best] == pytest.approx(
         float((logits.argmax(-1) == wanted).double().mean())
     )
+
+
+def test_mistakes_are_how_far_the_wrong_rows_are_off():
+    one = recipe(moduli=[7, 5], epochs=6)
+    model, _ = train(one)
+    ab = torch.cartesian_prod(torch.arange(7), torch.arange(7))
+    held_out = torch.from_numpy(np.random.default_rng(0).permutation(49)[39:])
+    found = mistakes(model, one)
+    assert list(found) == ["c1", "c2"]
+    for name, blocks, p in (("c1", 1, 7), ("c2", 2, 5)):
+        told = model.heads[name](model.stream(ab, blocks)[:, 0]).argmax(-1)[held_out]
+        true = (ab.sum(1) % 7 if name == "c1" else (ab.sum(1) % 7 + ab[:, 1]) % 5)[held_out]
+        off = [
+            min(range(-(p // 2), p // 2 + 1), key=lambda d: (int(t) + d - int(g)) % p)
+            for g, t in zip(told, true, strict=True)
+        ]
+        wanted = Counter(off)
+        wanted.pop(0, None)
+        assert wanted
+        assert dict(found[name]) == wanted
 
 
 def stopping(after):

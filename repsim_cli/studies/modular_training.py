@@ -11,7 +11,7 @@ from repsim_cli.errors import BadInput
 from repsim_cli.models.source import AnySource, Source
 from repsim_cli.registry import studies
 from repsim_cli.results import Run
-from repsim_cli.training.modular import CURVES, Columns, best_look
+from repsim_cli.training.modular import CURVES, MISTAKES, best_look
 from repsim_cli.training.trained import KIND
 
 COLUMNS = {
@@ -53,29 +53,41 @@ class ModularTraining:
         with run.stage("models"):
             found = {label: one.identity() for label, one in self.models.items()}
             run.manifest["models"] = found
-            curves = {label: learning_curves(one["trained"]) for label, one in found.items()}
+            curves, wrong = (
+                {label: kept(one["trained"], name) for label, one in found.items()} for name in (CURVES, MISTAKES)
+            )
         run.save_manifest()
         metrics = {label: one["metrics"] for label, one in found.items()}
         claims = [MODULAR_CLAIMS[name] for name in self.claims]
+        tables = {
+            "training": {
+                "columns": ["model", "stage", "epochs", "kept after", *COLUMNS],
+                "rows": [
+                    [
+                        label,
+                        stage,
+                        int(looks["epoch"][-1]),
+                        int(looks["epoch"][best]),
+                        *(looks[column][best] for column in COLUMNS.values()),
+                    ]
+                    for label, stages in curves.items()
+                    for stage, looks in stages.items()
+                    for best in [best_look(looks)]
+                ],
+            },
+            "wrong validation rows": {
+                "columns": ["model", "sum", "told - true, mod p", "rows"],
+                "rows": [
+                    [label, stage, *pair]
+                    for label, stages in wrong.items()
+                    for stage, pairs in stages.items()
+                    for pair in pairs
+                ],
+            },
+        }
         return {
             "measures": [],
-            "tables": {
-                "training": {
-                    "columns": ["model", "stage", "epochs", "kept after", *COLUMNS],
-                    "rows": [
-                        [
-                            label,
-                            stage,
-                            int(looks["epoch"][-1]),
-                            int(looks["epoch"][best]),
-                            *(looks[column][best] for column in COLUMNS.values()),
-                        ]
-                        for label, stages in curves.items()
-                        for stage, looks in stages.items()
-                        for best in [best_look(looks)]
-                    ],
-                }
-            },
+            "tables": {name: table for name, table in tables.items() if table["rows"]},
             "curves": {
                 f"{rows} {quantity} of {stage}, {label}": {
                     "quantity": quantity,
@@ -95,6 +107,6 @@ class ModularTraining:
         }
 
 
-def learning_curves(key: str) -> dict[str, Columns]:
-    """Of every stage of a model in the cache, what was seen of it while it was trained."""
-    return json.loads((cache.root() / KIND / key / "model" / CURVES).read_text())
+def kept(key: str, name: str) -> dict[str, Any]:
+    """A file beside the weights of a model in the cache."""
+    return json.loads((cache.root() / KIND / key / "model" / name).read_text())

@@ -34,7 +34,7 @@ from repsim_cli.training.state import SAVE_EVERY, restore_state, save_state
 from repsim_cli.training.trained import Metrics, Trained
 
 CODE = 3  # raise when a change of the code changes what is trained
-CURVES = "curves.json"
+CURVES, MISTAKES = "curves.json", "mistakes.json"
 SCORES = ("training_loss", "validation_loss", "training_accuracy", "validation_accuracy")
 Training = Literal["end_to_end", "by_block"]
 Columns = dict[str, list[float]]
@@ -162,6 +162,7 @@ def modular(
         model, curves = train(recipe, progress, scratch, keep)
         saved(model, recipe.shape, folder)
         (folder / CURVES).write_text(dumps(curves))
+        (folder / MISTAKES).write_text(dumps(mistakes(model, recipe)))
         for place in steps.glob("*"):
             place.rename(folder / place.name)
         return metrics_of(curves)
@@ -386,6 +387,23 @@ def _stage(
 def _replace(weights: Sequence[Tensor], others: Sequence[Tensor]) -> None:
     for own, other in zip(weights, others, strict=True):
         own.copy_(other)
+
+
+@torch.inference_mode()
+def mistakes(model: Modular, recipe: Recipe) -> dict[str, list[tuple[int, int]]]:
+    """Of c_k at the end of each stage, [told - true mod p, rows] of the validation rows that are told wrongly.
+
+    The difference is the one nearest to 0. A model that misses a wrap modulo an earlier p' is off by p'.
+    """
+    ab, targets, _, held_out = task(replace(recipe, device="cpu"))
+    found = {}
+    for blocks, (name, *_) in recipe.stages:
+        off = model.read(name, model.stream(ab[held_out], blocks)).argmax(-1) - targets[name][held_out]
+        modulus = recipe.shape.outputs[name]
+        off = (off + modulus // 2) % modulus - modulus // 2
+        differences, rows = off[off != 0].unique(return_counts=True)
+        found[name] = list(zip(differences.tolist(), rows.tolist(), strict=True))
+    return found
 
 
 def _settled(looks: Sequence[Sequence[float]], patience: int | None) -> bool:
