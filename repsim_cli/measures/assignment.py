@@ -9,8 +9,9 @@ from jaxtyping import Float, Int
 from repsim_cli.errors import Degenerate
 
 PIVOTS = 100_000_000  # of the network simplex
-# of the entropic couplings behind a first guess, in standard deviations of the cost; where similar prices are known
-WIDTHS, NARROW = np.array([0.1, 0.03, 0.01, 0.003, 0.001, 0.0003]), np.array([0.01, 0.001, 0.0003])
+WIDTHS = np.array([0.1, 0.03, 0.01, 0.003, 0.001, 0.0003])  # of the entropic couplings behind a first guess, in
+# standard deviations of the cost; how many of them to leave out where less than this share of the rows moved before
+LEFT_OUT = {0.05: 6, 0.2: 5, 0.7: 2}
 TIE = 1e-13  # of the costs' size: cells that rounding alone tells apart
 
 Coupling = Float[np.ndarray, "_ _"]
@@ -29,17 +30,21 @@ def compiled() -> Any:
 
 
 def assign(
-    cost: Float[np.ndarray, "n n"], last: Matched | None = None, prices: Prices | None = None
+    cost: Float[np.ndarray, "n n"],
+    last: Matched | None = None,
+    prices: Prices | None = None,
+    moved: float = 1.0,
 ) -> tuple[Matched, Prices | None]:
     """The column of every row in the assignment of least cost, and the columns' prices there (None without numba).
 
-    last, prices: of a similar problem, which make this one faster and change nothing else unless costs are tied.
+    last, prices: of a similar problem, which make this one faster and change nothing else unless costs are tied; moved:
+    the share of its rows whose column was another one in the problem before it.
     """
     fast = compiled()
     if fast is None:
         return vertex(cost).argmax(1), None
-    known, widths = (cost.min(0), WIDTHS) if prices is None else (prices, NARROW)
-    start = fast.near_prices(cost, known, widths)
+    left_out = next((count for share, count in LEFT_OUT.items() if moved < share), 0)
+    start = fast.near_prices(cost, cost.min(0) if prices is None else prices, WIDTHS[left_out:])
     guess = np.arange(len(cost)) if last is None else last
     return fast.augment(cost, start, guess, TIE * float(np.abs(cost[0]).max()))
 

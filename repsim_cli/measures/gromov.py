@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import numpy as np
 from jaxtyping import Float
 from pydantic import Field
+from scipy.linalg.blas import dgemm  # type: ignore[attr-defined]
 from torch import Tensor
 
 from repsim_cli.errors import Degenerate
@@ -115,25 +116,30 @@ def _reassign(
     """From an assignment. Euclidean distances make the objective concave (Maron and Lipman 2018): whole steps are
     best, and every step is an assignment. Where one is not, the general descent goes on from there."""
     n = len(a)
-    rows, prices = np.arange(n), None
+    rows, prices, share = np.arange(n), None, 1.0
     scaled = a * (-4 * alpha / n)
-    gradient = linear + scaled @ b[matched]
+    gradient = np.ascontiguousarray(linear + scaled @ b[matched])
     while steps < STEPS:
-        best, prices = assign(gradient, matched, prices)
+        best, prices = assign(gradient, matched, prices, share)
         steps += 1
         moved = np.flatnonzero(best != matched)
-        if len(moved) < MANY * n:
-            bend = scaled[:, moved] @ (b[best[moved]] - b[matched[moved]])
+        share = len(moved) / n
+        here = [gradient[rows, columns].sum() for columns in (best, matched)]
+        if share < MANY:
+            # gradient += scaled[:, moved] @ (...), in place
+            dgemm(
+                1.0, (b[best[moved]] - b[matched[moved]]).T, scaled[moved].T, 1.0, gradient.T, trans_b=1, overwrite_c=1
+            )
         else:
-            bend = scaled @ b[best] - (gradient - linear)
-        slope = float(np.sum(gradient[rows, best] - gradient[rows, matched])) / n
-        length, change = line_search(slope, float(np.sum(bend[rows, best] - bend[rows, matched])) / n / 2)
+            gradient = linear + scaled @ b[best]
+        there = [gradient[rows, columns].sum() for columns in (best, matched)]
+        slope = float(here[0] - here[1]) / n
+        length, change = line_search(slope, float(there[0] - there[1]) / n / 2 - slope / 2)
         if change >= enough:
             break
         if length < 1:
             between = (1 - length) * coupling_of(matched) + length * coupling_of(best)
             return _descend(between, a, b, alpha, linear, enough, steps)
-        gradient += bend
         matched = best
     return Optimum(coupling_of(matched), steps)
 
