@@ -20,7 +20,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -36,7 +36,7 @@ from repsim_cli.registry import did_you_mean
 SCHEMA = 1
 LOCK, STATE = ".lock", "state.safetensors"
 PAIRS = ".pairs"  # pairs that are solved one by one, while the run goes on
-HOW = ("resume", "dry_run")  # keys of a configuration that do not say what is computed
+HOW = ("resume", "dry_run", "hardware.processes", "hardware.memory_gb")  # keys that do not say what is computed
 PACKAGES = ("repsim-cli", "torch", "transformers", "tokenizers", "numpy", "scipy", "hydra-core", "matplotlib")
 log = logging.getLogger("repsim")
 
@@ -105,6 +105,15 @@ class Run:
 
     def save_manifest(self) -> None:
         write(self.folder / "manifest.json", dumps(self.manifest).encode())
+
+    def input(self, key: str, found: Mapping[str, Any]) -> None:
+        """Notes what is compared. Raises BadInput where a run that goes on began with something else under this name:
+        part of its numbers would be of one, part of the other."""
+        before = self.manifest.get(key)
+        if self.manifest["resumed"] and before and json.loads(dumps(found)) != before:
+            (first, *_) = differences(json.loads(dumps(found)), before, key)
+            raise BadInput(f"resume: {self.folder} began with other input, got {first}; start a new run")
+        self.manifest[key] = found
 
     def warn(self, text: str) -> None:
         """A warning: in the log, the manifest and the results."""
@@ -182,7 +191,7 @@ def create(folder: Path, *, name: str, study: str, seed: int, command: list[str]
         "git": git_state(),
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "packages": {package: version(package) for package in PACKAGES},
+        "packages": versions(),
         "timings": {},
         "peak_memory_mb_after": {},
         "warnings": [],
@@ -230,6 +239,10 @@ def reopen(folder: Path) -> Run:
     manifest["resumed"].append(datetime.now(UTC).isoformat(timespec="seconds"))
     manifest.update(status="running", error=None)
     run = Run(folder, manifest, lock)
+    now = {"commit": (git_state() or {}).get("commit"), **versions()}
+    began = {"commit": (manifest["git"] or {}).get("commit"), **manifest["packages"]}
+    if now != began:
+        run.warn(f"the run goes on with other code than it began with: {'; '.join(differences(now, began))}")
     run.save_manifest()
     return run
 
@@ -250,12 +263,21 @@ def read_config(folder: Path) -> dict[str, Any]:
         config = yaml.safe_load((folder / "config.yaml").read_text())
     except (OSError, yaml.YAMLError) as error:
         raise BadInput(f"{folder}: its config.yaml cannot be read, got '{error}'; the run is damaged") from None
-    return {k: v for k, v in config.items() if k not in HOW}
+    return what(config)
+
+
+def what(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration without the keys of `HOW`."""
+    own = {k: dict(v) if isinstance(v, Mapping) else v for k, v in config.items()}
+    for path in HOW:
+        *group, key = path.split(".")
+        (own.get(group[0], {}) if group else own).pop(key, None)
+    return own
 
 
 def unfinished(config: dict[str, Any]) -> tuple[Path | None, bool]:
     """The newest run of this configuration and whether it is complete; unfinished ones come first."""
-    own = {k: v for k, v in config.items() if k not in HOW}
+    own = what(config)
     same = []
     for folder in reversed(runs(outputs_root())):
         if (folder / "config.yaml").is_file() and read_config(folder) == own:
@@ -309,6 +331,11 @@ def jobs(folder: Path) -> list[dict[str, Any]]:
             }
         )
     return sorted(found, key=lambda job: (len(job["job"].split("-")[0]), job["job"]))
+
+
+def versions() -> dict[str, str | None]:
+    """Of the packages that numbers may depend on."""
+    return {package: version(package) for package in PACKAGES}
 
 
 def version(package: str) -> str | None:

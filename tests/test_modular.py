@@ -20,7 +20,7 @@ from repsim_cli.results import quiet
 from repsim_cli.settings import Extract
 from repsim_cli.training import modular as training
 from repsim_cli.training import trained
-from repsim_cli.training.modular import Recipe, best_look, metrics_of, mistakes, modular, train
+from repsim_cli.training.modular import Recipe, kept_look, metrics_of, mistakes, modular, train
 
 SHAPE = Shape(numbers=5, blocks=2, outputs={"c1": 5, "b1": 5}, width=16, heads=2, mlp=24)
 POINTS = ["q.h*", "attn_scores.h*", "pattern.h*", "v.h*", "z.h*", "resid_pre", "attn_out", "resid_mid", "mlp_pre", "mlp_post", "mlp_out", "resid_post"]  # fmt: skip
@@ -108,13 +108,14 @@ def test_targets_are_the_sums():
 
 
 def test_blocks_are_trained_one_after_the_other():
-    """What the first stage made, the second leaves as it is; only the heads of the stages differ."""
     both, curves = train(recipe())
     first, _ = train(recipe(moduli=[5], blocks=1))
     assert list(curves) == ["c1", "c2"]
     assert curves["c1"]["epoch"] == [2, 4]
-    assert set(metrics_of(curves)) == {f"{c}_{of}" for c in ("c1", "c2") for of in ("accuracy", "loss", "epochs")}
-    fresh = Modular(recipe().shape)
+    assert set(metrics_of(curves, 3)) == {f"{c}_{of}" for c in ("c1", "c2") for of in ("accuracy", "loss", "epochs")}
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        fresh = Modular(recipe().shape)
     for name, weights in both.state_dict().items():
         if name.startswith(("embed", "position")):
             assert not torch.equal(weights, fresh.state_dict()[name])
@@ -147,7 +148,7 @@ def test_scores_are_those_of_the_whole_model():
     held_out = torch.from_numpy(np.random.default_rng(0).permutation(25)[20:])
     logits = model.heads["c2"](model(ab)[held_out, 0])
     wanted = (((ab[:, 0] + ab[:, 1]) % 5 + ab[:, 1]) % 3)[held_out]
-    best = best_look(curves["c2"])
+    best = kept_look(curves["c2"], 3)
     assert curves["c2"]["validation_loss"][best] == pytest.approx(
         float(torch.nn.functional.cross_entropy(logits, wanted))
     )
@@ -209,19 +210,21 @@ def test_training_ends_early_once_it_is_right(monkeypatch):
     monkeypatch.setattr(training, "_scores", lambda model, stream, task, rows: (0.5, next(right)))
     _, curves = train(recipe(moduli=[5], blocks=1, epochs=9, patience=2, check=1))
     assert curves["c1"]["training_accuracy"] == [0.9, 0.9]
-    assert metrics_of(curves) == {"c1_accuracy": 1.0, "c1_loss": 0.5, "c1_epochs": 1.0}
+    assert metrics_of(curves, 2) == {"c1_accuracy": 1.0, "c1_loss": 0.5, "c1_epochs": 1.0}
 
 
-def test_a_stage_leaves_its_best_look(monkeypatch):
-    """Of the largest validation accuracy; the first of two that are equal."""
+@pytest.mark.parametrize(("patience", "kept"), [(9, 3), (None, 5)])
+def test_which_look_a_stage_leaves(monkeypatch, patience, kept):
+    """The one of the largest validation accuracy, the first of two that are equal; without an early end the last."""
     scores = [(0.1, 0.5), (0.3, 0.8), (0.2, 0.8), (0.2, 0.8), (0.1, 0.7)]
     looks = iter([pair for pair in scores for _ in range(2)])
     monkeypatch.setattr(training, "_scores", lambda model, stream, task, rows: next(looks))
-    one = {"moduli": [5], "blocks": 1, "patience": None}
+    one = {"moduli": [5], "blocks": 1, "patience": patience}
     model, curves = train(recipe(**one, epochs=5, check=1))
-    assert metrics_of(curves) == {"c1_accuracy": 0.8, "c1_loss": 0.2, "c1_epochs": 3.0}
+    loss, accuracy = scores[kept - 1]
+    assert metrics_of(curves, patience) == {"c1_accuracy": accuracy, "c1_loss": loss, "c1_epochs": kept}
     monkeypatch.undo()
-    assert same(model, train(recipe(**one, epochs=3, check=3))[0])
+    assert same(model, train(recipe(**one, epochs=kept, check=kept))[0])
 
 
 def test_the_average_of_the_weights():
@@ -322,8 +325,21 @@ def test_trained_models_are_found_again(tmp_path, monkeypatch):
     assert source.make is not None
     source.make(quiet)
     one = source.identity()["weights_hash"]
-    assert modular(moduli=[3], epochs=1).identity()["weights_hash"] == one
     assert modular(moduli=[3], epochs=1, seed=1).identity()["weights_hash"] != one
+    monkeypatch.setattr(training, "train", None)
+    assert modular(moduli=[3], epochs=1).identity()["weights_hash"] == one
+
+
+def test_checkpoints_survive_a_kill_at_the_very_end(tmp_path, monkeypatch):
+    monkeypatch.setenv("REPSIM_CACHE", str(tmp_path))
+    series = modular(moduli=[3], epochs=2, save=[0, 2], patience=None)
+    with monkeypatch.context() as patch:
+        patch.setattr(training, "metrics_of", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            series.make(quiet)
+    series.make(quiet)
+    hashes = [checkpoint.open().identity()["weights_hash"] for checkpoint in series.checkpoints]
+    assert len(set(hashes)) == 2
 
 
 def test_chain():

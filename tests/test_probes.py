@@ -128,13 +128,19 @@ GIVEN = {
         ({"probes": []}, "options.probes: none is selected, got \\[\\]; choose of linear_regression, "),
         ({"probes": ["mlp"]}, "options.probes: no such probe, got 'mlp'; "),
         ({"claims": ["x"]}, "options.claims: unknown claim, got 'x'"),
-        ({"hardware": Hardware(memory_gb=0.1)}, "hardware.memory_gb: the run needs about .* GB, got a limit of 0.10 GB; lower extract.rows"),
+        ({"hardware": Hardware(memory_gb=0.1)}, "hardware.memory_gb: the run needs about .* GB, got a limit of 0.10 GB; hardware.memory_gb=.* would do"),
         ({"extract": Extract(hook_points=["resid_post"], unit="sequence", length=2)}, "extract.estimate: probes are fitted on one sample, got per_batch; use full"),
     ],
 )  # fmt: skip
 def test_what_the_study_refuses(more, message):
     with pytest.raises(BadInput, match=message):
         Probes(**{**GIVEN, **more})
+
+
+def test_classes_that_lie_far_apart_have_a_column_each():
+    far = np.array([5, 7, 50_000])[CLASSES % 3]
+    found, dense = (fit_linear(X, {"t": classes}, ["class"], SPLIT)["t", "class"] for classes in (far, CLASSES % 3))
+    assert found == dense
 
 
 RUN = (

@@ -55,6 +55,33 @@ def numbers(folder):
     return {f.name: f.read_bytes() for f in [folder / "results.json", *sorted((folder / "arrays").iterdir())]}
 
 
+def changed(folder, change):
+    """The manifest as `change` leaves it."""
+    manifest = results.read_manifest(folder)
+    change(manifest)
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+
+
+def test_other_models_are_not_mixed_into_a_run(repsim, broken_off):
+    folder = broken_off()
+    began = results.read_manifest(folder)["models"]["tiny_a"]["weights_hash"]
+    changed(folder, lambda manifest: manifest["models"]["tiny_a"].update(weights_hash="another"))
+    code, _, err = repsim("run", *SMALL, "resume=latest")
+    assert code != 0
+    got = f"models.tiny_a.weights_hash: another then, {began} now"
+    assert f"resume: {folder} began with other input, got {got}; start a new run" in err
+    changed(folder, lambda manifest: manifest["models"]["tiny_a"].update(weights_hash=began))
+    assert repsim("run", *SMALL, "resume=latest")[0] == 0
+
+
+def test_other_code_is_warned_about(repsim, broken_off):
+    folder = broken_off()
+    changed(folder, lambda manifest: manifest["packages"].update(torch="1.0"))
+    assert repsim("run", *SMALL, "resume=latest", "hardware.processes=1", "hardware.memory_gb=5")[0] == 0
+    (warning,) = results.read_manifest(folder)["warnings"]
+    assert warning.startswith("the run goes on with other code than it began with: torch: 1.0 then, ")
+
+
 @pytest.mark.parametrize("words", [(), ("cache=false",)])
 def test_resume_goes_on_with_the_same_bits(repsim, newest, broken_off, words, tmp_path, monkeypatch):
     monkeypatch.setenv("REPSIM_CACHE", str(tmp_path / "one"))

@@ -262,7 +262,7 @@ def test_claims_on_single_models():
         "c1_is_nearest_to_the_first_block": "needs modsum_tiny_l with resid_post@0, and options.targets with c1",
         "c2_is_nearest_to_the_second_block": "needs modsum_tiny_l with resid_post@1, and options.targets with c2",
         "c_is_near_the_last_blocks": "needs modsum_tiny_l with resid_post@1, and options.targets with c3",
-        "layer_wise_training_gives_three_groups": "needs modsum_tiny_l and options.sub_networks",
+        "layer_wise_training_gives_three_groups": "needs modsum_tiny_l and options.sub_networks, with clusters to be chosen",
         "layer_wise_groups_are_the_published": "needs options.sub_networks.given of modsum_tiny_l",
         "end_to_end_training_ends_alike": "needs a last block of two layers, and one before it",
         "training_changes_the_pattern": "the two models have different layers",
@@ -271,6 +271,16 @@ def test_claims_on_single_models():
     plain = Layers(names={"modsum_0": ["resid_pre@0", "z@0.h0"]}, own={"modsum_0": flat[:2, :2]})
     assert claims.attention_makes_the_first_differences(plain).why == "no attention map is among the layers"
     assert claims.layer_wise_distances_are_larger(plain).why == "needs modsum_l and modsum_e"
+    # too few layers give no number at all
+    for count in (1, 2):
+        few = Layers(
+            names={f"modsum_{letter}": ["pattern@0.h0", "z@0.h0"][:count] for letter in "0el"},
+            own={f"modsum_{letter}": flat[:count, :count] for letter in "0el"},
+        )
+        assert claims.training_changes_the_pattern(few).why == "needs three layers that are not all as far apart"
+        assert claims.attention_makes_the_first_differences(few).why == "needs three layers"
+        said = claims.layer_wise_distances_are_larger(few)
+        assert (said.why, said.holds) == (("needs two layers of each", None) if count == 1 else ("", False))
 
 
 def test_pairs_that_are_not_wanted_are_skipped():

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -274,6 +275,33 @@ def test_prices_prove_the_assignment():
     matched, prices = assignment.assign(cost)
     reduced = cost - prices
     assert (reduced[np.arange(50), matched] - reduced.min(1)).max() < 1e-12
+
+
+def test_rows_that_only_rounding_tells_apart_are_equal():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(50, 6)).astype(np.float32)
+    flat = np.full((50, 4), 0.37, np.float32)
+    rounded = flat * (1 + 1e-7 * rng.normal(size=flat.shape)).astype(np.float32)
+    assert len(np.unique(rounded)) > 1
+    x, rounded, wide = (
+        gromov.space(torch.from_numpy(rows), cost_scale="mean") for rows in (x, rounded, rounded.astype(float))
+    )
+    assert not rounded.distances.any()
+    assert gromov.gromov(x, rounded, start="best", restarts=0, seed=0) == pytest.approx(float((x.distances**2).mean()))
+    assert wide.distances.any()  # in float64 the differences are real
+
+
+def test_without_a_folder_for_what_it_compiles(monkeypatch, caplog):
+    class Refusing:
+        def find_spec(self, name, path=None, target=None):
+            if name.endswith("compiled.augmenting"):
+                raise RuntimeError("cannot cache function 'augment': no locator available")
+
+    monkeypatch.delitem(sys.modules, "repsim_cli.measures.compiled.augmenting", raising=False)
+    monkeypatch.delattr("repsim_cli.measures.compiled.augmenting", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [Refusing(), *sys.meta_path])
+    assert assignment.compiled.__wrapped__() is None
+    assert "no locator available; set NUMBA_CACHE_DIR" in caplog.text
 
 
 def test_without_numba_the_same_value(monkeypatch):

@@ -9,14 +9,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from repsim_cli.errors import Degenerate
-from repsim_cli.measures.base import centred
+from repsim_cli.measures.base import FLAT, centred
 from repsim_cli.measures.rdm import distance_rows
 
 DistanceScale = Literal["none", "mean"]
 Counts = Int[np.ndarray, " bins"]
 
 PSEUDO = 0.5  # distances added to every bin before two histograms are compared
-FLAT = 1e-5  # of the largest entry: rows that differ by less differ by the rounding of float32
 
 
 class Spread(NamedTuple):

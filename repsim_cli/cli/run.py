@@ -355,9 +355,7 @@ def _open(checked: Any, folder: Path) -> results.Run | None:
         else:
             target = results.find(keys.resume)
             complete = results.read_manifest(target)["status"] == "complete"
-            different = results.differences(
-                {k: v for k, v in own.items() if k not in results.HOW}, results.read_config(target)
-            )
+            different = results.differences(results.what(own), results.read_config(target))
             if different:
                 raise BadInput(
                     f"resume: {target} has another configuration, got {'; '.join(different)}; start a new run"

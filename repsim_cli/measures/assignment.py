@@ -1,5 +1,6 @@
 """Couplings of least cost with uniform weights: one-to-one assignments, exact, warm-started from similar problems."""
 
+import logging
 from functools import cache
 from typing import Any
 
@@ -14,6 +15,8 @@ WIDTHS = np.array([0.1, 0.03, 0.01, 0.003, 0.001, 0.0003])  # of the entropic co
 LEFT_OUT = {0.05: 6, 0.2: 5, 0.7: 2}
 TIE = 1e-13  # of the costs' size: cells that rounding alone tells apart
 
+log = logging.getLogger("repsim")
+
 Coupling = Float[np.ndarray, "_ _"]
 Matched = Int[np.ndarray, " n"]
 Prices = Float[np.ndarray, " n"]
@@ -21,10 +24,13 @@ Prices = Float[np.ndarray, " n"]
 
 @cache
 def compiled() -> Any:
-    """The module of the fast solver; None without numba."""
+    """The module of the fast solver; None without numba, or a folder for what it compiles."""
     try:
         from repsim_cli.measures.compiled import augmenting
     except ImportError:
+        return None
+    except RuntimeError as error:  # numba's, where no folder of its own can be written
+        log.warning("the fast assignment solver is not used: %s; set NUMBA_CACHE_DIR", error)
         return None
     return augmenting
 

@@ -384,6 +384,10 @@ def centred(x: Float[Tensor, "n d"]) -> tuple[Float[Tensor, "n d"], float]:
     return x / scale, scale
 
 
+# of the largest entry: rows that differ by less differ by the rounding of float32
+FLAT = 1e-5
+
+
 def squared_norms(x: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
     """|x_i|^2 of every row, float64; each from a sum in x's own precision, which is several times faster."""
     return torch.linalg.vector_norm(x, dim=1).double().square()

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
+import torch
 from jaxtyping import Float
 from pydantic import Field
 from scipy.linalg.blas import dgemm  # type: ignore[attr-defined]
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from repsim_cli.errors import Degenerate
 from repsim_cli.measures.assignment import TIE, Coupling, Matched, assign, coupling_of, matching
-from repsim_cli.measures.base import Audit, Card, Measure, Slow, Solved, centred
+from repsim_cli.measures.base import FLAT, Audit, Card, Measure, Slow, Solved, centred
 from repsim_cli.measures.inner import unpacked
 from repsim_cli.measures.rdm import SHAPE, packed_distances
 from repsim_cli.registry import measures
@@ -41,10 +42,14 @@ class Space(NamedTuple):
 
 
 def space(x: Float[Tensor, "n d"], *, cost_scale: CostScale, bounds: bool = False) -> Space:
-    """Euclidean distances, divided by their mean over i < j, by their maximum, or by nothing; 0 for equal rows."""
+    """Euclidean distances, divided by their mean over i < j, by their maximum, or by nothing; 0 for equal rows, and for
+    rows in float32 that differ by its rounding alone."""
+    rounding = 0.0 if x.dtype == torch.float64 else FLAT
     x = x.double()
     try:
         unit, scale = centred(x)
+        if scale <= rounding * float(x.abs().max()):
+            raise Degenerate("all rows are equal but for rounding")
     except Degenerate:  # rows that are equal have distances, and no unit
         cells = x.new_zeros(len(x) * (len(x) - 1) // 2)
     else:

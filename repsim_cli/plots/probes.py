@@ -1,6 +1,5 @@
 """Errors of probes: representations along, targets down, a panel per probe, with its control beneath."""
 
-import re
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -24,8 +23,7 @@ def _model(folder: Path, errors: list[dict[str, Any]]) -> Any:
     from matplotlib.figure import Figure
 
     layers, targets = errors[0]["layers"], errors[0]["targets"]
-    order = sorted(range(len(layers)), key=lambda place: block_of(layers[place]))
-    blocks = [block_of(layers[place]) for place in order]
+    blocks = [layer.partition("@")[2].partition(".")[0] for layer in layers]
     width, height = max(CELL[0] * len(layers), SMALLEST), CELL[1] * len(targets)
     rows = [(one, way) for one in errors for way in ("values", "control")]
     # probes stand apart, a control close to its probe
@@ -36,7 +34,7 @@ def _model(folder: Path, errors: list[dict[str, Any]]) -> Any:
     image: Any = None
     for (one, way), top in zip(rows, tops, strict=True):
         axes = figure.add_axes((0, 1 - (top + height) / total, 1, height / total))
-        values = read_array(folder, one[way])[order].T
+        values = read_array(folder, one[way]).T
         image = axes.imshow(values, cmap=COLOURS, vmin=0, vmax=1, aspect="auto")
         axes.set_yticks(range(len(targets)), targets, fontsize=7, parse_math=False)
         axes.set_xticks([])
@@ -47,19 +45,9 @@ def _model(folder: Path, errors: list[dict[str, Any]]) -> Any:
             if blocks[place - 1] != blocks[place]:
                 axes.axvline(place - 0.5, color="white", linewidth=1.5)
         used.append(axes)
-    used[-1].set_xticks(range(len(layers)), [layers[place] for place in order], fontsize=5, rotation=90)
+    used[-1].set_xticks(range(len(layers)), layers, fontsize=5, rotation=90)
     beside = figure.add_axes((1 + 0.15 / width, 0.1, 0.12 / width, 0.8))
     figure.colorbar(image, cax=beside, extend="max").set_label("held-out error (0: perfect)", fontsize=8)
     beside.tick_params(labelsize=7)
     used[0].set_title(errors[0]["model"], loc="left", parse_math=False)
     return figure
-
-
-def block_of(layer: str) -> int:
-    """The block of a hook point; outside blocks -1.
-
-    >>> block_of("q@10.h0"), block_of("embed")
-    (10, -1)
-    """
-    found = re.search(r"@(\d+)", layer)
-    return int(found[1]) if found else -1

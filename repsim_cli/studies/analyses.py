@@ -232,7 +232,9 @@ def of_single_models(
             names=names,
             own={model: distances(x, larger)[np.ix_(orders[model], orders[model])] for model, x in own.items()},
             targets={m: {t: -x if larger else x for t, x in each.items()} for m, each in to_targets.items()},
-            clusters={m: one["groups"]["spectral"]["count"] for m, one in spectral.items()},
+            clusters={}
+            if groups is None or groups.clusters is not None
+            else {m: one["groups"]["spectral"]["count"] for m, one in spectral.items()},
             agreement={m: value for m, value in agreed.items() if value is not None},
         )
         claims += layer_verdicts(found.claims, label, layers)

@@ -115,7 +115,7 @@ class Attention:
             sequences = inputs(run, self.models, self.tokenizers, self.data, self.extract, self.seed)
             check_units({label: units(one, self.special) for label, one in sequences.items()}, sequences)
         with run.stage("hashes"):
-            run.manifest["models"] = {label: source.identity() for label, source in self.models.items()}
+            run.input("models", {label: source.identity() for label, source in self.models.items()})
         run.save_manifest()
         with run.stage("models"):
             modules = {

@@ -168,7 +168,7 @@ class IdentityStitching:
             run.manifest["rows"] = len(sequences.ids)
         with run.stage("hashes"):
             identities = {label: source.identity() for label, source in live.items()}
-            run.manifest["models"] = identities
+            run.input("models", identities)
         run.save_manifest()
         stitches = [s for s in same_layer(map(Head, live), live, self.layers) if s.head.model != s.tail]
         with run.stage("models"):

@@ -11,7 +11,7 @@ from repsim_cli.errors import BadInput
 from repsim_cli.models.source import AnySource, Source
 from repsim_cli.registry import studies
 from repsim_cli.results import Run
-from repsim_cli.training.modular import CURVES, MISTAKES, best_look
+from repsim_cli.training.modular import CURVES, MISTAKES
 from repsim_cli.training.trained import KIND
 
 COLUMNS = {
@@ -72,7 +72,7 @@ class ModularTraining:
                     ]
                     for label, stages in curves.items()
                     for stage, looks in stages.items()
-                    for best in [best_look(looks)]
+                    for best in [looks["epoch"].index(metrics[label][f"{stage}_epochs"])]
                 ],
             },
             "wrong validation rows": {

@@ -12,13 +12,14 @@ from repsim_cli.activations.inputs import check_modality, paired, tokenizers
 from repsim_cli.activations.rows import devices, readings
 from repsim_cli.analysis.claims.finding import check_names
 from repsim_cli.analysis.claims.probes import PROBE_CLAIMS, probe_verdicts
+from repsim_cli.analysis.sub_networks import in_order
 from repsim_cli.data.base import Data
 from repsim_cli.errors import BadInput
 from repsim_cli.models.source import AnySource, Precomputed, Source
 from repsim_cli.registry import did_you_mean, studies
 from repsim_cli.results import Run, slug, write
 from repsim_cli.settings import Extract, Hardware
-from repsim_cli.studies.bounds import check_memory, in_gb, shown
+from repsim_cli.studies.bounds import check_rows_fit, in_gb, most_rows, shown
 from repsim_cli.studies.sample import counted, inputs, prepare, sample
 from repsim_cli.training.probes import (
     ERRORS,
@@ -94,18 +95,18 @@ class Probes:
         self.layers = [layer for reading in self.readings for layer in reading.layers if reading.label != targets]
         self.names = stored[targets].names
         self.devices = devices(hardware, list(model))
-        advice = "lower extract.rows or hardware.processes, or use fewer models"
-        check_memory(sum(self.memory().values()), hardware, advice)
+        self.most = min(extract.rows, most_rows(model, extract))
+        check_rows_fit(self.memory, self.most, hardware)
         self.tokenizers = tokenizers(self.live, data, extract)
 
-    def memory(self) -> dict[str, float]:
+    def memory(self, rows: int) -> dict[str, float]:
         """Bytes, estimated: libraries, weights, the rows and a copy for the processes, and what one fit works on."""
         jobs, widest = self.hardware.workers, max(layer.width for layer in self.layers)
         return {
             "Python and its libraries": 0.5e9 + 0.15e9 * jobs,
             "weights": sum(4.0 * source.parameters for source in self.live.values()),
-            "rows": 4.0 * 3 * self.extract.rows * sum(layer.width for layer in self.layers),
-            "fits": 8.0 * 4 * jobs * self.extract.rows * widest,
+            "rows": 4.0 * 3 * rows * sum(layer.width for layer in self.layers),
+            "fits": 8.0 * 4 * jobs * rows * widest,
         }
 
     def units(self) -> list[Unit]:
@@ -129,8 +130,8 @@ class Probes:
             "targets": self.names,
             "probes": list(self.probes),
             "fits, with controls": 2 * len(self.layers) * len(self.names) * len(self.probes),
-            "rows, at most": self.extract.rows,
-            "memory, GB": in_gb(self.memory()),
+            "rows, at most": self.most,
+            "memory, GB": in_gb(self.memory(self.most)),
         }
 
     def run(self, run: Run) -> dict[str, Any]:
@@ -192,7 +193,8 @@ class Probes:
     ) -> dict[str, Any]:
         rows, best, errors = [], [], []
         for label in self.live:
-            layers = [layer.name for layer in self.layers if layer.model == label]
+            named = [layer.name for layer in self.layers if layer.model == label]
+            layers = [named[place] for place in in_order(named)]
             for probe in self.probes:
                 values, control = (
                     np.array(

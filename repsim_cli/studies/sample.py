@@ -46,7 +46,8 @@ def inputs(
     """What each live model is run on, noted in the manifest."""
     sequences = sequences_of(live, tokenizers, data, extract, seed)
     if sequences:
-        run.manifest["data"], notices = described(sequences, data, extract)
+        found, notices = described(sequences, data, extract)
+        run.input("data", found)
         for notice in notices:
             run.warn(notice)
     return sequences
@@ -102,7 +103,8 @@ def opened(run: Run, study: Study, sequences: Mapping[str, Sequences], total: in
     """The rows, with the models loaded that are to be run; the manifest says which, and the hashes of all."""
     extract, hardware = study.extract, study.hardware
     with run.stage("hashes"):
-        run.manifest["models"] = identities = {label: one.identity() for label, one in study.models.items()}
+        identities = {label: one.identity() for label, one in study.models.items()}
+        run.input("models", identities)
     run.save_manifest()
     live = [one for one in study.readings if study.cache and isinstance(one.source, Source)]
     with cached(live, sequences, identities, extract, hardware.dtype, run.warn) as entries:

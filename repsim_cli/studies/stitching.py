@@ -240,7 +240,7 @@ class Stitching:
             task = classification(self.models, held.labels.names, self.labels) if held.labels else next_token()
         with run.stage("hashes"):
             identities = {label: source.identity() for label, source in self.models.items()}
-            run.manifest["models"] = identities
+            run.input("models", identities)
         run.save_manifest()
         with run.stage("models"):
             dtype = getattr(torch, hardware.dtype)

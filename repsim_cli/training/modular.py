@@ -8,6 +8,7 @@ same bits.
 import contextlib
 import math
 import operator
+import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -33,7 +34,7 @@ from repsim_cli.settings import Positive, Several
 from repsim_cli.training.state import SAVE_EVERY, restore_state, save_state
 from repsim_cli.training.trained import Metrics, Trained
 
-CODE = 3  # raise when a change of the code changes what is trained
+CODE = 4  # raise when a change of the code changes what is trained
 CURVES, MISTAKES = "curves.json", "mistakes.json"
 SCORES = ("training_loss", "validation_loss", "training_accuracy", "validation_accuracy")
 Training = Literal["end_to_end", "by_block"]
@@ -48,10 +49,11 @@ class Recipe:
     batch_size: rows (null: all at once). penalty: times the mean squared norm of the last trained block's output, added
     to the loss: a stream of large norm saturates the attention of the next block. average: of the weights over steps,
     by which the last ones are replaced in all that is looked at or kept: the share of the average that a step leaves
-    (0: the last ones). train_share: of all pairs. check: epochs between two looks at the validation rows; a stage
-    leaves the weights of its best look (see `best_look`). patience: a stage ends after so many looks in a row at an
-    accuracy of 100 % (null: never early). save: the epochs whose weights are kept, those of all stages counted on; 0 is
-    before the first. device: of the training. Raises BadInput for other epochs, and where they need not come.
+    (0: the last ones). train_share: of all pairs. check: epochs between two looks at the validation rows. patience: a
+    stage ends after so many looks in a row at an accuracy of 100 %, or after all epochs, and leaves the weights of its
+    best look, which are chosen on the validation rows (null: never early, and the weights of the last epoch; see
+    `kept_look`). save: the epochs whose weights are kept, those of all stages counted on; 0 is before the first.
+    device: of the training. Raises BadInput for other epochs, and where they need not come.
     """
 
     moduli: Sequence[int]
@@ -163,9 +165,9 @@ def modular(
         saved(model, recipe.shape, folder)
         (folder / CURVES).write_text(dumps(curves))
         (folder / MISTAKES).write_text(dumps(mistakes(model, recipe)))
-        for place in steps.glob("*"):
-            place.rename(folder / place.name)
-        return metrics_of(curves)
+        if recipe.save:
+            shutil.copytree(steps, folder, dirs_exist_ok=True)
+        return metrics_of(curves, recipe.patience)
 
     trained = Trained({"code": CODE, **asdict(recipe)}, fit)
 
@@ -196,21 +198,25 @@ def check_device(device: str) -> None:
         raise BadInput(f"device: not usable here, got '{device}' ({reason}); use cpu") from None
 
 
-def metrics_of(curves: dict[str, Columns]) -> Metrics:
-    """What the best look at each stage saw, and after how many epochs it was."""
+def metrics_of(curves: dict[str, Columns], patience: int | None) -> Metrics:
+    """What the look at each stage saw whose weights were kept, and after how many epochs it was."""
     return {
-        f"{stage}_{name}": looks[column][best_look(looks)]
+        f"{stage}_{name}": looks[column][kept_look(looks, patience)]
         for stage, looks in curves.items()
         for name, column in (("accuracy", "validation_accuracy"), ("loss", "validation_loss"), ("epochs", "epoch"))
     }
 
 
-def best_look(looks: Columns) -> int:
-    """The place of the look of the largest validation accuracy, of several that of the smallest validation loss.
+def kept_look(looks: Columns, patience: int | None) -> int:
+    """The place of the look of the largest validation accuracy, of several that of the smallest validation loss; of a
+    training that never ends early the last.
 
-    >>> best_look({"validation_accuracy": [0.9, 1.0, 1.0], "validation_loss": [0.1, 0.3, 0.2]})
-    2
+    >>> looks = {"validation_accuracy": [0.9, 1.0, 1.0, 0.8], "validation_loss": [0.1, 0.3, 0.2, 0.9]}
+    >>> kept_look(looks, 3), kept_look(looks, None)
+    (2, 3)
     """
+    if patience is None:
+        return len(looks["validation_loss"]) - 1
     seen = list(zip(looks["validation_accuracy"], map(operator.neg, looks["validation_loss"]), strict=True))
     return seen.index(max(seen))
 
@@ -368,7 +374,7 @@ def _stage(
             if not math.isfinite(looks[-1][1]):
                 got = f"{looks[-1][1]} at epoch {epoch} of {name}"
                 raise RunFailed(f"training: the loss is not finite, got {got}; lower learning_rate")
-            if best_look(columns(looks)) == len(looks) - 1:
+            if kept_look(columns(looks), recipe.patience) == len(looks) - 1:
                 _replace(best, mean)
         kept()
         if _settled(looks, recipe.patience):

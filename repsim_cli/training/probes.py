@@ -8,6 +8,7 @@ the error of a guess.
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -102,6 +103,12 @@ def fit(probe: Probe, x: Float[np.ndarray, "n d"], classes: Int[np.ndarray, " n"
     return Fit(error, fitted, bool(np.max(estimator.n_iter_) < estimator.max_iter))
 
 
+def indicators(classes: Int[np.ndarray, " n"]) -> Float[np.ndarray, "n c"]:
+    """A column for each class that there is."""
+    found, codes = np.unique(classes, return_inverse=True)
+    return np.eye(len(found))[codes]
+
+
 def fit_linear(
     x: Float[np.ndarray, "n d"], targets: Mapping[str, Int[np.ndarray, " n"]], tasks: Sequence[Task], split: Split
 ) -> dict[tuple[str, Task], Fit]:
@@ -111,7 +118,7 @@ def fit_linear(
 
     given = x.astype(np.float64)
     wanted = {
-        (name, task): classes[:, None].astype(np.float64) if task == "number" else np.eye(classes.max() + 1)[classes]
+        (name, task): classes[:, None].astype(np.float64) if task == "number" else indicators(classes)
         for name, classes in targets.items()
         for task in tasks
     }
@@ -153,6 +160,7 @@ def fit_unit(
     """The errors of a unit, in one thread, so that they do not depend on how many units are fitted beside it."""
     from threadpoolctl import threadpool_limits
 
+    import_module("sklearn.linear_model")  # only libraries that are loaded are limited
     with threadpool_limits(1):
         if unit.probe != LINEAR:
             classes = targets[unit.target][split.shuffled] if unit.control else targets[unit.target]

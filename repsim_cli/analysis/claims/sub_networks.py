@@ -63,7 +63,7 @@ def layer_wise_training_gives_three_groups(found: Layers) -> Finding:
     """Gao et al. 2024, section 5.1: Model L has predominantly 3 groupings of layers, as many as functions trained."""
     statistic, threshold, model = "spectral clusters of Model L", 3.0, found.label("l")
     if model not in found.clusters:
-        return untestable(statistic, threshold, f"needs {model} and options.sub_networks")
+        return untestable(statistic, threshold, f"needs {model} and options.sub_networks, with clusters to be chosen")
     value = float(found.clusters[model])
     return Finding(statistic, threshold, value == threshold, value)
 
@@ -101,6 +101,8 @@ def layer_wise_distances_are_larger(found: Layers) -> Finding:
     models = [found.label(letter) for letter in "le"]
     if absent := _absent(found, *models):
         return untestable(statistic, threshold, absent)
+    if min(len(found.own[model]) for model in models) < 2:
+        return untestable(statistic, threshold, "needs two layers of each")
     means = [float(_cells(found.own[model]).mean()) for model in models]
     return Finding(statistic, threshold, means[0] > means[1], means[0] - means[1])
 
@@ -114,6 +116,8 @@ def training_changes_the_pattern(found: Layers) -> Finding:
     if list(found.names[models[0]]) != list(found.names[models[1]]):
         return untestable(statistic, threshold, "the two models have different layers")
     one, other = (_cells(found.own[model]) for model in models)
+    if min(len(np.unique(one)), len(np.unique(other))) < 2:
+        return untestable(statistic, threshold, "needs three layers that are not all as far apart")
     value = float(np.asarray(scipy.stats.spearmanr(one, other))[0])
     return Finding(statistic, threshold, value <= threshold, value)
 
@@ -127,6 +131,8 @@ def attention_makes_the_first_differences(found: Layers) -> Finding:
     attention = [name.startswith(("attn_scores", "pattern")) for name in found.names[model]]
     if not any(attention):
         return untestable(statistic, threshold, "no attention map is among the layers")
+    if len(attention) < 3:
+        return untestable(statistic, threshold, "needs three layers")
     largest = found.own[model].diagonal(1).argsort()[-2:]
     value = float(sum(attention[i] or attention[i + 1] for i in largest))
     return Finding(statistic, threshold, value >= threshold, value)
