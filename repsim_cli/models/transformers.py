@@ -144,6 +144,10 @@ def library() -> Any:
     return transformers
 
 
+# transformers keeps global state while it loads: of two threads that load, one may find weights of the other missing
+LOADING = threading.Lock()
+
+
 @contextmanager
 def _silent() -> Iterator[None]:
     """Its load report goes to the log at error level; missing weights are our error, raised by us."""
@@ -365,7 +369,7 @@ def uncached(model: Any) -> Any:
 def _loaded(where: str, revision: str | None, eager: bool, auto: str) -> tuple[Any, list[str]]:
     """The model, and the names of the weights beyond the backbone that the checkpoint lacks."""
     try:
-        with _silent():
+        with LOADING, _silent():
             model, info = getattr(library(), auto).from_pretrained(
                 where,
                 revision=revision,
