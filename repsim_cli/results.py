@@ -415,13 +415,13 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def held(folder: Path) -> bool:
-    """Whether a process writes this run."""
+    """Whether a process writes this run, or might, where its lock cannot be read."""
     import filelock
 
     try:
         with filelock.FileLock(folder / LOCK, timeout=0):
             return False
-    except filelock.Timeout:
+    except OSError:  # filelock's Timeout is one
         return True
 
 

@@ -10,9 +10,9 @@ from jaxtyping import Float, Int
 from repsim_cli.errors import Degenerate
 
 PIVOTS = 100_000_000  # of the network simplex
-WIDTHS = np.array([0.1, 0.03, 0.01, 0.003, 0.001, 0.0003])  # of the entropic couplings behind a first guess, in
-# standard deviations of the cost; how many of them to leave out where less than this share of the rows moved before
-LEFT_OUT = {0.05: 6, 0.2: 5, 0.7: 2}
+# of the entropic couplings behind a first guess, in standard deviations of the cost
+WIDTHS = np.array([0.1, 0.03, 0.01, 0.003, 0.001, 0.0003])
+LEFT_OUT = {0.05: 6, 0.2: 5, 0.7: 2}  # how many of them, where less than this share of the rows moved before
 TIE = 1e-13  # of the costs' size: cells that rounding alone tells apart
 
 log = logging.getLogger("repsim")
@@ -49,8 +49,10 @@ def assign(
     fast = compiled()
     if fast is None:
         return vertex(cost).argmax(1), None
-    left_out = next((count for share, count in LEFT_OUT.items() if moved < share), 0)
-    start = fast.near_prices(cost, cost.min(0) if prices is None else prices, WIDTHS[left_out:])
+    widths = WIDTHS[next((count for share, count in LEFT_OUT.items() if moved < share), 0) :]
+    start = cost.min(0) if prices is None else prices
+    if len(widths):
+        start = fast.near_prices(cost, start, widths)
     guess = np.arange(len(cost)) if last is None else last
     return fast.augment(cost, start, guess, TIE * float(np.abs(cost[0]).max()))
 

@@ -136,7 +136,7 @@ def _reassign(
                 1.0, (b[best[moved]] - b[matched[moved]]).T, scaled[moved].T, 1.0, gradient.T, trans_b=1, overwrite_c=1
             )
         else:
-            gradient = linear + scaled @ b[best]
+            gradient = np.ascontiguousarray(linear + scaled @ b[best])
         there = [gradient[rows, columns].sum() for columns in (best, matched)]
         slope = float(here[0] - here[1]) / n
         length, change = line_search(slope, float(there[0] - there[1]) / n / 2 - slope / 2)

@@ -5,6 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from repsim_cli.plots.sub_networks import block_of
 from repsim_cli.results import read_array, slug
 
 CELL = 0.115, 0.17  # inches
@@ -23,7 +24,7 @@ def _model(folder: Path, errors: list[dict[str, Any]]) -> Any:
     from matplotlib.figure import Figure
 
     layers, targets = errors[0]["layers"], errors[0]["targets"]
-    blocks = [layer.partition("@")[2].partition(".")[0] for layer in layers]
+    blocks = [block_of(layer) for layer in layers]
     width, height = max(CELL[0] * len(layers), SMALLEST), CELL[1] * len(targets)
     rows = [(one, way) for one in errors for way in ("values", "control")]
     # probes stand apart, a control close to its probe

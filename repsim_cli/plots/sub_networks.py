@@ -84,7 +84,7 @@ def _layers(folder: Path, measure: dict, model: str, matrix: dict, found: dict) 
 
 def _ticks(axis: Any, axes: Any, names: list[str], inches: float) -> None:
     """Short names, heads together, with the blocks beyond them and lines between the blocks."""
-    blocks = [(block, len(list(run))) for block, run in groupby(names, key=_block)]
+    blocks = [(block, len(list(run))) for block, run in groupby(names, key=block_of)]
     ends = np.cumsum([0, *(size for _, size in blocks)])
     several = len(blocks) > 1 and all(block for block, _ in blocks)
     ticks = [(at, name.partition("@")[0] if several else name) for at, name in together(names)]
@@ -104,7 +104,7 @@ def _ticks(axis: Any, axes: Any, names: list[str], inches: float) -> None:
         outer_names(axes, axis.axis_name, [f"block {block}" for block, _ in blocks], ends, inches, max(map(len, shown)))
 
 
-def _block(name: str) -> str:
+def block_of(name: str) -> str:
     return name.partition("@")[2].partition(".")[0]
 
 
