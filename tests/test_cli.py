@@ -302,7 +302,7 @@ BAD = [
     (["+model.x={kind: transformers, hub: a/b}"], "model.x.hub: the model could not be read, got 'a/b'"),
     (
         ["+model.x=LLAMA", "extract.length=64"],
-        "model: tokenizers differ, got another vocabulary for 'x' than for 'tiny_a'; compare models",
+        "model: tokenizers differ, got another vocabulary for 'x' than for 'tiny_a'; use extract=pooled",
     ),
     (["hardware.memory_gb=0"], "hardware.memory_gb: wrong value, got 0; give greater than 0"),
     (["--bogus"], "repsim run: unknown option, got '--bogus'; known: "),

@@ -1,5 +1,8 @@
 """From sequences to rows: tokens and pooled sequences, whatever the batch; labels and pairing of rows."""
 
+import json
+from itertools import islice
+
 import numpy as np
 import pytest
 import torch
@@ -172,19 +175,23 @@ def test_the_batch_size_changes_no_result(repsim, newest, tmp_path, data, unit):
     assert manifest["unit"] == unit
 
 
-def test_models_of_other_tokenizers_meet_on_pooled_examples(
-    repsim, newest, tmp_path, tiny_folder, bert_tokenizer, data
-):
+@pytest.fixture
+def bert_folder(tmp_path, tiny_folder, bert_tokenizer):
+    """A model whose tokenizer is not that of the shipped ones."""
     folder = tmp_path / "bert"
     folder.mkdir()
     for file in tiny_folder("bert").iterdir():
         if not file.name.startswith("tokenizer"):
             (folder / file.name).write_bytes(file.read_bytes())
     bert_tokenizer.save_pretrained(folder)
+    return folder
+
+
+def test_models_of_other_tokenizers_meet_on_pooled_examples(repsim, newest, tmp_path, bert_folder, data):
     words = (
         "run", "-q", "data=mnli", f"data.path={tmp_path / 'a.tsv'}", "data.columns=[premise,hypothesis,label]",
         "data.labels={n: neutral, c: contradiction, e: entailment}", "model=[tiny_a]", "measure=[cka]",
-        f"+model.bert={{kind: transformers, path: {folder}}}", "extract=pooled", "extract.length=32",
+        f"+model.bert={{kind: transformers, path: {bert_folder}}}", "extract=pooled", "extract.length=32",
     )  # fmt: skip
     code, _, err = repsim(*words)
     assert code == 0, err
@@ -192,11 +199,68 @@ def test_models_of_other_tokenizers_meet_on_pooled_examples(
     assert [(m["rows"]["model"], m["columns"]["model"], m["n"]) for m in matrices][1] == ("tiny_a", "bert", 5)
     code, _, err = repsim(*words, "extract.unit=token")
     assert code == 2
-    assert "error: model: tokenizers differ, got another vocabulary for 'bert' than for 'tiny_a'" in err
+    assert (
+        "error: model: tokenizers differ, got another vocabulary for 'bert' than for 'tiny_a'; use extract=pooled "
+        "(a row per document or example), or extract=words with data=ewt or data=ptb, or models that share a tokenizer"
+    ) in err
 
 
-def test_packed_text_with_pooled_rows(repsim, newest):
-    """A row is a packed sequence; the stored activations are used again."""
+def local_text(folder):
+    (folder / "a.txt").write_text("".join(f"{text}\n" for text in TEXTS))
+    return registry.data.get("local_text").function(path=str(folder / "a.txt"), sample_by="line")
+
+
+def pile(folder):
+    (folder / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
+    return registry.data.get("pile").function(files=str(folder / "a.jsonl"))
+
+
+def embedded(folder):
+    return registry.data.get("embedded_text").function()
+
+
+@pytest.mark.parametrize("unit", ["mean", "first", "last"])
+@pytest.mark.parametrize("text", [local_text, pile, embedded])
+def test_a_pooled_row_of_running_text_is_one_document(tmp_path, tiny_folder, gpt_tokenizer, text, unit):
+    source, module = model(tiny_folder, "gpt2")
+    settings = extract(unit, sequences=5, pool=5)
+    data = text(tmp_path)
+    sequences = data.sequences(gpt_tokenizer, settings, 0)
+    found = rows(source, module, sequences, settings, batch_size=2)
+    expected, cut = [], 0
+    for document in islice(data.documents(), 5):
+        given = gpt_tokenizer(document, return_tensors="pt", verbose=False)["input_ids"]
+        cut += given.shape[1] > 32
+        with torch.inference_mode():
+            states = torch.stack(module(given[:, :32], output_hidden_states=True).hidden_states)[:-1, 0].float()
+        expected.append({"mean": states.mean(1), "first": states[:, 0], "last": states[:, -1]}[unit])
+    assert (sequences.truncated, cut > 0) == (cut, text is embedded)
+    for x, y in zip(found[:3], torch.stack(expected, 1), strict=True):
+        close(x, y, 1e-5)
+
+
+def test_documents_are_rows_whatever_the_tokenizers(repsim, newest, tmp_path, bert_folder):
+    """The command line: independent rows, cut documents counted for each model."""
+    text = [*TEXTS, "a dog runs outside and a cat runs " * 8]
+    (tmp_path / "a.txt").write_text("".join(f"{line}\n\n" for line in text))
+    words = (
+        "run", "-q", "model=[tiny_a]", f"+model.bert={{kind: transformers, path: {bert_folder}}}", "measure=[cka]",
+        "data=local_text", f"data.path={tmp_path / 'a.txt'}", "extract=pooled", "extract.length=32",
+    )  # fmt: skip
+    code, _, err = repsim(*words, "data.sample_by=paragraph", "significance=closed_form")
+    assert code == 0, err
+    manifest = results.read_manifest(newest())
+    counts = ("rows_kept", "documents_read", "examples_truncated")
+    assert [manifest["data"][key] for key in counts] == [6, 6, {"tiny_a": 1, "bert": 1}]
+    for label in ("tiny_a", "bert"):
+        assert f"extract.length: 1 of 6 examples were cut to 32 tokens for '{label}'" in manifest["warnings"]
+    code, _, err = repsim(*words)
+    assert code == 2
+    assert "error: extract.unit: a pooled row is a document, got one document in " in err
+    assert "; split a .txt file with data.sample_by=paragraph or line, or use extract=tokens" in err
+
+
+def test_pooled_documents_are_stored(repsim, newest):
     words = ("run", "-q", "model=[tiny_a]", "measure=[cka]", "extract=pooled", "extract.sequences=20")
     assert repsim(*words)[0] == 0
     manifest = results.read_manifest(newest())

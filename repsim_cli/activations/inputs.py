@@ -49,7 +49,7 @@ def tokenizers(live: Mapping[str, Source], data: Data, extract: Extract) -> dict
         for label, tokenizer in found.items():
             named(label, check_offsets, tokenizer)
         return found
-    if extract.unit != "token" and not data.packed:
+    if extract.unit != "token" and not data.packs(extract):
         return found
     first, *others = found or [""]
     for label in others:
@@ -178,5 +178,6 @@ def _vocabulary(tokenizer: Any) -> Any:
 
 def _other_tokenizer(first: str, other: str, how: str) -> BadInput:
     return BadInput(
-        f"model: tokenizers differ, got {how} for '{other}' than for '{first}'; compare models that share a tokenizer"
+        f"model: tokenizers differ, got {how} for '{other}' than for '{first}'; use extract=pooled (a row per document "
+        "or example), or extract=words with data=ewt or data=ptb, or models that share a tokenizer"
     )

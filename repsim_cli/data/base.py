@@ -34,7 +34,7 @@ class Sequences:
     text: True for tokens of documents and patches of images, False for special tokens and padding. document,
     position: the row id of each place, its document (or example, or image) and its place in it (-1 where not
     text). documents: how many were read. example: the number in the data set of the example that each sequence
-    is (of); None where sequences are cut from running text. truncated: examples cut to L. dropped: examples left
+    is (of); None where sequences are packed. truncated: examples cut to L. dropped: examples left
     out, by reason.
     word: for every place the number (from 0) of the word of its sentence that the token is a piece of, ascending
     within a sequence, -1 elsewhere; position is the same there, document the sentence of every place. split: of
@@ -83,18 +83,22 @@ class Sequences:
 class Data(ABC):
     """A data set of a run. source: what a reader of the results must know to find it again.
 
-    packed: sequences are cut from running text, so that where they begin and end depends on the tokenizer.
+    running: running text, documents without labels.
     worded: it has sentences of words, and so `aligned` sequences for several tokenizers at once.
     """
 
     modality: ClassVar[Modality] = "text"
-    packed: ClassVar[bool] = False
+    running: ClassVar[bool] = False
     worded: ClassVar[bool] = False
     source: str
 
     @abstractmethod
     def sequences(self, tokenizer: Any, extract: Extract, seed: int) -> Sequences:
         """What a model with this tokenizer is run on. Raises BadInput for data that cannot be used."""
+
+    def packs(self, extract: Extract) -> bool:
+        """Whether documents are joined and cut into sequences, whose ends then depend on the tokenizer."""
+        return self.running and extract.unit in ("token", "sequence")
 
     def sentences(self) -> list[list[str]]:
         """All sentences of words, where it has some; `Sequences.example` counts in this list."""

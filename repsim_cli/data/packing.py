@@ -1,12 +1,14 @@
-"""Documents -> packed token sequences of one length, with the place of every token in its document."""
+"""Documents -> packed token sequences of one length, with the place of every token in its document; or one each."""
 
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, ClassVar
 
 import numpy as np
 
 from repsim_cli.data.base import Data, Sequences, draw
+from repsim_cli.data.padding import pad
 from repsim_cli.errors import BadInput
 from repsim_cli.settings import Extract
 
@@ -15,23 +17,35 @@ PIECE = 1 << 20  # characters tokenized at a time
 
 @dataclass(frozen=True)
 class Text(Data):
-    """Raw text. documents(): a fresh pass over the documents, as strings, in a fixed order."""
+    """Raw text. documents(): a fresh pass over the documents, as strings, in a fixed order.
 
-    packed: ClassVar[bool] = True
+    Tokens are read from packed sequences. Of pooled rows each is one document, cut to `length` tokens.
+    """
+
+    running: ClassVar[bool] = True
 
     documents: Callable[[], Generator[str, None, None]]
     source: str
 
     def sequences(self, tokenizer: Any, extract: Extract, seed: int) -> Sequences:
-        return pack(
-            self,
-            tokenizer,
-            length=extract.length,
-            sequences=extract.sequences,
-            pool=extract.pool,
-            separator=extract.separator,
-            seed=seed,
-        )
+        if self.packs(extract):
+            return pack(
+                self,
+                tokenizer,
+                length=extract.length,
+                sequences=extract.sequences,
+                pool=extract.pool,
+                separator=extract.separator,
+                seed=seed,
+            )
+        # the first piece of a long document has more tokens than any model reads
+        texts = [(next(pieces(document)),) for document in islice(self.documents(), extract.pool)]
+        if len(texts) == 1:
+            raise BadInput(
+                f"extract.unit: a pooled row is a document, got one document in {self.source}; split a .txt file with "
+                "data.sample_by=paragraph or line, or use extract=tokens"
+            )
+        return pad(texts, tokenizer, length=extract.length, sequences=extract.sequences, seed=seed, source=self.source)
 
 
 def separator_id(tokenizer: Any, separator: str) -> int | None:

@@ -59,7 +59,7 @@ class Outputs:
                 raise BadInput(
                     f"options.outputs: no such measure of outputs, got '{name}'; {did_you_mean(name, CARDS)}"
                 )
-        if self.classify and data.packed:
+        if self.classify and data.running:
             raise BadInput(f"data: classifiers read examples, got running text ({data.source}); use e.g. data=mnli")
         self.data, self.extract, self.hardware, self.seed = data, extract, hardware, seed
         for label, source in self.models.items():

@@ -80,7 +80,7 @@ class Similarity:
         self.within, self.targets, self.sub_networks = within, targets, sub_networks
         self._take(of_groups(model, self.members))
         check_modality(self.live, data)
-        check_measures(measure, self.layers, extract, labelled=bool(self.live) and not data.packed)
+        check_measures(measure, self.layers, extract, labelled=bool(self.live) and not data.running)
         check_names(self.claims, {**analyses.OF_MAPS, **(OF_GROUPS if self.groups else {})})
         check_groups(self.groups, self.models, self.readings, measure, distances=distances)
         check_targets(targets, self.models)
@@ -101,7 +101,7 @@ class Similarity:
         self.devices = devices(hardware, list(model))
         dependent = (
             bool(self.live)
-            and (extract.unit in ("token", "word") or data.packed)
+            and (extract.unit in ("token", "word") or data.packs(extract))
             and significance.clusters == "document"
         )
         judging.check(significance, measure, extract.estimate, dependent)
