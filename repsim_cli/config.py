@@ -3,7 +3,7 @@
 import inspect
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -11,7 +11,8 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from repsim_cli import registry
-from repsim_cli.errors import BadConfig, BadInput
+from repsim_cli.errors import BadConfig, BadInput, Unreachable
+from repsim_cli.planning import noting_under, planning
 from repsim_cli.registry import Entry, Registry, did_you_mean
 from repsim_cli.settings import Extract, Group, Hardware, Ranked, Significance, SubNetworks
 
@@ -45,20 +46,50 @@ class RunKeys(BaseModel):
 
 @dataclass(frozen=True)
 class RunConfig:
-    """A validated run: the study bound to its settings, the keys as plain values, and the models by label."""
+    """A validated run: the study bound to its settings, the keys as plain values, and the models by label.
+
+    misfits: of a dry run, why the run would be refused on this machine. unknown: of a dry run, the models whose shapes
+    only the hub knows, which cannot be reached; the study is None then.
+    """
 
     keys: RunKeys
     study: Any
     models: Mapping[str, Any]
+    misfits: Sequence[str] = ()
+    unknown: Mapping[str, Unreachable] = field(default_factory=dict)
+
+    def plan(self) -> Fields:
+        """What the run would do."""
+        if self.study is not None:
+            return self.study.plan()
+        unknown = {
+            label: f"shape unknown: {error.what} ships with none, and the hub cannot be reached ({error.reason})"
+            for label, error in self.unknown.items()
+        }
+        return {
+            "models": {**dict.fromkeys(self.models, "shape known"), **unknown},
+            "measures": list(self.keys.measure),
+            "layers, forward passes, memory": "not known without these shapes",
+        }
 
     def yaml(self) -> str:
         return OmegaConf.to_yaml(OmegaConf.create(self.keys.model_dump()))
 
 
 def validate(config: DictConfig) -> RunConfig:
-    """Raises BadConfig with every problem found, before any weight loads."""
+    """Raises BadConfig with every problem found, before any weight loads.
+
+    A dry run reads nothing from the hub that ships as a shape, and is not refused for what does not fit this machine.
+    """
     problems: list[str] = []
     plain = _plain(config, problems)
+    if plain.get("dry_run") is not True:
+        return _validated(plain, problems, [])
+    with planning() as notes:
+        return _validated(plain, problems, notes)
+
+
+def _validated(plain: Fields, problems: list[str], notes: list[str]) -> RunConfig:
     keys = _attempt(problems, "", lambda: RunKeys.model_validate(plain))
     if any(not isinstance(plain.get(group), dict) for group in GROUPS):
         _give_up(problems)
@@ -66,8 +97,9 @@ def validate(config: DictConfig) -> RunConfig:
     if study is None:
         raise BadConfig(problems)
 
+    unreached: dict[str, Unreachable] = {}
     groups: dict[str, Callable[[], Any]] = {
-        "model": lambda: _expanded(problems, _components(problems, "model", plain, registry.models, _call)),
+        "model": lambda: _expanded(problems, _models(problems, plain, unreached)),
         "measure": lambda: _components(problems, "measure", plain, registry.measures, _measure),
         "data": lambda: _component(problems, "data", plain["data"], registry.data, _call),
         "extract": lambda: _bind(problems, "extract", Extract, plain["extract"]),
@@ -78,6 +110,8 @@ def validate(config: DictConfig) -> RunConfig:
     }
     wanted = inspect.signature(study.function).parameters
     bound = {name: make() for name, make in groups.items() if name in wanted}
+    if unreached and not plain["dry_run"]:
+        problems.append(_out_of_reach(unreached, plain["model"]))
     options = _checked(problems, "options", study.function, plain["options"], without={*groups, *ROLES})
     if "model" in bound:
         problems += _misplaced(plain["study"], study.function, bound["model"])
@@ -90,13 +124,42 @@ def validate(config: DictConfig) -> RunConfig:
         )
     for role, make in ROLES.items():
         if role in wanted:
-            bound[role] = make(problems, plain.get(role), list(bound["model"]))
+            bound[role] = None if unreached else make(problems, plain.get(role), list(bound["model"]))
         elif plain.get(role) is not None:
             problems.append(f"{role}: the study {plain['study']} takes none, got {plain[role]!r}; set {role}=null")
     _give_up(problems)
+    if unreached:
+        return RunConfig(keys, None, bound["model"], notes, unreached)
     instance = _attempt(problems, "", lambda: study.function(**bound, **options))
     _give_up(problems)
-    return RunConfig(keys, instance, bound.get("model", {}))
+    return RunConfig(keys, instance, bound.get("model", {}), notes)
+
+
+def _models(problems: list[str], plain: Fields, unreached: dict[str, Unreachable]) -> dict[str, Any]:
+    """The model entries, bound; those that only a hub out of reach knows are left out, and noted with its error."""
+    from repsim_cli.models.source import Series
+
+    found: dict[str, Any] = {}
+    for label, entry in plain["model"].items():
+        try:
+            one = _component(problems, f"model.{label}", entry, registry.models, _call)
+            if isinstance(one, Series) and not one.local and one.make is None:
+                one.checkpoints[-1].open()
+            found[label] = one
+        except Unreachable as error:
+            unreached[label] = error
+    return found
+
+
+def _out_of_reach(unreached: Mapping[str, Unreachable], entries: Mapping[str, Fields]) -> str:
+    label, error = next(iter(unreached.items()))
+    key = next((key for key in ("path", "folder") if key in entries[label]), None)
+    folder = f"set model.{label}.hub=null model.{label}.{key}=FOLDER" if key else "use another entry"
+    return (
+        f"model: the hub cannot be reached ({error.reason}), got models of it: "
+        f"{', '.join(f'{label} ({one.what})' for label, one in unreached.items())}; connect, or download them and "
+        f"{folder} (what is in the hub's cache is used as it is)"
+    )
 
 
 def _misplaced(name: str, study: Any, models: Mapping[str, Any]) -> Iterator[str]:
@@ -212,6 +275,8 @@ def _attempt(problems: list[str], prefix: str, step: Callable[[], Any]) -> Any:
     """The step's value, or None with its problems noted, each after the prefix of its key path."""
     try:
         return step()
+    except Unreachable:  # gathered over all models
+        raise
     except BadConfig as error:
         problems += [prefix + problem for problem in error.problems]
     except BadInput as error:
@@ -271,7 +336,8 @@ def _bind(problems: list[str], path: str, function: Callable, given: Fields) -> 
     if len(problems) > before:
         return None
     found: list[str] = []
-    value = _attempt(found, "", lambda: function(**arguments))
+    with noting_under(path):
+        value = _attempt(found, "", lambda: function(**arguments))
     # a problem with one argument starts with its name, and so continues the key path
     problems += [f"{path}{'.' if re.split('[.,:]', p)[0] in arguments else ': '}{p}" for p in found]
     return value

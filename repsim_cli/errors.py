@@ -12,6 +12,14 @@ class BadInput(RepsimError):
     """The input was bad and nothing started (exit code 2)."""
 
 
+class Unreachable(BadInput):
+    """A model of the hub, which cannot be reached. what: its id, with the revision. reason: why."""
+
+    def __init__(self, message: str, what: str, reason: str):
+        super().__init__(message)
+        self.what, self.reason = what, reason
+
+
 class BadConfig(BadInput):
     """All problems of one configuration, each `key.path: what is wrong, got VALUE; what to do`."""
 

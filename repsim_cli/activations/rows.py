@@ -17,6 +17,7 @@ from repsim_cli.activations.stored import Recorder, batch_name
 from repsim_cli.data.base import Sequences, draw
 from repsim_cli.errors import BadInput, RepsimError, RunFailed
 from repsim_cli.models.source import AnySource, Precomputed, Source
+from repsim_cli.planning import check_device
 from repsim_cli.registry import did_you_mean
 from repsim_cli.settings import Extract, Hardware
 
@@ -55,13 +56,8 @@ def devices(hardware: Hardware, labels: Sequence[str]) -> dict[str, str]:
     else:
         turn = named or [hardware.device]
         places = {label: turn[i % len(turn)] for i, label in enumerate(labels)}
-    for device in {hardware.device, *places.values()}:
-        try:
-            torch.empty(1, device=device)
-        except (RuntimeError, AssertionError) as error:
-            reason = str(error).splitlines()[0]
-            key = "device" if device == hardware.device else "devices"
-            raise BadInput(f"hardware.{key}: not usable here, got '{device}' ({reason[:100]}); use cpu") from None
+    for device in dict.fromkeys([hardware.device, *places.values()]):
+        check_device("hardware.device" if device == hardware.device else "hardware.devices", device)
     return places
 
 

@@ -9,6 +9,7 @@ import re
 import sys
 import tempfile
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -187,7 +188,7 @@ def _check(flags: dict[str, str | None], overrides: list[str], configs: Path, co
             for job_overrides in _jobs(overrides) if multirun else [overrides]:
                 config = validate(compose(config_name, [*job_overrides, *extra]))
                 if config.keys.dry_run:
-                    plans.append(plan_text(config.keys.name, config.study.plan()))
+                    plans.append(plan_text(config.keys.name, config.plan(), config.misfits))
     except (HydraException, ValueError) as error:  # Hydra raises both for overrides that make no sense
         raise BadInput(_hydra_line(error, overrides)) from None
     finally:
@@ -397,8 +398,8 @@ def _log_file(folder: Path) -> logging.Handler:
     return handler
 
 
-def plan_text(name: str, plan: dict[str, Any]) -> str:
-    """The plan of a dry run, a line a fact."""
+def plan_text(name: str, plan: dict[str, Any], misfits: Sequence[str]) -> str:
+    """The plan of a dry run, a line a fact; then why the run itself would be refused."""
     lines = [f"plan of {name} (nothing was run)"]
     for key, value in plan.items():
         if isinstance(value, dict):
@@ -406,4 +407,7 @@ def plan_text(name: str, plan: dict[str, Any]) -> str:
             lines += [f"    {inner}: {v}" for inner, v in value.items()]
         else:
             lines.append(f"  {key}: {', '.join(map(str, value)) if isinstance(value, list) else value}")
+    if misfits:
+        lines.append("  does not run here")
+        lines += [f"    {problem}" for problem in dict.fromkeys(misfits)]
     return "\n".join(lines)

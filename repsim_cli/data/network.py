@@ -1,5 +1,6 @@
 """Reaching the hub and files of the web: at once or not at all, and with an error that says what to do."""
 
+import functools
 import http.client
 import os
 import socket
@@ -20,10 +21,27 @@ def offline() -> bool:
 
 
 def knock() -> None:
-    """Raises OSError where the hub cannot be reached, which its library finds out in half a minute."""
+    """Raises OSError where the hub cannot be reached, which its library finds out in half a minute or two."""
+    if not offline() and (why := unreachable()):
+        raise ConnectionError(why)
+
+
+def local_only() -> bool:
+    """Whether the hub's library must do with what it has downloaded before."""
+    return offline() or unreachable() is not None
+
+
+@functools.cache
+def unreachable() -> str | None:
+    """Why the hub cannot be reached; asked once in a process. None where it can, or a proxy stands between."""
     host = urllib.parse.urlsplit(os.environ.get("HF_ENDPOINT") or "https://huggingface.co").hostname
-    if not offline() and not urllib.request.getproxies():
+    if urllib.request.getproxies():
+        return None
+    try:
         socket.create_connection((host, 443), timeout=TIMEOUT).close()
+    except OSError as error:
+        return str(error) or type(error).__name__
+    return None
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from repsim_cli.errors import BadInput
+from repsim_cli.models.shapes import shape_of
 from repsim_cli.models.source import Checkpoint, Series, Source
 from repsim_cli.models.transformer_lens import transformer_lens
 from repsim_cli.models.transformers import shipped, transformers
@@ -48,10 +49,21 @@ def series(
     else:
         if steps is None:
             raise BadInput("steps: missing, got null with hub; list the steps, e.g. [0, 1000, 143000]")
+        if pattern == "step{step}":
+            _check_published(str(hub), steps)
         found = [_revision(step, str(hub), pattern.replace(STEP, str(step)), drop_downloads) for step in steps]
     if len(found) < 2:
         raise BadInput(f"steps: a series needs two checkpoints, got {[one.step for one in found]}; name more")
     return Series(checkpoints=sorted(found, key=lambda one: one.step), local=hub is None)
+
+
+def _check_published(hub: str, steps: list[int]) -> None:
+    """Raises BadInput for a step that a published model, whose steps are known, does not have."""
+    shape = shape_of(hub)
+    for step in steps if shape and shape.steps else ():
+        if step not in shape.steps:
+            nearest = min(shape.steps, key=lambda other: abs(other - step))
+            raise BadInput(f"steps: {hub} was published without this step, got {step}; the nearest is {nearest}")
 
 
 def _folders(folder: Path, pattern: str, steps: list[int] | None) -> dict[int, Path]:

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from repsim_cli.errors import BadInput
 from repsim_cli.models.architectures import lens_architecture, native_architecture
+from repsim_cli.models.shapes import compare_with_shipped, planned_shape, shape_of
 from repsim_cli.models.source import Source
 from repsim_cli.models.transformers import (
     HEADLESS,
@@ -210,11 +211,16 @@ def _marked(identity: dict[str, Any], process: bool) -> dict[str, Any]:
 
 def _own_format(path: str | None, hub: str | None, revision: str | None) -> dict[str, Any] | None:
     """config.json of a model in TransformerLens' own format; None for one in the transformers format."""
-    where = folder(Path(path).expanduser()) if path is not None else hub_files(str(hub), revision, ["config.json"])
-    try:
-        said = json.loads((where / "config.json").read_text())
-    except (OSError, ValueError):
-        return None  # the transformers format's own checks say what is wrong
+    if hub is not None and (shape := planned_shape(hub)):
+        said = shape.config
+    else:
+        where = folder(Path(path).expanduser()) if path is not None else hub_files(str(hub), revision, ["config.json"])
+        try:
+            said = json.loads((where / "config.json").read_text())
+        except (OSError, ValueError):
+            return None  # the transformers format's own checks say what is wrong
+        if hub is not None and isinstance(said, dict) and (shape := shape_of(hub)):
+            compare_with_shipped(hub, *((key, said.get(key)) for key in shape.config))
     return said if isinstance(said, dict) and "model_type" not in said and "d_model" in said else None
 
 

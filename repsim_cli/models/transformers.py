@@ -19,8 +19,10 @@ import torch
 from torch import nn
 
 from repsim_cli.data.images import Patches
-from repsim_cli.errors import BadInput
+from repsim_cli.data.network import local_only, offline, unreachable
+from repsim_cli.errors import BadInput, Unreachable
 from repsim_cli.models.architectures import architecture
+from repsim_cli.models.shapes import compare_with_shipped, planned_shape, shape_of
 from repsim_cli.models.source import Source
 from repsim_cli.registry import did_you_mean, models
 
@@ -229,7 +231,9 @@ def hub_files(hub: str, revision: str | None, patterns: list[str]) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(hub, revision=revision, allow_patterns=patterns))
+        return Path(
+            snapshot_download(hub, revision=revision, allow_patterns=patterns, local_files_only=local_only())
+        )
     except (OSError, ValueError) as error:
         raise _unreachable(hub, revision, error) from error
 
@@ -259,12 +263,16 @@ def hash_files(files: list[Path]) -> str:
 
 
 def _unreachable(where: str, revision: str | None, error: Exception) -> BadInput:
-    reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
     at = f"{where}@{revision}" if revision else where
-    return BadInput(
-        f"hub: the model could not be read, got '{at}' ({reason[:160]}); check the id and revision, the network, "
+    if local_only():
+        reason = "HF_HUB_OFFLINE is set" if offline() else str(unreachable())
+    else:
+        reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)[:160]
+    message = (
+        f"hub: the model could not be read, got '{at}' ({reason}); check the id and revision, the network, "
         "or download it and use path: FOLDER"
     )
+    return Unreachable(message, at, reason) if local_only() else BadInput(message)
 
 
 def _check_config_file(file: Path) -> None:
@@ -288,10 +296,23 @@ def _check_config_file(file: Path) -> None:
 def config_of(where: str, revision: str | None = None) -> Any:
     if Path(where).is_dir():
         _check_config_file(Path(where) / "config.json")
+        return _config(where, None)
+    if shape := planned_shape(where):
+        return inline_config(shape.config)
+    found = _config(where, revision)
+    if shape := shape_of(where):
+        compare_with_shipped(where, *((key, getattr(found, key, None)) for key in shape.config))
+    return found
+
+
+def _config(where: str, revision: str | None) -> Any:
+    local = Path(where).is_dir()
     try:
-        return library().AutoConfig.from_pretrained(where, revision=revision, trust_remote_code=False)
+        return library().AutoConfig.from_pretrained(
+            where, revision=revision, trust_remote_code=False, local_files_only=local or local_only()
+        )
     except (OSError, ValueError, KeyError) as error:
-        if Path(where).is_dir():
+        if local:
             reason = str(error).splitlines()[0]
             raise BadInput(f"path: config.json cannot be used, got '{where}' ({reason[:160]}); mend it") from error
         raise _unreachable(where, revision, error) from error
@@ -321,11 +342,15 @@ def tokenizer_of(where: str, revision: str | None = None) -> Any:
     elif (TOKENIZERS / where).is_dir():
         where = str(TOKENIZERS / where)
     local = Path(where).is_dir()
+    if not local and (shape := planned_shape(where)):
+        return shape.tokenizer
     if local and not any((Path(where) / name).is_file() for name in TOKENIZER_FILES):
         raise BadInput(f"path: no tokenizer in it, got '{where}'; save the tokenizer there (tokenizer.json)")
     try:
         with _silent():
-            return library().AutoTokenizer.from_pretrained(where, revision=revision, trust_remote_code=False)
+            return library().AutoTokenizer.from_pretrained(
+                where, revision=revision, trust_remote_code=False, local_files_only=local or local_only()
+            )
     except (OSError, ValueError, KeyError) as error:
         if local:
             raise BadInput(f"path: its tokenizer cannot be used, got '{where}' ({error}); save it again") from error
@@ -377,6 +402,7 @@ def _loaded(where: str, revision: str | None, eager: bool, auto: str) -> tuple[A
                 attn_implementation=_attention(eager),
                 use_safetensors=True,
                 trust_remote_code=False,
+                local_files_only=Path(where).is_dir() or local_only(),
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,  # reported below, with the names
             )
@@ -541,7 +567,7 @@ def _preprocessor(where: str | None, revision: str | None) -> dict[str, Any]:
         from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
         try:
-            file = Path(hf_hub_download(where, file.name, revision=revision))
+            file = Path(hf_hub_download(where, file.name, revision=revision, local_files_only=local_only()))
         except LocalEntryNotFoundError as error:  # it may have one
             raise _unreachable(where, revision, error) from error
         except EntryNotFoundError:

@@ -4,8 +4,8 @@ import bisect
 import sys
 from collections.abc import Callable, Mapping
 
-from repsim_cli.errors import BadInput
 from repsim_cli.models.source import AnySource, Source
+from repsim_cli.planning import unfit
 from repsim_cli.settings import Extract, Hardware
 
 
@@ -48,9 +48,9 @@ def passing(live: Mapping[str, Source], extract: Extract, hardware: Hardware, fe
 
 
 def check_memory(need: float, hardware: Hardware, advice: str) -> None:
-    """Raises BadInput where a run needs more bytes than it may use."""
+    """Raises BadInput (in a dry run, notes) where a run needs more bytes than it may use."""
     if need > (limit := hardware.memory_limit):
-        raise BadInput(
+        unfit(
             f"hardware.memory_gb: the run needs about {need / 1e9:.2f} GB, got a limit of {limit / 1e9:.2f} GB; "
             f"{advice}"
         )

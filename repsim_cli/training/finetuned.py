@@ -31,6 +31,7 @@ from repsim_cli.models.transformers import (
     uncached,
     weight_files,
 )
+from repsim_cli.planning import check_device, is_planning
 from repsim_cli.registry import models
 from repsim_cli.results import Progress, dumps
 from repsim_cli.settings import Positive
@@ -133,6 +134,8 @@ def finetuned(
         texts = (text for example in examples["train"]()[0] for text in example.texts)
         return word_tokenizer(texts, settings.vocab_size, length)
 
+    if is_planning():  # a model that was trained elsewhere, and is in the cache, needs no such device here
+        check_device("device", device)
     bare = source(settings, own_tokenizer, lambda eager: nn.Module(), dict, None)
     if bare.context is not None and length > bare.context:
         raise BadInput(f"length: longer than the encoder's context, got {length}; at most {bare.context}")
@@ -159,6 +162,7 @@ def finetuned(
         name: str, recipe: Recipe, seed: int, where: str | None, folder: Path, scratch: Path, progress: Progress
     ) -> Any:
         """Trains on the data of this name, starting from the encoder of `where`; returns the model, saved in folder."""
+        check_device("device", device)
         start = time.process_time()
         model = classifier(labelled_config(plain, sets[name].names), where, revision, seed).to(device)
         losses = fine_tune(

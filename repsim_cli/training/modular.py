@@ -28,6 +28,7 @@ from repsim_cli.errors import BadInput, RunFailed
 from repsim_cli.models.modular import Modular, Shape, chain, modular_source, saved
 from repsim_cli.models.series import METRICS, read_metrics
 from repsim_cli.models.source import Checkpoint, Series, Short, Source
+from repsim_cli.planning import check_device
 from repsim_cli.registry import models
 from repsim_cli.results import Progress, dumps, quiet
 from repsim_cli.settings import Positive, Several
@@ -150,7 +151,7 @@ def modular(
         save=sorted(save or []),
         device=device,
     )
-    check_device(device)
+    check_device("device", device)
 
     def fit(folder: Path, scratch: Path, progress: Progress) -> Metrics:
         steps = scratch / "steps"
@@ -188,14 +189,6 @@ def modular(
         checkpoints = [Checkpoint(step=epoch, open=partial(checkpoint, epoch)) for epoch in recipe.save]
         return Series(checkpoints=checkpoints, local=False, make=make)
     return found("", trained.metrics, make=make, short=lambda: short_of(trained.metrics()))
-
-
-def check_device(device: str) -> None:
-    try:
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0][:100]
-        raise BadInput(f"device: not usable here, got '{device}' ({reason}); use cpu") from None
 
 
 def metrics_of(curves: dict[str, Columns], patience: int | None) -> Metrics:

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from repsim_cli.activations.inputs import named
 from repsim_cli.cache import Entry, key, trim, using
 from repsim_cli.models.source import Short, Source
 from repsim_cli.results import Progress, Run, dumps, quiet
@@ -78,10 +79,12 @@ def train_missing(models: Mapping[str, Any], run: Run, threads: int | None = Non
         torch.set_num_threads(threads)
     for label, make in wanted.items():
         with run.stage("training"):
-            make(
+            named(
+                label,
+                make,
                 lambda items, own=label, label="training", unit="steps": run.progress(
                     items, label=f"{own}: {label}", unit=unit
-                )
+                ),
             )
 
 

@@ -1,0 +1,76 @@
+"""Shapes of published models, which ship with the package (assets/shapes.yaml): all that a dry run knows of them."""
+
+import functools
+import logging
+import re
+from importlib import resources
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from repsim_cli.planning import is_planning
+
+FILE = Path(str(resources.files("repsim_cli"))) / "assets" / "shapes.yaml"
+log = logging.getLogger("repsim")
+
+
+class Vocabulary(NamedTuple):
+    """Stands for the tokenizer of a published model in a dry run; equal for models that share theirs."""
+
+    name: str
+
+
+class Shape(NamedTuple):
+    """config: of config.json, what decides about shapes. steps: those that are revisions of the repository; () none."""
+
+    config: dict[str, Any]
+    tokenizer: Vocabulary
+    steps: tuple[int, ...] = ()
+
+
+@functools.cache
+def shapes() -> dict[str, Shape]:
+    """By hub id; {number} in an id stands for any number."""
+    return {
+        hub: Shape(
+            said.get("config", {}),
+            Vocabulary(said["tokenizer"]),
+            tuple(
+                step
+                for part in said.get("steps", ())
+                for step in ([part] if isinstance(part, int) else range(part[0], part[1] + 1, part[2]))
+            ),
+        )
+        for hub, said in yaml.safe_load(FILE.read_text()).items()
+    }
+
+
+def shape_of(hub: str) -> Shape | None:
+    """The shipped shape of a hub id; None where it is not known."""
+    known = shapes()
+    return known.get(hub) or known.get(re.sub(r"\d+$", "{number}", hub))
+
+
+def planned_shape(hub: str) -> Shape | None:
+    """The shape that stands for a hub id in a dry run; None outside of one, and where it is not known."""
+    return shape_of(hub) if is_planning() else None
+
+
+@functools.cache
+def compare_with_shipped(hub: str, *said: tuple[str, Any]) -> None:
+    """Warns, once for each config, where what the hub says differs from the shape that ships."""
+    shape = shape_of(hub)
+    given = dict(said)
+    different = [
+        f"{key} {given.get(key)} for {value}"
+        for key, value in (shape.config if shape else {}).items()
+        if given.get(key) not in (None, value)
+    ]
+    if different:
+        log.warning(
+            "%s: the config on the hub is not the shape that ships, got %s; the run uses the hub's, dry runs the "
+            "shipped one",
+            hub,
+            ", ".join(different),
+        )
