@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from repsim_cli import registry
 from repsim_cli.errors import BadConfig, BadInput, Unreachable
-from repsim_cli.planning import noting_under, planning
+from repsim_cli.planning import checking, noting_under
 from repsim_cli.registry import Entry, Registry, did_you_mean
 from repsim_cli.settings import Extract, Group, Hardware, Ranked, Significance, SubNetworks
 
@@ -83,13 +83,11 @@ def validate(config: DictConfig) -> RunConfig:
     """
     problems: list[str] = []
     plain = _plain(config, problems)
-    if plain.get("dry_run") is not True:
-        return _validated(plain, problems, [])
-    with planning() as notes:
-        return _validated(plain, problems, notes)
+    with checking(dry=plain.get("dry_run") is True) as misfits:
+        return _validated(plain, problems, misfits)
 
 
-def _validated(plain: Fields, problems: list[str], notes: list[str]) -> RunConfig:
+def _validated(plain: Fields, problems: list[str], misfits: list[str]) -> RunConfig:
     keys = _attempt(problems, "", lambda: RunKeys.model_validate(plain))
     if any(not isinstance(plain.get(group), dict) for group in GROUPS):
         _give_up(problems)
@@ -129,10 +127,10 @@ def _validated(plain: Fields, problems: list[str], notes: list[str]) -> RunConfi
             problems.append(f"{role}: the study {plain['study']} takes none, got {plain[role]!r}; set {role}=null")
     _give_up(problems)
     if unreached:
-        return RunConfig(keys, None, bound["model"], notes, unreached)
+        return RunConfig(keys, None, bound["model"], misfits, unreached)
     instance = _attempt(problems, "", lambda: study.function(**bound, **options))
-    _give_up(problems)
-    return RunConfig(keys, instance, bound.get("model", {}), notes)
+    _give_up([*problems, *([] if plain["dry_run"] else misfits)])
+    return RunConfig(keys, instance, bound.get("model", {}), misfits)
 
 
 def _models(problems: list[str], plain: Fields, unreached: dict[str, Unreachable]) -> dict[str, Any]:

@@ -1,49 +1,57 @@
-"""Dry runs: what does not fit this machine is noted for the plan, where a run is refused."""
+"""What a configuration is checked for: a run is refused for what does not fit this machine, a dry run only says it."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import NamedTuple
 
 from repsim_cli.errors import BadInput
 
-_notes: ContextVar[list[str] | None] = ContextVar("_notes", default=None)
+
+class _Check(NamedTuple):
+    misfits: list[str]
+    dry: bool
+
+
+_check: ContextVar[_Check | None] = ContextVar("_check", default=None)
 
 
 @contextmanager
-def planning() -> Iterator[list[str]]:
-    """While it is open, published models are known by their shipped shapes, and `unfit` adds to the list it gives."""
-    notes: list[str] = []
-    token = _notes.set(notes)
+def checking(*, dry: bool) -> Iterator[list[str]]:
+    """While it is open, `unfit` adds to the list that it gives. dry: published models are known by shipped shapes."""
+    check = _Check([], dry)
+    token = _check.set(check)
     try:
-        yield notes
+        yield check.misfits
     finally:
-        _notes.reset(token)
-
-
-def is_planning() -> bool:
-    return _notes.get() is not None
+        _check.reset(token)
 
 
 @contextmanager
 def noting_under(path: str) -> Iterator[None]:
     """What is noted inside is about keys under this path."""
-    notes = _notes.get()
-    first = len(notes or ())
+    check = _check.get()
+    first = len(check.misfits) if check else 0
     yield
-    if notes is not None:
-        notes[first:] = [f"{path}.{note}" for note in notes[first:]]
+    if check:
+        check.misfits[first:] = [f"{path}.{misfit}" for misfit in check.misfits[first:]]
+
+
+def is_dry() -> bool:
+    check = _check.get()
+    return check is not None and check.dry
 
 
 def unfit(problem: str) -> None:
-    """Raises BadInput for settings that cannot run on this machine; a dry run notes the problem and continues."""
-    notes = _notes.get()
-    if notes is None:
+    """Notes that settings cannot run on this machine; raises BadInput where nothing is being checked."""
+    check = _check.get()
+    if check is None:
         raise BadInput(problem)
-    notes.append(problem)
+    check.misfits.append(problem)
 
 
 def check_device(key: str, device: str) -> None:
-    """Raises BadInput (in a dry run, notes) where torch cannot use the device that the setting `key` names."""
+    """`unfit` where torch cannot use the device that the setting `key` names."""
     import torch
 
     try:

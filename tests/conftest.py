@@ -19,6 +19,8 @@ import hypothesis
 import pytest
 import torch
 
+from repsim_cli.data import network
+
 hypothesis.settings.register_profile("repsim", deadline=None, max_examples=15, derandomize=True)
 hypothesis.settings.load_profile("repsim")
 
@@ -34,6 +36,7 @@ def no_network(monkeypatch):
         return connect(self, address)
 
     monkeypatch.setattr(socket.socket, "connect", guarded)
+    network.unreachable.cache_clear()
 
 
 TINY = {

@@ -299,7 +299,10 @@ BAD = [
     ),
     (["+model.x={kind: transformer}"], "model.x.kind: unknown model kind, got 'transformer'; did you mean"),
     (["+model.x={path: y}"], "model.x.kind: missing, got {'path': 'y'}; write {kind: NAME, ...}"),
-    (["+model.x={kind: transformers, hub: a/b}"], "model.x.hub: the model could not be read, got 'a/b'"),
+    (
+        ["+model.x={kind: transformers, hub: a/b}"],
+        "model: the hub cannot be reached (HF_HUB_OFFLINE is set), got models of it: x (a/b)",
+    ),
     (
         ["+model.x=LLAMA", "extract.length=64"],
         "model: tokenizers differ, got another vocabulary for 'x' than for 'tiny_a'; use extract=pooled",

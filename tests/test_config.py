@@ -16,9 +16,6 @@ from repsim_cli.settings import Extract, Hardware, Significance
 ROOT = Path(__file__).parent.parent
 CONF = ROOT / "conf"
 EXPERIMENTS = sorted(str(f.relative_to(CONF / "experiment").with_suffix("")) for f in CONF.glob("experiment/**/*.yaml"))
-# published scale: named by hub ids, but for what reads configs or text that ship with the package
-OFFLINE = {"pretrain_tiny", "pretrain_width_32", "pretrain_width_64", "pretrain_width_128", "pythia_architecture"}
-NEEDS_THE_HUB = {name for name in EXPERIMENTS if not name.startswith(("tiny/", "modsum_"))} - OFFLINE
 
 
 SETTINGS = {"extract": Extract, "significance": Significance, "hardware": Hardware}
@@ -67,7 +64,7 @@ def _kind(file, group):
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_experiments(name):
-    """Header, page, composition and, where no hub is needed, validation with a plan."""
+    """Header, page, composition, and a plan without the hub."""
     file = CONF / "experiment" / f"{name}.yaml"
     lines = file.read_text().splitlines()
     assert lines[0] == "# @package _global_"
@@ -75,9 +72,9 @@ def test_experiments(name):
         assert any(line.startswith(f"# {part}") for line in lines), f"{name}: {part}"
     study = name.removeprefix("tiny/")
     assert any(f"## {study}" in page.read_text() for page in (ROOT / "experiments").glob("*.md")), study
-    config = composed(f"experiment={name}")
-    if name not in NEEDS_THE_HUB:
-        assert validate(config).study.plan()
+    config = validate(composed(f"experiment={name}", "dry_run=true"))
+    assert not config.unknown
+    assert config.plan()
 
 
 def test_published_settings_of_pythia_cka():

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from repsim_cli.planning import is_planning
+from repsim_cli.planning import is_dry
 
 FILE = Path(str(resources.files("repsim_cli"))) / "assets" / "shapes.yaml"
 log = logging.getLogger("repsim")
@@ -54,7 +54,7 @@ def shape_of(hub: str) -> Shape | None:
 
 def planned_shape(hub: str) -> Shape | None:
     """The shape that stands for a hub id in a dry run; None outside of one, and where it is not known."""
-    return shape_of(hub) if is_planning() else None
+    return shape_of(hub) if is_dry() else None
 
 
 @functools.cache

@@ -231,9 +231,7 @@ def hub_files(hub: str, revision: str | None, patterns: list[str]) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(
-            snapshot_download(hub, revision=revision, allow_patterns=patterns, local_files_only=local_only())
-        )
+        return Path(snapshot_download(hub, revision=revision, allow_patterns=patterns, local_files_only=local_only()))
     except (OSError, ValueError) as error:
         raise _unreachable(hub, revision, error) from error
 

@@ -48,7 +48,7 @@ def passing(live: Mapping[str, Source], extract: Extract, hardware: Hardware, fe
 
 
 def check_memory(need: float, hardware: Hardware, advice: str) -> None:
-    """Raises BadInput (in a dry run, notes) where a run needs more bytes than it may use."""
+    """`unfit` where a run needs more bytes than it may use."""
     if need > (limit := hardware.memory_limit):
         unfit(
             f"hardware.memory_gb: the run needs about {need / 1e9:.2f} GB, got a limit of {limit / 1e9:.2f} GB; "
@@ -57,14 +57,47 @@ def check_memory(need: float, hardware: Hardware, advice: str) -> None:
 
 
 def check_rows_fit(
-    memory: Callable[[int], Mapping[str, float]], rows: int, hardware: Hardware, *, key: str = "rows", least: int = 4
+    memory: Callable[[int], Mapping[str, float]],
+    rows: int,
+    hardware: Hardware,
+    live: Mapping[str, Source],
+    *,
+    key: str = "rows",
+    least: int = 4,
 ) -> None:
-    """Raises BadInput where so many rows (extract.`key`) need too much; it says how many fit, if `least` or more do."""
-    several = "hardware.processes=1, or " if memory(0).get("processes") else ""
+    """`unfit` where so many rows (extract.`key`) need too much; it says how many fit, if `least` or more do, or else
+    which other setting does."""
 
     def need(rows: int) -> float:
         return sum(memory(rows).values())
 
     fits = bisect.bisect_right(range(rows), hardware.memory_limit, key=need) - 1
-    enough = f"hardware.memory_gb={need(rows) / 1e9 + 0.1:.1f} would do, or use {several}fewer or smaller models"
-    check_memory(need(rows), hardware, f"extract.{key}={fits} would fit" if fits >= least else enough)
+    advice = (
+        f"extract.{key}={fits} would fit"
+        if fits >= least
+        else other_settings(memory(rows), hardware, live, processes=bool(memory(0).get("processes")))
+    )
+    check_memory(need(rows), hardware, advice)
+
+
+def other_settings(
+    parts: Mapping[str, float], hardware: Hardware, live: Mapping[str, Source], *, processes: bool = False
+) -> str:
+    """What would make a run fit whose memory has these parts, in bytes."""
+    need, forward = sum(parts.values()), parts.get("forward", 0.0)
+    excess = need - hardware.memory_limit
+    advice = [f"hardware.memory_gb={need / 1e9 + 0.1:.1f} would do"]
+    batch = int((forward - excess) * hardware.batch_size / forward) if forward else 0
+    if 1 <= batch < hardware.batch_size:
+        advice.insert(0, f"hardware.batch_size={batch} would fit")
+    if processes:
+        advice.append("hardware.processes=1 needs less")
+    # a model's weights, and its share of what grows with the features that are read
+    features = {label: source.layers * source.width for label, source in live.items()}
+    by_feature = (forward + parts.get("rows", 0.0)) / max(sum(features.values()), 1)
+    left = sorted(live, key=lambda label: live[label].parameters)
+    dropped: list[str] = []
+    while excess > 0 and left:
+        dropped.append(left.pop())
+        excess -= 4.0 * live[dropped[-1]].parameters + by_feature * features[dropped[-1]]
+    return f"{', '.join(advice)}, or {'leave out ' + ', '.join(dropped) if left else 'use smaller models'}"

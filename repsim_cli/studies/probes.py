@@ -96,7 +96,7 @@ class Probes:
         self.names = stored[targets].names
         self.devices = devices(hardware, list(model))
         self.most = min(extract.rows, most_rows(model, extract))
-        check_rows_fit(self.memory, self.most, hardware)
+        check_rows_fit(self.memory, self.most, hardware, self.live)
         self.tokenizers = tokenizers(self.live, data, extract)
 
     def memory(self, rows: int) -> dict[str, float]:

@@ -109,7 +109,7 @@ class Similarity:
         if in_batches and (most := most_rows(self.models, extract)) < extract.batch_rows:
             raise self._too_few_rows(f"at most {most}")
         key = "rows" if extract.estimate == "full" else "batch_rows"
-        check_rows_fit(self.memory, self.rows(), hardware, key=key)
+        check_rows_fit(self.memory, self.rows(), hardware, self.live, key=key)
         self.tokenizers = tokenizers(self.live, data, extract)
 
     def _take(self, models: Mapping[str, AnySource]) -> None:

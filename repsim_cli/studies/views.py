@@ -121,7 +121,7 @@ class Views:
         self.most = min(extract.rows, most_rows(self.models, extract))
         self._check_rows(self.most)
         self.devices = devices(hardware, list(model))
-        check_rows_fit(self.memory, self.most, hardware, least=max(4, batch))
+        check_rows_fit(self.memory, self.most, hardware, self.live, least=max(4, batch))
         self.tokenizers = tokenizers(self.live, data, extract)
 
     def _check_claims(self) -> None:

@@ -31,7 +31,7 @@ from repsim_cli.models.transformers import (
     uncached,
     weight_files,
 )
-from repsim_cli.planning import check_device, is_planning
+from repsim_cli.planning import check_device, is_dry
 from repsim_cli.registry import models
 from repsim_cli.results import Progress, dumps
 from repsim_cli.settings import Positive
@@ -134,7 +134,7 @@ def finetuned(
         texts = (text for example in examples["train"]()[0] for text in example.texts)
         return word_tokenizer(texts, settings.vocab_size, length)
 
-    if is_planning():  # a model that was trained elsewhere, and is in the cache, needs no such device here
+    if is_dry():  # a model that was trained elsewhere, and is in the cache, needs no such device here
         check_device("device", device)
     bare = source(settings, own_tokenizer, lambda eager: nn.Module(), dict, None)
     if bare.context is not None and length > bare.context:

@@ -1,0 +1,217 @@
+"""Dry runs: published models from shipped shapes without a hub, what does not fit here, and the run that is refused."""
+
+import pytest
+import yaml
+from test_config import CONF, EXPERIMENTS, composed
+
+from repsim_cli.activations.inputs import tokenizers
+from repsim_cli.config import validate
+from repsim_cli.data import network
+from repsim_cli.errors import BadConfig, BadInput
+from repsim_cli.models import shapes, transformers
+from repsim_cli.planning import checking, unfit
+from repsim_cli.registry import models
+from repsim_cli.settings import Extract, Hardware
+from repsim_cli.studies.bounds import check_rows_fit
+
+PUBLISHED = [name for name in EXPERIMENTS if not name.startswith("tiny/")]
+
+
+@pytest.fixture
+def no_hub(monkeypatch):
+    """The hub cannot be reached, and no flag says so; gives the addresses that were asked for."""
+    asked = []
+
+    def refused(address, timeout):
+        asked.append(address)
+        raise OSError("no route to it")
+
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    monkeypatch.setattr("socket.create_connection", refused)
+    monkeypatch.setattr("urllib.request.getproxies", dict)
+    return asked
+
+
+def hub_ids():
+    for file in sorted((CONF / "model").glob("*.yaml")):
+        ((label, entry),) = yaml.safe_load(file.read_text()).items()
+        if entry.get("hub"):
+            yield label, entry["hub"]
+
+
+def test_every_published_model_has_a_shape():
+    found = dict(hub_ids())
+    assert len(found) >= 35
+    for label, hub in found.items():
+        assert shapes.shape_of(hub.replace("{number}", "99")), f"{label}: {hub}"
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_published_study_is_planned_without_a_hub(no_hub, name):
+    config = validate(composed(f"experiment={name}", "dry_run=true"))
+    plan = config.plan()
+    assert plan.get("models") or plan.get("model")
+    assert not config.unknown
+    assert not no_hub
+
+
+def test_the_numbers_of_published_models():
+    """Parameters of backbones, as published: the first Pythia, GPT-2 small, and BERT-base with its pooler."""
+    with checking(dry=True):
+        found = {hub: models.get("transformers").function(hub=hub) for hub in (
+            "EleutherAI/pythia-70m-deduped", "openai-community/gpt2", "google-bert/bert-base-uncased"
+        )}  # fmt: skip
+    assert [one.parameters for one in found.values()] == [44_670_976, 124_439_808, 109_482_240]
+    assert [one.context for one in found.values()] == [2048, 1024, 512]
+
+
+def test_shipped_shapes_are_those_of_the_random_models():
+    """conf/model/pythia_*_shape.yaml says the same of the Pythia models."""
+    seen = 0
+    for file in (CONF / "model").glob("pythia_*_shape.yaml"):
+        ((label, entry),) = yaml.safe_load(file.read_text()).items()
+        size = label.removeprefix("pythia_").removesuffix("_shape").replace("_", ".")
+        given = {key: value for key, value in entry["config"].items() if key != "rope_parameters"}
+        assert given == shapes.shape_of(f"EleutherAI/pythia-{size}-deduped").config, label
+        seen += 1
+    assert seen == 8
+
+
+def test_a_plan_says_what_does_not_fit_and_the_run_is_refused(repsim, tmp_path):
+    words = ["run", "model=[pythia_410m_shape]", "model.pythia_410m_shape.tokenizer=tiny_a", "hardware.memory_gb=1.5"]
+    words += ["hardware.device=cuda:9"]
+    problems = [
+        "hardware.device: not usable here, got 'cuda:9' (",
+        "hardware.memory_gb: the run needs about 2.",
+    ]
+    code, out, err = repsim(*words, "dry_run=true")
+    assert (code, err) == (0, "")
+    plan, misfits = out.split("  does not run here\n")
+    assert "pythia_410m_shape: gpt_neox, 24 blocks of 1024, 353,822,720 parameters" in plan
+    for line, problem in zip(misfits.splitlines(), problems, strict=True):
+        assert line.startswith(f"    {problem}")
+    assert "hardware.memory_gb=" in misfits
+    code, out, err = repsim(*words)
+    assert (code, out) == (2, "")
+    for line, problem in zip(err.splitlines(), problems, strict=True):
+        assert line.startswith(f"error: {problem}")
+    assert not (tmp_path / "outputs").exists()
+
+
+def test_the_published_command_on_a_small_machine(repsim, tmp_path, no_hub):
+    words = ["run", "experiment=pythia_cka", "hardware.memory_gb=20"]
+    code, out, _ = repsim(*words, "dry_run=true")
+    assert code == 0
+    assert "pythia_6_9b: gpt_neox, 32 blocks of 4096, 6,650,732,544 parameters" in out
+    assert "got a limit of 20.00 GB; hardware.memory_gb=74.7 would do, or leave out pythia_6_9b, pythia_2_8b, " in out
+    fewer = "model=[pythia_70m,pythia_160m,pythia_410m,pythia_1b]"
+    assert "does not run here" not in repsim(*words, fewer, "options.claims=[]", "dry_run=true")[1]
+    assert not no_hub
+    code, out, err = repsim(*words)
+    assert (code, out) == (2, "")
+    (line,) = err.splitlines()
+    assert line.startswith(
+        "error: model: the hub cannot be reached (no route to it), got models of it: pythia_70m (Eleu"
+    )
+    assert "pythia_6_9b (EleutherAI/pythia-6.9b-deduped)" in line
+    assert "set model.pythia_70m.hub=null model.pythia_70m.path=FOLDER" in line
+    assert no_hub == [("huggingface.co", 443)]
+    assert not (tmp_path / "outputs").exists()
+
+
+def test_series_and_families_out_of_reach(no_hub):
+    with pytest.raises(BadConfig, match=r"pythia_2_8b_series \(EleutherAI/pythia-2.8b-deduped@step143000\); connect, .* set model.pythia_70m_series.hub=null model.pythia_70m_series.folder=FOLDER"):  # fmt: skip
+        validate(composed("experiment=pythia_convergence"))
+    with pytest.raises(BadConfig, match=r"feather_berts \(connectivity/feather_berts_99\); connect, or download them and use another entry"):  # fmt: skip
+        validate(composed("experiment=mnli_cka"))
+    assert len(no_hub) == 1
+
+
+def test_a_shape_that_ships_with_nothing_is_said_to_be_unknown(repsim, no_hub):
+    words = ["run", "model=[tiny_a]", "+model.x={kind: transformers, hub: nobody/nothing}"]
+    code, out, _ = repsim(*words, "dry_run=true")
+    assert code == 0
+    assert "x: shape unknown: nobody/nothing ships with none, and the hub cannot be reached (no route to it)" in out
+    assert "memory: not known without these shapes" in out
+    assert repsim(*words)[0] == 2
+
+
+def test_the_hub_has_the_last_word(monkeypatch):
+    """Where its config is not the shape that ships, a run uses it and says so, once."""
+    hub = "EleutherAI/pythia-70m-deduped"
+    said = transformers.inline_config({**shapes.shape_of(hub).config, "hidden_size": 256})
+    warned = []
+    monkeypatch.setattr(transformers, "_config", lambda where, revision: said)
+    monkeypatch.setattr(shapes.log, "warning", lambda text, *values: warned.append(text % values))
+    shapes.compare_with_shipped.cache_clear()
+    assert transformers.config_of(hub) is said
+    assert transformers.config_of(hub, "step1000") is said
+    assert warned == [
+        f"{hub}: the config on the hub is not the shape that ships, got hidden_size 256 for 512; the run uses the "
+        "hub's, dry runs the shipped one"
+    ]
+    with checking(dry=True):
+        assert transformers.config_of(hub).hidden_size == 512
+
+
+def test_steps_of_a_published_training():
+    make = models.get("series").function
+    hub = "EleutherAI/pythia-70m-deduped"
+    assert len(shapes.shape_of(hub).steps) == 154
+    with pytest.raises(BadInput, match=f"steps: {hub} was published without this step, got 1500; the nearest is 1000"):
+        make(hub=hub, steps=[0, 1500])
+    assert len(make(hub="nobody/nothing", steps=[0, 1500]).checkpoints) == 2
+
+
+def test_tokenizers_are_shared_by_name():
+    def found(*hubs):
+        with checking(dry=True):
+            live = {hub: models.get("transformers").function(hub=hub) for hub in hubs}
+            return tokenizers(live, text, extract)
+
+    text, extract = validate(composed("dry_run=true")).study.data, Extract(hook_points=["resid_post"])
+    assert len(found("openai-community/gpt2", "openai-community/gpt2-medium")) == 2
+    with pytest.raises(BadInput, match="model: tokenizers differ, got another vocabulary for 'openai-community/gpt2'"):
+        found("EleutherAI/pythia-70m-deduped", "openai-community/gpt2")
+
+
+def test_which_setting_would_fit():
+    source = models.get("shipped").function(name="tiny_a")
+
+    def said(limit, weights=0.0):
+        with checking(dry=True) as misfits:
+            check_rows_fit(
+                lambda rows: {"forward": 4e9, "weights": weights, "rows": 1e6 * rows},
+                1000,
+                Hardware(memory_gb=limit, batch_size=8),
+                {"a": source, "b": source},
+            )
+        return misfits
+
+    assert said(6.0) == []
+    assert said(4.5)[0].endswith("; extract.rows=500 would fit")
+    assert said(2.4)[0].endswith(
+        "; hardware.batch_size=2 would fit, hardware.memory_gb=5.1 would do, or use smaller models"
+    )
+    assert said(3.4)[0].endswith("; hardware.batch_size=4 would fit, hardware.memory_gb=5.1 would do, or leave out b")
+    with pytest.raises(BadInput, match="too much"):
+        unfit("x: too much, got 2; use 1")
+
+
+def test_the_hub_is_asked_once(no_hub):
+    for _ in range(3):
+        assert network.local_only()
+    with pytest.raises(ConnectionError, match="no route to it"):
+        network.knock()
+    assert len(no_hub) == 1
+
+
+def test_a_device_for_training_is_noted_and_refused_when_needed(repsim, tmp_path):
+    """Models that are in the cache need none."""
+    config = validate(composed("experiment=finetune_nli", "dry_run=true", "model.bert_mnli.device=cuda:9"))
+    assert config.misfits[0].startswith("model.bert_mnli.device: not usable here, got 'cuda:9' (")
+    words = ["run", "experiment=tiny/finetune_nli", "model.tiny_nli.device=cuda:9", "model.tiny_nli.seeds=[0,1]"]
+    code, out, err = repsim(*words)
+    assert (code, out) == (2, "")
+    assert err.startswith("error: model.tiny_nli_0.device: not usable here, got 'cuda:9' (")
+    assert not list((tmp_path / "outputs").rglob("manifest.json"))
