@@ -9,6 +9,7 @@
 ROOT is REPSIM_CACHE, or the user's cache folder.
 """
 
+import errno
 import hashlib
 import json
 import logging
@@ -28,9 +29,11 @@ import platformdirs
 import xxhash
 
 from repsim_cli.errors import BadInput
+from repsim_cli.files import explained, walk
 from repsim_cli.results import alive, dumps
 
 log = logging.getLogger("repsim")
+ELSEWHERE = "set REPSIM_CACHE to a folder that can be written"
 DEFAULT_LIMIT = 20 * 10**9
 STALE = 24 * 3600  # seconds after which another machine's reader counts as gone
 
@@ -53,7 +56,7 @@ def set_limit(size: int) -> None:
         (root() / "limit").write_text(f"{size}\n")
         trim()
     except OSError as error:
-        raise BadInput(f"{root()}: the cache cannot be written, got '{error.strerror}'; set REPSIM_CACHE") from None
+        raise BadInput(explained(error, advice=ELSEWHERE)) from None
 
 
 def parse_size(text: str) -> int:
@@ -135,7 +138,7 @@ class Entry:
         os.replace(partial, self.folder / "entry.json")
 
     def size(self) -> int:
-        return sum(file.stat().st_size for file in self.folder.rglob("*") if file.is_file())
+        return sum((place / name).stat().st_size for place, _, names in walk(self.folder) for name in names)
 
 
 def _digest(file: Path) -> str:
@@ -191,19 +194,36 @@ def _in_use(folder: Path) -> bool:
     return False
 
 
-def _folders() -> list[Path]:
-    """Entry folders, least recently used first."""
-
-    def last_use(folder: Path) -> float:
-        file = folder / "entry.json"
-        return (file if file.is_file() else folder).stat().st_mtime
-
-    found = [folder for kind in root().glob("*") if kind.is_dir() for folder in kind.iterdir() if folder.is_dir()]
-    return sorted(found, key=last_use)
+def _sizes() -> dict[Path, int]:
+    """Entry folders and their bytes, least recently used first; those of other users that cannot be read are left out,
+    with a warning."""
+    found: dict[Path, tuple[float, int]] = {}
+    closed: list[OSError] = []
+    kinds = [place for place in root().iterdir() if place.is_dir()] if root().is_dir() else []
+    for kind in kinds:
+        try:
+            folders = [folder for folder in kind.iterdir() if folder.is_dir()]
+        except PermissionError as error:
+            closed.append(error)
+            continue
+        for folder in folders:
+            file = folder / "entry.json"
+            try:
+                last_use = (file if file.is_file() else folder).stat().st_mtime
+                found[folder] = last_use, Entry(kind.name, folder.name).size()
+            except FileNotFoundError:  # another process removed it
+                continue
+            except PermissionError as error:
+                closed.append(error)
+    if closed:
+        log.warning("cache: %d folders are not counted; %s", len(closed), explained(closed[0]))
+    return {folder: found[folder][1] for folder in sorted(found, key=lambda folder: found[folder][0])}
 
 
 def _remove(folder: Path) -> bool:
-    """Removes an entry that no process uses."""
+    """Removes an entry that no process uses. Raises PermissionError where it is another user's."""
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
     lock = filelock.FileLock(f"{folder}.lock")
     try:
         lock.acquire(timeout=0)
@@ -223,11 +243,17 @@ def _remove(folder: Path) -> bool:
 def trim(size: int | None = None) -> tuple[int, int]:
     """Removes the least recently used entries until all fit in `size` (the limit); returns (removed, bytes left)."""
     size = limit() if size is None else size
-    sizes = {folder: Entry(folder.parent.name, folder.name).size() for folder in _folders()}
+    sizes = _sizes()
     removed, total = 0, sum(sizes.values())
+    kept: list[OSError] = []
     for folder, taken in sizes.items():
-        if total > size and _remove(folder):
-            removed, total = removed + 1, total - taken
+        try:
+            if total > size and _remove(folder):
+                removed, total = removed + 1, total - taken
+        except PermissionError as error:
+            kept.append(error)
+    if kept:
+        log.warning("cache: %d entries cannot be removed; %s", len(kept), explained(kept[0]))
     return removed, total
 
 
@@ -236,6 +262,6 @@ def overview() -> list[tuple[str, int, int]]:
     if root().exists() and not root().is_dir():
         raise BadInput(f"{root()}: not a folder, got a file as the cache; set REPSIM_CACHE to a folder")
     kinds: dict[str, list[int]] = {}
-    for folder in _folders():
-        kinds.setdefault(folder.parent.name, []).append(Entry(folder.parent.name, folder.name).size())
+    for folder, size in _sizes().items():
+        kinds.setdefault(folder.parent.name, []).append(size)
     return [(kind, len(sizes), sum(sizes)) for kind, sizes in sorted(kinds.items())]

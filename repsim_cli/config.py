@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from repsim_cli import registry
 from repsim_cli.errors import BadConfig, BadInput, Unreachable
+from repsim_cli.files import explained
 from repsim_cli.planning import checking, noting_under
 from repsim_cli.registry import Entry, Registry, did_you_mean
 from repsim_cli.settings import Extract, Group, Hardware, Ranked, Significance, SubNetworks
@@ -281,6 +282,8 @@ def _attempt(problems: list[str], prefix: str, step: Callable[[], Any]) -> Any:
         problems.append(f"{prefix}{error}")
     except ValidationError as error:
         problems += [prefix + line for line in _explain(error)]
+    except OSError as error:
+        problems.append(f"{prefix}{explained(error)}")
     return None
 
 

@@ -30,7 +30,8 @@ from typing import Any
 
 import numpy as np
 
-from repsim_cli.errors import BadInput, RunFailed
+from repsim_cli.errors import BadInput
+from repsim_cli.files import explained, walk
 from repsim_cli.registry import did_you_mean
 
 SCHEMA = 1
@@ -38,6 +39,7 @@ LOCK, STATE = ".lock", "state.safetensors"
 PAIRS = ".pairs"  # pairs that are solved one by one, while the run goes on
 HOW = ("resume", "dry_run", "hardware.processes", "hardware.memory_gb")  # keys that do not say what is computed
 PACKAGES = ("repsim-cli", "torch", "transformers", "tokenizers", "numpy", "scipy", "hydra-core", "matplotlib")
+ELSEWHERE = "set REPSIM_OUTPUTS to a folder that can be written"
 log = logging.getLogger("repsim")
 
 Progress = Callable[..., Iterator[Any]]
@@ -71,7 +73,7 @@ def write(file: Path, content: bytes) -> None:
         os.replace(partial, file)
     except OSError as error:
         partial.unlink(missing_ok=True)
-        raise RunFailed(f"{file}: cannot be written, got '{error.strerror}'; free or choose another folder") from error
+        raise OSError(error.errno, error.strerror, str(file)) from error
 
 
 def outputs_root() -> Path:
@@ -87,10 +89,7 @@ def check_root() -> None:
         with tempfile.TemporaryFile(dir=root):
             pass
     except OSError as error:
-        raise BadInput(
-            f"{root}: no run folder can be made there, got '{error.strerror}'; "
-            "set REPSIM_OUTPUTS to a folder that can be written"
-        ) from None
+        raise BadInput(explained(error, root, ELSEWHERE)) from None
 
 
 @dataclass
@@ -211,10 +210,7 @@ def create(folder: Path, *, name: str, study: str, seed: int, command: list[str]
         except FileExistsError:
             continue
         except OSError as error:
-            raise BadInput(
-                f"{candidate}: no run folder can be made there, got '{error.strerror}'; "
-                "set REPSIM_OUTPUTS to a folder that can be written"
-            ) from error
+            raise BadInput(explained(error, candidate, ELSEWHERE)) from error
     raise BadInput(f"{folder}: a thousand runs have this name, got no free one; set name=NAME")
 
 
@@ -261,7 +257,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
     try:
         config = yaml.safe_load((folder / "config.yaml").read_text())
-    except (OSError, yaml.YAMLError) as error:
+    except (FileNotFoundError, yaml.YAMLError) as error:
         raise BadInput(f"{folder}: its config.yaml cannot be read, got '{error}'; the run is damaged") from None
     return what(config)
 
@@ -376,11 +372,20 @@ def peak_memory_mb() -> float:
 
 
 def runs(root: Path) -> list[Path]:
-    """All run folders under root, oldest first by the time they started; damaged ones are left out, with a warning."""
+    """All run folders under root, oldest first by the time they started; what is damaged or cannot be read is left out,
+    with a warning."""
+
+    def left_out(error: OSError) -> None:
+        log.warning("%s; its runs are left out", explained(error))
+
     found = []
-    for manifest in root.rglob("manifest.json"):
+    for folder, _, names in walk(root, left_out):
+        if "manifest.json" not in names:
+            continue
         try:
-            found.append((read_manifest(manifest.parent)["started"], str(manifest.parent), manifest.parent))
+            found.append((read_manifest(folder)["started"], str(folder), folder))
+        except OSError as error:
+            left_out(error)
         except (BadInput, KeyError) as error:
             log.warning("%s", error)
     return [folder for _, _, folder in sorted(found)]
@@ -441,7 +446,7 @@ def read_results(folder: Path) -> dict[str, Any]:
 def _read_json(file: Path) -> dict[str, Any]:
     try:
         value = json.loads(file.read_text())
-    except (OSError, ValueError) as error:
+    except (FileNotFoundError, ValueError) as error:
         raise BadInput(f"{file}: cannot be read, got '{error}'; the run is damaged, run it again") from None
     schema = value.get("schema") if isinstance(value, dict) else None
     if schema is None:
@@ -479,5 +484,5 @@ def read_array(folder: Path, relative: str) -> np.ndarray:
         raise BadInput(f"{folder}: an array outside the run, got '{relative}'; the run is damaged")
     try:
         return np.load(file, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
+    except (FileNotFoundError, ValueError, EOFError) as error:
         raise BadInput(f"{file}: cannot be read, got '{error}'; the run is damaged, run it again") from None

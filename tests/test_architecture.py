@@ -11,7 +11,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "repsim_cli"
 ORDER = [
-    "errors", "planning", "registry", "settings", "results", "cache", "data", "models", "activations", "measures", "similarity",
+    "errors", "files", "planning", "registry", "settings", "results", "cache", "data", "models", "activations", "measures", "similarity",
     "significance", "stitching", "training", "analysis", "plots", "report", "studies", "config", "doctor", "cli",
 ]  # fmt: skip
 

@@ -59,7 +59,7 @@ def test_the_least_recently_used_goes_first():
     with cache.using("work", ["old"]):
         pass  # used now
     assert cache.trim(2500) == (1, pytest.approx(2000, abs=400))
-    assert sorted(f.name for f in cache._folders()) == ["newest", "old"]
+    assert sorted(f.name for f in cache._sizes()) == ["newest", "old"]
 
 
 def test_what_a_process_reads_is_never_removed():
@@ -218,7 +218,7 @@ def test_the_cache_command(repsim, own_cache):
     assert f"{own_cache}: limit 5 GB" in out
     assert "activations: 1 entries" in out
     code, out, _ = repsim("cache", "--clear")
-    assert "removed 1 entries, 0.000 GB left in use" in out
+    assert "removed 1 entries, 0.000 GB left" in out
     code, out, err = repsim("cache", "--limit", "many")
     assert (code, out) == (2, "")
     assert "size: not a size, got 'many'; e.g. 20GB" in err

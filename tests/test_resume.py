@@ -187,16 +187,16 @@ def test_the_disk_fills_up_while_results_are_written(repsim, newest, monkeypatch
     original = results.Run.write_array
 
     def full(self, name, array):
-        raise results.RunFailed(
-            f"{self.folder}: cannot be written, got 'No space left on device'; free or choose another"
-        )
+        raise OSError(28, "No space left on device", str(self.folder))
 
     monkeypatch.setattr(results.Run, "write_array", full)
     code, _, err = repsim("run", *SMALL)
     assert code == 1
-    assert "No space left on device" in err
     folder = newest()
-    assert results.read_manifest(folder)["status"] == "failed"
+    told = f"{folder}: cannot be used, got 'No space left on device'; free space there, or choose another place"
+    assert err.splitlines()[-1] == f"error: {told}"
+    manifest = results.read_manifest(folder)
+    assert (manifest["status"], manifest["error"]) == ("failed", told)
     monkeypatch.setattr(results.Run, "write_array", original)
     assert repsim("run", "-q", *SMALL, "resume=latest")[0] == 0
     assert results.read_manifest(folder)["status"] == "complete"

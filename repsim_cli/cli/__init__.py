@@ -19,6 +19,7 @@ from repsim_cli.cli.show import (
 )
 from repsim_cli.cli.terminal import GROUPS, complain, log, terminal_log
 from repsim_cli.errors import BadInput, RepsimError
+from repsim_cli.files import explained
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -45,6 +46,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
+    except OSError as error:
+        complain(BadInput(explained(error)))
+        code = 2
     finally:
         signal.signal(signal.SIGTERM, before)
         log.removeHandler(terminal)

@@ -119,7 +119,7 @@ def _load_array(name: str) -> Any:
         array = np.load(name, allow_pickle=False)
     except FileNotFoundError:
         raise BadInput(f"{name}: no such file; check the path") from None
-    except (OSError, ValueError, EOFError) as error:
+    except (ValueError, EOFError) as error:
         reason = "no array of numbers" if "pickle" in str(error) else str(error).splitlines()[0]
         raise BadInput(f"{name}: cannot be read as .npy, got {reason}; save it with numpy.save") from None
     if not isinstance(array, np.ndarray) or array.dtype.kind not in "fiu":

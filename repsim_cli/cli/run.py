@@ -26,7 +26,8 @@ from repsim_cli.cli.terminal import (
     log,
     terminal_log,
 )
-from repsim_cli.errors import BadInput, RepsimError
+from repsim_cli.errors import BadInput, RepsimError, RunFailed
+from repsim_cli.files import explained, readable, walk
 from repsim_cli.registry import did_you_mean
 
 COMMAND = "REPSIM_COMMAND"  # the words of this command, for the manifests
@@ -61,7 +62,9 @@ def run(words: list[str]) -> int:
         status_file.touch()
         os.environ[STATUS_FILE] = str(status_file)
         import hydra
+        from hydra.errors import HydraException
 
+        os.environ["HYDRA_FULL_ERROR"] = "1"  # its errors come here, where they become one line
         sys.argv = ["repsim run", *rest]
         os.environ[COMMAND] = json.dumps(["repsim", "run", *words])
         code: Any = 0
@@ -69,6 +72,8 @@ def run(words: list[str]) -> int:
             hydra.main(version_base="1.3", config_path=str(configs), config_name=config_name)(job)()
         except SystemExit as error:
             code = error.code
+        except HydraException as error:
+            raise BadInput(_hydra_line(error, rest)) from None
         except ValueError as error:
             raise BadInput(f"options: {error}, got {' '.join(rest)}; see repsim run --help") from None
         finally:
@@ -181,6 +186,10 @@ def _check(flags: dict[str, str | None], overrides: list[str], configs: Path, co
     if own:
         if not Path(own).is_dir():
             raise BadInput(f"--config-dir: no such folder, got '{own}'; name a folder of YAML files")
+        for folder, _, names in walk(Path(own)):  # Hydra would not see what cannot be read
+            for name in names:
+                if name.endswith(".yaml"):
+                    readable(folder / name)
         extra = [f"hydra.searchpath=[file://{Path(own).resolve()}]"]
     plans = []
     try:
@@ -269,6 +278,8 @@ def job(config: Any) -> None:
     except RepsimError as error:
         complain(error, _job_name())
         status = "refused" if isinstance(error, BadInput) else "failed"
+    except OSError as error:
+        complain(RunFailed(explained(error)), _job_name())
     except KeyboardInterrupt:
         status = "interrupted"
     finally:
@@ -299,7 +310,11 @@ def _job(config: Any, folder: Path) -> str:
     from repsim_cli.training.trained import shortfalls, train_missing
 
     checked = validate(config)
-    current = _open(checked, folder)
+    try:
+        current = _open(checked, folder)
+    except OSError as error:
+        results.drop_empty(folder)
+        raise BadInput(explained(error)) from error
     if current is None:
         return "complete"
     current.progress = Bar()
@@ -325,6 +340,9 @@ def _job(config: Any, folder: Path) -> str:
         problem = str(error)
         status = "refused" if isinstance(error, BadInput) and not current.manifest["resumed"] else "failed"
         raise
+    except OSError as error:
+        problem = explained(error)
+        raise RunFailed(problem) from error
     except Exception as error:
         problem = f"{type(error).__name__}: {error}"
         log.debug(traceback.format_exc())

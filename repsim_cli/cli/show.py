@@ -142,6 +142,8 @@ def compare_command(parsed: argparse.Namespace) -> int:
 
     first, second = results.find(parsed.first), results.find(parsed.second)
     differences, unmatched = comparison.compare(first, second)
+    if parsed.output:
+        Path(parsed.output).mkdir(parents=True, exist_ok=True)
     print(f"{second} minus {first}")
     width = max(len(f"{d.rows} x {d.columns}") for d in differences)
     for d in differences:
@@ -154,10 +156,6 @@ def compare_command(parsed: argparse.Namespace) -> int:
         from repsim_cli.plots import difference
 
         folder = Path(parsed.output)
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise BadInput(f"--output: no folder can be made there, got '{folder}' ({error.strerror})") from None
         record = {"first": str(first), "second": str(second), "differences": comparison.table(differences)}
         results.write(folder / "comparison.json", results.dumps(record).encode())
         for file in plots.save(folder, list(difference.figures(differences, (first.name, second.name))), Bar()):
@@ -183,7 +181,7 @@ def cache_command(parsed: argparse.Namespace) -> int:
         cache.set_limit(cache.parse_size(parsed.limit))
     if parsed.clear:
         removed, left = cache.trim(0)
-        print(f"removed {removed} entries, {left / 1e9:.3f} GB left in use")
+        print(f"removed {removed} entries, {left / 1e9:.3f} GB left")
     kinds = cache.overview()
     print(f"{cache.root()}: limit {cache.limit() / 1e9:g} GB")
     for kind, entries, size in kinds:
@@ -214,7 +212,7 @@ def list_command(parsed: argparse.Namespace) -> int:
         root = results.outputs_root()
         folders = results.runs(root) if root.is_dir() else []
         if not folders:
-            print(f"no runs in {root}; start one with: repsim run")
+            print(f"no runs that can be read in {root}; start one with: repsim run")
         for folder in folders:
             manifest = results.read_manifest(folder)
             print(f"{manifest['started']}  {manifest['status']:11}  {manifest['name']:24}  {folder}")

@@ -11,6 +11,7 @@ from typing import Any, BinaryIO, Literal
 from repsim_cli.data.network import knock
 from repsim_cli.data.packing import Text
 from repsim_cli.errors import BadInput
+from repsim_cli.files import readable
 from repsim_cli.registry import data, did_you_mean
 
 SUFFIXES = (".txt", ".jsonl", ".jsonl.zst", ".parquet")
@@ -96,7 +97,7 @@ def existing(path: str, suffixes: Sequence[str]) -> Path:
         raise BadInput(f"path: not a file, got '{path}'; name one file")
     if not file.name.endswith(tuple(suffixes)):
         raise BadInput(f"path: unknown kind of file, got '{path}'; use {', '.join(suffixes)}")
-    return file
+    return readable(file)
 
 
 def read(file: Path, column: str, sample_by: str) -> Iterator[str]:

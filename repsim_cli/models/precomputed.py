@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from repsim_cli.errors import BadInput
+from repsim_cli.files import readable
 from repsim_cli.models.source import Precomputed, Sentence
 from repsim_cli.models.transformers import hash_files
 from repsim_cli.registry import did_you_mean, models
@@ -33,6 +34,7 @@ def precomputed(*, path: str, layers: list[str] | None = None) -> Precomputed:
     openers = {".npz": _open_npz, ".safetensors": _open_safetensors, ".hdf5": _open_hdf5, ".h5": _open_hdf5}
     if file.suffix not in openers:
         raise BadInput(f"path: unknown kind of file, got '{path}'; use {', '.join(openers)}")
+    readable(file)
     try:
         if file.suffix in (".hdf5", ".h5") and (found := _sentence_file(file)) is not None:
             return _of_sentences(found, layers)

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from repsim_cli.errors import BadInput
+from repsim_cli.files import explained
 from repsim_cli.models.shapes import shape_of
 from repsim_cli.models.source import Checkpoint, Series, Source
 from repsim_cli.models.transformer_lens import transformer_lens
@@ -102,8 +103,11 @@ def _shipped(name: str, steps: list[int] | None) -> list[Checkpoint]:
 
 def _local(step: int, place: Path) -> Checkpoint:
     def found() -> Source:
-        kind = transformer_lens if (config := place / "config.json").is_file() and _native(config) else transformers
-        return replace(kind(path=str(place)), metrics=partial(read_metrics, place))
+        try:
+            kind = transformer_lens if (config := place / "config.json").is_file() and _native(config) else transformers
+            return replace(kind(path=str(place)), metrics=partial(read_metrics, place))
+        except OSError as error:
+            raise BadInput(explained(error)) from None
 
     return Checkpoint(step=step, open=found)
 

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from repsim_cli.errors import BadInput
+from repsim_cli.files import readable
 from repsim_cli.models.architectures import lens_architecture, native_architecture
 from repsim_cli.models.shapes import compare_with_shipped, planned_shape, shape_of
 from repsim_cli.models.source import Source
@@ -254,7 +255,7 @@ def _weights_in(where: Path) -> Path:
     files = [*sorted(where.glob("*final.pth")), *where.glob("model.safetensors")]
     if not files:
         raise BadInput(f"path: no model.safetensors and no *final.pth in it, got '{where}'; give a folder with weights")
-    return files[0]
+    return readable(files[0])
 
 
 def _weights_file(file: Path) -> Path:
@@ -262,7 +263,7 @@ def _weights_file(file: Path) -> Path:
         raise BadInput(f"weights: no such file, got '{file}'; check the path")
     if file.suffix not in (".safetensors", ".pth", ".pt"):
         raise BadInput(f"weights: unknown kind of file, got '{file}'; use .safetensors, or a .pth state dict")
-    return file
+    return readable(file)
 
 
 def _native(

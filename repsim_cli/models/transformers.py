@@ -6,6 +6,7 @@ Raw weights: nothing is folded or centred. Safetensors only; code that comes wit
 import hashlib
 import json
 import logging
+import os
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -21,12 +22,14 @@ from torch import nn
 from repsim_cli.data.images import Patches
 from repsim_cli.data.network import local_only, offline, unreachable
 from repsim_cli.errors import BadInput, Unreachable
+from repsim_cli.files import readable
 from repsim_cli.models.architectures import architecture
 from repsim_cli.models.shapes import compare_with_shipped, planned_shape, shape_of
 from repsim_cli.models.source import Source
 from repsim_cli.registry import did_you_mean, models
 
 TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "tokenizer.model", "spiece.model")
+BESIDE_TOKENIZER = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "merges.txt")
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack")
 IMAGE_MODELS = ("vit",)
 TOKENIZERS = Path(str(resources.files("repsim_cli"))) / "assets" / "tokenizers"
@@ -176,6 +179,7 @@ def folder(path: Path) -> Path:
         near = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
         hint = f"; {did_you_mean(path.name, near)}" if 0 < len(near) <= 20 else "; check the path"
         raise BadInput(f"path: no such folder, got '{path}'{hint}")
+    os.listdir(path)  # what cannot be listed would seem empty
     if not (path / "config.json").is_file():
         raise BadInput(f"path: no config.json in it, got '{path}'; give a folder in the transformers format")
     return path
@@ -199,9 +203,9 @@ def weight_files(path: Path) -> list[Path]:
         raise BadInput(f"path: no {missing[0]} in it, got '{path}'; give a folder with weights, or kind: random")
     for file in files:
         try:
-            with safetensors.safe_open(file, framework="pt"):
+            with safetensors.safe_open(readable(file), framework="pt"):
                 pass
-        except (safetensors.SafetensorError, OSError) as error:
+        except safetensors.SafetensorError as error:
             raise BadInput(f"path: {file.name} is not a whole safetensors file, got '{error}'; copy it again") from None
     return files
 
@@ -344,6 +348,9 @@ def tokenizer_of(where: str, revision: str | None = None) -> Any:
         return shape.tokenizer
     if local and not any((Path(where) / name).is_file() for name in TOKENIZER_FILES):
         raise BadInput(f"path: no tokenizer in it, got '{where}'; save the tokenizer there (tokenizer.json)")
+    for name in (*TOKENIZER_FILES, *BESIDE_TOKENIZER) if local else ():
+        if (file := Path(where) / name).is_file():
+            readable(file)
     try:
         with _silent():
             return library().AutoTokenizer.from_pretrained(
@@ -354,8 +361,7 @@ def tokenizer_of(where: str, revision: str | None = None) -> Any:
             raise BadInput(f"path: its tokenizer cannot be used, got '{where}' ({error}); save it again") from error
         if isinstance(error, OSError):
             # a repository of a tokenizer alone has no config.json, which its id asks for and its folder does not
-            files = [*TOKENIZER_FILES, "tokenizer_config.json", "special_tokens_map.json", "merges.txt"]
-            return tokenizer_of(str(hub_files(where, revision, files)))
+            return tokenizer_of(str(hub_files(where, revision, [*TOKENIZER_FILES, *BESIDE_TOKENIZER])))
         raise _unreachable(where, revision, error) from error
 
 

@@ -1,0 +1,59 @@
+"""Files and folders that cannot be used: the one place that turns an OSError into a line with the path, the system's
+reason and what to do.
+
+Readers and writers let an OSError pass, or call `explained`. It becomes an error of the project where a component is
+bound (with its key path), where a run ends, and at the end of the command.
+"""
+
+import errno
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+PERMISSION = "change its permissions or ask its owner, or choose another path"
+ROOM = "free space there, or choose another place"
+ADVICE = {
+    errno.EACCES: PERMISSION,
+    errno.EPERM: PERMISSION,
+    errno.ENOSPC: ROOM,
+    errno.EDQUOT: ROOM,
+    errno.EROFS: "choose a place that can be written",
+    errno.EMFILE: "raise the limit of open files (ulimit -n)",
+    errno.EIO: "check the disk",
+}
+
+
+def explained(error: OSError, path: Path | str | None = None, advice: str | None = None) -> str:
+    """`PATH: cannot be used, got 'REASON'; ADVICE`. path, advice: where they say more than the error does; of a missing
+    permission the folder on the way that refuses is named."""
+    place = path or error.filename or "a file"
+    reason = f"'{error.strerror or error}'"
+    if error.errno in (errno.EACCES, errno.EPERM) and (closed := _closed(Path(os.fsdecode(place)))):
+        reason += f" for the folder '{closed}'"
+    return f"{place}: cannot be used, got {reason}; {advice or ADVICE.get(error.errno or 0, 'check the path')}"
+
+
+def _closed(path: Path) -> Path | None:
+    """The first folder above the path that may not be entered."""
+    effective = os.access in os.supports_effective_ids
+    for folder in reversed(path.absolute().parents):
+        if not os.access(folder, os.X_OK, effective_ids=effective):
+            return folder
+    return None
+
+
+def readable(file: Path) -> Path:
+    """The file, for a library whose own error would not name the cause. Raises OSError where it cannot be opened."""
+    with file.open("rb"):
+        return file
+
+
+def _raised(error: OSError) -> None:
+    raise error
+
+
+def walk(folder: Path, refused: Callable[[OSError], None] = _raised) -> Iterator[tuple[Path, list[str], list[str]]]:
+    """os.walk in order of names; the error of a folder that cannot be listed is raised, or passed to `refused`."""
+    for place, folders, names in os.walk(folder, onerror=refused):
+        folders.sort()
+        yield Path(place), folders, sorted(names)
