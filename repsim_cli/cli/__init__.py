@@ -1,12 +1,12 @@
 """The command line. The only room that prints or exits, and that imports Hydra."""
 
 import argparse
+import contextlib
 import os
-import signal
 import sys
 from collections.abc import Callable, Sequence
 
-from repsim_cli import __version__
+from repsim_cli import __version__, signals
 from repsim_cli.cli.measure import measure_command
 from repsim_cli.cli.show import (
     cache_command,
@@ -26,8 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Runs one command and exits: 0 all complete, 1 a job failed, 2 bad input, 130 interrupted."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     terminal = terminal_log()
-    # what a scheduler stops, it stops as a user would: the run says so and can go on
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    before = signals.answer(signals.end)
     try:
         if words[:1] == ["run"] and not {"-h", "--help"} & set(words):
             from repsim_cli.cli.run import run
@@ -41,8 +40,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         code = 2 if isinstance(error, BadInput) else 1
     except KeyboardInterrupt:
         hint = "; the same command with resume=latest goes on" if words[:1] == ["run"] else ""
-        print(f"interrupted{hint}", file=sys.stderr)
-        code = 130
+        with contextlib.suppress(OSError):  # the terminal may be gone
+            print(f"interrupted{hint}", file=sys.stderr)
+        code = signals.INTERRUPTED
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         complain(BadInput(explained(error)))
         code = 2
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signals.restore(before)
         log.removeHandler(terminal)
     sys.exit(code)
 

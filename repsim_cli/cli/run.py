@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import logging
+import multiprocessing
 import os
 import re
 import sys
@@ -13,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from repsim_cli import results
+from repsim_cli import results, signals
 from repsim_cli.cli.show import summary
 from repsim_cli.cli.terminal import (
     GROUPS,
@@ -29,6 +30,7 @@ from repsim_cli.cli.terminal import (
 from repsim_cli.errors import BadInput, RepsimError, RunFailed
 from repsim_cli.files import explained, readable, walk
 from repsim_cli.registry import did_you_mean
+from repsim_cli.workers import followed_joblib
 
 COMMAND = "REPSIM_COMMAND"  # the words of this command, for the manifests
 STATUS_FILE = "REPSIM_STATUS_FILE"  # where the jobs of one command note how they ended
@@ -64,12 +66,16 @@ def run(words: list[str]) -> int:
         import hydra
         from hydra.errors import HydraException
 
+        if {"-m", "--multirun"} & set(flags):
+            followed_joblib()  # its launcher's processes
+
         os.environ["HYDRA_FULL_ERROR"] = "1"  # its errors come here, where they become one line
         sys.argv = ["repsim run", *rest]
         os.environ[COMMAND] = json.dumps(["repsim", "run", *words])
         code: Any = 0
         try:
-            hydra.main(version_base="1.3", config_path=str(configs), config_name=config_name)(job)()
+            with signals.interruptible():
+                hydra.main(version_base="1.3", config_path=str(configs), config_name=config_name)(job)()
         except SystemExit as error:
             code = error.code
         except HydraException as error:
@@ -274,20 +280,23 @@ def job(config: Any) -> None:
 
     status, folder = "failed", Path(HydraConfig.get().runtime.output_dir)
     try:
-        status = _job(config, folder)
+        with signals.interruptible():
+            status = _job(config, folder)
+    except KeyboardInterrupt:
+        status = "interrupted"
     except RepsimError as error:
         complain(error, _job_name())
         status = "refused" if isinstance(error, BadInput) else "failed"
     except OSError as error:
         complain(RunFailed(explained(error)), _job_name())
-    except KeyboardInterrupt:
-        status = "interrupted"
     finally:
         note = os.environ.get(STATUS_FILE)
         if note:
             with open(note, "a") as stream:
                 stream.write(json.dumps([status, str(folder)]) + "\n")
     if status == "interrupted":
+        if multiprocessing.parent_process() is not None:  # a launcher's, which would begin its next job
+            os._exit(signals.INTERRUPTED)
         raise KeyboardInterrupt
 
 
@@ -310,17 +319,15 @@ def _job(config: Any, folder: Path) -> str:
     from repsim_cli.training.trained import shortfalls, train_missing
 
     checked = validate(config)
-    try:
-        current = _open(checked, folder)
-    except OSError as error:
-        results.drop_empty(folder)
-        raise BadInput(explained(error)) from error
-    if current is None:
-        return "complete"
-    current.progress = Bar()
-    handler = _log_file(current.folder)
+    current, handler = None, logging.NullHandler()
     status, problem = "failed", "unknown"
     try:
+        with signals.held():  # once its folder is there, the run's end is recorded
+            current = _open(checked, folder)
+        if current is None:
+            return "complete"
+        current.progress = Bar()
+        handler = _log_file(current.folder)
         current.write_text("config.yaml", checked.yaml())
         train_missing(checked.models, current, checked.keys.hardware.get("threads"))
         short = shortfalls(checked.models, current)
@@ -333,28 +340,33 @@ def _job(config: Any, folder: Path) -> str:
         with current.stage("figures"):
             plots.draw(current.folder, current.progress)
         status, problem = "complete", None
-    except KeyboardInterrupt:
-        status, problem = "interrupted", "interrupted by the user"
-        raise
-    except RepsimError as error:
-        problem = str(error)
-        status = "refused" if isinstance(error, BadInput) and not current.manifest["resumed"] else "failed"
-        raise
-    except OSError as error:
-        problem = explained(error)
-        raise RunFailed(problem) from error
-    except Exception as error:
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt) or signals.asked():
+            status, problem = "interrupted", "interrupted by the user"
+            raise KeyboardInterrupt from error
+        if isinstance(error, RepsimError):
+            problem = str(error)
+            resumed = current is not None and current.manifest["resumed"]
+            status = "refused" if isinstance(error, BadInput) and not resumed else "failed"
+            raise
+        if isinstance(error, OSError):
+            problem = explained(error)
+            raise
+        if current is None:
+            raise
         problem = f"{type(error).__name__}: {error}"
         log.debug(traceback.format_exc())
         log.error("internal error: %s; please report it with %s/repsim.log", problem, current.folder)
     finally:
         log.removeHandler(handler)
         handler.close()
-        if status == "refused":
-            current.discard()
-        else:
-            _finish(current, status, problem)
-    if status == "complete":
+        if current is not None:
+            with signals.held():
+                if status == "refused":
+                    current.discard()
+                else:
+                    _finish(current, status, problem)
+    if status == "complete" and current is not None:
         report.save([current.folder], current.folder / report.FILE)
         if not os.environ.get(QUIET):
             print(summary(current.folder))
@@ -363,6 +375,14 @@ def _job(config: Any, folder: Path) -> str:
 
 def _open(checked: Any, folder: Path) -> results.Run | None:
     """A new run, or the one to go on with; None where that one is complete."""
+    try:
+        return _opened(checked, folder)
+    except OSError as error:
+        results.drop_empty(folder)
+        raise BadInput(explained(error)) from error
+
+
+def _opened(checked: Any, folder: Path) -> results.Run | None:
     from hydra.core.hydra_config import HydraConfig
     from hydra.types import RunMode
 

@@ -9,8 +9,6 @@ import itertools
 import multiprocessing
 import os
 import shutil
-import signal
-import threading
 import time
 import traceback
 import warnings
@@ -29,6 +27,7 @@ from torch import Tensor
 from repsim_cli.errors import Degenerate, RunFailed
 from repsim_cli.measures.base import MeasureWarning, Solved
 from repsim_cli.results import PAIRS, Progress, quiet, write
+from repsim_cli.workers import spawned, starting
 
 PATIENCE = 1.0  # seconds in this process, before others are thought of
 WORTH = 5.0  # seconds that must be left for them: each takes about two to start
@@ -158,27 +157,17 @@ class Worker:
     def start(cls) -> "Worker":
         context = multiprocessing.get_context("spawn")
         own, other = context.Pipe()
-        process = context.Process(target=serve, args=(other,), daemon=True)
-        # an interrupt ends the run, which ends its processes
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:
+        process = context.Process(
+            target=spawned, args=(os.getpid(), f"{__name__}:{serve.__name__}", other), daemon=True
+        )
+        with starting():
             process.start()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         other.close()
         return cls(process, own)
 
 
 def serve(connection: Connection) -> None:
-    """What a process does: solves what is asked for, until the run that started it is gone."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-
-    def watch() -> None:
-        parent.join()
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
+    """What a process does: solves what is asked for."""
     with contextlib.suppress(EOFError, BrokenPipeError), one_thread():
         while True:
             solve, pairs = connection.recv()

@@ -34,6 +34,7 @@ from repsim_cli.training.probes import (
     split_of,
 )
 from repsim_cli.training.state import SAVE_EVERY
+from repsim_cli.workers import followed_joblib
 
 DONE = ".probes.json"  # what a run that was killed has finished, until its end
 PERFECT = 0.01  # an error up to here counts as none
@@ -165,6 +166,7 @@ class Probes:
         """All fits by model and layer. What is finished is written every few seconds, and not done again."""
         from joblib import Parallel, delayed
 
+        followed_joblib()
         file = run.folder / DONE
         done: list[Any] = json.loads(file.read_text()) if file.is_file() else []
         finished = {tuple(unit) for unit, _ in done}

@@ -1,0 +1,82 @@
+"""What the signals do that ask a command to end: Ctrl-C, a scheduler's or the system's request, a closed terminal.
+
+While jobs run they are KeyboardInterrupts, so that each job records its end. Before and after there is nothing to
+record, and Python may be importing or shutting down, where an exception would be lost: the process ends at once.
+"""
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+INTERRUPTED = 130  # the exit code
+
+_asked = False  # whether a signal came while jobs ran
+_held = 0  # how many sections delay it
+
+
+def end(number: int, frame: Any) -> None:
+    """Ends the process at once, with a word."""
+    with contextlib.suppress(OSError):
+        os.write(2, b"interrupted\n")
+    os._exit(INTERRUPTED)
+
+
+def _interrupt(number: int, frame: Any) -> None:
+    global _asked
+    _asked = True
+    if not _held:
+        raise KeyboardInterrupt
+
+
+OURS = (signal.SIG_DFL, signal.default_int_handler, end, _interrupt)
+
+
+def answer(handler: Callable[[int, Any], None]) -> dict[signal.Signals, Any]:
+    """From here on the handler answers these signals; returns what did before. One that is ignored (nohup, a shell's
+    background) stays so, and one that a scheduler's library answers."""
+    if threading.current_thread() is not threading.main_thread():
+        return {}
+    known = {number: signal.getsignal(number) for number in ENDS}
+    before = {number: old for number, old in known.items() if old in OURS}
+    for number in before:
+        signal.signal(number, handler)
+    return before
+
+
+def restore(before: dict[signal.Signals, Any]) -> None:
+    for number, old in before.items():
+        signal.signal(number, old)
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[None]:
+    """Inside, the signals are KeyboardInterrupts."""
+    global _asked
+    _asked = False
+    before = answer(_interrupt)
+    try:
+        yield
+    finally:
+        restore(before)
+
+
+def asked() -> bool:
+    """Whether jobs were asked to end: an error that follows is the interrupt's, whatever a library made of it."""
+    return _asked
+
+
+@contextlib.contextmanager
+def held() -> Iterator[None]:
+    """Inside, an interrupt waits until the end."""
+    global _held
+    before, _held = _asked, _held + 1
+    try:
+        yield
+    finally:
+        _held -= 1
+    if _asked and not before:
+        raise KeyboardInterrupt

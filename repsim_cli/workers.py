@@ -1,0 +1,80 @@
+"""Processes that work for this one. They end with it, however it ends, and leave to it what a terminal sends to all."""
+
+import contextlib
+import ctypes
+import importlib
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from functools import cache
+from multiprocessing.connection import wait
+from typing import Any
+
+PR_SET_PDEATHSIG = 1
+LOOK_EVERY = 0.5  # seconds, where the system tells nobody that a parent died
+GRACE = 1.5  # seconds in which a job of a sweep may record that it was interrupted
+
+
+def follow(parent: int) -> None:
+    """This process ends when the process `parent`, which started it, does: by the kernel's doing on Linux, elsewhere by
+    a thread that looks."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    else:
+        threading.Thread(target=_look, args=(parent,), daemon=True).start()
+    if os.getppid() != parent:  # it was faster
+        os._exit(1)
+
+
+def _look(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(LOOK_EVERY)
+    os._exit(1)
+
+
+def spawned(parent: int, target: str, *arguments: Any) -> None:
+    """What a process runs that `multiprocessing` spawns: `module:function`, imported only when the parent is followed,
+    since what it imports may take seconds."""
+    follow(parent)
+    module, _, name = target.partition(":")
+    getattr(importlib.import_module(module), name)(*arguments)
+
+
+@contextlib.contextmanager
+def starting() -> Iterator[None]:
+    """Processes that are started inside do not get the interrupts of a terminal; this one does, and ends them."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@cache
+def followed_joblib() -> None:
+    """From here on the processes of joblib follow this one; where it gives up its work they may say so first."""
+    import joblib
+    from joblib._parallel_backends import LokyBackend
+
+    class Followed(LokyBackend):
+        def configure(self, *arguments: Any, **settings: Any) -> int:
+            count = super().configure(*arguments, initializer=follow, initargs=(os.getpid(),), **settings)
+            with starting():
+                self._workers.submit(int)  # type: ignore[union-attr]  # which starts them all
+            return count
+
+        def abort_everything(self, ensure_ready: bool = True) -> None:
+            processes = multiprocessing.active_children()
+            for process in processes:
+                process.terminate()
+            end = time.monotonic() + GRACE
+            left = [process.sentinel for process in processes]
+            while left and (ended := wait(left, max(0.0, end - time.monotonic()))):
+                left = [sentinel for sentinel in left if sentinel not in ended]
+            super().abort_everything(ensure_ready)
+
+    joblib.register_parallel_backend("loky", Followed)

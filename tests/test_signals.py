@@ -1,0 +1,98 @@
+"""Ctrl-C, SIGTERM and a closed terminal: one word and exit code 130 at any moment, never a traceback."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from repsim_cli import signals
+
+AT_IMPORT = """
+import importlib.abc, os, sys
+class Finder(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == "repsim_cli.cli":
+            os.kill(os.getpid(), {number})
+sys.meta_path.insert(0, Finder())
+sys.argv = ["repsim", "--version"]
+from repsim_cli.__main__ import main
+main()
+"""
+AT_EXIT = """
+import atexit, os, sys
+atexit.register(os.kill, os.getpid(), {number})
+sys.argv = ["repsim", "--version"]
+from repsim_cli.__main__ import main
+main()
+"""
+
+
+def default():
+    """Where the tests themselves run in the background, SIGINT is ignored and children inherit that."""
+    for number in signals.ENDS:
+        signal.signal(number, signal.SIG_DFL)
+
+
+@pytest.mark.parametrize("moment", [AT_IMPORT, AT_EXIT])
+@pytest.mark.parametrize("number", signals.ENDS)
+def test_the_first_and_the_last_moments(moment, number):
+    words = [sys.executable, "-c", moment.format(number=int(number))]
+    found = subprocess.run(words, capture_output=True, text=True, preexec_fn=default, check=False)
+    assert (found.returncode, found.stderr) == (signals.INTERRUPTED, "interrupted\n")
+
+
+@pytest.fixture
+def ours():
+    """The tests' own handlers, put back."""
+    before = {number: signal.getsignal(number) for number in signals.ENDS}
+    default()
+    yield
+    signals.restore(before)
+
+
+@pytest.mark.parametrize("number", signals.ENDS)
+def test_jobs_are_interrupted(ours, number):
+    with pytest.raises(KeyboardInterrupt), signals.interruptible():
+        os.kill(os.getpid(), number)
+    assert signals.asked()
+    assert signal.getsignal(number) is signal.SIG_DFL
+
+
+def test_what_is_ignored_stays_ignored(ours):
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with signals.interruptible():
+        os.kill(os.getpid(), signal.SIGHUP)
+    assert not signals.asked()
+
+
+def test_another_library_keeps_its_handler(ours):
+    heard = []
+    signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
+    with signals.interruptible():
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert heard == [signal.SIGTERM]
+
+
+def test_an_interrupt_waits_for_the_end_of_a_held_section(ours):
+    done = []
+    with signals.interruptible(), pytest.raises(KeyboardInterrupt):
+        with signals.held():
+            os.kill(os.getpid(), signal.SIGTERM)
+            done.append("recorded")
+        done.append("not reached")
+    assert done == ["recorded"]
+
+
+def test_a_second_interrupt_does_not_disturb_the_record_of_the_first(ours):
+    done = []
+    with pytest.raises(KeyboardInterrupt), signals.interruptible():
+        try:
+            os.kill(os.getpid(), signal.SIGHUP)
+        finally:
+            with signals.held():
+                os.kill(os.getpid(), signal.SIGHUP)
+                done.append("recorded")
+            done.append("ended")
+    assert done == ["recorded", "ended"]

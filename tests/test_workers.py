@@ -1,0 +1,72 @@
+"""The processes that work for another end when it does."""
+
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+SPAWNED = """
+import multiprocessing, os, sys, time
+from repsim_cli.workers import spawned, starting
+if __name__ == "__main__":
+    context = multiprocessing.get_context("spawn")
+    processes = [context.Process(target=spawned, args=(os.getpid(), "time:sleep", 60)) for _ in range(2)]
+    with starting():
+        for process in processes:
+            process.start()
+    print("started", flush=True)
+    time.sleep(60)
+"""
+JOBLIB = """
+import sys, time
+from joblib import Parallel, delayed
+from repsim_cli.workers import followed_joblib
+def work(seconds):
+    print("started", flush=True)
+    time.sleep(seconds)
+followed_joblib()
+Parallel(n_jobs=2)(delayed(work)(60) for _ in range(8))
+"""
+
+
+@pytest.mark.parametrize("script", [SPAWNED, JOBLIB])
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGHUP])
+def test_workers_end_with_their_parent(tmp_path, script, sent):
+    (tmp_path / "script.py").write_text(script)
+    process = subprocess.Popen([sys.executable, str(tmp_path / "script.py")], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "started\n"
+    workers = psutil.Process(process.pid).children(recursive=True)
+    assert len(workers) >= 2
+    process.send_signal(sent)
+    process.wait(timeout=10)
+    process.stdout.close()
+    end = time.monotonic() + 2
+    while left := [worker for worker in workers if runs(worker)]:
+        assert time.monotonic() < end, left
+        time.sleep(0.05)
+
+
+def runs(process):
+    """What nobody has buried yet does not run."""
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_workers_do_not_hear_the_terminal():
+    """Of the signals that a terminal sends to all, and that would end this process too."""
+    from repsim_cli.workers import starting
+
+    with starting():
+        status = subprocess.run(["cat", "/proc/self/status"], capture_output=True, text=True, check=True).stdout
+    blocked = int(next(line for line in status.splitlines() if line.startswith("SigBlk")).split()[1], 16)
+    assert {n for n in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM) if blocked >> (n - 1) & 1} == {
+        signal.SIGINT,
+        signal.SIGHUP,
+    }
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
