@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from repsim_cli import results
-from repsim_cli.cli.terminal import Bar
+from repsim_cli.cli.terminal import Bar, log
 from repsim_cli.errors import BadInput, RepsimError
 
 ALL = "all"
 
 
 def measure_command(parsed: argparse.Namespace) -> int:
-    from repsim_cli import measures
     from repsim_cli.config import bind_measure
 
     settings = _settings(parsed.settings)
@@ -23,17 +22,43 @@ def measure_command(parsed: argparse.Namespace) -> int:
     x, y = (_load_array(name) for name in (parsed.x, parsed.y))
     labels = _load_array(parsed.labels) if parsed.labels else None
     if bound is None:
-        names = Bar()(measures.names(), label="measures", unit="measures")
-        found = [_by_name(name, x, y, labels) for name in names]
-        if all(record["value"] is None for record in found):
-            raise BadInput(f"{parsed.x}, {parsed.y}: no measure applies, got: {found[0]['error']}")
-        print(results.dumps(found) if parsed.json else _table(found), end="")
-        return 0
+        return _all(parsed, x, y, labels)
     record = _applied(bound, x, y, labels)
     if record["error"]:
         raise BadInput(f"{record['measure']}: {record['error']}")
-    print(results.dumps(record) if parsed.json else f"{record['value']}\n", end="")
+    if parsed.json:
+        print(results.dumps(record), end="")
+    else:
+        _warn(record)
+        print(record["value"])
     return 0
+
+
+def _all(parsed: argparse.Namespace, x: Any, y: Any, labels: Any) -> int:
+    """A line per measure as soon as it is known, and what does not apply at the end; or all as JSON."""
+    from repsim_cli import measures
+
+    names = Bar()(measures.names(), label="measures", unit="measures") if parsed.json else measures.names()
+    found = []
+    for name in names:
+        found.append(record := _by_name(name, x, y, labels))
+        if record["value"] is not None and not parsed.json:
+            _warn(record)
+            print(_line(record), flush=True)
+    if all(record["value"] is None for record in found):
+        raise BadInput(f"{parsed.x}, {parsed.y}: no measure applies, got: {found[0]['error']}")
+    if parsed.json:
+        print(results.dumps(found), end="")
+    else:
+        for record in found:
+            if record["error"]:
+                print(f"not applicable: {record['measure']}: {record['error']}")
+    return 0
+
+
+def _warn(record: dict[str, Any]) -> None:
+    for text in record["warnings"]:
+        log.warning("%s: %s", record["measure"], text)
 
 
 def _settings(words: list[str]) -> dict[str, Any]:
@@ -99,17 +124,10 @@ def _record(
     }
 
 
-def _table(found: list[dict[str, Any]]) -> str:
-    """A line per measure; those that do not apply, and warnings, below."""
-    lines = []
-    for record in found:
-        if record["value"] is not None:
-            better = "larger" if record["card"]["larger_is_closer"] else "smaller"
-            other = "" if record["value_y_to_x"] is None else f"  (y to x: {record['value_y_to_x']:.6g})"
-            lines.append(f"{record['measure']:30}  {record['value']:12.6g}  {better} is closer{other}")
-    lines += [f"not applicable: {record['measure']}: {record['error']}" for record in found if record["error"]]
-    lines += [f"warning: {record['measure']}: {text}" for record in found for text in record["warnings"]]
-    return "\n".join(lines) + "\n"
+def _line(record: dict[str, Any]) -> str:
+    better = "larger" if record["card"]["larger_is_closer"] else "smaller"
+    other = "" if record["value_y_to_x"] is None else f"  (y to x: {record['value_y_to_x']:.6g})"
+    return f"{record['measure']:30}  {record['value']:12.6g}  {better} is closer{other}"
 
 
 def _load_array(name: str) -> Any:

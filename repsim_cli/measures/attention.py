@@ -20,6 +20,8 @@ from repsim_cli.measures.base import Attention, Card, Invariance, Measure, Total
 from repsim_cli.measures.cca import Variance, pwsim, svcca
 from repsim_cli.measures.hsic import cka
 from repsim_cli.measures.inner import Matrix
+from repsim_cli.measures.moments import Second
+from repsim_cli.measures.rank import SINGLE
 from repsim_cli.registry import measures
 
 HEADS: frozenset[Invariance] = frozenset({"permutation_of_heads"})
@@ -285,7 +287,8 @@ def distributed(measure: Measure, zeros: Zeros) -> Measure:
                     f"all attention weights of a layer are equal, got no variance in heads {heads.start} to "
                     f"{heads.stop - 1}; give longer sentences, or leave the model out"
                 )
-            states.append(form.prepare(own, cells))
+            sizes = totals["product"].diagonal()[heads].sqrt()
+            states.append(form.prepare(Second(own, sizes, cells, SINGLE)))
         values = torch.empty(len(places), len(places), dtype=torch.float64)
         for a, rows in enumerate(places):
             for b, columns in enumerate(places[: a + 1]):

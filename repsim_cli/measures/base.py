@@ -99,15 +99,16 @@ class Attention:
 
 @dataclass(frozen=True, kw_only=True)
 class Moments:
-    """A measure from second moments alone, however many rows they are of; dead neurons are left out before.
+    """A measure from second moments alone, however many rows they are of.
 
-    prepare(covariance (d, d), rows): what depends on one representation; once for all measures that share it.
+    prepare(moments.Second): what depends on one representation; once for all measures that share it.
     compare(a, b, covariance (d_a, d_b)): the entries (row a, column b) and (row b, column a).
-    Covariances are sums over rows of products of centred neurons, float64.
+    Covariances are sums over rows of products of centred neurons, float64. drops_dead: of neurons that are not dead.
     """
 
-    prepare: Callable[[Tensor, int], Any]
+    prepare: Callable[[Any], Any]
     compare: Callable[[Any, Any, Tensor], tuple[float, float]]
+    drops_dead: bool = True
 
 
 class Solved(NamedTuple):
@@ -301,7 +302,7 @@ class Measure:
             if self.card.refuses_wide and n <= d:
                 raise Degenerate(
                     f"{name}: {self.name} needs more rows than features, got {n} rows of {d} features, for which any "
-                    "data would score the same; use more rows, or svcca or cka_unbiased"
+                    "data would score the same; use more rows, or cka_unbiased"
                 )
         if self.card.equal_widths and len({d for _, d in shapes}) > 1:
             listed = ", ".join(f"{name}: {d}" for name, (_, d) in zip(names, shapes, strict=True))

@@ -9,9 +9,8 @@ from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor
 
-from repsim_cli.measures import moments
+from repsim_cli.measures import moments, rank
 from repsim_cli.measures.base import Invariance
-from repsim_cli.measures.moments import SURE
 from repsim_cli.measures.rdm import SHAPE
 
 AFFINE: frozenset[Invariance] = frozenset({*SHAPE, "invertible_linear"})
@@ -24,14 +23,26 @@ def working(x: Tensor) -> torch.dtype:
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
-def alive(x: Float[Tensor, "n d"]) -> Float[Tensor, "n k"]:
-    """x centred, in float64, without its dead (constant) neurons, of which it warns.
-
-    Raises Degenerate where no neuron is left.
+class Neurons(NamedTuple):
+    """The neurons of a representation that are not dead: centred values, float64; sizes: norms as stored, offset
+    included; eps: the precision that they were stored in.
     """
-    varying = moments.varying(*x.aminmax(dim=0))
-    x = (x if bool(varying.all()) else x[:, varying]).double()
-    return x - x.mean(0)
+
+    values: Float[Tensor, "n k"]
+    sizes: Float[Tensor, " k"]
+    eps: float
+
+
+def alive(x: Float[Tensor, "n d"]) -> Neurons:
+    """Without the dead neurons, of which it warns. Raises Degenerate where no neuron is left."""
+    eps = rank.stored(rank.of_single(x))
+    x = x.double()
+    means = x.mean(0)
+    x = x - means
+    lengths = torch.linalg.vector_norm(x, dim=0)
+    sizes = torch.hypot(lengths, len(x) ** 0.5 * means)
+    varying = rank.varying(lengths, sizes, eps)
+    return Neurons(x, sizes, eps) if bool(varying.all()) else Neurons(x[:, varying], sizes[varying], eps)
 
 
 class Basis(NamedTuple):
@@ -54,33 +65,35 @@ def tolerated(dtype: torch.dtype) -> float:
 
 
 def thin_svd(x: Float[Tensor, "n d"]) -> Basis:
-    """Directions below max(n, d) eps of the largest singular value are none. Dead neurons are dropped.
+    """Of the neurons and directions that count by the rule of `rank.py`."""
+    return decomposed(alive(x), working(x))
 
-    By the eigenvectors of x'x where its condition allows (twice as fast), refined where they need it: the basis spans
-    the columns of x to rounding either way.
+
+def decomposed(x: Neurons, dtype: torch.dtype) -> Basis:
+    """By the eigenvectors of x'x where these tell all directions that count (twice as fast), refined where they need
+    it: the basis spans the columns of x to rounding either way.
     """
-    dtype = working(x)
-    return decomposed(alive(x), dtype)
-
-
-def decomposed(x: Float[Tensor, "n d"], dtype: torch.dtype) -> Basis:
-    n, d = x.shape
+    n, d = x.values.shape
     if n > d:
-        values, vectors = torch.linalg.eigh(x.T @ x)
-        if values[0] > SURE * values[-1]:
-            v = vectors.flip(1)
-            u = x @ v
-            s = torch.linalg.vector_norm(u, dim=0)
-            u, loadings = u / s, s[:, None] * v.T
-            if values[0] < tolerated(dtype) * values[-1]:
+        axes = moments.principal(moments.Second(x.values.T @ x.values, x.sizes, n, x.eps))
+        if x.eps == rank.SINGLE or len(axes.s) == d:
+            u, loadings = x.values @ axes.whiten, axes.loadings
+            if axes.spread < tolerated(dtype):
                 # a second orthonormalisation, which keeps the span of the leading columns
                 factor = torch.linalg.cholesky(u.T @ u)
                 u = torch.linalg.solve_triangular(factor, u.T, upper=False).T
                 loadings = factor.T @ loadings
-            return Basis(u, s, loadings, dtype)
-    u, s, vt = torch.linalg.svd(x, full_matrices=False)
-    rank = int((s > max(n, d) * torch.finfo(s.dtype).eps * s[0]).sum())
-    return Basis(u[:, :rank], s[:rank], s[:rank, None] * vt[:rank], dtype)
+            return Basis(u, axes.s, loadings, dtype)
+    units = x.values / x.sizes
+    if x.eps == rank.SINGLE:
+        squares, u = torch.linalg.eigh(units @ units.T)
+        s = squares.clamp_min(0).sqrt()
+    else:
+        u, s, _ = torch.linalg.svd(units, full_matrices=False)
+    u = u[:, s > rank.floor(d, x.eps)]
+    u = u @ moments.ordering(u.T @ x.values)
+    loadings = u.T @ x.values
+    return Basis(u, torch.linalg.vector_norm(loadings, dim=1), loadings, dtype)
 
 
 def permuted(basis: Basis, order: Tensor) -> Basis:
@@ -88,9 +101,8 @@ def permuted(basis: Basis, order: Tensor) -> Basis:
 
 
 def leading(basis: Basis, variance: float) -> Basis:
-    """The fewest directions that hold this share of the variance."""
-    shares = basis.s.square().cumsum(0) / basis.s.square().sum()
-    k = int((shares < variance).sum()) + 1
+    """The fewest directions that hold this share of the variance; of the whole, all that count."""
+    k = moments.kept(basis.s, variance)
     return Basis(basis.u[:, :k], basis.s[:k], basis.loadings[:k], basis.dtype)
 
 

@@ -168,7 +168,7 @@ def weighted(
         raise Degenerate(
             f"some canonical correlations are 1 whatever the data, got {m.shape[0]} + {m.shape[1]} directions in "
             f"{rows} rows; "
-            "use more rows, or svcca or cka_unbiased"
+            "use more rows, or cka_unbiased"
         )
     left, rho, right = torch.linalg.svd(m, full_matrices=False)
     rho = rho.clamp_max(1)

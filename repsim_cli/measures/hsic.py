@@ -75,7 +75,7 @@ def cka() -> Measure:
     """
     return Measure(
         inner=Inner(row=CENTRED, column=CENTRED, value=cosine, terms=lambda n: (n - 1) ** 2),
-        moments=Moments(prepare=moments.size, compare=of_covariances),
+        moments=Moments(prepare=moments.size, compare=of_covariances, drops_dead=False),
     )
 
 

@@ -23,9 +23,8 @@ _STACKED = 4  # representations on either side of one product
 
 def standardised(x: Float[Tensor, "n d"]) -> Float[Tensor, "n k"]:
     """Columns of mean 0 and norm 1: products of two are correlations. Dead neurons are dropped."""
-    dtype = working(x)
-    x = alive(x)
-    return (x / torch.linalg.vector_norm(x, dim=0)).to(dtype)
+    values = alive(x).values
+    return (values / torch.linalg.vector_norm(values, dim=0)).to(working(x))
 
 
 Value = Callable[[Float[Tensor, "k l"]], tuple[float, float]]
@@ -215,8 +214,8 @@ def explained(m: Float[Tensor, "k l"], a: Float[Tensor, "k d_a"], b: Float[Tenso
     """`fits` from the overlap of the two bases and the neurons' loadings on their own side's."""
 
     def mean(m: Tensor, loadings: Tensor) -> float:
-        fitted = torch.linalg.vector_norm(m @ loadings.to(m.dtype), dim=0).double()
-        return min(1.0, float((fitted / torch.linalg.vector_norm(loadings, dim=0)).mean()))
+        units = loadings / torch.linalg.vector_norm(loadings, dim=0)
+        return min(1.0, float(torch.linalg.vector_norm(m @ units.to(m.dtype), dim=0).double().mean()))
 
     return mean(m.T, a), mean(m, b)
 

@@ -15,33 +15,33 @@ from torch import Tensor
 
 from repsim_cli.errors import Degenerate
 from repsim_cli.measures.base import Card, Measure
-from repsim_cli.measures.bases import AFFINE, SURE, alive, decomposed, thin_svd, tolerated, working
+from repsim_cli.measures.bases import AFFINE, alive, decomposed, thin_svd, tolerated, working
 from repsim_cli.measures.hsic import CENTRED
 from repsim_cli.measures.inner import Features, Inner, Kernel, Matrix, Products, State
+from repsim_cli.measures.moments import SURE, condition, whitening
+from repsim_cli.measures.rank import SINGLE, floor
 from repsim_cli.measures.rdm import SHAPE
 from repsim_cli.registry import measures
 
 
 def orthonormal(x: Float[Tensor, "n d"]) -> Features:
-    """Features of the projector onto the column space of centred x.
+    """Features of the projector onto the column space of centred x, by the rule of `rank.py`.
 
     By a Cholesky factor of the neurons' correlations where their condition allows (another twice as fast).
     """
     dtype = working(x)
-    x = basis = alive(x)
+    neurons = alive(x)
+    basis, sizes = neurons.values, neurons.sizes
     for _ in range(2):
         gram = basis.T @ basis
-        units = gram.diagonal().rsqrt()
-        factor, failed = torch.linalg.cholesky_ex(gram * units * units[:, None])
-        inverse = torch.linalg.solve_triangular(factor, torch.eye(len(factor)).to(factor), upper=False)
-        # at least one over the smallest eigenvalue, and of the largest at most the number of neurons
-        condition = float(inverse.square().sum())
-        if failed or condition > 1 / SURE:
+        whiten = whitening(gram)
+        if whiten is None or condition(whiten, sizes) > min(1 / SURE, floor(len(sizes), SINGLE) ** -2):
             break
-        basis = basis @ (inverse * units).T
-        if condition < 1 / tolerated(dtype):
+        basis = basis @ whiten
+        if condition(whiten, gram.diagonal().sqrt()) < 1 / tolerated(dtype):
             return Features(basis.to(dtype))
-    return Features(decomposed(x, dtype).u.to(dtype))
+        sizes = torch.ones_like(sizes)
+    return Features(decomposed(neurons, dtype).u.to(dtype))
 
 
 PROJECTOR = Kernel(features=orthonormal)
@@ -190,6 +190,8 @@ def shrunk(x: Float[Tensor, "n d"], lam: float) -> Features:
             f"gulp with lam=0 needs more rows than features, got {len(x)} rows of {x.shape[1]} features, for which "
             "any data would score the same; use more rows, or lam > 0"
         )
+    if lam == 0:
+        return orthonormal(x)
     basis = thin_svd(x)
     variances = basis.s.square() / basis.s.square().sum()
     return Features((basis.u * (variances / (variances + lam)).sqrt()).to(basis.dtype))

@@ -6,13 +6,13 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from repsim_cli.errors import BadInput
-from repsim_cli.measures import Measure
+from repsim_cli.measures import Measure, rank
 from repsim_cli.measures.base import at
-from repsim_cli.measures.moments import varying
+from repsim_cli.measures.moments import Second
 from repsim_cli.similarity.estimates import Notices, check_estimate, noticed
 from repsim_cli.similarity.pairs import Matrix, SimilarityMatrix
 
@@ -33,14 +33,26 @@ def moment_pairs(
     forms = {label: measure.moments for label, measure in measures.items() if measure.moments is not None}
     values = {label: torch.empty(len(names), len(names), dtype=torch.float64) for label in measures}
     found: dict[int, _Layer] = {}
+    alive: dict[int, Tensor] = {}
     notices: Notices = {}
     states: dict[tuple[Any, int], Any] = {}
 
     def compare(a: int, b: int, covariance: Tensor) -> None:
-        covariance = covariance[found[a].alive][:, found[b].alive]
         for label, form in forms.items():
-            both = partial(form.compare, states[form.prepare, a], states[form.prepare, b], covariance)
+            cells = covariance[alive[a]][:, alive[b]] if form.drops_dead else covariance
+            both = partial(form.compare, states[form.prepare, a], states[form.prepare, b], cells)
             values[label][a, b], values[label][b, a] = at(f"{names[a]} and {names[b]}", both)
+
+    def prepare(a: int, x: Second) -> None:
+        living = x
+        if any(form.drops_dead for form in forms.values()):
+            alive[a] = at(names[a], partial(rank.varying, x.covariance.diagonal().clamp_min(0).sqrt(), x.sizes, x.eps))
+            living = x._replace(covariance=x.covariance[alive[a]][:, alive[a]], sizes=x.sizes[alive[a]])
+        for label, form in forms.items():
+            given = living if form.drops_dead else x
+            measures[label].check([names[a]], [(x.rows, len(given.sizes))], None)
+            if (form.prepare, a) not in states:
+                states[form.prepare, a] = at(names[a], partial(form.prepare, given))
 
     rows = 0
     for block in blocks:
@@ -49,13 +61,8 @@ def moment_pairs(
         cells = _cells(whole, own, own)
         with noticed(notices):
             for i, a in enumerate(block):
-                alive = at(names[a], partial(varying, own[i].low, own[i].high))
-                found[a] = own[i]._replace(alive=alive)
-                for measure in measures.values():
-                    measure.check([names[a]], [(rows, int(alive.sum()))], None)
-                for prepare in {form.prepare for form in forms.values()}:
-                    prepared = partial(prepare, cells[i, i][alive][:, alive], rows)
-                    states[prepare, a] = at(names[a], prepared)
+                found[a] = own[i]
+                prepare(a, own[i].second(cells[i, i]))
                 for j, b in enumerate(block[: i + 1]):
                     compare(b, a, cells[j, i])
         del whole, cells
@@ -87,39 +94,40 @@ def blocks_of(widths: Sequence[int], side: int) -> list[list[int]]:
 
 
 class _Layer(NamedTuple):
-    """What one pass tells of a layer: its mean in float64, the least and largest value of each neuron, who is alive."""
+    """What one pass tells of a layer: its mean in float64, and which neurons hold float32 numbers alone."""
 
     rows: int
     mean: Float[Tensor, " d"]
-    low: Float[Tensor, " d"]
-    high: Float[Tensor, " d"]
-    alive: Tensor | None = None
+    single: Bool[Tensor, " d"]
+
+    def second(self, covariance: Float[Tensor, "d d"]) -> Second:
+        sizes = torch.hypot(covariance.diagonal().clamp_min(0).sqrt(), self.rows**0.5 * self.mean)
+        return Second(covariance, sizes, self.rows, rank.stored(self.single))
 
 
 def _own_moments(stream: Iterable[Sequence[Tensor]]) -> tuple[Matrix, list[_Layer]]:
-    """x'x of the centred rows of all layers together, and each layer's mean and range.
+    """x'x of the centred rows of all layers together, and what else one pass tells of each.
 
     Rows are first shifted by the mean of the first batch, so that the final correction cancels no digits.
     """
-    whole = shift = total = low = high = None
+    whole = shift = total = single = None
     rows, widths = 0, []
     for batch in stream:
         widths = [x.shape[1] for x in batch]
-        x = torch.cat(list(batch), 1)
-        least, most = x.aminmax(dim=0)
-        x = x.double()
-        if whole is None or shift is None or total is None or low is None or high is None:
-            shift, low, high = x.mean(0), least, most
+        of_batch = torch.cat([rank.of_single(x) for x in batch])
+        x = torch.cat([x.double() for x in batch], 1)
+        if whole is None or shift is None or total is None or single is None:
+            shift, single = x.mean(0), of_batch
             whole, total = x.new_zeros(x.shape[1], x.shape[1]), x.new_zeros(x.shape[1])
         x -= shift
         whole.addmm_(x.T, x)
         total += x.sum(0)
-        low, high = torch.minimum(low, least), torch.maximum(high, most)
+        single &= of_batch
         rows += len(x)
-    if whole is None or shift is None or total is None or low is None or high is None:
+    if whole is None or shift is None or total is None or single is None:
         raise BadInput("extract: no row is left, got none; give more text")
     whole.addr_(total, total, alpha=-1 / rows)
-    parts = [part.split(widths) for part in (shift + total / rows, low, high)]
+    parts = [part.split(widths) for part in (shift + total / rows, single)]
     return whole, [_Layer(rows, *of_layer) for of_layer in zip(*parts, strict=True)]
 
 

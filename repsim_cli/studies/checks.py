@@ -49,7 +49,7 @@ def check_widths(bound: Measure, layers: Sequence[Layer], rows: int) -> None:
     if bound.card.refuses_wide and rows <= wide.width:
         raise BadInput(
             f"measure: {bound.name} needs more rows than features, got {rows} for {wide.width} ({wide}); "
-            "give it more rows, or use svcca or cka_unbiased"
+            "give it more rows, or use cka_unbiased"
         )
 
 
