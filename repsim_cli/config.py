@@ -19,6 +19,7 @@ from repsim_cli.settings import Extract, Group, Hardware, Ranked, Significance, 
 
 GROUPS = ("model", "measure", "data", "extract", "significance", "hardware", "options")
 MISSING = "???"
+ALL = "all"
 STRICT = ConfigDict(extra="forbid", strict=True, frozen=True, protected_namespaces=())
 Fields = dict[str, Any]
 
@@ -34,6 +35,7 @@ class RunKeys(BaseModel):
     dry_run: bool
     resume: str | None
     cache: bool
+    skip_unsuitable: bool = False
     options: Fields
     groups: dict[str, list[str] | Fields] | None = None
     base: str | None = None
@@ -49,27 +51,31 @@ class RunKeys(BaseModel):
 class RunConfig:
     """A validated run: the study bound to its settings, the keys as plain values, and the models by label.
 
-    misfits: of a dry run, why the run would be refused on this machine. unknown: of a dry run, the models whose shapes
-    only the hub knows, which cannot be reached; the study is None then.
+    skipped: by label, why a measure of the configuration is not computed. misfits: of a dry run, why the run would be
+    refused on this machine. unknown: of a dry run, the models whose shapes only the hub knows, which cannot be reached;
+    the study is None then.
     """
 
     keys: RunKeys
     study: Any
     models: Mapping[str, Any]
+    skipped: Mapping[str, str]
     misfits: Sequence[str] = ()
     unknown: Mapping[str, Unreachable] = field(default_factory=dict)
 
     def plan(self) -> Fields:
         """What the run would do."""
+        skipped = {"measures skipped": self.skipped} if self.skipped else {}
         if self.study is not None:
-            return self.study.plan()
+            return {**self.study.plan(), **skipped}
         unknown = {
             label: f"shape unknown: {error.what} ships with none, and the hub cannot be reached ({error.reason})"
             for label, error in self.unknown.items()
         }
         return {
             "models": {**dict.fromkeys(self.models, "shape known"), **unknown},
-            "measures": list(self.keys.measure),
+            "measures": [label for label in self.keys.measure if label not in self.skipped],
+            **skipped,
             "layers, forward passes, memory": "not known without these shapes",
         }
 
@@ -89,23 +95,28 @@ def validate(config: DictConfig) -> RunConfig:
 
 
 def _validated(plain: Fields, problems: list[str], misfits: list[str]) -> RunConfig:
+    study = _attempt(problems, "study: ", lambda: registry.studies.get(plain["study"]))
+    if study is not None:
+        plain["measure"] = _every(plain["measure"], study.function)
     keys = _attempt(problems, "", lambda: RunKeys.model_validate(plain))
     if any(not isinstance(plain.get(group), dict) for group in GROUPS):
         _give_up(problems)
-    study = _attempt(problems, "study: ", lambda: registry.studies.get(plain["study"]))
     if study is None:
         raise BadConfig(problems)
+    skip = plain.get("skip_unsuitable") is True
+    runnable, skipped = _runnable(problems, plain, study.function, skip)
 
     unreached: dict[str, Unreachable] = {}
     groups: dict[str, Callable[[], Any]] = {
         "model": lambda: _expanded(problems, _models(problems, plain, unreached)),
-        "measure": lambda: _components(problems, "measure", plain, registry.measures, _measure),
+        "measure": lambda: _components(problems, "measure", {"measure": runnable}, registry.measures, _measure),
         "data": lambda: _component(problems, "data", plain["data"], registry.data, _call),
         "extract": lambda: _bind(problems, "extract", Extract, plain["extract"]),
         "significance": lambda: _bind(problems, "significance", Significance, plain["significance"]),
         "hardware": lambda: _bind(problems, "hardware", Hardware, plain["hardware"]),
         "seed": lambda: plain["seed"],
         "cache": lambda: plain["cache"],
+        "skip_unsuitable": lambda: skip,
     }
     wanted = inspect.signature(study.function).parameters
     bound = {name: make() for name, make in groups.items() if name in wanted}
@@ -114,8 +125,6 @@ def _validated(plain: Fields, problems: list[str], misfits: list[str]) -> RunCon
     options = _checked(problems, "options", study.function, plain["options"], without={*groups, *ROLES})
     if "model" in bound:
         problems += _misplaced(plain["study"], study.function, bound["model"])
-    if "measure" in bound:
-        problems += _misread(plain["study"], study.function, bound["measure"])
     if "significance" not in wanted and plain["significance"].get("method", "none") != "none":
         problems.append(
             f"significance: the study {plain['study']} judges no chance, got {plain['significance']['method']}; "
@@ -128,10 +137,11 @@ def _validated(plain: Fields, problems: list[str], misfits: list[str]) -> RunCon
             problems.append(f"{role}: the study {plain['study']} takes none, got {plain[role]!r}; set {role}=null")
     _give_up(problems)
     if unreached:
-        return RunConfig(keys, None, bound["model"], misfits, unreached)
+        return RunConfig(keys, None, bound["model"], skipped, misfits, unreached)
     instance = _attempt(problems, "", lambda: study.function(**bound, **options))
     _give_up([*problems, *([] if plain["dry_run"] else misfits)])
-    return RunConfig(keys, instance, bound.get("model", {}), misfits)
+    skipped |= getattr(instance, "skipped", {})
+    return RunConfig(keys, instance, bound.get("model", {}), skipped, misfits)
 
 
 def _models(problems: list[str], plain: Fields, unreached: dict[str, Unreachable]) -> dict[str, Any]:
@@ -179,19 +189,52 @@ def _misplaced(name: str, study: Any, models: Mapping[str, Any]) -> Iterator[str
             )
 
 
-def _misread(name: str, study: Any, chosen: Mapping[str, Any]) -> Iterator[str]:
-    """Measures of attention where a study compares activations, and the other way round."""
-    reads = getattr(study, "reads", "activations")
+def _reads(study: Any) -> str:
+    return getattr(study, "reads", "activations")
+
+
+def _every(chosen: Any, study: Any) -> Any:
+    """The measures of the configuration: `kind: all` stands for all that read what the study reads, with their
+    defaults; an entry beside it that has the name of one replaces it."""
+    if not isinstance(chosen, dict) or {"kind": ALL} not in chosen.values():
+        return chosen
+    from repsim_cli import measures
+
+    def defaults(name: str) -> Fields:
+        parameters = inspect.signature(registry.measures.get(name).function).parameters
+        return {"kind": name, **{key: parameter.default for key, parameter in parameters.items()}}
+
+    others = {label: entry for label, entry in chosen.items() if entry != {"kind": ALL}}
+    return {name: defaults(name) for name in measures.names(_reads(study))} | others
+
+
+def _runnable(problems: list[str], plain: Fields, study: Any, skip: bool) -> tuple[Fields, dict[str, str]]:
+    """The entries of measures that the study can run here, and by label why it cannot run the others: they read
+    something else, or need a package that is not installed."""
+    from repsim_cli import measures
+    from repsim_cli.studies.checks import suitable
+
+    if "measure" not in inspect.signature(study).parameters:
+        return {}, {}
+    reads = _reads(study)
     advice = {
         "activations": "select e.g. measure=[cka_unbiased], or the study attention (experiment=ptb_attention)",
         "attention": "select e.g. measure=[attention_js], or the study similarity",
     }
-    for label, measure in chosen.items():
-        if measure is not None and measure.card.reads != reads:
-            yield (
-                f"measure.{label}: the study {name} compares {reads}, got {measure.name}, a measure of "
-                f"{measure.card.reads}; {advice[reads]}"
+
+    def check(entry: Any) -> None:
+        if not isinstance(entry, dict) or entry.get("kind") not in registry.measures.names():
+            return  # a problem of the entry itself
+        card = measures.card(entry["kind"])
+        if card.reads != reads:
+            raise BadInput(
+                f"measure: the study {plain['study']} compares {reads}, got {entry['kind']}, a measure of "
+                f"{card.reads}; {advice[reads]}"
             )
+        measures.check_package(entry["kind"])
+
+    found = _attempt(problems, "", lambda: suitable(plain["measure"], check, skip))
+    return found or ({}, {})
 
 
 def _groups(problems: list[str], given: Any, labels: Sequence[str]) -> dict[str, Group] | None:

@@ -120,6 +120,11 @@ class Run:
             self.manifest["warnings"].append(text)
             log.warning(text)
 
+    def skip(self, measure: str, why: str) -> None:
+        """A measure of the configuration that is not computed."""
+        self.manifest.setdefault("measures_skipped", {})[measure] = why
+        self.warn(f"measure.{measure}: skipped as unsuitable ({why})")
+
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
         """Times a stage of the run, in seconds, into the manifest, with the process's peak memory so far."""

@@ -120,24 +120,27 @@ def tail(z: Matrix, skewness: Matrix) -> Matrix:
     return torch.from_numpy(np.asarray(found, dtype=np.float64)).clamp_min(SMALLEST)
 
 
-def check(settings: Significance, measures: Mapping[str, Measure], estimate: str, dependent: bool) -> None:
-    """Raises BadInput where the settings do not go with the measures, the estimate or rows that depend."""
-    for measure in measures.values():
-        if settings.method == "closed_form" and measure.inner is None:
-            raise BadInput(
-                f"significance.method: {measure.name} has no closed form, got closed_form; use "
-                "significance=permutation, or measures that are inner products, e.g. measure=[cka_unbiased,rsa]"
-            )
-        if settings.method == "permutation" and not measure.card.paired:
-            raise BadInput(
-                f"significance.method: {measure.name} does not depend on how rows are paired, so that random pairs are "
-                "no null for it, got permutation; leave it out, or use significance.bootstrap=1000 on batches"
-            )
-        if settings.jackknife and (measure.inner is None or measure.inner.value is not cosine):
-            raise BadInput(
-                f"significance.jackknife: {measure.name} is no normalised inner product, got jackknife; leave it "
-                "out, or use per_batch, which has standard errors for every measure"
-            )
+def check_measure(settings: Significance, measure: Measure) -> None:
+    """Raises BadInput where the settings do not go with the measure."""
+    if settings.method == "closed_form" and measure.inner is None:
+        raise BadInput(
+            f"significance.method: {measure.name} has no closed form, got closed_form; use "
+            "significance=permutation, or measures that are inner products, e.g. measure=[cka_unbiased,rsa]"
+        )
+    if settings.method == "permutation" and not measure.card.paired:
+        raise BadInput(
+            f"significance.method: {measure.name} does not depend on how rows are paired, so that random pairs are "
+            "no null for it, got permutation; leave it out, or use significance.bootstrap=1000 on batches"
+        )
+    if settings.jackknife and (measure.inner is None or measure.inner.value is not cosine):
+        raise BadInput(
+            f"significance.jackknife: {measure.name} is no normalised inner product, got jackknife; leave it "
+            "out, or use per_batch, which has standard errors for every measure"
+        )
+
+
+def check(settings: Significance, estimate: str, dependent: bool) -> None:
+    """Raises BadInput where the settings do not go with the estimate or with rows that depend."""
     if settings.method == "closed_form" and dependent:
         raise BadInput(
             "significance.method: tokens of one document depend on each other and the closed form takes rows as "

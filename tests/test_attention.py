@@ -404,8 +404,8 @@ def test_an_interrupted_run_goes_on_with_the_same_bits(repsim, newest, words, mo
 @pytest.mark.parametrize(
     ("more", "text"),
     [
-        (["measure=[cka_unbiased]"], "measure.cka_unbiased: the study attention compares attention, got cka_unbiased, a measure of activations; select e.g. measure=[attention_js], or the study similarity"),
-        (["study=similarity", "extract=tokens", "measure=[attention_js]"], "measure.attention_js: the study similarity compares activations, got attention_js, a measure of attention; select e.g. measure=[cka_unbiased], or the study attention"),
+        (["measure=[cka_unbiased]"], "measure: the study attention compares attention, got cka_unbiased, a measure of activations; select e.g. measure=[attention_js], or the study similarity"),
+        (["study=similarity", "extract=tokens", "measure=[attention_js]"], "measure: the study similarity compares activations, got attention_js, a measure of attention; select e.g. measure=[cka_unbiased], or the study attention"),
         (["+model.gpt=", "+model.bert="], "model: no model is selected, got none; e.g. model=[tiny_a,tiny_b]"),
         (["measure=[]"], "measure: no measure is selected, got none; e.g. measure=[attention_js]"),
         (["extract=tokens"], "extract: attention is compared by words, got hook_points ['resid_post'] and unit token; select extract=attention"),

@@ -202,6 +202,42 @@ def test_dry_run_starts_nothing(repsim, tmp_path):
     assert not (tmp_path / "outputs").exists()
 
 
+def test_unsuitable_measures_are_skipped_with_the_reason(repsim, newest, tmp_path):
+    """Those that the settings exclude, and those for which the data turns out to be too small."""
+    (tmp_path / "a.txt").write_text("".join(f"the {i} th sentence about a program\n" for i in range(60)))
+    words = [
+        "run", "model=[tiny_a]", "extract=pooled", "extract.layers=[0,-1]", "data=local_text", "data.sample_by=line",
+        f"data.path={tmp_path / 'a.txt'}", "significance=permutation", "significance.permutations=19",
+    ]  # fmt: skip
+    code, _, err = repsim(*words, "measure=[gromov_wasserstein,cka_unbiased]")
+    assert code == 2
+    assert err.count("error: ") == 1
+    assert "skip_unsuitable=true runs the others" in err
+    code, out, err = repsim(*words, "measure=[gromov_wasserstein,mean_cca,cka_unbiased]", "skip_unsuitable=true")
+    assert code == 0, err
+    reasons = {
+        "gromov_wasserstein": "significance.method: gromov_wasserstein does not depend on how rows are paired",
+        "mean_cca": "measure: mean_cca needs more rows than features, got 60 for 64",
+    }
+    found, manifest = results.read_results(newest()), results.read_manifest(newest())
+    assert [one["name"] for one in found["measures"]] == ["cka_unbiased"]
+    assert manifest["measures_skipped"].keys() == reasons.keys()
+    report = (newest() / "report.html").read_text()
+    for name, reason in reasons.items():
+        assert manifest["measures_skipped"][name].startswith(reason)
+        line = f"measure.{name}: skipped as unsuitable ({manifest['measures_skipped'][name]})"
+        assert line in manifest["warnings"]
+        assert line in found["warnings"]
+        assert f"  warning: {line}" in out
+        assert reason in report
+    before = len(results.runs(tmp_path / "outputs"))
+    code, out, err = repsim(*words, "measure=[mean_cca,pwcca]", "skip_unsuitable=true")
+    assert (code, out) == (2, "")
+    assert "mean_cca needs more rows than features, got 60 for 64 " in err
+    assert "(2 of 2 measures are unsuitable)" in err
+    assert len(results.runs(tmp_path / "outputs")) == before
+
+
 def test_show_list_and_plot(repsim, newest, tiny_folder):
     assert repsim("run", "-q", *SMALL, local("a", tiny_folder("gpt2")), "name=mine")[0] == 0
     for name in ("latest", "mine", str(newest())):

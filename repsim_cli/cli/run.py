@@ -329,6 +329,8 @@ def _job(config: Any, folder: Path) -> str:
         current.progress = Bar()
         handler = _log_file(current.folder)
         current.write_text("config.yaml", checked.yaml())
+        for label, why in checked.skipped.items():
+            current.skip(label, why)
         train_missing(checked.models, current, checked.keys.hardware.get("threads"))
         short = shortfalls(checked.models, current)
         found = {"schema": results.SCHEMA, "study": checked.keys.study, **checked.study.run(current)}

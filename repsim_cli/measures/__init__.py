@@ -37,14 +37,19 @@ def card(name: str) -> Card:
     return registry.measures.get(name).card
 
 
+def check_package(name: str) -> None:
+    """Raises BadInput where the measure needs a package that is not installed."""
+    if (package := missing(card(name))) is not None:
+        raise BadInput(f"{package}: needed by {name}, got no such package; pip install 'repsim-cli[topology]'")
+
+
 def get(name: str, **settings: Any) -> Measure:
     """The measure with its settings bound; call it with x, y (n, d) for the entry (row x, column y).
 
     Raises BadInput for an unknown name, or where the measure needs a package that is not installed.
     """
     entry = registry.measures.get(name)
-    if (package := missing(entry.card)) is not None:
-        raise BadInput(f"{package}: needed by {name}, got no such package; pip install 'repsim-cli[topology]'")
+    check_package(name)
     measure = entry.function(**settings)
     defaults = entry.function.__kwdefaults__ or {}
     return replace(measure, name=name, card=entry.card, settings={**defaults, **settings})

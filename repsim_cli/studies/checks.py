@@ -1,7 +1,8 @@
 """What the similarity of all layers may be asked for: each function raises BadInput, before any weight loads."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 from repsim_cli.activations.rows import Layer, Reading
 from repsim_cli.analysis.claims.sub_networks import LAYER_CLAIMS
@@ -16,20 +17,39 @@ from repsim_cli.settings import Extract, Group, SubNetworks
 from repsim_cli.similarity import check_estimate
 from repsim_cli.studies.grouped import check_metrics
 
+T = TypeVar("T")
 
-def check_measures(
-    measures: Mapping[str, Measure], layers: Sequence[Layer], extract: Extract, *, labelled: bool
-) -> None:
+
+def suitable(measures: Mapping[str, T], check: Callable[[T], None], skip: bool) -> tuple[dict[str, T], dict[str, str]]:
+    """The measures that `check` accepts, and by label the reason why each other one is skipped.
+
+    Raises BadInput for the first that it refuses, where none may be skipped or all would be.
+    """
+    kept, skipped = {}, {}
+    for label, bound in measures.items():
+        try:
+            check(bound)
+        except BadInput as error:
+            skipped[label] = str(error)
+        else:
+            kept[label] = bound
+    if skipped and not (skip and kept):
+        first, *others = skipped.values()
+        unsuitable = f" ({len(skipped)} of {len(measures)} measures are unsuitable)" if others else ""
+        raise BadInput(f"{first}{unsuitable}" + ("; skip_unsuitable=true runs the others" if kept else ""))
+    return kept, skipped
+
+
+def check_measure(bound: Measure, layers: Sequence[Layer], extract: Extract, *, labelled: bool) -> None:
     """labelled: whether rows can have a class."""
-    for bound in measures.values():
-        check_estimate(bound, extract.estimate)
-        key = "rows" if extract.estimate == "full" else "batch_rows"
-        rows = sys.maxsize if extract.estimate == "moments" else getattr(extract, key)
-        if rows < bound.rows_needed:
-            raise BadInput(f"extract.{key}: {bound.name} needs at least {bound.rows_needed} rows, got {rows}; raise it")
-        check_widths(bound, layers, rows)
-        if bound.card.labelled and not labelled:
-            raise BadInput(f"measure: {bound.name} needs a label per row, got data without labels; use e.g. data=mnli")
+    check_estimate(bound, extract.estimate)
+    key = "rows" if extract.estimate == "full" else "batch_rows"
+    rows = sys.maxsize if extract.estimate == "moments" else getattr(extract, key)
+    if rows < bound.rows_needed:
+        raise BadInput(f"extract.{key}: {bound.name} needs at least {bound.rows_needed} rows, got {rows}; raise it")
+    check_widths(bound, layers, rows)
+    if bound.card.labelled and not labelled:
+        raise BadInput(f"measure: {bound.name} needs a label per row, got data without labels; use e.g. data=mnli")
 
 
 def check_widths(bound: Measure, layers: Sequence[Layer], rows: int) -> None:
@@ -53,26 +73,28 @@ def check_widths(bound: Measure, layers: Sequence[Layer], rows: int) -> None:
         )
 
 
-def check_rows(run: Run, measures: Mapping[str, Measure], layers: Sequence[Layer], rows: int) -> None:
-    """Whether so many rows at a time are enough, once they are counted; warns where they are few."""
+def check_rows(bound: Measure, layers: Sequence[Layer], rows: int) -> None:
+    """Whether so many rows at a time are enough, once they are counted."""
+    if rows < bound.rows_needed:
+        raise BadInput(f"data: {bound.name} needs at least {bound.rows_needed} rows, got {rows}; give more text")
+    check_widths(bound, layers, rows)
+
+
+def warn_of_few_rows(run: Run, measures: Mapping[str, Measure], layers: Sequence[Layer], rows: int) -> None:
+    wide = next((layer for layer in layers if rows <= layer.width), None)
     for name, bound in measures.items():
-        if rows < bound.rows_needed:
-            raise BadInput(f"data: {name} needs at least {bound.rows_needed} rows, got {rows}; give more text")
-        check_widths(bound, layers, rows)
-        wide = [layer for layer in layers if rows <= layer.width]
         if bound.card.width_limit and wide:
-            run.warn(f"{name}: {rows} rows for {wide[0].width} features ({wide[0]}); {bound.card.width_limit}")
+            run.warn(f"{name}: {rows} rows for {wide.width} features ({wide}); {bound.card.width_limit}")
 
 
 def check_groups(
     groups: Mapping[str, Group],
     models: Mapping[str, AnySource],
     readings: Sequence[Reading],
-    measures: Mapping[str, Measure],
     *,
     distances: bool,
 ) -> None:
-    """Whether models of groups have counterparts, and whether distances follow."""
+    """Whether models of groups have counterparts, and whether there are enough groups for distances."""
     if distances and len(groups) < 2:
         raise BadInput(f"options.distances: clusters need 2 groups, got {len(groups)}; set groups")
     if not groups:
@@ -86,11 +108,14 @@ def check_groups(
                 f"groups: models of equal depth are needed, got {len(wanted)} layers of '{first.label}' and "
                 f"{len(own)} of '{reading.label}'; leave one of them out, or choose extract.layers that both have"
             )
-    for bound in measures.values() if distances else ():
-        if not bound.card.is_metric and (bound.inner is None or bound.inner.value is not cosine):
-            raise BadInput(
-                f"options.distances: {bound.name} is neither a metric nor a cosine, got no angle; use cka_unbiased"
-            )
+
+
+def check_distance(bound: Measure) -> None:
+    """Whether distances of models follow from the measure."""
+    if not bound.card.is_metric and (bound.inner is None or bound.inner.value is not cosine):
+        raise BadInput(
+            f"options.distances: {bound.name} is neither a metric nor a cosine, got no angle; use cka_unbiased"
+        )
 
 
 def check_targets(targets: str | None, models: Mapping[str, AnySource]) -> None:

@@ -26,6 +26,7 @@ from repsim_cli.results import Run, quiet
 from repsim_cli.settings import Extract, Hardware, Significance
 from repsim_cli.similarity import Counterparts, estimate_counterparts
 from repsim_cli.studies.bounds import most_rows
+from repsim_cli.studies.checks import suitable
 from repsim_cli.studies.record import blocks_record
 from repsim_cli.studies.sample import batch_labels, prepare
 from repsim_cli.studies.similarity import Similarity
@@ -83,6 +84,7 @@ class Convergence:
         hardware: Hardware,
         seed: int,
         cache: bool = True,
+        skip_unsuitable: bool = False,
         previous: bool = False,
         pairs: bool = False,
         missing: Missing = "stop",
@@ -90,21 +92,28 @@ class Convergence:
     ):
         if not model:
             raise BadInput("model: no model is selected, got none; e.g. model=[tiny_a_series]")
+
+        def check(bound: Measure) -> None:
+            if pairs and not bound.card.symmetric:
+                raise BadInput(
+                    f"options.pairs: needs symmetric measures, got {bound.name}; use e.g. cka, or pairs=false"
+                )
+
+        chosen, asymmetric = suitable(measure, check, skip_unsuitable)
         settings = {
             "data": data,
-            "measure": measure,
+            "measure": chosen,
             "extract": extract,
             "hardware": hardware,
             "seed": seed,
             "cache": cache,
+            "skip_unsuitable": skip_unsuitable,
         }
-        for label, bound in measure.items() if pairs else ():
-            if not bound.card.symmetric:
-                raise BadInput(f"options.pairs: needs symmetric measures, got {label}; use e.g. cka, or pairs=false")
         self.previous, self.pairs, self.claims = previous, pairs, claims or []
-        self.hardware, self.measures = hardware, measure
+        self.hardware = hardware
         check_names(self.claims, TRAINING_CLAIMS)
         self.trainings = {label: Training(label, series, missing, settings) for label, series in model.items()}
+        self.skipped = asymmetric | skipped(self.trainings)
 
     def plan(self) -> dict[str, Any]:
         each = {label: training.plan() for label, training in self.trainings.items()}
@@ -114,12 +123,16 @@ class Convergence:
                 label: ", ".join(str(one.step) for one in training.series.checkpoints)
                 for label, training in self.trainings.items()
             },
-            "measures": next(iter(each.values()))["measures"],
+            "measures": list(self.measures),
             "forward passes": sum(
                 plan["forward passes"] * len(self.trainings[label].series.checkpoints) for label, plan in each.items()
             ),
             "memory, GB": max((plan["memory, GB"] for plan in each.values()), key=lambda memory: memory["in all"]),
         }
+
+    @property
+    def measures(self) -> dict[str, Measure]:
+        return measures(self.trainings)
 
     def run(self, run: Run) -> dict[str, Any]:
         curves = self.curves(run)
@@ -148,6 +161,16 @@ class Convergence:
 
     def gaps(self) -> list[Gap]:
         return [gap for training in self.trainings.values() for gap in training.gaps]
+
+
+def measures(trainings: Mapping[str, "Training"]) -> dict[str, Measure]:
+    """Those that suit a training run at least."""
+    return {label: bound for training in trainings.values() for label, bound in training.measures.items()}
+
+
+def skipped(trainings: Mapping[str, "Training"]) -> dict[str, str]:
+    """Those that are unsuitable for a training run at least, with the reason."""
+    return {label: why for training in trainings.values() for label, why in training.skipped.items()}
 
 
 class Training(Similarity):

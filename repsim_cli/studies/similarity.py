@@ -24,12 +24,15 @@ from repsim_cli.studies import analyses
 from repsim_cli.studies.bounds import check_rows_fit, in_gb, most_rows, passing, places, shown
 from repsim_cli.studies.checks import (
     check_couplings,
+    check_distance,
     check_groups,
-    check_measures,
+    check_measure,
     check_rows,
     check_targets,
     check_within,
     given_groups,
+    suitable,
+    warn_of_few_rows,
 )
 from repsim_cli.studies.grouped import chosen, listed, of_groups
 from repsim_cli.studies.matrices import Matrices, by_moments, estimated, records
@@ -40,6 +43,7 @@ from repsim_cli.studies.sample import counted, inputs, opened, prepare
 class Similarity:
     """plan() answers for the run before any weight loads; run() does it and returns the results.
 
+    skip_unsuitable: measures that do not suit the other settings or the data are skipped; `skipped` says why.
     within: compare layers of one model alone, and all with those of `targets`, the label of known functions of the
     input (kind: modular_targets, or precomputed).
     """
@@ -55,6 +59,7 @@ class Similarity:
         hardware: Hardware,
         seed: int,
         cache: bool = True,
+        skip_unsuitable: bool = False,
         groups: Mapping[str, Group] | None = None,
         base: str | None = None,
         claims: list[str] | None = None,
@@ -70,9 +75,8 @@ class Similarity:
             raise BadInput("model: no model is selected, got none; e.g. model=[tiny_a,tiny_b]")
         if not measure:
             raise BadInput("measure: no measure is selected, got none; e.g. measure=[cka_unbiased]")
-        self.slow = any(bound.slow is not None for bound in measure.values())
         self.groups, self.members = groups or {}, listed(groups or {})
-        self.data, self.measures = data, measure
+        self.data = data
         self.extract, self.significance, self.hardware = extract, significance, hardware
         self.seed, self.cache = seed, cache
         self.claims, self.agreement, self.distances = claims or [], agreement, distances
@@ -80,9 +84,10 @@ class Similarity:
         self.within, self.targets, self.sub_networks = within, targets, sub_networks
         self._take(of_groups(model, self.members))
         check_modality(self.live, data)
-        check_measures(measure, self.layers, extract, labelled=bool(self.live) and not data.running)
         check_names(self.claims, {**analyses.OF_MAPS, **(OF_GROUPS if self.groups else {})})
-        check_groups(self.groups, self.models, self.readings, measure, distances=distances)
+        check_groups(self.groups, self.models, self.readings, distances=distances)
+        self.skip_unsuitable = skip_unsuitable
+        self.measures, self.skipped = suitable(measure, self._check_measure, skip_unsuitable)
         check_targets(targets, self.models)
         if within:
             across = {
@@ -94,23 +99,37 @@ class Similarity:
             }
             check_within(self.claims, **across)
         self.given = given_groups(sub_networks, self.readings, targets)
-        if agreement and len(measure) < 3:
-            raise BadInput(f"options.agreement: 3 measures are needed, got {len(measure)}; select more")
-        if couplings:
-            check_couplings(measure, extract)
+        self._check_measures()
         self.devices = devices(hardware, list(model))
         dependent = (
             bool(self.live)
             and (extract.unit in ("token", "word") or data.packs(extract))
             and significance.clusters == "document"
         )
-        judging.check(significance, measure, extract.estimate, dependent)
+        judging.check(significance, extract.estimate, dependent)
         in_batches = extract.estimate in ("per_batch", "ratio_of_sums")
         if in_batches and (most := most_rows(self.models, extract)) < extract.batch_rows:
             raise self._too_few_rows(f"at most {most}")
         key = "rows" if extract.estimate == "full" else "batch_rows"
         check_rows_fit(self.memory, self.rows(), hardware, self.live, key=key)
         self.tokenizers = tokenizers(self.live, data, extract)
+
+    def _check_measure(self, bound: Measure) -> None:
+        check_measure(bound, self.layers, self.extract, labelled=bool(self.live) and not self.data.running)
+        judging.check_measure(self.significance, bound)
+        if self.distances:
+            check_distance(bound)
+
+    def _check_measures(self) -> None:
+        """Whether those that are left are enough."""
+        if self.agreement and len(self.measures) < 3:
+            raise BadInput(f"options.agreement: 3 measures are needed, got {len(self.measures)}; select more")
+        if self.couplings:
+            check_couplings(self.measures, self.extract)
+
+    @property
+    def slow(self) -> bool:
+        return any(bound.slow is not None for bound in self.measures.values())
 
     def _take(self, models: Mapping[str, AnySource]) -> None:
         """What is read of these models."""
@@ -187,11 +206,6 @@ class Similarity:
                 self._choose(run)
         with run.stage("data"):
             sequences = self.sequences(run)
-            for bound in self.measures.values():
-                if bound.card.labelled and all(one.labels is None for one in sequences.values()):
-                    raise BadInput(
-                        f"data: {bound.name} needs a label per row, got none in {self.data.source}; use other data"
-                    )
             self.readings = paired(self.readings, sequences, self.data, self.extract)
             total = self.counted(run, sequences)
         with opened(run, self, sequences, total) as rows, run.stage("activations and similarity"):
@@ -223,7 +237,19 @@ class Similarity:
         if estimate in ("per_batch", "ratio_of_sums") and total < self.extract.batch_rows:
             raise self._too_few_rows(str(total))
         at_a_time = {"full": min(total, self.extract.rows), "moments": total}.get(estimate, self.extract.batch_rows)
-        check_rows(run, self.measures, self.layers, at_a_time)
+
+        def check(bound: Measure) -> None:
+            if bound.card.labelled and all(one.labels is None for one in sequences.values()):
+                raise BadInput(
+                    f"data: {bound.name} needs a label per row, got none in {self.data.source}; use other data"
+                )
+            check_rows(bound, self.layers, at_a_time)
+
+        self.measures, skipped = suitable(self.measures, check, self.skip_unsuitable)
+        for label, why in skipped.items():
+            run.skip(label, why)
+        self._check_measures()
+        warn_of_few_rows(run, self.measures, self.layers, at_a_time)
         return total
 
     def _side(self) -> int:

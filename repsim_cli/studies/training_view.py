@@ -14,7 +14,7 @@ from repsim_cli.registry import studies
 from repsim_cli.results import Run
 from repsim_cli.settings import Extract, Hardware
 from repsim_cli.similarity import Work, estimate_all_pairs
-from repsim_cli.studies.convergence import Gap, Missing, Training, gap_table, named
+from repsim_cli.studies.convergence import Gap, Missing, Training, gap_table, measures, named, skipped
 from repsim_cli.studies.record import blocks_record
 from repsim_cli.studies.sample import batch_labels, prepare
 
@@ -42,6 +42,7 @@ class TrainingView:
         hardware: Hardware,
         seed: int,
         cache: bool = True,
+        skip_unsuitable: bool = False,
         missing: Missing = "stop",
     ):
         if not model:
@@ -53,12 +54,18 @@ class TrainingView:
             "hardware": hardware,
             "seed": seed,
             "cache": cache,
+            "skip_unsuitable": skip_unsuitable,
         }
-        self.extract, self.hardware, self.measures, self.seed = extract, hardware, measure, seed
+        self.extract, self.hardware, self.seed = extract, hardware, seed
         self.trainings = {label: Training(label, series, missing, settings) for label, series in model.items()}
+        self.skipped = skipped(self.trainings)
         for label, training in self.trainings.items():
             if len(training.layers) < 2:
                 raise BadInput(f"extract: two layers are needed, got one of {label}; read more hook points")
+
+    @property
+    def measures(self) -> dict[str, Measure]:
+        return measures(self.trainings)
 
     def plan(self) -> dict[str, Any]:
         each = {label: training.plan() for label, training in self.trainings.items()}
@@ -105,9 +112,9 @@ class TrainingView:
         self, run: Run, training: Training, work: Work, place: int
     ) -> tuple[dict[str, Matrices], dict[int, dict[str, float]]]:
         """The matrices of every checkpoint by measure and step, and its metrics."""
-        matrices: dict[str, Matrices] = {label: {} for label in self.measures}
-        metrics: dict[int, dict[str, float]] = {}
         sequences, total = training.start(run)
+        matrices: dict[str, Matrices] = {label: {} for label in training.measures}
+        metrics: dict[int, dict[str, float]] = {}
         labels = batch_labels(sequences, self.extract, total, self.seed)
         for step in training.visited(run, sequences, total, keep=False):
             if isinstance(step, Gap):
@@ -116,7 +123,7 @@ class TrainingView:
             with run.stage("similarity"):
                 try:
                     found, notices = estimate_all_pairs(
-                        self.measures,
+                        training.measures,
                         lambda seen, step=step: step.rows(),
                         names=[f"{layer} at step {number}" for layer in training.layers],
                         estimate=self.extract.estimate,
