@@ -1,9 +1,14 @@
 """The process of `repsim`: it answers signals before it imports anything that takes time, and until its last moment."""
 
-from repsim_cli import signals
+import signal
+
+if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # instead of Python's traceback, until `main` answers
 
 
 def main() -> None:
+    from repsim_cli import signals
+
     signals.answer(signals.end)
     from repsim_cli import cli
 

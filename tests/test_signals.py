@@ -13,7 +13,7 @@ AT_IMPORT = """
 import importlib.abc, os, sys
 class Finder(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path, target=None):
-        if name == "repsim_cli.cli":
+        if name == "{name}":
             os.kill(os.getpid(), {number})
 sys.meta_path.insert(0, Finder())
 sys.argv = ["repsim", "--version"]
@@ -35,12 +35,19 @@ def default():
         signal.signal(number, signal.SIG_DFL)
 
 
-@pytest.mark.parametrize("moment", [AT_IMPORT, AT_EXIT])
 @pytest.mark.parametrize("number", signals.ENDS)
-def test_the_first_and_the_last_moments(moment, number):
-    words = [sys.executable, "-c", moment.format(number=int(number))]
+@pytest.mark.parametrize(
+    ("moment", "name", "told"),
+    [
+        (AT_IMPORT, "repsim_cli.signals", ""),
+        (AT_IMPORT, "repsim_cli.cli", "interrupted\n"),
+        (AT_EXIT, "", "interrupted\n"),
+    ],
+)
+def test_the_first_and_the_last_moments(moment, name, told, number):
+    words = [sys.executable, "-c", moment.format(name=name, number=int(number))]
     found = subprocess.run(words, capture_output=True, text=True, preexec_fn=default, check=False)
-    assert (found.returncode, found.stderr) == (signals.INTERRUPTED, "interrupted\n")
+    assert (found.returncode, found.stderr) == (signals.INTERRUPTED if told else -number, told)
 
 
 @pytest.fixture

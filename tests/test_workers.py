@@ -30,6 +30,27 @@ def work(seconds):
 followed_joblib()
 Parallel(n_jobs=2)(delayed(work)(60) for _ in range(8))
 """
+SWEEP = """
+import os, sys, time
+from joblib import Parallel, delayed
+from repsim_cli import signals
+from repsim_cli.workers import followed_joblib
+def job(number):
+    try:
+        with signals.interruptible():
+            print("started", flush=True)
+            time.sleep(60)
+    except KeyboardInterrupt:
+        time.sleep(0.3)
+        open(f"interrupted-{number}", "w").close()
+        os._exit(signals.INTERRUPTED)
+followed_joblib()
+try:
+    with signals.interruptible():
+        Parallel(n_jobs=2)(delayed(job)(number) for number in range(8))
+except KeyboardInterrupt:
+    sys.exit(signals.INTERRUPTED)
+"""
 
 
 @pytest.mark.parametrize("script", [SPAWNED, JOBLIB])
@@ -48,6 +69,19 @@ def test_workers_end_with_their_parent(tmp_path, script, sent):
     while left := [worker for worker in workers if runs(worker)]:
         assert time.monotonic() < end, left
         time.sleep(0.05)
+
+
+def test_the_jobs_of_an_interrupted_sweep_record_their_end(tmp_path):
+    process = subprocess.Popen(
+        [sys.executable, "-c", SWEEP], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path
+    )
+    assert process.stdout is not None
+    assert [process.stdout.readline() for _ in range(2)] == ["started\n"] * 2
+    process.terminate()
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 130, err
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["interrupted-0", "interrupted-1"]
+    assert "Traceback" not in err
 
 
 def runs(process):
