@@ -11,7 +11,8 @@ import torch
 from repsim_cli import measures
 from repsim_cli.errors import Degenerate
 from repsim_cli.measures import nearest, neighbours
-from repsim_cli.measures.base import MeasureWarning
+from repsim_cli.measures.base import MeasureWarning, centred
+from repsim_cli.measures.spectrum import nearest_rows
 from repsim_cli.similarity import all_pairs
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -46,6 +47,22 @@ def test_the_order_of_near_ties_is_that_of_float64():
     units = nearest.unit_rows(x).float()
     alone = (units @ units.T).fill_diagonal_(-2).topk(5, dim=1).indices.T
     assert (alone != exact.lists).double().mean() > 0.2
+
+
+@pytest.mark.parametrize("massive", [1e5, 1e7])
+def test_massive_features_leave_the_order_of_neighbours(massive):
+    """One feature so large that all cosines are 1 or -1 to ten digits and more: the order is that of the other features."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(80, 30, generator=generator, dtype=torch.float64)
+    x[:, 3] += massive * torch.where(torch.rand(80, generator=generator) > 0.2, 0.25, -1.0)
+    units = nearest.unit_rows(x).numpy().astype(np.longdouble)
+    squares = ((units[:, None] - units[None]) ** 2).sum(2)
+    np.fill_diagonal(squares, np.inf)
+    expected = squares.argsort(1)[:, :5].T
+    assert nearest.neighbours(x, k=5).lists.tolist() == expected.tolist()
+    x, _ = centred(x)
+    squares = ((x[:, None] - x[None]) ** 2).sum(2).fill_diagonal_(torch.inf)
+    assert nearest_rows(x, 5).tolist() == squares.argsort(1)[:, :5].tolist()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

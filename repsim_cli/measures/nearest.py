@@ -4,7 +4,7 @@ Pairs are compared list by list, all rows and many representations at a time.
 """
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -16,11 +16,15 @@ from repsim_cli.measures.base import Measure, MeasureWarning, centred
 from repsim_cli.measures.inner import Matrix
 
 _BLOCK = 4096  # rows of the similarity matrix held at a time
+_EXACT = 1024  # of those that are done again in float64
+_SEEN = 256  # rows whose median stands for that of all
 _TILE = 512
 _CELLS = 1 << 17  # (representation, row) cells compared at a time
-TIE = 12  # decimals to which float64 similarities of about 1 are told apart
+_TIE = 1e-13  # of the squares that a squared distance is made of: rows whose distances differ by less are equally near
 _NEAR = {torch.float32: 3e-6, torch.float64: 2e-12}  # similarities closer than this may have lost their order
 _MANY_TIES = 0.05  # share of rows
+
+Best = tuple[Float[Tensor, "b m"], Int[Tensor, "b m"]]
 
 
 class Neighbours(NamedTuple):
@@ -55,19 +59,13 @@ def neighbours(x: Float[Tensor, "n d"], *, k: int) -> Neighbours:
     unsure = (values[:, :-1] - values[:, 1:] < _NEAR[units.dtype]).any(1).nonzero()[:, 0]
     tied = 0
     if len(unsure):
-        distinct, which = distinct_rows(exact)
-        for rows in unsure.split(_BLOCK):
-            # every distinct row once: then equal rows are equally near to the last bit, and equally near rows tie
-            best, where = ordered((exact[rows] @ distinct.T).round(decimals=TIE)[:, which], rows, k)
+        for rows, (best, where) in in_order(apart(exact), unsure, k):
             tied += int((best[:, k - 1 : k] == best[:, k:]).sum())
-            values[rows], lists[rows] = best.to(values.dtype), where
+            values[rows], lists[rows] = (1 + best).to(values.dtype), where
     warn_of_ties(tied, len(x), k)
     places = lists[:, :k].T.contiguous()
     mutual = (places[:, places] == torch.arange(len(x), device=x.device)).any(0)
     return Neighbours(places.int(), values[:, :k].T.contiguous(), mutual, units)
-
-
-Best = tuple[Float[Tensor, "b m"], Int[Tensor, "b m"]]
 
 
 def cosines(units: Float[Tensor, "n d"], start: int, size: int) -> Float[Tensor, "b n"]:
@@ -80,6 +78,38 @@ def cosines(units: Float[Tensor, "n d"], start: int, size: int) -> Float[Tensor,
         found[rows, i:] = units[i:after] @ units[i:].T
         found[after - start :, i:after] = found[rows, after:stop].T
     return found
+
+
+def apart(units: Float[Tensor, "n d"]) -> Float[Tensor, "n e"]:
+    """With a coordinate more for each row without a direction, which then is at right angles to every other row."""
+    lost = (units == 0).all(1).nonzero()[:, 0]
+    own = torch.zeros(len(units), len(lost)).to(units)
+    own[lost, torch.arange(len(lost), device=lost.device)] = 1
+    return torch.cat([units, own], 1) if len(lost) else units
+
+
+def in_order(x: Float[Tensor, "n d"], rows: Int[Tensor, " b"], k: int) -> Iterator[tuple[Int[Tensor, " c"], Best]]:
+    """Blocks of these rows, each with minus half the squared distances of its k + 1 nearest rows, and their indices;
+    equally near ones by index.
+
+    Distances are of rows seen from the median row of their side, so that a massive feature, in which all rows of a side
+    are alike, takes no digits from the others.
+    """
+    distinct, which = distinct_rows(x)
+    positive = x[:, int(x.abs().mean(0).argmax())] > 0
+    for side in (positive, ~positive):
+        mine = rows[side[rows]]
+        if not len(mine):
+            continue
+        of_side = x[side]
+        points = distinct - of_side[:: len(of_side) // _SEEN + 1].median(0).values
+        squares = points.square().sum(1)
+        for some in mine.split(_EXACT):
+            own = which[some]
+            # every distinct row once: then equal rows are equally near to the last bit
+            near = torch.addmm(squares, points[own], points.T, beta=-0.5).sub_(squares[own, None] / 2)[:, which]
+            farthest = largest(near, some, k)[0][:, -1]
+            yield some, ordered(near, some, k, _TIE * (squares[own] - 2 * farthest))
 
 
 def distinct_rows(x: Float[Tensor, "n d"]) -> tuple[Float[Tensor, "m d"], Int[Tensor, " n"]]:
@@ -98,17 +128,23 @@ def largest(similarity: Float[Tensor, "b n"], rows: Int[Tensor, " b"], k: int) -
     return best.values, best.indices
 
 
-def ordered(similarity: Float[Tensor, "b n"], rows: Int[Tensor, " b"], k: int) -> Best:
-    """As `largest`, equal ones by index."""
-    values, indices = largest(similarity, rows, k)
-    tied = (values[:, :-1] == values[:, 1:]).any(1).nonzero()[:, 0]
+def ordered(near: Float[Tensor, "b n"], rows: Int[Tensor, " b"], k: int, tolerance: Float[Tensor, " b"]) -> Best:
+    """As `largest`; those that differ by no more than the tolerance are equal, and equal ones go by index."""
+    values, indices = largest(near, rows, k)
+    tied = (values[:, :-1] - values[:, 1:] <= tolerance[:, None]).any(1).nonzero()[:, 0]
     if len(tied):
-        count, last, those = values.shape[1], values[tied, -1:], similarity[tied]
-        above, equal = those > last, those == last
+        count, last, those, within = values.shape[1], values[tied, -1:], near[tied], tolerance[tied, None]
+        above = those > last + within
+        equal = ~above & (those >= last - within)
         chosen = above | (equal & (equal.cumsum(1) <= count - above.sum(1, keepdim=True)))
         found = chosen.nonzero()[:, 1].view(-1, count)
-        values[tied], order = those.gather(1, found).sort(dim=1, descending=True, stable=True)
-        indices[tied] = found.gather(1, order)
+        best, order = those.gather(1, found).sort(dim=1, descending=True)
+        first = torch.nn.functional.pad(best[:, :-1] - best[:, 1:] > within, (1, 0), value=True)
+        places = torch.arange(count, device=best.device)
+        group = torch.where(first, places, 0).cummax(1).values
+        found = found.gather(1, order)
+        indices[tied] = found.gather(1, (group * near.shape[1] + found).argsort(1))
+        values[tied] = best.gather(1, group)
     return values, indices
 
 

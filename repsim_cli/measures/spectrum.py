@@ -16,7 +16,7 @@ from torch import Tensor
 
 from repsim_cli.measures.base import Card, Measure, centred
 from repsim_cli.measures.inner import Matrix
-from repsim_cli.measures.nearest import TIE, distinct_rows, ordered, warn_of_ties
+from repsim_cli.measures.nearest import in_order, warn_of_ties
 from repsim_cli.measures.rdm import SHAPE
 from repsim_cli.registry import measures
 from repsim_cli.settings import Positive
@@ -24,24 +24,18 @@ from repsim_cli.settings import Positive
 _TIMES = torch.logspace(-1, 1, 256, dtype=torch.float64)
 _WEIGHTS = torch.exp(-2 * (_TIMES + 1 / _TIMES))  # of the times in the distance
 _DEGREE = 24  # of the moments: what is left out of the heat traces is below 1e-14
-_BLOCK = 1024  # rows of the distance matrix held at a time
 _COLUMNS = 128  # of the products held at a time
 
 
 def nearest_rows(x: Float[Tensor, "n d"], k: int) -> Int[Tensor, "n k"]:
     """The k rows nearest by Euclidean distance, self excluded by index, equal distances in index order."""
     x = centred(x.double())[0]
-    distinct, which = distinct_rows(x)
-    half_norms = distinct.square().sum(1) / 2
-    blocks, tied = [], 0
-    for rows in torch.arange(len(x), device=x.device).split(_BLOCK):
-        # larger where the distance is smaller; every distinct row once, so that equal rows tie to the last bit
-        nearness = torch.addmm(-half_norms, x[rows], distinct.T).round(decimals=TIE)[:, which]
-        values, indices = ordered(nearness, rows, k)
-        tied += int((values[:, k - 1 : k] == values[:, k:]).sum())
-        blocks.append(indices[:, :k])
+    lists, tied = torch.empty(len(x), k, dtype=torch.int64, device=x.device), 0
+    for rows, (best, where) in in_order(x, torch.arange(len(x), device=x.device), k):
+        tied += int((best[:, k - 1 : k] == best[:, k:]).sum())
+        lists[rows] = where[:, :k]
     warn_of_ties(tied, len(x), k)
-    return torch.cat(blocks)
+    return lists
 
 
 def shifted_laplacian(x: Float[Tensor, "n d"], k: int) -> scipy.sparse.csr_matrix:
