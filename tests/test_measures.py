@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from repsim_cli import measures
 from repsim_cli.errors import BadInput, Degenerate
-from repsim_cli.measures.base import MeasureWarning
+from repsim_cli.measures.base import MeasureWarning, within
 from repsim_cli.similarity import all_pairs, estimate_all_pairs
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*no complex of 12 landmarks")  # as there are with few rows
@@ -148,8 +148,27 @@ def test_identity_symmetry_and_bounds(name, seed):
         assert value(name, x, y) == pytest.approx(value(name, y, x), rel=1e-11, abs=1e-12)
     low, high = card.bounds
     found = value(name, x, y)
-    assert low is None or found >= low - 1e-12
-    assert high is None or found <= high + 1e-12
+    assert low is None or found >= low
+    assert high is None or found <= high
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", [n for n in NAMES if not measures.card(n).infinite_to_itself])
+def test_rounding_leaves_no_value_beyond_its_bounds(name, dtype):
+    """Copies of one representation in other coordinates, so that values are at their bounds but for rounding."""
+    for seed in range(2):
+        x, _ = draw(seed, n=ROWS.get(name, 40))
+        mixed = x @ np.random.default_rng(seed).normal(size=(7, 7))
+        values = pairs_of(name, [torch.from_numpy(side).to(dtype) for side in (x, mixed, 3.3 * x + 1)])
+        low, high = measures.card(name).bounds
+        assert low is None or float(values.min()) >= low
+        assert high is None or float(values.max()) <= high
+
+
+def test_what_is_no_rounding_is_not_hidden():
+    values = torch.tensor([-2e-6, -1e-7, 0.5, 1 + 1e-7, 1 + 2e-6, torch.nan], dtype=torch.float64)
+    expected = torch.tensor([-2e-6, 0.0, 0.5, 1.0, 1 + 2e-6, torch.nan], dtype=torch.float64)
+    torch.testing.assert_close(within(measures.card("cka"), values), expected, atol=0, rtol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("name", [n for n in NAMES if not measures.card(n).symmetric])

@@ -217,7 +217,8 @@ class Measure:
         if self.inner is not None:
             return self._inner_pair(self.inner, x, y)
         assert self.compare is not None
-        return float(self.compare(self.prepared(x, "x", codes), self.prepared(y, "y", codes)))
+        value = self.compare(self.prepared(x, "x", codes), self.prepared(y, "y", codes))
+        return float(within(self.card, torch.tensor(value, dtype=torch.float64)))
 
     def _inner_pair(self, inner: Inner, x: Tensor, y: Tensor) -> float:
         kernels = list(dict.fromkeys((inner.row, inner.column)))
@@ -226,7 +227,8 @@ class Measure:
         cross = products([(inner.row, inner.column)], states, len(x), len(x))[0]
         own = own_products(inner, cross, len(x), x.dtype)
         try:
-            return float(inner_values(inner, cross, own, states[inner.row], states[inner.column])[0, 1])
+            values = inner_values(inner, cross, own, states[inner.row], states[inner.column])
+            return float(within(self.card, values)[0, 1])
         except Degenerate as error:
             raise Degenerate(f"{self.name}: {error}") from None
 
@@ -316,6 +318,19 @@ class Measure:
         prepare = self.prepare
         assert prepare is not None
         return at(what, lambda: prepare(x, labels) if self.card.labelled else prepare(x))
+
+
+ROUNDING = 1e-6  # of float32 products, which may take a value this far beyond its bounds
+
+
+def within(card: Card, values: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """Values that rounding took beyond the card's bounds, at the bounds. What lies further out stays and shows."""
+    low, high = card.bounds
+    if low is not None:
+        values = torch.where((values < low) & (values >= low - ROUNDING), low, values)
+    if high is not None:
+        values = torch.where((values > high) & (values <= high + ROUNDING), high, values)
+    return values
 
 
 def at(what: str, step: Callable[[], Any]) -> Any:

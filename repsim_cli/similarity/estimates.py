@@ -14,7 +14,7 @@ from torch import Tensor
 
 from repsim_cli.errors import BadInput
 from repsim_cli.measures import Measure
-from repsim_cli.measures.base import MeasureWarning
+from repsim_cli.measures.base import MeasureWarning, within
 from repsim_cli.measures.inner import Products
 from repsim_cli.similarity.pairs import (
     Matrix,
@@ -179,7 +179,7 @@ def of_sums(measure: Measure, hsic: Matrix, names: Sequence[str]) -> Matrix:
     assert measure.inner is not None
     own = hsic.diagonal()
     with blamed(measure, hsic, names):
-        return measure.inner.value(Products(hsic, own, own, (), ()))
+        return within(measure.card, measure.inner.value(Products(hsic, own, own, (), ())))
 
 
 def saved(means: Mapping[Any, Mean], seen: int, rows: int, notices: Notices) -> State:

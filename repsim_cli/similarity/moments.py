@@ -11,7 +11,7 @@ from torch import Tensor
 
 from repsim_cli.errors import BadInput
 from repsim_cli.measures import Measure, rank
-from repsim_cli.measures.base import at
+from repsim_cli.measures.base import at, within
 from repsim_cli.measures.moments import Second
 from repsim_cli.similarity.estimates import Notices, check_estimate, noticed
 from repsim_cli.similarity.pairs import Matrix, SimilarityMatrix
@@ -73,7 +73,9 @@ def moment_pairs(
             for (i, j), cell in _cells(whole, [found[a] for a in left], [found[b] for b in right]).items():
                 compare(left[i], right[j], cell)
     return {
-        label: SimilarityMatrix(values=one, se=None, estimate="moments", rows=rows, batches=1, statistics={})
+        label: SimilarityMatrix(
+            values=within(measures[label].card, one), se=None, estimate="moments", rows=rows, batches=1, statistics={}
+        )
         for label, one in values.items()
     }, list(notices.values())
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from repsim_cli.errors import Degenerate
 from repsim_cli.measures import Measure
-from repsim_cli.measures.base import Slow, Solved, at, inner_values, own_products
+from repsim_cli.measures.base import Slow, Solved, at, inner_values, own_products, within
 from repsim_cli.measures.inner import products, states_of
 from repsim_cli.results import slug
 from repsim_cli.similarity.processes import COUPLING, Work, opened, solve_all
@@ -93,9 +93,10 @@ def all_pairs(
         assert prepared.own is not None
         states = prepared.states
         with blamed(measure, prepared.cross, names):
-            found[label] = inner_values(
+            values = inner_values(
                 measure.inner, prepared.cross, prepared.own, states[measure.inner.row], states[measure.inner.column]
             )
+        found[label] = within(measure.card, values)
         observe(label, measure, prepared, found[label])
     for group in by_preparation(measures):
         some = next(iter(group.values()))
@@ -106,11 +107,12 @@ def all_pairs(
         for label, measure in group.items():
             prepared = Prepared(names=names, rows=len(representations[0]), tile=tile, states=states)
             if measure.slow is None:
-                found[label] = pairs(measure, states, states, names, wanted)
+                values = pairs(measure, states, states, names, wanted)
             else:
                 note = note_name(measures, label)
-                found[label], details = slow_pairs(measure, measure.slow, kept, prepared, wanted, work, batch, note)
+                values, details = slow_pairs(measure, measure.slow, kept, prepared, wanted, work, batch, note)
                 prepared = replace(prepared, details=details)
+            found[label] = within(measure.card, values)
             observe(label, measure, prepared, found[label])
         if work is not None:
             work.drop_inputs()
