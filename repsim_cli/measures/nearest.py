@@ -17,7 +17,7 @@ from repsim_cli.measures.inner import Matrix
 
 _BLOCK = 4096  # rows of the similarity matrix held at a time
 _EXACT = 1024  # of those that are done again in float64
-_SEEN = 256  # rows whose median stands for that of all
+_SEEN = 100  # rows whose median stands for that of all
 _TILE = 512
 _CELLS = 1 << 17  # (representation, row) cells compared at a time
 _TIE = 1e-13  # of the squares that a squared distance is made of: rows whose distances differ by less are equally near
@@ -96,20 +96,20 @@ def in_order(x: Float[Tensor, "n d"], rows: Int[Tensor, " b"], k: int) -> Iterat
     are alike, takes no digits from the others.
     """
     distinct, which = distinct_rows(x)
-    positive = x[:, int(x.abs().mean(0).argmax())] > 0
+    some = x[:: len(x) // _SEEN + 1]
+    positive = x[:, int(some.abs().mean(0).argmax())] > 0
     for side in (positive, ~positive):
         mine = rows[side[rows]]
         if not len(mine):
             continue
-        of_side = x[side]
-        points = distinct - of_side[:: len(of_side) // _SEEN + 1].median(0).values
+        seen = side.nonzero()[:, 0]
+        points = distinct - x[seen[:: len(seen) // _SEEN + 1]].median(0).values
         squares = points.square().sum(1)
-        for some in mine.split(_EXACT):
-            own = which[some]
+        for block in mine.split(_EXACT):
+            own = which[block]
             # every distinct row once: then equal rows are equally near to the last bit
             near = torch.addmm(squares, points[own], points.T, beta=-0.5).sub_(squares[own, None] / 2)[:, which]
-            farthest = largest(near, some, k)[0][:, -1]
-            yield some, ordered(near, some, k, _TIE * (squares[own] - 2 * farthest))
+            yield block, ordered(near, block, k, squares[own])
 
 
 def distinct_rows(x: Float[Tensor, "n d"]) -> tuple[Float[Tensor, "m d"], Int[Tensor, " n"]]:
@@ -128,12 +128,14 @@ def largest(similarity: Float[Tensor, "b n"], rows: Int[Tensor, " b"], k: int) -
     return best.values, best.indices
 
 
-def ordered(near: Float[Tensor, "b n"], rows: Int[Tensor, " b"], k: int, tolerance: Float[Tensor, " b"]) -> Best:
-    """As `largest`; those that differ by no more than the tolerance are equal, and equal ones go by index."""
+def ordered(near: Float[Tensor, "b n"], rows: Int[Tensor, " b"], k: int, squares: Float[Tensor, " b"]) -> Best:
+    """As `largest` of minus half the squared distances of rows with these squared norms; those that only rounding tells
+    apart are equal, and equal ones go by index."""
     values, indices = largest(near, rows, k)
-    tied = (values[:, :-1] - values[:, 1:] <= tolerance[:, None]).any(1).nonzero()[:, 0]
+    tolerance = _TIE * (squares[:, None] - 2 * values[:, -1:])
+    tied = (values[:, :-1] - values[:, 1:] <= tolerance).any(1).nonzero()[:, 0]
     if len(tied):
-        count, last, those, within = values.shape[1], values[tied, -1:], near[tied], tolerance[tied, None]
+        count, last, those, within = values.shape[1], values[tied, -1:], near[tied], tolerance[tied]
         above = those > last + within
         equal = ~above & (those >= last - within)
         chosen = above | (equal & (equal.cumsum(1) <= count - above.sum(1, keepdim=True)))
