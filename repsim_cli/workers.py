@@ -62,7 +62,8 @@ def followed_joblib() -> None:
 
     class Followed(LokyBackend):
         def configure(self, *arguments: Any, **settings: Any) -> int:
-            count = super().configure(*arguments, initializer=follow, initargs=(os.getpid(),), **settings)
+            with starting():  # loky's resource tracker, which lets interrupts through again
+                count = super().configure(*arguments, initializer=follow, initargs=(os.getpid(),), **settings)
             with starting():
                 self._workers.submit(int)  # type: ignore[union-attr]  # which starts them all
             return count

@@ -1,5 +1,6 @@
 """The processes that work for another end when it does."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -71,13 +72,21 @@ def test_workers_end_with_their_parent(tmp_path, script, sent):
         time.sleep(0.05)
 
 
-def test_the_jobs_of_an_interrupted_sweep_record_their_end(tmp_path):
+@pytest.mark.parametrize(
+    ("send", "sent"), [(os.kill, signal.SIGTERM), (os.killpg, signal.SIGHUP)], ids=["asked", "terminal closed"]
+)
+def test_the_jobs_of_an_interrupted_sweep_record_their_end(tmp_path, send, sent):
     process = subprocess.Popen(
-        [sys.executable, "-c", SWEEP], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path
+        [sys.executable, "-c", SWEEP],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+        start_new_session=True,
     )
     assert process.stdout is not None
     assert [process.stdout.readline() for _ in range(2)] == ["started\n"] * 2
-    process.terminate()
+    send(process.pid, sent)
     _, err = process.communicate(timeout=20)
     assert process.returncode == 130, err
     assert sorted(file.name for file in tmp_path.iterdir()) == ["interrupted-0", "interrupted-1"]
