@@ -91,9 +91,10 @@ class Significance:
 
     method: `closed_form` for measures that are inner products of matrices, on rows that do not depend on each other;
     `permutation` for every measure, from `permutations` random pairings of the rows (the same for all layers).
-    clusters: what moves as a whole: the rows of one `document`, or each `row` (declares rows independent).
-    alpha: the level of the calibrated score and of what figures mark. jackknife: standard errors of normalised
-    inner products on one sample (estimate full). bootstrap: replicates over batches (0: none), for bands of `level`.
+    clusters: what depends on what. With `document` the rows of a document may depend on each other: segments of equal
+    length trade places, one per document; a sample (estimate full) is then of whole sequences. With `row` all rows are
+    independent of each other. alpha: the level of the calibrated score and of what figures mark. jackknife: standard
+    errors of normalised inner products on one sample (estimate full). bands: t intervals of `level` over batches.
     """
 
     method: Literal["none", "closed_form", "permutation"] = "none"
@@ -101,7 +102,7 @@ class Significance:
     clusters: Literal["document", "row"] = "document"
     alpha: Annotated[float, Field(gt=0, lt=1)] = 0.05
     jackknife: bool = False
-    bootstrap: Annotated[int, Field(ge=0)] = 0
+    bands: bool = False
     level: Annotated[float, Field(gt=0, lt=1)] = 0.95
 
 

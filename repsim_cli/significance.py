@@ -1,12 +1,12 @@
 """How far a similarity is from chance: permutation nulls in closed form or drawn, and standard errors.
 
 The null: rows of one side are paired with those of the other at random. Where rows depend on each other (tokens of
-one document), whole clusters of rows move together, and no closed form is used.
+one document), segments of equal length trade places, one per document, and no closed form is used: `segments.py` says
+which. The similarity that is tested is the one of the rows in these segments.
 """
 
 import itertools
 import math
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -14,18 +14,18 @@ from typing import Any, NamedTuple
 import numpy as np
 import scipy.stats
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from repsim_cli.errors import BadInput
 from repsim_cli.measures import Measure
-from repsim_cli.measures.base import Card, MeasureWarning, cosine, inner_values
+from repsim_cli.measures.base import Card, cosine, inner_values
 from repsim_cli.measures.inner import AnyKernel, Features, Matrix, Packed, State, packed, products, tile_of, unpacked
+from repsim_cli.segments import Segments
 from repsim_cli.settings import Significance
-from repsim_cli.similarity import Prepared, SimilarityMatrix, Statistics, pairs
+from repsim_cli.similarity import Beside, Key, Prepared, SimilarityMatrix, Statistics, all_pairs, pairs
 
 TOGETHER = 8  # permutations of one tiled pass
-FEW = 8  # documents in a batch below which their orders soon repeat
 SMALLEST = 1e-6  # p value of the closed form
 GROUPS = 512  # clusters whose influence is held at a time: more are joined with their neighbours
 
@@ -130,7 +130,7 @@ def check_measure(settings: Significance, measure: Measure) -> None:
     if settings.method == "permutation" and not measure.card.paired:
         raise BadInput(
             f"significance.method: {measure.name} does not depend on how rows are paired, so that random pairs are "
-            "no null for it, got permutation; leave it out, or use significance.bootstrap=1000 on batches"
+            "no null for it, got permutation; leave it out, or use significance.bands=true"
         )
     if settings.jackknife and (measure.inner is None or measure.inner.value is not cosine):
         raise BadInput(
@@ -146,7 +146,7 @@ def check(settings: Significance, estimate: str, dependent: bool) -> None:
             "significance.method: tokens of one document depend on each other and the closed form takes rows as "
             "independent, got closed_form; use significance=permutation, pooled rows, or significance.clusters=row"
         )
-    if estimate == "moments" and (settings.method != "none" or settings.jackknife or settings.bootstrap):
+    if estimate == "moments" and (settings.method != "none" or settings.jackknife or settings.bands):
         raise BadInput(
             "significance: sums over all rows have neither null nor standard error, got estimate moments; use "
             "significance=none, or extract.estimate=full"
@@ -155,8 +155,8 @@ def check(settings: Significance, estimate: str, dependent: bool) -> None:
         raise BadInput("significance.method: sums over batches have no null, got ratio_of_sums; use per_batch or full")
     if settings.jackknife and estimate != "full":
         raise BadInput(f"significance.jackknife: it is for one sample, got {estimate}; use extract.estimate=full")
-    if settings.bootstrap and estimate == "full":
-        raise BadInput("significance.bootstrap: it draws batches, got full; use per_batch, or jackknife")
+    if settings.bands and estimate == "full":
+        raise BadInput("significance.bands: they need several batches, got full; use per_batch, or jackknife")
 
 
 Progress = Callable[[Sequence[Any], str], Iterable[Any]]
@@ -166,30 +166,13 @@ def silent(steps: Sequence[Any], measure: str) -> Iterable[Any]:
     return steps
 
 
-def statistics(
-    settings: Significance, clusters: Callable[[int], np.ndarray], seed: int, progress: Progress = silent
-) -> Statistics:
-    """What is to be averaged over batches; clusters(batch): an id per row of what moves as a whole.
-
-    progress(steps, measure): goes over the steps of a measure's permutations in one batch, and shows it.
-    """
+def statistics(settings: Significance, clusters: Callable[[int], np.ndarray]) -> Statistics:
+    """What is to be averaged over batches; clusters(batch): an id per row of what moves as a whole."""
 
     def observed(batch: int, measure: Measure, prepared: Prepared, values: Matrix) -> dict[str, Tensor]:
         found = {}
         if settings.method == "closed_form":
             found |= standardised(measure, prepared)
-        elif settings.method == "permutation":
-            ids = clusters(batch)
-            count = len(np.unique(ids))
-            if count < FEW:
-                warnings.warn(
-                    f"significance: {count} documents in a batch, whose orders soon repeat; use larger batches",
-                    MeasureWarning,
-                    stacklevel=2,
-                )
-            null = permuted(measure, prepared, shuffles(ids, settings.permutations, [seed, batch]), progress)
-            # either side may be the one that is permuted: one null for both entries of a symmetric measure
-            found["null"] = null.triu() + null.triu(1).mT if measure.card.symmetric else null
         if settings.jackknife:
             found["se"] = jackknife(measure, prepared, values, clusters(batch))
         return found
@@ -197,31 +180,82 @@ def statistics(
     return observed
 
 
+Notes = Callable[[int, str, Sequence[int]], np.ndarray]
+
+
+def drawn(
+    settings: Significance,
+    measures: Mapping[str, Measure],
+    segments: Segments,
+    *,
+    names: Sequence[str],
+    seed: int,
+    tile: int,
+    labels: Callable[[int], Tensor | None],
+    notes: Notes,
+    progress: Progress = silent,
+) -> Beside:
+    """Of every batch the values on the rows in segments (`tested`), and those under random pairings (`null`).
+
+    labels(batch): a class code per row. notes(batch, label, shape): a file of numbers for each measure, NaN at first,
+    so that an interrupted run resumes among the permutations. progress(steps, measure): goes over the steps of a
+    measure's permutations in one batch, and shows it.
+    """
+
+    def beside(batch: int, representations: Sequence[Tensor]) -> dict[Key, Tensor]:
+        found: dict[Key, Tensor] = {}
+        rows = torch.from_numpy(segments.rows(batch))
+        if not len(rows):
+            return found
+        orders = torch.from_numpy(segments.orders(batch, settings.permutations, [seed, batch]))
+        codes = labels(batch)
+
+        def observe(label: str, measure: Measure, prepared: Prepared, values: Matrix) -> None:
+            noted = notes(batch, label, (len(orders), *values.shape))
+            null = permuted(measure, prepared, orders, progress, noted)
+            # either side may be the one that is permuted: one null for both entries of a symmetric measure
+            null = null.triu() + null.triu(1).mT if measure.card.symmetric else null
+            found.update({(label, "tested"): values, (label, "null"): null})
+
+        chosen = [x[rows.to(x.device)] for x in representations]
+        all_pairs(measures, chosen, names, tile=tile, labels=None if codes is None else codes[rows], observe=observe)
+        return found
+
+    return beside
+
+
 class Judged(NamedTuple):
-    """p: of the null that rows are paired at random; calibrated: the score above chance, in [0, 1]."""
+    """p: of the null that rows are paired at random; calibrated: the score above chance, in [0, 1].
+
+    tested: the values that p and calibrated are of, where these are not those of all rows. null: what was done.
+    """
 
     p: Matrix | None
     calibrated: Matrix | None
+    tested: Matrix | None
     null: dict[str, Any] | None
 
 
-def judge(settings: Significance, measure: Measure, matrix: SimilarityMatrix) -> Judged:
+def judge(settings: Significance, measure: Measure, matrix: SimilarityMatrix, segments: Segments | None) -> Judged:
     """What the observed statistics say. The closed form's p is of the inner products' z, summed over batches."""
     found, card = matrix.statistics, measure.card
     if settings.method == "closed_form":
         root = math.sqrt(matrix.batches)
         null = {"method": "closed_form", "clusters": "row", "alpha": settings.alpha}
-        return Judged(tail(found["z"] * root, found["skewness"] / root), None, null)
-    if settings.method == "permutation":
+        return Judged(tail(found["z"] * root, found["skewness"] / root), None, None, null)
+    if segments is not None:
         null = {
             "method": "permutation",
             "permutations": settings.permutations,
             "clusters": settings.clusters,
             "alpha": settings.alpha,
+            "segments": segments.count,
+            "share": segments.share,
         }
-        scores = calibrated(matrix.values, found["null"], card, settings.alpha)
-        return Judged(p_values(matrix.values, found["null"], card), scores, null)
-    return Judged(None, None, None)
+        tested = found["tested"]
+        scores = calibrated(tested, found["null"], card, settings.alpha)
+        return Judged(p_values(tested, found["null"], card), scores, tested if segments.share < 1 else None, null)
+    return Judged(None, None, None, None)
 
 
 def best_pairs(
@@ -231,18 +265,21 @@ def best_pairs(
     places: Mapping[str, slice],
     names: Sequence[str],
 ) -> list[list[Any]]:
-    """Per pair of models their closest pair of layers, with p and calibrated score of being the closest; of an
-    asymmetric measure both ways."""
+    """Per pair of models their closest pair of layers on all rows; of an asymmetric measure both ways.
+
+    p and calibrated score: of the closest pair on the tested rows, as the maximum of all pairs.
+    """
     sign = 1 if measure.card.larger_is_closer else -1
     rows = []
     chosen = itertools.combinations if measure.card.symmetric else itertools.permutations
     for (a, row), (b, column) in chosen(places.items(), 2):
         block = sign * matrix.values[row, column]
         null = (sign * matrix.statistics["null"][:, row, column]).flatten(1).amax(1) * sign
+        tested = (sign * matrix.statistics["tested"][row, column]).amax() * sign
         value = sign * block.max()
         i, j = divmod(int(block.argmax()), block.shape[1])
-        p = p_values(value.view(1, 1), null.view(-1, 1, 1), measure.card)
-        score = calibrated(value.view(1, 1), null.view(-1, 1, 1), measure.card, settings.alpha)
+        p = p_values(tested.view(1, 1), null.view(-1, 1, 1), measure.card)
+        score = calibrated(tested.view(1, 1), null.view(-1, 1, 1), measure.card, settings.alpha)
         layers = names[row.start + i], names[column.start + j]
         rows.append([a, b, *layers, float(value), float(p), float(score)])
     return rows
@@ -269,38 +306,36 @@ def _square(kernel: AnyKernel, state: State, n: int) -> Float[Tensor, "n n"]:
     return kernel.cells(state.fit, values @ values.T, slice(0, n), slice(0, n))
 
 
-def shuffles(clusters: np.ndarray, count: int, seed: Sequence[int]) -> list[Tensor]:
-    """`count` orders of the rows, in which the clusters (an id per row) come in random order, each one whole."""
-    generator = np.random.default_rng(seed)
-    _, ids = np.unique(clusters, return_inverse=True)
-    orders = []
-    for _ in range(count):
-        place = generator.permutation(ids.max() + 1)
-        orders.append(torch.from_numpy(np.argsort(place[ids], kind="stable")))
-    return orders
-
-
 def permuted(
-    measure: Measure, prepared: Prepared, orders: Sequence[Tensor], progress: Progress = silent
+    measure: Measure,
+    prepared: Prepared,
+    orders: Int[Tensor, "k n"],
+    progress: Progress = silent,
+    noted: Float[np.ndarray, "k r r"] | None = None,
 ) -> Float[Tensor, "k r r"]:
-    """The measure for all pairs with the rows of the column's side in each of the orders, nothing refitted."""
+    """The measure for all pairs with the rows of the column's side in each of the orders, nothing refitted.
+
+    noted: where values are kept as they come, NaN at first; those that are there are not computed again.
+    """
+    count = len(prepared.names)
+    found = np.full((len(orders), count, count), np.nan) if noted is None else noted
+    left = [k for k in range(len(orders)) if np.isnan(found[k]).any()]
     if measure.inner is None:
-        steps = progress(orders, measure.name)
-        moved = ([measure.permute(state, order) for state in prepared.states] for order in steps)
-        return torch.stack([pairs(measure, prepared.states, columns, prepared.names) for columns in moved])
-    inner, n, found = measure.inner, prepared.rows, []
+        for k in progress(left, measure.name):
+            columns = [measure.permute(state, orders[k]) for state in prepared.states]
+            found[k] = pairs(measure, prepared.states, columns, prepared.names).cpu()
+        return torch.from_numpy(np.array(found))
+    inner, n = measure.inner, prepared.rows
     rows, columns = prepared.states[inner.row], prepared.states[inner.column]
     assert prepared.own is not None
-    for start in progress(range(0, len(orders), TOGETHER), measure.name):
+    steps = [left[start : start + TOGETHER] for start in range(0, len(left), TOGETHER)]
+    for some in progress(steps, measure.name):
         # as kernels of their own, the permuted matrices share the pass with those that stay
-        some = {
-            _alias(inner.column): [_moved(inner.column, state, order, n) for state in columns]
-            for order in orders[start : start + TOGETHER]
-        }
-        crosses = products([(inner.row, alias) for alias in some], {inner.row: rows, **some}, n, prepared.tile)
-        for cross, moved in zip(crosses, some.values(), strict=True):
-            found.append(inner_values(inner, cross, prepared.own, rows, moved))
-    return torch.stack(found)
+        moved = {_alias(inner.column): [_moved(inner.column, state, orders[k], n) for state in columns] for k in some}
+        crosses = products([(inner.row, alias) for alias in moved], {inner.row: rows, **moved}, n, prepared.tile)
+        for k, cross, states in zip(some, crosses, moved.values(), strict=True):
+            found[k] = inner_values(inner, cross, prepared.own, rows, states).cpu()
+    return torch.from_numpy(np.array(found))
 
 
 def _alias(kernel: AnyKernel) -> AnyKernel:
@@ -379,16 +414,20 @@ def _block(kernel: AnyKernel, state: State, rows: slice, columns: slice, n: int)
     return kernel.cells(state.fit, features.block(rows) @ features.block(columns).T, rows, columns)
 
 
-def bands(
-    per_batch: Float[np.ndarray, "b r r"],
-    settings: Significance,
-    seed: int,
-    finish: Callable[[Matrix], Matrix] = lambda mean: mean,
-) -> tuple[np.ndarray, np.ndarray]:
-    """(low, high) by the percentile bootstrap over whole batches; finish: from the mean over batches to the value."""
+def bands(values: Matrix, se: Matrix, batches: int, settings: Significance, card: Card) -> tuple[Matrix, Matrix]:
+    """(low, high): t intervals of a mean over batches, cut at the card's bounds.
+
+    The batches' values are taken as independent and their mean as normal, with batches - 1 degrees of freedom.
+    """
+    half = float(scipy.stats.t.ppf((1 + settings.level) / 2, batches - 1)) * se
+    lowest, highest = card.bounds
+    low, high = values - half, values + half
+    return low if lowest is None else low.clamp_min(lowest), high if highest is None else high.clamp_max(highest)
+
+
+def without_each(per_batch: Float[np.ndarray, "b r r"], finish: Callable[[Matrix], Matrix]) -> Matrix:
+    """Standard errors of finish(the mean over batches): the jackknife that leaves one batch out (Efron 1982)."""
     count = len(per_batch)
-    drawn = np.random.default_rng(seed).multinomial(count, np.full(count, 1 / count), size=settings.bootstrap)
-    means = torch.from_numpy(np.tensordot(drawn / count, per_batch, axes=1))
-    ends = [(1 - settings.level) / 2, (1 + settings.level) / 2]
-    low, high = np.quantile(torch.stack([finish(mean) for mean in means]).numpy(), ends, axis=0)
-    return low, high
+    total = torch.from_numpy(per_batch.sum(0))
+    left = torch.stack([finish((total - torch.from_numpy(np.array(one))) / (count - 1)) for one in per_batch])
+    return ((count - 1) / count * (left - left.mean(0)).square().sum(0)).sqrt()

@@ -19,6 +19,7 @@ from repsim_cli.errors import BadInput, RepsimError, RunFailed
 from repsim_cli.models.source import AnySource, Precomputed, Source
 from repsim_cli.planning import check_device
 from repsim_cli.registry import did_you_mean
+from repsim_cli.segments import BOTH, DOCUMENT, SEQUENCE
 from repsim_cli.settings import Extract, Hardware
 
 log = logging.getLogger("repsim")
@@ -159,6 +160,21 @@ def row_documents(sequences: Sequences, extract: Extract) -> Int[np.ndarray, " n
     if extract.unit in ("token", "word"):
         return sequences.document[_one_each(sequences, extract)]
     return np.flatnonzero(rows_of(sequences, extract))
+
+
+def row_beginnings(sequences: Sequences, extract: Extract) -> Int[np.ndarray, " n"]:
+    """What every row of the run is the first one of: DOCUMENT + SEQUENCE of `segments.py`, or 0."""
+    if extract.unit not in ("token", "word"):
+        return np.full(rows_of(sequences, extract).sum(), BOTH)
+    places = _one_each(sequences, extract)
+    first = places & (places.cumsum(1) == 1)
+    document = np.where(places, sequences.document, -1)
+    # a document that begins inside a sequence, whatever place its first row has in it
+    before = np.maximum.accumulate(np.where(places, np.arange(places.shape[1]), -1), 1)[:, :-1]
+    changed = np.zeros_like(places)
+    changed[:, 1:] = document[:, 1:] != np.take_along_axis(document, before.clip(0), 1)
+    begins = np.where(first, sequences.position == 0, changed)
+    return (DOCUMENT * begins + SEQUENCE * first)[places]
 
 
 def same_rows(a: Sequences, b: Sequences, extract: Extract) -> bool:
@@ -359,20 +375,39 @@ def total_rows(found: Sequence[Reading], sequences: Mapping[str, Sequences], ext
 
 
 def batches(
-    stream: Iterator[Block], extract: Extract, total: int, seed: int, first_row: int = 0
+    stream: Iterator[Block],
+    extract: Extract,
+    total: int,
+    seed: int,
+    first_row: int = 0,
+    whole: Int[np.ndarray, " N"] | None = None,
 ) -> Iterator[list[Tensor]]:
     """The stream regrouped as the estimate asks: one batch of rows sampled under the seed (`full`), or batches
-    of exactly `batch_rows` rows in row order from first_row on, the rest left out (but for `moments`)."""
+    of exactly `batch_rows` rows in row order from first_row on, the rest left out (but for `moments`).
+
+    whole: as in `row_numbers`.
+    """
     if extract.estimate == "full":
-        return _sampled(stream, torch.from_numpy(row_numbers(extract, total, seed, 0)))
+        return _sampled(stream, torch.from_numpy(row_numbers(extract, total, seed, 0, whole)))
     return _regrouped(stream, extract.batch_rows, first_row, rest=extract.estimate == "moments")
 
 
-def row_numbers(extract: Extract, total: int, seed: int, batch: int) -> Int[np.ndarray, " n"]:
-    """Which rows of the run a batch holds, ascending."""
-    if extract.estimate == "full":
+def row_numbers(
+    extract: Extract, total: int, seed: int, batch: int, whole: Int[np.ndarray, " N"] | None = None
+) -> Int[np.ndarray, " n"]:
+    """Which rows of the run a batch holds, ascending.
+
+    whole: the number of rows of each sequence, where a sample is of whole sequences (one at least).
+    """
+    if extract.estimate != "full":
+        return np.arange(batch * extract.batch_rows, (batch + 1) * extract.batch_rows)
+    if whole is None or total <= extract.rows:
         return draw(total, extract.rows, seed)
-    return np.arange(batch * extract.batch_rows, (batch + 1) * extract.batch_rows)
+    order = np.random.default_rng(seed).permutation(len(whole))
+    fitting = np.searchsorted(whole[order].cumsum(), extract.rows, side="right")
+    chosen = np.zeros(len(whole), bool)
+    chosen[order[: max(1, fitting)]] = True
+    return np.flatnonzero(np.repeat(chosen, whole))
 
 
 def _sampled(stream: Iterator[Block], chosen: Tensor) -> Iterator[list[Tensor]]:

@@ -2,13 +2,15 @@
 
 from repsim_cli.similarity.attention import estimate_attention
 from repsim_cli.similarity.counterparts import Counterparts, estimate_counterparts
-from repsim_cli.similarity.estimates import State, check_estimate, estimate_all_pairs, of_sums
+from repsim_cli.similarity.estimates import Beside, Key, State, check_estimate, estimate_all_pairs, of_sums
 from repsim_cli.similarity.moments import moment_pairs
 from repsim_cli.similarity.pairs import Prepared, SimilarityMatrix, Statistics, Wanted, all_pairs, note_name, pairs
 from repsim_cli.similarity.processes import Work
 
 __all__ = [
+    "Beside",
     "Counterparts",
+    "Key",
     "Prepared",
     "SimilarityMatrix",
     "State",

@@ -59,12 +59,12 @@ def estimate_counterparts(
             ]
         rows, seen = rows + len(left[0]), seen + 1
         for label, mean in means.items():
-            mean.add(torch.stack([one[label].cpu() for one in made]), seen)
+            mean.add(torch.stack([one[label].cpu() for one in made]))
     if not rows:
         raise BadInput("extract: no batch could be filled, got too few rows; lower batch_rows or add data")
     found = {}
     for label, mean in means.items():
-        values, se = mean.mean, mean.se(seen)
+        values, se = mean.mean, mean.se
         assert values is not None
         if estimate == "ratio_of_sums":
             hsic = zip(values, names, strict=True)

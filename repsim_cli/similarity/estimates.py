@@ -31,23 +31,25 @@ from repsim_cli.similarity.processes import Work
 
 @dataclass
 class Mean:
-    """Running mean and standard error of matrices (Welford), one number per pair whatever the batches."""
+    """Running mean and standard error of matrices (Welford), one number per pair however many were added."""
 
     mean: Tensor | None = None
     squares: Tensor | None = None
+    count: int = 0
 
-    def add(self, values: Tensor, batches: int) -> None:
-        """batches: their number with this one."""
+    def add(self, values: Tensor) -> None:
         if self.mean is None or self.squares is None:
             self.mean, self.squares = torch.zeros_like(values), torch.zeros_like(values)
+        self.count += 1
         delta = values - self.mean
-        self.mean += delta / batches
+        self.mean += delta / self.count
         self.squares += delta * (values - self.mean)
 
-    def se(self, batches: int) -> Tensor | None:
-        if batches < 2 or self.squares is None:
+    @property
+    def se(self) -> Tensor | None:
+        if self.count < 2 or self.squares is None:
             return None
-        return (self.squares / (batches - 1) / batches).sqrt()
+        return (self.squares / (self.count - 1) / self.count).sqrt()
 
 
 def check_estimate(measure: Measure, estimate: str) -> None:
@@ -62,6 +64,8 @@ def check_estimate(measure: Measure, estimate: str) -> None:
         )
 
 
+Key = tuple[str] | tuple[str, str]  # (label,) of values, (label, statistic)
+Beside = Callable[[int, Sequence[Tensor]], Mapping[Key, Tensor]]
 State = dict[str, Tensor]
 Notices = dict[str, str]
 
@@ -88,6 +92,7 @@ def estimate_all_pairs(
     tile: int = 512,
     labels: Callable[[int], Tensor | None] = lambda batch: None,
     statistics: Statistics = lambda *_: {},
+    beside: Beside = lambda *_: {},
     each: Callable[[int, Mapping[str, Matrix]], None] = lambda batch, values: None,
     state: State | None = None,
     save: Callable[[State], None] = lambda state: None,
@@ -100,7 +105,8 @@ def estimate_all_pairs(
     batches(k): the stream from batch k on. full: one batch. per_batch: mean of the batches' values, with its
     standard error. ratio_of_sums: HSIC of each batch (biased: / (n-1)^2, unbiased: / (n (n-3))), summed, and
     normalised at the end. labels(batch): a class code per row, for measures that need them. statistics(batch,
-    measure, what was prepared, values): more to be averaged over batches. each(batch, values): sees every batch.
+    measure, what was prepared, values), beside(batch, representations): more to be averaged over the batches that have
+    it. each(batch, values): sees every batch.
     save(state) is called after each batch; the work goes on from a `state` that was saved, with the same bits.
     wanted: as in `all_pairs`. work: where the pairs of slow measures are solved; their details are among the
     statistics.
@@ -112,7 +118,10 @@ def estimate_all_pairs(
     notices: Notices = {}
     if state is not None:
         stored = [key.removesuffix(".mean") for key in state if key.endswith(".mean")]
-        means = {tuple(key.split("\t")): Mean(state[f"{key}.mean"], state[f"{key}.squares"]) for key in stored}
+        means = {
+            tuple(key.split("\t")): Mean(state[f"{key}.mean"], state[f"{key}.squares"], int(state[f"{key}.count"]))
+            for key in stored
+        }
         seen, rows = (int(count) for count in state["seen"])
         notices = json.loads(bytes(state["notices"].tolist()))
     summed = estimate == "ratio_of_sums"
@@ -121,11 +130,12 @@ def estimate_all_pairs(
             if summed:
                 found = {(label,): hsic for label, hsic in hsic_products(measures, batch, names, tile=tile).items()}
             else:
-                beside = partial(statistics, seen)
-                found = _observed(measures, batch, names, tile, labels(seen), beside, wanted, work, seen)
+                given = partial(statistics, seen)
+                found = _observed(measures, batch, names, tile, labels(seen), given, wanted, work, seen)
+                found |= beside(seen, batch)
         rows, seen = rows + len(batch[0]), seen + 1
         for key, value in found.items():
-            means.setdefault(key, Mean()).add(value.cpu(), seen)
+            means.setdefault(key, Mean()).add(value.cpu())
         each(seen - 1, {label: found[label,] for label in measures})
         save(saved(means, seen, rows, notices))
     if not rows:
@@ -136,7 +146,7 @@ def estimate_all_pairs(
         assert mean.mean is not None
         matrices[label] = SimilarityMatrix(
             values=of_sums(measure, mean.mean, names) if summed else mean.mean,
-            se=None if summed else mean.se(seen),
+            se=None if summed else mean.se,
             estimate=estimate,
             rows=rows,
             batches=seen,
@@ -145,9 +155,6 @@ def estimate_all_pairs(
             },
         )
     return matrices, list(notices.values())
-
-
-Key = tuple[str] | tuple[str, str]  # (label,) of values, (label, statistic)
 
 
 def _observed(
@@ -191,5 +198,6 @@ def saved(means: Mapping[Any, Mean], seen: int, rows: int, notices: Notices) -> 
         key = "\t".join(parts)
         assert mean.mean is not None
         assert mean.squares is not None
-        state |= {f"{key}.mean": mean.mean, f"{key}.squares": mean.squares}
+        count = torch.tensor(mean.count)
+        state |= {f"{key}.mean": mean.mean, f"{key}.squares": mean.squares, f"{key}.count": count}
     return state

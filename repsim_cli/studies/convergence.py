@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from repsim_cli.activations.cached import cached, from_cache
-from repsim_cli.activations.rows import Reading, batches, blocks
+from repsim_cli.activations.rows import Reading, batches, blocks, row_numbers
 from repsim_cli.activations.stored import Recorder, activations_key
 from repsim_cli.analysis.claims.finding import check_names
 from repsim_cli.analysis.claims.training import TRAINING_CLAIMS, training_verdicts
@@ -419,7 +420,7 @@ class Training(Similarity):
                 names=[(a, b) for a, b in names],
                 estimate=self.extract.estimate,
                 tile=self.hardware.tile,
-                labels=batch_labels(sequences, self.extract, total, self.seed),
+                labels=batch_labels(sequences, self.extract, partial(row_numbers, self.extract, total, self.seed)),
                 kept=kept if self.extract.estimate == "full" else None,
             )
         except Degenerate as error:

@@ -2,21 +2,23 @@
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import safetensors.torch
-import torch
 from torch import Tensor
 
 from repsim_cli import significance as judging
-from repsim_cli.activations.rows import Reading, row_documents, row_numbers
+from repsim_cli.activations.rows import Reading, row_beginnings, row_documents, row_numbers, rows_of
+from repsim_cli.data.base import Sequences
 from repsim_cli.measures import Measure
+from repsim_cli.models.source import Precomputed
 from repsim_cli.results import STATE, Run, slug, write
-from repsim_cli.settings import Significance
+from repsim_cli.segments import BOTH, Segments, segments
+from repsim_cli.settings import Extract, Significance
 from repsim_cli.similarity import (
     SimilarityMatrix,
     State,
@@ -48,25 +50,68 @@ def resumed(file: Path, always: bool = False) -> tuple[State | None, Callable[[S
     return safetensors.torch.load_file(file) if file.is_file() else None, save
 
 
+@dataclass(frozen=True, kw_only=True)
+class Clusters:
+    """Which rows of the run depend on each other.
+
+    documents: what every row is of, or itself. beginnings: what it is the first row of (see `segments.py`). whole: the
+    rows of each sequence, where a sample must be of whole sequences, so that documents keep their segments.
+    """
+
+    documents: np.ndarray
+    beginnings: np.ndarray
+    whole: np.ndarray | None
+
+    def segments(self, extract: Extract, seed: int, least: int) -> Segments:
+        """Which rows of the batches trade places, `least` of a batch. Raises BadInput where too few documents can."""
+        total = len(self.documents)
+        count = 1 if extract.estimate == "full" else total // extract.batch_rows
+        batches = [row_numbers(extract, total, seed, batch, self.whole) for batch in range(count)]
+        return segments([self.documents[x] for x in batches], [self.beginnings[x] for x in batches], least)
+
+
+def clusters_of(
+    significance: Significance,
+    readings: Sequence[Reading],
+    sequences: Mapping[str, Sequences],
+    extract: Extract,
+    total: int,
+) -> Clusters:
+    """By `significance.clusters`; rows of stored arrays are independent of each other, but for words of sentences."""
+    stored = [r.source.sentences for r in readings if isinstance(r.source, Precomputed) and r.source.sentences]
+    if significance.clusters == "row" or not (sequences or stored):
+        return Clusters(documents=np.arange(total), beginnings=np.full(total, BOTH), whole=None)
+    if sequences:
+        given = next(iter(sequences.values()))
+        documents, beginnings = row_documents(given, extract), row_beginnings(given, extract)
+        whole = rows_of(given, extract)
+    else:
+        whole = np.array([sentence.words for sentence in stored[0]])
+        documents, beginnings = np.repeat(np.arange(len(whole)), whole), np.zeros(whole.sum(), int)
+        beginnings[(whole.cumsum() - whole)[whole > 0]] = BOTH
+    sampled = significance.method == "permutation" and (whole > 1).any()
+    return Clusters(documents=documents, beginnings=beginnings, whole=whole if sampled else None)
+
+
 def estimated(
     run: Run,
     rows: Rows,
     measures: Mapping[str, Measure],
     significance: Significance,
     *,
+    clusters: Clusters,
+    trading: Segments | None,
     wanted: Wanted | None,
     couplings: bool,
 ) -> Matrices:
-    """From one pass over the rows, which goes on from the means that a killed run saved."""
+    """From one pass over the rows, resumed from the means that an interrupted run saved.
+
+    trading: the rows that permutations move, where significance is by permutation.
+    """
     file = run.folder / STATE
     state, save = resumed(file, always=any(measure.slow is not None for measure in measures.values()))
-
-    def clusters(batch: int) -> np.ndarray:
-        """What every row of a batch belongs to: its document, or itself."""
-        numbers = row_numbers(rows.extract, rows.total, rows.seed, batch)
-        if not rows.sequences or significance.clusters == "row":
-            return numbers
-        return row_documents(next(iter(rows.sequences.values())), rows.extract)[numbers]
+    names = [str(layer) for reading in rows.readings for layer in reading.layers]
+    labels = batch_labels(rows.sequences, rows.extract, rows.numbers)
 
     def permutations(steps: Sequence[Any], measure: str) -> Iterator[Any]:
         return run.progress(steps, label=f"permutations, {measure}", unit="steps")
@@ -79,15 +124,29 @@ def estimated(
         couplings=couplings,
         seed=rows.seed,
     ) as work:
+        null = None
+        if trading is not None:
+            null = judging.drawn(
+                significance,
+                measures,
+                trading,
+                names=names,
+                seed=rows.seed,
+                tile=rows.hardware.tile,
+                labels=labels,
+                notes=lambda batch, label, shape: work.notes(batch, f"{note_name(measures, label)}-null", shape),
+                progress=permutations,
+            )
         matrices, notices = estimate_all_pairs(
             measures,
             lambda seen: rows.stream(progress, seen=seen),
-            names=[str(layer) for reading in rows.readings for layer in reading.layers],
+            names=names,
             estimate=rows.extract.estimate,
             tile=rows.hardware.tile,
-            labels=batch_labels(rows.sequences, rows.extract, rows.total, rows.seed),
-            statistics=judging.statistics(significance, clusters, rows.seed, permutations),
-            each=_keep(run, rows, measures) if significance.bootstrap else lambda batch, values: None,
+            labels=labels,
+            statistics=judging.statistics(significance, lambda batch: clusters.documents[rows.numbers(batch)]),
+            beside=null or (lambda *_: {}),
+            each=_keep(run, rows, measures) if _jackknifed(significance, rows.extract.estimate) else lambda *_: None,
             state=state,
             save=save,
             wanted=wanted,
@@ -134,7 +193,7 @@ def records(
     matrices: Matrices,
     significance: Significance,
     *,
-    seed: int,
+    trading: Segments | None,
     wanted: Wanted | None,
     couplings: bool,
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
@@ -144,28 +203,35 @@ def records(
     places = dict(zip((reading.label for reading in readings), places_of(readings), strict=True))
     for label, matrix in matrices.items():
         measure = measures[label]
-        judged = judging.judge(significance, measure, matrix)
+        judged = judging.judge(significance, measure, matrix, trading)
         extra: dict[str, Any] = {
             "se": matrix.statistics.get("se", matrix.se),
             "p": judged.p,
             "calibrated": judged.calibrated,
+            "tested": judged.tested,
         }
         if measure.slow is not None:
             extra |= {key: matrix.statistics[key] for key in measure.slow.details}
             if couplings and measure.slow.matches:
                 extra["coupling"] = Work(folder=run.folder).matchings(note_name(measures, label))
-        if significance.bootstrap:
-            file = _per_batch_file(run, label)
-            finish = partial(of_sums, measure, names=names) if matrix.estimate == "ratio_of_sums" else torch.clone
-            kept = np.load(file, mmap_mode="r")[: matrix.batches]
-            extra["low"], extra["high"] = judging.bands(kept, significance, seed, finish)
+        if _jackknifed(significance, matrix.estimate):
+            kept = np.load(_per_batch_file(run, label), mmap_mode="r")[: matrix.batches]
+            extra["se"] = judging.without_each(kept, partial(of_sums, measure, names=names))
+        if significance.bands and extra["se"] is not None:
+            extra["low"], extra["high"] = judging.bands(
+                matrix.values, extra["se"], matrix.batches, significance, measure.card
+            )
         found.append(measure_record(run, readings, label, measure, matrix, extra, judged.null, wanted=wanted))
         if significance.method == "permutation":
             best = judging.best_pairs(significance, measure, matrix, places, names)
             closest += [[label, *row] for row in best]
-    for label in matrices if significance.bootstrap else ():
-        _per_batch_file(run, label).unlink()
+        _per_batch_file(run, label).unlink(missing_ok=True)
     return found, {"closest layers": {"columns": CLOSEST, "rows": closest}} if closest else {}
+
+
+def _jackknifed(significance: Significance, estimate: str) -> bool:
+    """Whether errors need every batch's matrix: a ratio of sums has none that could be added up."""
+    return significance.bands and estimate == "ratio_of_sums"
 
 
 def _per_batch_file(run: Run, label: str) -> Path:
@@ -174,7 +240,7 @@ def _per_batch_file(run: Run, label: str) -> Path:
 
 
 def _keep(run: Run, rows: Rows, measures: Mapping[str, Measure]) -> Callable[[int, Mapping[str, Tensor]], None]:
-    """Writes every batch's matrix, for bands."""
+    """Writes every batch's matrix, for the jackknife."""
     count = sum(len(reading.layers) for reading in rows.readings)
     shape, kept = (rows.total // rows.extract.batch_rows, count, count), {}
     for label in measures:

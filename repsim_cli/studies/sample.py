@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -63,18 +64,21 @@ def counted(run: Run, study: Study, sequences: Mapping[str, Sequences]) -> int:
 
 
 def batch_labels(
-    sequences: Mapping[str, Sequences], extract: Extract, total: int, seed: int
+    sequences: Mapping[str, Sequences], extract: Extract, numbers: Callable[[int], np.ndarray]
 ) -> Callable[[int], Tensor | None]:
-    """By the number of a batch the class of each of its rows; None where the data has no classes."""
+    """By the number of a batch the class of each of its rows (`numbers`); None where the data has no classes."""
     codes = row_labels(next(iter(sequences.values())), extract) if sequences else None
     if codes is None:
         return lambda batch: None
-    return lambda batch: torch.from_numpy(codes[row_numbers(extract, total, seed, batch)])
+    return lambda batch: torch.from_numpy(codes[numbers(batch)])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rows:
-    """The rows of a run while the cache entries of its models are held. modules: the models that the cache has not."""
+    """The rows of a run while the cache entries of its models are held. modules: the models that the cache has not.
+
+    whole: as in `row_numbers`.
+    """
 
     readings: list[Reading]
     sequences: Mapping[str, Sequences]
@@ -86,6 +90,11 @@ class Rows:
     entries: Mapping[str, Entry]
     modules: Mapping[str, nn.Module]
     recorders: Mapping[str, Recorder]
+    whole: np.ndarray | None
+
+    def numbers(self, batch: int) -> np.ndarray:
+        """Which rows of the run a batch holds."""
+        return row_numbers(self.extract, self.total, self.seed, batch, self.whole)
 
     def found(self) -> list[Reading]:
         """What is read, from the cache where that has it whole by now."""
@@ -95,11 +104,13 @@ class Rows:
         """Batches of all layers from that number on, as the estimate takes them. found: what is read, where not all."""
         first, given = seen * self.extract.batch_rows, found or self.found()
         rows = blocks(given, self.modules, self.recorders, self.sequences, self.extract, self.hardware, progress, first)
-        return batches(rows, self.extract, self.total, self.seed, first)
+        return batches(rows, self.extract, self.total, self.seed, first, self.whole)
 
 
 @contextmanager
-def opened(run: Run, study: Study, sequences: Mapping[str, Sequences], total: int) -> Iterator[Rows]:
+def opened(
+    run: Run, study: Study, sequences: Mapping[str, Sequences], total: int, whole: np.ndarray | None = None
+) -> Iterator[Rows]:
     """The rows, with the models loaded that are to be run; the manifest says which, and the hashes of all."""
     extract, hardware = study.extract, study.hardware
     with run.stage("hashes"):
@@ -127,6 +138,7 @@ def opened(run: Run, study: Study, sequences: Mapping[str, Sequences], total: in
             entries=entries,
             modules=modules,
             recorders={label: Recorder(entries[label]) for label in modules if label in entries},
+            whole=whole,
         )
 
 

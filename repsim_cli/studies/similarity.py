@@ -16,9 +16,10 @@ from repsim_cli.data.base import Data, Sequences
 from repsim_cli.errors import BadInput, Degenerate, RunFailed
 from repsim_cli.measures import Measure
 from repsim_cli.measures.inner import Kernel, Packed
-from repsim_cli.models.source import AnySource, Source
+from repsim_cli.models.source import AnySource, Precomputed, Source
 from repsim_cli.registry import studies
 from repsim_cli.results import Run
+from repsim_cli.segments import Segments
 from repsim_cli.settings import Extract, Group, Hardware, Significance, SubNetworks
 from repsim_cli.studies import analyses
 from repsim_cli.studies.bounds import check_rows_fit, in_gb, most_rows, passing, places, shown
@@ -35,8 +36,10 @@ from repsim_cli.studies.checks import (
     warn_of_few_rows,
 )
 from repsim_cli.studies.grouped import chosen, listed, of_groups
-from repsim_cli.studies.matrices import Matrices, by_moments, estimated, records
+from repsim_cli.studies.matrices import Clusters, Matrices, by_moments, clusters_of, estimated, records
 from repsim_cli.studies.sample import counted, inputs, opened, prepare
+
+FULL = 0.9  # of the rows: a test on fewer is warned about
 
 
 @studies.register("similarity")
@@ -101,11 +104,9 @@ class Similarity:
         self.given = given_groups(sub_networks, self.readings, targets)
         self._check_measures()
         self.devices = devices(hardware, list(model))
-        dependent = (
-            bool(self.live)
-            and (extract.unit in ("token", "word") or data.packs(extract))
-            and significance.clusters == "document"
-        )
+        stored = any(isinstance(one, Precomputed) and one.sentences is not None for one in model.values())
+        several = bool(self.live) and (extract.unit in ("token", "word") or data.packs(extract))
+        dependent = (several or stored) and significance.clusters == "document"
         judging.check(significance, extract.estimate, dependent)
         in_batches = extract.estimate in ("per_batch", "ratio_of_sums")
         if in_batches and (most := most_rows(self.models, extract)) < extract.batch_rows:
@@ -208,19 +209,42 @@ class Similarity:
             sequences = self.sequences(run)
             self.readings = paired(self.readings, sequences, self.data, self.extract)
             total = self.counted(run, sequences)
-        with opened(run, self, sequences, total) as rows, run.stage("activations and similarity"):
+            clusters = clusters_of(self.significance, self.readings, sequences, self.extract, total)
+            trading = self._trading(run, clusters)
+        with opened(run, self, sequences, total, clusters.whole) as rows, run.stage("activations and similarity"):
             try:
                 if self.extract.estimate == "moments":
                     matrices = by_moments(run, rows, self.measures, self._side())
                 else:
                     matrices = estimated(
-                        run, rows, self.measures, self.significance, wanted=self._wanted(), couplings=self.couplings
+                        run,
+                        rows,
+                        self.measures,
+                        self.significance,
+                        clusters=clusters,
+                        trading=trading,
+                        wanted=self._wanted(),
+                        couplings=self.couplings,
                     )
             except Degenerate as error:
                 raise RunFailed(str(error)) from error
         del rows
         with run.stage("results"):
-            return self._results(run, matrices)
+            return self._results(run, matrices, trading)
+
+    def _trading(self, run: Run, clusters: Clusters) -> Segments | None:
+        """The rows that permutations move, if they are enough for every measure."""
+        if self.significance.method != "permutation":
+            return None
+        widest = max(layer.width for layer in self.layers)
+        least = max(widest + 1 if one.card.refuses_wide else one.rows_needed for one in self.measures.values())
+        trading = clusters.segments(self.extract, self.seed, least)
+        if trading.share < FULL:
+            run.warn(
+                f"significance: p values and calibrated scores are of {100 * trading.share:.0f} % of the rows, in "
+                f"{trading.count} segments of equal length, one per document, that can trade places"
+            )
+        return trading
 
     def _choose(self, run: Run) -> None:
         """The models of the groups, some by the metrics that they were saved with; no other is run."""
@@ -264,14 +288,14 @@ class Similarity:
             f"lower batch_rows, or {advice}"
         )
 
-    def _results(self, run: Run, matrices: Matrices) -> dict[str, Any]:
+    def _results(self, run: Run, matrices: Matrices, trading: Segments | None) -> dict[str, Any]:
         measures, closest = records(
             run,
             self.readings,
             self.measures,
             matrices,
             self.significance,
-            seed=self.seed,
+            trading=trading,
             wanted=self._wanted(),
             couplings=self.couplings,
         )

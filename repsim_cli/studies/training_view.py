@@ -1,10 +1,12 @@
 """Distances between the layers of each checkpoint of a training run, and their mean beside what the run is good at."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
 
+from repsim_cli.activations.rows import row_numbers
 from repsim_cli.analysis.convergence import Curve, curve
 from repsim_cli.data.base import Data
 from repsim_cli.errors import BadInput, Degenerate, RunFailed
@@ -115,7 +117,7 @@ class TrainingView:
         sequences, total = training.start(run)
         matrices: dict[str, Matrices] = {label: {} for label in training.measures}
         metrics: dict[int, dict[str, float]] = {}
-        labels = batch_labels(sequences, self.extract, total, self.seed)
+        labels = batch_labels(sequences, self.extract, partial(row_numbers, self.extract, total, self.seed))
         for step in training.visited(run, sequences, total, keep=False):
             if isinstance(step, Gap):
                 continue
