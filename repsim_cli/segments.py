@@ -19,7 +19,7 @@ BOTH = DOCUMENT + SEQUENCE
 FEWEST = 10  # documents: with fewer a p value says nothing
 SHARES = (0.5, 0.75, 1.0)  # of the documents of one kind that keep a segment at least: the first that leaves FEWEST
 
-Rows = Int[np.ndarray, "k l"]
+Rows = Int[np.ndarray, "_ _"]
 
 
 class Segments(NamedTuple):
@@ -49,7 +49,7 @@ class Segments(NamedTuple):
 
 
 def segments(
-    documents: Sequence[Int[np.ndarray, " n"]], beginnings: Sequence[Int[np.ndarray, " n"]], least: int = 2
+    documents: Sequence[Int[np.ndarray, " _"]], beginnings: Sequence[Int[np.ndarray, " _"]], least: int = 2
 ) -> Segments:
     """The segments of the rows of all batches; raises BadInput where fewer than FEWEST documents have one.
 

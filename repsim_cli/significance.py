@@ -382,7 +382,8 @@ def jackknife(measure: Measure, prepared: Prepared, values: Matrix, clusters: np
     """Standard errors of a normalised inner product by the infinitesimal jackknife over clusters of rows.
 
     The weight of row i moves <M_a, M_b> by twice its share h_i = sum_j M_a,ij M_b,ij; the influence on the ratio
-    follows by the chain rule, and its squares add up over clusters (Efron 1982, section 6).
+    follows by the chain rule, and its squares add up over clusters (Efron 1982, section 6). The error is biased
+    upwards: of Gaussian rows (n from 50 to 800) by 0 to 20 % above chance, by 25 to 60 % at chance.
     """
     inner = measure.inner
     assert inner is not None
@@ -414,7 +415,9 @@ def _block(kernel: AnyKernel, state: State, rows: slice, columns: slice, n: int)
     return kernel.cells(state.fit, features.block(rows) @ features.block(columns).T, rows, columns)
 
 
-def bands(values: Matrix, se: Matrix, batches: int, settings: Significance, card: Card) -> tuple[Matrix, Matrix]:
+def bands(
+    values: Float[Tensor, "..."], se: Float[Tensor, "..."], batches: int, settings: Significance, card: Card
+) -> tuple[Tensor, Tensor]:
     """(low, high): t intervals of a mean over batches, cut at the card's bounds.
 
     The batches' values are taken as independent and their mean as normal, with batches - 1 degrees of freedom.
@@ -425,7 +428,7 @@ def bands(values: Matrix, se: Matrix, batches: int, settings: Significance, card
     return low if lowest is None else low.clamp_min(lowest), high if highest is None else high.clamp_max(highest)
 
 
-def without_each(per_batch: Float[np.ndarray, "b r r"], finish: Callable[[Matrix], Matrix]) -> Matrix:
+def without_each(per_batch: Float[np.ndarray, "b r r"], finish: Callable[[Tensor], Tensor]) -> Float[Tensor, "r r"]:
     """Standard errors of finish(the mean over batches): the jackknife that leaves one batch out (Efron 1982)."""
     count = len(per_batch)
     total = torch.from_numpy(per_batch.sum(0))

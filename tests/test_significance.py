@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from repsim_cli import measures, results
+from repsim_cli import measures, results, segments
 from repsim_cli import significance as judging
 from repsim_cli.settings import Significance
 from repsim_cli.similarity import SimilarityMatrix, all_pairs
@@ -27,6 +27,12 @@ def prepared(name, sides, **settings):
     seen = []
     values = all_pairs({name: small(name)}, sides, observe=lambda *given: seen.append(given[2]), **settings)
     return seen[0], values[name]
+
+
+def shuffled(n, count, seed):
+    """Random orders of n rows that do not depend on each other."""
+    rows = segments.segments([np.arange(n)], [np.full(n, segments.BOTH)])
+    return torch.from_numpy(rows.orders(0, count, [seed]))
 
 
 def independent(n, seed, count=2):
@@ -88,7 +94,7 @@ def test_closed_form_keeps_its_false_positive_rates(name):
 def test_permutation_p_values_are_never_too_small(seed):
     """Under independence the chance of p <= a is at most a: the mean of p is at least 1/2 over many draws."""
     sides = independent(24, seed)
-    orders = judging.shuffles(np.arange(24), 19, [seed])
+    orders = shuffled(24, 19, seed)
     for name in ("cka", "mutual_knn", "procrustes"):
         found, values = prepared(name, sides)
         null = judging.permuted(measures.get(name), found, orders)
@@ -102,7 +108,7 @@ def test_false_positive_rate_of_permutations(name):
     n, hits = 30, 0
     for seed in range(200):
         found, values = prepared(name, independent(n, 1000 + seed))
-        null = judging.permuted(measures.get(name), found, judging.shuffles(np.arange(n), 19, [seed]))
+        null = judging.permuted(measures.get(name), found, shuffled(n, 19, seed))
         hits += float(judging.p_values(values, null, measures.card(name))[0, 1]) <= 0.05
     assert hits / 200 < 0.05 + 3 * np.sqrt(0.05 * 0.95 / 200)
 
@@ -119,7 +125,7 @@ def test_permuted_states_are_the_states_of_permuted_rows(name):
     sides = [torch.from_numpy(side) for side in (x, y)]
     found, _ = prepared(name, sides)
     order = torch.from_numpy(rng.permutation(30))
-    together = judging.permuted(small(name), found, [order, torch.arange(30)])
+    together = judging.permuted(small(name), found, torch.stack([order, torch.arange(30)]))
     measure = small(name)
     expected = [[[measure(a, b[o]) for b in sides] for a in sides] for o in (order, torch.arange(30))]
     torch.testing.assert_close(together, torch.tensor(expected, dtype=torch.float64), atol=1e-8, rtol=0)
@@ -128,7 +134,7 @@ def test_permuted_states_are_the_states_of_permuted_rows(name):
 @pytest.mark.parametrize("name", ["cka_unbiased", "procrustes"])
 def test_permutations_show_their_progress(name):
     found, _ = prepared(name, independent(20, 0, 2))
-    orders, shown = judging.shuffles(np.arange(20), 19, [0]), []
+    orders, shown = shuffled(20, 19, 0), []
 
     def progress(steps, measure):
         for step in steps:
@@ -141,13 +147,31 @@ def test_permutations_show_their_progress(name):
     assert len(shown) > 1
 
 
-def test_clusters_move_whole():
-    clusters = np.repeat([7, 3, 9], [2, 4, 3])
-    for order in judging.shuffles(clusters, 20, [0]):
-        runs = [key for key, _ in itertools.groupby(clusters[order])]
-        assert sorted(runs) == [3, 7, 9]
-        assert sorted(order.tolist()) == list(range(9))
-        assert all(np.diff(order[clusters[order] == c]).tolist() == [1] * (sum(clusters == c) - 1) for c in (7, 3, 9))
+@pytest.mark.parametrize("name", ["cka_unbiased", "procrustes"])
+def test_permutations_resume_where_they_were_interrupted(name):
+    found, _ = prepared(name, independent(20, 0, 2))
+    orders = shuffled(20, 39, 0)
+    whole = judging.permuted(small(name), found, orders)
+    noted = np.full(whole.shape, np.nan)
+
+    def interrupted(steps, measure):
+        yield steps[0]
+        yield steps[1]
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        judging.permuted(small(name), found, orders, interrupted, noted)
+    there = int((~np.isnan(noted)).all((1, 2)).sum())
+    assert 0 < there < 39
+    left = []
+
+    def counted(steps, measure):
+        for step in steps:
+            left.append(len(step) if isinstance(step, list) else 1)
+            yield step
+
+    assert torch.equal(judging.permuted(small(name), found, orders, counted, noted), whole)
+    assert sum(left) == 39 - there
 
 
 def test_calibrated_score_by_hand():
@@ -205,15 +229,42 @@ def test_jackknife_of_a_similarity_of_exactly_zero_is_a_number():
     assert torch.isfinite(judging.jackknife(measures.get("cka"), found, values, np.arange(4))).all()
 
 
-def test_bands_cover_the_mean():
+@pytest.mark.parametrize("batches", [2, 4, 7, 30])
+def test_bands_cover_the_mean(batches):
+    """t intervals hold their level at any number of batches; 1000 draws, four binomial errors."""
+    values = torch.from_numpy(np.random.default_rng(batches).normal(size=(batches, 1000)))
+    settings, card = Significance(level=0.9), measures.card("stress")
+    se = values.std(0) / batches**0.5
+    low, high = judging.bands(values.mean(0) + 9, se, batches, settings, card)
+    assert float(((low <= 9) & (high >= 9)).double().mean()) == pytest.approx(0.9, abs=4 * (0.9 * 0.1 / 1000) ** 0.5)
+
+
+def test_bands_stay_within_what_a_measure_can_be():
+    values, se = torch.tensor([[0.99]], dtype=torch.float64), torch.tensor([[0.1]], dtype=torch.float64)
+    low, high = judging.bands(values, se, 4, Significance(), measures.card("cka"))
+    assert float(high) == 1
+    assert float(low) == pytest.approx(0.99 - 3.182446 * 0.1, abs=1e-6)
+
+
+def test_errors_of_a_ratio_of_sums():
+    """Leaving one batch out: of a mean its own standard error, and of CKA from sums what fresh batches scatter."""
     rng = np.random.default_rng(0)
-    settings = Significance(bootstrap=400, level=0.9)
-    inside = 0
-    for seed in range(100):
-        batches = rng.normal(size=(40, 1, 1)) + 5
-        low, high = judging.bands(batches, settings, seed)
-        inside += bool((low <= 5) & (high >= 5))
-    assert 80 <= inside <= 98
+    values = rng.normal(size=(9, 2, 2))
+    torch.testing.assert_close(
+        judging.without_each(values, torch.clone), torch.from_numpy(values.std(0, ddof=1) / 3), atol=1e-12, rtol=1e-12
+    )
+
+    def ratio(mean):
+        return mean / (mean.diagonal()[:, None] * mean.diagonal()).sqrt()
+
+    def batch():
+        a, b = rng.gamma(9, size=2)
+        return np.array([[a, 0.5 * (a * b) ** 0.5], [0.5 * (a * b) ** 0.5, b]])
+
+    runs = [np.stack([batch() for _ in range(12)]) for _ in range(200)]
+    scatter = np.std([float(ratio(torch.from_numpy(run.mean(0)))[0, 1]) for run in runs])
+    errors = [float(judging.without_each(run, ratio)[0, 1]) for run in runs]
+    assert np.mean(errors) == pytest.approx(scatter, rel=0.25)
 
 
 def test_best_pair_of_layers_is_judged_as_a_maximum():
@@ -222,7 +273,9 @@ def test_best_pair_of_layers_is_judged_as_a_maximum():
     null[:, :2, 2:] = torch.linspace(0, 0.9, 19 * 4, dtype=torch.float64).view(19, 2, 2)
     values = torch.eye(4, dtype=torch.float64)
     values[0, 3] = values[3, 0] = 0.5
-    matrix = SimilarityMatrix(values=values, se=None, estimate="full", rows=9, batches=1, statistics={"null": null})
+    matrix = SimilarityMatrix(
+        values=values, se=None, estimate="full", rows=9, batches=1, statistics={"null": null, "tested": values}
+    )
     places = {"a": slice(0, 2), "b": slice(2, 4)}
     (row,) = judging.best_pairs(Significance(), measures.get("cka"), matrix, places, ["a0", "a1", "b0", "b1"])
     above = int((null[:, :2, 2:].flatten(1).amax(1) >= 0.5).sum())
@@ -252,7 +305,10 @@ def test_best_pair_of_layers_is_judged_as_a_maximum():
             "magnitude_difference does not depend on how rows are paired, so that random pairs are no null for it",
         ),
         (["measure=[tolerance_difference]"], "tolerance_difference needs a label per row, got data without labels"),
-        (["significance.bootstrap=100", "extract.estimate=full"], "significance.bootstrap: it draws batches, got full"),
+        (
+            ["significance.bands=true", "extract.estimate=full"],
+            "significance.bands: they need several batches, got full",
+        ),
         (["significance.permutations=5"], "significance.permutations: wrong value, got 5"),
         (["significance=permutations"], "did you mean"),
     ],
@@ -264,17 +320,24 @@ def test_bad_settings(repsim, words, message):
 
 
 def test_a_run_with_permutations(repsim, newest):
-    small = ("model=[tiny_a,tiny_b]", "extract.sequences=8", "extract.batch_rows=200", "significance.permutations=19")
-    code, _, err = repsim("run", "significance=permutation", "significance.bootstrap=50", *small)
+    small = ("model=[tiny_a,tiny_b]", "extract.sequences=16", "extract.batch_rows=400", "significance.permutations=19")
+    code, _, err = repsim("run", "significance=permutation", "significance.bands=true", *small)
     assert code == 0, err
     found = results.read_results(newest())
+    (warned,) = [one for one in found["warnings"] if one.startswith("significance: p values and calibrated")]
     for measure in found["measures"]:
-        assert measure["null"] == {"method": "permutation", "permutations": 19, "clusters": "document", "alpha": 0.05}
+        null = measure["null"]
+        assert {**null, "segments": 0, "share": 0} == {
+            "method": "permutation", "permutations": 19, "clusters": "document", "alpha": 0.05, "segments": 0, "share": 0,
+        }  # fmt: skip
+        assert null["segments"] >= 10
+        assert 0 < null["share"] < 1
+        assert f"of {100 * null['share']:.0f} % of the rows, in {null['segments']} segments" in warned
         for matrix in measure["matrices"]:
-            parts = {
-                key: results.read_array(newest(), matrix[key]) for key in ("p", "calibrated", "values", "low", "high")
-            }
+            keys = ("p", "calibrated", "tested", "values", "low", "high")
+            parts = {key: results.read_array(newest(), matrix[key]) for key in keys}
             assert parts["p"].min() >= 0.05 - 1e-12
+            assert (parts["tested"] != parts["values"]).any()
             if matrix["rows"]["model"] == matrix["columns"]["model"]:
                 assert (parts["p"] == parts["p"].T).all()
             assert (parts["low"] <= parts["high"]).all()
@@ -284,7 +347,35 @@ def test_a_run_with_permutations(repsim, newest):
         ["cka_unbiased", "tiny_a", "tiny_b"],
         ["mutual_knn", "tiny_a", "tiny_b"],
     ]
+    assert not list(newest().glob(".p*"))
+
+
+def test_bands_of_a_ratio_of_sums(repsim, newest):
+    words = ("model=[tiny_a]", "extract.sequences=8", "extract.batch_rows=200", "extract.estimate=ratio_of_sums")
+    assert repsim("run", "measure=[cka_unbiased]", "significance.bands=true", *words)[0] == 0
+    (measure,) = results.read_results(newest())["measures"]
+    (matrix,) = measure["matrices"]
+    low, values, high, se = (results.read_array(newest(), matrix[key]) for key in ("low", "values", "high", "se"))
+    off = ~np.eye(len(values), dtype=bool)
+    assert (low[off] < values[off]).all()
+    assert (values[off] <= high[off]).all()
+    assert (se[off] > 0).all()
     assert not list(newest().glob(".per-batch*"))
+
+
+def test_one_document_is_no_null(repsim, tmp_path, monkeypatch):
+    """All "permutations" of one document are the observed pairing: refused, with the settings that help."""
+    text = tmp_path / "text.txt"
+    text.write_text("\n\n".join(f"Paragraph {i} says {' and '.join('abcdefghij'[i % 9 :])}. " * 9 for i in range(40)))
+    words = (
+        "model=[tiny_a]", "data=local_text", f"data.path={text}", "significance=permutation", "measure=[cka_unbiased]",
+        "extract.estimate=full", "significance.permutations=19",
+    )  # fmt: skip
+    code, _, err = repsim("run", *words)
+    assert code == 2
+    assert "got 0 of 1; give more text, cut a .txt file at blank lines (data.sample_by=paragraph), or set" in err
+    assert "significance.clusters=row" in err
+    assert repsim("run", *words, "data.sample_by=paragraph")[0] == 0
 
 
 def test_a_run_with_the_closed_form_marks_chance(repsim, newest, tmp_path):

@@ -155,7 +155,7 @@ def _measured(
         columns,
         title=f"{card['label']}{': standard error' if what == 'se' else ''}\n"
         f"{sampled[estimate['kind']]}, {estimate['rows']:,} {estimate.get('unit', 'rows')}"
-        f"{f' (×: p > {alpha:g})' if chance.any() else ''}",
+        f"{f' (×: p > {alpha:g}, uncorrected)' if chance.any() else ''}",
         bar_label="standard error" if what == "se" else f"{card['label']} ({better} is closer)",
         limits=colour_range(values, card, what),
         colours=colours(card, what),

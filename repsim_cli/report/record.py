@@ -13,7 +13,7 @@ from repsim_cli.errors import BadInput
 from repsim_cli.plots.heatmap import colour_range, colours
 from repsim_cli.results import marked, outputs_root, read_array, read_config, read_manifest, read_results
 
-QUANTITIES = ("values", "se", "low", "high", "p", "calibrated")  # of a matrix in results.json
+QUANTITIES = ("values", "se", "low", "high", "p", "calibrated", "tested")  # of a matrix in results.json
 SHARES = ("p", "calibrated")  # of them, those from 0 to 1 whatever the measure
 KNOWN = (
     "schema",

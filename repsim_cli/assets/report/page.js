@@ -6,6 +6,7 @@ const RUNS = DATA.runs.map((run, i) => ({ ...run, letter: letters(i) }));
 const MANY = RUNS.length > 1;
 const QUANTITIES = {
   values: "value", se: "standard error", low: "band from", high: "band to", p: "p value", calibrated: "calibrated score",
+  tested: "value on the permuted rows",
 };
 const VERDICTS = { holds: "\u2713 ", fails: "\u2717 ", "not testable here": "\u2013 " };
 const ALL = ""; // every model, in the selectors
@@ -686,7 +687,8 @@ function matrices() {
 
 // How to read a measure, from its card.
 function reading(record) {
-  const { card, estimate } = record;
+  const { card, estimate, null: chance } = record;
+  const drawn = chance?.permutations ? `${chance.permutations} random pairings${chance.share < 1 ? ` of ${chance.segments} segments, one per document, with ${short(100 * chance.share)} % of the rows` : ""}` : "closed form";
   const bound = (value, other) => (value === null ? other : short(value));
   const batches = `${estimate.batches} ${estimate.batches === 1 ? "batch" : "batches"}`;
   const estimates = { full: "one sample", per_batch: `mean over ${batches}`, ratio_of_sums: `HSIC summed over ${batches}`, moments: "second moments of all rows" };
@@ -694,6 +696,7 @@ function reading(record) {
   const facts = [
     `${card.label}: ${card.larger_is_closer ? "larger" : "smaller"} is closer; range: ${bound(card.bounds[0], "no lower bound")} to ${bound(card.bounds[1], "no upper bound")}; ${card.symmetric ? "symmetric" : "not symmetric: the row is explained by the column"}.`,
     `${estimates[estimate.kind] ?? estimate.kind}, ${estimate.rows} of ${estimate.rows_available} ${estimate.unit ?? "rows"}${settings ? `; ${settings}` : ""}.`,
+    chance ? `p values: ${drawn}; not corrected for the number of cells.` : "",
     card.note,
     (card.invariant_to ?? []).length ? `Unchanged by: ${card.invariant_to.join(", ").replaceAll("_", " ")}.` : "",
     card.source ? `Source: ${card.source}.` : "",
