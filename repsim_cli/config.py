@@ -15,9 +15,9 @@ from repsim_cli.errors import BadConfig, BadInput, Unreachable
 from repsim_cli.files import explained
 from repsim_cli.planning import checking, noting_under
 from repsim_cli.registry import Entry, Registry, did_you_mean
+from repsim_cli.results import GROUPS
 from repsim_cli.settings import Extract, Group, Hardware, Ranked, Significance, SubNetworks
 
-GROUPS = ("model", "measure", "data", "extract", "significance", "hardware", "options")
 MISSING = "???"
 ALL = "all"
 STRICT = ConfigDict(extra="forbid", strict=True, frozen=True, protected_namespaces=())
@@ -95,11 +95,12 @@ def validate(config: DictConfig) -> RunConfig:
 
 
 def _validated(plain: Fields, problems: list[str], misfits: list[str]) -> RunConfig:
-    study = _attempt(problems, "study: ", lambda: registry.studies.get(plain["study"]))
-    if study is not None:
+    named = isinstance(plain.get("study"), str)
+    study = _attempt(problems, "study: ", lambda: registry.studies.get(plain["study"])) if named else None
+    if study is not None and isinstance(plain["measure"], dict):
         plain["measure"] = _every(plain["measure"], study.function)
     keys = _attempt(problems, "", lambda: RunKeys.model_validate(plain))
-    if any(not isinstance(plain.get(group), dict) for group in GROUPS):
+    if any(not isinstance(plain.get(group), dict) for group in GROUPS) or not named:
         _give_up(problems)
     if study is None:
         raise BadConfig(problems)
@@ -114,8 +115,8 @@ def _validated(plain: Fields, problems: list[str], misfits: list[str]) -> RunCon
         "extract": lambda: _bind(problems, "extract", Extract, plain["extract"]),
         "significance": lambda: _bind(problems, "significance", Significance, plain["significance"]),
         "hardware": lambda: _bind(problems, "hardware", Hardware, plain["hardware"]),
-        "seed": lambda: plain["seed"],
-        "cache": lambda: plain["cache"],
+        "seed": lambda: plain.get("seed"),
+        "cache": lambda: plain.get("cache"),
         "skip_unsuitable": lambda: skip,
     }
     wanted = inspect.signature(study.function).parameters

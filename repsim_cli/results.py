@@ -30,6 +30,7 @@ from typing import Any
 
 import numpy as np
 
+from repsim_cli.documents import Unreadable, misfit, read_json, read_yaml
 from repsim_cli.errors import BadInput
 from repsim_cli.files import explained, walk
 from repsim_cli.registry import did_you_mean
@@ -41,6 +42,48 @@ HOW = ("resume", "dry_run", "hardware.processes", "hardware.memory_gb")  # keys 
 PACKAGES = ("repsim-cli", "torch", "transformers", "tokenizers", "numpy", "scipy", "hydra-core", "matplotlib")
 ELSEWHERE = "set REPSIM_OUTPUTS to a folder that can be written"
 log = logging.getLogger("repsim")
+
+# shapes, as `misfit` takes them, of what everything after a run reads; a study adds keys of its own
+NUMBER = int | float
+MANIFEST = {
+    "name": str,
+    "study": str,
+    "status": str,
+    "error": str | None,
+    "started": str,
+    "resumed": [str],
+    "command": [str],
+    "overrides": [str],
+    "seed": int,
+    "git": dict | None,
+    "packages": {str: str | None},
+    "timings": {str: NUMBER},
+    "peak_memory_mb_after": {str: NUMBER},
+    "warnings": [str],
+    "seconds?": NUMBER,
+    "files?": {str: str},
+    "models?": {str: dict},
+}
+SIDE = {"model": str, "layers": [str]}
+MATRIX = {"rows": SIDE, "columns": SIDE, "values": str, "se?": str | None, "p?": str | None}
+MEASURE = {
+    "label": str,
+    "card": {"label": str, "larger_is_closer": bool, "symmetric": bool, "bounds": [NUMBER | None]},
+    "estimate": {"kind": str, "rows": int, "rows_available": int, "batches": int},
+    "matrices": [MATRIX],
+}
+CLAIM = {"name": str, "measure": str, "verdict": str, "value": NUMBER | None, "threshold": object, "why": str}
+RESULTS = {
+    "study": str,
+    "measures": [MEASURE],
+    "tables": {str: {"columns": [str], "rows": [list]}},
+    "curves": {str: object},
+    "claims": [CLAIM],
+    "warnings?": [str],
+    "marks?": {str: str},
+}
+GROUPS = ("model", "measure", "data", "extract", "significance", "hardware", "options")
+CONFIG = dict.fromkeys((f"{group}?" for group in GROUPS), dict)
 
 Progress = Callable[..., Iterator[Any]]
 
@@ -206,15 +249,21 @@ def create(folder: Path, *, name: str, study: str, seed: int, command: list[str]
             candidate.mkdir(parents=True, exist_ok=True)
             # whole or absent, and never over another run's
             whole = candidate / f".manifest.{os.getpid()}"
-            whole.write_text(dumps(manifest))
             try:
+                whole.write_text(dumps(manifest))
                 os.link(whole, candidate / "manifest.json")
             finally:
-                whole.unlink()
-            return Run(candidate, manifest, claim(candidate))
+                whole.unlink(missing_ok=True)
         except FileExistsError:
             continue
         except OSError as error:
+            drop_empty(candidate)
+            raise BadInput(explained(error, candidate, ELSEWHERE)) from error
+        try:
+            return Run(candidate, manifest, claim(candidate))
+        except OSError as error:
+            shutil.rmtree(candidate, ignore_errors=True)
+            drop_empty(candidate.parent)
             raise BadInput(explained(error, candidate, ELSEWHERE)) from error
     raise BadInput(f"{folder}: a thousand runs have this name, got no free one; set name=NAME")
 
@@ -233,10 +282,11 @@ def claim(folder: Path) -> Any:
 
 def reopen(folder: Path) -> Run:
     """A run that did not end, to go on with. Raises BadInput where another process writes there."""
+    manifest = read_manifest(folder)
     lock = claim(folder)
     for left in folder.rglob(".*.partial"):
         left.unlink()
-    manifest = read_manifest(folder)
+    manifest.pop("files", None)  # they are written again
     manifest["resumed"].append(datetime.now(UTC).isoformat(timespec="seconds"))
     manifest.update(status="running", error=None)
     run = Run(folder, manifest, lock)
@@ -258,13 +308,7 @@ def differences(one: Any, other: Any, path: str = "") -> list[str]:
 
 def read_config(folder: Path) -> dict[str, Any]:
     """The configuration of a run, without the keys that say how it was started."""
-    import yaml
-
-    try:
-        config = yaml.safe_load((folder / "config.yaml").read_text())
-    except (FileNotFoundError, yaml.YAMLError) as error:
-        raise BadInput(f"{folder}: its config.yaml cannot be read, got '{error}'; the run is damaged") from None
-    return what(config)
+    return what(_read(folder / "config.yaml", read_yaml, CONFIG))
 
 
 def what(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -281,10 +325,17 @@ def unfinished(config: dict[str, Any]) -> tuple[Path | None, bool]:
     own = what(config)
     same = []
     for folder in reversed(runs(outputs_root())):
-        if (folder / "config.yaml").is_file() and read_config(folder) == own:
-            if read_manifest(folder)["status"] != "complete":
-                return folder, False
-            same.append(folder)
+        if not (folder / "config.yaml").is_file():
+            continue
+        try:
+            if read_config(folder) != own:
+                continue
+        except BadInput as error:  # another run's damage is no reason not to resume
+            log.warning("%s", error)
+            continue
+        if read_manifest(folder)["status"] != "complete":
+            return folder, False
+        same.append(folder)
     return (same[0], True) if same else (None, False)
 
 
@@ -319,18 +370,16 @@ def find_sweep(name: str) -> Path | None:
 
 def jobs(folder: Path) -> list[dict[str, Any]]:
     """The jobs of a sweep, in order: folder, overrides, status, seconds, error."""
-    found = []
-    for manifest in folder.glob("*/manifest.json"):
-        read = read_manifest(manifest.parent)
-        found.append(
-            {
-                "job": manifest.parent.name,
-                "overrides": " ".join(read["overrides"]),
-                "status": read["status"],
-                "seconds": read.get("seconds", 0.0),
-                "error": read["error"],
-            }
-        )
+    found = [
+        {
+            "job": job.name,
+            "overrides": " ".join(read["overrides"]),
+            "status": read["status"],
+            "seconds": read.get("seconds", 0.0),
+            "error": read["error"],
+        }
+        for job, read in _undamaged(manifest.parent for manifest in folder.glob("*/manifest.json"))
+    ]
     return sorted(found, key=lambda job: (len(job["job"].split("-")[0]), job["job"]))
 
 
@@ -379,21 +428,23 @@ def peak_memory_mb() -> float:
 def runs(root: Path) -> list[Path]:
     """All run folders under root, oldest first by the time they started; what is damaged or cannot be read is left out,
     with a warning."""
+    found = _undamaged(folder for folder, _, names in walk(root, _left_out) if "manifest.json" in names)
+    return [folder for folder, _ in sorted(found, key=lambda one: (one[1]["started"], str(one[0])))]
 
-    def left_out(error: OSError) -> None:
-        log.warning("%s; its runs are left out", explained(error))
 
-    found = []
-    for folder, _, names in walk(root, left_out):
-        if "manifest.json" not in names:
-            continue
+def _undamaged(folders: Iterable[Path]) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Run folders and their manifests."""
+    for folder in folders:
         try:
-            found.append((read_manifest(folder)["started"], str(folder), folder))
+            yield folder, read_manifest(folder)
         except OSError as error:
-            left_out(error)
-        except (BadInput, KeyError) as error:
+            _left_out(error)
+        except BadInput as error:
             log.warning("%s", error)
-    return [folder for _, _, folder in sorted(found)]
+
+
+def _left_out(error: OSError) -> None:
+    log.warning("%s; its runs are left out", explained(error))
 
 
 def find(run: str, root: Path | None = None) -> Path:
@@ -418,7 +469,7 @@ def find(run: str, root: Path | None = None) -> Path:
 
 def read_manifest(folder: Path) -> dict[str, Any]:
     """The manifest; of a run that is said to be running, and that nobody writes, the status is "killed"."""
-    manifest = _read_json(folder / "manifest.json")
+    manifest = _read_json(folder / "manifest.json", MANIFEST)
     if manifest["status"] == "running" and not held(folder):
         manifest["status"] = "killed"
     return manifest
@@ -438,26 +489,42 @@ def held(folder: Path) -> bool:
 def read_results(folder: Path) -> dict[str, Any]:
     """results.json, of a finished run whose numbers are as it left them."""
     manifest = read_manifest(folder)
-    if not (folder / "results.json").is_file():
+    if not (has_results(manifest) or (manifest["status"] == "running" and (folder / "results.json").is_file())):
         raise BadInput(f"{folder}: it has no results (status {manifest['status']}), got no results.json; run it again")
     for name, digest in manifest.get("files", {}).items():
         if name == "results.json" or name.startswith("arrays/"):
             file = folder / name
             if not file.is_file() or sha256(file) != digest:
                 raise BadInput(f"{file}: not as the run left it, got another or no file; run it again")
-    return _read_json(folder / "results.json")
+    return _read_json(folder / "results.json", RESULTS)
 
 
-def _read_json(file: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(file.read_text())
-    except (FileNotFoundError, ValueError) as error:
-        raise BadInput(f"{file}: cannot be read, got '{error}'; the run is damaged, run it again") from None
+def has_results(manifest: Mapping[str, Any]) -> bool:
+    """Whether the run of this manifest came as far as its numbers."""
+    return "results.json" in manifest.get("files", {})
+
+
+def _read_json(file: Path, shape: Any) -> dict[str, Any]:
+    value = _read(file, read_json, object)
     schema = value.get("schema") if isinstance(value, dict) else None
     if schema is None:
         raise BadInput(f"{file}: not a file of repsim, got no schema; the run is damaged, run it again")
     if schema != SCHEMA:
         raise BadInput(f"{file}: not a file of this version, got schema {schema} (this is {SCHEMA}); update repsim")
+    return _shaped(file, value, shape)
+
+
+def _read(file: Path, reader: Callable[[Path], Any], shape: Any) -> Any:
+    try:
+        return _shaped(file, reader(file), shape)
+    except Unreadable as error:
+        raise BadInput(f"{file}: cannot be read, got {error}; the run is damaged, run it again") from None
+
+
+def _shaped(file: Path, value: Any, shape: Any) -> Any:
+    wrong = misfit(value, shape)
+    if wrong:
+        raise BadInput(f"{file}: {wrong}; the run is damaged, run it again")
     return value
 
 
@@ -487,6 +554,8 @@ def read_array(folder: Path, relative: str) -> np.ndarray:
     file = (folder / relative).resolve()
     if not file.is_relative_to(folder.resolve()):
         raise BadInput(f"{folder}: an array outside the run, got '{relative}'; the run is damaged")
+    if file.exists() and not file.is_file():  # reading a pipe would wait for ever
+        raise BadInput(f"{file}: cannot be read, got no regular file; the run is damaged, run it again")
     try:
         return np.load(file, allow_pickle=False)
     except (FileNotFoundError, ValueError, EOFError) as error:

@@ -11,9 +11,9 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "repsim_cli"
 ORDER = [
-    "errors", "files", "signals", "workers", "planning", "registry", "settings", "segments", "results", "cache", "data",
-    "models", "activations", "measures", "similarity", "significance", "stitching", "training", "analysis", "plots", "report",
-    "studies", "config", "doctor", "cli", "__main__",
+    "errors", "files", "documents", "signals", "workers", "planning", "registry", "settings", "segments", "results", "cache",
+    "data", "models", "activations", "measures", "similarity", "significance", "stitching", "training", "analysis", "plots",
+    "report", "studies", "config", "doctor", "cli", "__main__",
 ]  # fmt: skip
 
 

@@ -6,6 +6,7 @@ must name where, what was got and, after the last semicolon, what to do.
 
 import copy
 import json
+import os
 import shutil
 import struct
 
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
+import yaml
 import zstandard
 
 from repsim_cli import results
@@ -154,6 +156,11 @@ CONFIGS = {
     "no value": ["seed"],
     "unknown option": ["--verbose"],
     "own configs": ["--config-dir", "/no/such/folder"],
+    "a group that is a mapping": ["model={a: {kind: shipped, name: tiny_a}}"],
+    "a study that is a number": ["study=3"],
+    "no study": ["~study"],
+    "no seed": ["~seed"],
+    "--from with an experiment": ["--from", "latest", "experiment=tiny/pythia_cka"],
     "resume of nothing": ["resume=latest"],
     "resume of an unknown run": ["resume=/no/such/run"],
     "sweep with a bad value": ["-m", "extract.length=32,x"],
@@ -396,14 +403,85 @@ def test_stored_arrays_that_are_not_finite(repsim, tmp_path, newest, value):
     assert results.read_manifest(newest())["status"] == "failed"
 
 
+def written(name, content):
+    return lambda folder: (folder / name).write_bytes(content)
+
+
+def pipe(name):
+    def replace(folder):
+        (folder / name).unlink()
+        os.mkfifo(folder / name)
+
+    return replace
+
+
+def changed(name, /, **values):
+    """A JSON or YAML file with these values, at key paths written with `__`; None as `...` takes a key out."""
+
+    def change(folder):
+        content = yaml.safe_load((folder / name).read_text())
+        for path, value in values.items():
+            *groups, key = path.split("__")
+            place = content
+            for group in groups:
+                place = place[int(group) if group.isdigit() else group]
+            if value is ...:
+                del place[key]
+            else:
+                place[key] = value
+        (folder / name).write_text(json.dumps(content))
+
+    return change
+
+
+def forged(**values):
+    """Other results, with their hash in the manifest."""
+
+    def change(folder):
+        changed("results.json", **values)(folder)
+        manifest = json.loads((folder / "manifest.json").read_text())
+        manifest["files"]["results.json"] = results.sha256(folder / "results.json")
+        (folder / "manifest.json").write_text(json.dumps(manifest))
+
+    return change
+
+
+DEEP = b"[" * 100_000
+BOMB = b"a: &a [x]\n" + b"".join(b"%c: &%c [%s]\n" % (98 + i, 98 + i, b"*%c, " % (97 + i) * 9) for i in range(9))
+SQUARE = {"rows": {"model": "a", "layers": ["b"]}, "columns": {"model": "a", "layers": ["b"]}}
 RUNS = {
-    "truncated manifest": lambda folder: (folder / "manifest.json").write_text('{"schema": 1, "na'),
-    "manifest of another program": lambda folder: (folder / "manifest.json").write_text('{"name": "x"}'),
-    "newer schema": lambda folder: (folder / "manifest.json").write_text('{"schema": 2}'),
-    "manifest that is a list": lambda folder: (folder / "manifest.json").write_text("[1]"),
+    "truncated manifest": written("manifest.json", b'{"schema": 1, "na'),
+    "manifest of another program": written("manifest.json", b'{"name": "x"}'),
+    "newer schema": written("manifest.json", b'{"schema": 2}'),
+    "manifest that is a list": written("manifest.json", b"[1]"),
+    "manifest of a schema alone": written("manifest.json", b'{"schema": 1}'),
+    "empty manifest": written("manifest.json", b""),
+    "nested manifest": written("manifest.json", DEEP),
+    "manifest in Latin-1": written("manifest.json", b'{"name": "\xe9"}'),
+    "infinite seconds": written("manifest.json", b'{"schema": 1, "seconds": 1e999}'),
+    "seconds that are no number": written("manifest.json", b'{"schema": 1, "seconds": NaN}'),
+    "manifest that is a pipe": pipe("manifest.json"),
+    "no name": changed("manifest.json", name=...),
+    "no timings": changed("manifest.json", timings=None),
+    "timings in words": changed("manifest.json", timings={"data": "long"}),
+    "a status that is a number": changed("manifest.json", status=1),
+    "warnings that are text": changed("manifest.json", warnings="none"),
+    "a command that is a number": changed("manifest.json", command=7),
+    "a seed that is true": changed("manifest.json", seed=True),
+    "hashes that are a list": changed("manifest.json", files=[]),
+    "no hashes": changed("manifest.json", files={}),
     "no results": lambda folder: (folder / "results.json").unlink(),
-    "truncated results": lambda folder: (folder / "results.json").write_text("{"),
-    "changed results": lambda folder: (folder / "results.json").write_text('{"schema": 1, "measures": []}'),
+    "truncated results": written("results.json", b"{"),
+    "changed results": written("results.json", b'{"schema": 1, "measures": []}'),
+    "results that are a pipe": pipe("results.json"),
+    "results without measures": forged(measures=...),
+    "a measure that is a number": forged(measures=[1]),
+    "a measure without a card": forged(measures__0__card=None),
+    "a matrix without values": forged(measures__0__matrices=[SQUARE]),
+    "a matrix in words": forged(measures__0__matrices=[{**SQUARE, "values": 1}]),
+    "a matrix outside the run": forged(measures__0__matrices=[{**SQUARE, "values": "../manifest.json"}]),
+    "a matrix that is a folder": forged(measures__0__matrices=[{**SQUARE, "values": "arrays"}]),
+    "layers that are a number": forged(measures__0__matrices__0__rows={"model": "a", "layers": 6}),
     "no arrays": lambda folder: [f.unlink() for f in (folder / "arrays").iterdir()],
     "empty array": lambda folder: next((folder / "arrays").iterdir()).write_bytes(b""),
     "another array": lambda folder: np.save(next((folder / "arrays").iterdir()), np.ones((9, 9))),
@@ -416,12 +494,72 @@ def test_run_folders(repsim, tmp_path, newest, a_run, what, command):
     folder = tmp_path / "outputs" / "2026-01-01" / "run"
     shutil.copytree(a_run, folder)
     RUNS[what](folder)
-    code, out, err = repsim(command, folder, *([folder] if command == "compare" else []))
+    more = [folder, "--output", tmp_path / "new" / "folder"] if command == "compare" else []
+    refused(tmp_path, *repsim(command, folder, *more))
+
+
+def refused(tmp_path, code, out, err):
+    """One line, and nothing beside the run folder that was there."""
     assert (code, out) == (2, ""), err
     assert len(err.strip().splitlines()) == 1
     assert err.startswith("error: ")
     assert ";" in err
     assert "Traceback" not in err
+    assert [place.name for place in tmp_path.iterdir()] == ["outputs"]
+    assert [place.name for place in (tmp_path / "outputs").rglob("*") if "run" not in str(place.parent)] == [
+        "2026-01-01",
+        "run",
+    ]
+
+
+CONFIG_FILES = {
+    "bomb": written("config.yaml", BOMB),
+    "alias": written("config.yaml", b"model: &m {}\nmeasure: *m\n"),
+    "nested": written("config.yaml", DEEP),
+    "large": written("config.yaml", b"# " + b"x" * 2_000_000),
+    "empty": written("config.yaml", b""),
+    "list": written("config.yaml", b"[1]"),
+    "unbalanced": written("config.yaml", b"model: {"),
+    "binary": written("config.yaml", bytes(range(256))),
+    "object": written("config.yaml", b"model: !!python/object:os.system {}"),
+    "no number": written("config.yaml", b"seed: 1" + b"0" * 5000),
+    "no hardware": changed("config.yaml", hardware=None),
+    "models that are text": changed("config.yaml", model="tiny_a"),
+}
+EDITED = {
+    "a pipe": (pipe("config.yaml"), "config.yaml: cannot be read, got no regular file; the run is damaged"),
+    "defaults": (changed("config.yaml", defaults=["x"]), "--from: not a key that a run writes, got 'defaults' in its"),
+    "hydra": (changed("config.yaml", hydra={}), "--from: not a key that a run writes, got 'hydra' in its config.yaml"),
+    "a key": (changed("config.yaml", experiment_=1), "experiment_: unknown key, got 1; known: base, cache, data"),
+    "no study": (changed("config.yaml", study=...), "study: missing, got nothing; set it"),
+    "a study that is a number": (changed("config.yaml", study=3), "study: wrong value, got 3; give string"),
+    "no seed": (changed("config.yaml", seed=...), "seed: missing, got nothing; set it"),
+    "no cache": (changed("config.yaml", cache=...), "cache: missing, got nothing; set it"),
+    "no kind": (changed("config.yaml", model__tiny_a={}), "model.tiny_a.kind: missing, got {}; write {kind: NAME"),
+}
+
+
+@pytest.mark.parametrize("command", ["report", "run"])
+@pytest.mark.parametrize("what", CONFIG_FILES)
+def test_configurations_of_runs(repsim, tmp_path, a_run, what, command):
+    folder = tmp_path / "outputs" / "2026-01-01" / "run"
+    shutil.copytree(a_run, folder)
+    CONFIG_FILES[what](folder)
+    words = ["report", folder, "--output", tmp_path / "new.html"] if command == "report" else ["run", "--from", folder]
+    code, out, err = repsim(*words)
+    refused(tmp_path, code, out, err)
+    assert "config.yaml: " in err
+
+
+@pytest.mark.parametrize("what", EDITED)
+def test_edited_configurations(repsim, tmp_path, a_run, what):
+    folder = tmp_path / "outputs" / "2026-01-01" / "run"
+    shutil.copytree(a_run, folder)
+    change, text = EDITED[what]
+    change(folder)
+    code, out, err = repsim("run", "--from", folder)
+    refused(tmp_path, code, out, err)
+    assert text in err
 
 
 @pytest.fixture(scope="module")

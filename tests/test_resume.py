@@ -1,7 +1,12 @@
 """Runs that are killed, interrupted, repeated, compared; faults while they run."""
 
+import builtins
+import errno
+import io
 import json
+import os
 import shutil
+from pathlib import Path
 
 import kills
 import numpy as np
@@ -371,3 +376,42 @@ def test_a_sweep_whose_jobs_are_all_refused(repsim, tmp_path):
     assert err.count("the data has fewer rows than one batch") == 2
     assert "2 of 2 jobs did not complete" in err
     assert not list((tmp_path / "outputs").rglob("manifest.json"))
+
+
+@pytest.mark.parametrize("free", [0, 1, 2, 3, 4, 5, 6, 7, 9])
+def test_an_outputs_disk_without_inodes(repsim, tmp_path, monkeypatch, free):
+    """So many files and folders can still be made: one line, nothing left of a run that had not started, and the rest
+    resumed once there is room."""
+    outputs = tmp_path / "outputs"
+    outputs.mkdir()
+    left = [free]
+
+    def limited(make, creates):
+        def made(path, *args, **kwargs):
+            here = isinstance(path, str | Path) and Path(path).absolute().is_relative_to(outputs)
+            if here and creates(args) and not Path(path).exists():
+                if not left[0]:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+                left[0] -= 1
+            return make(path, *args, **kwargs)
+
+        return made
+
+    words = ("run", "model=[tiny_a]", *SMALL[1:])
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "mkdir", limited(os.mkdir, lambda args: True))
+        patch.setattr(os, "open", limited(os.open, lambda args: args[0] & os.O_CREAT))
+        for module in (io, builtins):
+            patch.setattr(module, "open", limited(io.open, lambda args: args and set(args[0]) & set("wax")))
+        code, _, err = repsim(*words)
+    lines = [line for line in err.splitlines() if line.startswith("error: ")]
+    assert len(lines) == 1
+    assert "No space left on device" in lines[0]
+    assert "Traceback" not in err
+    again, _, more = repsim(*words, "resume=latest")
+    if free < 8:
+        assert (code, list(outputs.iterdir())) == (2, [])
+        assert (again, "resume: no unfinished run" in more) == (2, True)
+    else:
+        assert (code, again) == (1, 0)
+        assert [results.read_manifest(folder)["status"] for folder in results.runs(outputs)] == ["complete"]

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,11 @@ def run(words: list[str]) -> int:
             process = left.name.removeprefix(".jobs-")
             if process.isdigit() and not results.alive(int(process)):
                 left.unlink(missing_ok=True)  # of a command that was killed
-        status_file.touch()
+        try:
+            status_file.write_text("\n")  # takes a block of the disk, which may be full when the jobs end
+        except OSError:
+            status_file.unlink(missing_ok=True)
+            raise
         os.environ[STATUS_FILE] = str(status_file)
         import hydra
         from hydra.errors import HydraException
@@ -80,10 +85,14 @@ def run(words: list[str]) -> int:
             code = error.code
         except HydraException as error:
             raise BadInput(_hydra_line(error, rest)) from None
+        except OSError as error:  # it cannot make the folder of a job
+            results.drop_empty(Path(error.filename or root).parent)
+            raise BadInput(explained(error, advice=results.ELSEWHERE)) from None
         except ValueError as error:
             raise BadInput(f"options: {error}, got {' '.join(rest)}; see repsim run --help") from None
         finally:
-            ended = [json.loads(line) for line in status_file.read_text().splitlines()] if status_file.is_file() else []
+            lines = status_file.read_text().split("\n") if status_file.is_file() else []
+            ended = [json.loads(line) for line in lines if line]
             status_file.unlink(missing_ok=True)
     if not ended:  # Hydra only printed something, or failed before the first job
         return 0 if code in (0, None) else 1
@@ -155,11 +164,16 @@ def _repeated(words: list[str], scratch: Path) -> tuple[list[str], Path, str]:
     at = words.index("--from")
     if at + 1 == len(words) or not words[at + 1]:
         raise BadInput("--from: no run, got nothing; e.g. --from latest")
+    experiment = next((word for word in words if word.startswith("experiment=")), None)
+    if experiment:
+        raise BadInput(f"--from: the run's configuration is whole, got {experiment} as well; give one of them")
     own = yaml.safe_load((conf_dir() / "config.yaml").read_text())
     rest = words[:at] + words[at + 2 :]
     anew = [entry for entry in own["defaults"] if isinstance(entry, dict) and _selected(next(iter(entry)), rest)]
     logging_off = [entry for entry in own["defaults"] if isinstance(entry, dict) and "override" in next(iter(entry))]
     repeated = results.read_config(results.find(words[at + 1]))
+    for key in {"defaults", "hydra"} & repeated.keys():
+        raise BadInput(f"--from: not a key that a run writes, got '{key}' in its config.yaml; drop it there")
     kept = {key: value for key, value in repeated.items() if not _selected(key, rest)}
     if any(word.startswith("study=") for word in rest):
         kept["options"] = {}
@@ -242,6 +256,9 @@ def _hydra_line(error: Exception, overrides: list[str]) -> str:
     override = re.search(r"Could not override '([^']+)'", text)
     if override:
         key = override[1]
+        if key in GROUPS:
+            got = _given(key, overrides)
+            return f"{key}: a group is selected by name, got '{got}'; write {key}=NAME, or +{key}.KEY=VALUE"
         parent, _, last = key.rpartition(".")
         beside = [k.rpartition(".")[2] for k in _known_keys() if k.rpartition(".")[0] == parent]
         hint = (
@@ -290,6 +307,7 @@ def job(config: Any) -> None:
     except OSError as error:
         complain(RunFailed(explained(error)), _job_name())
     finally:
+        results.drop_empty(folder)  # Hydra made it; a run that was refused, or that resumed another, left it empty
         note = os.environ.get(STATUS_FILE)
         if note:
             with open(note, "a") as stream:
@@ -328,7 +346,7 @@ def _job(config: Any, folder: Path) -> str:
             return "complete"
         current.progress = Bar()
         handler = _log_file(current.folder)
-        current.write_text("config.yaml", checked.yaml())
+        _write_config(current, checked)
         for label, why in checked.skipped.items():
             current.skip(label, why)
         train_missing(checked.models, current, checked.keys.hardware.get("threads"))
@@ -361,7 +379,8 @@ def _job(config: Any, folder: Path) -> str:
         log.error("internal error: %s; please report it with %s/repsim.log", problem, current.folder)
     finally:
         log.removeHandler(handler)
-        handler.close()
+        with suppress(OSError):  # the last lines of a log on a full disk
+            handler.close()
         if current is not None:
             with signals.held():
                 if status == "refused":
@@ -420,18 +439,32 @@ def _opened(checked: Any, folder: Path) -> results.Run | None:
     )
 
 
+def _write_config(current: results.Run, checked: Any) -> None:
+    """Raises BadInput: a run without its configuration has not started."""
+    try:
+        current.write_text("config.yaml", checked.yaml())
+    except OSError as error:
+        raise BadInput(explained(error, advice=results.ELSEWHERE)) from error
+
+
 def _finish(current: results.Run, status: str, problem: str | None) -> None:
-    """Records the end; where the folder is gone, says so."""
+    """Records the end. Raises RunFailed where a complete run cannot be called so; any other has its error already."""
     try:
         current.finish(status, problem)
     except (RepsimError, OSError) as error:
-        print(f"error: {current.folder}: how the run ended ({status}) cannot be recorded: {error}", file=sys.stderr)
+        current.lock.release()
+        if status == "complete":
+            raise RunFailed(f"{current.folder}: complete, but this cannot be recorded: {error}") from error
 
 
 def _log_file(folder: Path) -> logging.Handler:
     """Everything into repsim.log; in a launcher's own process, what the user must see also to the terminal."""
-    handler = logging.FileHandler(folder / "repsim.log")
+    try:
+        handler = logging.FileHandler(folder / "repsim.log")
+    except OSError as error:
+        raise BadInput(explained(error, advice=results.ELSEWHERE)) from error
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    handler.handleError = lambda record: None  # a full disk stops the run at its next file, not at a line of the log
     if not log.handlers:
         terminal_log()
     log.addHandler(handler)

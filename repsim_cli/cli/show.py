@@ -18,7 +18,7 @@ def summary(folder: Path) -> str:
     lines = [f"{manifest['name']}: {manifest['status']}, {manifest.get('seconds', 0):.1f} s, seed {manifest['seed']}"]
     if manifest.get("error"):
         lines.append(f"  error: {manifest['error']}")
-    if manifest["status"] == "complete" or (folder / "results.json").is_file():
+    if manifest["status"] == "complete" or results.has_results(manifest):
         found = results.read_results(folder)
         many = len(found["measures"]) > SHOWN_MEASURES
         for measure in found["measures"]:

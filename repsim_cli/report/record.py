@@ -11,7 +11,15 @@ import numpy as np
 
 from repsim_cli.errors import BadInput
 from repsim_cli.plots.heatmap import colour_range, colours
-from repsim_cli.results import marked, outputs_root, read_array, read_config, read_manifest, read_results
+from repsim_cli.results import (
+    has_results,
+    marked,
+    outputs_root,
+    read_array,
+    read_config,
+    read_manifest,
+    read_results,
+)
 
 QUANTITIES = ("values", "se", "low", "high", "p", "calibrated", "tested")  # of a matrix in results.json
 SHARES = ("p", "calibrated")  # of them, those from 0 to 1 whatever the measure
@@ -31,7 +39,7 @@ ELSEWHERE = ("warnings", "timings", "peak_memory_mb_after", "command", "override
 def record(folder: Path) -> dict[str, Any]:
     """One run as strict JSON. A run without results (failed, interrupted) has its manifest alone."""
     manifest = read_manifest(folder)
-    found = marked(read_results(folder)) if (folder / "results.json").is_file() else {}
+    found = marked(read_results(folder)) if has_results(manifest) else {}
     configured = (folder / "config.yaml").is_file()
     return {
         "folder": _name(folder),
