@@ -333,7 +333,7 @@ def _attempt(problems: list[str], prefix: str, step: Callable[[], Any]) -> Any:
 
 def _explain(error: ValidationError) -> Iterator[str]:
     """pydantic's errors as `key: what is wrong, got VALUE; what to do`."""
-    fields = error.title.split(",")
+    fields = RunKeys.model_fields if error.title == RunKeys.__name__ else error.title.split(",")
     for problem in error.errors(include_url=False):
         path = ".".join(str(part) for part in problem["loc"] if not str(part).startswith(("literal[", "list[")))
         got, kind = repr(problem["input"])[:80], problem["type"]

@@ -86,7 +86,7 @@ def misfit(value: Any, shape: Any, path: str = "") -> str | None:
     """
     at = f"{path}: " if path else ""
     kind = type(shape) if isinstance(shape, list | dict) else shape
-    if not (kind in (bool, object) if isinstance(value, bool) else isinstance(value, kind)):
+    if not _of_kind(value, kind):
         return f"{at}not {' or '.join(WORDS[one] for one in get_args(kind) or [kind])}, got {shown(value)}"
     if kind is shape:
         return None
@@ -102,6 +102,11 @@ def misfit(value: Any, shape: Any, path: str = "") -> str | None:
         inner = [(key, value[key], one) for key, one in keys.items() if key in value]
     found = (misfit(one, own, f"{path}.{key}" if path else str(key)) for key, one, own in inner)
     return next(filter(None, found), None)
+
+
+def _of_kind(value: Any, kind: Any) -> bool:
+    """isinstance, but that truth values are no numbers."""
+    return kind in (bool, object) if isinstance(value, bool) else isinstance(value, kind)
 
 
 def shown(value: Any) -> str:

@@ -65,7 +65,7 @@ MANIFEST = {
     "models?": {str: dict},
 }
 SIDE = {"model": str, "layers": [str]}
-MATRIX = {"rows": SIDE, "columns": SIDE, "values": str, "se?": str | None, "p?": str | None}
+MATRIX = {"rows": SIDE, "columns": SIDE, "values": str, "se": str | None, "p?": str | None}
 MEASURE = {
     "label": str,
     "card": {"label": str, "larger_is_closer": bool, "symmetric": bool, "bounds": [NUMBER | None]},

@@ -478,9 +478,9 @@ RUNS = {
     "a measure that is a number": forged(measures=[1]),
     "a measure without a card": forged(measures__0__card=None),
     "a matrix without values": forged(measures__0__matrices=[SQUARE]),
-    "a matrix in words": forged(measures__0__matrices=[{**SQUARE, "values": 1}]),
-    "a matrix outside the run": forged(measures__0__matrices=[{**SQUARE, "values": "../manifest.json"}]),
-    "a matrix that is a folder": forged(measures__0__matrices=[{**SQUARE, "values": "arrays"}]),
+    "a matrix in words": forged(measures__0__matrices=[{**SQUARE, "values": 1, "se": None}]),
+    "a matrix outside the run": forged(measures__0__matrices=[{**SQUARE, "values": "../manifest.json", "se": None}]),
+    "a matrix that is a folder": forged(measures__0__matrices=[{**SQUARE, "values": "arrays", "se": None}]),
     "layers that are a number": forged(measures__0__matrices__0__rows={"model": "a", "layers": 6}),
     "no arrays": lambda folder: [f.unlink() for f in (folder / "arrays").iterdir()],
     "empty array": lambda folder: next((folder / "arrays").iterdir()).write_bytes(b""),
@@ -490,26 +490,34 @@ RUNS = {
 
 @pytest.mark.parametrize("command", ["show", "plot", "compare"])
 @pytest.mark.parametrize("what", RUNS)
-def test_run_folders(repsim, tmp_path, newest, a_run, what, command):
-    folder = tmp_path / "outputs" / "2026-01-01" / "run"
-    shutil.copytree(a_run, folder)
-    RUNS[what](folder)
-    more = [folder, "--output", tmp_path / "new" / "folder"] if command == "compare" else []
-    refused(tmp_path, *repsim(command, folder, *more))
+def test_run_folders(tmp_path, damaged_run, what, command):
+    more = ["RUN", "--output", tmp_path / "new" / "folder"] if command == "compare" else []
+    refused(*damaged_run(RUNS[what], command, "RUN", *more))
 
 
-def refused(tmp_path, code, out, err):
-    """One line, and nothing beside the run folder that was there."""
-    assert (code, out) == (2, ""), err
+def refused(code, out, err, left):
+    """One line, and no file or folder that was not there before."""
+    assert (code, out, left) == (2, "", set()), err
     assert len(err.strip().splitlines()) == 1
     assert err.startswith("error: ")
     assert ";" in err
     assert "Traceback" not in err
-    assert [place.name for place in tmp_path.iterdir()] == ["outputs"]
-    assert [place.name for place in (tmp_path / "outputs").rglob("*") if "run" not in str(place.parent)] == [
-        "2026-01-01",
-        "run",
-    ]
+
+
+@pytest.fixture
+def damaged_run(repsim, tmp_path, a_run):
+    """damaged_run(change, words...) runs the command on a run that `change` has changed, which stands for RUN
+    -> (exit code, stdout, stderr, what is there that was not)."""
+
+    def run(change, *words):
+        folder = tmp_path / "outputs" / "2026-01-01" / "run"
+        shutil.copytree(a_run, folder)
+        change(folder)
+        before = set(tmp_path.rglob("*"))
+        found = repsim(*(folder if word == "RUN" else word for word in words))
+        return *found, set(tmp_path.rglob("*")) - before
+
+    return run
 
 
 CONFIG_FILES = {
@@ -539,26 +547,19 @@ EDITED = {
 }
 
 
-@pytest.mark.parametrize("command", ["report", "run"])
+@pytest.mark.parametrize("words", [("report", "RUN"), ("run", "--from", "RUN")], ids=["report", "run"])
 @pytest.mark.parametrize("what", CONFIG_FILES)
-def test_configurations_of_runs(repsim, tmp_path, a_run, what, command):
-    folder = tmp_path / "outputs" / "2026-01-01" / "run"
-    shutil.copytree(a_run, folder)
-    CONFIG_FILES[what](folder)
-    words = ["report", folder, "--output", tmp_path / "new.html"] if command == "report" else ["run", "--from", folder]
-    code, out, err = repsim(*words)
-    refused(tmp_path, code, out, err)
+def test_configurations_of_runs(damaged_run, what, words):
+    code, out, err, left = damaged_run(CONFIG_FILES[what], *words)
+    refused(code, out, err, left)
     assert "config.yaml: " in err
 
 
 @pytest.mark.parametrize("what", EDITED)
-def test_edited_configurations(repsim, tmp_path, a_run, what):
-    folder = tmp_path / "outputs" / "2026-01-01" / "run"
-    shutil.copytree(a_run, folder)
+def test_edited_configurations(damaged_run, what):
     change, text = EDITED[what]
-    change(folder)
-    code, out, err = repsim("run", "--from", folder)
-    refused(tmp_path, code, out, err)
+    code, out, err, left = damaged_run(change, "run", "--from", "RUN")
+    refused(code, out, err, left)
     assert text in err
 
 
