@@ -28,6 +28,7 @@ from repsim_cli.activations.rows import batches, blocks, readings
 from repsim_cli.data.modular import modular_pairs
 from repsim_cli.measures import assignment
 from repsim_cli.measures.gromov import Space, best_gromov, in_one_order, lower_bounds, space
+from repsim_cli.models.source import Precomputed
 from repsim_cli.registry import models
 from repsim_cli.settings import Extract, Hardware
 
@@ -38,16 +39,19 @@ MODES = ("pot", "identity", "best")
 ORDERS = 5
 
 
-def layers(n: int) -> dict[str, torch.Tensor]:
-    """The representations (n, d) of Model L, by hook point."""
-    entry = yaml.safe_load((CONF / "model" / "modsum_l.yaml").read_text())["modsum_l"]
+def layers(n: int, model: str = "modsum_l") -> dict[str, torch.Tensor]:
+    """The representations (n, d) of an entry of conf/model, by name."""
+    entry = yaml.safe_load((CONF / "model" / f"{model}.yaml").read_text())[model]
     extract = Extract(**{**yaml.safe_load((CONF / "extract" / "modsum.yaml").read_text()), "rows": n})
     source = models.get(entry.pop("kind")).function(**entry)
-    sequences = modular_pairs(numbers=entry["moduli"][0]).sequences(source.tokenizer(), extract, 0)
-    found = readings({"modsum_l": source}, extract)
-    modules, hardware = {"modsum_l": source.load(False)}, Hardware(batch_size=512)
-    stream = blocks(found, modules, {}, {"modsum_l": sequences}, extract, hardware, iter)
-    (rows,) = batches(stream, extract, len(sequences.inputs), 0)
+    found, hardware = readings({model: source}, extract), Hardware(batch_size=512)
+    if isinstance(source, Precomputed):
+        stream, total = blocks(found, {}, {}, {}, extract, hardware, iter), source.rows
+    else:
+        sequences = modular_pairs(numbers=entry["moduli"][0]).sequences(source.tokenizer(), extract, 0)
+        modules, total = {model: source.load(False)}, len(sequences.inputs)
+        stream = blocks(found, modules, {}, {model: sequences}, extract, hardware, iter)
+    (rows,) = batches(stream, extract, total, 0)
     return {layer.name: x for layer, x in zip(found[0].layers, rows, strict=True)}
 
 

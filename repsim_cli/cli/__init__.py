@@ -11,6 +11,7 @@ from repsim_cli.cli.measure import measure_command
 from repsim_cli.cli.show import (
     cache_command,
     compare_command,
+    convert_command,
     doctor_command,
     list_command,
     plot_command,
@@ -94,6 +95,18 @@ def parser() -> argparse.ArgumentParser:
     sub = add("cache", cache_command, "show, limit or clear stored activations", "repsim cache --limit 20GB")
     sub.add_argument("--clear", action="store_true", help="remove all entries that no run is using")
     sub.add_argument("--limit", metavar="SIZE", help="the most that all entries may take together; kept for later runs")
+
+    sub = add(
+        "convert",
+        convert_command,
+        "rewrite a model's pickled weights as safetensors",
+        "repsim convert connectivity/feather_berts_99 models/feather_berts_99",
+        "Rewrite a model's pickled weights (pytorch_model.bin) as safetensors, into a new folder. A process of its own\n"
+        "reads tensors and nothing else, and can neither connect nor start another process.",
+    )
+    sub.add_argument("source", metavar="MODEL", help="a folder in the transformers format, or a hub id")
+    sub.add_argument("target", metavar="FOLDER", help="where the converted model goes: a new folder")
+    sub.add_argument("--revision", help="of a hub id")
 
     sub = add("plot", plot_command, "draw the figures of a run again, from its files", "repsim plot latest")
     sub.add_argument("run", metavar="RUN", help="a path, `latest`, or a name")

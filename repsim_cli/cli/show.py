@@ -1,4 +1,4 @@
-"""The commands that read: list, show, plot, report, compare, measure, doctor, cache."""
+"""The commands beside run: list, show, plot, report, compare, convert, doctor, cache."""
 
 import argparse
 import importlib.util
@@ -186,6 +186,13 @@ def cache_command(parsed: argparse.Namespace) -> int:
     print(f"{cache.root()}: limit {cache.limit() / 1e9:g} GB")
     for kind, entries, size in kinds:
         print(f"  {kind}: {entries} entries, {size / 1e9:.3f} GB")
+    return 0
+
+
+def convert_command(parsed: argparse.Namespace) -> int:
+    from repsim_cli.models.pickled import convert
+
+    print(convert(parsed.source, Path(parsed.target).expanduser(), parsed.revision))
     return 0
 
 

@@ -310,8 +310,8 @@ LOCAL = "A local minimum, the best of several starts: an upper bound. "
         paired=False,
         cost="n^2 d once per layer; per start and pair about 3 products of 2 n^3 and 10 assignments (n = 1000: 0.4 s)",
         source="Memoli 2011, squared loss (not its root); conditional gradient (Vayer et al. 2019)",
-        note=LOCAL + "0: equal up to rotation, offset, scale (unless cost_scale is none) and order of the rows. "
-        "Equal rows have distances 0.",
+        note=LOCAL + "More starts are often lower. 0: equal up to rotation, offset, scale (unless cost_scale is none) "
+        "and order of the rows. Equal rows have distances 0.",
         takes_constant=True,
     ),
 )
@@ -329,8 +329,10 @@ def gromov_wasserstein(
     start: the rows' pairing (`identity`), the uniform coupling, where POT starts (`pot`), or the better of the two.
     restarts: starts beside them, from permutations drawn under the seed. A run records per pair which start won, the
     assignments solved, and with `bounds` two lower bounds. audit: the share of a run's pairs (one at least, 40 at most)
-    that POT solves too: from its start the objective is equal within 1e-9 where no distances are tied, of the better
-    start never above; of the pairing alone there is nothing to check.
+    that POT solves too: where few distances are tied, POT's own start gives POT's objective within 1e-9, and the better
+    of the two is not above it. Tied distances leave the assignments of a descent open, so that it may end above POT's
+    or below; the identity alone is not audited. Two starts find a local minimum: more are often lower
+    (`benchmarks/starts.py`), and which of two layers is nearer may turn with them.
 
     Against equal rows, whose distances are 0, it is the mean squared distance. Distances 1, 2, 3 and 4, 8, 12 over
     their means are the same, in another order of the rows:

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from repsim_cli.errors import BadInput
 from repsim_cli.models.source import Family, Source
-from repsim_cli.models.transformers import from_place, place, tokenizer_of
+from repsim_cli.models.transformers import check_place, from_place, place, tokenizer_of
 from repsim_cli.registry import models
 
 NUMBER = "{number}"
@@ -17,20 +17,24 @@ NUMBER = "{number}"
 @models.register("transformers_family")
 def transformers_family(
     *,
-    hub: str,
+    hub: str | None = None,
+    path: str | None = None,
     numbers: Annotated[list[int], Field(min_length=1)],
     revision: str | None = None,
     tokenizer: str | None = None,
     labels: list[str] | None = None,
     metrics: dict[str, list[float]] | None = None,
 ) -> Family:
-    """hub: an id with {number} in it, which stands for each of `numbers`: LABEL_0, LABEL_1, ...
+    """hub: an id with {number} in it, which stands for each of `numbers`: LABEL_0, LABEL_1, ... path: a folder with
+    {number} in it, in place of the id.
 
     tokenizer: a folder or hub id, where the models come without one. labels: of the classifier, in the order of its
     logits, where its config does not name them. metrics: {name: what was published of each, in the order of numbers}.
     """
-    if hub.count(NUMBER) != 1:
-        raise BadInput(f"hub: no one {NUMBER} in it, got '{hub}'; e.g. 'somebody/bert_{{number}}'")
+    check_place(path, hub, revision)
+    key, pattern = ("path", str(path)) if path is not None else ("hub", str(hub))
+    if pattern.count(NUMBER) != 1:
+        raise BadInput(f"{key}: no one {NUMBER} in it, got '{pattern}'; e.g. 'somebody/bert_{{number}}'")
     if len(set(numbers)) < len(numbers):
         raise BadInput(f"numbers: one stands there twice, got {numbers}; name each model once")
     for name, values in (metrics or {}).items():
@@ -38,7 +42,8 @@ def transformers_family(
             raise BadInput(f"metrics.{name}: not one for each of {len(numbers)} models, got {len(values)}; give all")
 
     def one(place_of: int, number: int) -> Source:
-        found = from_place(place(None, hub.replace(NUMBER, str(number)), revision))
+        numbered = pattern.replace(NUMBER, str(number))
+        found = from_place(place(*((numbered, None) if key == "path" else (None, numbered)), revision))
         own = {name: values[place_of] for name, values in (metrics or {}).items()}
         return replace(
             found,

@@ -198,7 +198,7 @@ def weight_files(path: Path) -> list[Path]:
         if pickles:
             raise BadInput(
                 f"path: only pickled weights ({pickles[0]}), which can run code, got '{path}'; "
-                "save the model again with safe_serialization=True"
+                "rewrite them as safetensors with `repsim convert FOLDER NEW_FOLDER`"
             )
         raise BadInput(f"path: no {missing[0]} in it, got '{path}'; give a folder with weights, or kind: random")
     for file in files:
