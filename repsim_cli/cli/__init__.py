@@ -101,7 +101,7 @@ def parser() -> argparse.ArgumentParser:
         convert_command,
         "rewrite a model's pickled weights as safetensors",
         "repsim convert connectivity/feather_berts_99 models/feather_berts_99",
-        "Rewrite a model's pickled weights (pytorch_model.bin) as safetensors, into a new folder. A process of its own\n"
+        "Rewrite pickled weights (pytorch_model.bin) as safetensors, into a new folder. A process of its own\n"
         "reads tensors and nothing else, and can neither connect nor start another process.",
     )
     sub.add_argument("source", metavar="MODEL", help="a folder in the transformers format, or a hub id")
