@@ -444,7 +444,8 @@ def _undamaged(folders: Iterable[Path]) -> Iterator[tuple[Path, dict[str, Any]]]
 
 
 def _left_out(error: OSError) -> None:
-    log.warning("%s; its runs are left out", explained(error))
+    if not isinstance(error, FileNotFoundError):  # there is no run yet, or it was just removed
+        log.warning("%s; its runs are left out", explained(error))
 
 
 def find(run: str, root: Path | None = None) -> Path:
