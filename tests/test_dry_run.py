@@ -4,6 +4,7 @@ import pytest
 import yaml
 from test_config import CONF, EXPERIMENTS, composed
 
+from repsim_cli import measures
 from repsim_cli.activations.inputs import tokenizers
 from repsim_cli.config import validate
 from repsim_cli.data import network
@@ -12,8 +13,11 @@ from repsim_cli.models import shapes, transformers
 from repsim_cli.planning import checking, unfit
 from repsim_cli.registry import models
 from repsim_cli.settings import Extract, Hardware
+from repsim_cli.studies import cost
 from repsim_cli.studies.bounds import check_rows_fit
 
+# trainings alone, which their entries in conf/model time, and configs alone
+UNTIMED = {"finetune_nli", "modsum_training", "pythia_architecture"}
 PUBLISHED = [name for name in EXPERIMENTS if not name.startswith("tiny/")]
 
 
@@ -53,6 +57,7 @@ def test_a_published_study_is_planned_without_a_hub(no_hub, name):
     assert plan.get("models") or plan.get("model")
     assert not config.unknown
     assert not no_hub
+    assert "GFLOP/s in float32, " in str(plan.get("time, roughly")) or name in UNTIMED
 
 
 def test_the_numbers_of_published_models():
@@ -72,7 +77,7 @@ def test_shipped_shapes_are_those_of_the_random_models():
         ((label, entry),) = yaml.safe_load(file.read_text()).items()
         size = label.removeprefix("pythia_").removesuffix("_shape").replace("_", ".")
         given = {key: value for key, value in entry["config"].items() if key != "rope_parameters"}
-        assert given == shapes.shape_of(f"EleutherAI/pythia-{size}-deduped").config, label
+        assert given == shapes.shapes()[f"EleutherAI/pythia-{size}-deduped"].config, label
         seen += 1
     assert seen == 8
 
@@ -139,7 +144,7 @@ def test_a_shape_that_ships_with_nothing_is_said_to_be_unknown(repsim, no_hub):
 def test_the_hub_has_the_last_word(monkeypatch):
     """Where its config is not the shape that ships, a run uses it and says so, once."""
     hub = "EleutherAI/pythia-70m-deduped"
-    said = transformers.inline_config({**shapes.shape_of(hub).config, "hidden_size": 256})
+    said = transformers.inline_config({**shapes.shapes()[hub].config, "hidden_size": 256})
     warned = []
     monkeypatch.setattr(transformers, "_config", lambda where, revision: said)
     monkeypatch.setattr(shapes.log, "warning", lambda text, *values: warned.append(text % values))
@@ -157,7 +162,7 @@ def test_the_hub_has_the_last_word(monkeypatch):
 def test_steps_of_a_published_training():
     make = models.get("series").function
     hub = "EleutherAI/pythia-70m-deduped"
-    assert len(shapes.shape_of(hub).steps) == 154
+    assert len(shapes.shapes()[hub].steps) == 154
     with pytest.raises(BadInput, match=f"steps: {hub} was published without this step, got 1500; the nearest is 1000"):
         make(hub=hub, steps=[0, 1500])
     assert len(make(hub="nobody/nothing", steps=[0, 1500]).checkpoints) == 2
@@ -215,3 +220,69 @@ def test_a_device_for_training_is_noted_and_refused_when_needed(repsim, tmp_path
     assert (code, out) == (2, "")
     assert err.startswith("error: model.tiny_nli_0.device: not usable here, got 'cuda:9' (")
     assert not list((tmp_path / "outputs").rglob("manifest.json"))
+
+
+def test_a_device_that_is_not_here_is_assumed():
+    assert cost.speed_of("cuda:9") == (1e13, "assumed of 'cuda:9', which is not here")
+    assert cost.speed_of("cuda:9", "bfloat16")[0] == 1e14
+    speed, source = cost.speed_of("cpu", threads=1)
+    assert 1e8 < speed < 1e15
+    assert source == "measured on 'cpu'"
+
+
+@pytest.fixture
+def speed(monkeypatch):
+    """A device of 1 TFLOP/s."""
+    monkeypatch.setattr(cost, "speed_of", lambda *device, **settings: (1e12, "given"))
+    return 1e12
+
+
+def test_the_time_of_forward_passes(speed):
+    """Two operations per weight and token, and those of attention; half of the speed of a product."""
+    with checking(dry=True):
+        source = models.get("transformers").function(hub="openai-community/gpt2")
+    blocks = 124_439_808 - 50257 * 768
+    tokens = 1000 * 128
+    expected = 2 * tokens * (blocks + 2 * 12 * 128 * 768) / (speed / 2)
+    found = cost.forward_time([source], 1000, 128, Hardware(batch_size=1000))
+    assert found == pytest.approx(expected, rel=1e-3)
+    assert cost.forward_time([source, source], 1000, 128, Hardware(batch_size=1000)) == pytest.approx(2 * found)
+    head = cost.forward_time([source], 1000, 128, Hardware(batch_size=1000), vocabularies=True)
+    assert head - found == pytest.approx(2 * tokens * 50257 * 768 / (speed / 2))
+
+
+def test_the_time_of_pairs(speed):
+    def seconds(name, pairs=1, rows=1000, **settings):
+        return cost.pairs_time([measures.get(name)], [64, 64], pairs, rows, Hardware(processes=1), **settings)
+
+    for name in ("cka", "procrustes", "gromov_wasserstein"):
+        assert seconds(name, pairs=100) > seconds(name)
+        assert seconds(name, batches=7.0) == pytest.approx(7 * seconds(name))
+        assert seconds(name, permutations=99) > seconds(name)
+    # 8 products of 1000 x 1000, beside what is prepared
+    each = seconds("gromov_wasserstein", pairs=11) - seconds("gromov_wasserstein", pairs=10)
+    assert each == pytest.approx(8 * 2e9 / speed, rel=1e-6)
+    assert seconds("gromov_wasserstein", rows=2000) == pytest.approx(8 * seconds("gromov_wasserstein"), rel=0.2)
+    moments = cost.moments_time([measures.get("cka")], [64, 64], 3, 10_000, Hardware())
+    assert moments == pytest.approx((2 * 10_000 * 128**2 + 3 * 40 * 64**3) / speed)
+
+
+def test_more_work_takes_longer(speed):
+    def seconds(*words):
+        study = validate(composed(*words, "dry_run=true")).study
+        return sum(study.times(*([100] if words[0].startswith("model") else [])).values())
+
+    small = ("model=[tiny_a]", "extract.sequences=64")
+    assert seconds("model=[tiny_a]", "extract.sequences=640") > 5 * seconds(*small)
+    assert seconds("model=[tiny_a]", "extract.estimate=full", "extract.rows=4096") > seconds(
+        "model=[tiny_a]", "extract.estimate=full", "extract.rows=512"
+    )
+    two = "model.pythia_70m_series.steps=[0,143000]"
+    of_two = seconds("experiment=pythia_convergence", "model=[pythia_70m_series]", two)
+    assert seconds("experiment=pythia_convergence", "model=[pythia_70m_series]") == pytest.approx(27 / 2 * of_two)
+
+
+def test_the_time_of_training(speed):
+    """pretrain_width_64: three passes of 6 blocks of 12 x 64^2 weights, and what each call costs."""
+    found = cost.training_time(6, 64, 1_024_000, 1000, Hardware())
+    assert found == pytest.approx(6 * 1_024_000 * 6 * 12 * 64**2 / (speed / 2) + 4 * cost.CALL * 6000)

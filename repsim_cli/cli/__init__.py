@@ -149,7 +149,7 @@ Run an experiment, or the default one, into a new folder under outputs/ (or REPS
                       adds a model of your own
   -m, --multirun      runs every combination of the values given with commas: seed=0,1,2
   -q, --quiet         prints errors only
-  dry_run=true        prints the plan (models, layers, pairs, forward passes, memory) and stops
+  dry_run=true        prints the plan (models, layers, pairs, forward passes, memory, time) and stops
   --cfg job           prints the composed configuration
   --config-dir DIR    adds a folder of YAML of your own
   --from RUN          repeats a run with its configuration; KEY=VALUE and GROUP=NAME change it

@@ -145,12 +145,14 @@ class Slow:
     Its prepared states are arrays or tensors, or named tuples of them; all functions can be pickled by their names, and
     warn of nothing. solve(a, b): the pair with its details and its matching, by default `compare` alone. details: their
     names. matches: whether rows are matched. squares: (n, n) matrices of float64 that one pair needs at a time.
+    products: of (n, n) matrices in float32, that take as long as a pair does, for the estimate of time.
     """
 
     solve: Callable[[Any, Any], Solved] | None = None
     details: tuple[str, ...] = ()
     matches: bool = False
     squares: int = 8
+    products: float = 8.0
     audit: Audit | None = None
 
 

@@ -361,6 +361,7 @@ def gromov_wasserstein(
             details=("steps", *won, *(("second_bound", "third_bound") if bounds else ())),
             matches=True,
             audit=checked if start != "identity" else None,
+            products=4.0 * len(starts(start, restarts)),
         ),
     )
 
@@ -399,5 +400,5 @@ def gromov_wasserstein_entropic(
         compare=partial(gromov_entropic, epsilon=epsilon),
         permute=permuted,
         squares=1,
-        slow=Slow(),
+        slow=Slow(products=18.0),
     )

@@ -5,7 +5,7 @@ Co-optimal transport is not convex: a value is the best of several starts, as fo
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -115,7 +115,7 @@ def wasserstein() -> Measure:
     >>> measures.get("wasserstein")([[0.], [5.]], [[5.], [1.]])
     0.5
     """
-    return Measure(prepare=in_double, compare=assignment_distance, slow=Slow())
+    return Measure(prepare=in_double, compare=assignment_distance, slow=Slow(products=1.5))
 
 
 @measures.register(
@@ -184,11 +184,11 @@ def augmented_gromov_wasserstein(
     return augmented_measure(alpha=alpha, cost_scale=cost_scale, starts=starts, seed=seed)
 
 
-def augmented_measure(*, cost_scale: CostScale, **settings: Any) -> Measure:
+def augmented_measure(*, cost_scale: CostScale, alpha: float, starts: int, seed: int) -> Measure:
     return Measure(
         prepare=partial(space, cost_scale=cost_scale),
-        compare=partial(augmented, **settings),
+        compare=partial(augmented, alpha=alpha, starts=starts, seed=seed),
         permute=permuted,
         squares=1,
-        slow=Slow(),
+        slow=Slow(products=starts * (38.0 if alpha else 13.0)),
     )

@@ -20,7 +20,8 @@ from repsim_cli.results import STATE, Run, slug
 from repsim_cli.settings import Extract, Hardware
 from repsim_cli.similarity import SimilarityMatrix, estimate_attention
 from repsim_cli.studies.analyses import OF_MAPS, Compared, joined, tested, with_base
-from repsim_cli.studies.bounds import check_memory, in_gb
+from repsim_cli.studies.bounds import check_memory, in_gb, usual_length
+from repsim_cli.studies.cost import forward_time, speed_of, times
 from repsim_cli.studies.matrices import resumed
 from repsim_cli.studies.record import measure_record
 from repsim_cli.studies.sample import inputs, prepare
@@ -106,6 +107,18 @@ class Attention:
             "sentences, at most": extract.sequences,
             "forward passes": len(self.models) * -(-extract.sequences // self.hardware.batch_size),
             "memory, GB": in_gb(self.memory()),
+            "time, roughly": times(self.times(heads), self.hardware, figures=3 * len(self.measures)),
+        }
+
+    def times(self, heads: int) -> dict[str, float]:
+        """Seconds, roughly: every pair of heads reads every cell of every sentence, with a logarithm or without."""
+        sentences, length = self.extract.sequences, usual_length(self.models, self.data, self.extract)
+        cells = sentences * (length / 2) ** 2  # a word has two tokens or so, with the special ones
+        speed = speed_of(self.hardware.device, threads=self.hardware.threads)[0]
+        each = sum(40.0 if label.endswith("_js") else 2.0 for label in self.measures)
+        return {
+            "forward passes": forward_time(self.models.values(), sentences, length, self.hardware),
+            "similarity": each * cells * heads**2 / 2 / speed,
         }
 
     def run(self, run: Run) -> dict[str, Any]:

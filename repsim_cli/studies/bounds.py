@@ -4,6 +4,7 @@ import bisect
 import sys
 from collections.abc import Callable, Mapping
 
+from repsim_cli.data.base import Data
 from repsim_cli.models.source import AnySource, Source
 from repsim_cli.planning import unfit
 from repsim_cli.settings import Extract, Hardware
@@ -29,6 +30,15 @@ def places(live: Mapping[str, Source], extract: Extract) -> int:
     """Tokens of a sequence at most, or patches of an image."""
     patches = [source.context or 0 for source in live.values() if source.modality == "images"]
     return max(patches, default=extract.length)
+
+
+EXAMPLE = 64  # tokens of an example or sentence, for estimates
+
+
+def usual_length(live: Mapping[str, Source], data: Data, extract: Extract) -> int:
+    """Tokens of a sequence as they usually are: of examples fewer than they may have."""
+    longest = places(live, extract)
+    return longest if data.packs(extract) or extract.padding == "keep" else min(longest, EXAMPLE)
 
 
 def most_rows(models: Mapping[str, AnySource], extract: Extract) -> int:

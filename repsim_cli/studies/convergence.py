@@ -28,6 +28,7 @@ from repsim_cli.settings import Extract, Hardware, Significance
 from repsim_cli.similarity import Counterparts, estimate_counterparts
 from repsim_cli.studies.bounds import most_rows
 from repsim_cli.studies.checks import suitable
+from repsim_cli.studies.cost import times
 from repsim_cli.studies.record import blocks_record
 from repsim_cli.studies.sample import batch_labels, prepare
 from repsim_cli.studies.similarity import Similarity
@@ -129,11 +130,22 @@ class Convergence:
                 plan["forward passes"] * len(self.trainings[label].series.checkpoints) for label, plan in each.items()
             ),
             "memory, GB": max((plan["memory, GB"] for plan in each.values()), key=lambda memory: memory["in all"]),
+            "time, roughly": times(self.times(), self.hardware),
         }
 
     @property
     def measures(self) -> dict[str, Measure]:
         return measures(self.trainings)
+
+    def times(self) -> dict[str, float]:
+        """Seconds, roughly: every checkpoint is run once, and compared with the last one layer by layer."""
+        parts: dict[str, float] = {}
+        for training in self.trainings.values():
+            count = len(training.series.checkpoints)
+            others = (count + 1) / 2 if self.pairs else 1 + self.previous
+            for part, seconds in training.times(int(len(training.layers) * others)).items():
+                parts[part] = parts.get(part, 0.0) + count * seconds
+        return parts
 
     def run(self, run: Run) -> dict[str, Any]:
         curves = self.curves(run)

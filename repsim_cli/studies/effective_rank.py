@@ -20,6 +20,7 @@ from repsim_cli.registry import studies
 from repsim_cli.results import Run
 from repsim_cli.settings import Extract, Hardware
 from repsim_cli.studies.convergence import Convergence, Missing, Opened, Training, gap_table, named
+from repsim_cli.studies.cost import times
 from repsim_cli.training.pretrain import add_loss_gradients
 
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -127,7 +128,11 @@ class EffectiveRank:
 
     def plan(self) -> dict[str, Any]:
         kinds = ["parameters", *(["gradients"] if self.gradients else [])]
-        return {**self.convergence.plan(), "ranks of": kinds, "attention": self.attention}
+        parts = self.convergence.times()
+        if self.gradients:  # a backward pass costs two forward ones, and needs one of its own
+            parts["gradients"] = 3 * parts["forward passes"]
+        plan = {**self.convergence.plan(), "ranks of": kinds, "attention": self.attention}
+        return {**plan, "time, roughly": times(parts, self.hardware)}
 
     def run(self, run: Run) -> dict[str, Any]:
         ranks: list[Rank] = []

@@ -32,7 +32,8 @@ from repsim_cli.stitching.evaluate import (
     same_layer,
 )
 from repsim_cli.stitching.models import check_stitchable, layer_name, layer_number, open_whole
-from repsim_cli.studies.bounds import check_memory, shown
+from repsim_cli.studies.bounds import check_memory, shown, usual_length
+from repsim_cli.studies.cost import forward_time, times
 from repsim_cli.studies.grouped import check_metrics, chosen, curves, listed, of_groups
 from repsim_cli.studies.sample import inputs, prepare
 
@@ -149,6 +150,17 @@ class IdentityStitching:
             "forward passes": count * batches,
             "passes of tails": count * (count - 1) * len(self.layers) * batches,
             "memory, GB": round(self.memory() / 1e9, 3),
+            "time, roughly": times(self.times(count), self.hardware),
+        }
+
+    def times(self, models: int) -> dict[str, float]:
+        """Seconds, roughly, for so many models: a tail is half of a model on average."""
+        one = next(iter(self.models.values()))
+        length = usual_length(self.models, self.data, self.extract)
+        whole = forward_time([one], self.extract.sequences, length, self.hardware)
+        return {
+            "forward passes": models * whole,
+            "tails": models * (models - 1) * len(self.layers) * whole / 2,
         }
 
     def run(self, run: Run) -> dict[str, Any]:

@@ -47,6 +47,7 @@ class ModularTraining:
                 for label, one in self.models.items()
             },
             "weights": "trained where they are not in the cache",
+            "time, roughly": "not estimated; what a training takes stands in the header of its entry in conf/model",
         }
 
     def run(self, run: Run) -> dict[str, Any]:

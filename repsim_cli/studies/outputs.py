@@ -18,6 +18,8 @@ from repsim_cli.models.source import AnySource, Source
 from repsim_cli.registry import did_you_mean, studies
 from repsim_cli.results import Run, slug
 from repsim_cli.settings import Extract, Hardware
+from repsim_cli.studies.bounds import usual_length
+from repsim_cli.studies.cost import forward_time, times
 from repsim_cli.studies.sample import inputs, prepare
 
 CLASSIFIERS = ("output_jsd", "disagreement", "accuracy_difference")
@@ -96,7 +98,13 @@ class Outputs:
             "pairs of models": len(self.models) * (len(self.models) - 1) // 2,
             "sequences, at most": self.extract.sequences,
             "forward passes": batches * len(self.models),
+            "time, roughly": times({"forward passes": self._forward_time()}, self.hardware, figures=len(self.measures)),
         }
+
+    def _forward_time(self) -> float:
+        length, count = usual_length(self.models, self.data, self.extract), self.extract.sequences
+        heads = not self.classify
+        return forward_time(self.models.values(), count, length, self.hardware, vocabularies=heads)
 
     def run(self, run: Run) -> dict[str, Any]:
         hardware = self.hardware

@@ -11,6 +11,7 @@ from repsim_cli.errors import BadInput
 from repsim_cli.registry import studies
 from repsim_cli.results import STATE, Run
 from repsim_cli.settings import Hardware, Positive
+from repsim_cli.studies.cost import times, training_time
 from repsim_cli.training.pretrain import Recipe, Steps, corpus, pretrain
 
 LABELS = {"loss": "nats per token", "accuracy": "share of next tokens ranked first"}
@@ -66,7 +67,13 @@ class Pretrain:
             "steps": self.recipe.steps,
             "tokens": self.recipe.tokens,
             "kept steps": self.recipe.kept,
+            "time, roughly": times({"training": self._time()}, Hardware(), figures=2),
         }
+
+    def _time(self) -> float:
+        shape, recipe = self.settings, self.recipe
+        layers, width = shape.num_hidden_layers, shape.hidden_size
+        return training_time(layers, width, recipe.tokens, recipe.steps, Hardware())  # always on the CPU
 
     def run(self, run: Run) -> dict[str, Any]:
         if self.hardware.threads:

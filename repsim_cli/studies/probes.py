@@ -19,7 +19,8 @@ from repsim_cli.models.source import AnySource, Precomputed, Source
 from repsim_cli.registry import did_you_mean, studies
 from repsim_cli.results import Run, slug, write
 from repsim_cli.settings import Extract, Hardware
-from repsim_cli.studies.bounds import check_rows_fit, in_gb, most_rows, shown
+from repsim_cli.studies.bounds import check_rows_fit, in_gb, most_rows, shown, usual_length
+from repsim_cli.studies.cost import forward_time, speed_of, times
 from repsim_cli.studies.sample import counted, inputs, prepare, sample
 from repsim_cli.training.probes import (
     ERRORS,
@@ -37,6 +38,7 @@ from repsim_cli.training.state import SAVE_EVERY
 from repsim_cli.workers import followed_joblib
 
 DONE = ".probes.json"  # what a run that was killed has finished, until its end
+FIT = 2.0  # seconds of CPU time that an MLP takes on 3000 rows
 PERFECT = 0.01  # an error up to here counts as none
 COLUMNS = ["model", "layer", "target", "probe", "error", "error on fitted rows", "control", "converged"]
 BEST = ["model", "target", "probe", "perfect", "nearest", "others as near", "lowest error", "control"]
@@ -133,6 +135,17 @@ class Probes:
             "fits, with controls": 2 * len(self.layers) * len(self.names) * len(self.probes),
             "rows, at most": self.most,
             "memory, GB": in_gb(self.memory(self.most)),
+            "time, roughly": times(self.times(), self.hardware),
+        }
+
+    def times(self) -> dict[str, float]:
+        """Seconds, roughly: a linear probe is a decomposition, another one a training of a second or two."""
+        length = usual_length(self.live, self.data, self.extract)
+        slow = sum(unit.probe != LINEAR for unit in self.units())
+        features = sum(4.0 * self.most * layer.width**2 + 40.0 * layer.width**3 for layer in self.layers)
+        return {
+            "forward passes": forward_time(self.live.values(), self.extract.sequences, length, self.hardware),
+            "fits": features / speed_of("cpu")[0] + slow * FIT * self.most / 3000 / self.hardware.workers,
         }
 
     def run(self, run: Run) -> dict[str, Any]:

@@ -17,12 +17,13 @@ from repsim_cli.errors import BadInput, Degenerate, RunFailed
 from repsim_cli.measures import Measure
 from repsim_cli.measures.inner import Kernel, Packed
 from repsim_cli.models.source import AnySource, Precomputed, Source
+from repsim_cli.plots.heatmap import MOST_PAIRS
 from repsim_cli.registry import studies
 from repsim_cli.results import Run
 from repsim_cli.segments import Segments
 from repsim_cli.settings import Extract, Group, Hardware, Significance, SubNetworks
 from repsim_cli.studies import analyses
-from repsim_cli.studies.bounds import check_rows_fit, in_gb, most_rows, passing, places, shown
+from repsim_cli.studies.bounds import check_rows_fit, in_gb, most_rows, passing, places, shown, usual_length
 from repsim_cli.studies.checks import (
     check_couplings,
     check_distance,
@@ -35,6 +36,7 @@ from repsim_cli.studies.checks import (
     suitable,
     warn_of_few_rows,
 )
+from repsim_cli.studies.cost import forward_time, moments_time, pairs_time, times
 from repsim_cli.studies.grouped import chosen, listed, of_groups
 from repsim_cli.studies.matrices import Clusters, Matrices, by_moments, clusters_of, estimated, records
 from repsim_cli.studies.sample import counted, inputs, opened, prepare
@@ -198,7 +200,32 @@ class Similarity:
             **({"rows, at most": most} if (most := most_rows(self.models, extract)) < sys.maxsize else {}),
             **({"processes": self.hardware.workers} if self.slow else {}),
             "memory, GB": in_gb(self.memory(self.rows())),
+            "time, roughly": times(self.times(pairs), self.hardware, figures=self._figures()),
         }
+
+    def times(self, pairs: int) -> dict[str, float]:
+        """Seconds, roughly, for so many pairs of layers."""
+        extract, hardware = self.extract, self.hardware
+        length = usual_length(self.live, self.data, extract)
+        total = min(most_rows(self.models, extract), extract.sequences * length)
+        widths, bounds = [layer.width for layer in self.layers], list(self.measures.values())
+        permutations = self.significance.permutations if self.significance.method == "permutation" else 0
+        if extract.estimate == "moments":
+            similarity = moments_time(bounds, widths, pairs, total, hardware)
+        elif extract.estimate == "full":
+            similarity = pairs_time(bounds, widths, pairs, self.rows(), hardware, permutations=permutations)
+        else:
+            rows, batches = extract.batch_rows, max(total / extract.batch_rows, 1.0)
+            similarity = pairs_time(bounds, widths, pairs, rows, hardware, batches=batches, permutations=permutations)
+        return {
+            "forward passes": forward_time(self.live.values(), extract.sequences, length, hardware),
+            "similarity": similarity,
+        }
+
+    def _figures(self) -> int:
+        """All models together, errors, and one for each pair of models where these are not too many."""
+        pairs = len(self.measures) * len(self.models) * (len(self.models) + 1) // 2
+        return 2 * len(self.measures) + (pairs if pairs <= MOST_PAIRS else 0)
 
     def run(self, run: Run) -> dict[str, Any]:
         prepare(run, self.hardware)

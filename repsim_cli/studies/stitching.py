@@ -35,7 +35,8 @@ from repsim_cli.stitching.evaluate import (
 from repsim_cli.stitching.layers import KINDS, Init, Layers, check_layer
 from repsim_cli.stitching.models import EMBED, Layer, Whole, check_stitchable, layer_name, open_whole, scrambled
 from repsim_cli.stitching.train import Fit, Recipe, fit_key, fit_stitches
-from repsim_cli.studies.bounds import check_memory, in_gb, shown
+from repsim_cli.studies.bounds import check_memory, in_gb, shown, usual_length
+from repsim_cli.studies.cost import forward_time, times
 from repsim_cli.studies.sample import inputs, prepare
 
 CODE = 1  # raise when a change of the code changes what a stitched model scores
@@ -230,6 +231,21 @@ class Stitching:
             "training tokens of each, at most": steps * recipe.batch * length,
             "evaluation tokens, at most": self.evaluation * length,
             "memory, GB": in_gb(self.memory()),
+            "time, roughly": times(self.times(steps), self.hardware),
+        }
+
+    def times(self, steps: int) -> dict[str, float]:
+        """Seconds, roughly: of a stitch the head's and tail's forward pass, and the tail's backward one."""
+        length, count = usual_length(self.models, self.data, self.extract), len(self.models)
+        vocabularies = self.auto.endswith("LM")
+
+        def each(sequences: int) -> float:
+            models = self.models.values()
+            return forward_time(models, sequences, length, self.hardware, vocabularies=vocabularies) / count
+
+        return {
+            "training of stitches": 2.5 * len(self.stitches) * each(steps * self.recipe.batch),
+            "evaluation": len(self.stitches) * each(self.evaluation),
         }
 
     def run(self, run: Run) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from repsim_cli.results import Run
 from repsim_cli.settings import Extract, Hardware
 from repsim_cli.similarity import Work, estimate_all_pairs
 from repsim_cli.studies.convergence import Gap, Missing, Training, gap_table, measures, named, skipped
+from repsim_cli.studies.cost import times
 from repsim_cli.studies.record import blocks_record
 from repsim_cli.studies.sample import batch_labels, prepare
 
@@ -84,7 +85,17 @@ class TrainingView:
             ),
             **({"processes": self.hardware.workers} if any(one.slow for one in self.measures.values()) else {}),
             "memory, GB": max((plan["memory, GB"] for plan in each.values()), key=lambda memory: memory["in all"]),
+            "time, roughly": times(self.times(), self.hardware),
         }
+
+    def times(self) -> dict[str, float]:
+        """Seconds, roughly: all pairs of layers of every checkpoint."""
+        parts: dict[str, float] = {}
+        for training in self.trainings.values():
+            count = len(training.layers)
+            for part, seconds in training.times(count * (count + 1) // 2).items():
+                parts[part] = parts.get(part, 0.0) + len(training.series.checkpoints) * seconds
+        return parts
 
     def run(self, run: Run) -> dict[str, Any]:
         prepare(run, self.hardware)

@@ -34,7 +34,8 @@ from repsim_cli.registry import did_you_mean, studies
 from repsim_cli.results import Run, slug
 from repsim_cli.settings import Extract, Hardware, Positive, Several
 from repsim_cli.studies.analyses import Part, joined
-from repsim_cli.studies.bounds import check_rows_fit, in_gb, most_rows, passing, shown
+from repsim_cli.studies.bounds import check_rows_fit, in_gb, most_rows, passing, shown, usual_length
+from repsim_cli.studies.cost import distances_time, forward_time, times
 from repsim_cli.studies.sample import counted, inputs, prepare, sample
 
 View = Literal["histograms", "neighbours", "couplings"]
@@ -203,7 +204,17 @@ class Views:
             "rows of the batch": self.batch,
             "forward passes, unless stored": forward * len(self.live),
             "memory, GB": in_gb(self.memory(self.most)),
+            "time, roughly": times(self.times(), self.hardware, figures=2 * len(self.views) * len(self.models)),
         }
+
+    def times(self) -> dict[str, float]:
+        """Seconds, roughly; of couplings, Gromov-Wasserstein of a batch from all starts."""
+        hardware, widths = self.hardware, [layer.width for layer in self.layers]
+        length = usual_length(self.live, self.data, self.extract)
+        parts = {"forward passes": forward_time(self.live.values(), self.extract.sequences, length, hardware)}
+        if "histograms" in self.views:
+            parts["distances"] = distances_time(widths, self.most, hardware)
+        return parts
 
     def run(self, run: Run) -> dict[str, Any]:
         prepare(run, self.hardware)

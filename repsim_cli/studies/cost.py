@@ -1,0 +1,127 @@
+"""How long a run will take, roughly: operations of forward passes and pairs over the speed of the device.
+
+The constants were fitted to single measures of 1000 rows and to short runs, in one thread of a CPU.
+"""
+
+import functools
+import time
+from collections.abc import Iterable, Mapping
+
+import torch
+
+from repsim_cli.measures import Measure
+from repsim_cli.models.source import Source
+from repsim_cli.settings import Hardware
+
+SIDE = 1024  # of the matrices whose product is timed
+ASSUMED = {"float32": 1e13, "float16": 1e14, "bfloat16": 1e14}  # operations per second of a GPU that is not here
+EFFICIENCY = 0.5  # of a forward pass, against one large product
+CALL = 3e-4  # seconds of a block's forward pass beside its operations
+START, FIGURE = 6.0, 0.4  # seconds
+
+
+def forward_time(
+    models: Iterable[Source], sequences: int, length: int, hardware: Hardware, *, vocabularies: bool = False
+) -> float:
+    """Seconds for so many sequences through each model once. vocabularies: also through the head of its vocabulary."""
+    speed = EFFICIENCY * _speed(hardware, hardware.dtype)
+    tokens, passes = sequences * length, -(-sequences // hardware.batch_size)
+    seconds = 0.0
+    for model in models:
+        table = model.vocabulary * model.width
+        weights = max(model.parameters - table, 0) + table * vocabularies
+        attention = 2 * model.layers * length * model.width
+        seconds += 2.0 * tokens * (weights + attention) / speed + CALL * passes * model.layers
+    return seconds
+
+
+def training_time(layers: int, width: int, tokens: int, steps: int, hardware: Hardware) -> float:
+    """Seconds to train such a model on so many tokens in all: three forward passes of a block of 12 width^2 weights."""
+    operations = 6.0 * tokens * layers * 12 * width**2
+    return operations / (EFFICIENCY * _speed(hardware)) + 4 * CALL * steps * layers
+
+
+def pairs_time(
+    measures: Iterable[Measure],
+    widths: list[int],
+    pairs: int,
+    rows: int,
+    hardware: Hardware,
+    *,
+    batches: float = 1.0,
+    permutations: int = 0,
+) -> float:
+    """Seconds for so many pairs of layers of these widths, on so many rows in each of the batches.
+
+    Inner products cost a Gram matrix per layer and a sum over cells per pair; slow measures as many products of square
+    matrices as they say; the rest a product and a decomposition per pair.
+    """
+    speed, n, d = _speed(hardware), float(rows), sum(widths) / len(widths)
+    seconds = 0.0
+    for measure in measures:
+        prepared = len(widths) * (2 * n**2 * d + 400 * n**2 + (0 if measure.inner else 20 * n * d**2))
+        if measure.slow:
+            workers = min(hardware.workers, max(pairs, 1)) * speed_of("cpu", threads=1)[0]
+            each = 2 * n**3 * measure.slow.products * speed / workers
+        elif measure.inner:
+            each = 2 * n**2
+        else:
+            each = 4 * n * d**2 + 20 * d**3 + 1e5 * n
+        seconds += batches * (prepared + pairs * each * (1 + permutations)) / speed
+    return seconds
+
+
+def distances_time(widths: list[int], rows: int, hardware: Hardware) -> float:
+    """Seconds for the distances of all rows of these layers, in float64, and where they stand in a histogram."""
+    return rows**2 * (4.0 * sum(widths) + 400 * len(widths)) / _speed(hardware)
+
+
+def moments_time(measures: Iterable[Measure], widths: list[int], pairs: int, rows: int, hardware: Hardware) -> float:
+    """Seconds for exact second moments: all covariances in float64, once, and a decomposition or two per pair."""
+    features, count = float(sum(widths)), len(list(measures))
+    operations = 2 * rows * features**2 + count * pairs * 40 * (features / len(widths)) ** 3
+    return operations / _speed(hardware)
+
+
+def times(parts: Mapping[str, float], hardware: Hardware, *, figures: int = 10) -> dict[str, str]:
+    """For a plan: the seconds of each part in words, their sum, and where the speed is from."""
+    whole = {**parts, "start, figures, report": START + FIGURE * figures}
+    speed, source = speed_of(hardware.device, threads=hardware.threads)
+    return {
+        **{part: duration(seconds) for part, seconds in whole.items()},
+        "in all": f"{duration(sum(whole.values()))}, within a factor of 3 or so, beside downloads and trainings",
+        "at": f"{speed / 1e9:,.0f} GFLOP/s in float32, {source}",
+    }
+
+
+def duration(seconds: float) -> str:
+    """
+    >>> duration(0.2), duration(42.0), duration(600.0), duration(5400.0), duration(300_000.0)
+    ('1 s', '42 s', '10 min', '1.5 h', '3.5 days')
+    """
+    if seconds < 120:
+        return f"{max(seconds, 1):.0f} s"
+    if seconds < 5400:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 172_800 else f"{seconds / 86_400:.1f} days"
+
+
+def _speed(hardware: Hardware, dtype: str = "float32") -> float:
+    return speed_of(hardware.device, dtype, hardware.threads)[0]
+
+
+@functools.cache
+def speed_of(device: str, dtype: str = "float32", threads: int | None = None) -> tuple[float, str]:
+    """Operations per second of a matrix product, the best of several, and how they are known. threads: of the CPU."""
+    try:
+        x = torch.rand(SIDE, SIDE, device=device, dtype=getattr(torch, dtype))
+    except (RuntimeError, AssertionError):
+        return ASSUMED[dtype], f"assumed of '{device}', which is not here"
+    best, before = float("inf"), torch.get_num_threads()
+    torch.set_num_threads(threads or before)
+    for _ in range(4):  # the first warms up
+        start = time.perf_counter()
+        (x @ x)[0, 0].item()
+        best = min(best, time.perf_counter() - start)
+    torch.set_num_threads(before)
+    return 2 * SIDE**3 / best, f"measured on '{device}'"
