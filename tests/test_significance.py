@@ -378,6 +378,22 @@ def test_one_document_is_no_null(repsim, tmp_path, monkeypatch):
     assert repsim("run", *words, "data.sample_by=paragraph")[0] == 0
 
 
+def test_a_skewed_null_is_warned_about(repsim, newest, tmp_path):
+    """One row holds most of the variance: three moments do not tell the tail of the null."""
+    rng = np.random.default_rng(0)
+    large = np.where(np.arange(80) == 3, 30, 1)[:, None]
+    rows = {"plain": rng.normal(size=(80, 12)), "heavy": rng.normal(size=(80, 12)) * large}
+    for name, x in rows.items():
+        np.savez(tmp_path / name, a=x, b=x + 0.1 * rng.normal(size=x.shape))
+        model = f"+model.one={{kind: precomputed, path: {tmp_path / name}.npz}}"
+        words = ("model=[]", model, "extract.estimate=full", "significance=closed_form", "measure=[cka]")
+        assert repsim("run", *words)[0] == 0
+        found = results.read_results(newest())
+        warned = [one for one in found["warnings"] if "too skewed for the closed form" in one]
+        assert len(warned) == (name == "heavy")
+        assert found["measures"][0]["null"]["skewed"] == (4 if name == "heavy" else 0)
+
+
 def test_a_run_with_the_closed_form_marks_chance(repsim, newest, tmp_path):
     """Unrelated stored activations are crossed out in the figure, related ones are not."""
     rng = np.random.default_rng(0)

@@ -204,6 +204,11 @@ def records(
     for label, matrix in matrices.items():
         measure = measures[label]
         judged = judging.judge(significance, measure, matrix, trading)
+        if judged.null is not None and judged.null.get("skewed"):
+            run.warn(
+                f"significance: {label}: the null of {judged.null['skewed']} of {matrix.values.numel()} cells is too "
+                "skewed for the closed form, whose p values there may be off by 0.6; use significance=permutation"
+            )
         extra: dict[str, Any] = {
             "se": matrix.statistics.get("se", matrix.se),
             "p": judged.p,
