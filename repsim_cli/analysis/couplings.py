@@ -15,11 +15,13 @@ class Plan(NamedTuple):
     """The coupling of two layers, the rows of the first as rows; all of its mass is 1.
 
     objective: mean squared difference of the distances, each side over its mean. start: which of the starts led here.
+    from_identity: the objective that the start from the identity leads to.
     """
 
     coupling: Float[np.ndarray, "n n"]
     objective: float
     start: str
+    from_identity: float
 
     @property
     def diagonal(self) -> float:
@@ -45,6 +47,8 @@ def matched(a: Space, b: Space, *, restarts: int, seed: int) -> dict[str, Plan]:
         PUBLISHED: best_gromov(a, b, start="pot", restarts=0, seed=seed),
         BEST: best_gromov(a, b, start="best", restarts=restarts, seed=seed),
     }
+    from_identity = best_gromov(a, b, start="identity", restarts=0, seed=seed).value
     return {
-        name: Plan(one.coupling.T if swapped else one.coupling, one.value, one.start) for name, one in found.items()
+        name: Plan(one.coupling.T if swapped else one.coupling, one.value, one.start, from_identity)
+        for name, one in found.items()
     }

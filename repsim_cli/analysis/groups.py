@@ -25,6 +25,7 @@ REPLICATES = 2000
 FEWEST = 3  # models of a group below which draws of them say nothing
 EXACT = 200_000  # arrangements of labels up to which all are looked at
 SAMPLED = 9999  # of more
+ROUNDING = 1e-12  # by which equal statistics may differ
 
 
 def resolve(groups: Mapping[str, Group], metrics: Mapping[str, Mapping[str, float]]) -> dict[str, list[str]]:
@@ -188,18 +189,21 @@ def within_gap(values: Float[np.ndarray, "m m"], labels: Int[np.ndarray, "k m"])
 
 @dataclass(frozen=True)
 class Judged:
-    """A statistic of the groups; p: the share of the arrangements of their labels that have one as large."""
+    """A statistic of the groups; p: the share of the arrangements of their labels that have one as large; opposite_p:
+    one as small."""
 
     value: float
     p: float
+    opposite_p: float
     arrangements: int
     exact: bool
 
 
 def judged(statistics: Float[np.ndarray, " k"], own: float, exact: bool) -> Judged:
     """statistics: of all arrangements, or of `own` and those that were drawn."""
-    as_large = statistics >= own - 1e-12 * max(1.0, abs(own))
-    return Judged(own, float(as_large.mean()), len(statistics), exact)
+    near = ROUNDING * max(1.0, abs(own))
+    p, opposite = float((statistics >= own - near).mean()), float((statistics <= own + near).mean())
+    return Judged(own, p, opposite, len(statistics), exact)
 
 
 def separated(values: Float[np.ndarray, "m m"], groups: Members, seed: int) -> Judged:

@@ -286,7 +286,7 @@ def found_in(
     puts them in that of the network, in which all else is. consecutive: of each layer with the next one.
 
     agreement: adjusted Rand indices of the two ways, with the transformer blocks where every layer is of one of
-    several, and with the given groups, also of as many groups as these are."""
+    several, and with the given groups, also of as many groups as these are: `as many as given`."""
     order = in_order(names)
     names = [names[i] for i in order]
     values = values[np.ix_(order, order)]
@@ -300,18 +300,19 @@ def found_in(
     blocks = [block_of(name) for name in names]
     if None not in blocks and len(set(blocks)) > 1:
         agreed |= {f"{method} and transformer blocks": agreement(one.labels, blocks) for method, one in groups.items()}
+    as_given = {}
     if given is not None:
         count = len(np.unique(given))
+        as_given = {method: make(count).labels for method, make in found.items()}
         agreed |= {f"{method} and given": agreement(one.labels, given) for method, one in groups.items()}
-        agreed |= {
-            f"{method}, as many, and given": agreement(make(count).labels, given) for method, make in found.items()
-        }
+        agreed |= {f"{method}, as many, and given": agreement(own, given) for method, own in as_given.items()}
     return {
         "layers": names,
         "order": order,
         "consecutive": ((values + values.T) / 2).diagonal(1).tolist(),
         "groups": {method: _recorded(one) for method, one in groups.items()},
         "agreement": agreed,
+        "as many as given": {method: own.tolist() for method, own in as_given.items()},
     }
 
 

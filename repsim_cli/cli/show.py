@@ -26,8 +26,7 @@ def summary(folder: Path) -> str:
         for name, table in found["tables"].items():
             lines += _table_lines(name, table)
         for claim in found["claims"]:
-            value = claim["why"] if claim["value"] is None else f"{claim['value']:.3f}, threshold {claim['threshold']}"
-            lines.append(f"  claim {claim['name']} ({claim['measure']}): {claim['verdict']} ({value})")
+            lines.append(f"  claim {claim['name']} ({claim['measure']}): {claim['verdict']} ({_evidence(claim)})")
     lines += [f"  warning: {warning}" for warning in manifest["warnings"]]
     lines.append(f"  folder: {folder}")
     figures = sorted((folder / "figures").glob("*.png"))
@@ -39,6 +38,18 @@ def summary(folder: Path) -> str:
     if (folder / "report.html").is_file():
         lines.append(f"  report: {folder / 'report.html'}")
     return "\n".join(lines)
+
+
+def _evidence(claim: dict[str, Any]) -> str:
+    """The value of a claim with its error, threshold and p; why, where there is none or it cannot be tested."""
+    if claim["value"] is None:
+        return claim["why"]
+    se, p = claim.get("se"), claim.get("p")  # runs of earlier versions have neither
+    error = "" if se is None else f" ± {se:.2g}"
+    parts = [f"{claim['value']:.3f}{error}", f"threshold {claim['threshold']}"]
+    if p is not None:
+        parts.append(f"p = {p:.2g}")
+    return ", ".join([*parts, claim["why"]] if claim["verdict"] == "not testable here" else parts)
 
 
 def _table_lines(name: str, table: dict[str, Any]) -> Iterator[str]:

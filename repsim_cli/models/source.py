@@ -39,7 +39,8 @@ class Source:
     AutoModelForSequenceClassification has it, float32, in eval mode, on the CPU; raises BadInput where the checkpoint
     has no such head. make(progress): trains the model now, where it is trained when it is first needed.
     metrics(): those that the model was saved with. labels: of a classifier, in the order of its logits; else empty.
-    short(): how a model that is trained here falls short of its aim, where it does.
+    short(): how a model that is trained here falls short of its aim, where it does. trained: whether its weights are
+    not fresh.
     """
 
     layers: int
@@ -65,6 +66,7 @@ class Source:
     metrics: Callable[[], dict[str, float]] | None = None
     labels: tuple[str, ...] = ()
     short: Callable[[], Short | None] | None = None
+    trained: bool = True
 
 
 @dataclass(frozen=True)

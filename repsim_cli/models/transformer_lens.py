@@ -80,7 +80,8 @@ def transformer_lens(
             )
         file = None if weights is None else _weights_file(Path(weights).expanduser())
         about = {"source": f"random weights, seed {seed}, native" if weights is None else weights}
-        return _native(config, about, lambda: file, tokenizer, seed, process_weights)
+        native = _native(config, about, lambda: file, tokenizer, seed, process_weights)
+        return replace(native, trained=weights is not None)
     if weights is not None:
         raise BadInput(f"weights: only a native config has them apart, got '{weights}'; give config too")
     check_place(path, hub, revision)

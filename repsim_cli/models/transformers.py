@@ -11,6 +11,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -137,7 +138,7 @@ def random(
         "source": f"random weights, seed {seed}, {given[0] if given else settings.model_type}",
         "weights_hash": f"seed {seed}, config {config_hash(settings.to_dict())}",
     }
-    return source(settings, own_tokenizer, fresh, lambda: identity, like, revision, whole)
+    return replace(source(settings, own_tokenizer, fresh, lambda: identity, like, revision, whole), trained=False)
 
 
 def library() -> Any:

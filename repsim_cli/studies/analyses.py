@@ -22,7 +22,7 @@ from repsim_cli.analysis.sub_networks import FEWEST, Labels, distances, found_in
 from repsim_cli.analysis.sub_networks import tables as tables_of_groups
 from repsim_cli.measures import Measure
 from repsim_cli.measures.base import Audit
-from repsim_cli.models.source import AnySource, families
+from repsim_cli.models.source import AnySource, Source, families
 from repsim_cli.results import Run
 from repsim_cli.settings import SubNetworks
 from repsim_cli.similarity import SimilarityMatrix
@@ -34,12 +34,14 @@ OF_MAPS = {**CLAIMS, **MAP_CLAIMS, **MAPS_CLAIMS, **LAYER_CLAIMS}
 
 @dataclass(frozen=True, kw_only=True)
 class Compared:
-    """values: (layers, layers) of every measure, by its label in the run. base: the model that others come from."""
+    """values: (layers, layers) of every measure, by its label in the run. rows: that are compared at a time. base: the
+    model that others come from."""
 
     models: Mapping[str, AnySource]
     readings: Sequence[Reading]
     measures: Mapping[str, Measure]
     values: Mapping[str, np.ndarray]
+    rows: int
     claims: Sequence[str]
     base: str | None
 
@@ -91,7 +93,11 @@ def tested(found: Compared) -> Part:
         models=found.places,
         families=families(found.models),
         values={name: found.values[label] for name, label in labels.items()},
+        names=found.names,
+        widths=[layer.width for reading in found.readings for layer in reading.layers],
+        rows=found.rows,
         base=found.base,
+        untrained=frozenset(m for m, one in found.models.items() if isinstance(one, Source) and not one.trained),
     )
     return Part(claims=plain + map_verdicts(found.claims, whole, labels))
 
@@ -227,7 +233,6 @@ def of_single_models(
                 if len(matrix) >= FEWEST
             }
         spectral = {m: one for m, one in looked.get(label, {}).items() if "spectral" in one["groups"]}
-        agreed = {m: one["agreement"].get("spectral, as many, and given") for m, one in spectral.items()}
         layers = Layers(
             names=names,
             own={model: distances(x, larger)[np.ix_(orders[model], orders[model])] for model, x in own.items()},
@@ -235,7 +240,9 @@ def of_single_models(
             clusters={}
             if groups is None or groups.clusters is not None
             else {m: one["groups"]["spectral"]["count"] for m, one in spectral.items()},
-            agreement={m: value for m, value in agreed.items() if value is not None},
+            as_given={
+                m: (one["as many as given"]["spectral"], given[m].tolist()) for m, one in spectral.items() if m in given
+            },
         )
         claims += layer_verdicts(found.claims, label, layers)
     tables = {**(of_targets.tables(near, names) if near else {}), **(tables_of_groups(looked) if groups else {})}

@@ -188,6 +188,7 @@ class Attention:
             readings=self.readings,
             measures=self.measures,
             values={label: matrix.values.numpy() for label, matrix in matrices.items()},
+            rows=min(matrix.rows // matrix.batches for matrix in matrices.values()),
             claims=self.claims,
             base=self.base,
         )

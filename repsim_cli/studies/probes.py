@@ -245,7 +245,7 @@ class Probes:
                 "probes": {"columns": COLUMNS, "rows": rows},
             },
             "curves": {},
-            "claims": probe_verdicts(self.claims, lowest, PERFECT),
+            "claims": probe_verdicts(self.claims, lowest, PERFECT, len(split.held_out)),
             "probes": {
                 "errors": errors,
                 "targets": {name: {"classes": len(np.unique(classes))} for name, classes in targets.items()},

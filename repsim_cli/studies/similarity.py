@@ -331,6 +331,7 @@ class Similarity:
             readings=self.readings,
             measures=self.measures,
             values={label: matrix.values.cpu().numpy() for label, matrix in matrices.items()},
+            rows=min(matrix.rows // matrix.batches for matrix in matrices.values()),
             claims=self.claims,
             base=self.base,
         )

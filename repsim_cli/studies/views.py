@@ -1,6 +1,6 @@
 """The rows of every layer looked at directly: their distances, their neighbours, and how layers match them."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import combinations, pairwise
@@ -20,8 +20,9 @@ from repsim_cli.activations.rows import (
     row_labels,
     row_numbers,
 )
+from repsim_cli.analysis.claims.evidence import without
 from repsim_cli.analysis.claims.finding import check_names
-from repsim_cli.analysis.claims.views import VIEW_CLAIMS, overlap_verdicts, plan_verdicts, shift_verdicts
+from repsim_cli.analysis.claims.views import SHIFT_CLAIMS, VIEW_CLAIMS, overlap_verdicts, plan_verdicts, shift_verdicts
 from repsim_cli.analysis.couplings import Plan, matched
 from repsim_cli.analysis.histograms import DistanceScale, apart, divergence, histograms, spread
 from repsim_cli.analysis.neighbourhoods import chance, nearest, overlap, plane
@@ -44,7 +45,10 @@ SAMPLES, PAIRS = 3, 5  # drawn where none are named, as published
 PLANE, FULL = "t-SNE plane", "full space"
 DISTANCES = ["model", "layer", "mean", "standard deviation", "KL(layer || previous)", "KL(previous || layer)"]
 KEPT = ["model", "space", "sample", "mean with the first layer", "mean without it", "by chance"]
-COUPLED = ["model", "rows", "columns", "starts", "objective", "from", "coupling", "on the diagonal", "within classes"]
+COUPLED = [
+    "model", "rows", "columns", "starts", "objective", "from", "objective from the identity", "coupling",
+    "on the diagonal", "within classes",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -285,8 +289,7 @@ class Views:
             backward = [divergence(before, after) for before, after in pairwise(found.counts)]
             for name, one, there, back in zip(names, spreads[label], [None, *forward], [None, *backward], strict=True):
                 table.append([label, name, one.mean, one.deviation, there, back])
-            between = zip(forward, pairwise(map(_kind, names)), strict=True)
-            shifts[label] = [kl for kl, (before, after) in between if before == after]
+            shifts[label] = _between_blocks(names, forward)
             lines[label] = {"layers": names[1:], "KL": forward}
             stem = f"histograms-{number:02d}-{slug(label)}"
             records.append(
@@ -303,9 +306,28 @@ class Views:
         return Part(
             tables={"distances": {"columns": DISTANCES, "rows": table}},
             curves={"KL from previous layer": {"label": "KL(layer || previous layer), nats", "by_layer": lines}},
-            claims=shift_verdicts(self.claims, shifts, self.base),
+            claims=shift_verdicts(self.claims, shifts, self._shifts_left_out(rows), self.base),
             more={"histograms": records},
         )
+
+    def _shifts_left_out(self, rows: Mapping[str, list[Tensor]]) -> list[dict[str, list[float]]]:
+        """KL between consecutive blocks of every model without each tenth of the rows, where claims ask for it."""
+        if not any(name in SHIFT_CLAIMS for name in self.claims):
+            return []
+        total, found = len(next(iter(rows.values()))[0]), []
+        for kept in without(total):
+            parts = {label: [x[torch.from_numpy(kept)] for x in own] for label, own in rows.items()}
+            counts = {
+                label: histograms(own, [spread(x) for x in own], bins=self.bins, scale=self.distance_scale).counts
+                for label, own in parts.items()
+            }
+            found.append(
+                {
+                    label: _between_blocks(self._names(label), [divergence(b, a) for a, b in pairwise(own)])
+                    for label, own in counts.items()
+                }
+            )
+        return found
 
     def _neighbours(self, run: Run, rows: Mapping[str, list[Tensor]], batch: Batch) -> Part:
         taken = self._taken(rows, batch)
@@ -313,20 +335,21 @@ class Views:
         chosen = self.samples or draw(len(batch), SAMPLES, self.seed).tolist()
         names, by_chance = [batch.name(place) for place in chosen], chance(len(batch), self.k)
         records, tables, means, lines = [], {}, [], {}
-        overlaps: dict[str, list[list[float]]] = {PLANE: [], FULL: []}
+        overlaps: dict[str, list[np.ndarray]] = {PLANE: [], FULL: []}
         for number, (label, own) in enumerate(taken.items()):
             layers, shown = self._names(label), []
             around = {
-                PLANE: np.stack([nearest(torch.from_numpy(x), self.k)[chosen] for x in planes[label]]),
-                FULL: np.stack([nearest(x, self.k)[chosen] for x in own]),
+                PLANE: np.stack([nearest(torch.from_numpy(x), self.k) for x in planes[label]]),
+                FULL: np.stack([nearest(x, self.k) for x in own]),
             }
             for which, found in around.items():
-                kept = overlap(found[:1], found)
+                of_all = overlap(found[:1], found)
+                kept = of_all[:, chosen]
                 shown += [[which, layer, *row] for layer, row in zip(layers, kept.tolist(), strict=True)]
                 for name, row in zip(names, kept.T, strict=True):
                     means.append([label, which, name, float(row.mean()), float(row[1:].mean()), by_chance])
-                overlaps[which].append(kept[1:].mean(1).tolist())
-            lines[label] = {"layers": layers[1:], **{which: found[-1] for which, found in overlaps.items()}}
+                overlaps[which].append(of_all[1:])
+                lines[label] = {**lines.get(label, {"layers": layers[1:]}), which: kept[1:].mean(1).tolist()}
             tables[f"neighbours of {label}"] = {"columns": ["space", "layer", *names], "rows": shown}
             stem = f"neighbours-{number:02d}-{slug(label)}"
             records.append(
@@ -336,14 +359,14 @@ class Views:
                     "k": self.k,
                     "samples": chosen,
                     "planes": run.write_array(f"{stem}-planes", np.stack(planes[label])),
-                    "nearest": run.write_array(f"{stem}-nearest", around[PLANE]),
+                    "nearest": run.write_array(f"{stem}-nearest", around[PLANE][:, chosen]),
                 }
             )
         about = f"overlap with the first layer's\n{self.k} nearest rows (by chance: {by_chance:.2f})"
         return Part(
             tables={"neighbours kept": {"columns": KEPT, "rows": means}, **tables},
             curves={"neighbours kept": {"label": about, "by_layer": lines}},
-            claims=overlap_verdicts(self.claims, overlaps),
+            claims=overlap_verdicts(self.claims, overlaps, by_chance),
             more={"neighbours": records},
         )
 
@@ -360,7 +383,8 @@ class Views:
                 plans.setdefault(way, []).append(found)
                 kind = "permutation" if found.is_permutation else "spread"
                 inside = None if codes is None else found.within(codes)
-                table.append([label, one, other, way, found.objective, found.start, kind, found.diagonal, inside])
+                solved = [found.objective, found.start, found.from_identity]
+                table.append([label, one, other, way, *solved, kind, found.diagonal, inside])
                 stem = f"couplings-{number:03d}-{slug(label)}-{slug(one)}-{slug(other)}-{slug(found.start)}"
                 records.append(
                     {
@@ -390,9 +414,10 @@ class Views:
         return [known[i] for i in draw(len(known), PAIRS, self.seed)]
 
 
-def _kind(layer: str) -> str:
-    """What is read there, whatever the block: claims compare blocks with blocks."""
-    return layer.split("@")[0].rstrip("0123456789")
+def _between_blocks(names: Sequence[str], kl: Sequence[float]) -> list[float]:
+    """Of KL from each layer to the next those between the same point of two blocks: claims compare blocks."""
+    points = [name.split("@")[0].rstrip("0123456789") for name in names]
+    return [one for one, (before, after) in zip(kl, pairwise(points), strict=True) if before == after]
 
 
 def _space(x: Tensor) -> Space:

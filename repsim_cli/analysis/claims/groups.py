@@ -5,20 +5,21 @@ from typing import Any
 
 import numpy as np
 
-from repsim_cli.analysis.claims.finding import Finding, untestable
+from repsim_cli.analysis.claims.evidence import LEVEL, Evidence, by_jackknife
+from repsim_cli.analysis.claims.finding import Finding, judged, untestable
 from repsim_cli.analysis.groups import (
     Depths,
     Judged,
     Members,
     arrangements,
     codes,
-    judged,
     separated,
+    separation,
     smallest_p,
     within_gap,
 )
+from repsim_cli.analysis.groups import judged as arranged
 
-LEVEL = 0.05  # of the p values of claims on groups
 LATE, EARLY = 0.75, 0.5  # beyond, and up to which share of the blocks a depth is late or early
 LITTLE = 0.02  # a penalty in accuracy that is almost none
 ALIKE = 0.25  # share of the late gap that an early gap may have
@@ -37,11 +38,24 @@ def groups_alike_early(depths: Depths) -> Finding:
     early, late = depths.shares <= EARLY, depths.shares > LATE
     if not early.any() or not late.any():
         return untestable(statistic, ALIKE, "needs layers in the first half and beyond 75 % of the depth")
-    gaps = [_separated(depths, at).value for at in (early, late)]
-    if gaps[1] <= 0:
-        return untestable(statistic, ALIKE, "the groups do not differ in late layers")
-    value = abs(gaps[0]) / gaps[1]
-    return Finding(statistic, ALIKE, value <= ALIKE, value)
+    if why := _no_groups(depths.groups):
+        return untestable(statistic, ALIKE, why)
+    apart = _separated(depths, late)
+    if apart.value <= 0 or apart.p > LEVEL:
+        return untestable(statistic, ALIKE, f"the groups do not differ in late layers (p = {apart.p:.2g})")
+    own, sign = codes(depths.groups), -1 if depths.larger_is_closer else 1
+    sides = [sign * depths.symmetric[..., at].mean(2) for at in (early, late)]
+
+    def gaps(kept: np.ndarray) -> np.ndarray:
+        return np.array([separation(x[np.ix_(kept, kept)], own[kept][None])[0] for x in sides])
+
+    gap, left_out = gaps(np.arange(len(own))), np.array([gaps(kept) for kept in _without_each(len(own))])
+    # alike: the early gap lies above the negative and below the positive share of the late one
+    how = f"standard error over {len(own)} models"
+    above = by_jackknife(gap[0] - ALIKE * gap[1], 0.0, left_out @ [1, -ALIKE], how)
+    below = by_jackknife(gap[0] + ALIKE * gap[1], 0.0, left_out @ [1, ALIKE], how)
+    alike = Evidence(min(1.0, 2 * min(above.above, below.below)), max(above.below, below.above), how)
+    return judged(statistic, ALIKE, float(abs(gap[0]) / gap[1]), alike, published="below")
 
 
 def between_groups_cost_late(depths: Depths) -> Finding:
@@ -73,7 +87,7 @@ def groups_keep_apart_on_hans(depths: Depths) -> Finding:
     own = codes(depths.groups)
     labels, exact = arrangements(own, seed=0)
     values = depths.symmetric[..., -1]
-    found = judged(within_gap(values, labels), float(within_gap(values, own[None])[0]), exact)
+    found = arranged(within_gap(values, labels), float(within_gap(values, own[None])[0]), exact)
     return _told_apart(statistic, found)
 
 
@@ -97,15 +111,34 @@ def _no_groups(groups: Members) -> str:
 
 
 def _told_apart(statistic: str, found: Judged) -> Finding:
-    how = f"p = {found.p:.2g} over {found.arrangements:,} {'' if found.exact else 'drawn '}groupings of the models"
-    return Finding(statistic, 0.0, found.value > 0 and found.p <= LEVEL, found.value, how)
+    return judged(statistic, 0.0, found.value, _of(found))
+
+
+def _of(found: Judged) -> Evidence:
+    how = f"{found.arrangements:,} {'' if found.exact else 'drawn '}groupings of the models"
+    return Evidence(found.p, found.opposite_p, how)
 
 
 def _little(statistic: str, depths: Depths, pairs: np.ndarray, at: np.ndarray) -> Finding:
     if not at.any():
         return untestable(statistic, LITTLE, "no layer lies there")
-    value = float(depths.values[pairs][:, at].mean())
-    return Finding(statistic, LITTLE, value <= LITTLE, value)
+    values = depths.values[..., at].mean(2)
+
+    def mean(kept: np.ndarray) -> float:
+        own = np.ix_(kept, kept)
+        return float(values[own][pairs[own]].mean()) if pairs[own].any() else float("nan")
+
+    left_out = [mean(kept) for kept in _without_each(len(values))]
+    if not np.isfinite(left_out).all():
+        return untestable(statistic, LITTLE, "needs pairs of models whichever model is left out")
+    value = mean(np.arange(len(values)))
+    evidence = by_jackknife(value, LITTLE, left_out, f"standard error over {len(values)} models")
+    return judged(statistic, LITTLE, value, evidence, published="below")
+
+
+def _without_each(count: int) -> list[np.ndarray]:
+    """The places that are left without each model."""
+    return [np.delete(np.arange(count), place) for place in range(count)]
 
 
 def between_group_distances_are_larger(groups: Members, values: np.ndarray, found: Mapping[str, Any]) -> Finding:
@@ -119,10 +152,8 @@ def clusters_are_the_groups(groups: Members, values: np.ndarray, found: Mapping[
     statistic, threshold, why = "adjusted Rand index of hierarchical clusters and groups", 0.5, _no_groups(groups)
     if why:
         return untestable(statistic, threshold, why)
-    one = found["agreement"]["hierarchical"]
-    return Finding(
-        statistic, threshold, one["value"] >= threshold and one["p"] <= LEVEL, one["value"], f"p = {one['p']:.2g}"
-    )
+    one = Judged(**found["agreement"]["hierarchical"])
+    return judged(statistic, threshold, one.value, _of(one))
 
 
 GROUP_CLAIMS: dict[str, Callable[[Depths], Finding]] = {

@@ -1,12 +1,13 @@
 """Claims on the matrix of all layers under one measure."""
 
 from collections.abc import Callable, Sequence
+from itertools import combinations
 from typing import Any
 
 import numpy as np
-import scipy.stats
 
-from repsim_cli.analysis.claims.finding import Finding, record, untestable
+from repsim_cli.analysis.claims.evidence import by_depths, over_cells, ranks, thirds
+from repsim_cli.analysis.claims.finding import Finding, judged, record, untestable
 
 Models = dict[str, slice]
 
@@ -14,36 +15,34 @@ Models = dict[str, slice]
 def falls_with_layer_distance(models: Models, values: np.ndarray) -> Finding:
     """Brown et al. 2023, section 4: within a model, similarity falls with the distance between layers."""
     statistic, threshold = "mean over models of Spearman's rho between similarity and layer distance", -0.5
-    rhos = []
-    for place in models.values():
-        within = values[place, place]
-        a, b = np.triu_indices(len(within), k=1)
-        if len(within) >= 4:
-            rhos.append(float(np.asarray(scipy.stats.spearmanr(b - a, within[a, b]))[0]))
-    if not rhos or not np.isfinite(rhos).all():
+    ranked = [ranked_cells(values[place, place]) for place in models.values() if place.stop - place.start >= 4]
+    if not ranked or not all(np.isfinite(one).all() for one in ranked):
         return untestable(statistic, threshold, "no model has four layers that differ in similarity")
-    value = float(np.mean(rhos))
-    return Finding(statistic, threshold, value <= threshold, value)
+    return judged(statistic, threshold, *over_cells(ranked, ranked_distances), published="below")
+
+
+def ranked_cells(square: np.ndarray) -> np.ndarray:
+    """The ranks of the cells above the diagonal, both directions averaged, in their places and mirrored."""
+    both = (square + square.T) / 2
+    found, cells = np.zeros_like(both), np.triu_indices(len(both), k=1)
+    found[cells] = ranks(both[cells])
+    return found + found.T
+
+
+def ranked_distances(layers: int) -> np.ndarray:
+    a, b = np.triu_indices(layers, k=1)
+    return ranks(b - a)
 
 
 def early_layers_agree(models: Models, values: np.ndarray) -> Finding:
     """Brown et al. 2023, section 4: across models, early layers are more similar than late ones."""
-    statistic, threshold = (
-        "similarity across models at equal relative depth: first third minus last third",
-        0.0,
-    )
-    gaps = []
-    names = list(models)
-    for i, row in enumerate(names):
-        for column in names[i + 1 :]:
-            curve = _equal_depth(values[models[row], models[column]])
-            third = len(curve) // 3
-            if third:
-                gaps.append(float(curve[:third].mean() - curve[-third:].mean()))
-    if not gaps:
+    statistic, threshold = "similarity across models at equal relative depth: first third minus last third", 0.0
+    deep = [place for place in models.values() if place.stop - place.start >= 3]
+    if len(deep) < 2:
         return untestable(statistic, threshold, "needs two models of three layers or more")
-    value = float(np.mean(gaps))
-    return Finding(statistic, threshold, value > threshold, value)
+    steps = min(place.stop - place.start for place in deep)
+    curve = np.mean([_equal_depth(values[row, column], steps) for row, column in combinations(deep, 2)], axis=0)
+    return judged(statistic, threshold, *thirds(curve))
 
 
 def pythia_2_8b_stands_apart(models: Models, values: np.ndarray) -> Finding:
@@ -53,20 +52,22 @@ def pythia_2_8b_stands_apart(models: Models, values: np.ndarray) -> Finding:
     absent = [name for name in (odd, *others) if name not in models]
     if absent:
         return untestable(statistic, threshold, f"needs {', '.join(absent)}")
+    steps = min(models[name].stop - models[name].start for name in (odd, *others))
+    if steps < 4:
+        return untestable(statistic, threshold, f"needs four layers of each, got {steps}")
 
-    def mean(row: str, column: str) -> float:
-        return float(_equal_depth(values[models[row], models[column]]).mean())
+    def curve(row: str, column: str) -> np.ndarray:
+        return _equal_depth(values[models[row], models[column]], steps)
 
-    among = [mean(a, b) for i, a in enumerate(others) for b in others[i + 1 :]]
-    value = float(np.mean(among) - np.mean([mean(a, odd) for a in others]))
-    return Finding(statistic, threshold, value > threshold, value)
+    among = np.mean([curve(a, b) for a, b in combinations(others, 2)], axis=0)
+    gaps = among - np.mean([curve(a, odd) for a in others], axis=0)
+    return judged(statistic, threshold, float(gaps.mean()), by_depths(gaps, threshold))
 
 
-def _equal_depth(block: np.ndarray) -> np.ndarray:
-    """The entries at equal relative depth, one per layer of the shallower model."""
-    steps = min(block.shape)
-    at = [np.round(np.linspace(0, size - 1, steps)).astype(int) for size in block.shape]
-    return block[at[0], at[1]]
+def _equal_depth(block: np.ndarray, steps: int) -> np.ndarray:
+    """The entries at equal relative depth, at so many steps from the first layers to the last."""
+    rows, columns = (np.round(np.linspace(0, size - 1, steps)).astype(int) for size in block.shape)
+    return block[rows, columns]
 
 
 CLAIMS: dict[str, Callable[[Models, np.ndarray], Finding]] = {

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 
-from repsim_cli.analysis.claims.finding import Finding, untestable
+from repsim_cli.analysis.claims.finding import Finding, exact, untestable
 
 Metrics = Mapping[str, float]
 
@@ -29,7 +29,7 @@ def all_models_reach_full_accuracy(models: Mapping[str, Metrics]) -> Finding:
         return untestable(statistic, threshold, "no model was saved with an accuracy")
     worst = min(found, key=lambda name: found[name])
     holds = found[worst] >= threshold
-    return Finding(statistic, threshold, holds, found[worst], "" if holds else f"lowest: {worst}")
+    return exact(statistic, threshold, holds, found[worst], "" if holds else f"lowest: {worst}")
 
 
 MODULAR_CLAIMS: dict[str, Callable[[Mapping[str, Metrics]], Finding]] = {

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
-from repsim_cli.analysis.claims.finding import Finding, untestable
+from repsim_cli.analysis.claims.finding import Finding, exact, untestable
 
 
 def pythia_2_8b_has_a_small_head(ratios: Mapping[str, float | None], factor: float) -> Finding:
@@ -11,7 +11,7 @@ def pythia_2_8b_has_a_small_head(ratios: Mapping[str, float | None], factor: flo
     value = next((ratio for label, ratio in ratios.items() if label.startswith("pythia_2_8b")), None)
     if value is None:
         return untestable(statistic, threshold, "needs pythia_2_8b and two neighbours")
-    return Finding(statistic, threshold, value < threshold, value)
+    return exact(statistic, threshold, value < threshold, value)
 
 
 SHAPE_CLAIMS: dict[str, Callable[[Mapping[str, float | None], float], Finding]] = {

@@ -9,11 +9,22 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import scipy.stats
 from jaxtyping import Float
 
-from repsim_cli.analysis.claims.finding import Finding, record, untestable
+from repsim_cli.analysis.claims.evidence import (
+    GROUPS,
+    LEVEL,
+    Evidence,
+    by_chance,
+    by_jackknife,
+    over_cells,
+    ranks,
+    without,
+)
+from repsim_cli.analysis.claims.finding import FAILS, HOLDS, UNCLEAR, Finding, judged, record, untestable
+from repsim_cli.analysis.claims.layers import ranked_cells, ranked_distances
 from repsim_cli.analysis.claims.modular import of_letter
+from repsim_cli.analysis.distances import adjusted_rand
 from repsim_cli.analysis.sub_networks import block_of
 
 Square = Float[np.ndarray, "n n"]
@@ -24,15 +35,15 @@ class Layers:
     """Of every model under one measure: the names of its layers and the distances between them (of similarities how far
     they are below the largest), both in the order of the network, and to every target.
 
-    clusters: how many spectral clusters were found; agreement: the adjusted Rand index of groups that were given and as
-    many spectral clusters.
+    clusters: how many spectral clusters were found. as_given: the group of every layer in as many spectral clusters as
+    groups were given, and in these.
     """
 
     names: Mapping[str, Sequence[str]]
     own: Mapping[str, Square]
     targets: Mapping[str, Mapping[str, Float[np.ndarray, " l"]]] = field(default_factory=dict)
     clusters: Mapping[str, int] = field(default_factory=dict)
-    agreement: Mapping[str, float] = field(default_factory=dict)
+    as_given: Mapping[str, tuple[Sequence[int], Sequence[int]]] = field(default_factory=dict)
 
     def label(self, letter: str) -> str:
         """Of the model of that letter; the published one where it is absent."""
@@ -52,11 +63,19 @@ def c2_is_nearest_to_the_second_block(found: Layers) -> Finding:
 def c_is_near_the_last_blocks(found: Layers) -> Finding:
     """Gao et al. 2024, table 1: nearest to c in Model L are the outputs of blocks 2 and 3, and 7 others as near."""
     statistic, threshold = "rank by distance to c3 of the further one of resid_post@1 and resid_post@2", 9.0
-    ranks = [_rank(found, "c3", layer) for layer in ("resid_post@1", "resid_post@2")]
-    if any(isinstance(rank, str) for rank in ranks):
-        return untestable(statistic, threshold, next(rank for rank in ranks if isinstance(rank, str)))
-    value = float(max(rank for rank in ranks if not isinstance(rank, str)))
-    return Finding(statistic, threshold, value <= threshold, value)
+    ranked = [_ranked(found, "c3", layer) for layer in ("resid_post@1", "resid_post@2")]
+    for one in ranked:
+        if isinstance(one, str):
+            return untestable(statistic, threshold, one)
+    rank, nearer, as_near = max(one for one in ranked if not isinstance(one, str))
+    layers = len(found.targets[found.label("l")]["c3"])
+
+    def both(count: int) -> float:
+        """The chance that two layers are among so many."""
+        return count * (count - 1) / (layers * (layers - 1))
+
+    evidence = Evidence(1 - both(nearer), both(as_near), _any_layer(layers, "any two"), smallest=both(2))
+    return judged(statistic, threshold, float(rank), evidence, published="below")
 
 
 def layer_wise_training_gives_three_groups(found: Layers) -> Finding:
@@ -64,18 +83,24 @@ def layer_wise_training_gives_three_groups(found: Layers) -> Finding:
     statistic, threshold, model = "spectral clusters of Model L", 3.0, found.label("l")
     if model not in found.clusters:
         return untestable(statistic, threshold, f"needs {model} and options.sub_networks, with clusters to be chosen")
-    value = float(found.clusters[model])
-    return Finding(statistic, threshold, value == threshold, value)
+    count = found.clusters[model]
+    if count == 1:
+        return Finding(statistic, threshold, UNCLEAR, 1.0, "no clusters are told from a smooth gradient")
+    why = "more than one cluster is found in about 5 % of gradients and noise"
+    return Finding(statistic, threshold, HOLDS if count == threshold else FAILS, float(count), why)
 
 
 def layer_wise_groups_are_the_published(found: Layers) -> Finding:
     """Gao et al. 2024, section 5.1: in Model L layers 20 to 44 and 52 to 72, 12 to 19 and 45 to 51, and the rest."""
     statistic, threshold = "adjusted Rand index of three spectral clusters of Model L and the published groups", 0.5
     model = found.label("l")
-    if model not in found.agreement:
+    if model not in found.as_given:
         return untestable(statistic, threshold, f"needs options.sub_networks.given of {model}")
-    value = found.agreement[model]
-    return Finding(statistic, threshold, value >= threshold, value)
+    own, given = (np.unique(labels, return_inverse=True)[1] for labels in found.as_given[model])
+    shifted = np.stack([np.roll(given, by) for by in range(len(given))])  # neighbours stay neighbours
+    values = adjusted_rand(shifted, own)
+    how = f"{len(given)} shifts of the given groups along the layers"
+    return judged(statistic, threshold, float(values[0]), by_chance(float(values[0]), values, how))
 
 
 def end_to_end_training_ends_alike(found: Layers) -> Finding:
@@ -88,11 +113,17 @@ def end_to_end_training_ends_alike(found: Layers) -> Finding:
     last = np.array([block == blocks[-1] for block in blocks])
     if blocks[-1] is None or last.all() or last.sum() < 2:
         return untestable(statistic, threshold, "needs a last block of two layers, and one before it")
-    inside = last[:, None] & last
-    pairs = np.triu(np.ones_like(inside), 1)
-    values = found.own[model]
-    value = float(values[inside & pairs].mean() / values[~inside & pairs].mean())
-    return Finding(statistic, threshold, value <= threshold, value)
+    values, pairs = found.own[model], np.triu(np.ones((len(blocks), len(blocks)), bool), 1)
+
+    def share(first: int) -> float:
+        here = np.zeros(len(blocks), bool)
+        here[first : first + int(last.sum())] = True
+        inside = here[:, None] & here
+        return float(values[inside & pairs].mean() / values[~inside & pairs].mean())
+
+    shares = np.array([share(first) for first in range(len(blocks) - int(last.sum()) + 1)])
+    how = f"{len(shares)} stretches of as many layers"
+    return judged(statistic, threshold, float(shares[-1]), by_chance(float(shares[-1]), shares, how), published="below")
 
 
 def layer_wise_distances_are_larger(found: Layers) -> Finding:
@@ -101,10 +132,16 @@ def layer_wise_distances_are_larger(found: Layers) -> Finding:
     models = [found.label(letter) for letter in "le"]
     if absent := _absent(found, *models):
         return untestable(statistic, threshold, absent)
-    if min(len(found.own[model]) for model in models) < 2:
-        return untestable(statistic, threshold, "needs two layers of each")
-    means = [float(_cells(found.own[model]).mean()) for model in models]
-    return Finding(statistic, threshold, means[0] > means[1], means[0] - means[1])
+    one, other = (found.own[model] for model in models)
+    if min(len(one), len(other)) < 4:
+        return untestable(statistic, threshold, "needs four layers of each")
+    value = float(_cells(one).mean() - _cells(other).mean())
+    groups = min(GROUPS, len(one), len(other))
+    left_out = [
+        float(_cells(one, kept).mean() - _cells(other, its).mean())
+        for kept, its in zip(without(len(one), groups), without(len(other), groups), strict=True)
+    ]
+    return judged(statistic, threshold, value, by_jackknife(value, threshold, left_out, OVER_LAYERS))
 
 
 def training_changes_the_pattern(found: Layers) -> Finding:
@@ -115,31 +152,49 @@ def training_changes_the_pattern(found: Layers) -> Finding:
         return untestable(statistic, threshold, absent)
     if list(found.names[models[0]]) != list(found.names[models[1]]):
         return untestable(statistic, threshold, "the two models have different layers")
-    one, other = (_cells(found.own[model]) for model in models)
-    if min(len(np.unique(one)), len(np.unique(other))) < 2:
-        return untestable(statistic, threshold, "needs three layers that are not all as far apart")
-    value = float(np.asarray(scipy.stats.spearmanr(one, other))[0])
-    return Finding(statistic, threshold, value <= threshold, value)
+    one, other = (found.own[model] for model in models)
+    if min(len(np.unique(_cells(x))) for x in (one, other)) < 2 or len(one) < 4:
+        return untestable(statistic, threshold, "needs four layers that are not all as far apart")
+    for model, x in zip(models, (one, other), strict=True):  # two matrices of noise differ, too
+        _, ordered = over_cells([ranked_cells(x)], ranked_distances)
+        if ordered.above > LEVEL:
+            why = f"the distances of {model} do not grow with the layers between (p = {ordered.above:.2g}): no pattern"
+            return untestable(statistic, threshold, why)
+
+    def rho(kept: np.ndarray) -> float:
+        return float(ranks(_cells(one, kept)) @ ranks(_cells(other, kept)))
+
+    value = rho(np.arange(len(one)))
+    left_out = [rho(kept) for kept in without(len(one))]
+    return judged(statistic, threshold, value, by_jackknife(value, threshold, left_out, OVER_LAYERS), published="below")
 
 
 def attention_makes_the_first_differences(found: Layers) -> Finding:
     """Gao et al. 2024, section 5.1: in Model 0 the major differences occur at the attention scores and patterns."""
-    statistic, threshold = "of the two largest distances of consecutive layers of Model 0, at scores or patterns", 2.0
+    statistic = "mean distance of consecutive layers of Model 0: at scores or patterns minus elsewhere"
     model = found.label("0")
     if absent := _absent(found, model):
-        return untestable(statistic, threshold, absent)
-    attention = [name.startswith(("attn_scores", "pattern")) for name in found.names[model]]
-    if not any(attention):
-        return untestable(statistic, threshold, "no attention map is among the layers")
-    if len(attention) < 3:
-        return untestable(statistic, threshold, "needs three layers")
-    largest = found.own[model].diagonal(1).argsort()[-2:]
-    value = float(sum(attention[i] or attention[i + 1] for i in largest))
-    return Finding(statistic, threshold, value >= threshold, value)
+        return untestable(statistic, 0.0, absent)
+    attention = np.array([name.startswith(("attn_scores", "pattern")) for name in found.names[model]])
+    if not attention.any():
+        return untestable(statistic, 0.0, "no attention map is among the layers")
+    at = attention[:-1] | attention[1:]
+    if len(attention) < 3 or at.all():
+        return untestable(statistic, 0.0, "needs three layers, and two in a row that are no attention map")
+    steps = found.own[model].diagonal(1)
+    shifted = np.stack([np.roll(at, by) for by in range(len(at))])
+    values = (shifted @ steps) / at.sum() - (~shifted @ steps) / (~at).sum()
+    how = f"{len(at)} shifts along the layers"
+    return judged(statistic, 0.0, float(values[0]), by_chance(float(values[0]), values, how))
 
 
-def _cells(values: Square) -> np.ndarray:
-    return values[np.triu_indices(len(values), k=1)]
+OVER_LAYERS = "standard error over the layers, a tenth of neighbours left out at a time"
+
+
+def _cells(values: Square, kept: np.ndarray | slice = slice(None)) -> np.ndarray:
+    """The distances of all pairs of some layers."""
+    own = values[kept][:, kept]
+    return own[np.triu_indices(len(own), k=1)]
 
 
 def _absent(found: Layers, *labels: str) -> str:
@@ -148,23 +203,30 @@ def _absent(found: Layers, *labels: str) -> str:
     return f"needs {' and '.join(absent)}" if absent else ""
 
 
-def _rank(found: Layers, target: str, layer: str) -> int | str:
-    """1 and the layers of Model L that are nearer to the target, or why there is none. Equal layers (the output of a
-    block is the input of the next) have one rank."""
+def _ranked(found: Layers, target: str, layer: str) -> tuple[int, int, int] | str:
+    """Of a layer of Model L its rank by distance to the target, how many are nearer, and how many are as near, itself
+    included; or why there is none. Equal layers (the output of a block is the input of the next) have one rank."""
     model = found.label("l")
     values = found.targets.get(model, {}).get(target)
     if values is None or layer not in found.names[model]:
         return f"needs {model} with {layer}, and options.targets with {target}"
     own = values[list(found.names[model]).index(layer)]
-    return 1 + int((values < own).sum())
+    nearer = int((values < own).sum())
+    return 1 + nearer, nearer, int((values <= own).sum())
 
 
 def _nearest(found: Layers, target: str, layer: str) -> Finding:
     statistic, threshold = f"rank of {layer} of Model L by distance to {target}", 1.0
-    rank = _rank(found, target, layer)
-    if isinstance(rank, str):
-        return untestable(statistic, threshold, rank)
-    return Finding(statistic, threshold, rank <= threshold, float(rank))
+    ranked = _ranked(found, target, layer)
+    if isinstance(ranked, str):
+        return untestable(statistic, threshold, ranked)
+    (rank, nearer, as_near), layers = ranked, len(found.targets[found.label("l")][target])
+    evidence = Evidence(1 - nearer / layers, as_near / layers, _any_layer(layers, "any"), smallest=1 / layers)
+    return judged(statistic, threshold, float(rank), evidence, published="below")
+
+
+def _any_layer(layers: int, which: str) -> str:
+    return f"{which} of {layers} layers may be the nearest by chance"
 
 
 LAYER_CLAIMS: dict[str, Callable[[Layers], Finding]] = {

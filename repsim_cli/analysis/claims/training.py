@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import scipy.stats
 
-from repsim_cli.analysis.claims.finding import Finding, record, untestable
+from repsim_cli.analysis.claims.evidence import by_chance, by_units, correlated, orders, ranks
+from repsim_cli.analysis.claims.finding import Finding, judged, record, untestable
 from repsim_cli.analysis.convergence import at_share
 
 Curves = Sequence[Mapping[str, Any]]
@@ -36,39 +36,48 @@ def earlier_layers_converge_faster(curves: Curves, rows: TableRows) -> Finding:
     """Diehl Martinez et al. 2024: earlier layers converge faster to their final state than later ones."""
     statistic = "mean over models of Spearman's rho between layer and its mean similarity before the last checkpoint"
     threshold = 0.0
-    rhos = []
+    by_model: dict[
+        tuple[str, int], list[np.ndarray]
+    ] = {}  # curves of one model share its layers, and are no cases of their own
     for curve in _of(curves, "to last"):
         means = [float(np.mean([v for v in row[:-1] if v is not None])) for row in curve["values"]]
         if len(means) >= 4 and len(set(means)) > 1:
-            rhos.append(float(np.asarray(scipy.stats.spearmanr(range(len(means)), means))[0]))
-    if not rhos:
+            by_model.setdefault((curve["model"], len(means)), []).append(ranks(means))
+    if not by_model:
         return untestable(statistic, threshold, "no model has four layers that differ in similarity")
-    value = float(np.mean(rhos))
-    return Finding(statistic, threshold, value < threshold, value)
+    sides = [(ranks(range(len(own[0]))), np.mean(own, axis=0)) for own in by_model.values()]
+    permuted, count = orders([len(layers) for layers, _ in sides])
+    rhos = np.mean([means[order] @ layers for (layers, means), order in zip(sides, permuted, strict=True)], axis=0)
+    value = float(np.mean([means @ layers for layers, means in sides]))
+    evidence = by_chance(value, rhos, f"{count} orders of each model's layers")
+    return judged(statistic, threshold, value, evidence, published="below")
 
 
 def rank_keeps_falling_in_small_models(curves: Curves, rows: TableRows) -> Finding:
     """Diehl Martinez et al. 2024: parameter rank stabilises early in large models, keeps falling in small ones."""
-    statistic, threshold = "fall of the mean parameter rank after 20 % of training: smallest minus largest model", 0.0
-    falls: dict[int, list[float]] = {}
-    for curve in _of(curves, "parameters"):
+    statistic = "Spearman's rho over models between parameters and the fall of the mean parameter rank after 20 %"
+
+    def fall(curve: Mapping[str, Any]) -> list[float] | None:
         then = at_share(curve, AT_20)
-        if then is not None:
-            falls.setdefault(curve["parameters"], []).append(float(np.mean(then)) - curve["mean"][-1])
-    if len(falls) < 2:
-        return untestable(statistic, threshold, "needs two sizes with a checkpoint in the first 20 %")
-    value = float(np.mean(falls[min(falls)]) - np.mean(falls[max(falls)]))
-    return Finding(statistic, threshold, value > threshold, value)
+        return None if then is None else [float(np.mean(then)) - curve["mean"][-1]]
+
+    return _with_size(statistic, curves, "parameters", fall, published="below")
 
 
 def early_attention_has_large_rank(curves: Curves, rows: TableRows) -> Finding:
     """Diehl Martinez et al. 2024, table 1: attention layers that converge early have large rank, at every size."""
     statistic, threshold = "mean over models of the Matthews correlation of attention, parameters and gradients", 0.5
-    found = [row[-2] for row in rows if row[1] == "attn_out" and row[-2] is not None]
-    if not found:
-        return untestable(statistic, threshold, "no Matthews correlation is defined")
-    value = float(np.mean(found))
-    return Finding(statistic, threshold, value >= threshold, value)
+    found: dict[str, list[float]] = {}
+    for row in rows:
+        if row[1] == "attn_out" and row[-2] is not None:
+            found.setdefault(row[0], []).append(row[-2])
+    if len(found) < 2:
+        return untestable(
+            statistic, threshold, f"needs two models with a defined Matthews correlation, got {len(found)}"
+        )
+    means = [float(np.mean(own)) for own in found.values()]
+    evidence = by_units(means, threshold, f"standard error over {len(means)} models")
+    return judged(statistic, threshold, float(np.mean(means)), evidence)
 
 
 def _of(curves: Curves, what: str) -> list[Mapping[str, Any]]:
@@ -80,10 +89,14 @@ def _whole_training(curve: Mapping[str, Any]) -> list[float]:
 
 
 def _with_size(
-    statistic: str, curves: Curves, what: str, values: Callable[[Mapping[str, Any]], list[float] | None]
+    statistic: str,
+    curves: Curves,
+    what: str,
+    values: Callable[[Mapping[str, Any]], list[float] | None],
+    published: str = "above",
 ) -> Finding:
     """Rank correlation over models of three sizes or more with the mean of `values` over the model's curves."""
-    threshold = 0.5
+    threshold = 0.5 if published == "above" else -0.5
     by_size: dict[int, list[float]] = {}
     for curve in _of(curves, what):
         found = values(curve)
@@ -94,8 +107,12 @@ def _with_size(
         return untestable(
             statistic, threshold, f"needs three sizes that differ, with a checkpoint early enough, got {len(by_size)}"
         )
-    value = float(np.asarray(scipy.stats.spearmanr(list(by_size), means))[0])
-    return Finding(statistic, threshold, value >= threshold, value)
+    return judged(
+        statistic,
+        threshold,
+        *correlated([(np.array(list(by_size)), np.array(means))], "the sizes"),
+        published=published,
+    )
 
 
 TRAINING_CLAIMS: dict[str, Callable[[Curves, TableRows], Finding]] = {

@@ -8,7 +8,7 @@ const QUANTITIES = {
   values: "value", se: "standard error", low: "band from", high: "band to", p: "p value", calibrated: "calibrated score",
   tested: "value on the permuted rows",
 };
-const VERDICTS = { holds: "\u2713 ", fails: "\u2717 ", "not testable here": "\u2013 " };
+const VERDICTS = { holds: "\u2713 ", fails: "\u2717 ", unclear: "? ", "not testable here": "\u2013 " };
 const ALL = ""; // every model, in the selectors
 const LEAST = 1e-12; // of a colour scale's range
 const FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Noto Sans', 'DejaVu Sans', sans-serif";
@@ -748,8 +748,8 @@ function pairs() {
 }
 
 function claims() {
-  const rows = RUNS.flatMap((run) => run.claims.map((c) => ofRun(run, [c.name, c.measure, c.verdict, c.value, c.threshold, c.statistic, c.why, c.source])));
-  return rows.length ? section("claims", "Claims", table("Published findings and what this data says", runColumn(["claim", "measure", "verdict", "value", "threshold", "statistic", "why", "source"]), rows, { round: true })) : null;
+  const rows = RUNS.flatMap((run) => run.claims.map((c) => ofRun(run, [c.name, c.measure, c.verdict, c.value, c.se, c.threshold, c.p, c.statistic, c.why, c.source])));
+  return rows.length ? section("claims", "Claims", table("Published findings and what this data says", runColumn(["claim", "measure", "verdict", "value", "standard error", "threshold", "p", "statistic", "why", "source"]), rows, { round: true })) : null;
 }
 
 function studyTables() {

@@ -1,0 +1,154 @@
+"""How far a statistic is from its threshold, in standard errors, or from what chance gives, in permutations."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import permutations
+
+import numpy as np
+import scipy.stats
+from jaxtyping import Float, Int
+
+from repsim_cli.analysis.groups import ROUNDING
+
+LEVEL = 0.05  # of a one-sided p
+ALL = 5040  # orders up to which all are looked at
+DRAWN = 1999  # of more, beside the one that was observed
+GROUPS = 10  # of neighbouring layers or rows that a jackknife leaves out at a time
+CELLS = 2_000_000  # permuted cells of a matrix that are held at once
+
+Orders = Int[np.ndarray, "k n"]
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """above, below: one-sided p values of a statistic at least as large, and at least as small. smallest: the least p
+    that either could have been. se: the standard error that they rest on. how: what they are over, in words."""
+
+    above: float
+    below: float
+    how: str
+    smallest: float = 0.0
+    se: float | None = None
+
+
+def by_error(value: float, threshold: float, se: float, freedom: float, how: str) -> Evidence:
+    """Student's t of the distance to the threshold. freedom: degrees of freedom of the standard error."""
+    gap = value - threshold
+    t = gap / se if se else math.copysign(math.inf, gap) if gap else 0.0
+    above, below = float(scipy.stats.t.sf(t, freedom)), float(scipy.stats.t.cdf(t, freedom))
+    return Evidence(above, below, how, se=se)
+
+
+def by_units(values: Sequence[float] | np.ndarray, threshold: float, how: str) -> Evidence:
+    """The mean of two or more independent values against the threshold."""
+    se = float(np.std(values, ddof=1)) / math.sqrt(len(values))
+    return by_error(float(np.mean(values)), threshold, se, len(values) - 1, how)
+
+
+def by_jackknife(value: float, threshold: float, left_out: Sequence[float] | np.ndarray, how: str) -> Evidence:
+    """left_out: the statistic without each unit, or without each of as many groups of units."""
+    count = len(left_out)
+    se = float(np.std(left_out)) * math.sqrt(count - 1)
+    return by_error(value, threshold, se, count - 1, how)
+
+
+def by_depths(curve: Float[np.ndarray, " n"], threshold: float) -> Evidence:
+    """The mean of a curve over depths that resemble their neighbours: of n such values n (1 - r) / (1 + r) count, r
+    their correlation with the next one, where it is positive."""
+    off = curve - curve.mean()
+    r = float(np.clip(off[:-1] @ off[1:] / (off @ off), 0, 0.9)) if off.any() else 0.0
+    count = max(2.0, len(curve) * (1 - r) / (1 + r))
+    se = float(np.std(curve, ddof=1)) / math.sqrt(count)
+    return by_error(float(curve.mean()), threshold, se, count - 1, f"standard error over {len(curve)} depths")
+
+
+def by_chance(value: float, others: Float[np.ndarray, " k"], how: str) -> Evidence:
+    """others: the statistic under every order of the labels, or under those that were drawn; `value` is one of them."""
+    near = ROUNDING * max(1.0, abs(value))
+
+    def beyond(one: float) -> tuple[float, float]:
+        return float((others >= one - near).mean()), float((others <= one + near).mean())
+
+    smallest = min(beyond(float(others.max()))[0], beyond(float(others.min()))[1])
+    return Evidence(*beyond(value), how, smallest)
+
+
+def by_sign(count: int, cases: int, how: str) -> Evidence:
+    """How many of so many independent cases lie on one side, each as likely as not."""
+    above, below = scipy.stats.binom.sf(count - 1, cases, 0.5), scipy.stats.binom.cdf(count, cases, 0.5)
+    return Evidence(float(above), float(below), f"{cases} {how}", smallest=0.5**cases)
+
+
+def all_of(parts: Sequence[Evidence], how: str) -> Evidence:
+    """That every part lies above its threshold; below: that some part does not, corrected for their number."""
+    return Evidence(
+        max(one.above for one in parts), min(1.0, len(parts) * min(one.below for one in parts)), how,
+        smallest=max(one.smallest for one in parts),
+    )  # fmt: skip
+
+
+def orders(sizes: Sequence[int]) -> tuple[list[Orders], str]:
+    """For each of the sets of these sizes, its members in k orders, the sets permuted independently of each other, and
+    how many there are, in words: all of them, or of more than 5040 the observed one and 1999 drawn."""
+    if math.prod(map(math.factorial, sizes)) <= ALL:
+        each = [np.array(list(permutations(range(size)))) for size in sizes]
+        at = np.indices([len(one) for one in each]).reshape(len(each), -1)
+        found = [one[places] for one, places in zip(each, at, strict=True)]
+        return found, f"{len(found[0]):,}"
+    rng = np.random.default_rng(0)
+    found = [np.stack([np.arange(size), *(rng.permutation(size) for _ in range(DRAWN))]) for size in sizes]
+    return found, f"{DRAWN + 1:,} drawn"
+
+
+def ranks(values: Sequence[float] | np.ndarray) -> Float[np.ndarray, " n"]:
+    """Ranks, centred and of norm 1: the inner product of two is Spearman's rho. NaN where all are equal."""
+    found = scipy.stats.rankdata(values)
+    found = found - found.mean()
+    norm = np.linalg.norm(found)
+    return found / norm if norm else np.full(len(found), np.nan)
+
+
+def correlated(sides: Sequence[tuple[np.ndarray, np.ndarray]], what: str) -> tuple[float, Evidence]:
+    """Mean over the pairs of sequences of Spearman's rho, and its p over orders of each second sequence."""
+    permuted, count = orders([len(one) for one, _ in sides])
+    rhos = np.mean([ranks(y)[order] @ ranks(x) for (x, y), order in zip(sides, permuted, strict=True)], axis=0)
+    value = float(np.mean([ranks(x) @ ranks(y) for x, y in sides]))
+    return value, by_chance(value, rhos, f"{count} orders of {what}")
+
+
+Square = Float[np.ndarray, "n n"]
+
+
+def over_cells(
+    squares: Sequence[Square], weights: Callable[[int], Float[np.ndarray, " cells"]]
+) -> tuple[float, Evidence]:
+    """Mean over the matrices of the weighted sum of their cells above the diagonal, and its p over orders of the layers
+    of each. weights(n): of the cells, in the order of np.triu_indices."""
+    permuted, count = orders([len(one) for one in squares])
+
+    def sums(square: Square, order: Orders) -> Iterator[np.ndarray]:
+        a, b = np.triu_indices(len(square), k=1)
+        own = weights(len(square))
+        for part in np.array_split(order, -(-len(order) * len(a) // CELLS)):
+            yield square[part[:, a], part[:, b]] @ own
+
+    found = np.mean([np.concatenate([*sums(x, order)]) for x, order in zip(squares, permuted, strict=True)], axis=0)
+    value = float(np.mean([next(sums(x, np.arange(len(x))[None]))[0] for x in squares]))
+    return value, by_chance(value, found, f"{count} orders of the layers of each model")
+
+
+def thirds(curve: Float[np.ndarray, " n"]) -> tuple[float, Evidence]:
+    """Mean of the first third of a curve over depths minus that of its last third, and its p over their orders."""
+    third = len(curve) // 3
+    weights = np.zeros(len(curve))
+    weights[:third], weights[-third:] = 1 / third, -1 / third
+    (order,), count = orders([len(curve)])
+    value = float(weights @ curve)
+    return value, by_chance(value, curve[order] @ weights, f"{count} orders of the layers")
+
+
+def without(count: int, groups: int = GROUPS) -> list[Int[np.ndarray, " kept"]]:
+    """The places that are left without each of so many groups of neighbours, at most one per place."""
+    places = np.arange(count)
+    return [np.setdiff1d(places, group) for group in np.array_split(places, min(groups, count))]
