@@ -214,28 +214,28 @@ def test_claims_on_similarity_and_distance():
     rng, shares = np.random.default_rng(7), np.array([0.25, 0.5, 0.75, 1.0])
     groups = models(5, 5)
     here, gone = (Depths(groups, planted(rng, apart=apart), shares, False) for apart in (0.5, 0.0))
-    assert claims.groups_differ_late(here).holds
-    assert claims.groups_differ_late(replace(here, values=-here.values, larger_is_closer=True)).holds
-    assert claims.groups_differ_late(here).why == "p = 0.0079 over 252 groupings of the models"
-    assert claims.groups_differ_late(gone).holds is False
-    assert claims.groups_alike_early(here).holds
-    assert claims.groups_alike_early(replace(here, shares=np.array([0.6, 0.7, 0.8, 1.0]))).holds is None
-    early = replace(here, values=here.values[..., ::-1])
-    assert claims.groups_alike_early(early).holds in (False, None)
-    assert claims.between_groups_cost_late(here).holds
-    assert claims.within_groups_cost_little(replace(here, values=here.values - 1)).holds
-    assert claims.within_groups_cost_little(here).holds is False
-    assert claims.early_layers_cost_little(replace(here, values=here.values - 1)).holds
+    assert claims.groups_differ_late(here).verdict == "holds"
+    turned = replace(here, values=-here.values, larger_is_closer=True)
+    assert claims.groups_differ_late(turned) == claims.groups_differ_late(here)
+    late = claims.groups_differ_late(here)
+    assert (late.why, round(late.p, 4)) == ("252 groupings of the models", 0.0079)
+    assert claims.groups_differ_late(gone).verdict == "unclear"
+    no_early = replace(here, shares=np.array([0.6, 0.7, 0.8, 1.0]))
+    assert claims.groups_alike_early(no_early).why == "needs layers in the first half and beyond 75 % of the depth"
+    assert claims.groups_alike_early(gone).why.startswith("the groups do not differ in late layers (p = ")
     assert claims.early_layers_cost_little(replace(here, shares=shares + 0.5)).why == "no layer lies there"
+    pair = replace(here, groups=models(2), values=here.values[:2, :2])
+    why = "needs pairs of models whichever model is left out"
+    assert claims.early_layers_cost_little(pair).why == why
     whole = distances(here.values)
     found = between_models(groups, whole, 0)
-    assert claims.between_group_distances_are_larger(groups, whole, found).holds
-    assert claims.clusters_are_the_groups(groups, whole, found).holds
+    assert claims.between_group_distances_are_larger(groups, whole, found).verdict == "holds"
+    assert claims.clusters_are_the_groups(groups, whole, found).verdict == "holds"
     small = Depths(models(3, 3), here.values[2:8, 2:8], shares, False)
     assert claims.groups_differ_late(small).why == "groups of this size have no p below 0.1; needs larger groups"
     assert claims.groups_differ_late(replace(small, groups=models(6))).why == "needs two groups"
     assert claims.groups_differ_late(replace(here, shares=shares / 2)).why == "no layer lies beyond 75 % of the depth"
-    assert claims.clusters_are_the_groups(small.groups, whole, found).holds is None
+    assert claims.clusters_are_the_groups(small.groups, whole, found).verdict == "not testable here"
 
 
 METRICS = {

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from scipy.stats import binomtest
 from sklearn.linear_model import LinearRegression
 from sklearn.neural_network import MLPClassifier, MLPRegressor
 
@@ -96,17 +97,18 @@ def test_claims():
     lowest = {
         **{("modsum_l", c, probe): 0.0 for c in ("c1", "c2", "c3") for probe in ("linear_regression", "mlp_classification")},
         **{("modsum_e", c, "linear_regression"): error for c, error in (("c1", 0.5), ("c2", 0.9), ("c3", 0.005))},
-        **{("modsum_e", c, "mlp_classification"): error for c, error in (("c1", 0.0), ("c2", 0.02), ("c3", 0.0))},
+        **{("modsum_e", c, "mlp_classification"): error for c, error in (("c1", 0.0), ("c2", 0.04), ("c3", 0.0))},
     }  # fmt: skip
-    found = {one["name"]: one for one in probe_verdicts(list(PROBE_CLAIMS), lowest, 0.01)}
+    found = {one["name"]: one for one in probe_verdicts(list(PROBE_CLAIMS), lowest, 0.01, 700)}
     assert {name: (one["verdict"], one["value"], one["measure"]) for name, one in found.items()} == {
         "linear_probes_find_all_sums_in_model_l": ("holds", 0.0, "linear_regression"),
         "linear_probes_miss_inner_sums_in_model_e": ("holds", 0.5, "linear_regression"),
         "linear_probes_find_the_last_sum_in_model_e": ("holds", 0.005, "linear_regression"),
-        "mlp_probes_find_all_sums_in_model_e": ("fails", 0.02, "mlp_classification"),
+        "mlp_probes_find_all_sums_in_model_e": ("fails", 0.04, "mlp_classification"),
     }
-    assert found["mlp_probes_find_all_sums_in_model_e"]["why"] == "highest: c2"
-    alone = probe_verdicts(list(PROBE_CLAIMS), {("modsum_0", "c1", "linear_regression"): 0.0}, 0.01)
+    mlp = found["mlp_probes_find_all_sums_in_model_e"]
+    assert mlp["opposite_p"] == pytest.approx(binomtest(28, 700, 0.01, alternative="greater").pvalue)
+    alone = probe_verdicts(list(PROBE_CLAIMS), {("modsum_0", "c1", "linear_regression"): 0.0}, 0.01, 700)
     assert {one["verdict"] for one in alone} == {"not testable here"}
 
 

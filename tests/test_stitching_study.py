@@ -196,7 +196,14 @@ def test_a_long_table_is_printed_in_part():
 
 
 def cell(head, tail, penalty, layer="resid_post@0"):
-    return {"head": head, "tail": tail, "head layer": layer, "tail layer": layer, "penalty": penalty}
+    return {
+        "head": head,
+        "tail": tail,
+        "head layer": layer,
+        "tail layer": layer,
+        "penalty": penalty,
+        "penalty se": 0.01,
+    }
 
 
 KINDS = {"g": "gelu, 3 blocks", "h": "gelu, 3 blocks", "s": "solu_ln, 3 blocks", "big": "gelu, 4 blocks"}
@@ -214,11 +221,13 @@ def test_directions_and_claims():
     assert values["solu_into_gelu_costs_more"].value == pytest.approx(0.3)
     assert values["solu_stitches_better_to_itself"].value == pytest.approx(0.15)
     assert values["crossing_costs_more_than_gelu_to_itself"].value == pytest.approx(0.1)
-    assert all(one.holds for one in values.values())
-    # one layer at which it is not so is enough
-    later = [cell("s", "g", 0.1, "resid_post@1"), cell("g", "s", 0.2, "resid_post@1")]
-    assert not STITCHING_CLAIMS["solu_into_gelu_costs_more"]([*rows, *later], KINDS).holds
-    assert STITCHING_CLAIMS["solu_into_gelu_costs_more"](rows[:2], KINDS).holds is None
+    assert values["solu_into_gelu_costs_more"].verdict == "unclear"  # two pairs each way, 0.14 apart
+    # of one pair each the error is that of the sequences; a layer at which it is not so is enough
+    alone, later = [rows[0], rows[2]], [cell("s", "g", 0.1, "resid_post@1"), cell("g", "s", 0.2, "resid_post@1")]
+    claim = STITCHING_CLAIMS["solu_into_gelu_costs_more"]
+    assert [claim(one, KINDS).verdict for one in (alone, [*alone, *later])] == ["holds", "fails"]
+    assert claim(alone, KINDS).se == pytest.approx(0.01 * 2**0.5)
+    assert claim(rows[:2], KINDS).verdict == "not testable here"
 
 
 def test_published_settings():

@@ -236,24 +236,27 @@ def test_claims_on_single_models():
         own={"modsum_l": steps, "modsum_e": ends, "modsum_0": mirrored(np.array([[0, 3, 9], [0, 0, 2.0], [0, 0, 0]]))},
         targets={"modsum_l": {"c1": np.abs(at - 2.0), "c2": np.abs(at - 4.0), "c3": np.abs(at - 5.5)}},
         clusters={"modsum_l": 3},
-        agreement={"modsum_l": 0.4},
+        as_given={"modsum_l": ([0, 0, 0, 1, 1, 1, 2, 2, 2], [0, 0, 0, 1, 1, 1, 2, 2, 1])},
     )
     found = {row["name"]: row for row in layer_verdicts(list(LAYER_CLAIMS), "gw", one)}
     expected = {
-        "c1_is_nearest_to_the_first_block": ("holds", 1),
-        "c2_is_nearest_to_the_second_block": ("fails", 2),
-        "c_is_near_the_last_blocks": ("holds", 5),
-        "layer_wise_training_gives_three_groups": ("holds", 3),
-        "layer_wise_groups_are_the_published": ("fails", 0.4),
-        "end_to_end_training_ends_alike": ("holds", 0.1),
-        "layer_wise_distances_are_larger": ("holds", steps.sum() / 72 - ends.sum() / 72),
-        "training_changes_the_pattern": ("holds", found["training_changes_the_pattern"]["value"]),
-        "attention_makes_the_first_differences": ("holds", 2),
-    }
-    assert {name: row["verdict"] for name, row in found.items()} == {name: word for name, (word, _) in expected.items()}
-    for name, (_, value) in expected.items():
-        assert found[name]["value"] == pytest.approx(value)
-    assert abs(found["training_changes_the_pattern"]["value"]) < 0.5
+        "c1_is_nearest_to_the_first_block": 1,
+        "c2_is_nearest_to_the_second_block": 2,
+        "c_is_near_the_last_blocks": 5,
+        "layer_wise_training_gives_three_groups": 3,
+        "layer_wise_groups_are_the_published": sklearn.metrics.adjusted_rand_score([0, 0, 0, 1, 1, 1, 2, 2, 2], [0, 0, 0, 1, 1, 1, 2, 2, 1]),
+        "end_to_end_training_ends_alike": 0.1,
+        "layer_wise_distances_are_larger": steps.sum() / 72 - ends.sum() / 72,
+        "training_changes_the_pattern": None,
+        "attention_makes_the_first_differences": None,
+    }  # fmt: skip
+    assert {name: row["value"] for name, row in found.items()} == pytest.approx(expected)
+    assert found["c1_is_nearest_to_the_first_block"]["verdict"] == "not testable here"
+    why = "no p below 0.11 can be reached (any of 9 layers may be the nearest by chance); needs more"
+    assert found["c1_is_nearest_to_the_first_block"]["why"] == why
+    assert found["layer_wise_distances_are_larger"]["verdict"] == "holds"
+    why = "the distances of modsum_e do not grow with the layers between (p = 0.081): no pattern"
+    assert found["training_changes_the_pattern"]["why"] == why
     # tiny models are the same by letter; without what a claim needs it is not testable
     none = Layers(names={"modsum_tiny_e": names[:3], "modsum_tiny_l": names}, own={"modsum_tiny_e": flat[:3, :3], "modsum_tiny_l": flat})  # fmt: skip
     verdicts = layer_verdicts(list(LAYER_CLAIMS), "gw", none)
@@ -277,10 +280,10 @@ def test_claims_on_single_models():
             names={f"modsum_{letter}": ["pattern@0.h0", "z@0.h0"][:count] for letter in "0el"},
             own={f"modsum_{letter}": flat[:count, :count] for letter in "0el"},
         )
-        assert claims.training_changes_the_pattern(few).why == "needs three layers that are not all as far apart"
-        assert claims.attention_makes_the_first_differences(few).why == "needs three layers"
-        said = claims.layer_wise_distances_are_larger(few)
-        assert (said.why, said.holds) == (("needs two layers of each", None) if count == 1 else ("", False))
+        assert claims.training_changes_the_pattern(few).why == "needs four layers that are not all as far apart"
+        why = "needs three layers, and two in a row that are no attention map"
+        assert claims.attention_makes_the_first_differences(few).why == why
+        assert claims.layer_wise_distances_are_larger(few).why == "needs four layers of each"
 
 
 def test_pairs_that_are_not_wanted_are_skipped():

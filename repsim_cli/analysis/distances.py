@@ -44,17 +44,24 @@ def clusters(values: Float[np.ndarray, "m m"], count: int) -> tuple[Float[np.nda
     """
     from sklearn.cluster import SpectralClustering
 
-    off = squareform(values, checks=False)
-    scale = float(np.median(off))
+    scale = float(np.median(squareform(values, checks=False)))
     if not scale:
         raise Degenerate("distances: half of the pairs of models are the same, got a median of 0; drop copies")
-    linkage = hierarchy.linkage(off, "average", optimal_ordering=True)
+    linkage, cut = hierarchical(values, count)
     affinity = np.exp(-np.square(values / scale) / 2)
     spectral = SpectralClustering(count, affinity="precomputed", assign_labels="cluster_qr", random_state=0)
     return linkage, {
-        "hierarchical": hierarchy.cut_tree(linkage, count)[:, 0],
+        "hierarchical": cut,
         "spectral": np.asarray(spectral.fit_predict(affinity)),
     }
+
+
+def hierarchical(
+    values: Float[np.ndarray, "m m"], count: int
+) -> tuple[Float[np.ndarray, "n 4"], Int[np.ndarray, " m"]]:
+    """The merges of an average-linkage clustering, and `count` clusters of them."""
+    linkage = hierarchy.linkage(squareform(values, checks=False), "average", optimal_ordering=True)
+    return linkage, hierarchy.cut_tree(linkage, count)[:, 0]
 
 
 def adjusted_rand(labels: Int[np.ndarray, "k m"], found: Int[np.ndarray, " m"]) -> Float[np.ndarray, " k"]:

@@ -32,7 +32,7 @@ class Evidence:
     se: float | None = None
 
 
-def by_error(value: float, threshold: float, se: float, freedom: float, how: str) -> Evidence:
+def by_error(value: float, threshold: float, se: float, freedom: float | int, how: str) -> Evidence:
     """Student's t of the distance to the threshold. freedom: degrees of freedom of the standard error."""
     gap = value - threshold
     t = gap / se if se else math.copysign(math.inf, gap) if gap else 0.0
@@ -44,6 +44,12 @@ def by_units(values: Sequence[float] | np.ndarray, threshold: float, how: str) -
     """The mean of two or more independent values against the threshold."""
     se = float(np.std(values, ddof=1)) / math.sqrt(len(values))
     return by_error(float(np.mean(values)), threshold, se, len(values) - 1, how)
+
+
+def by_lone(value: float, others: Sequence[float], how: str) -> Evidence:
+    """One value minus the mean of two or more others, all of which may vary as these do."""
+    se = float(np.std(others, ddof=1)) * math.sqrt(1 + 1 / len(others))
+    return by_error(value - float(np.mean(others)), 0.0, se, len(others) - 1, how)
 
 
 def by_jackknife(value: float, threshold: float, left_out: Sequence[float] | np.ndarray, how: str) -> Evidence:
@@ -97,11 +103,11 @@ def orders(sizes: Sequence[int]) -> tuple[list[Orders], str]:
         found = [one[places] for one, places in zip(each, at, strict=True)]
         return found, f"{len(found[0]):,}"
     rng = np.random.default_rng(0)
-    found = [np.stack([np.arange(size), *(rng.permutation(size) for _ in range(DRAWN))]) for size in sizes]
-    return found, f"{DRAWN + 1:,} drawn"
+    drawn = [rng.permuted(np.tile(np.arange(size), (DRAWN, 1)), axis=1) for size in sizes]
+    return [np.concatenate([np.arange(len(one[0]))[None], one]) for one in drawn], f"{DRAWN + 1:,} drawn"
 
 
-def ranks(values: Sequence[float] | np.ndarray) -> Float[np.ndarray, " n"]:
+def ranks(values: Sequence[float | int] | np.ndarray) -> Float[np.ndarray, " n"]:
     """Ranks, centred and of norm 1: the inner product of two is Spearman's rho. NaN where all are equal."""
     found = scipy.stats.rankdata(values)
     found = found - found.mean()
@@ -117,7 +123,7 @@ def correlated(sides: Sequence[tuple[np.ndarray, np.ndarray]], what: str) -> tup
     return value, by_chance(value, rhos, f"{count} orders of {what}")
 
 
-Square = Float[np.ndarray, "n n"]
+Square = Float[np.ndarray, "_ _"]  # several of them have sizes of their own
 
 
 def over_cells(

@@ -50,7 +50,7 @@ def judged(statistic: str, threshold: float, value: float, evidence: Evidence, *
         p, opposite, beyond = opposite, p, value <= threshold
     numbers = {"p": p, "opposite": opposite, "se": evidence.se}
     if evidence.smallest > LEVEL:
-        why = f"{evidence.how} give no p below {evidence.smallest:.2g}; needs more"
+        why = f"no p below {evidence.smallest:.2g} can be reached ({evidence.how}); needs more"
         return Finding(statistic, threshold, UNTESTABLE, value, why, **numbers)
     verdict = HOLDS if beyond and p <= LEVEL else FAILS if not beyond and opposite <= LEVEL else UNCLEAR
     return Finding(statistic, threshold, verdict, value, evidence.how, **numbers)

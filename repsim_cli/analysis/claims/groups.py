@@ -1,12 +1,14 @@
 """Claims on groups of models: by depth, by their distances, and stitched."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from repsim_cli.analysis.claims.evidence import LEVEL, Evidence, by_jackknife
 from repsim_cli.analysis.claims.finding import Finding, judged, untestable
+from repsim_cli.analysis.distances import adjusted_rand, hierarchical
 from repsim_cli.analysis.groups import (
     Depths,
     Judged,
@@ -152,8 +154,16 @@ def clusters_are_the_groups(groups: Members, values: np.ndarray, found: Mapping[
     statistic, threshold, why = "adjusted Rand index of hierarchical clusters and groups", 0.5, _no_groups(groups)
     if why:
         return untestable(statistic, threshold, why)
-    one = Judged(**found["agreement"]["hierarchical"])
-    return judged(statistic, threshold, one.value, _of(one))
+    one, own = Judged(**found["agreement"]["hierarchical"]), codes(groups)
+
+    def without(model: int) -> float:
+        kept = np.delete(np.arange(len(own)), model)
+        _, cut = hierarchical(values[np.ix_(kept, kept)], len(groups))
+        return float(adjusted_rand(own[kept][None], cut)[0])
+
+    how = f"standard error over {len(own)} models, and {_of(one).how}"
+    evidence = by_jackknife(one.value, threshold, [without(model) for model in range(len(own))], how)
+    return judged(statistic, threshold, one.value, replace(evidence, above=max(evidence.above, one.p)))
 
 
 GROUP_CLAIMS: dict[str, Callable[[Depths], Finding]] = {

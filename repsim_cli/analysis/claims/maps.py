@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from jaxtyping import Float
 from repsim_cli.analysis.claims.evidence import (
     by_chance,
     by_jackknife,
-    by_units,
+    by_lone,
     correlated,
     orders,
     over_cells,
@@ -66,13 +67,13 @@ class Map:
         count as independent: repeated words raise both further. Of other measures 0."""
         widths = np.array(self.widths, float)
         if name == "neuronsim":
-            best = {width: best_of(width, self.rows) for width in set(self.widths)}
-            return np.broadcast_to([best[width] for width in self.widths], (len(widths), len(widths)))
+            return np.broadcast_to([best_of(width, self.rows) for width in self.widths], (len(widths), len(widths)))
         if name == "cka":
             return np.sqrt(np.outer(widths, widths)) / (self.rows - 1)
         return np.zeros((len(widths), len(widths)))
 
 
+@cache
 def best_of(neurons: int, rows: int) -> float:
     """The largest of so many absolute correlations with independent normal values, on average.
 
@@ -117,7 +118,7 @@ def lower_layers_agree_across_families(found: Map, values: np.ndarray) -> Findin
     across = found.cells(False)
     if not across.any():
         return untestable(statistic, threshold, NO_FAMILIES)
-    sizes = [place.stop - place.start for place in found.models.values()]
+    sizes = [int(place.stop - place.start) for place in found.models.values()]
     permuted, count = orders(sizes)
     depths = np.concatenate(
         [np.linspace(0, 1, size)[order] for size, order in zip(sizes, permuted, strict=True)], axis=1
@@ -257,11 +258,11 @@ def fine_tuning_delocalizes_the_top(found: Map) -> Finding:
         for label, place in trained.models.items()
         if place.stop - place.start == depth
     }
-    falls = [top[found.base] - score for label, score in top.items() if label != found.base]
-    if len(falls) < 2:
-        return untestable(statistic, 0.0, f"needs two trained models of the base's depth beside it, got {len(falls)}")
-    evidence = by_units(falls, 0.0, f"standard error over {len(falls)} fine-tuned models")
-    return judged(statistic, 0.0, float(np.mean(falls)), evidence)
+    others = [score for label, score in top.items() if label != found.base]
+    if len(others) < 2:
+        return untestable(statistic, 0.0, f"needs two trained models of the base's depth beside it, got {len(others)}")
+    evidence = by_lone(top[found.base], others, f"standard error over {len(others)} fine-tuned models")
+    return judged(statistic, 0.0, top[found.base] - float(np.mean(others)), evidence)
 
 
 def _trained_blocks(found: Map) -> Map | str:

@@ -97,7 +97,7 @@ def layer_wise_groups_are_the_published(found: Layers) -> Finding:
     if model not in found.as_given:
         return untestable(statistic, threshold, f"needs options.sub_networks.given of {model}")
     own, given = (np.unique(labels, return_inverse=True)[1] for labels in found.as_given[model])
-    shifted = np.stack([np.roll(given, by) for by in range(len(given))])  # neighbours stay neighbours
+    shifted = np.stack([np.roll(given, by) for by in range(len(given))])
     values = adjusted_rand(shifted, own)
     how = f"{len(given)} shifts of the given groups along the layers"
     return judged(statistic, threshold, float(values[0]), by_chance(float(values[0]), values, how))
@@ -115,15 +115,13 @@ def end_to_end_training_ends_alike(found: Layers) -> Finding:
         return untestable(statistic, threshold, "needs a last block of two layers, and one before it")
     values, pairs = found.own[model], np.triu(np.ones((len(blocks), len(blocks)), bool), 1)
 
-    def share(first: int) -> float:
-        here = np.zeros(len(blocks), bool)
-        here[first : first + int(last.sum())] = True
+    def share(here: np.ndarray) -> float:
         inside = here[:, None] & here
         return float(values[inside & pairs].mean() / values[~inside & pairs].mean())
 
-    shares = np.array([share(first) for first in range(len(blocks) - int(last.sum()) + 1)])
-    how = f"{len(shares)} stretches of as many layers"
-    return judged(statistic, threshold, float(shares[-1]), by_chance(float(shares[-1]), shares, how), published="below")
+    shares = np.array([share(np.roll(last, by)) for by in range(len(blocks))])  # neighbours stay neighbours
+    evidence = by_chance(float(shares[0]), shares, f"{len(shares)} shifts of the block along the layers")
+    return judged(statistic, threshold, float(shares[0]), evidence, published="below")
 
 
 def layer_wise_distances_are_larger(found: Layers) -> Finding:
@@ -184,7 +182,7 @@ def attention_makes_the_first_differences(found: Layers) -> Finding:
     steps = found.own[model].diagonal(1)
     shifted = np.stack([np.roll(at, by) for by in range(len(at))])
     values = (shifted @ steps) / at.sum() - (~shifted @ steps) / (~at).sum()
-    how = f"{len(at)} shifts along the layers"
+    how = f"{len(at)} shifts of the attention maps along the layers"
     return judged(statistic, 0.0, float(values[0]), by_chance(float(values[0]), values, how))
 
 

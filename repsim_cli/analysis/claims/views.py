@@ -1,5 +1,6 @@
 """Claims on the views of rows: how distances shift between blocks, which neighbours stay, what couplings look like."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -49,11 +50,11 @@ def distances_shift_late(shifts: Shifts, left_out: Sequence[Shifts], base: str |
     if not others:
         return untestable(statistic, threshold, "needs a model of four blocks that is not the base")
     depths = [np.arange(1, len(own) + 1) / len(own) for own in others]
-    value = float(np.mean([own[np.argmax(kl)] for own, kl in zip(depths, others, strict=True)]))
-    rng = np.random.default_rng(0)
-    few = np.prod([float(len(own)) for own in depths]) <= PLACES
-    places = np.meshgrid(*depths) if few else [rng.choice(own, PLACES) for own in depths]
-    chance = np.mean(places, axis=0).ravel()
+    here = [float(own[np.argmax(kl)]) for own, kl in zip(depths, others, strict=True)]
+    value, rng = float(np.mean(here)), np.random.default_rng(0)
+    few = math.prod(map(len, depths)) <= PLACES
+    drawn = [np.append(rng.choice(own, PLACES), at) for own, at in zip(depths, here, strict=True)]
+    chance = np.mean(np.meshgrid(*depths) if few else drawn, axis=0).ravel()
     how = f"{len(chance):,} {'' if few else 'drawn '}places of the largest KL"
     return judged(statistic, threshold, value, by_chance(value, chance, how))
 
