@@ -89,10 +89,14 @@ def test_with_two_models_nothing_is_said():
 
 def test_the_claim_fails_and_is_untestable():
     claim = SHAPE_CLAIMS["pythia_2_8b_has_a_small_head"]
-    assert claim({"pythia_2_8b": 0.9, "pythia_1b": 1.0}, 1.5).holds is False
+    assert claim({"pythia_2_8b": 0.9, "pythia_1b": 1.0}, 1.5).verdict == "fails"
     for ratios in ({"pythia_1b": 0.1}, {"pythia_2_8b": None}):
         finding = claim(ratios, 1.5)
-        assert (finding.holds, finding.value, finding.why) == (None, None, "needs pythia_2_8b and two neighbours")
+        assert (finding.verdict, finding.value, finding.why) == (
+            "not testable here",
+            None,
+            "needs pythia_2_8b and two neighbours",
+        )
 
 
 @pytest.mark.parametrize(

@@ -324,7 +324,14 @@ def test_the_study_on_planted_groups(repsim, newest, tmp_path):
     found = results.read_results(newest())
     assert found["groups"] == {"one": {f"a{i}": {} for i in range(4)}, "two": {f"b{i}": {} for i in range(4)}}
     assert "aside" not in results.read_manifest(newest())["models"]
-    assert {one["name"]: one["verdict"] for one in found["claims"]} == dict.fromkeys(wanted, "holds")
+    verdicts = {one["name"]: one for one in found["claims"]}
+    assert {name: one["verdict"] for name, one in verdicts.items()} == dict.fromkeys(wanted, "holds")
+    late = verdicts["groups_differ_late"]
+    assert (late["p"], late["opposite_p"], late["why"]) == (2 / 70, 1.0, "70 groupings of the models")
+    assert verdicts["groups_alike_early"]["se"] > 0
+    said = repsim("show", newest())[1]
+    value = f"holds ({late['value']:.3f}, threshold 0.0, p = 0.029)"
+    assert f"  claim groups_differ_late (cka_unbiased, layers): {value}\n" in said
     curve = found["curves"]["cka_unbiased, layers, one-two"]
     assert len(curve["values"]) == 16
     block = next(

@@ -55,7 +55,7 @@ def made(folder, *, seed=0, models=("small", "large"), sizes=None, layer="resid_
         estimate = {"kind": "per_batch", "rows": 100, "rows_available": 120, "batches": 2}
         records.append({"name": label, "label": label + extra, "settings": {"k": extra}, "estimate": estimate, "card": card, "matrices": matrices})  # fmt: skip
     claim = {"name": f"finding{extra}", "source": extra, "measure": "cka", "statistic": extra, "value": 0.25,
-             "threshold": 0.0, "verdict": "holds", "why": ""}  # fmt: skip
+             "se": 0.125, "threshold": 0.0, "p": 0.03125, "opposite_p": 0.96875, "verdict": "holds", "why": ""}  # fmt: skip
     found = {
         "schema": 1, "study": "similarity", "measures": records, "warnings": [],
         "tables": {f"loss{extra}": {"columns": ["name", f"value{extra}"], "rows": [["h10" + extra, 2.5], ["h1", None], ["h9", -1.0], ["h2", 10.0]]}},

@@ -268,6 +268,7 @@ def test_claims_on_single_models():
         "layer_wise_training_gives_three_groups": "needs modsum_tiny_l and options.sub_networks, with clusters to be chosen",
         "layer_wise_groups_are_the_published": "needs options.sub_networks.given of modsum_tiny_l",
         "end_to_end_training_ends_alike": "needs a last block of two layers, and one before it",
+        "layer_wise_distances_are_larger": "needs four layers of each",
         "training_changes_the_pattern": "the two models have different layers",
         "attention_makes_the_first_differences": "needs modsum_0",
     }
