@@ -56,8 +56,10 @@ def groups_alike_early(depths: Depths) -> Finding:
     how = f"standard error over {len(own)} models"
     above = by_jackknife(gap[0] - ALIKE * gap[1], 0.0, left_out @ [1, -ALIKE], how)
     below = by_jackknife(gap[0] + ALIKE * gap[1], 0.0, left_out @ [1, ALIKE], how)
-    alike = Evidence(min(1.0, 2 * min(above.above, below.below)), max(above.below, below.above), how)
-    return judged(statistic, ALIKE, float(abs(gap[0]) / gap[1]), alike, published="below")
+    share = by_jackknife(float(gap[0] / gap[1]), ALIKE, left_out[:, 0] / left_out[:, 1], how)
+    p, opposite = max(above.below, below.above), min(1.0, 2 * min(above.above, below.below))
+    alike = Evidence(opposite, p, how, se=share.se)
+    return judged(statistic, ALIKE, float(abs(gap[0] / gap[1])), alike, published="below")
 
 
 def between_groups_cost_late(depths: Depths) -> Finding:
