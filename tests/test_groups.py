@@ -342,7 +342,8 @@ def test_the_study_on_planted_groups(repsim, newest, tmp_path):
     own = found["distances"]["cka_unbiased, layers"]
     values = results.read_array(newest(), own["values"])
     assert values[0, 6] == pytest.approx(np.sqrt(np.square(np.arccos(curve["values"][2])).sum()))
-    assert own["agreement"]["spectral"] == {"value": 1.0, "p": pytest.approx(2 / 70), "arrangements": 70, "exact": True}
+    expected = {"value": 1.0, "p": pytest.approx(2 / 70), "opposite_p": 1.0, "arrangements": 70, "exact": True}
+    assert own["agreement"]["spectral"] == expected
     rows = found["tables"]["distances by groups"]["rows"]
     assert [row[1:3] for row in rows] == [["one-one", 6], ["one-two", 16], ["two-two", 6]]
     drawn = {file.stem for file in (newest() / "figures").glob("*.png")}

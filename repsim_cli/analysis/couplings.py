@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from repsim_cli.measures.assignment import matching
-from repsim_cli.measures.gromov import Space, best_gromov, in_one_order
+from repsim_cli.measures.gromov import Space, best_gromov, coupling_of, gromov_objective, in_one_order
 
 PUBLISHED, BEST = "POT's start", "best of all starts"
 
@@ -15,13 +15,13 @@ class Plan(NamedTuple):
     """The coupling of two layers, the rows of the first as rows; all of its mass is 1.
 
     objective: mean squared difference of the distances, each side over its mean. start: which of the starts led here.
-    from_identity: the objective that the start from the identity leads to.
+    of_identity: the objective of the coupling of every row with itself.
     """
 
     coupling: Float[np.ndarray, "n n"]
     objective: float
     start: str
-    from_identity: float
+    of_identity: float
 
     @property
     def diagonal(self) -> float:
@@ -47,8 +47,8 @@ def matched(a: Space, b: Space, *, restarts: int, seed: int) -> dict[str, Plan]:
         PUBLISHED: best_gromov(a, b, start="pot", restarts=0, seed=seed),
         BEST: best_gromov(a, b, start="best", restarts=restarts, seed=seed),
     }
-    from_identity = best_gromov(a, b, start="identity", restarts=0, seed=seed).value
+    of_identity = gromov_objective(a.distances, b.distances, coupling_of(np.arange(len(a.rows))))
     return {
-        name: Plan(one.coupling.T if swapped else one.coupling, one.value, one.start, from_identity)
+        name: Plan(one.coupling.T if swapped else one.coupling, one.value, one.start, of_identity)
         for name, one in found.items()
     }

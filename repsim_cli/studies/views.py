@@ -46,7 +46,7 @@ PLANE, FULL = "t-SNE plane", "full space"
 DISTANCES = ["model", "layer", "mean", "standard deviation", "KL(layer || previous)", "KL(previous || layer)"]
 KEPT = ["model", "space", "sample", "mean with the first layer", "mean without it", "by chance"]
 COUPLED = [
-    "model", "rows", "columns", "starts", "objective", "from", "objective from the identity", "coupling",
+    "model", "rows", "columns", "starts", "objective", "from", "objective of the identity", "coupling",
     "on the diagonal", "within classes",
 ]  # fmt: skip
 
@@ -383,7 +383,7 @@ class Views:
                 plans.setdefault(way, []).append(found)
                 kind = "permutation" if found.is_permutation else "spread"
                 inside = None if codes is None else found.within(codes)
-                solved = [found.objective, found.start, found.from_identity]
+                solved = [found.objective, found.start, found.of_identity]
                 table.append([label, one, other, way, *solved, kind, found.diagonal, inside])
                 stem = f"couplings-{number:03d}-{slug(label)}-{slug(one)}-{slug(other)}-{slug(found.start)}"
                 records.append(

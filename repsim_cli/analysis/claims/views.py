@@ -80,13 +80,13 @@ def neighbours_change(overlaps: Sequence[np.ndarray], chance: float) -> Finding:
 def couplings_are_not_the_identity(plans: Sequence[Plan]) -> Finding:
     """Gao et al. 2024, figure 10: the transport plan does not conform to the identity.
 
-    Which of the two the solver finds depends on its start, so their objectives are compared.
+    Whether the solver ends there depends on its start, so the objectives of the two are compared.
     """
     statistic, threshold = (
-        "share of the pairs of layers whose plan has a smaller objective than the identity's start gives",
+        "share of the pairs of layers whose plan has a smaller objective than the identity",
         0.5,
     )
-    better = [plan.objective < plan.from_identity * (1 - SAME) for plan in plans]
+    better = [plan.objective < plan.of_identity * (1 - SAME) for plan in plans]
     evidence = by_sign(sum(better), len(better), "pairs of layers, each as likely better as not")
     return judged(statistic, threshold, float(np.mean(better)), evidence)
 
