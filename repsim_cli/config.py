@@ -163,12 +163,12 @@ def _models(problems: list[str], plain: Fields, unreached: dict[str, Unreachable
 
 def _out_of_reach(unreached: Mapping[str, Unreachable], entries: Mapping[str, Fields]) -> str:
     label, error = next(iter(unreached.items()))
-    key = next((key for key in ("path", "folder") if key in entries[label]), None)
-    folder = f"set model.{label}.hub=null model.{label}.{key}=FOLDER" if key else "use another entry"
+    key = "folder" if "folder" in entries[label] else "path"
+    folder = "FOLDER_{number}" if "{number}" in str(entries[label].get("hub")) else "FOLDER"
     return (
         f"model: the hub cannot be reached ({error.reason}), got models of it: "
         f"{', '.join(f'{label} ({one.what})' for label, one in unreached.items())}; connect, or download them and "
-        f"{folder} (what is in the hub's cache is used as it is)"
+        f"set model.{label}.hub=null model.{label}.{key}={folder} (what is in the hub's cache is used as it is)"
     )
 
 

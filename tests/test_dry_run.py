@@ -127,7 +127,7 @@ def test_the_published_command_on_a_small_machine(repsim, tmp_path, no_hub):
 def test_series_and_families_out_of_reach(no_hub):
     with pytest.raises(BadConfig, match=r"pythia_2_8b_series \(EleutherAI/pythia-2.8b-deduped@step143000\); connect, .* set model.pythia_70m_series.hub=null model.pythia_70m_series.folder=FOLDER"):  # fmt: skip
         validate(composed("experiment=pythia_convergence"))
-    with pytest.raises(BadConfig, match=r"feather_berts \(connectivity/feather_berts_99\); connect, or download them and use another entry"):  # fmt: skip
+    with pytest.raises(BadConfig, match=r"feather_berts \(connectivity/feather_berts_99\); connect, or download them and set model.feather_berts.hub=null model.feather_berts.path=FOLDER_{number} "):  # fmt: skip
         validate(composed("experiment=mnli_cka"))
     assert len(no_hub) == 1
 
