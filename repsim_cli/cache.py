@@ -1,11 +1,12 @@
 """Finished units of work, content-addressed, outside the run folders: no run computes the same thing twice.
 
     ROOT/limit                       the size limit in bytes, as text
-    ROOT/KIND/KEY/NAME-HASH          files of an entry; the hash of the content stands in the name
-    ROOT/KIND/KEY/entry.json         written last: what the entry is made of; its time of change is its last use
+    ROOT/KIND/KEY/NAME-HASH          files and folders of an entry; the hash of KEY, NAME and content stands in the name
+    ROOT/KIND/KEY/entry-HASH         written last: what the entry is made of, as JSON
     ROOT/KIND/KEY.lock               held by the process that computes or removes the entry
     ROOT/KIND/KEY.using-HOST-PID     there while a process reads the entry
 
+An entry's folder was last changed when it was last used. Whatever does not have the hash of its name is dropped.
 ROOT is REPSIM_CACHE, or the user's cache folder.
 """
 
@@ -15,6 +16,7 @@ import json
 import logging
 import mmap
 import os
+import re
 import shutil
 import socket
 import time
@@ -26,26 +28,30 @@ from typing import Any
 
 import filelock
 import platformdirs
+import safetensors
 import xxhash
 
+from repsim_cli.documents import read
 from repsim_cli.errors import BadInput
-from repsim_cli.files import explained, walk
+from repsim_cli.files import explained, in_utf8, walk
 from repsim_cli.results import alive, dumps
 
 log = logging.getLogger("repsim")
 ELSEWHERE = "set REPSIM_CACHE to a folder that can be written"
+RECORD = "entry"
 DEFAULT_LIMIT = 20 * 10**9
 STALE = 24 * 3600  # seconds after which another machine's reader counts as gone
 
 
 def root() -> Path:
-    return Path(os.environ.get("REPSIM_CACHE") or platformdirs.user_cache_dir("repsim"))
+    """Raises BadInput where its path is not UTF-8."""
+    return in_utf8(Path(os.environ.get("REPSIM_CACHE") or platformdirs.user_cache_dir("repsim")), "REPSIM_CACHE")
 
 
 def limit() -> int:
     """Bytes that all entries may take together."""
     try:
-        return int((root() / "limit").read_text())
+        return int(read(root() / "limit"))
     except (OSError, ValueError):
         return DEFAULT_LIMIT
 
@@ -99,53 +105,92 @@ class Entry:
     def complete(self) -> bool:
         return self.meta is not None
 
+    @property
+    def known(self) -> bool:
+        """Whether it was finished; what became of it since, `load` finds out."""
+        return any(self.folder.glob(f"{RECORD}-*"))
+
     def load(self) -> None:
-        """Finds what is there; a file whose content is not that of its name is dropped, with a warning."""
+        """Finds what is there; what was damaged is dropped, with a warning."""
         self.files, self.meta = {}, None
         if not self.folder.is_dir():
+            if os.path.lexists(self.folder):
+                self._drop(self.folder)
             return
-        for file in sorted(self.folder.iterdir()):
-            if file.name.startswith("."):
-                file.unlink(missing_ok=True)  # left by a process that was killed
-                continue
-            name, _, digest = file.name.rpartition("-")
-            if not name:
-                continue
-            if _digest(file) != digest:
-                log.warning("cache: %s is damaged, it is dropped and computed again", file)
-                file.unlink(missing_ok=True)
-            else:
-                self.files[name] = file
-        try:
-            meta = json.loads((self.folder / "entry.json").read_text())
-        except (OSError, ValueError):
+        for place in sorted(self.folder.iterdir()):
+            name, _, digest = place.name.rpartition("-")
+            if place.name.startswith("."):
+                _delete(place)  # left by a process that was killed
+            elif name and self._digest(place, name) != digest:
+                self._drop(place)
+            elif name:
+                self.files[name] = place
+        record = self.files.pop(RECORD, None)
+        if record is None:
             return
-        if set(meta["files"]) <= set(self.files):
+        meta = json.loads(record.read_text())
+        parts = {name: self.folder / file for name, file in meta["files"].items()}
+        if parts.items() <= self.files.items():
             self.meta = meta
-            os.utime(self.folder / "entry.json")
+            os.utime(self.folder)
+        else:
+            self._drop(record)
+
+    def _drop(self, place: Path) -> None:
+        log.warning("cache: %s is damaged, it is dropped and computed again", place)
+        _delete(place)
 
     def write(self, name: str, save: Callable[[Path], None]) -> None:
-        """Adds a file; save(path) writes its content."""
+        """Adds a file or a folder, which save(path) makes. Raises OSError where it cannot be written."""
         self.folder.mkdir(parents=True, exist_ok=True)
         partial = self.folder / f".{name}.{os.getpid()}"
-        save(partial)
-        self.files[name] = partial.rename(self.folder / f"{name}-{_digest(partial)}")
+        try:
+            save(partial)
+            whole = self.folder / f"{name}-{self._digest(partial, name)}"
+            _delete(whole)  # no folder is renamed onto another
+            self.files[name] = partial.rename(whole)
+        except safetensors.SafetensorError as error:
+            number = re.search(r"os error (\d+)", str(error))
+            if number is None:
+                raise
+            raise OSError(int(number[1]), os.strerror(int(number[1])), str(self.folder)) from error
+        finally:
+            _delete(partial)
 
     def finish(self, **meta: Any) -> None:
-        partial = self.folder / f".entry.{os.getpid()}"
-        self.meta = {**meta, "files": sorted(self.files)}
-        partial.write_text(dumps(self.meta))
-        os.replace(partial, self.folder / "entry.json")
+        meta["files"] = {name: place.name for name, place in self.files.items()}
+        for record in self.folder.glob(f"{RECORD}-*"):
+            record.unlink()
+        self.write(RECORD, lambda path: path.write_text(dumps(meta)) and None)
+        del self.files[RECORD]
+        self.meta = meta
+
+    def _digest(self, place: Path, name: str) -> str:
+        """The hash of a file's content, or of a folder's paths and contents, under this name in this entry; nothing of
+        a pipe or a link to nowhere."""
+        digest = xxhash.xxh3_128(f"{self.key}/{name}".encode())
+        for file in [place, *sorted(place.rglob("*"))]:
+            if file.is_dir():
+                continue
+            if not file.is_file():
+                return ""
+            size = file.stat().st_size
+            digest.update(f"\0{file.relative_to(place)}\0{size}\0".encode())
+            if size:
+                with file.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
+                    digest.update(content)
+        return digest.hexdigest()
 
     def size(self) -> int:
         return sum((place / name).stat().st_size for place, _, names in walk(self.folder) for name in names)
 
 
-def _digest(file: Path) -> str:
-    if not file.stat().st_size:
-        return xxhash.xxh3_128_hexdigest(b"")
-    with file.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        return xxhash.xxh3_128_hexdigest(content)
+def _delete(place: Path) -> None:
+    """Whatever it is."""
+    if place.is_dir() and not place.is_symlink():
+        shutil.rmtree(place)
+    else:
+        place.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -188,7 +233,7 @@ def _in_use(folder: Path) -> bool:
     for mark in folder.parent.glob(f"{folder.name}.using-*"):
         host, _, pid = mark.name.split(".using-")[1].rpartition("-")
         here = host == socket.gethostname()
-        if (here and alive(int(pid))) or (not here and time.time() - mark.stat().st_mtime < STALE):
+        if (here and pid.isdigit() and alive(int(pid))) or (not here and time.time() - mark.stat().st_mtime < STALE):
             return True
         mark.unlink(missing_ok=True)
     return False
@@ -207,10 +252,8 @@ def _sizes() -> dict[Path, int]:
             closed.append(error)
             continue
         for folder in folders:
-            file = folder / "entry.json"
             try:
-                last_use = (file if file.is_file() else folder).stat().st_mtime
-                found[folder] = last_use, Entry(kind.name, folder.name).size()
+                found[folder] = folder.stat().st_mtime, Entry(kind.name, folder.name).size()
             except FileNotFoundError:  # another process removed it
                 continue
             except PermissionError as error:

@@ -10,6 +10,8 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from repsim_cli.errors import BadInput
+
 PERMISSION = "change its permissions or ask its owner, or choose another path"
 ROOM = "free space there, or choose another place"
 ADVICE = {
@@ -40,6 +42,16 @@ def _closed(path: Path) -> Path | None:
         if not os.access(folder, os.X_OK, effective_ids=effective):
             return folder
     return None
+
+
+def in_utf8(path: Path, variable: str) -> Path:
+    """The path that an environment variable gives. Raises BadInput where it is not UTF-8: neither JSON nor the
+    weights' format can name such files."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise BadInput(f"{variable}: not a path in UTF-8, got {os.fsencode(path)!r}; set it to another") from None
+    return path
 
 
 def readable(file: Path) -> Path:

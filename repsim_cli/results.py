@@ -32,7 +32,7 @@ import numpy as np
 
 from repsim_cli.documents import Unreadable, misfit, read_json, read_yaml
 from repsim_cli.errors import BadInput
-from repsim_cli.files import explained, walk
+from repsim_cli.files import explained, in_utf8, walk
 from repsim_cli.registry import did_you_mean
 
 SCHEMA = 1
@@ -121,7 +121,7 @@ def write(file: Path, content: bytes) -> None:
 
 def outputs_root() -> Path:
     """Where run folders go: REPSIM_OUTPUTS, or `outputs` in the current folder."""
-    return Path(os.environ.get("REPSIM_OUTPUTS") or "outputs")
+    return in_utf8(Path(os.environ.get("REPSIM_OUTPUTS") or "outputs"), "REPSIM_OUTPUTS")
 
 
 def check_root() -> None:
@@ -343,7 +343,7 @@ def alive(pid: int) -> bool:
     """Whether a process of this machine runs."""
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
+    except (ProcessLookupError, OverflowError):
         return False
     except PermissionError:
         return True

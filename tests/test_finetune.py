@@ -13,6 +13,7 @@ from repsim_cli import registry
 from repsim_cli.config import validate
 from repsim_cli.errors import BadConfig, BadInput
 from repsim_cli.models.source import Source
+from repsim_cli.training.trained import stored
 
 # the shipped entry with two seeds and next to no training
 TINY_FINETUNED = [
@@ -100,9 +101,9 @@ def test_the_same_seed_gives_the_same_weights(trained_once, tmp_path, monkeypatc
     assert not torch.equal(own["classifier.weight"], first["tiny_nli_0"]["classifier.weight"])
 
 
-def test_the_models_are_whole_folders_in_the_format_of_transformers(trained_once, cache_folder):
+def test_the_models_are_whole_folders_in_the_format_of_transformers(trained_once):
     source = models()["tiny_nli_0"]
-    folder = cache_folder / "models" / source.identity()["trained"] / "model"
+    folder = stored(source.identity()["trained"])
     assert json.loads((folder / "metrics.json").read_text()) == source.metrics()
     plain = registry.models.get("transformers").function(path=str(folder))
     assert plain.metrics() == source.metrics()
@@ -125,11 +126,11 @@ def test_all_seeds_start_from_the_shared_encoder(trained_once):
     assert max(float((fresh[0][name] - fresh[1][name]).abs().max()) for name in one if name.startswith("bert.")) > 0.1
 
 
-def test_a_pretrained_encoder_is_what_training_starts_from(trained_once, cache_folder):
+def test_a_pretrained_encoder_is_what_training_starts_from(trained_once):
     from repsim_cli.training.finetune import classifier, labelled_config
 
     source = models()["tiny_nli_0"]
-    folder = str(cache_folder / "models" / source.identity()["trained"] / "model")
+    folder = str(stored(source.identity()["trained"]))
     config = labelled_config(source.with_head("AutoModelForSequenceClassification").config, ["a", "b"])
     made = classifier(config, folder, None, 3)
     stored = weights(source)
@@ -224,14 +225,11 @@ def test_a_decoder_without_such_a_head_is_refused():
         classifier(config, None, None, 0)
 
 
-def test_numbered_models_are_a_family(trained_once, cache_folder, monkeypatch):
+def test_numbered_models_are_a_family(trained_once, monkeypatch):
     """As from the hub, with folders in its place."""
     from repsim_cli.models import family
 
-    folders = {
-        str(i): str(cache_folder / "models" / one.identity()["trained"] / "model")
-        for i, one in enumerate(models().values())
-    }
+    folders = {str(i): str(stored(one.identity()["trained"])) for i, one in enumerate(models().values())}
     real = family.place
     monkeypatch.setattr(family, "place", lambda path, hub, revision: real(folders[hub.split("_")[1]], None, None))
     make = registry.models.get("transformers_family").function

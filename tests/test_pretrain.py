@@ -122,7 +122,7 @@ def test_the_view_of_a_training(repsim, newest):
             assert matrix["rows"] == {"model": f"step {step}", "layers": ["resid_post@0", "resid_post@1"]}
             assert row[3] == pytest.approx(values[0, 1], abs=1e-12)
     # the last checkpoint, as the study of single models compares its layers
-    folder = next(iter((newest().parents[2] / "cache" / "models").glob("*/model/step6")))
+    folder = next(iter((newest().parents[2] / "cache" / "models").glob("*/model-*/step6")))
     again = [word for word in words if not word.startswith(("+model", "experiment"))]
     again += [f"+model.mine={{kind: transformers, path: {folder}}}", "extract.estimate=full", "significance=none"]
     assert repsim("run", *again)[0] == 0

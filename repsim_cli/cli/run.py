@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from repsim_cli import results, signals
+from repsim_cli import cache, results, signals
 from repsim_cli.cli.show import summary
 from repsim_cli.cli.terminal import (
     GROUPS,
@@ -55,6 +55,7 @@ def run(words: list[str]) -> int:
                 print("\n\n".join(plans))
                 return 0
             results.check_root()
+            cache.root()
         # on the file system of the runs, which the machines of a cluster share
         root = results.outputs_root()
         status_file = (root if root.is_dir() else Path(scratch)) / f".jobs-{os.getpid()}"

@@ -341,7 +341,7 @@ class Training(Similarity):
         stored = self.cache and activations_key(
             identity, sequences[self.label], self.extract, self.readings[0].points, self.hardware.dtype
         )
-        known = stored and (Entry("activations", stored).folder / "entry.json").is_file()
+        known = stored and Entry("activations", stored).known
         return Opened(checkpoint, source, identity, None if known else source.load(False))
 
     def _step(self, run: Run, held: ExitStack, found: Opened, sequences: Mapping[str, Sequences], total: int) -> Step:

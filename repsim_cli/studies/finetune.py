@@ -1,12 +1,10 @@
 """Classifiers of one training data under several seeds: alike where they were trained to be, and elsewhere?"""
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from repsim_cli import cache
 from repsim_cli.analysis.claims.classifiers import CLASSIFIER_CLAIMS
 from repsim_cli.analysis.claims.finding import check_names, record
 from repsim_cli.errors import BadInput
@@ -14,7 +12,7 @@ from repsim_cli.models.source import AnySource, Source
 from repsim_cli.registry import studies
 from repsim_cli.results import Run
 from repsim_cli.training.finetuned import RECORD
-from repsim_cli.training.trained import KIND
+from repsim_cli.training.trained import kept
 
 
 @studies.register("finetune")
@@ -78,7 +76,7 @@ class Finetune:
 
 def training_record(key: str) -> dict[str, Any]:
     """What was noted while a model in the cache was trained: seed, recipe, loss by step."""
-    return json.loads((cache.root() / KIND / key / "model" / RECORD).read_text())
+    return kept(key, RECORD)
 
 
 def by_model(metrics: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:

@@ -1,10 +1,8 @@
 """Models of modular sums: how they learned, and whether all of them generalise."""
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
-from repsim_cli import cache
 from repsim_cli.analysis.claims.finding import check_names, record
 from repsim_cli.analysis.claims.modular import MODULAR_CLAIMS
 from repsim_cli.errors import BadInput
@@ -12,7 +10,7 @@ from repsim_cli.models.source import AnySource, Source
 from repsim_cli.registry import studies
 from repsim_cli.results import Run
 from repsim_cli.training.modular import CURVES, MISTAKES
-from repsim_cli.training.trained import KIND
+from repsim_cli.training.trained import kept
 
 COLUMNS = {
     "training accuracy": "training_accuracy",
@@ -106,8 +104,3 @@ class ModularTraining:
             },
             "claims": [record(claim, "accuracy", claim(metrics)) for claim in claims],
         }
-
-
-def kept(key: str, name: str) -> dict[str, Any]:
-    """A file beside the weights of a model in the cache."""
-    return json.loads((cache.root() / KIND / key / "model" / name).read_text())

@@ -1,15 +1,16 @@
 """A model that a run trained, by the run's name and its own."""
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from repsim_cli import cache
 from repsim_cli.errors import BadInput
 from repsim_cli.models.source import Source
 from repsim_cli.models.transformers import transformers
 from repsim_cli.registry import did_you_mean, models
 from repsim_cli.results import find, read_manifest
-from repsim_cli.training.trained import KIND
+from repsim_cli.training.trained import stored
 
 
 @models.register("trained")
@@ -22,16 +23,20 @@ def trained(*, run: str, name: str) -> Source:
         raise BadInput(f"run: it trained no model, got '{run}' ({folder}); name a run of finetune or pretrain")
     if name not in known:
         raise BadInput(f"name: {folder} has no such model, got '{name}'; {did_you_mean(name, known)}")
-    if not known[name].is_dir():
+    place = known[name]()
+    if place is None:
         raise BadInput(
             f"name: no longer in the cache, got '{name}' of {folder}; train it again, repsim run --from {folder}"
         )
-    return transformers(path=str(known[name]))
+    return transformers(path=str(place))
 
 
-def _trained(folder: Path) -> dict[str, Path]:
-    """Where the models that a run trained lie: in the cache, or in the run folder."""
+def _trained(folder: Path) -> dict[str, Callable[[], Path | None]]:
+    """Where the models that a run trained lie: in the cache, if they still do, or in the run folder."""
     identities: dict[str, dict[str, Any]] = read_manifest(folder).get("models", {})
-    stored = {label: one["trained"] for label, one in identities.items() if "trained" in one}
-    own = {place.name: place for place in sorted((folder / "models").glob("*")) if place.is_dir()}
-    return {**{label: cache.root() / KIND / key / "model" for label, key in stored.items()}, **own}
+    keys = {label: str(one["trained"]) for label, one in identities.items() if "trained" in one}
+    own = [place for place in sorted((folder / "models").glob("*")) if place.is_dir()]
+    return {
+        **{label: partial(stored, key) for label, key in keys.items()},
+        **{place.name: lambda place=place: place for place in own},
+    }

@@ -1,6 +1,6 @@
 """Models that the package trains itself: made once, kept in the cache with their metrics, found by what made them.
 
-REPSIM_CACHE/models/KEY/model/        weights (safetensors), config and what else the format has; metrics.json
+REPSIM_CACHE/models/KEY/model-HASH/   weights (safetensors), config and what else the format has; metrics.json
 REPSIM_CACHE/models/KEY/training/     what the training keeps to go on after a kill; removed at its end
 """
 
@@ -47,29 +47,42 @@ class Trained:
         """The folder of the trained model, which is trained now if it is not there."""
         with using(KIND, [self.key]) as entries:
             entry = entries[self.key]
-            if not self._whole(entry):
+            if not entry.complete:
                 self._make(entry, progress)
         _kept.enter_context(using(KIND, [self.key]))
-        return entry.folder / "model"
+        return entry.files["model"]
 
     def metrics(self) -> Metrics:
         return json.loads((self.folder() / METRICS).read_text())
 
-    def _whole(self, entry: Entry) -> bool:
-        return entry.complete and (entry.folder / "model" / METRICS).is_file()
-
     def _make(self, entry: Entry, progress: Progress) -> None:
-        partial, scratch = entry.folder / "partial", entry.folder / "training"
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        scratch.mkdir(exist_ok=True)
-        metrics = self.train(partial, scratch, progress)
-        (partial / METRICS).write_text(dumps(metrics))
-        shutil.rmtree(entry.folder / "model", ignore_errors=True)
-        partial.rename(entry.folder / "model")
-        entry.finish(parts=dict(self.parts), metrics=metrics)
+        scratch = entry.folder / "training"
+
+        def fill(folder: Path) -> None:
+            folder.mkdir()
+            scratch.mkdir(exist_ok=True)
+            metrics = self.train(folder, scratch, progress)
+            (folder / METRICS).write_text(dumps(metrics))
+
+        entry.write("model", fill)
+        entry.finish(parts=dict(self.parts))
         shutil.rmtree(scratch)
         trim()
+
+
+def kept(key: str, name: str) -> Any:
+    """A JSON file beside the weights of a model that this process has asked for."""
+    folder = stored(key)
+    assert folder is not None
+    return json.loads((folder / name).read_text())
+
+
+def stored(key: str) -> Path | None:
+    """The folder of the model of this key, if the cache has it whole."""
+    if not key.isalnum():  # a manifest may say anything
+        return None
+    with using(KIND, [key]) as entries:
+        return entries[key].files.get("model")
 
 
 def train_missing(models: Mapping[str, Any], run: Run, threads: int | None = None) -> None:
