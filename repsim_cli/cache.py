@@ -158,7 +158,7 @@ class Entry:
             _delete(partial)
 
     def finish(self, **meta: Any) -> None:
-        meta["files"] = {name: place.name for name, place in self.files.items()}
+        meta["files"] = {name: place.name for name, place in sorted(self.files.items())}
         for record in self.folder.glob(f"{RECORD}-*"):
             record.unlink()
         self.write(RECORD, lambda path: path.write_text(dumps(meta)) and None)

@@ -13,7 +13,7 @@ from repsim_cli import registry
 from repsim_cli.config import validate
 from repsim_cli.errors import BadConfig, BadInput
 from repsim_cli.models.source import Source
-from repsim_cli.training.trained import stored
+from repsim_cli.training import trained
 
 # the shipped entry with two seeds and next to no training
 TINY_FINETUNED = [
@@ -103,7 +103,7 @@ def test_the_same_seed_gives_the_same_weights(trained_once, tmp_path, monkeypatc
 
 def test_the_models_are_whole_folders_in_the_format_of_transformers(trained_once):
     source = models()["tiny_nli_0"]
-    folder = stored(source.identity()["trained"])
+    folder = trained.stored(source.identity()["trained"])
     assert json.loads((folder / "metrics.json").read_text()) == source.metrics()
     plain = registry.models.get("transformers").function(path=str(folder))
     assert plain.metrics() == source.metrics()
@@ -130,7 +130,7 @@ def test_a_pretrained_encoder_is_what_training_starts_from(trained_once):
     from repsim_cli.training.finetune import classifier, labelled_config
 
     source = models()["tiny_nli_0"]
-    folder = str(stored(source.identity()["trained"]))
+    folder = str(trained.stored(source.identity()["trained"]))
     config = labelled_config(source.with_head("AutoModelForSequenceClassification").config, ["a", "b"])
     made = classifier(config, folder, None, 3)
     stored = weights(source)
@@ -229,7 +229,7 @@ def test_numbered_models_are_a_family(trained_once, monkeypatch):
     """As from the hub, with folders in its place."""
     from repsim_cli.models import family
 
-    folders = {str(i): str(stored(one.identity()["trained"])) for i, one in enumerate(models().values())}
+    folders = {str(i): str(trained.stored(one.identity()["trained"])) for i, one in enumerate(models().values())}
     real = family.place
     monkeypatch.setattr(family, "place", lambda path, hub, revision: real(folders[hub.split("_")[1]], None, None))
     make = registry.models.get("transformers_family").function

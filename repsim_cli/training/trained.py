@@ -64,9 +64,10 @@ class Trained:
             metrics = self.train(folder, scratch, progress)
             (folder / METRICS).write_text(dumps(metrics))
 
-        entry.write("model", fill)
+        if "model" not in entry.files:
+            entry.write("model", fill)
         entry.finish(parts=dict(self.parts))
-        shutil.rmtree(scratch)
+        shutil.rmtree(scratch, ignore_errors=True)
         trim()
 
 
