@@ -555,3 +555,21 @@ def test_a_damaged_run_is_not_shown(repsim, newest):
         code, out, err = repsim(command, "latest")
         assert (code, out) == (2, "")
         assert f"{array.name}: not as the run left it, got another or no file; run it again" in err
+
+
+@pytest.mark.parametrize("words", [("run", "model=[tiny_a]"), ("measure", "cka", "x.npy", "y.npy"), ("doctor",)])
+def test_an_environment_with_which_torch_does_not_start(tmp_path, words):
+    environment = {**os.environ, "TORCH_LOGS": "nonsense", "REPSIM_OUTPUTS": str(tmp_path / "outputs")}
+    command = [sys.executable, "-m", "repsim_cli", *words]
+    found = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    error = "error: TORCH_LOGS: torch does not start with it, got 'nonsense'; unset it\n"
+    assert (found.returncode, found.stdout, found.stderr) == (2, "", error)
+    assert not (tmp_path / "outputs").exists()
+
+
+def test_an_environment_with_another_backend_of_figures(tmp_path, repsim, newest):
+    assert repsim("run", "-q", "model=[tiny_a]", "measure=[cka]", "extract.sequences=10")[0] == 0
+    environment = {**os.environ, "MPLBACKEND": "nonsense"}
+    command = [sys.executable, "-m", "repsim_cli", "plot", str(newest())]
+    found = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert (found.returncode, found.stderr) == (0, "")

@@ -26,6 +26,7 @@ from repsim_cli.files import explained
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs one command and exits: 0 all complete, 1 a job failed, 2 bad input, 130 interrupted."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    os.environ["MPLBACKEND"] = "agg"  # figures go to files alone, whatever a shell or a notebook has set
     terminal = terminal_log()
     before = signals.answer(signals.end)
     try:

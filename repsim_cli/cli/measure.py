@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from repsim_cli import results
-from repsim_cli.cli.terminal import Bar, log
+from repsim_cli.cli.terminal import Bar, check_torch, log
 from repsim_cli.errors import BadInput, RepsimError
 
 ALL = "all"
 
 
 def measure_command(parsed: argparse.Namespace) -> int:
+    check_torch()
     from repsim_cli.config import bind_measure
 
     settings = _settings(parsed.settings)

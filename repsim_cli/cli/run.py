@@ -21,6 +21,7 @@ from repsim_cli.cli.terminal import (
     GROUPS,
     QUIET,
     Bar,
+    check_torch,
     complain,
     conf_dir,
     config_files,
@@ -49,6 +50,7 @@ def run(words: list[str]) -> int:
     with tempfile.TemporaryDirectory() as scratch:
         rest, configs, config_name = _repeated(rest, Path(scratch))
         flags, overrides = _split(rest)
+        check_torch()
         if not set(PRINTING) & set(flags):
             plans = _check(flags, overrides, configs, config_name)
             if plans:

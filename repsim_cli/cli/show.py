@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from repsim_cli import results
-from repsim_cli.cli.terminal import GROUPS, Bar, config_files, config_names
+from repsim_cli.cli.terminal import GROUPS, Bar, check_torch, config_files, config_names
 from repsim_cli.errors import BadInput
 
 
@@ -176,6 +176,7 @@ def compare_command(parsed: argparse.Namespace) -> int:
 
 
 def doctor_command(parsed: argparse.Namespace) -> int:
+    check_torch()
     from repsim_cli import doctor
 
     for topic, lines in doctor.examine():

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from repsim_cli.errors import BadConfig, RepsimError
+from repsim_cli.errors import BadConfig, BadInput, RepsimError
 
 log = logging.getLogger("repsim")
 QUIET = "REPSIM_QUIET"
@@ -31,6 +31,16 @@ def terminal_log() -> logging.Handler:
     log.propagate = False
     log.addHandler(handler)
     return handler
+
+
+def check_torch() -> None:
+    """Raises BadInput where torch does not start with this environment."""
+    try:
+        import torch  # noqa: F401
+    except ValueError as error:
+        if not (given := os.environ.get("TORCH_LOGS")):
+            raise
+        raise BadInput(f"TORCH_LOGS: torch does not start with it, got '{given}'; unset it") from error
 
 
 def complain(error: RepsimError, job: str = "") -> None:
