@@ -20,6 +20,7 @@ from repsim_cli.settings import Extract, Group, Hardware, Ranked, Significance, 
 
 MISSING = "???"
 ALL = "all"
+LONGEST = 512  # tokens of `extract.length=auto`
 STRICT = ConfigDict(extra="forbid", strict=True, frozen=True, protected_namespaces=())
 Fields = dict[str, Any]
 
@@ -112,7 +113,7 @@ def _validated(plain: Fields, problems: list[str], misfits: list[str]) -> RunCon
         "model": lambda: _expanded(problems, _models(problems, plain, unreached)),
         "measure": lambda: _components(problems, "measure", {"measure": runnable}, registry.measures, _measure),
         "data": lambda: _component(problems, "data", plain["data"], registry.data, _call),
-        "extract": lambda: _bind(problems, "extract", Extract, plain["extract"]),
+        "extract": lambda: _bind(problems, "extract", Extract, _fitted(plain["extract"], bound.get("model", {}))),
         "significance": lambda: _bind(problems, "significance", Significance, plain["significance"]),
         "hardware": lambda: _bind(problems, "hardware", Hardware, plain["hardware"]),
         "seed": lambda: plain.get("seed"),
@@ -120,7 +121,10 @@ def _validated(plain: Fields, problems: list[str], misfits: list[str]) -> RunCon
         "skip_unsuitable": lambda: skip,
     }
     wanted = inspect.signature(study.function).parameters
-    bound = {name: make() for name, make in groups.items() if name in wanted}
+    bound: Fields = {}
+    for name, make in groups.items():
+        if name in wanted:
+            bound[name] = make()
     if unreached and not plain["dry_run"]:
         problems.append(_out_of_reach(unreached, plain["model"]))
     options = _checked(problems, "options", study.function, plain["options"], without={*groups, *ROLES})
@@ -375,6 +379,17 @@ def _checked(
     return {} if values is None else {k: getattr(values, k) for k in parameters}
 
 
+def _fitted(extract: Fields, models: Mapping[str, Any]) -> Fields:
+    """`length: auto` is the shortest context of the models, LONGEST at most."""
+    from repsim_cli.models.source import Series, Source
+
+    if extract.get("length") != "auto":
+        return extract
+    sources = [one.checkpoints[-1].open() if isinstance(one, Series) else one for one in models.values()]
+    contexts = [one.context for one in sources if isinstance(one, Source) and one.context is not None]
+    return {**extract, "length": min([LONGEST, *contexts])}
+
+
 def _bind(problems: list[str], path: str, function: Callable, given: Fields) -> Any:
     before = len(problems)
     arguments = _checked(problems, path, function, given)
@@ -406,6 +421,12 @@ def _component(
     problems: list[str], path: str, entry: Any, room: Registry, function: Callable[[Entry], Callable]
 ) -> Any:
     """`{kind: NAME, **keywords}` -> NAME's function called with the keywords."""
+    if isinstance(entry, dict) and (dotted := _dotted(path, entry)):
+        group, _, label = dotted.partition(".")
+        problems.append(
+            f"{group}: a label with a dot is no key, got '{label}'; write '+{group}={{{label}: {{kind: ...}}}}'"
+        )
+        return None
     if not isinstance(entry, dict) or not isinstance(entry.get("kind"), str):
         problems.append(
             f"{path}.kind: missing, got {entry!r}; write {{kind: NAME, ...}}, {did_you_mean('', room.names())}"
@@ -415,6 +436,18 @@ def _component(
     if found is None or MISSING in entry.values():
         return None
     return _bind(problems, path, function(found), {k: v for k, v in entry.items() if k != "kind"})
+
+
+def _dotted(path: str, entry: Fields) -> str | None:
+    """The key path of an entry whose label was read as several keys, one inside the other; None where it was not."""
+    while "kind" not in entry and len(entry) == 1:
+        ((key, inner),) = entry.items()
+        if not isinstance(inner, dict):
+            return None
+        path, entry = f"{path}.{key}", inner
+        if "kind" in entry:
+            return path
+    return None
 
 
 def _components(problems: list[str], group: str, keys: Fields, room: Registry, function: Callable) -> dict[str, Any]:

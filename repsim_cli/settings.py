@@ -26,10 +26,11 @@ class Extract:
     reads padding, `first` and `last` are special or not.
     piece: which of its tokens stands for a word, the `last`, the `first` or their `mean`. long: sentences of more
     tokens than `length` are `split` at words, at the same ones for all models, or refused.
-    length: tokens per packed sequence; an example, or a document of pooled rows, is cut to `length` tokens.
-    sequences: how many are drawn, under the seed. pool: of text the first `pool` packed sequences (of pooled rows,
-    documents) from which they are drawn; examples and images are drawn from all. separator: of packed text, the token
-    put before each document: `auto` takes eos, sep or bos, whichever the tokenizer has.
+    length: tokens per packed sequence; an example, or a document of pooled rows, is cut to `length` tokens; `auto` in a
+    configuration is the shortest context of its models, 512 at most. sequences: how many are drawn, under the seed.
+    pool: of text the first `pool` packed sequences (of pooled rows, documents) from which they are drawn; examples and
+    images are drawn from all. separator: of packed text, the token put before each document: `auto` takes eos, sep or
+    bos, whichever the tokenizer has.
     estimate: `full` on `rows` rows sampled once; `per_batch` the mean over batches of `batch_rows` rows, with
     its standard error; `ratio_of_sums` HSIC summed over batches and normalised at the end; `moments` exact second
     moments of all rows, summed over batches, by blocks of layers that fit into memory.

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -236,6 +237,102 @@ def test_unsuitable_measures_are_skipped_with_the_reason(repsim, newest, tmp_pat
     assert "mean_cca needs more rows than features, got 60 for 64 " in err
     assert "(2 of 2 measures are unsuitable)" in err
     assert len(results.runs(tmp_path / "outputs")) == before
+
+
+def test_words_go_with_the_default_measures(repsim, newest):
+    code, _, err = repsim("run", "model=[tiny_a]", "extract=words", "data=embedded_sentences", "extract.sequences=20")
+    assert code == 0, err
+    assert [one["name"] for one in results.read_results(newest())["measures"]] == ["cka_unbiased", "mutual_knn"]
+    assert results.read_manifest(newest())["data"]["length"] == 256  # the context of the model
+
+
+def test_a_study_on_tiny_models_passes_no_length_on(repsim, newest, tmp_path, tiny_folder):
+    """Reviews of more than the 32 tokens that the study's own models read."""
+    rows = "".join(f"{i} {'a rather long review of a film ' * 6}\t{i % 2}\n" for i in range(40))
+    (tmp_path / "dev.tsv").write_text("sentence\tlabel\n" + rows)
+    code, _, err = repsim(
+        "run", "-q", "experiment=tiny/mnli_cka", "model=[tiny_a]", "groups=null", "options.claims=[]", "data=sst2",
+        f"data.path={tmp_path / 'dev.tsv'}", "extract.sequences=40",
+    )  # fmt: skip
+    assert code == 0, err
+    manifest = results.read_manifest(newest())
+    assert (manifest["data"]["length"], manifest["data"]["examples_truncated"]) == (256, {})
+    code, _, err = repsim(
+        "run", "model=[]", local("a", tiny_folder("gpt2")), "measure=[cka]", "data=sst2", "extract=pooled",
+        f"data.path={tmp_path / 'dev.tsv'}", "extract.length=auto",
+    )  # fmt: skip
+    assert code == 0, err
+    assert "extract.length: 40 of 40 examples were cut to 64 tokens for 'a'" in err
+
+
+def test_a_run_is_not_compared_with_itself(repsim, newest, tmp_path):
+    words = ["run", "-q", "model=[tiny_a]", "measure=[cka]", "extract.sequences=16", "extract.layers=[0]", "name=one"]
+    assert repsim(*words)[0] == 0
+    first = newest()
+    code, out, err = repsim("compare", "latest", "one")
+    assert (code, out) == (2, "")
+    assert err == f"error: RUN: two different runs are needed, got {first} twice; see repsim list run\n"
+    assert repsim(*words)[0] == 0
+    code, _, err = repsim("compare", "latest", "one")
+    assert code == 2
+    assert f"got {newest()} twice; the run of this name before it is {first}" in err
+    assert repsim("compare", "latest", str(first))[0] == 0
+
+
+def test_the_summary_gives_values_by_hook_point_and_of_many_measures(repsim, newest):
+    words = ["run", "model=[tiny_a]", "extract.sequences=16", "extract.layers=[0,-1]"]
+    code, out, err = repsim(
+        *words,
+        "extract.hook_points=[resid_post,mlp_out]",
+        "measure=[cka,gromov_wasserstein]",
+        "extract.estimate=full",
+        "extract.rows=40",
+        "hardware.processes=1",
+    )
+    assert code == 0, err
+    assert "audited pairs" in out
+    assert "audit of pairs" not in out
+    (record, _) = results.read_results(newest())["measures"]
+    values = results.read_array(newest(), record["matrices"][0]["values"])
+    for i, point in enumerate(("resid_post", "mlp_out")):
+        block = values[2 * i : 2 * i + 2, 2 * i : 2 * i + 2]
+        assert re.search(rf"    tiny_a x tiny_a, {point} +mean {block.mean():6.3f}   lowest {block.min():6.3f}", out)
+    many = ["cka", "cka_unbiased", "rsa", "stress", "procrustes", "cosine", "euclidean"]
+    code, out, err = repsim(*words, f"measure=[{','.join(many)}]")
+    assert code == 0, err
+    lines = out.splitlines()
+    for name in many:
+        (at,) = [i for i, line in enumerate(lines) if line.startswith(f"  {name}: ")]
+        assert re.match(r"    mean  ?-?\d+\.\d{3}   lowest +-?\d+\.\d{3}   highest ", lines[at + 1])
+
+
+def test_groups_are_set_one_by_one(repsim):
+    words = ["run", "dry_run=true", "groups.x=[tiny_a,tiny_b]"]
+    code, out, err = repsim(*words)
+    assert code == 0, err
+    assert "    x: ['tiny_a', 'tiny_b']" in out
+    code, out, err = repsim(
+        "run", "dry_run=true", "experiment=tiny/mnli_cka", "groups.generalizing=[tiny_nli_0,tiny_nli_1]"
+    )
+    assert code == 0, err
+    assert "generalizing: ['tiny_nli_0', 'tiny_nli_1']" in out
+    code, out, err = repsim("run", "dry_run=true", "extract.hook_points={a: b}")
+    assert (code, out) == (2, "")
+    line = "another kind of value than it has, got 'extract.hook_points={a: b}'; see repsim run --cfg job"
+    assert err == f"error: extract.hook_points: {line}\n"
+
+
+def test_how_a_label_with_a_dot_is_written(repsim):
+    for label in ("Qwen2.5-7B", "Qwen2.5", "v1.2.3"):
+        code, out, err = repsim("run", "dry_run=true", "model=[]", f"+model.{label}={{kind: shipped, name: tiny_a}}")
+        assert (code, out) == (2, "")
+        assert "; write '+model={" in err
+        assert len(err.splitlines()) == 1
+        assert f"got '{label}'; write '+model={{{label}: {{kind: " in err
+        given = f"+model={{{label}: {{kind: shipped, name: tiny_a}}}}"
+        code, out, err = repsim("run", "dry_run=true", "model=[]", given)
+        assert code == 0, err
+        assert f"    {label}: gpt_neox" in out
 
 
 def test_show_list_and_plot(repsim, newest, tiny_folder):

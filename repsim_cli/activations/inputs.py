@@ -153,6 +153,7 @@ def described(sequences: Mapping[str, Sequences], data: Data, extract: Extract) 
         "documents_read": one.documents,
         "sequences": count,
         "tokens": one.mask.size,
+        "length": extract.length,
         "unit": extract.unit,
         "rows_kept": rows,
         "rows_dropped": candidates - rows,

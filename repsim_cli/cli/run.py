@@ -43,8 +43,7 @@ def run(words: list[str]) -> int:
     rest = [word for word in words if word not in ("-q", "--quiet")]
     if len(rest) < len(words):
         os.environ[QUIET] = "1"
-    # Hydra would merge the groups of an experiment with those that are given
-    rest = [part for word in rest for part in (["groups=null", f"++{word}"] if word.startswith("groups=") else [word])]
+    rest = [part for word in rest for part in _anew(word)]
     # conf/config.yaml reads it; set but empty means not set
     os.environ["REPSIM_OUTPUTS"] = str(results.outputs_root())
     with tempfile.TemporaryDirectory() as scratch:
@@ -110,6 +109,13 @@ def run(words: list[str]) -> int:
     if set(statuses) == {"refused"}:
         return 2
     return 1 if bad or code not in (0, None) else 0
+
+
+def _anew(word: str) -> list[str]:
+    """`groups=...` and `groups.NAME=...` replace what an experiment has; Hydra would merge them, or refuse a list where
+    it has a mapping."""
+    key = re.match(r"\+{0,2}(groups(?:\.[^.=]+)?)=", word)
+    return [word] if key is None else [f"++{key[1]}=null", f"++{word.lstrip('+')}"]
 
 
 def _sweep_table(folder: Path) -> None:
@@ -245,6 +251,9 @@ def _hydra_line(error: Exception, overrides: list[str]) -> str:
     """Hydra's message as one line, with the near misses."""
     text = " ".join(str(error).split())
     if "LexerNoViableAlt" in text or "mismatched input" in text or "no viable alternative" in text:
+        labelled = next(filter(None, map(LABELLED.fullmatch, overrides)), None)
+        if labelled is not None:
+            return _in_braces(labelled[1], labelled[2], labelled[3])
         return (
             f"overrides: cannot be read, got {' '.join(overrides)[:200]}; write KEY=VALUE, with quotes around values "
             "that hold spaces or symbols; unusual names go into a YAML of your own (--config-dir)"
@@ -256,6 +265,12 @@ def _hydra_line(error: Exception, overrides: list[str]) -> str:
         if group in GROUPS and name:
             return f"{group}: there is none of this name, got '{name}'; {did_you_mean(name, config_names(group))}"
         return f"config: {text[:200]}; see repsim list"
+    merged = re.search(r"Error merging override \+*([^=]+)=", text)
+    if merged:
+        return (
+            f"{merged[1]}: another kind of value than it has, got '{_given(merged[1], overrides)}'; "
+            "see repsim run --cfg job"
+        )
     override = re.search(r"Could not override '([^']+)'", text)
     if override:
         key = override[1]
@@ -269,6 +284,17 @@ def _hydra_line(error: Exception, overrides: list[str]) -> str:
         )
         return f"{key}: unknown key, got '{_given(key, overrides)}'; {hint}"
     return f"overrides: {(text + cause)[:400]}; see repsim run --help"
+
+
+LABELLED = re.compile(r"\+{0,2}(model|measure)\.([^={\s]+)=(\{.*\})")
+
+
+def _in_braces(group: str, label: str, entry: str) -> str:
+    """How a label is written that is no key."""
+    return (
+        f"{group}: a label with a dot or symbols is no key, got '{label}'; write '+{group}={{{label}: {entry}}}', or a "
+        "YAML of your own (--config-dir)"
+    )
 
 
 def _given(key: str, overrides: list[str]) -> str:

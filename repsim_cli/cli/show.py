@@ -3,7 +3,6 @@
 import argparse
 import importlib.util
 from collections.abc import Iterator
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +21,10 @@ def summary(folder: Path) -> str:
         found = results.read_results(folder)
         many = len(found["measures"]) > SHOWN_MEASURES
         for measure in found["measures"]:
-            lines += islice(_measure_lines(folder, measure), 1 if many else None)
+            lines += _measure_lines(folder, measure, brief=many)
         for name, table in found["tables"].items():
-            lines += _table_lines(name, table)
+            if name != AUDIT:
+                lines += _table_lines(name, table)
         for claim in found["claims"]:
             lines.append(f"  claim {claim['name']} ({claim['measure']}): {claim['verdict']} ({_evidence(claim)})")
     lines += [f"  warning: {warning}" for warning in manifest["warnings"]]
@@ -74,9 +74,11 @@ def _cell(value: Any) -> str:
 
 
 SHOWN_MEASURES, SHOWN_PAIRS, SHOWN_ROWS = 6, 12, 24  # up to which a run is printed in full
+AUDIT = "audit of pairs by another solver"  # a table whose outcome another one has
 
 
-def _measure_lines(folder: Path, measure: dict[str, Any]) -> Iterator[str]:
+def _measure_lines(folder: Path, measure: dict[str, Any], brief: bool) -> Iterator[str]:
+    """The measure, and its values by pair of models and hook point; brief: of all pairs together."""
     estimate = measure["estimate"]
     better = "larger" if measure["card"]["larger_is_closer"] else "smaller"
     yield (
@@ -84,15 +86,31 @@ def _measure_lines(folder: Path, measure: dict[str, Any]) -> Iterator[str]:
         f"{estimate['rows']:,} of {estimate['rows_available']:,} {estimate.get('unit', 'rows')} in "
         f"{estimate['batches']} batch{'es' if estimate['batches'] != 1 else ''}"
     )
-    pairs = measure["matrices"]
-    width = max(len(f"{p['rows']['model']} x {p['columns']['model']}") for p in pairs)
-    for pair in pairs[:SHOWN_PAIRS]:
-        values = results.read_array(folder, pair["values"])
-        name = f"{pair['rows']['model']} x {pair['columns']['model']}"
+    shown = [named for pair in measure["matrices"] for named in _by_hook_point(folder, pair)]
+    if brief:
+        means = [values.mean() for _, values in shown]
+        lowest, highest = min(values.min() for _, values in shown), max(values.max() for _, values in shown)
+        yield f"    mean {sum(means) / len(means):6.3f}   lowest {lowest:6.3f}   highest {highest:6.3f}"
+        return
+    width = max(len(name) for name, _ in shown[:SHOWN_PAIRS])
+    for name, values in shown[:SHOWN_PAIRS]:
         spread = f"lowest {values.min():6.3f}   highest {values.max():6.3f}"
         yield f"    {name:{width}}  mean {values.mean():6.3f}   {spread}"
-    if len(pairs) > SHOWN_PAIRS:
-        yield f"    and {len(pairs) - SHOWN_PAIRS} more pairs of models: see results.json"
+    if len(shown) > SHOWN_PAIRS:
+        yield f"    and {len(shown) - SHOWN_PAIRS} more: see results.json"
+
+
+def _by_hook_point(folder: Path, pair: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """A pair of models, and the values between their layers; where both have several hook points, of each by itself."""
+    rows, columns = ([layer.partition("@")[0] for layer in pair[side]["layers"]] for side in ("rows", "columns"))
+    values, name = results.read_array(folder, pair["values"]), f"{pair['rows']['model']} x {pair['columns']['model']}"
+    points = [point for point in dict.fromkeys(rows) if point in columns]
+    if len(points) < 2 or len(points) == len(rows):  # names of layers that are no hook points differ throughout
+        yield name, values
+        return
+    for point in points:
+        inside = values[[row == point for row in rows]][:, [column == point for column in columns]]
+        yield f"{name}, {point}", inside
 
 
 def show_command(parsed: argparse.Namespace) -> int:
@@ -152,6 +170,12 @@ def compare_command(parsed: argparse.Namespace) -> int:
     from repsim_cli.analysis import comparison
 
     first, second = results.find(parsed.first), results.find(parsed.second)
+    if first.resolve() == second.resolve():
+        name = results.read_manifest(first)["name"]
+        others = [f for f in results.runs(results.outputs_root()) if f.resolve() != first.resolve()]
+        same = [folder for folder in others if results.read_manifest(folder)["name"] == name]
+        hint = f"the run of this name before it is {same[-1]}" if same else "see repsim list run"
+        raise BadInput(f"RUN: two different runs are needed, got {first} twice; {hint}")
     differences, unmatched = comparison.compare(first, second)
     if parsed.output:
         Path(parsed.output).mkdir(parents=True, exist_ok=True)
