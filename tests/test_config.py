@@ -235,7 +235,7 @@ def test_how_many_are_unsuitable_is_said_and_all_is_too_many():
     words = [*SAMPLE, "significance=permutation", "skip_unsuitable=true"]
     with pytest.raises(BadConfig, match=r"gromov_wasserstein does not depend .*\(2 of 2 measures are unsuitable\)$"):
         validate(composed(*words, "measure=[gromov_wasserstein,wasserstein]"))
-    with pytest.raises(BadConfig, match=r"gromov_wasserstein does not depend .* batches$"):
+    with pytest.raises(BadConfig, match=r"gromov_wasserstein does not depend .*bands=true$"):
         validate(composed(*words, "measure=[gromov_wasserstein]"))
     with pytest.raises(BadConfig, match=r"attention_js, a measure of attention; .*\(2 of 2 measures are unsuitable\)$"):
         validate(composed(*words, "measure=[attention_js,attention_cka]"))
