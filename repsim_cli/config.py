@@ -16,12 +16,12 @@ from repsim_cli.files import explained
 from repsim_cli.planning import checking, noting_under
 from repsim_cli.registry import Entry, Registry, did_you_mean
 from repsim_cli.results import GROUPS
-from repsim_cli.settings import Extract, Group, Hardware, Ranked, Significance, SubNetworks
+from repsim_cli.settings import Extract, Group, Hardware, Ranked, Seed, Significance, SubNetworks
 
 MISSING = "???"
 ALL = "all"
 LONGEST = 512  # tokens of `extract.length=auto`
-STRICT = ConfigDict(extra="forbid", strict=True, frozen=True, protected_namespaces=())
+STRICT = ConfigDict(extra="forbid", strict=True, frozen=True, protected_namespaces=(), allow_inf_nan=False)
 Fields = dict[str, Any]
 
 
@@ -32,7 +32,7 @@ class RunKeys(BaseModel):
 
     name: Annotated[str, Field(pattern=r"^\w[\w.@+-]*$")]
     study: str
-    seed: Annotated[int, Field(ge=0)]
+    seed: Seed
     dry_run: bool
     resume: str | None
     cache: bool
@@ -97,7 +97,7 @@ def validate(config: DictConfig) -> RunConfig:
 
 def _validated(plain: Fields, problems: list[str], misfits: list[str]) -> RunConfig:
     named = isinstance(plain.get("study"), str)
-    study = _attempt(problems, "study: ", lambda: registry.studies.get(plain["study"])) if named else None
+    study = _attempt(problems, "study: ", lambda: registry.studies.get(str(plain["study"]))) if named else None
     if study is not None and isinstance(plain["measure"], dict):
         plain["measure"] = _every(plain["measure"], study.function)
     keys = _attempt(problems, "", lambda: RunKeys.model_validate(plain))

@@ -8,9 +8,10 @@ bound (with its key path), where a run ends, and at the end of the command.
 import errno
 import os
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from repsim_cli.errors import BadInput
+from repsim_cli.errors import BadInput, RepsimError
 
 PERMISSION = "change its permissions or ask its owner, or choose another path"
 ROOM = "free space there, or choose another place"
@@ -69,3 +70,21 @@ def walk(folder: Path, refused: Callable[[OSError], None] = _raised) -> Iterator
     for place, folders, names in os.walk(folder, onerror=refused):
         folders.sort()
         yield Path(place), folders, sorted(names)
+
+
+@contextmanager
+def refusing(problem: str, got: object, advice: str, kind: type[RepsimError] = BadInput) -> Iterator[None]:
+    """Raises `problem, got 'got' (reason); advice` for whatever a library raises inside.
+
+    Parsers raise anything on bytes that are not what they expect, so only their calls belong inside. Errors of the
+    project pass unchanged, and those of the system.
+    """
+    try:
+        yield
+    except RepsimError:
+        raise
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno in ADVICE:
+            raise
+        reason = " ".join(str(error).split())[:160] or type(error).__name__
+        raise kind(f"{problem}, got '{got}' ({reason}); {advice}") from error

@@ -55,7 +55,7 @@ def check_device(key: str, device: str) -> None:
     import torch
 
     try:
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as error:
+        torch.zeros(1, device=device).item()  # of the device meta there are no values
+    except (RuntimeError, AssertionError, ImportError) as error:
         reason = str(error).splitlines()[0][:100]
         unfit(f"{key}: not usable here, got '{device}' ({reason}); use cpu")

@@ -8,9 +8,25 @@ from pydantic import Field
 
 from repsim_cli.errors import BadInput
 
-Positive = Annotated[int, Field(ge=1)]
-Several = Annotated[int, Field(ge=2)]
+# a setting's type bounds it: numbers beyond would overflow, take all memory or never end
+Positive = Annotated[int, Field(ge=1, le=10**9)]
+Several = Annotated[int, Field(ge=2, le=10**9)]
+NotNegative = Annotated[int, Field(ge=0, le=10**9)]
+Small = Annotated[int, Field(ge=1, le=1000)]
+Medium = Annotated[int, Field(ge=1, le=10**6)]
+Modulus = Annotated[int, Field(ge=2, le=1000)]  # all pairs of numbers below it are run
+Tries = Annotated[int, Field(ge=0, le=1000)]
+Seed = Annotated[int, Field(ge=0, lt=2**31)]
+Layer = Annotated[int, Field(ge=-10_000, le=10_000)]
+Above0 = Annotated[float, Field(gt=0, le=1e9)]
+From0 = Annotated[float, Field(ge=0, le=1e9)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Fraction = Annotated[float, Field(gt=0, lt=1)]
+Finite = Annotated[float, Field(ge=-1e30, le=1e30)]
 ESTIMATES = Literal["full", "per_batch", "ratio_of_sums", "moments"]
+
+
+LARGEST = 1e15  # of activations: the squares of larger ones, summed, leave the range of float32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,11 +53,11 @@ class Extract:
     """
 
     hook_points: Annotated[list[str], Field(min_length=1)]
-    layers: Literal["all"] | list[int] = "all"
+    layers: Literal["all"] | list[Layer] = "all"
     unit: Literal["token", "word", "mean", "first", "last", "sequence"] = "token"
     piece: Literal["last", "first", "mean"] = "last"
     padding: Literal["drop", "keep"] = "drop"
-    length: Positive = 128
+    length: Medium = 128
     long: Literal["split", "refuse"] = "split"
     sequences: Positive = 64
     pool: Positive = 1024
@@ -65,11 +81,11 @@ class Hardware:
     device: str = "cpu"
     devices: list[str] | dict[str, str] | None = None
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    batch_size: Positive = 8
-    tile: Positive = 512
-    threads: Positive | None = None
-    processes: Positive | None = None
-    memory_gb: Annotated[float, Field(gt=0)] | None = None
+    batch_size: Medium = 8
+    tile: Annotated[int, Field(ge=16, le=2**16)] = 512
+    threads: Small | None = None
+    processes: Small | None = None
+    memory_gb: Above0 | None = None
 
     @property
     def workers(self) -> int:
@@ -99,12 +115,12 @@ class Significance:
     """
 
     method: Literal["none", "closed_form", "permutation"] = "none"
-    permutations: Annotated[int, Field(ge=19)] = 199
+    permutations: Annotated[int, Field(ge=19, le=10**6)] = 199
     clusters: Literal["document", "row"] = "document"
-    alpha: Annotated[float, Field(gt=0, lt=1)] = 0.05
+    alpha: Fraction = 0.05
     jackknife: bool = False
     bands: bool = False
-    level: Annotated[float, Field(gt=0, lt=1)] = 0.95
+    level: Fraction = 0.95
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,16 +2,18 @@
 
 import inspect
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Annotated, Any, get_args, get_origin
 
 import pytest
 import yaml
 from hydra import compose, initialize_config_dir
 
 from repsim_cli import measures, registry
-from repsim_cli.config import GROUPS, validate
+from repsim_cli.config import GROUPS, RunKeys, validate
 from repsim_cli.errors import BadConfig
-from repsim_cli.settings import Extract, Hardware, Significance
+from repsim_cli.settings import Extract, Hardware, Ranked, Significance, SubNetworks
 
 ROOT = Path(__file__).parent.parent
 CONF = ROOT / "conf"
@@ -276,3 +278,36 @@ def test_studies_of_training_skip_measures_too(overrides):
     kept = ["cka"] if config.keys.study == "convergence" else ["neuronsim", "cka"]
     assert config.plan()["measures"] == kept
     assert "mean_cca needs more rows than features" in config.skipped["mean_cca"]
+
+
+def numbers_in(annotation: Any, bounds: tuple = ()) -> Iterator[tuple[type, set[str]]]:
+    """Every int and float of an annotation, with the kinds of bounds that stand around it."""
+    if annotation in (int, float):
+        yield annotation, {kind for field in bounds for one in field.metadata for kind in vars(type(one))}
+    elif get_origin(annotation) is Annotated:
+        inner, *more = get_args(annotation)
+        yield from numbers_in(inner, (*bounds, *more))
+    else:
+        for inner in get_args(annotation):
+            yield from numbers_in(inner)
+
+
+def settings() -> Iterator[tuple[str, Any]]:
+    """Every setting that a configuration can hold, with its annotation."""
+    for room in (registry.data, registry.models, registry.measures, registry.studies):
+        for name in room.names():
+            for key, parameter in inspect.signature(room.get(name).function).parameters.items():
+                if room is not registry.studies or key != "seed":  # the run's own
+                    yield f"{room.noun} {name}.{key}", parameter.annotation
+    for group in (Extract, Hardware, Ranked, Significance, SubNetworks):
+        for key, parameter in inspect.signature(group).parameters.items():
+            yield f"{group.__name__}.{key}", parameter.annotation
+    for key, field in RunKeys.model_fields.items():
+        yield key, Annotated[field.annotation, field]
+
+
+def test_every_number_is_bounded_by_its_type():
+    found = [(where, bounds) for where, annotation in settings() for _, bounds in numbers_in(annotation)]
+    assert len(found) > 100
+    assert [where for where, bounds in found if not (bounds & {"ge", "gt"} and bounds & {"le", "lt"})] == []
+    assert list(numbers_in(dict[str, list[int]])) == [(int, set())]

@@ -155,7 +155,7 @@ def test_pile_without_network():
         ("a.txt", b"caf\xe9 au lait", "not UTF-8, got byte 0xe9; convert it"),
         ("a.jsonl", b"", "no text in it, got nothing or white space alone"),
         ("a.jsonl", b'{"text": "x"', r"line 1: not JSON, got '\{\"text\": \"x\"'"),
-        ("a.jsonl", b"[1]\n", "line 1: no column 'text', got list; set data.column"),
+        ("a.jsonl", b"[1]\n", "line 1: not an object, got '\[1\]'; one JSON object a line"),
         ("a.jsonl", b'{"text": 3}\n', "line 1: column 'text' is not text, got 3; set data.column"),
         ("a.jsonl.zst", b"not zstd", "not a whole .zst file"),
         ("a.parquet", b"PAR1", "not a parquet file"),

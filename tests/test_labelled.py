@@ -309,7 +309,7 @@ def test_a_special_token_in_the_text_is_no_row(tmp_path, gpt_tokenizer):
         ("hans", "a.txt", "sentence1\tsentence2\tgold_label\nA\tB\tneutral\n", "unknown label, got 'neutral'; known: entailment, non-entailment"),
         ("mnli", "a.jsonl", "{", r"line 1: not JSON, got '\{' .*; one JSON object a line"),
         ("sst2", "a.jsonl", '{"sentence": "A", "label": "positive"}\n{"sentence": "B"}\n', "a.jsonl: labels are missing, got none for 1 of 2 examples; add them"),
-        ("mnli", "a.jsonl", "[]\n", r"line 1: not an object, got '\[\]\\n'; one JSON object a line"),
+        ("mnli", "a.jsonl", "[]\n", r"line 1: not an object, got '\[\]'; one JSON object a line"),
         ("yelp", "a.csv", '"1","' + "x" * 200_000 + '"\n', r"a.csv, line \d+: not CSV, got 'field larger than field limit .*; write it again"),
         ("mnli", "a.xml", "", "path: unknown kind of file, got '.*a.xml'; use .tsv, .txt, .csv"),
         ("mnli", "b.tsv", None, "path: no such file, got '.*b.tsv'"),

@@ -192,7 +192,7 @@ def test_sentences_that_do_not_fit(tmp_path):
     bad = [
         ({"0": np.ones((2, 3, 5)), "1": np.ones((3, 3, 5))}, r"got .3, 3, 5. at '1' after .2, 3, 5. in"),
         ({"0": np.ones((2, 3, 5))}, "got no array '1' in"),
-        ({"0": np.ones(3)}, r"must be arrays .layers, words, d., got .3,. at '0' in"),
+        ({"0": np.ones(3)}, r"must be arrays .layers, words, d., got float64 .3,. at '0' in"),
         ({}, r"must be arrays .layers, words, d., got no array in"),
     ]
     for number, (arrays, message) in enumerate(bad):

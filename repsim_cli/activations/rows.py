@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from math import isfinite
 from typing import NamedTuple
 
 import numpy as np
@@ -20,7 +21,7 @@ from repsim_cli.models.source import AnySource, Precomputed, Source
 from repsim_cli.planning import check_device
 from repsim_cli.registry import did_you_mean
 from repsim_cli.segments import BOTH, DOCUMENT, SEQUENCE
-from repsim_cli.settings import Extract, Hardware
+from repsim_cli.settings import LARGEST, Extract, Hardware
 
 log = logging.getLogger("repsim")
 
@@ -351,16 +352,18 @@ def _stored(found: Sequence[Reading], rows: slice, device: str) -> list[Tensor]:
         assert isinstance(reading.source, Precomputed)
         for layer in reading.layers:
             x = reading.source.read(layer.name, rows)
-            first = rows.start + int((~torch.isfinite(x)).any(1).int().argmax())
+            first = rows.start + int((~(x.abs() <= LARGEST)).any(1).int().argmax())
             _check_finite(x, layer, f"row {first}", "mend the stored array (read as float32)")
             taken.append(x.to(device))
     return taken
 
 
 def _check_finite(x: Tensor, layer: Layer, where: str, advice: str) -> None:
-    finite = torch.isfinite(x)
-    if not finite.all():
-        raise RunFailed(f"{layer}: activations are not finite, got {float(x[~finite][0])} in {where}; {advice}")
+    usable = x.abs() <= LARGEST
+    if not usable.all():
+        got = float(x[~usable][0])
+        problem = "too large to be squared and summed" if isfinite(got) else "not finite"
+        raise RunFailed(f"{layer}: activations are {problem}, got {got} in {where}; {advice}")
 
 
 def total_rows(found: Sequence[Reading], sequences: Mapping[str, Sequences], extract: Extract) -> int:

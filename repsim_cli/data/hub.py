@@ -4,8 +4,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from repsim_cli.data.files import parquet, parquet_rows
 from repsim_cli.data.network import knock, reaching
-from repsim_cli.data.text import parquet
+from repsim_cli.files import refusing
 
 NO_LABEL = "-"  # MNLI's mark where its annotators did not agree; the hub writes -1
 
@@ -44,12 +45,13 @@ def parquet_records(file: Path) -> Iterator[Record]:
     import datasets
 
     with parquet(file) as table:
-        features = datasets.Features.from_arrow_schema(table.schema_arrow)
-        number = 0
-        for batch in table.iter_batches():
-            for fields in batch.to_pylist():
-                yield Record(f"{file}, row {number}", _named(fields, features))
-                number += 1
+        with refusing(f"{file}: its columns cannot be read", file.name, "write it again"):
+            features = datasets.Features.from_arrow_schema(table.schema_arrow)
+        for number, fields in enumerate(parquet_rows(file, table)):
+            where = f"{file}, row {number}"
+            with refusing(f"{where}: not a row of its columns", str(fields)[:60], "write it again"):
+                named = _named(fields, features)
+            yield Record(where, named)
 
 
 def _named(fields: dict[str, Any], features: Any) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """Labelled images: CIFAR-10, and the handwritten digits that come with scikit-learn. Nothing is unpickled."""
 
 import io
-import zipfile
-from collections.abc import Callable, Iterable
+import warnings
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -11,9 +11,10 @@ import numpy as np
 from jaxtyping import Int, Shaped
 
 from repsim_cli.data.base import Data, Labels, Modality, Sequences, draw
+from repsim_cli.data.files import existing, local, npz_arrays
 from repsim_cli.data.hub import HubTable, Record, hub_records, parquet_records
-from repsim_cli.data.text import existing
 from repsim_cli.errors import BadInput
+from repsim_cli.files import refusing
 from repsim_cli.registry import data, did_you_mean
 from repsim_cli.settings import Extract
 
@@ -22,6 +23,7 @@ CIFAR10_HUB = HubTable("uoft-cs/cifar10", "plain_text")
 CIFAR10_FILES = {"train": [f"data_batch_{i}.bin" for i in range(1, 6)], "test": ["test_batch.bin"]}
 SIDE = 32
 RECORD = 1 + 3 * SIDE * SIDE  # bytes of one image in the binary version: its label, then red, green, blue
+IMAGE_FILES = ("PNG", "JPEG", "BMP", "GIF", "WEBP")  # formats that Pillow reads itself
 COLUMNS = {"images": ("images", "x", "img", "image"), "labels": ("labels", "y", "label")}
 
 
@@ -116,7 +118,7 @@ def cifar10(*, path: str | None = None, split: Literal["train", "test"] = "test"
     """
     if path is None:
         return Images(lambda: _decoded(hub_records(CIFAR10_HUB, split)), CIFAR10, f"{CIFAR10_HUB.hub}, {split}")
-    place = Path(path).expanduser()
+    place = local(path)
     if place.name.endswith(("-batches-py", ".tar.gz", ".pkl")) or any(map(_pickled, (place, place / "test_batch"))):
         raise BadInput(
             f"path: the python version is pickled, which can run code, got '{path}'; unpack cifar-10-binary.tar.gz and "
@@ -151,30 +153,34 @@ def _binary(file: Path) -> Pixels:
 
 
 def _arrays(file: Path) -> Pixels:
-    try:
-        with np.load(file, allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in archive.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise BadInput(f"{file}: not a whole .npz file of numbers, got '{error}'; write it again") from None
+    arrays = npz_arrays(file)
     images, labels = (_one_of(arrays, COLUMNS[what], file) for what in ("images", "labels"))
-    names = arrays.get("label_names")
-    if names is not None and labels.size and labels.min() >= 0 and labels.max() < len(names):
-        labels = np.array([_code(str(names[i]), str(file)) for i in labels])
-    return _checked(images, labels, file)
+    return _checked(images, labels, file, arrays.get("label_names", np.array(CIFAR10)).ravel().tolist())
 
 
 def _decoded(records: Iterable[Record]) -> Pixels:
-    import PIL.Image
-
     images, codes, where = [], [], "data"
     for where, fields in records:
-        image = _one_of(fields, COLUMNS["images"], where)
-        with PIL.Image.open(io.BytesIO(image["bytes"])) as opened:
-            images.append(np.asarray(opened.convert("RGB")))
+        images.append(_image(_one_of(fields, COLUMNS["images"], where), where))
         codes.append(_code(str(_one_of(fields, COLUMNS["labels"], where)), where))
-    if len({image.shape for image in images}) > 1:
-        raise BadInput(f"{where}: images of several shapes, got {_by(images[0].shape)} first; give one shape")
     return _checked(np.array(images), np.array(codes), where)
+
+
+def _image(value: Any, where: str) -> Shaped[np.ndarray, "H W 3"]:
+    """A file in memory, as the hub stores it. Its size is read before its pixels, which may be more than fit."""
+    import PIL.Image
+
+    content = value.get("bytes") if isinstance(value, dict) else None
+    if not isinstance(content, bytes):
+        raise BadInput(f"{where}: no image, got {value!r:.60}; write {{bytes: the image's file}}")
+    with (
+        refusing(f"{where}: not a whole image", content[:20], f"write one of {', '.join(IMAGE_FILES)}"),
+        warnings.catch_warnings(action="ignore", category=PIL.Image.DecompressionBombWarning),
+        PIL.Image.open(io.BytesIO(content), formats=IMAGE_FILES) as opened,
+    ):
+        if opened.size != (SIDE, SIDE):
+            raise BadInput(f"{where}: an image of another size, got {_by(opened.size)}; give {SIDE} x {SIDE}")
+        return np.asarray(opened.convert("RGB"))
 
 
 def _one_of(fields: dict[str, Any], names: tuple[str, ...], where: Any) -> Any:
@@ -190,16 +196,19 @@ def _code(name: str, where: str) -> int:
     return CIFAR10.index(name)
 
 
-def _checked(images: np.ndarray, codes: np.ndarray, where: Any) -> Pixels:
-    """Whole images with labels, of bytes."""
+def _checked(images: np.ndarray, codes: np.ndarray, where: Any, names: Sequence[Any] = CIFAR10) -> Pixels:
+    """Whole images of bytes with labels. names: what the codes mean there, in their order."""
     shape = (SIDE, SIDE, 3)
-    if images.ndim != 4 or images.shape[1:] != shape or len(images) != len(codes) or not len(images):
+    if images.ndim != 4 or images.shape[1:] != shape or codes.shape != images.shape[:1] or not len(images):
         raise BadInput(
             f"{where}: not images with labels, got {_by(images.shape)} and {_by(codes.shape)}; (n, {_by(shape)}) and n"
         )
     if images.dtype != np.uint8:
         raise BadInput(f"{where}: pixels are not bytes, got {images.dtype}; write uint8 from 0 to 255")
-    codes = codes.astype(np.int64)
-    if codes.min() < 0 or codes.max() >= len(CIFAR10):
-        raise BadInput(f"{where}: unknown label, got {codes[(codes < 0) | (codes > 9)][0]}; labels go from 0 to 9")
-    return Pixels(images, codes)
+    if codes.dtype.kind not in "iu":
+        raise BadInput(f"{where}: labels are not whole numbers, got {codes.dtype}; write integers from 0 to 9")
+    unknown = (codes < 0) | (codes >= len(names))
+    if unknown.any():
+        raise BadInput(f"{where}: unknown label, got {codes[unknown][0]}; labels go from 0 to {len(names) - 1}")
+    meant = np.array([_code(str(name), str(where)) if number in codes else -1 for number, name in enumerate(names)])
+    return Pixels(images, meant[codes])

@@ -1,23 +1,25 @@
 """Labelled text: MNLI, HANS, SST-2, Yelp polarity, QNLI, QQP, from the hub or from files in their official formats."""
 
 import csv
-import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from repsim_cli.data.base import Data, Sequences
+from repsim_cli.data.files import existing, json_line, lines_of, local
 from repsim_cli.data.hub import NO_LABEL, HubTable, Record, hub_records, parquet_records
 from repsim_cli.data.network import download
 from repsim_cli.data.padding import pad
-from repsim_cli.data.text import existing, lines_of
 from repsim_cli.errors import BadInput
 from repsim_cli.registry import data, did_you_mean
 from repsim_cli.settings import Extract
 
+Spelled = dict[str | Annotated[int, Field(ge=-1000, le=1000)], str]
 SUFFIXES = (".tsv", ".txt", ".csv", ".jsonl", ".jsonl.zst", ".parquet")
 
 
@@ -174,7 +176,7 @@ def _examples(
     path: str | None,
     split: str,
     columns: list[str] | None,
-    labels: dict[str | int, str] | None,
+    labels: Spelled | None,
     chosen: Callable[[Record], bool] = lambda record: True,
 ) -> Examples:
     """The examples of one data set; local files are checked up to their first example at once."""
@@ -227,7 +229,7 @@ def _examples(
 
 def _file(format: Format, path: str, split: str) -> Path:
     """path, or in a folder the official file of the split."""
-    folder = Path(path).expanduser()
+    folder = local(path)
     return existing(str(folder / format.files[split]) if folder.is_dir() else path, SUFFIXES)
 
 
@@ -240,6 +242,8 @@ def _column(record: Record, names: tuple[str, ...], expected: str = "...") -> st
     for name in names:
         if name in record.fields:
             value = record.fields[name]
+            if isinstance(value, dict | list):
+                raise BadInput(f"{record.where}: column '{name}' is not text, got {value!r:.60}; write text")
             return "" if value is None else str(value)
     known = ", ".join(map(repr, record.fields))
     raise BadInput(
@@ -292,13 +296,7 @@ def _json_lines(file: Path) -> Iterator[Record]:
     with lines_of(file) as lines:
         for number, line in enumerate(lines, 1):
             where = f"{file}, line {number}"
-            try:
-                fields = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise BadInput(f"{where}: not JSON, got {line[:40]!r} ({error.msg}); one JSON object a line") from None
-            if not isinstance(fields, dict):
-                raise BadInput(f"{where}: not an object, got {line[:40]!r}; one JSON object a line")
-            yield Record(where, fields)
+            yield Record(where, json_line(line, where))
 
 
 def _register(name: str, default: str) -> None:
@@ -310,7 +308,7 @@ def _register(name: str, default: str) -> None:
         path: str | None = None,
         split: str = default,
         columns: list[str] | None = None,
-        labels: dict[str | int, str] | None = None,
+        labels: Spelled | None = None,
     ) -> Examples:
         """path: a file in an official format, or a folder of them (null: the hub). columns: of a file without a header.
         labels: {what the file writes: the label's name}, for a file that writes them in its own way."""
@@ -333,7 +331,7 @@ def hans(
     path: str | None = None,
     split: str = "validation",
     columns: list[str] | None = None,
-    labels: dict[str | int, str] | None = None,
+    labels: Spelled | None = None,
     heuristics: list[str] | None = None,
     subcases: list[str] | None = None,
 ) -> Examples:

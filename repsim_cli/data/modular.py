@@ -9,7 +9,7 @@ from jaxtyping import Int
 from repsim_cli.data.base import Data, Modality, Sequences, draw
 from repsim_cli.errors import BadInput
 from repsim_cli.registry import data
-from repsim_cli.settings import Extract, Several
+from repsim_cli.settings import Extract, Modulus
 
 
 class Numbers(NamedTuple):
@@ -50,6 +50,6 @@ class ModularPairs(Data):
 
 
 @data.register("modular_pairs")
-def modular_pairs(*, numbers: Several = 59) -> ModularPairs:
+def modular_pairs(*, numbers: Modulus = 59) -> ModularPairs:
     """The pairs (a, b) of all numbers below `numbers`, each a sequence of two tokens."""
     return ModularPairs(numbers, f"all pairs of the numbers below {numbers}")

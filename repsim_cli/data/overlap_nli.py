@@ -9,13 +9,11 @@ e), or wrong (names in n); vocabulary and sentences are our own, generated under
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from random import Random
-from typing import Annotated, Literal
-
-from pydantic import Field
+from typing import Literal
 
 from repsim_cli.data.labelled import FORMATS, SUBCASES, Example, Examples, chosen_subcases
 from repsim_cli.registry import data
-from repsim_cli.settings import Positive
+from repsim_cli.settings import Medium, Seed, Share
 
 PEOPLE = (
     "pilot", "baker", "nurse", "farmer", "sailor", "painter", "singer", "weaver",
@@ -89,15 +87,14 @@ REWORDED = 0.25  # of what is neutral or entailed, and no exception, says "someo
 RESTATED = 0.1  # of what is entailed, said again: else a premise as short as a hypothesis would never entail anything
 
 Split = Literal["train", "test"]
-Share = Annotated[float, Field(ge=0, le=1)]
 
 
 @data.register("overlap_hans")
 def overlap_hans(
     *,
     split: Split = "test",
-    examples: Positive = 3000,
-    seed: int = 0,
+    examples: Medium = 3000,
+    seed: Seed = 0,
     heuristics: list[str] | None = None,
     subcases: list[str] | None = None,
 ) -> Examples:
@@ -119,8 +116,8 @@ def overlap_hans(
 def overlap_nli(
     *,
     split: Split = "test",
-    examples: Positive = 1000,
-    seed: int = 0,
+    examples: Medium = 1000,
+    seed: Seed = 0,
     exceptions: Share = 0.1,
     details: Share = 0.5,
     heuristics: list[str] | None = None,

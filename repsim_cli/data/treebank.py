@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from repsim_cli.data.base import Data, Sequences
+from repsim_cli.data.files import existing, lines_of, local
 from repsim_cli.data.hub import HubTable, hub_records
 from repsim_cli.data.network import download
 from repsim_cli.data.padding import pad
-from repsim_cli.data.text import existing, lines_of, read
+from repsim_cli.data.text import read
 from repsim_cli.data.words import align
 from repsim_cli.errors import BadInput
 from repsim_cli.registry import data
@@ -91,7 +92,7 @@ def _treebank(
     """From a file, or a folder of the official files (checked up to the first sentence at once), or from afar."""
     if path is None:
         return Treebank(read_web, f"{where}, {split}")
-    folder = Path(path).expanduser()
+    folder = local(path)
     file = existing(str(folder / files[split]) if folder.is_dir() else path, suffixes)
     next(read_file(file), None)
     return Treebank(lambda: read_file(file), str(file))
@@ -134,7 +135,7 @@ def embedded_sentences() -> Treebank:
     return Treebank(lambda: conllu(file, "surface"), "Jargon File 4.4.7 (public domain), sentences")
 
 
-_ID = re.compile(r"(?P<first>\d+)(?:-(?P<last>\d+)|\.(?P<empty>\d+))?")
+_ID = re.compile(r"(?P<first>\d{1,9})(?:-(?P<last>\d{1,9})|\.(?P<empty>\d{1,9}))?")
 
 
 def conllu(file: Path, words: Words) -> Iterator[list[str]]:

@@ -14,6 +14,7 @@ from torch import Tensor
 from repsim_cli.activations.maps import Maps
 from repsim_cli.errors import Degenerate
 from repsim_cli.measures.inner import AnyFeatures, CentredRows, Inner, Matrix, Products, State, products, states_of
+from repsim_cli.settings import LARGEST
 
 Array = np.ndarray | Tensor | list
 CACHED = 1 << 17  # cells
@@ -202,10 +203,11 @@ class Measure:
                 f"got {tuple(x.shape)} and {tuple(y.shape)}; pair the rows"
             )
         for name, side in (("x", x), ("y", y)):
-            bad = ~torch.isfinite(side)
+            bad = ~(side.double().abs() <= LARGEST)
             if bad.any():
-                row = int(bad.any(1).nonzero()[0])
-                raise Degenerate(f"{name}: not finite, got {float(side[bad][0])} in row {row}; mend the array")
+                row, got = int(bad.any(1).nonzero()[0]), float(side[bad][0])
+                problem = "too large to be squared and summed" if math.isfinite(got) else "not finite"
+                raise Degenerate(f"{name}: {problem}, got {got} in row {row}; mend the array")
         codes = None if labels is None else torch.as_tensor(np.asarray(labels))
         self.check(("x", "y"), [side.shape for side in sides], codes)
         for name, side in (("x", x), ("y", y)):

@@ -6,12 +6,11 @@ from its coupling, in float64. Both sides are put in one order first, so that (x
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import Float
-from pydantic import Field
 from scipy.linalg.blas import dgemm  # type: ignore[attr-defined]
 from torch import Tensor
 
@@ -21,6 +20,7 @@ from repsim_cli.measures.base import FLAT, Audit, Card, Measure, Slow, Solved, c
 from repsim_cli.measures.inner import unpacked
 from repsim_cli.measures.rdm import SHAPE, packed_distances
 from repsim_cli.registry import measures
+from repsim_cli.settings import Above0, Seed, Share, Tries
 
 CostScale = Literal["mean", "max", "none"]
 GromovStart = Literal["best", "pot", "identity"]
@@ -319,10 +319,10 @@ def gromov_wasserstein(
     *,
     cost_scale: CostScale = "mean",
     start: GromovStart = "best",
-    restarts: Annotated[int, Field(ge=0)] = 0,
-    seed: Annotated[int, Field(ge=0)] = 0,
+    restarts: Tries = 0,
+    seed: Seed = 0,
     bounds: bool = True,
-    audit: Annotated[float, Field(ge=0, le=1)] = 0.02,
+    audit: Share = 0.02,
 ) -> Measure:
     """Least mean squared difference of distances, sum (D_ik - D'_jl)^2 T_ij T_kl, over couplings T of the rows.
 
@@ -384,9 +384,7 @@ def gromov_wasserstein(
         takes_constant=True,
     ),
 )
-def gromov_wasserstein_entropic(
-    *, cost_scale: CostScale = "mean", epsilon: Annotated[float, Field(gt=0)] = 0.5
-) -> Measure:
+def gromov_wasserstein_entropic(*, cost_scale: CostScale = "mean", epsilon: Above0 = 0.5) -> Measure:
     """sum (D_ik - D'_jl)^2 T_ij T_kl at the coupling T that an entropy penalty epsilon blurs.
 
     With a large epsilon T is uniform. Distances 0 and 1: they differ by 1 in half of the cases.

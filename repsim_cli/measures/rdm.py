@@ -6,19 +6,19 @@ mean) they are computed from the difference of the rows.
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import scipy.stats
 import torch
 from jaxtyping import Float
-from pydantic import Field
 from torch import Tensor
 
 from repsim_cli.errors import Degenerate
 from repsim_cli.measures.base import Card, Invariance, Measure, centred, centred_rows, cosine
 from repsim_cli.measures.inner import AnyFeatures, Features, Inner, Kernel, Matrix, Packed, Products, State
 from repsim_cli.registry import measures
+from repsim_cli.settings import Above0
 
 _BLOCK = 512  # rows of a distance matrix held at a time
 _CLOSE = 1e-3  # squared distances below this share of the squared norms are computed from differences
@@ -355,7 +355,7 @@ def riemannian_distance(a: Spread, b: Spread) -> float:
         note="0: equal up to rotation, scale and offset. The ridge decides how much small variances count.",
     ),
 )
-def riemannian(*, ridge: Annotated[float, Field(gt=0)] = 1e-3) -> Measure:
+def riemannian(*, ridge: Above0 = 1e-3) -> Measure:
     """|log eig(A^-1 B)|_2 of the rows' centred kernels, each of unit trace plus ridge I.
 
     >>> from repsim_cli import measures

@@ -19,7 +19,7 @@ from repsim_cli.measures.inner import Matrix
 from repsim_cli.measures.nearest import in_order, warn_of_ties
 from repsim_cli.measures.rdm import SHAPE
 from repsim_cli.registry import measures
-from repsim_cli.settings import Positive
+from repsim_cli.settings import Medium, Positive
 
 _TIMES = torch.logspace(-1, 1, 256, dtype=torch.float64)
 _WEIGHTS = torch.exp(-2 * (_TIMES + 1 / _TIMES))  # of the times in the distance
@@ -105,7 +105,7 @@ def largest_difference(a: Sequence[Tensor], b: Sequence[Tensor]) -> Matrix:
         "Equal rows tie, and ties go by index.",
     ),
 )
-def msid(*, k: Positive = 5, exact_rows: Positive = 16384, signs: Positive = 1000) -> Measure:
+def msid(*, k: Positive = 5, exact_rows: Medium = 16384, signs: Medium = 1000) -> Measure:
     """Multi-scale intrinsic distance: max over t of exp(-2 (t + 1/t)) |h_x(t) - h_y(t)|, h = tr exp(-tL) / n.
 
     L: normalised Laplacian of the graph of k nearest rows (Euclidean; either way), 256 times t from 0.1 to 10. Above

@@ -6,11 +6,9 @@ Of two projectors it is the sum of the squared canonical correlations.
 import math
 from collections.abc import Sequence
 from functools import cache, partial
-from typing import Annotated
 
 import torch
 from jaxtyping import Float
-from pydantic import Field
 from torch import Tensor
 
 from repsim_cli.errors import Degenerate
@@ -22,6 +20,7 @@ from repsim_cli.measures.moments import SURE, condition, whitening
 from repsim_cli.measures.rank import SINGLE, floor
 from repsim_cli.measures.rdm import SHAPE
 from repsim_cli.registry import measures
+from repsim_cli.settings import From0
 
 
 def orthonormal(x: Float[Tensor, "n d"]) -> Features:
@@ -248,7 +247,7 @@ def smoother_difference(a: State, b: State) -> float:
         "variance count less, and invertible maps change the distance; lam = 0 needs more rows than features.",
     ),
 )
-def gulp(*, lam: Annotated[float, Field(ge=0)] = 0.0) -> Measure:
+def gulp(*, lam: From0 = 0.0) -> Measure:
     """Largest difference of ridge predictions: |G_x - G_y| of the smoothers G = X (C + lam)^-1 X' / n.
 
     With lam = 0 these are projectors: here onto two lines whose correlation is -1/2, root of 1 + 1 - 2 / 4.

@@ -17,11 +17,11 @@ from repsim_cli.measures.base import Card, Measure, MeasureWarning, centred, squ
 from repsim_cli.measures.inner import unpacked
 from repsim_cli.measures.rdm import SHAPE, packed_distances
 from repsim_cli.registry import measures
-from repsim_cli.settings import Positive
+from repsim_cli.settings import Above0, Medium, Seed
 
 Square = Float[np.ndarray, "n n"]
 SubsetRows = Annotated[int, Field(ge=3, le=4000)]  # so that float32 holds every rank of their distances
-Landmarks = Annotated[int, Field(ge=4)]  # three have no hole
+Landmarks = Annotated[int, Field(ge=4, le=10**6)]  # three have no hole
 
 _QUANTILE = 0.9  # of the distances, 0 of a row to itself among them: what they are divided by
 _GAMMA = 1 / (128 * 5000)  # per row: the longest relaxation as a share of the largest distance
@@ -84,7 +84,7 @@ def divergence(a: Float[Tensor, "n d"], b: Float[Tensor, "n e"], *, rows: int, s
         note="0: the same clusters and loops at every scale. Grows with the rows of a subset; compare only equal ones.",
     ),
 )
-def rtd(*, rows: SubsetRows = 500, subsets: Positive = 10, seed: Annotated[int, Field(ge=0)] = 0) -> Measure:
+def rtd(*, rows: SubsetRows = 500, subsets: Medium = 10, seed: Seed = 0) -> Measure:
     """Total length of the bars that tell the rows' graph of short edges in x from that of short edges in x or y.
 
     Distances over their 0.9 quantile, dimension 1, the mean of (x, y) and (y, x), and of `subsets` subsets of `rows`
@@ -175,9 +175,9 @@ def squared_difference(a: Float[np.ndarray, " a"], b: Float[np.ndarray, " b"]) -
 def geometry_score(
     *,
     landmarks: Landmarks = 64,
-    repeats: Positive = 1000,
-    gamma: Annotated[float, Field(gt=0)] | None = None,
-    seed: Annotated[int, Field(ge=0)] = 0,
+    repeats: Medium = 1000,
+    gamma: Above0 | None = None,
+    seed: Seed = 0,
 ) -> Measure:
     """Sum of squared differences of the mean relative living times of 0, 1, 2 ... holes in witness complexes.
 

@@ -5,12 +5,10 @@ Co-optimal transport is not convex: a value is the best of several starts, as fo
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Annotated
 
 import numpy as np
 import torch
 from jaxtyping import Float
-from pydantic import Field
 from torch import Tensor
 
 from repsim_cli.measures.assignment import Coupling, coupling_of, matching, plan
@@ -30,7 +28,7 @@ from repsim_cli.measures.gromov import (
 )
 from repsim_cli.measures.rdm import mend_close
 from repsim_cli.registry import measures
-from repsim_cli.settings import Positive
+from repsim_cli.settings import Seed, Share, Small
 
 
 def coot_objective(x: np.ndarray, y: np.ndarray, samples: Coupling, features: Coupling) -> float:
@@ -135,7 +133,7 @@ def wasserstein() -> Measure:
         takes_constant=True,
     ),
 )
-def coot(*, starts: Positive = 2, seed: Annotated[int, Field(ge=0)] = 0) -> Measure:
+def coot(*, starts: Small = 2, seed: Seed = 0) -> Measure:
     """Least mean squared difference of activations over couplings S of the rows and F of the neurons.
 
     sum (x_ip - y_jq)^2 S_ij F_pq. starts: the rows' pairing, the uniform coupling, and from the third on permutations
@@ -168,10 +166,10 @@ def coot(*, starts: Positive = 2, seed: Annotated[int, Field(ge=0)] = 0) -> Meas
 )
 def augmented_gromov_wasserstein(
     *,
-    alpha: Annotated[float, Field(ge=0, le=1)] = 0.5,
+    alpha: Share = 0.5,
     cost_scale: CostScale = "mean",
-    starts: Positive = 2,
-    seed: Annotated[int, Field(ge=0)] = 0,
+    starts: Small = 2,
+    seed: Seed = 0,
 ) -> Measure:
     """alpha times Gromov-Wasserstein plus (1 - alpha) times co-optimal transport, for one coupling of the rows.
 

@@ -10,6 +10,7 @@ from repsim_cli.errors import BadInput
 from repsim_cli.models.source import Family, Source
 from repsim_cli.models.transformers import check_place, from_place, place, tokenizer_of
 from repsim_cli.registry import models
+from repsim_cli.settings import Finite, NotNegative
 
 NUMBER = "{number}"
 
@@ -19,11 +20,11 @@ def transformers_family(
     *,
     hub: str | None = None,
     path: str | None = None,
-    numbers: Annotated[list[int], Field(min_length=1)],
+    numbers: Annotated[list[NotNegative], Field(min_length=1)],
     revision: str | None = None,
     tokenizer: str | None = None,
     labels: list[str] | None = None,
-    metrics: dict[str, list[float]] | None = None,
+    metrics: dict[str, list[Finite]] | None = None,
 ) -> Family:
     """hub: an id with {number} in it, which stands for each of `numbers`: LABEL_0, LABEL_1, ... path: a folder with
     {number} in it, in place of the id.

@@ -21,6 +21,7 @@ from repsim_cli.models.architectures import MODULAR
 from repsim_cli.models.source import Precomputed, Source
 from repsim_cli.models.transformers import hash_files
 from repsim_cli.registry import models
+from repsim_cli.settings import Modulus
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 
@@ -159,7 +160,7 @@ def chain(a: Int[Tensor, " n"], b: Int[Tensor, " n"], moduli: Sequence[int]) -> 
 
 @models.register("modular_targets")
 def modular_targets(
-    *, moduli: Annotated[list[int], Field(min_length=1)], coding: Literal["one_hot", "scalar"] = "one_hot"
+    *, moduli: Annotated[list[Modulus], Field(min_length=1)], coding: Literal["one_hot", "scalar"] = "one_hot"
 ) -> Precomputed:
     """The sums c1, c2, ... of all pairs (a, b) of numbers below the first modulus, as representations that any other
     can be compared with: one feature per class, or the number itself."""

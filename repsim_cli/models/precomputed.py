@@ -3,7 +3,6 @@ one array per sentence, the format of contextual-corr-analysis (Wu et al. 2020) 
 
 import json
 import re
-import zipfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,13 +11,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from repsim_cli.errors import BadInput
-from repsim_cli.files import readable
+from repsim_cli.data.files import existing, npz_arrays
+from repsim_cli.errors import BadInput, RunFailed
+from repsim_cli.files import refusing
 from repsim_cli.models.source import Precomputed, Sentence
 from repsim_cli.models.transformers import hash_files
 from repsim_cli.registry import did_you_mean, models
 
 Shapes = dict[str, tuple[tuple[int, ...], str]]
+# as numpy and safetensors name them
+FLOATS = ("float16", "float32", "float64", "float128", "longdouble", "F16", "BF16", "F32", "F64", "F8_E4M3", "F8_E5M2")
 
 
 @models.register("precomputed")
@@ -28,39 +30,33 @@ def precomputed(*, path: str, layers: list[str] | None = None) -> Precomputed:
     Rows are paired by number with those of the other models of the run. In a file of one array per sentence rows are
     words, paired by sentence and word; its layers are embed, layer@0, layer@1, ...
     """
-    file = Path(path).expanduser()
-    if not file.is_file():
-        raise BadInput(f"path: no such file, got '{path}'; check the path")
     openers = {".npz": _open_npz, ".safetensors": _open_safetensors, ".hdf5": _open_hdf5, ".h5": _open_hdf5}
-    if file.suffix not in openers:
-        raise BadInput(f"path: unknown kind of file, got '{path}'; use {', '.join(openers)}")
-    readable(file)
-    try:
+    file = existing(path, list(openers))
+    broken = (f"path: not a whole {file.suffix} file of numbers", path, "write it again")
+    with refusing(*broken):
         if file.suffix in (".hdf5", ".h5") and (found := _sentence_file(file)) is not None:
             return _of_sentences(found, layers)
         shapes, read = openers[file.suffix](file)
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        reason = "it holds Python objects" if "pickle" in str(error) else error
-        raise BadInput(
-            f"path: not a whole {file.suffix} file of numbers, got '{path}' ({reason}); write it again"
-        ) from None
     names = layers if layers is not None else sorted(shapes, key=natural)
     for name in names:
         if name not in shapes:
             raise BadInput(f"layers: no such array, got '{name}'; {did_you_mean(name, shapes)}")
         shape, kind = shapes[name]
-        if len(shape) != 2 or 0 in shape or not kind.lower().startswith(("f", "bf")):
+        if len(shape) != 2 or 0 in shape or kind not in FLOATS:
             raise BadInput(f"path: array '{name}' must be (n, d) of floats, got {kind} {shape}; write it so")
     if not names:
         raise BadInput(f"path: no arrays at its top level, got '{path}'; write one (n, d) array per layer")
     rows = {shapes[name][0][0] for name in names}
     if len(rows) != 1:
         raise BadInput(f"path: arrays have different numbers of rows, got {sorted(rows)}; write paired rows")
+    with refusing(*broken):  # a file that another one continues, or a filter that is not installed
+        for name in names:
+            read(name, slice(1))
     return Precomputed(
         names=names,
         rows=rows.pop(),
         widths=[shapes[name][0][1] for name in names],
-        read=read,
+        read=_checked(file, read),
         identity=lambda: {"source": str(file), "weights_hash": hash_files([file])},
     )
 
@@ -71,26 +67,40 @@ def natural(name: str) -> list[Any]:
     >>> sorted(["h10", "h9"], key=natural)
     ['h9', 'h10']
     """
-    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.split(r"(\d+)", name)]
+    parts = enumerate(re.split(r"(\d+)", name))  # every second one is digits, of any length
+    return [(0, len(part.lstrip("0")), part.lstrip("0")) if index % 2 else (1, 0, part) for index, part in parts]
 
 
 Reader = Callable[[str, slice], Tensor]
 
 
+def _checked(file: Path, read: Reader) -> Reader:
+    """Raises RunFailed where rows cannot be read, as of a damaged chunk."""
+
+    def rows_of(name: str, rows: slice) -> Tensor:
+        problem, got = f"{file}: rows of '{name}' cannot be read", f"{rows.start} to {rows.stop - 1}"
+        with refusing(problem, got, "write the file again", RunFailed):
+            return read(name, rows)
+
+    return rows_of
+
+
+def _floats(array: np.ndarray) -> Tensor:
+    """float32 of any float in any byte order; what is beyond its range is infinite."""
+    with np.errstate(over="ignore"):
+        return torch.from_numpy(array.astype(np.float32, copy=False))
+
+
 def _open_npz(file: Path) -> tuple[Shapes, Reader]:
-    with file.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
-        arrays = {name: archive[name] for name in archive.files}
+    arrays = npz_arrays(file)
     shapes = {name: (array.shape, array.dtype.name) for name, array in arrays.items()}
-    return shapes, lambda name, rows: torch.from_numpy(arrays[name][rows]).float()
+    return shapes, lambda name, rows: _floats(arrays[name][rows])
 
 
 def _open_safetensors(file: Path) -> tuple[Shapes, Reader]:
     import safetensors
 
-    try:
-        archive = safetensors.safe_open(file, framework="pt")
-    except safetensors.SafetensorError as error:
-        raise ValueError(error) from error
+    archive = safetensors.safe_open(file, framework="pt")
     slices = {name: archive.get_slice(name) for name in archive.keys()}  # noqa: SIM118
     shapes = {name: (tuple(s.get_shape()), s.get_dtype()) for name, s in slices.items()}
     return shapes, lambda name, rows: slices[name][rows].float()
@@ -101,8 +111,8 @@ def _open_hdf5(file: Path) -> tuple[Shapes, Reader]:
 
     archive = h5py.File(file, "r")
     sets = {name: node for name, node in archive.items() if isinstance(node, h5py.Dataset)}
-    shapes = {name: (node.shape, node.dtype.name) for name, node in sets.items()}
-    return shapes, lambda name, rows: torch.from_numpy(sets[name][rows]).float()
+    shapes = {name: (node.shape or (), node.dtype.name) for name, node in sets.items()}
+    return shapes, lambda name, rows: _floats(sets[name][rows])
 
 
 INDEX = "sentence_to_index"
@@ -149,11 +159,14 @@ def _sentence_file(file: Path) -> SentenceFile | None:
     if INDEX not in archive:
         return None
     keys = json.loads(np.asarray(archive[INDEX]).ravel()[0])
+    if not isinstance(keys, dict) or not all(isinstance(key, str) for key in keys.values()):
+        raise BadInput(f"path: {INDEX} is no mapping of sentences to arrays, got {str(keys)[:60]}; write it again")
     arrays = {key: archive[key] for key in sorted(archive, key=natural) if key != INDEX}
     shapes = {key: (1, *a.shape) if len(a.shape) == 2 else a.shape for key, a in arrays.items()}
-    bad = next((key for key, shape in shapes.items() if len(shape) != 3 or 0 in shape), None)
+    kinds = {key: a.dtype.name for key, a in arrays.items()}
+    bad = next((k for k, shape in shapes.items() if len(shape) != 3 or 0 in shape or kinds[k] not in FLOATS), None)
     if bad is not None or not shapes:
-        got = f"{shapes[bad]} at '{bad}'" if bad else "no array"
+        got = f"{kinds[bad]} {shapes[bad]} at '{bad}'" if bad else "no array"
         raise BadInput(f"path: sentences must be arrays (layers, words, d), got {got} in '{file}'; write it again")
     first = next(iter(shapes.values()))
     odd = next((key for key, shape in shapes.items() if (shape[0], shape[2]) != (first[0], first[2])), None)
@@ -192,7 +205,7 @@ def _rows_of(
             array = found.arrays[keys[number]]
             parts.append(array[place[name]] if array.ndim == 3 else array[()])
         start = ends[first] - len(parts[0])
-        return torch.from_numpy(np.concatenate(parts)[rows.start - start : rows.stop - start]).float()
+        return _floats(np.concatenate(parts)[rows.start - start : rows.stop - start])
 
     def ordered(wanted: Sequence[Sentence]) -> Precomputed:
         chosen = []
@@ -214,7 +227,7 @@ def _rows_of(
         names=names,
         rows=int(ends[-1]),
         widths=[found.width] * len(names),
-        read=read,
+        read=_checked(found.file, read),
         identity=lambda: {"source": str(found.file), "weights_hash": hash_files([found.file])},
         sentences=sentences,
         ordered=ordered,

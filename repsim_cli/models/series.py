@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from repsim_cli.data.files import json_file, local
 from repsim_cli.errors import BadInput
 from repsim_cli.files import explained
 from repsim_cli.models.shapes import shape_of
@@ -13,6 +14,7 @@ from repsim_cli.models.source import Checkpoint, Series, Source
 from repsim_cli.models.transformer_lens import transformer_lens
 from repsim_cli.models.transformers import shipped, transformers
 from repsim_cli.registry import did_you_mean, models
+from repsim_cli.settings import NotNegative
 
 STEP = "{step}"
 METRICS = "metrics.json"
@@ -26,7 +28,7 @@ def series(
     hub: str | None = None,
     shipped: str | None = None,
     pattern: str = "step{step}",
-    steps: list[int] | None = None,
+    steps: list[NotNegative] | None = None,
     drop_downloads: bool = False,
 ) -> Series:
     """folder: a folder of checkpoint folders named by `pattern`. hub: an id whose revisions are named by it.
@@ -46,7 +48,7 @@ def series(
     if shipped is not None:
         found = _shipped(shipped, steps)
     elif folder is not None:
-        found = [_local(step, place) for step, place in _folders(Path(folder).expanduser(), pattern, steps).items()]
+        found = [_local(step, place) for step, place in _folders(local(folder), pattern, steps).items()]
     else:
         if steps is None:
             raise BadInput("steps: missing, got null with hub; list the steps, e.g. [0, 1000, 143000]")
@@ -124,10 +126,7 @@ def _native(config: Path) -> bool:
 def read_metrics(folder: Path) -> dict[str, float]:
     """What a model was saved with; nothing where it has no metrics.json."""
     file = folder / METRICS
-    try:
-        return json.loads(file.read_text()) if file.is_file() else {}
-    except ValueError as error:
-        raise BadInput(f"path: {METRICS} cannot be used, got '{file}' ({error}); mend or remove it") from None
+    return json_file(file) if file.is_file() else {}
 
 
 def _revision(step: int, hub: str, revision: str, drop: bool) -> Checkpoint:

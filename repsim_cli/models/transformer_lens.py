@@ -41,6 +41,7 @@ from repsim_cli.models.transformers import (
     tokenizer_of,
 )
 from repsim_cli.registry import did_you_mean, models
+from repsim_cli.settings import Seed
 
 HEADS = {"bert": "AutoModelForMaskedLM", "roberta": "AutoModelForMaskedLM"}  # the rest: AutoModelForCausalLM
 NATIVE = (
@@ -63,7 +64,7 @@ def transformer_lens(
     config: dict[str, Any] | None = None,
     weights: str | None = None,
     tokenizer: str | None = None,
-    seed: int = 0,
+    seed: Seed = 0,
     process_weights: bool = False,
 ) -> Source:
     """A model of the hub (`hub`) or a folder (`path`), in the transformers or in TransformerLens' own format; or the

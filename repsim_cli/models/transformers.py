@@ -20,19 +20,22 @@ import safetensors
 import torch
 from torch import nn
 
+from repsim_cli.data.files import json_file, local
 from repsim_cli.data.images import Patches
 from repsim_cli.data.network import local_only, offline, unreachable
 from repsim_cli.errors import BadInput, Unreachable
-from repsim_cli.files import readable
+from repsim_cli.files import readable, refusing
 from repsim_cli.models.architectures import architecture
 from repsim_cli.models.shapes import compare_with_shipped, planned_shape, shape_of
 from repsim_cli.models.source import Source
 from repsim_cli.registry import did_you_mean, models
+from repsim_cli.settings import Seed
 
 TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "tokenizer.model", "spiece.model")
 BESIDE_TOKENIZER = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "merges.txt")
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack")
 IMAGE_MODELS = ("vit",)
+SIZES = {"num_hidden_layers": 1000, "num_attention_heads": 10**5, "hidden_size": 10**6}  # the most that is built
 TOKENIZERS = Path(str(resources.files("repsim_cli"))) / "assets" / "tokenizers"
 SHIPPED = Path(str(resources.files("repsim_cli"))) / "assets" / "models"
 
@@ -62,7 +65,7 @@ def check_place(path: str | None, hub: str | None, revision: str | None) -> None
 def place(path: str | None, hub: str | None, revision: str | None) -> Place:
     """A folder or a hub id in the transformers format."""
     check_place(path, hub, revision)
-    return _folder_place(Path(path).expanduser()) if path is not None else _hub_place(str(hub), revision)
+    return _folder_place(local(path)) if path is not None else _hub_place(str(hub), revision)
 
 
 @models.register("shipped")
@@ -91,7 +94,7 @@ def random(
     hub: str | None = None,
     revision: str | None = None,
     tokenizer: str | None = None,
-    seed: int = 0,
+    seed: Seed = 0,
 ) -> Source:
     """Fresh weights under `seed`, in the shape of a shipped, local or hub model, or of `config`.
 
@@ -107,7 +110,7 @@ def random(
     if config is not None:
         settings, where, like = inline_config(config), tokenizer, None
     else:
-        like = hub or str(shipped_folder(shipped) if shipped else folder(Path(str(path)).expanduser()))
+        like = hub or str(shipped_folder(shipped) if shipped else folder(local(str(path))))
         settings, where = config_of(like, revision), tokenizer or like
 
     def own_tokenizer() -> Any:
@@ -183,6 +186,9 @@ def folder(path: Path) -> Path:
     os.listdir(path)  # what cannot be listed would seem empty
     if not (path / "config.json").is_file():
         raise BadInput(f"path: no config.json in it, got '{path}'; give a folder in the transformers format")
+    for file in path.iterdir():
+        if file.exists() and not (file.is_file() or file.is_dir()):  # a pipe would be waited for
+            raise BadInput(f"path: neither a file nor a folder, got '{file}'; remove it")
     return path
 
 
@@ -190,7 +196,10 @@ def weight_files(path: Path) -> list[Path]:
     """The folder's safetensors files, each with a whole header; BadInput says what is missing."""
     index = path / "model.safetensors.index.json"
     if index.is_file():
-        files = [path / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
+        names = json_file(index).get("weight_map")
+        if not isinstance(names, dict) or any(name != Path(str(name)).name for name in names.values()):
+            raise BadInput(f"path: {index.name} names no files of its folder, got '{names}'; copy it again")
+        files = [path / name for name in sorted(set(names.values()))]
     else:
         files = [path / "model.safetensors"]
     missing = [file.name for file in files if not file.is_file()]
@@ -251,7 +260,7 @@ def from_place(found: Place) -> Source:
         found.where,
         found.revision,
         lambda auto: headed(found.where, found.revision, auto),
-        (lambda: json.loads(metrics.read_text())) if metrics.is_file() else None,
+        (lambda: json_file(metrics)) if metrics.is_file() else None,
     )
 
 
@@ -263,6 +272,10 @@ def hash_files(files: list[Path]) -> str:
             while block := stream.read(1 << 20):
                 digest.update(block)
     return digest.hexdigest()
+
+
+def _reason(error: Exception) -> str:
+    return " ".join(str(error).split())[:200] or type(error).__name__
 
 
 def _unreachable(where: str, revision: str | None, error: Exception) -> BadInput:
@@ -280,11 +293,10 @@ def _unreachable(where: str, revision: str | None, error: Exception) -> BadInput
 
 def _check_config_file(file: Path) -> None:
     """What the library would say at length: broken JSON, an unknown architecture, code that comes with a model."""
-    try:
-        given = json.loads(file.read_text())
-        kind = given["model_type"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise BadInput(f"path: config.json cannot be used, got '{file}' ({error!r:.100}); mend it") from None
+    given = json_file(file)
+    kind = given.get("model_type")
+    if not isinstance(kind, str):
+        raise BadInput(f"path: config.json cannot be used, got model_type {kind!r:.60} in '{file}'; mend it")
     if "auto_map" in given:
         raise BadInput(
             f"path: the model needs code that comes with it, which is never run, got auto_map in '{file}'; "
@@ -292,8 +304,19 @@ def _check_config_file(file: Path) -> None:
         )
     known = library().CONFIG_MAPPING
     if kind not in known:  # all its keys take a tenth of a second
-        hint = did_you_mean(str(kind), known.keys())
+        hint = did_you_mean(kind, known.keys())
         raise BadInput(f"path: unknown architecture, got model_type '{kind}' in '{file}'; {hint}")
+    _check_numbers(given)
+
+
+def _check_numbers(given: dict[str, Any], path: str = "config") -> None:
+    """Raises BadInput for whole numbers that no model has; some make the library fill the memory."""
+    for key, value in given.items():
+        if isinstance(value, dict):
+            _check_numbers(value, f"{path}.{key}")
+        most = 10**6 if key == "num_labels" else 10**9
+        if isinstance(value, int) and not -most <= value <= most:
+            raise BadInput(f"{path}.{key}: out of range, got {value:.3g}; at most {most}")
 
 
 def config_of(where: str, revision: str | None = None) -> Any:
@@ -314,15 +337,15 @@ def _config(where: str, revision: str | None) -> Any:
         return library().AutoConfig.from_pretrained(
             where, revision=revision, trust_remote_code=False, local_files_only=local or local_only()
         )
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:  # the library checks little, and what it meets it raises
         if local:
-            reason = str(error).splitlines()[0]
-            raise BadInput(f"path: config.json cannot be used, got '{where}' ({reason[:160]}); mend it") from error
+            raise BadInput(f"path: config.json cannot be used, got '{where}' ({_reason(error)}); mend it") from error
         raise _unreachable(where, revision, error) from error
 
 
 def inline_config(given: dict[str, Any]) -> Any:
     kind = given.get("model_type")
+    _check_numbers(given)
     known = list(library().CONFIG_MAPPING.keys())
     if kind not in known:
         hint = did_you_mean(str(kind), known) if kind else "e.g. model_type: gpt2"
@@ -333,10 +356,11 @@ def inline_config(given: dict[str, Any]) -> Any:
     if unknown:
         hint = did_you_mean(unknown[0], default.to_dict())
         raise BadInput(f"config.{unknown[0]}: {kind} has no such setting, got {rest[unknown[0]]!r}; {hint[:200]}")
-    try:
+    with refusing(f"config: not usable for {kind}", rest, "mend it"):
         return library().AutoConfig.for_model(kind, **rest)
-    except (TypeError, ValueError) as error:
-        raise BadInput(f"config: not usable for {kind}, got {rest} ({error}); mend it") from error
+
+
+PROBE = "a \uffff"  # a word, and a character that no vocabulary has: what fails here would fail in the middle of a run
 
 
 def tokenizer_of(where: str, revision: str | None = None) -> Any:
@@ -354,12 +378,16 @@ def tokenizer_of(where: str, revision: str | None = None) -> Any:
             readable(file)
     try:
         with _silent():
-            return library().AutoTokenizer.from_pretrained(
+            found = library().AutoTokenizer.from_pretrained(
                 where, revision=revision, trust_remote_code=False, local_files_only=local or local_only()
             )
-    except (OSError, ValueError, KeyError) as error:
+            found(PROBE, verbose=False)
+            return found
+    except Exception as error:
         if local:
-            raise BadInput(f"path: its tokenizer cannot be used, got '{where}' ({error}); save it again") from error
+            raise BadInput(
+                f"path: its tokenizer cannot be used, got '{where}' ({_reason(error)}); save it again"
+            ) from error
         if isinstance(error, OSError):
             # a repository of a tokenizer alone has no config.json, which its id asks for and its folder does not
             return tokenizer_of(str(hub_files(where, revision, [*TOKENIZER_FILES, *BESIDE_TOKENIZER])))
@@ -411,11 +439,10 @@ def _loaded(where: str, revision: str | None, eager: bool, auto: str) -> tuple[A
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,  # reported below, with the names
             )
-    except (OSError, ValueError, RuntimeError, safetensors.SafetensorError) as error:
+    except Exception as error:
         if Path(where).is_dir():
-            reason = str(error).splitlines()[0]
             raise BadInput(
-                f"path: the weights cannot be loaded, got '{where}' ({reason[:200]}); save them again"
+                f"path: the weights cannot be loaded, got '{where}' ({_reason(error)}); save them again"
             ) from error
         raise _unreachable(where, revision, error) from error
     backbone = "" if model.base_model is model else f"{model.base_model_prefix}."
@@ -444,26 +471,32 @@ def source(
 
     where, revision: the folder or hub id in which an image model's preprocessor is looked for; None: nowhere.
     """
-    config = config.get_text_config()
+    whole, config = config, config.get_text_config()
+    if not hasattr(config, "model_type"):
+        raise BadInput(f"config.text_config: not a config, got {config!r:.60} in a {whole.model_type}; mend it")
     images = config.model_type in IMAGE_MODELS
     if not images and not hasattr(config, "vocab_size"):
         known = ", ".join(IMAGE_MODELS)
         raise BadInput(f"config: neither of text nor of patches, got {config.model_type}; image models: {known}")
-    for name in ("num_hidden_layers", "num_attention_heads", "hidden_size"):
-        if not isinstance(getattr(config, name, None), int):
+    for name, most in SIZES.items():
+        size = getattr(config, name, None)
+        if not isinstance(size, int):
             raise BadInput(
-                f"config.{name}: {config.model_type} has no one number there, got {getattr(config, name, None)}; "
+                f"config.{name}: {config.model_type} has no one number there, got {size}; "
                 "use a model of equal blocks with attention"
             )
+        if not 0 < size <= most:
+            raise BadInput(f"config.{name}: out of range, got {size}; from 1 to {most}")
+    for name in ("output_hidden_states", "output_attentions"):
+        if not isinstance(getattr(config, name, False), bool):
+            raise BadInput(f"config.{name}: not true or false, got {getattr(config, name)!r:.60}; mend it")
+    _check_quantization(config)
     if getattr(config, "is_encoder_decoder", False):
         raise BadInput(
             f"config: encoders with decoders are not read, got model_type '{config.model_type}'; use another model"
         )
-    try:
+    with refusing(f"config: no {config.model_type} can be built from it", where or config.model_type, "mend it"):
         skeleton = _skeleton(config)
-    except (ValueError, TypeError, RuntimeError, ZeroDivisionError) as error:
-        reason = str(error).splitlines()[0]
-        raise BadInput(f"config: no {config.model_type} can be built from it ({reason[:200]}); mend it") from error
 
     def ready(eager: bool) -> nn.Module:
         return uncached(load(eager))
@@ -512,9 +545,23 @@ def source(
     )
 
 
+def _check_quantization(config: Any) -> None:
+    """Raises BadInput for weights whose quantization needs a package or a device that is not here."""
+    given = getattr(config, "quantization_config", None)
+    if given is None:
+        return
+    from transformers.quantizers.auto import AutoHfQuantizer
+
+    got = given.get("quant_method", given) if isinstance(given, dict) else given
+    advice = "install the package that it needs, or use the model without quantization"
+    with refusing("config.quantization_config: cannot be used here", got, advice), _silent():
+        AutoHfQuantizer.from_config(given, pre_quantized=True).validate_environment(device_map=None)
+
+
 def class_names(config: Any) -> tuple[str, ...]:
     """The labels of a classifier's config, in the order of its logits; () of other models."""
-    if not any(name.endswith("ForSequenceClassification") for name in config.architectures or ()):
+    named = config.architectures if isinstance(config.architectures, list) else []
+    if not any(str(name).endswith("ForSequenceClassification") for name in named):
         return ()
     return tuple(config.id2label[code] for code in sorted(config.id2label))
 
@@ -579,7 +626,4 @@ def _preprocessor(where: str | None, revision: str | None) -> dict[str, Any]:
             return {}
         except (OSError, ValueError) as error:
             raise _unreachable(where, revision, error) from error
-    try:
-        return json.loads(file.read_text()) if file.is_file() else {}
-    except ValueError as error:
-        raise BadInput(f"path: {file.name} cannot be used, got '{where}' ({error}); mend it") from None
+    return json_file(file) if file.is_file() else {}

@@ -3,20 +3,19 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import safetensors.torch
 import torch
 from jaxtyping import Float
-from pydantic import Field
 from torch import nn
 
 from repsim_cli.cache import Entry, key
 from repsim_cli.data.base import Sequences
 from repsim_cli.errors import RunFailed
 from repsim_cli.results import Progress, quiet
-from repsim_cli.settings import Positive
+from repsim_cli.settings import Above0, Fraction, Medium, NotNegative, Positive
 from repsim_cli.stitching.evaluate import Stitch, Task
 from repsim_cli.stitching.layers import (
     KINDS,
@@ -44,14 +43,14 @@ class Recipe:
 
     layer: Layers = "affine"
     init: Init = "least_squares"
-    init_sequences: Positive = 16
+    init_sequences: Medium = 16
     steps: Positive = 2000
-    warm_up: Annotated[int, Field(ge=0)] = 200
-    batch: Positive = 8
-    learning_rate: Annotated[float, Field(gt=0)] = 1.0
-    momentum: Annotated[float, Field(gt=0, lt=1)] = 0.9
+    warm_up: NotNegative = 200
+    batch: Medium = 8
+    learning_rate: Above0 = 1.0
+    momentum: Fraction = 0.9
     scale_rate: bool = False
-    clip: Annotated[float, Field(gt=0)] | None = None
+    clip: Above0 | None = None
     decay: bool = False
 
     def rate(self, step: int) -> float:

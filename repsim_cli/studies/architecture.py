@@ -10,6 +10,7 @@ from repsim_cli.errors import BadInput
 from repsim_cli.models.source import AnySource, Source
 from repsim_cli.registry import studies
 from repsim_cli.results import Run
+from repsim_cli.settings import Above0
 
 NEIGHBOURS = 2  # on either side, by parameters
 COLUMNS = ["model", "depth", "width", "heads", "d_head", "rotary", "parameters", "d_head / neighbours", "stands apart"]
@@ -25,7 +26,7 @@ class Architectures:
     claims: published findings about such shapes, by name.
     """
 
-    def __init__(self, *, model: Mapping[str, AnySource], factor: float = 1.5, claims: list[str] | None = None):
+    def __init__(self, *, model: Mapping[str, AnySource], factor: Above0 = 1.5, claims: list[str] | None = None):
         if not model:
             raise BadInput("model: no model is selected, got none; e.g. model=[tiny_a,tiny_b]")
         for label, source in model.items():

@@ -2,10 +2,9 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
-from pydantic import Field
 from torch import nn
 
 from repsim_cli.analysis.claims.training import training_verdicts
@@ -18,12 +17,11 @@ from repsim_cli.measures import Measure
 from repsim_cli.models.source import Series
 from repsim_cli.registry import studies
 from repsim_cli.results import Run
-from repsim_cli.settings import Extract, Hardware
+from repsim_cli.settings import Extract, Hardware, Share
 from repsim_cli.studies.convergence import Convergence, Missing, Opened, Training, gap_table, named
 from repsim_cli.studies.cost import times
 from repsim_cli.training.pretrain import add_loss_gradients
 
-Share = Annotated[float, Field(ge=0, le=1)]
 CAUSAL = ("gpt_neox", "gpt2", "llama", "openai-gpt")
 HEAD = "AutoModelForCausalLM"
 CODE = 1  # raise when a change of the code changes ranks

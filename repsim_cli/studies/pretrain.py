@@ -1,16 +1,15 @@
 """Pre-training of one small language model, with its tokenizer, kept at chosen steps in transformers format."""
 
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-from pydantic import Field
 
 from repsim_cli.data.base import Data
 from repsim_cli.data.packing import Text
 from repsim_cli.errors import BadInput
 from repsim_cli.registry import studies
 from repsim_cli.results import STATE, Run
-from repsim_cli.settings import Hardware, Positive
+from repsim_cli.settings import Above0, Hardware, Medium, Positive
 from repsim_cli.studies.cost import times, training_time
 from repsim_cli.training.pretrain import Recipe, Steps, corpus, pretrain
 
@@ -33,11 +32,11 @@ class Pretrain:
         seed: int,
         config: dict[str, Any],
         save: Steps,
-        vocabulary: Positive = 512,
-        length: Positive = 128,
+        vocabulary: Medium = 512,
+        length: Medium = 128,
         steps: Positive = 1000,
-        batch_size: Positive = 16,
-        learning_rate: Annotated[float, Field(gt=0)] = 3e-3,
+        batch_size: Medium = 16,
+        learning_rate: Above0 = 3e-3,
         warm_up: Positive = 50,
     ):
         if not isinstance(data, Text):

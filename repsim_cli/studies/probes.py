@@ -3,10 +3,9 @@
 import json
 import time
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
-from pydantic import Field
 
 from repsim_cli.activations.inputs import check_modality, paired, tokenizers
 from repsim_cli.activations.rows import devices, readings
@@ -18,7 +17,7 @@ from repsim_cli.errors import BadInput
 from repsim_cli.models.source import AnySource, Precomputed, Source
 from repsim_cli.registry import did_you_mean, studies
 from repsim_cli.results import Run, slug, write
-from repsim_cli.settings import Extract, Hardware
+from repsim_cli.settings import Extract, Fraction, Hardware
 from repsim_cli.studies.bounds import check_rows_fit, in_gb, most_rows, shown, usual_length
 from repsim_cli.studies.cost import forward_time, speed_of, times
 from repsim_cli.studies.sample import counted, inputs, prepare, sample
@@ -66,7 +65,7 @@ class Probes:
         cache: bool = True,
         targets: str,
         probes: list[str],
-        train_share: Annotated[float, Field(gt=0, lt=1)] = 0.8,
+        train_share: Fraction = 0.8,
         claims: list[str] | None = None,
     ):
         stored = {label: source for label, source in model.items() if isinstance(source, Precomputed)}

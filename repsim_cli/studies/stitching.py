@@ -3,11 +3,10 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
-from pydantic import Field
 from torch import nn
 
 from repsim_cli.activations.hook_points import expand
@@ -22,7 +21,7 @@ from repsim_cli.errors import BadInput, RunFailed
 from repsim_cli.models.source import AnySource, Source
 from repsim_cli.registry import did_you_mean, studies
 from repsim_cli.results import Run
-from repsim_cli.settings import Extract, Hardware, Positive
+from repsim_cli.settings import Above0, Extract, Fraction, Hardware, Medium, NotNegative, Positive, Several
 from repsim_cli.stitching.evaluate import (
     Head,
     HeadKind,
@@ -74,19 +73,19 @@ class Stitching:
         cache: bool = True,
         pairs: list[list[str]] | None = None,
         grid: bool = False,
-        evaluation: Annotated[int, Field(ge=2)] = 64,
+        evaluation: Several = 64,
         baselines: list[Baseline] | None = None,
         metric: Metric = "loss",
         layer: Layers = "affine",
         init: Init = "least_squares",
-        init_sequences: Positive = 16,
+        init_sequences: Medium = 16,
         steps: Positive = 2000,
-        warm_up: Annotated[int, Field(ge=0)] = 200,
-        batch: Positive = 8,
-        learning_rate: Annotated[float, Field(gt=0)] = 1.0,
-        momentum: Annotated[float, Field(gt=0, lt=1)] = 0.9,
+        warm_up: NotNegative = 200,
+        batch: Medium = 8,
+        learning_rate: Above0 = 1.0,
+        momentum: Fraction = 0.9,
         scale_rate: bool = False,
-        clip: Annotated[float, Field(gt=0)] | None = None,
+        clip: Above0 | None = None,
         decay: bool = False,
         labels: list[str] | None = None,
         claims: list[str] | None = None,

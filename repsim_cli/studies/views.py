@@ -33,7 +33,7 @@ from repsim_cli.measures.gromov import Space, space
 from repsim_cli.models.source import AnySource, Source
 from repsim_cli.registry import did_you_mean, studies
 from repsim_cli.results import Run, slug
-from repsim_cli.settings import Extract, Hardware, Positive, Several
+from repsim_cli.settings import Above0, Extract, Hardware, Medium, NotNegative, Positive, Tries
 from repsim_cli.studies.analyses import Part, joined
 from repsim_cli.studies.bounds import check_rows_fit, in_gb, most_rows, passing, shown, usual_length
 from repsim_cli.studies.cost import distances_time, forward_time, times
@@ -95,14 +95,14 @@ class Views:
         cache: bool = True,
         base: str | None = None,
         views: list[View] | None = None,
-        bins: Several = 50,
+        bins: Annotated[int, Field(ge=2, le=10_000)] = 50,
         distance_scale: DistanceScale = "none",
-        batch: Positive = 16,
-        perplexity: Annotated[float, Field(gt=0)] = 5.0,
+        batch: Medium = 16,
+        perplexity: Above0 = 5.0,
         k: Positive = 5,
-        samples: list[int] | None = None,
+        samples: list[NotNegative] | None = None,
         pairs: list[list[str]] | None = None,
-        restarts: Annotated[int, Field(ge=0)] = 0,
+        restarts: Tries = 0,
         claims: list[str] | None = None,
     ):
         if not model:

@@ -34,7 +34,7 @@ from repsim_cli.models.transformers import (
 from repsim_cli.planning import check_device, is_dry
 from repsim_cli.registry import models
 from repsim_cli.results import Progress, dumps
-from repsim_cli.settings import Positive
+from repsim_cli.settings import Above0, From0, Medium, NotNegative, Positive, Seed
 from repsim_cli.training.finetune import (
     CODE,
     Recipe,
@@ -51,7 +51,6 @@ from repsim_cli.training.trained import Metrics, Trained
 
 RECORD = "training.json"  # beside the weights: seed, recipe, loss by step, CPU seconds
 SHARED_SEED = 2**32 - 1  # the highest there is, and no model's: none has the head of the shared training
-Above0 = Annotated[float, Field(gt=0)]
 
 
 @models.register("finetuned")
@@ -68,14 +67,14 @@ def finetuned(
     train: Data,
     evaluate: Data,
     hans: Data | None = None,
-    seeds: Annotated[list[int], Field(min_length=1)],
-    length: Positive = 128,
+    seeds: Annotated[list[Seed], Field(min_length=1)],
+    length: Medium = 128,
     epochs: Above0 = 3.0,
     steps: Positive | None = None,
-    batch_size: Positive = 32,
+    batch_size: Medium = 32,
     learning_rate: Above0 = 2e-5,
-    warm_up: Annotated[int, Field(ge=0)] = 0,
-    weight_decay: Annotated[float, Field(ge=0)] = 0.0,
+    warm_up: NotNegative = 0,
+    weight_decay: From0 = 0.0,
     clip: Above0 = 1.0,
     device: str = "cpu",
 ) -> Family:

@@ -31,7 +31,17 @@ from repsim_cli.models.source import Checkpoint, Series, Short, Source
 from repsim_cli.planning import check_device
 from repsim_cli.registry import models
 from repsim_cli.results import Progress, dumps, quiet
-from repsim_cli.settings import Positive, Several
+from repsim_cli.settings import (
+    Above0,
+    Fraction,
+    From0,
+    Medium,
+    Modulus,
+    NotNegative,
+    Positive,
+    Seed,
+    Small,
+)
 from repsim_cli.training.state import SAVE_EVERY, restore_state, save_state
 from repsim_cli.training.trained import Metrics, Trained
 
@@ -112,20 +122,20 @@ class Recipe:
 @models.register("modular")
 def modular(
     *,
-    moduli: Annotated[list[Several], Field(min_length=1)],
-    blocks: Positive = 1,
+    moduli: Annotated[list[Modulus], Field(min_length=1)],
+    blocks: Small = 1,
     training: Training = "end_to_end",
     epochs: Positive = 600,
-    batch_size: Positive | None = 348,
-    learning_rate: Annotated[float, Field(gt=0)] = 2e-3,
-    weight_decay: Annotated[float, Field(ge=0)] = 0.5,
-    penalty: Annotated[float, Field(ge=0)] = 0.01,
+    batch_size: Medium | None = 348,
+    learning_rate: Above0 = 2e-3,
+    weight_decay: From0 = 0.5,
+    penalty: From0 = 0.01,
     average: Annotated[float, Field(ge=0, lt=1)] = 0.0,
-    train_share: Annotated[float, Field(gt=0, lt=1)] = 0.8,
+    train_share: Fraction = 0.8,
     check: Positive = 10,
     patience: Positive | None = 3,
-    seed: Annotated[int, Field(ge=0)] = 0,
-    save: list[int] | None = None,
+    seed: Seed = 0,
+    save: list[NotNegative] | None = None,
     device: str = "cpu",
 ) -> Source | Series:
     """A small transformer that is trained on the sums of all pairs (a, b) when it is first needed.

@@ -20,12 +20,13 @@ from repsim_cli.errors import BadInput, RunFailed
 from repsim_cli.models.series import METRICS, read_metrics
 from repsim_cli.models.transformers import inline_config, library
 from repsim_cli.results import Progress, dumps, write
+from repsim_cli.settings import NotNegative
 from repsim_cli.training.state import SAVE_EVERY, restore_state, save_state
 
 END = "<|endoftext|>"
 EVERYTHING = 1 << 30
 AT_ONCE = 32  # held-out sequences
-Steps = list[int] | Literal["log"]
+Steps = list[NotNegative] | Literal["log"]
 
 
 @dataclass(frozen=True, kw_only=True)

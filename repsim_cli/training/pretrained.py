@@ -15,7 +15,7 @@ from repsim_cli.models.transformer_lens import transformer_lens
 from repsim_cli.models.transformers import hash_files
 from repsim_cli.registry import models
 from repsim_cli.results import STATE, Progress
-from repsim_cli.settings import Positive
+from repsim_cli.settings import Above0, Medium, Positive, Seed
 from repsim_cli.training.pretrain import held_out_metrics, train
 from repsim_cli.training.trained import Metrics, Trained
 
@@ -29,12 +29,12 @@ def pretrained(
     config: dict[str, Any],
     tokenizer: str,
     path: str | None = None,
-    length: Positive = 128,
+    length: Medium = 128,
     steps: Positive = 1000,
-    batch_size: Positive = 16,
-    learning_rate: float = 3e-3,
+    batch_size: Medium = 16,
+    learning_rate: Above0 = 3e-3,
     warm_up: Positive = 50,
-    seed: int = 0,
+    seed: Seed = 0,
 ) -> Source:
     """A native model of `config` (as of kind: transformer_lens), trained on the text of `path` (null: the training
     split of the embedded text), packed into sequences of `length` tokens of `tokenizer` (a folder, hub id or shipped

@@ -3,9 +3,7 @@
 from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any
-
-from pydantic import Field
+from typing import Any
 
 from repsim_cli.data.packing import Text
 from repsim_cli.data.text import embedded_text
@@ -14,7 +12,7 @@ from repsim_cli.models.source import Checkpoint, Series, Source
 from repsim_cli.models.transformers import hash_files, headed, load, source, weight_files
 from repsim_cli.registry import models
 from repsim_cli.results import STATE, Progress
-from repsim_cli.settings import Positive
+from repsim_cli.settings import Above0, Medium, Positive, Seed
 from repsim_cli.training.pretrain import Recipe, Steps, byte_pair_tokenizer, corpus, pretrain
 from repsim_cli.training.trained import Metrics, Trained
 
@@ -26,13 +24,13 @@ def pretrained_series(
     *,
     config: dict[str, Any],
     save: Steps = "log",
-    vocabulary: Positive = 512,
-    length: Positive = 128,
+    vocabulary: Medium = 512,
+    length: Medium = 128,
     steps: Positive = 1000,
-    batch_size: Positive = 8,
-    learning_rate: Annotated[float, Field(gt=0)] = 3e-3,
+    batch_size: Medium = 8,
+    learning_rate: Above0 = 3e-3,
     warm_up: Positive = 50,
-    seed: Annotated[int, Field(ge=0)] = 0,
+    seed: Seed = 0,
 ) -> Series:
     """Checkpoints of a model that is trained on the embedded text when it is first needed, as the study pretrain does.
 

@@ -1,0 +1,161 @@
+"""Local files that anyone may have written: each kind is opened, and its lines and records read, in one place.
+
+Everything here raises BadInput for a file that is not what its name says.
+"""
+
+import io
+import json
+import os
+import zipfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from repsim_cli.errors import BadInput
+from repsim_cli.files import readable, refusing
+from repsim_cli.registry import did_you_mean
+from repsim_cli.settings import Hardware
+
+LONGEST = 1 << 27  # characters of a line
+
+
+def local(path: str) -> Path:
+    """The place of this path, `~` expanded, whether something is there or not."""
+    with refusing("path: not usable", path, "check the path"):
+        place = Path(path).expanduser()
+        with suppress(FileNotFoundError, NotADirectoryError):
+            os.stat(place)
+    return place
+
+
+def existing(path: str, suffixes: Sequence[str]) -> Path:
+    """The file of this path. Raises BadInput where there is none, or none of the suffixes fits."""
+    file = local(path)
+    if not file.exists():
+        near = [p.name for p in file.parent.iterdir()] if file.parent.is_dir() else []
+        hint = f"; {did_you_mean(file.name, near)}" if 0 < len(near) <= 20 else "; check the path"
+        raise BadInput(f"path: no such file, got '{path}'{hint}")
+    if not file.is_file():
+        raise BadInput(f"path: not a file, got '{path}'; name one file")
+    if not file.name.endswith(tuple(suffixes)):
+        raise BadInput(f"path: unknown kind of file, got '{path}'; use {', '.join(suffixes)}")
+    return readable(file)
+
+
+@contextmanager
+def lines_of(file: Path) -> Iterator[Iterator[str]]:
+    """The lines of a UTF-8 file, packed (.zst) or not."""
+    import zstandard
+
+    def checked(stream: io.TextIOBase) -> Iterator[str]:
+        number = 0
+        try:
+            while line := stream.readline(LONGEST + 1):
+                number += 1
+                if len(line) > LONGEST:
+                    raise BadInput(f"{file}, line {number}: too long, got more than {LONGEST} characters; split it")
+                yield line
+        except UnicodeDecodeError as error:
+            raise BadInput(f"{file}: not UTF-8, got byte {error.object[error.start]:#04x}; convert it") from None
+        except (zstandard.ZstdError, EOFError) as error:
+            raise BadInput(f"{file}: not a whole .zst file, got '{error}'; download it again") from None
+
+    with file.open("rb") as raw:
+        stream = io.BufferedReader(_Unpacked(raw)) if file.name.endswith(".zst") else raw
+        with io.TextIOWrapper(stream, encoding="utf-8") as text:
+            yield checked(text)
+
+
+class _Unpacked(io.RawIOBase):
+    """The contents of a .zst file of any number of frames; EOFError where the last one is cut off, which
+    zstandard's own reader takes for the end."""
+
+    def __init__(self, raw: BinaryIO):
+        self.raw, self.waiting = raw, memoryview(b"")
+        self.frame: Any = None
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        import zstandard
+
+        while not self.waiting:
+            unread = self.frame.unused_data if self.frame is not None and self.frame.eof else b""
+            # few at a time: each byte may unpack to 32 thousand
+            packed = unread or self.raw.read(1 << 13)
+            if not packed:
+                if self.frame is not None and not self.frame.eof:
+                    raise EOFError("the file ends inside a frame")
+                return 0
+            if self.frame is None or self.frame.eof:
+                self.frame = zstandard.ZstdDecompressor().decompressobj()
+            self.waiting = memoryview(self.frame.decompress(packed))
+        count = min(len(buffer), len(self.waiting))
+        buffer[:count], self.waiting = self.waiting[:count], self.waiting[count:]
+        return count
+
+
+def json_line(line: str, where: str) -> dict[str, Any]:
+    """The object that a line of JSON holds."""
+    problem = f"{where}: not JSON"
+    with refusing(problem, line.strip()[:40], "one JSON object a line"):
+        record = json.loads(line)
+    if not isinstance(record, dict):
+        raise BadInput(f"{where}: not an object, got {line.strip()[:40]!r}; one JSON object a line")
+    if "\\u" in line:  # halves of a character that stand alone: no text
+        with refusing(problem, line.strip()[:40], "write it again"):
+            json.dumps(record, ensure_ascii=False).encode()
+    return record
+
+
+def json_file(file: Path) -> dict[str, Any]:
+    """The object that a JSON file holds."""
+    with refusing(f"path: {file.name} cannot be used", file, "mend it"):
+        content = json.loads(file.read_text())
+        if not isinstance(content, dict):
+            raise ValueError(f"a {type(content).__name__} for an object")
+    return content
+
+
+@contextmanager
+def parquet(file: Path) -> Iterator[Any]:
+    """The file, opened by pyarrow."""
+    import pyarrow.parquet
+
+    with refusing(f"{file}: not a parquet file", file.name, "check the file"):
+        table = pyarrow.parquet.ParquetFile(file)
+    with table:
+        yield table
+
+
+def parquet_rows(file: Path, table: Any, columns: list[str] | None = None) -> Iterator[dict[str, Any]]:
+    """The rows of an opened file, by column."""
+    batches = table.iter_batches(columns=columns)
+    while True:
+        with refusing(f"{file}: not a whole parquet file", file.name, "download it again"):
+            batch = next(batches, None)
+            rows = None if batch is None else batch.to_pylist()
+        if rows is None:
+            return
+        yield from rows
+
+
+def npz_arrays(file: Path) -> dict[str, np.ndarray]:
+    """All arrays of an .npz file. Nothing is unpickled."""
+    with (
+        refusing(f"{file}: not a whole .npz file of numbers", file.name, "write it again with numpy.savez"),
+        zipfile.ZipFile(file),  # where it is none, numpy would take it for a pickle
+        np.load(file, allow_pickle=False) as archive,
+    ):
+        size, most = sum(member.file_size for member in archive.zip.infolist()), Hardware().memory_limit
+        if size > most:
+            raise BadInput(f"{file}: larger than the memory, got {size / 1e9:.1f} GB for {most / 1e9:.1f} GB; split it")
+        arrays = {name: archive[name] for name in archive.files}
+    for name, array in arrays.items():
+        if not isinstance(array, np.ndarray):
+            raise BadInput(f"{file}: not an array, got the member '{name}'; write the file again with numpy.savez")
+    return arrays
