@@ -140,7 +140,7 @@ class Entry:
         log.warning("cache: %s is damaged, it is dropped and computed again", place)
         _delete(place)
 
-    def write(self, name: str, save: Callable[[Path], None]) -> None:
+    def write(self, name: str, save: Callable[[Path], object]) -> None:
         """Adds a file or a folder, which save(path) makes. Raises OSError where it cannot be written."""
         self.folder.mkdir(parents=True, exist_ok=True)
         partial = self.folder / f".{name}.{os.getpid()}"
@@ -161,7 +161,7 @@ class Entry:
         meta["files"] = {name: place.name for name, place in sorted(self.files.items())}
         for record in self.folder.glob(f"{RECORD}-*"):
             record.unlink()
-        self.write(RECORD, lambda path: path.write_text(dumps(meta)) and None)
+        self.write(RECORD, lambda path: path.write_text(dumps(meta)))
         del self.files[RECORD]
         self.meta = meta
 

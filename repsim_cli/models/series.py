@@ -63,9 +63,10 @@ def series(
 def _check_published(hub: str, steps: list[int]) -> None:
     """Raises BadInput for a step that a published model, whose steps are known, does not have."""
     shape = shape_of(hub)
-    for step in steps if shape and shape.steps else ():
-        if step not in shape.steps:
-            nearest = min(shape.steps, key=lambda other: abs(other - step))
+    known = (shape.steps if shape is not None else None) or steps
+    for step in steps:
+        if step not in known:
+            nearest = min(known, key=lambda other: abs(other - step))
             raise BadInput(f"steps: {hub} was published without this step, got {step}; the nearest is {nearest}")
 
 
