@@ -1,4 +1,4 @@
-"""Level and power of permutation nulls for rows that depend on each other: `python benchmarks/nulls.py [--draws 4000]`.
+"""Level and power of permutation nulls for dependent rows: `python benchmarks/nulls.py [power packed level]`.
 
 Two representations of two features, unrelated but for what the table names, are tested by linear CKA with 99 random
 pairings. CKA's own norms do not change with the pairing, so that |X'PY|^2 is the statistic. Ways to draw the null:
@@ -120,14 +120,14 @@ def power(documents: int, draws: int) -> tuple[float, float, float]:
     return high, at("rows", high, draws), at("segments", high, draws)
 
 
-def packed(rng: np.random.Generator, mean: float, method: str) -> float:
+def packed(rng: np.random.Generator, median: float, method: str) -> float:
     """p of unrelated representations of packed text: 64 of 1024 sequences of 128 tokens, in batches of 1024 rows.
 
     Documents have lognormal lengths. Effects that both sides share: of the first token of a sequence, which is 30 times
     as large as others, and of the first tokens of a document. Each side alone: documents, autocorrelated rows.
     """
     length, size, pool = 128, 1024, 1024 * 128
-    lengths = np.clip(np.exp(rng.normal(np.log(mean), 0.8, pool // 4)).round().astype(int), 4, 20_000)
+    lengths = np.clip(np.exp(rng.normal(np.log(median), 0.8, 4 * pool // int(median))).round().astype(int), 4, 20_000)
     taken = np.sort(rng.permutation(1024)[:64])[:, None] * length + np.arange(length)
     document = np.repeat(np.arange(len(lengths)), lengths)[taken.ravel()]
     position = taken.ravel() - (lengths.cumsum() - lengths)[document]
@@ -159,36 +159,50 @@ def packed(rng: np.random.Generator, mean: float, method: str) -> float:
     return float(np.mean(values[0] <= values * (1 + 1e-6)))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--draws", type=int, default=4000, help="pairs of unrelated representations per cell")
-    parser.add_argument("--documents", type=int, nargs="+", default=[20, 100, 500])
-    parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS)
-    given = parser.parse_args()
-    print("power at 0.05 of a signal in every row, documents of 20 rows, rows that do not depend on each other\n")
+def print_power(given: argparse.Namespace) -> None:
+    print("\npower at 0.05 of a signal in every row, documents of 20 rows, rows that do not depend on each other\n")
     print("| documents | signal | rows trade places | segments |\n| --- | --- | --- | --- |")
     for documents in given.documents:
         signal, rows, own = power(documents, 1000)
         print(
             f"| {documents} | {signal:.3f} | {rows:.3f} | {own:.3f}{'*' if own < ENOUGH * rows else ''} |", flush=True
         )
-    print(f"\npacked text, rejected at 0.05 / 0.01, {given.draws} pairs each\n")
+
+
+def print_packed(given: argparse.Namespace) -> None:
+    print(f"\npacked text, rejected at 0.05 / 0.01, {given.draws} pairs each; * too often\n")
     print("| tokens of a document, median | segments | end to end |\n| --- | --- | --- |")
-    for mean in (40, 200, 1500):
+    for median in (40, 200, 1500):
         cells = []
         for method in ("segments", "end to end"):
-            rng = np.random.default_rng(mean)
-            cells.append(shown(np.array([packed(rng, mean, method) for _ in range(given.draws)])))
-        print(f"| {mean} | " + " | ".join(cells) + " |", flush=True)
-    print(f"\nrejected at 0.05 / 0.01, {given.draws} pairs each; * too often\n")
+            rng = np.random.default_rng(median)
+            cells.append(shown(np.array([packed(rng, median, method) for _ in range(given.draws)])))
+        print(f"| {median} | " + " | ".join(cells) + " |", flush=True)
+
+
+def print_level(given: argparse.Namespace) -> None:
+    print(f"\nrejected at 0.05 / 0.01, {given.draws} pairs each; * too often")
     for effect in EFFECTS:
-        print(f"| effect: {effect} | documents | " + " | ".join(given.methods) + " |", flush=True)
+        print(f"\n| effect: {effect} | documents | " + " | ".join(given.methods) + " |", flush=True)
         print("| --- | --- |" + " --- |" * len(given.methods))
         for lengths in LENGTHS:
             for documents in given.documents:
                 cells = [shown(rates(method, lengths, documents, effect, given.draws)) for method in given.methods]
                 print(f"| {lengths} | {documents} | " + " | ".join(cells) + " |", flush=True)
-        print()
+
+
+PARTS = {"power": print_power, "packed": print_packed, "level": print_level}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", default=list(PARTS), help=f"of {', '.join(PARTS)}; all by default")
+    parser.add_argument("--draws", type=int, default=4000, help="pairs of unrelated representations per cell")
+    parser.add_argument("--documents", type=int, nargs="+", default=[20, 100, 500])
+    parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS)
+    given = parser.parse_args()
+    for part in given.parts:
+        PARTS[part](given)
 
 
 if __name__ == "__main__":
