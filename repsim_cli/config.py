@@ -277,7 +277,7 @@ def _groups(problems: list[str], given: Any, labels: Sequence[str]) -> dict[str,
 def _base(problems: list[str], given: Any, labels: Sequence[str]) -> str | None:
     if given is not None:
         _known_label(problems, "base", given, labels)
-    return given
+    return given if isinstance(given, str) else None
 
 
 def _known_label(problems: list[str], path: str, label: Any, labels: Sequence[str]) -> None:

@@ -43,6 +43,7 @@ class Registry:
         self.noun = noun
         self.packages = packages
         self._entries: dict[str, Entry] = {}
+        self._loaded = False
 
     def register(self, name: str, card: Any = None) -> Callable[[Registered], Registered]:
         def decorate(function: Registered) -> Registered:
@@ -54,9 +55,11 @@ class Registry:
         return decorate
 
     def _load(self) -> dict[str, Entry]:
-        for name in self.packages:
-            for module in pkgutil.iter_modules(importlib.import_module(name).__path__):
-                importlib.import_module(f"{name}.{module.name}")
+        if not self._loaded:
+            for name in self.packages:
+                for module in pkgutil.iter_modules(importlib.import_module(name).__path__):
+                    importlib.import_module(f"{name}.{module.name}")
+            self._loaded = True
         return self._entries
 
     def names(self) -> list[str]:

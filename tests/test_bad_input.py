@@ -691,6 +691,16 @@ def test_stored_arrays_that_are_not_finite(repsim, tmp_path, newest, value):
     assert results.read_manifest(newest())["status"] == "failed"
 
 
+MUTATIONS = mutations.kept()
+
+
+@pytest.mark.parametrize("number", range(len(MUTATIONS)))
+def test_mutations(repsim, tmp_path, tiny_folder, number):
+    """What `scripts/fuzz` found, one of each refusal, whether or not it had failed."""
+    words = mutations.apply(MUTATIONS[number], tmp_path, tiny_folder("gpt2"))
+    check(*repsim("run", *words, "dry_run=true"), tmp_path / "outputs")
+
+
 def written(name, content):
     return lambda folder: (folder / name).write_bytes(content)
 
@@ -892,31 +902,8 @@ def a_run(tmp_path_factory):
     return manifest.parent
 
 
-ODD = ("../../x", '模型 <script>alert(1)</script>; $(rm -rf .) a|b&c \'"" $x^2$', "x" * 300)
-
-
-def test_odd_labels_are_harmless(repsim, tmp_path, newest):
-    """A label is data everywhere: in file names, figures, JSON and on the terminal."""
-    folder = tmp_path / "conf" / "experiment"
-    folder.mkdir(parents=True)
-    content = {
-        "defaults": [{"override /model": []}, {"override /measure": []}],
-        "model": {label: {"kind": "shipped", "name": "tiny_a"} for label in ODD},
-        "measure": {"".join(ODD)[:200]: {"kind": "cka"}},
-        "extract": {"layers": [0], "sequences": 10},
-    }
-    (folder / "odd.yaml").write_text("# @package _global_\n" + json.dumps(content))
-    before = {p for p in tmp_path.rglob("*")}
-    code, out, err = repsim("run", "--config-dir", tmp_path / "conf", "experiment=odd")
-    assert code == 0, err
-    measures = results.read_results(newest())["measures"]
-    assert {m["rows"]["model"] for m in measures[0]["matrices"]} == set(ODD)
-    assert [label for label in ODD if label not in out] == []
-    new = {p for p in tmp_path.rglob("*")} - before
-    assert all(p.is_relative_to(tmp_path / "outputs") or p.is_relative_to(tmp_path / "cache") for p in new)
-
-
 def test_how_many():
     """The number that benchmarks/README.md states."""
     tables = (CONFIGS, DATA, OTHER_DATA, IMAGES, FOLDERS, ARRAYS)
-    assert sum(map(len, tables)) + 1 + 6 + 3 * len(RUNS) >= 400
+    assert sum(map(len, tables)) + 1 + 6 + 3 * len(RUNS) + len(MUTATIONS) >= 400
+    assert len(MUTATIONS) >= 100

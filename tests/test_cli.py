@@ -670,3 +670,27 @@ def test_an_environment_with_another_backend_of_figures(tmp_path, repsim, newest
     command = [sys.executable, "-m", "repsim_cli", "plot", str(newest())]
     found = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert (found.returncode, found.stderr) == (0, "")
+
+
+ODD = ("../../x", '模型 <script>alert(1)</script>; $(rm -rf .) a|b&c \'"" $x^2$', "x" * 300)
+
+
+def test_odd_labels_are_harmless(repsim, tmp_path, newest):
+    """A label is data everywhere: in file names, figures, JSON and on the terminal."""
+    folder = tmp_path / "conf" / "experiment"
+    folder.mkdir(parents=True)
+    content = {
+        "defaults": [{"override /model": []}, {"override /measure": []}],
+        "model": {label: {"kind": "shipped", "name": "tiny_a"} for label in ODD},
+        "measure": {"".join(ODD)[:200]: {"kind": "cka"}},
+        "extract": {"layers": [0], "sequences": 10},
+    }
+    (folder / "odd.yaml").write_text("# @package _global_\n" + json.dumps(content))
+    before = {p for p in tmp_path.rglob("*")}
+    code, out, err = repsim("run", "--config-dir", tmp_path / "conf", "experiment=odd")
+    assert code == 0, err
+    measures = results.read_results(newest())["measures"]
+    assert {m["rows"]["model"] for m in measures[0]["matrices"]} == set(ODD)
+    assert [label for label in ODD if label not in out] == []
+    new = {p for p in tmp_path.rglob("*")} - before
+    assert all(p.is_relative_to(tmp_path / "outputs") or p.is_relative_to(tmp_path / "cache") for p in new)
