@@ -1,7 +1,11 @@
 """Everything here runs offline, on models and data that the tests make or the package ships."""
 
 import os
+import signal
 
+signal.signal(
+    signal.SIGHUP, signal.SIG_DFL
+)  # nohup leaves it ignored, and processes that tests start would inherit that
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 # the matrices of the tests are too small to share; several threads only wait for each other

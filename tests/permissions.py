@@ -87,7 +87,7 @@ WRITTEN = {
     "TODAY": (*RUN, "model=[tiny_a]"),
     "RUN": ("report", "RUN"),
     "RUN/figures": ("plot", "RUN"),
-    "closed": ("compare", "RUN", "RUN", "--output", "closed/new"),
+    "closed": ("report", "RUN", "--output", "closed/new.html"),
 }
 # others' files that are passed over, with a warning
 PASSED_OVER = {

@@ -615,7 +615,7 @@ def test_ctrl_c(tmp_path, sent):
         time.sleep(0.1)
     time.sleep(0.5)
     process.send_signal(sent)
-    _, err = process.communicate(timeout=20)
+    _, err = process.communicate(timeout=90)
     assert process.returncode == 130, err
     assert "Traceback" not in err
     assert err.splitlines()[-1] == "interrupted; the same command with resume=latest goes on"

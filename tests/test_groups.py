@@ -182,7 +182,7 @@ def test_planted_groups_are_found():
     groups = models(5, 5)
     found = between_models(groups, distances(planted(rng)), 0)
     for one in found["agreement"].values():
-        assert one == {"value": 1.0, "p": pytest.approx(2 / 252), "arrangements": 252, "exact": True}
+        assert one == {"value": 1.0, "p": pytest.approx(2 / 252), "opposite_p": 1.0, "arrangements": 252, "exact": True}
     assert len(found["pairs"]["a-b"]["values"]) == 25
     assert found["linkage"].shape == (9, 4)
     assert np.mean(found["pairs"]["a-b"]["values"]) > np.max(found["pairs"]["a-a"]["values"])

@@ -278,8 +278,8 @@ def test_devices_in_turn_and_by_name():
     from repsim_cli.errors import BadInput
     from repsim_cli.settings import Hardware
 
-    assert devices(Hardware(devices=["cpu", "meta"]), ["a", "b", "c"]) == {"a": "cpu", "b": "meta", "c": "cpu"}
-    assert devices(Hardware(devices={"b": "meta"}), ["a", "b"]) == {"a": "cpu", "b": "meta"}
+    assert devices(Hardware(devices=["cpu", "cpu:0"]), ["a", "b", "c"]) == {"a": "cpu", "b": "cpu:0", "c": "cpu"}
+    assert devices(Hardware(devices={"b": "cpu:0"}), ["a", "b"]) == {"a": "cpu", "b": "cpu:0"}
     assert devices(Hardware(), ["a"]) == {"a": "cpu"}
     with pytest.raises(BadInput, match="hardware.devices: no such model, got 'bb'; "):
         devices(Hardware(devices={"bb": "cpu"}), ["b"])

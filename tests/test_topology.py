@@ -93,7 +93,8 @@ def test_absent_packages_on_the_command_line(absent, repsim, tmp_path):
     code, _, err = repsim("run", "experiment=tiny/pythia_cka", "measure=[cka,rtd]")
     assert (code, err) == (
         2,
-        "error: measure.rtd: ripser: needed by rtd, got no such package; pip install 'repsim-cli[topology]'\n",
+        "error: ripser: needed by rtd, got no such package; pip install 'repsim-cli[topology]'; "
+        "skip_unsuitable=true runs the others\n",
     )
     file = str(tmp_path / "x.npy")
     np.save(file, draw(20, 3))
@@ -108,6 +109,8 @@ def test_yaml_headers_say_what_is_needed():
     from repsim_cli.cli.terminal import config_files
 
     for file in config_files("measure"):
+        if file.stem == "all":
+            continue
         needed = [line.removeprefix(NEEDS) for line in file.read_text().splitlines() if line.startswith(NEEDS)]
         package = registry.measures.get(file.stem).card.package
         assert needed == ([package] if package else []), file

@@ -64,7 +64,7 @@ def test_workers_end_with_their_parent(tmp_path, script, sent):
     workers = psutil.Process(process.pid).children(recursive=True)
     assert len(workers) >= 2
     process.send_signal(sent)
-    process.wait(timeout=10)
+    process.wait(timeout=60)
     process.stdout.close()
     end = time.monotonic() + 2
     while left := [worker for worker in workers if runs(worker)]:
@@ -87,7 +87,7 @@ def test_the_jobs_of_an_interrupted_sweep_record_their_end(tmp_path, send, sent)
     assert process.stdout is not None
     assert [process.stdout.readline() for _ in range(2)] == ["started\n"] * 2
     send(process.pid, sent)
-    _, err = process.communicate(timeout=20)
+    _, err = process.communicate(timeout=90)
     assert process.returncode == 130, err
     assert sorted(file.name for file in tmp_path.iterdir()) == ["interrupted-0", "interrupted-1"]
     assert "Traceback" not in err

@@ -14,10 +14,10 @@ from torch import Tensor
 from repsim_cli.activations.maps import Maps
 from repsim_cli.errors import Degenerate
 from repsim_cli.measures.inner import AnyFeatures, CentredRows, Inner, Matrix, Products, State, products, states_of
-from repsim_cli.settings import LARGEST
 
 Array = np.ndarray | Tensor | list
 CACHED = 1 << 17  # cells
+LARGEST = 1e60  # of values in float64: the fourth powers of larger ones, summed, leave its range
 
 Invariance = Literal[
     "permutation_of_neurons",

@@ -309,7 +309,7 @@ def _check_config_file(file: Path) -> None:
     _check_numbers(given)
 
 
-def _check_numbers(given: dict[str, Any], path: str = "config") -> None:
+def _check_numbers(given: dict[Any, Any], path: str = "config") -> None:
     """Raises BadInput for whole numbers that no model has; some make the library fill the memory."""
     for key, value in given.items():
         if isinstance(value, dict):
