@@ -22,7 +22,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -30,12 +30,12 @@ from typing import Any
 
 import numpy as np
 
+from repsim_cli.content import SCHEMA, Results, Verdict, from_json, to_json
 from repsim_cli.documents import Unreadable, misfit, read_json, read_yaml
 from repsim_cli.errors import BadInput
 from repsim_cli.files import explained, in_utf8, walk
 from repsim_cli.registry import did_you_mean
 
-SCHEMA = 1
 LOCK, STATE = ".lock", "state.safetensors"
 PAIRS = ".pairs"  # pairs that are solved one by one, while the run goes on
 HOW = ("resume", "dry_run", "hardware.processes", "hardware.memory_gb")  # keys that do not say what is computed
@@ -63,24 +63,9 @@ MANIFEST = {
     "seconds?": NUMBER,
     "files?": {str: str},
     "models?": {str: dict},
-}
-SIDE = {"model": str, "layers": [str]}
-MATRIX = {"rows": SIDE, "columns": SIDE, "values": str, "se": str | None, "p?": str | None}
-MEASURE = {
-    "label": str,
-    "card": {"label": str, "larger_is_closer": bool, "symmetric": bool, "bounds": [NUMBER | None]},
-    "estimate": {"kind": str, "rows": int, "rows_available": int, "batches": int},
-    "matrices": [MATRIX],
-}
-CLAIM = {"name": str, "measure": str, "verdict": str, "value": NUMBER | None, "threshold": object, "why": str}
-RESULTS = {
-    "study": str,
-    "measures": [MEASURE],
-    "tables": {str: {"columns": [str], "rows": [list]}},
-    "curves": {str: object},
-    "claims": [CLAIM],
-    "warnings?": [str],
-    "marks?": {str: str},
+    "facts?": {str: dict},
+    "base?": str | None,
+    "groups?": {str: dict},
 }
 GROUPS = ("model", "measure", "data", "extract", "significance", "hardware", "options")
 CONFIG = dict.fromkeys((f"{group}?" for group in GROUPS), dict)
@@ -190,6 +175,9 @@ class Run:
         write(self.folder / relative, stream.getvalue())
         return relative
 
+    def write_results(self, results: Results) -> None:
+        self.write_text("results.json", dumps(to_json(results)))
+
     def discard(self) -> None:
         """Leaves nothing of a run that was refused before it computed anything."""
         self.lock.release()
@@ -206,14 +194,18 @@ class Run:
             finished=datetime.now(UTC).isoformat(timespec="seconds"),
             seconds=round(self.manifest.get("seconds", 0.0) + time.monotonic() - self._started, 3),
             peak_memory_mb=peak_memory_mb(),
-            files={
-                str(file.relative_to(self.folder)): sha256(file)
-                for file in sorted(self.folder.rglob("*"))
-                if file.is_file()
-                and file.name not in ("manifest.json", "repsim.log", "report.html", LOCK, STATE)
-                and file.relative_to(self.folder).parts[0] != PAIRS
-            },
         )
+        self.close()
+
+    def close(self) -> None:
+        """Records the hash of every file, and lets others write here."""
+        self.manifest["files"] = {
+            str(file.relative_to(self.folder)): sha256(file)
+            for file in sorted(self.folder.rglob("*"))
+            if file.is_file()
+            and file.name not in ("manifest.json", "repsim.log", "report.html", LOCK, STATE)
+            and file.relative_to(self.folder).parts[0] != PAIRS
+        }
         self.save_manifest()
         self.lock.release()
         (self.folder / LOCK).unlink(missing_ok=True)
@@ -296,6 +288,19 @@ def reopen(folder: Path) -> Run:
         run.warn(f"the run goes on with other code than it began with: {'; '.join(differences(now, began))}")
     run.save_manifest()
     return run
+
+
+@contextmanager
+def amending(folder: Path) -> Iterator[Run]:
+    """A complete run, to add to. Raises BadInput where it is not complete, or another process writes there."""
+    manifest = read_manifest(folder)
+    if not has_results(manifest):
+        raise BadInput(f"{folder}: it has no results (status {manifest['status']}), got no results.json; run it again")
+    run = Run(folder, manifest, claim(folder))
+    try:
+        yield run
+    finally:
+        run.close()
 
 
 def differences(one: Any, other: Any, path: str = "") -> list[str]:
@@ -386,6 +391,11 @@ def jobs(folder: Path) -> list[dict[str, Any]]:
 def versions() -> dict[str, str | None]:
     """Of the packages that numbers may depend on."""
     return {package: version(package) for package in PACKAGES}
+
+
+def code() -> dict[str, Any]:
+    """Which code makes results now."""
+    return {"version": version("repsim-cli"), **(git_state() or {"commit": None, "dirty": None})}
 
 
 def version(package: str) -> str | None:
@@ -487,8 +497,8 @@ def held(folder: Path) -> bool:
         return True
 
 
-def read_results(folder: Path) -> dict[str, Any]:
-    """results.json, of a finished run whose numbers are as it left them."""
+def read_results(folder: Path) -> Results:
+    """results.json, of a run whose study has finished and whose numbers are as it left them."""
     manifest = read_manifest(folder)
     if not (has_results(manifest) or (manifest["status"] == "running" and (folder / "results.json").is_file())):
         raise BadInput(f"{folder}: it has no results (status {manifest['status']}), got no results.json; run it again")
@@ -497,7 +507,11 @@ def read_results(folder: Path) -> dict[str, Any]:
             file = folder / name
             if not file.is_file() or sha256(file) != digest:
                 raise BadInput(f"{file}: not as the run left it, got another or no file; run it again")
-    return _read_json(folder / "results.json", RESULTS)
+    file = folder / "results.json"
+    try:
+        return from_json(_read_json(file, dict))
+    except Unreadable as error:
+        raise BadInput(f"{file}: {error}; the run is damaged, run it again") from None
 
 
 def has_results(manifest: Mapping[str, Any]) -> bool:
@@ -529,25 +543,27 @@ def _shaped(file: Path, value: Any, shape: Any) -> Any:
     return value
 
 
-def qualified(claims: list[dict[str, Any]], short: dict[str, str]) -> list[dict[str, Any]]:
+def qualified(claims: Iterable[Verdict], short: Mapping[str, str]) -> list[Verdict]:
     """The verdicts with a word on every model of the run that falls short of what it was trained for, and how."""
     words = [f"{label}: {why}" for label, why in short.items()]
-    return [{**claim, "why": "; ".join([*filter(None, [claim["why"]]), *words])} for claim in claims]
+    return [replace(claim, why="; ".join([*filter(None, [claim.why]), *words])) for claim in claims]
 
 
-def marked(results: Any, marks: dict[str, str] | None = None) -> Any:
-    """Results as they are drawn: every label that has a mark (`marks` of results.json) carries it.
+def marked(results: Results) -> Results:
+    """Results as they are drawn: every label that has a mark carries it.
 
-    >>> marked({"marks": {"a": "93.1 %"}, "rows": [["a", 1.0], ["ab", 2.0]], "by": {"a": []}})["rows"]
-    [['a (93.1 %)', 1.0], ['ab', 2.0]]
+    >>> marked(Results(study="", marks={"a": "93.1 %"}, warnings=["a", "ab"])).warnings
+    ['a (93.1 %)', 'ab']
     """
-    if marks is None:
-        return marked(results, results.get("marks", {}))
-    if isinstance(results, str):
-        return f"{results} ({marks[results]})" if results in marks else results
-    if isinstance(results, dict):
-        return {marked(key, marks): marked(value, marks) for key, value in results.items()}
-    return [marked(one, marks) for one in results] if isinstance(results, list) else results
+
+    def with_marks(value: Any) -> Any:
+        if isinstance(value, str):
+            return f"{value} ({results.marks[value]})" if value in results.marks else value
+        if isinstance(value, dict):
+            return {with_marks(key): with_marks(inner) for key, inner in value.items()}
+        return [with_marks(inner) for inner in value] if isinstance(value, list) else value
+
+    return from_json(with_marks(to_json(results))) if results.marks else results
 
 
 def read_array(folder: Path, relative: str) -> np.ndarray:

@@ -15,6 +15,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from repsim_cli.errors import BadInput
+from repsim_cli.findings.evidence import EXACT, ROUNDING, SAMPLED, arrangements
 from repsim_cli.settings import Group, Ranked
 
 Members = Mapping[str, Sequence[str]]
@@ -23,9 +24,6 @@ Kind = tuple[str, str]  # the groups that a pair's models come from
 
 REPLICATES = 2000
 FEWEST = 3  # models of a group below which draws of them say nothing
-EXACT = 200_000  # arrangements of labels up to which all are looked at
-SAMPLED = 9999  # of more
-ROUNDING = 1e-12  # by which equal statistics may differ
 
 
 def resolve(groups: Mapping[str, Group], metrics: Mapping[str, Mapping[str, float]]) -> dict[str, list[str]]:
@@ -148,21 +146,6 @@ def _band(prefix: str, weights: np.ndarray | None, values: np.ndarray, level: fl
     means = weights @ values / weights.sum(1, keepdims=True)
     low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2], axis=0)
     return {f"{prefix}low": low.tolist(), f"{prefix}high": high.tolist()}
-
-
-def arrangements(own: Int[np.ndarray, " m"], seed: int) -> tuple[Int[np.ndarray, "k m"], bool]:
-    """All ways to give the models groups of the same sizes (True), or, of more than 200 000, `own` and 9999 drawn."""
-    sizes = np.bincount(own)
-    if math.factorial(len(own)) // math.prod(math.factorial(int(size)) for size in sizes) > EXACT:
-        rng = np.random.default_rng(seed)
-        return np.stack([own, *(rng.permutation(own) for _ in range(SAMPLED))]), False
-    rows = np.full((1, len(own)), -1)
-    for group, size in enumerate(sizes):
-        free = np.nonzero(rows == -1)[1].reshape(len(rows), -1)
-        chosen = free[:, np.array(list(itertools.combinations(range(free.shape[1]), int(size))))]
-        rows = np.repeat(rows, chosen.shape[1], 0)
-        np.put_along_axis(rows, chosen.reshape(len(rows), int(size)), group, 1)
-    return rows, True
 
 
 def separation(values: Float[np.ndarray, "m m"], labels: Int[np.ndarray, "k m"]) -> Float[np.ndarray, " k"]:

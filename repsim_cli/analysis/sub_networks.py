@@ -21,6 +21,7 @@ from scipy.sparse.csgraph import laplacian
 
 from repsim_cli.analysis.distances import adjusted_rand
 from repsim_cli.errors import BadInput
+from repsim_cli.findings.layers import block_of, in_order
 from repsim_cli.settings import SubNetworks
 
 Square = Float[np.ndarray, "n n"]
@@ -218,29 +219,6 @@ def agreement(one: Sequence[Any] | np.ndarray, other: Sequence[Any] | np.ndarray
     """The adjusted Rand index of two partitions of the layers; 1 for the same, also where both are of one group."""
     codes = [np.unique(np.asarray(labels), return_inverse=True)[1] for labels in (one, other)]
     return float(adjusted_rand(codes[0][None], codes[1])[0])
-
-
-def in_order(names: Sequence[str]) -> list[int]:
-    """Places of the layers in the order of the network: by block, within a block as they came; what is of no block
-    stays before the blocks, but for the final norm.
-
-    >>> names = ["resid_post@0", "resid_post@1", "q@0.h0", "q@1.h0", "embed"]
-    >>> [names[i] for i in in_order(names)]
-    ['embed', 'resid_post@0', 'q@0.h0', 'resid_post@1', 'q@1.h0']
-    """
-    outside = {"final_norm": np.inf}
-    depths = [outside.get(name, -1) if (block := block_of(name)) is None else block for name in names]
-    return sorted(range(len(names)), key=lambda i: depths[i])
-
-
-def block_of(name: str) -> int | None:
-    """The block of a hook point, None for what is of none.
-
-    >>> block_of("q@3.h2"), block_of("embed")
-    (3, None)
-    """
-    found = re.search(r"@(\d+)", name)
-    return int(found[1]) if found else None
 
 
 def parsed(groups: Sequence[str], layers: int) -> Labels:

@@ -1,5 +1,6 @@
 """How far a statistic is from its threshold, in standard errors, or from what chance gives, in permutations."""
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -9,8 +10,11 @@ import numpy as np
 import scipy.stats
 from jaxtyping import Float, Int
 
-from repsim_cli.analysis.groups import ROUNDING
 
+
+ROUNDING = 1e-12  # by which equal statistics may differ
+EXACT = 200_000  # arrangements of labels up to which all are enumerated
+SAMPLED = 9999  # of more, drawn
 LEVEL = 0.05  # of a one-sided p
 ALL = 5040  # orders up to which all are looked at
 DRAWN = 1999  # of more, beside the one that was observed
@@ -84,6 +88,21 @@ def by_sign(count: int, cases: int, how: str) -> Evidence:
     """How many of so many independent cases lie on one side, each as likely as not."""
     above, below = scipy.stats.binom.sf(count - 1, cases, 0.5), scipy.stats.binom.cdf(count, cases, 0.5)
     return Evidence(float(above), float(below), f"{cases} {how}", smallest=0.5**cases)
+
+
+def arrangements(codes: Int[np.ndarray, " m"], seed: int) -> tuple[Int[np.ndarray, "k m"], bool]:
+    """All ways to give the models groups of the same sizes (True), or, of more than 200 000, `codes` and 9999 drawn."""
+    sizes = np.bincount(codes)
+    if math.factorial(len(codes)) // math.prod(math.factorial(int(size)) for size in sizes) > EXACT:
+        rng = np.random.default_rng(seed)
+        return np.stack([codes, *(rng.permutation(codes) for _ in range(SAMPLED))]), False
+    rows = np.full((1, len(codes)), -1)
+    for group, size in enumerate(sizes):
+        free = np.nonzero(rows == -1)[1].reshape(len(rows), -1)
+        chosen = free[:, np.array(list(itertools.combinations(range(free.shape[1]), int(size))))]
+        rows = np.repeat(rows, chosen.shape[1], 0)
+        np.put_along_axis(rows, chosen.reshape(len(rows), int(size)), group, 1)
+    return rows, True
 
 
 def all_of(parts: Sequence[Evidence], how: str) -> Evidence:

@@ -1,0 +1,211 @@
+"""What results.json holds, typed: measures with their matrices, further matrices, tables, curves and verdicts.
+
+Everything after a run reads these and nothing else. `analysis` says which analysis made an item; the study made those
+where it is empty.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from repsim_cli.documents import Unreadable, shown
+
+SCHEMA = 2
+Numbers = list[float | None]  # None: a gap
+
+
+@dataclass(frozen=True, kw_only=True)
+class Side:
+    """model: whose layers the rows or columns are, or what they are (`measures`, `models`). layers: their names."""
+
+    model: str
+    layers: list[str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Matrix:
+    """One array of the run folder with the names of its rows and columns.
+
+    values: the array's path. se, p, calibrated, tested, low, high: paths of arrays with one number per cell. n: the rows
+    of data that the values rest on. details: further arrays by name. label, bounds: of the colour bar, where no measure
+    says them. about: what else is known of the matrix.
+    """
+
+    rows: Side
+    columns: Side
+    values: str = ""
+    n: int | None = None
+    se: str | None = None
+    p: str | None = None
+    calibrated: str | None = None
+    tested: str | None = None
+    low: str | None = None
+    high: str | None = None
+    details: dict[str, str] = field(default_factory=dict)
+    label: str = ""
+    bounds: list[float | None] = field(default_factory=lambda: [None, None])
+    about: dict[str, Any] = field(default_factory=dict)
+    analysis: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """One measure over all layers: a matrix per pair of models, both ways if the measure is asymmetric.
+
+    estimate: kind, rows, rows_available, batches, and unit where it is not rows. null: how chance was judged, or None.
+    """
+
+    name: str
+    label: str
+    settings: dict[str, Any]
+    estimate: dict[str, Any]
+    card: dict[str, Any]
+    matrices: list[Matrix]
+    null: dict[str, Any] | None = None
+
+    @property
+    def larger_is_closer(self) -> bool:
+        return self.card["larger_is_closer"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    columns: list[str]
+    rows: list[list[Any]]
+    analysis: str = ""
+
+    def column(self, name: str) -> list[Any]:
+        return [row[self.columns.index(name)] for row in self.rows]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Axis:
+    """name: what the numbers are. unit: `nats`, `tokens`; empty where there is none."""
+
+    name: str
+    unit: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.name}, {self.unit}" if self.unit else self.name
+
+
+@dataclass(frozen=True, kw_only=True)
+class Band:
+    """low, high: at each position. of: what the band is, in words (`95 % over draws of models`)."""
+
+    low: Numbers
+    high: Numbers
+    of: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curve:
+    """Lines over one axis: at[i] is the place of the i-th value of every line.
+
+    at: steps, epochs, or names of layers. lines: by name (a layer, a pair of models), each as long as `at`. mean: over the
+    lines. bands: about the mean, by name. errors: standard errors of lines. bounds: of y. about: what tells the curves of
+    one figure apart (quantity, model, hook point ...).
+    """
+
+    x: Axis
+    y: Axis
+    at: list[Any]
+    lines: dict[str, Numbers]
+    mean: Numbers | None = None
+    bands: dict[str, Band] = field(default_factory=dict)
+    errors: dict[str, Numbers] = field(default_factory=dict)
+    bounds: list[float | None] = field(default_factory=lambda: [None, None])
+    about: dict[str, Any] = field(default_factory=dict)
+    analysis: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What a claim came to on the data of one run. measure: what it was tested on. p, opposite_p: one-sided, of a value
+    as far to the published side of the threshold, and to the other side."""
+
+    name: str
+    source: str
+    says: str
+    measure: str
+    statistic: str
+    value: float | None
+    se: float | None
+    threshold: float
+    p: float | None
+    opposite_p: float | None
+    verdict: str
+    why: str
+    analysis: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What a manifest says of a model, so that nothing after a run needs the model.
+
+    kind: `live`, `stored` (activations) or `series` (then of its last checkpoint). family: its architecture; of stored
+    activations the first part of their label. layers, widths: the hook points that are read, and their features.
+    blocks, width, heads, head_width, rotary, parameters, vocabulary: None of stored activations. trained: whether its
+    weights are not fresh. training: how it was trained here, where that tells models apart. steps: of a series.
+    """
+
+    kind: str
+    family: str
+    layers: list[str]
+    widths: list[int]
+    blocks: int | None = None
+    width: int | None = None
+    heads: int | None = None
+    head_width: int | None = None
+    rotary: int | None = None
+    parameters: int | None = None
+    vocabulary: int | None = None
+    trained: bool = True
+    training: str = ""
+    steps: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Results:
+    """analyses: by name the options and the code (version, commit) that made the items of each. about: facts of the
+    study that its figures need. marks: by model, how it falls short of what it was trained for."""
+
+    study: str
+    measures: list[Measured] = field(default_factory=list)
+    matrices: dict[str, Matrix] = field(default_factory=dict)
+    tables: dict[str, Table] = field(default_factory=dict)
+    curves: dict[str, Curve] = field(default_factory=dict)
+    claims: list[Verdict] = field(default_factory=list)
+    analyses: dict[str, dict[str, Any]] = field(default_factory=dict)
+    about: dict[str, Any] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+    marks: dict[str, str] = field(default_factory=dict)
+
+    def without(self, analysis: str) -> "Results":
+        """The same without what this analysis made."""
+        return dataclasses.replace(
+            self,
+            matrices={name: x for name, x in self.matrices.items() if x.analysis != analysis},
+            tables={name: x for name, x in self.tables.items() if x.analysis != analysis},
+            curves={name: x for name, x in self.curves.items() if x.analysis != analysis},
+            claims=[x for x in self.claims if x.analysis != analysis],
+            analyses={name: x for name, x in self.analyses.items() if name != analysis},
+        )
+
+
+def to_json(results: Results) -> dict[str, Any]:
+    return {"schema": SCHEMA, **dataclasses.asdict(results)}
+
+
+def from_json(document: Mapping[str, Any]) -> Results:
+    """Raises Unreadable where a value has another type than its field."""
+    from pydantic import TypeAdapter, ValidationError
+
+    try:
+        return TypeAdapter(Results).validate_python(document)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        path = ".".join(map(str, first["loc"]))
+        what = first["msg"].removeprefix("Input should be ")
+        raise Unreadable(f"{path}: {what}, got {shown(first['input'])}") from None

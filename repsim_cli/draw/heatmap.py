@@ -1,0 +1,157 @@
+"""Heatmaps: a matrix with the names of its rows and columns, and the colours that a measure's card asks for."""
+
+import re
+from collections.abc import Mapping, Sequence
+from itertools import groupby, pairwise
+from typing import Any
+
+import numpy as np
+
+WRITTEN = 144  # cells up to which their values are written into them
+INCHES_PER_CELL = 0.32
+SMALLEST, LARGEST = 2.6, 11.0  # side of the matrix, inches
+BAR, BAR_GAP = 0.15, 0.15  # width of the colour bar and its distance, inches
+TICK, TIGHT = 0.15, 0.09  # inches that a layer's name needs, and at least where heads stand together
+TREE = 0.9  # inches that a tree takes
+
+
+def heatmap(
+    values: np.ndarray,
+    rows: list[str],
+    columns: list[str],
+    title: str,
+    bar_label: str,
+    limits: tuple[float, float],
+    colours: str,
+    form: str,
+    starts: Sequence[int] = (0,),
+    crossed: np.ndarray | None = None,
+) -> tuple[Any, Any]:
+    """A matrix with the names of its rows and columns; values are written into the cells where there are few.
+
+    starts: where tick labels begin anew (the first layer of each model). crossed: cells that are crossed out.
+    Returns the figure and its axes.
+    """
+    from matplotlib.figure import Figure
+
+    side = inches(max(values.shape))
+    height, width = (max(side * n / max(values.shape), 1.2) for n in values.shape)
+    # labels stand outside this canvas; the figure is cropped to what is drawn
+    figure = Figure(figsize=(width + BAR + BAR_GAP, height))
+    axes = figure.add_axes((0, 0, width / (width + BAR + BAR_GAP), 1))
+    image = axes.imshow(values, cmap=colours, vmin=limits[0], vmax=limits[1], aspect="auto")
+    beside = figure.add_axes((1 - BAR / (width + BAR + BAR_GAP), 0.1, BAR / (width + BAR + BAR_GAP), 0.8))
+    figure.colorbar(image, cax=beside).set_label(bar_label)
+    for axis, names, inches in ((axes.yaxis, rows, height), (axes.xaxis, columns, width)):
+        if TICK * len(names) > inches >= TIGHT * len(heads := together(names)) and len(heads) < len(names):
+            axis.set_ticks(*zip(*heads, strict=True), fontsize=6, parse_math=False)
+            continue
+        step = max(1, int(np.ceil(TICK * len(names) / inches)))
+        at = [i for a, b in pairwise([*starts, len(names)]) for i in range(a, max(b - step // 2, a + 1), step)]
+        axis.set_ticks(at, [names[i] for i in at], fontsize=7, parse_math=False)
+    axes.tick_params(axis="x", rotation=90)
+    axes.tick_params(length=2)
+    if values.size <= WRITTEN:
+        for (i, j), value in np.ndenumerate(values):
+            if np.isnan(value):  # a cell without a value, which is crossed out
+                continue
+            red, green, blue, _ = image.cmap(image.norm(value))
+            ink = "black" if 0.3 * red + 0.6 * green + 0.1 * blue > 0.5 else "white"
+            axes.text(j, i, form.format(value), ha="center", va="center", fontsize=6, color=ink)
+    if crossed is not None and crossed.any():
+        i, j = crossed.nonzero()
+        points = 72 * side / max(values.shape)
+        for ink, width in (("white", points / 5), ("black", points / 11)):
+            axes.scatter(j, i, marker="x", s=(0.8 * points) ** 2, c=ink, linewidths=min(1.6, width))
+    axes.set_title(title, loc="left", parse_math=False)
+    return figure, axes
+
+
+HOOK_POINT = re.compile(r"(\w+)@(\d+)")
+
+
+def by_block(names: Sequence[str]) -> tuple[list[str], str]:
+    """The names of layers as their blocks alone where all are of one hook point, and what is then said once.
+
+    >>> by_block(["resid_post@0", "resid_post@1"])
+    (['0', '1'], 'resid_post by block')
+    >>> by_block(["embed", "resid_post@0"])
+    (['embed', 'resid_post@0'], '')
+    """
+    matches = [HOOK_POINT.fullmatch(name) for name in names]
+    kinds = {match[1] if match else "" for match in matches}
+    if len(kinds) > 1 or "" in kinds:
+        return list(names), ""
+    return [match[2] for match in matches if match], f"{kinds.pop()} by block"
+
+
+def together(names: Sequence[str]) -> list[tuple[float, str]]:
+    """The heads of one hook point under one name, at their middle.
+
+    >>> together(["q@0.h0", "q@0.h1", "resid_post@0"])
+    [(0.5, 'q@0'), (2.0, 'resid_post@0')]
+    """
+    stems = [name.partition(".h")[0] for name in names]
+    runs = [list(run) for _, run in groupby(range(len(stems)), key=lambda i: stems[i])]
+    return [((run[0] + run[-1]) / 2, stems[run[0]] if len(run) > 1 else names[run[0]]) for run in runs]
+
+
+def inches(cells: int) -> float:
+    return float(np.clip(INCHES_PER_CELL * cells, SMALLEST, LARGEST))
+
+
+def outer_names(axes: Any, which: str, models: list[str], ends: np.ndarray, inches: float, layer_name: int) -> None:
+    """Model names below (x) or left of (y) the layer names, in the size that the narrowest model leaves room for."""
+    room = inches * np.diff(ends) / ends[-1]
+    size = float(np.clip(110 * min(r / len(name) for name, r in zip(models, room, strict=True)), 5, 9))
+    models = [_shortened(name, max(3, int(110 * r / size))) for name, r in zip(models, room, strict=True)]
+    upright = which == "y"
+    axis = axes.secondary_yaxis("left") if upright else axes.secondary_xaxis("bottom")
+    axis.set_ticks((ends[:-1] + ends[1:] - 1) / 2, models, fontsize=size, parse_math=False, rotation=90 * upright)
+    for label in axis.get_yticklabels() if upright else ():
+        label.set_verticalalignment("center")
+    axis.tick_params(length=0, pad=8 + 4.2 * layer_name)
+    axis.spines[:].set_visible(False)
+
+
+def _shortened(name: str, most: int) -> str:
+    """The ends of a name that is too long for its place."""
+    return name if len(name) <= most else f"{name[: most // 2]}…{name[len(name) - (most - 1) // 2 :]}"
+
+
+def colour_range(values: np.ndarray, card: Mapping[str, Any], what: str) -> tuple[float, float]:
+    """From the card's bounds; where a side has none, from the data (0 included)."""
+    if what == "se":
+        return 0.0, max(float(values.max()), 1e-12)
+    # models of one training say nearly the same: on the whole range their differences would not be seen
+    low, high = (0.0, None) if card.get("reads") == "outputs" else card["bounds"]
+    low = min(0.0, float(values.min())) if low is None else low
+    high = max(0.0, float(values.max())) if high is None else high
+    return low, high
+
+
+def colours(card: Mapping[str, Any], what: str) -> str:
+    """Perceptually uniform; bright is close."""
+    if what == "se":
+        return "cividis"
+    return "viridis" if card["larger_is_closer"] else "viridis_r"
+
+
+def add_tree(figure: Any, axes: Any, linkage: np.ndarray, label: str) -> Any:
+    """The tree of a matrix whose rows come in the order of its leaves, to the right of the colour bar: its axes."""
+    from scipy.cluster.hierarchy import dendrogram
+
+    width = figure.get_sizeinches()[0]
+    box = axes.get_position()
+    tree = figure.add_axes((box.x1 + 1.1 / width, box.y0, TREE / width, box.height))
+    drawn = dendrogram(linkage, orientation="right", no_plot=True)
+    for along, depth in zip(drawn["icoord"], drawn["dcoord"], strict=True):
+        # leaves stand at 5, 15, 25 ... in the tree, at 0, 1, 2 ... in the matrix
+        tree.plot(depth, (np.asarray(along) - 5) / 10, color="0.25", linewidth=1)
+    tree.set_ylim(axes.get_ylim())
+    tree.set_xlim(0, None)
+    tree.set_yticks([])
+    tree.set_xlabel(label, fontsize=7)
+    tree.tick_params(labelsize=6, length=2)
+    tree.spines[["top", "right", "left"]].set_visible(False)
+    return tree

@@ -1,0 +1,80 @@
+"""Lines: a number per layer or per step, a colour per model."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from repsim_cli.content import Curve
+from repsim_cli.draw.frame import MARKERS, legend_beside, several
+from repsim_cli.draw.heatmap import by_block
+from repsim_cli.results import slug
+
+PANEL = (4.4, 3.2)  # inches
+NAMED = 14  # layers up to which each has its name
+TITLES = {
+    "row": "row mean: its neurons, in the others",
+    "column": "column mean: the others' neurons, in it",
+    "same layer": "same layer of both",
+    "t-SNE plane": "in the plane of a t-SNE",
+    "full space": "in the full space",
+}
+
+
+def of_layers(curves: Mapping[str, Curve], analysis: str) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """by-layer-QUANTITY for the curves over layers that an analysis made, with those of all models in one figure."""
+    kept = [curve for curve in curves.values() if curve.analysis == analysis and curve.x.name == "layer"]
+    for quantity in dict.fromkeys(curve.about["quantity"] for curve in kept):
+        models = [curve for curve in kept if curve.about["quantity"] == quantity]
+        yield f"by-layer-{slug(quantity)}", partial(by_layer, models)
+
+
+def by_layer(curves: Sequence[Curve]) -> Any:
+    """A panel per line of the curves (`row`, `column`); each curve is of one model."""
+    from matplotlib.figure import Figure
+
+    ways = list(curves[0].lines)
+    # of a symmetric measure row and column are the same
+    if len(ways) == 2 and all(np.allclose(*map(gaps, curve.lines.values())) for curve in curves):
+        ways = ways[:1]
+    figure = Figure(figsize=(len(ways) * PANEL[0], PANEL[1]))
+    panels = figure.subplots(1, len(ways), sharey=True, squeeze=False, gridspec_kw={"wspace": 0.1})[0]
+    longest = max((curve.at for curve in curves), key=len)
+    common = all(curve.at == longest[: len(curve.at)] for curve in curves)
+    names, said = by_block(longest)
+    for panel, way in zip(panels, ways, strict=True):
+        for number, (curve, colour) in enumerate(zip(curves, several(len(curves)), strict=True)):
+            panel.plot(
+                range(len(curve.at)),
+                gaps(curve.lines[way]),
+                color=colour,
+                marker=MARKERS[number % len(MARKERS)],
+                markersize=3.5,
+                linewidth=1.3,
+                label=curve.about["model"],
+            )
+        if common:
+            at = range(0, len(longest), -(-len(longest) // NAMED))
+            panel.set_xticks(at, [names[i] for i in at], rotation=0 if said else 90, fontsize=7, parse_math=False)
+            panel.set_xlabel(said, parse_math=False)
+        else:
+            panel.set_xlabel("layer, in order")
+        if len(ways) > 1:
+            panel.set_title(TITLES[way], loc="left", fontsize=9)
+        panel.tick_params(axis="y", labelsize=7)
+        panel.grid(alpha=0.25, linewidth=0.5)
+    panels[0].set_ylabel(str(curves[0].y), fontsize=8, parse_math=False)
+    legend_beside(panels[-1])
+    return figure
+
+
+def gaps(values: Sequence[float | None]) -> np.ndarray:
+    """None as NaN, where a line breaks."""
+    return np.array([np.nan if value is None else value for value in values], float)
+
+
+def plain(axes: Any) -> None:
+    """A light grid, without the frame's top and right."""
+    axes.grid(alpha=0.25, linewidth=0.5)
+    axes.spines[["top", "right"]].set_visible(False)

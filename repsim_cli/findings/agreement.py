@@ -1,0 +1,89 @@
+"""Which measures tell the same story: rank correlations of measures over the same pairs of layers."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import scipy.cluster.hierarchy as hierarchy
+import scipy.stats
+from scipy.spatial.distance import squareform
+
+from repsim_cli.content import Matrix, Side, Table
+from repsim_cli.draw.heatmap import add_tree, heatmap
+from repsim_cli.errors import BadInput
+from repsim_cli.findings.analysis import Finished, Job, Part, Planned, analysis
+from repsim_cli.findings.claims import Claim
+
+COLUMNS = ["measure", "mean with the others", "closest", "with the closest"]
+NAME = "agreement of measures"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Agreement:
+    """Spearman's rho between all measures of a run, over all ordered pairs of different layers, and a tree of the
+    measures. It has no settings."""
+
+    def check(self, planned: Planned) -> None:
+        if len(planned.measures) < 3:
+            raise BadInput(f"3 measures are needed, got {len(planned.measures)}; select more")
+
+
+def correlations(maps: Mapping[str, tuple[np.ndarray, bool]]) -> np.ndarray:
+    """(m, m): Spearman's rho between measures over all ordered pairs of different layers, distances taken with minus.
+
+    maps: by measure the (r, r) values, and whether larger is closer.
+    Raises BadInput for fewer than 3 measures or 3 layers, or a measure that is the same for all pairs.
+    """
+    layers = len(next(iter(maps.values()))[0]) if maps else 0
+    if len(maps) < 3 or layers < 3:
+        raise BadInput(f"3 measures and 3 layers are needed, got {len(maps)} and {layers}; select more of them")
+    off = ~np.eye(layers, dtype=bool)
+    pairs = np.stack([values[off] * (1 if larger else -1) for values, larger in maps.values()])
+    for label, row in zip(maps, pairs, strict=True):
+        if np.ptp(row) == 0:
+            raise BadInput(
+                f"{label} is the same for all pairs of layers, got {row[0]:.3g}; leave it out of the agreement"
+            )
+    rho = np.corrcoef(scipy.stats.rankdata(pairs, axis=1))
+    rho = (rho + rho.T) / 2
+    np.fill_diagonal(rho, 1)
+    return rho
+
+
+def tree(rho: np.ndarray) -> np.ndarray:
+    """The merges of an average-linkage clustering of 1 - rho."""
+    return hierarchy.linkage(squareform(1 - rho, checks=False), "average", optimal_ordering=True)
+
+
+def figures(run: Finished, whole: bool) -> Iterator[Job]:
+    """measure-agreement"""
+    yield "measure-agreement", partial(_figure, run, run.results.matrices[NAME])
+
+
+def _figure(run: Finished, matrix: Matrix) -> Any:
+    rho, names = run.array(matrix.values), matrix.rows.layers
+    title = f"Agreement of measures\nSpearman's rho over {matrix.n:,} ordered pairs of layers"
+    figure, axes = heatmap(rho, names, names, title, matrix.label, (-1.0, 1.0), "RdBu_r", "{:.2f}")
+    add_tree(figure, axes, tree(rho), "1 - rho")
+    return figure
+
+
+@analysis(studies=("similarity", "attention"), figures=figures)
+def agreement(run: Finished, options: Agreement, claims: Sequence[Claim]) -> Part:
+    maps = {label: (x.values, x.measure.larger_is_closer) for label, x in run.maps.items()}
+    rho, labels = correlations(maps), list(maps)
+    order = hierarchy.leaves_list(tree(rho))
+    others = np.where(np.eye(len(labels), dtype=bool), np.nan, rho)
+    closest = np.nanargmax(others, axis=1)
+    names = Side(model="measures", layers=[labels[i] for i in order])
+    layers = len(next(iter(run.maps.values())).names)
+    rows = [[labels[i], float(np.nanmean(others[i])), labels[closest[i]], float(others[i, closest[i]])] for i in order]
+    matrix = Matrix(
+        rows=names, columns=names, n=layers * (layers - 1), label="Spearman's rho", bounds=[-1.0, 1.0]
+    )
+    return Part(
+        matrices={NAME: (rho[np.ix_(order, order)], matrix)},
+        tables={NAME: Table(columns=COLUMNS, rows=rows)},
+    )

@@ -1,0 +1,112 @@
+"""The analyses of a run: which ones it has, their results beside the measured ones, and all figures."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from repsim_cli import registry, results
+from repsim_cli.content import Results
+from repsim_cli.draw.frame import save
+from repsim_cli.errors import BadInput, RunFailed
+from repsim_cli.findings.analysis import Analysis, Finished, Part, Planned
+from repsim_cli.findings.claims import Claim, known
+from repsim_cli.results import Progress, Run, quiet, slug
+
+
+def chosen(planned: Planned, given: Mapping[str, Any], claims: Sequence[str]) -> tuple[dict[str, Any], list[Claim]]:
+    """The options of every analysis of a run, by name: those that are asked for, those that the study's runs always
+    have, and those that test the claims; and the claims.
+
+    given: the options of those that are asked for. Raises BadInput for an analysis or claim that does not exist, that
+    is of other studies, or that the plan of the run does not suit.
+    """
+    tested = known(claims)
+    cards = {name: card_of(name) for name in registry.analyses.names()}
+    of_claims = {claim.analysis for claim in tested}
+    for claim in tested:
+        if planned.study not in cards[claim.analysis].studies:
+            raise BadInput(
+                f"claims: {claim.name} is about runs of the study {' or '.join(cards[claim.analysis].studies)}, got "
+                f"{planned.study}; drop it"
+            )
+    options: dict[str, Any] = {}
+    for name, card in cards.items():
+        if name in given:
+            options[name] = given[name]
+        elif planned.study in card.studies and (name in of_claims or card.unasked(planned)):
+            options[name] = card.options()
+    for name, own in options.items():
+        if planned.study not in cards[name].studies:
+            raise BadInput(
+                f"analyses.{name}: it is about runs of the study {' or '.join(cards[name].studies)}, got "
+                f"{planned.study}; drop it"
+            )
+        if hasattr(own, "check") and (name in given or cards[name].unasked(planned)):
+            try:
+                own.check(planned)
+            except BadInput as error:
+                raise BadInput(f"analyses.{name}: {error}") from None
+    return options, tested
+
+
+def card_of(name: str) -> Analysis:
+    """Raises BadInput for an analysis that does not exist."""
+    return registry.analyses.get(name).card
+
+
+def analyse(run: Run, options: Mapping[str, Any], claims: Sequence[Claim], level: float) -> Results:
+    """Adds the results of the analyses to a run's results.json, each in place of what it made before.
+
+    Raises RunFailed where one cannot be made; what was measured, and the analyses before it, are kept.
+    """
+    whole = results.read_results(run.folder)
+    for name, own in options.items():
+        whole = whole.without(name)
+        finished = Finished(folder=run.folder, manifest=run.manifest, results=whole, level=level)
+        try:
+            part = card_of(name).compute(finished, own, [claim for claim in claims if claim.analysis == name])
+        except BadInput as error:
+            raise RunFailed(f"analyses.{name}: {error}") from error
+        for warning in part.warnings:
+            run.warn(warning)
+        whole = added(run, whole, name, part, dataclasses.asdict(own))
+        run.write_results(whole)
+    return whole
+
+
+def added(run: Run, whole: Results, name: str, part: Part, options: Mapping[str, Any]) -> Results:
+    """The results with a part of this analysis, its arrays saved."""
+    matrices = {
+        label: dataclasses.replace(matrix, values=run.write_array(f"{name}-{slug(label)}", array), analysis=name)
+        for label, (array, matrix) in part.matrices.items()
+    }
+    return dataclasses.replace(
+        whole,
+        matrices=whole.matrices | matrices,
+        tables=whole.tables | {label: dataclasses.replace(x, analysis=name) for label, x in part.tables.items()},
+        curves=whole.curves | {label: dataclasses.replace(x, analysis=name) for label, x in part.curves.items()},
+        claims=[*whole.claims, *results.qualified(part.claims, run.manifest.get("short", {}))],
+        analyses=whole.analyses | {name: {"options": dict(options), "code": results.code()}},
+        warnings=run.manifest["warnings"],
+    )
+
+
+def draw(folder: Path, progress: Progress = quiet, *, whole: bool = False) -> list[Path]:
+    """Draws the figures of a run into figures/ and returns their paths; models below their aim are marked in them.
+
+    whole: all figures, not those of the overview alone.
+    """
+    found = results.read_results(folder)
+    manifest = results.read_manifest(folder)
+    drawn = [card_of(name).figures for name in found.analyses if name in registry.analyses.names()]
+    kinds = [figures for figures in drawn if figures is not None]
+
+    def jobs(shown: Results) -> list[tuple[str, Any]]:
+        run = Finished(folder=folder, manifest=manifest, results=shown)
+        return [job for figures in kinds for job in figures(run, whole)]
+
+    # files are named by the models' labels, figures show these with their marks
+    names, makers = jobs(found), jobs(results.marked(found))
+    both = [(name, make) for (name, _), (_, make) in zip(names, makers, strict=True)]
+    return save(folder / "figures", both, progress) if both else []

@@ -1,0 +1,152 @@
+"""What every analysis is given and gives, and how it registers itself.
+
+An analysis is a function of a finished run and of its options, a frozen dataclass that may `check` them against the
+plan of a run before any weight loads. Its file holds its claims and its figures too.
+"""
+
+import inspect
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import numpy as np
+
+from repsim_cli import registry, results
+from repsim_cli.content import Curve, Facts, Matrix, Measured, Results, Table, Verdict
+from repsim_cli.findings.claims import Claim
+
+Job = tuple[str, Callable[[], Any]]  # the name of a figure, and what makes it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planned:
+    """What is known of a run before it starts. models: those of the run, read as facts. measures: by label, as results
+    keep them. groups: by name, how many models each has."""
+
+    study: str
+    models: Mapping[str, Facts]
+    measures: Mapping[str, Mapping[str, Any]]
+    groups: Mapping[str, int]
+    base: str | None
+
+
+@dataclass(frozen=True)
+class LayerMap:
+    """All layers of all models under one measure.
+
+    values: (r, r), NaN where two layers were not compared. names, widths: of the layers. places: where those of each
+    model are.
+    """
+
+    measure: Measured
+    values: np.ndarray
+    names: list[str]
+    widths: list[int]
+    places: dict[str, slice]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finished:
+    """A run folder whose study has measured everything. level: of confidence bands."""
+
+    folder: Path
+    manifest: Mapping[str, Any]
+    results: Results
+    level: float = 0.95
+
+    @property
+    def seed(self) -> int:
+        return self.manifest["seed"]
+
+    @property
+    def base(self) -> str | None:
+        return self.manifest.get("base")
+
+    @property
+    def groups(self) -> dict[str, list[str]]:
+        """The models of every group, in order; empty without groups."""
+        return {name: list(models) for name, models in self.manifest.get("groups", {}).items()}
+
+    @cached_property
+    def models(self) -> dict[str, Facts]:
+        return {label: Facts(**facts) for label, facts in self.manifest["facts"].items()}
+
+    def array(self, path: str) -> np.ndarray:
+        return results.read_array(self.folder, path)
+
+    @cached_property
+    def maps(self) -> dict[str, LayerMap]:
+        """By the label of the measure; of measures between layers of the run's models."""
+        return {
+            measured.label: self._map(measured)
+            for measured in self.results.measures
+            if measured.matrices and all(matrix.rows.model in self.models for matrix in measured.matrices)
+        }
+
+    def _map(self, measured: Measured) -> LayerMap:
+        sides = [side for matrix in measured.matrices for side in (matrix.rows, matrix.columns)]
+        known = {side.model: side.layers for side in sides}
+        layers = {model: known[model] for model in self.manifest["models"] if model in known}
+        ends = np.cumsum([0, *map(len, layers.values())]).tolist()
+        places = {model: slice(ends[i], ends[i + 1]) for i, model in enumerate(layers)}
+        values = np.full((ends[-1], ends[-1]), np.nan)
+        for matrix in measured.matrices:
+            rows, columns = places[matrix.rows.model], places[matrix.columns.model]
+            values[rows, columns] = self.array(matrix.values)
+            if measured.card["symmetric"]:
+                values[columns, rows] = values[rows, columns].T
+        names = [name for own in layers.values() for name in own]
+        widths = [width for model in layers for width in self.models[model].widths]
+        return LayerMap(measured, values, names, widths, places)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """What an analysis adds to results.json. matrices: by name the array and all that is known of it."""
+
+    matrices: Mapping[str, tuple[np.ndarray, Matrix]] = field(default_factory=dict)
+    tables: Mapping[str, Table] = field(default_factory=dict)
+    curves: Mapping[str, Curve] = field(default_factory=dict)
+    claims: Sequence[Verdict] = ()
+    warnings: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """studies: whose runs it takes. unasked: whether it is part of a run that does not ask for it. options: its
+    dataclass."""
+
+    name: str
+    studies: Collection[str]
+    unasked: Callable[[Planned], bool]
+    options: type
+    compute: Callable[..., Part]
+    figures: Callable[..., Iterator[Job]] | None
+
+
+def analysis(
+    *,
+    studies: Sequence[str],
+    unasked: Callable[[Planned], bool] = lambda planned: False,
+    figures: Callable[..., Iterator[Job]] | None = None,
+) -> Callable[[Callable[..., Part]], Callable[..., Part]]:
+    """Registers `NAME(run, options, claims)` under its name; the type of `options` is the dataclass of its settings.
+
+    unasked: whether a run of these studies has it without asking (where all options have defaults). claims: those of its file that are asked for. figures(run, whole): the jobs that draw what the study measured and the
+    analysis added; whole: all figures, not those of the overview alone.
+    """
+
+    def register(compute: Callable[..., Part]) -> Callable[..., Part]:
+        name = compute.__name__
+        options = get_type_hints(compute)[list(inspect.signature(compute).parameters)[1]]
+        card = Analysis(name, studies, unasked, options, compute, figures)
+        return registry.analyses.register(name, card)(compute)
+
+    return register
+
+
+def asked(claims: Sequence[Claim], on: str) -> list[Claim]:
+    """Of the claims those about one kind of result."""
+    return [claim for claim in claims if claim.on == on]

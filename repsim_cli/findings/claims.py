@@ -1,0 +1,129 @@
+"""Published findings as claims: one registry, one rule for all verdicts.
+
+A claim *holds* where its statistic lies on the published side of the threshold and a value as far to that side has a
+one-sided p of at most 0.05, and *fails* where it lies on the other side and a value as far to that one has. In between
+it is *unclear*. Where no value could reach such a p on either side, it is *not testable here*. Facts that are read
+without error, such as the shape of a model, have no p and are never unclear.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from repsim_cli import registry
+from repsim_cli.content import Verdict
+from repsim_cli.errors import BadInput
+from repsim_cli.findings.evidence import LEVEL, Evidence
+from repsim_cli.registry import did_you_mean
+
+HOLDS, FAILS, UNCLEAR, UNTESTABLE = "holds", "fails", "unclear", "not testable here"
+Side = Literal["above", "below"]
+
+
+class Weighed(NamedTuple):
+    """A value with what chance or its error says of it."""
+
+    value: float
+    evidence: Evidence
+
+
+class Fact(NamedTuple):
+    """A value without error, and the verdict on it."""
+
+    value: float
+    verdict: str
+    why: str = ""
+
+
+class Untestable(NamedTuple):
+    """Why the models at hand give no value."""
+
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judgement:
+    """value: None where the models at hand give none. p: one-sided, of a value at least as far to the published side;
+    opposite_p: to the other side. se: standard error of the value, where p rests on one. why: what p or the error is
+    over, or why the claim cannot be tested."""
+
+    verdict: str
+    value: float | None
+    why: str = ""
+    p: float | None = None
+    opposite_p: float | None = None
+    se: float | None = None
+
+
+def judged(value: float, threshold: float, evidence: Evidence, published: Side = "above") -> Judgement:
+    """The verdict by the rule. published: the side of the threshold where the publication has the value."""
+    p, opposite, beyond = evidence.above, evidence.below, value >= threshold
+    if published == "below":
+        p, opposite, beyond = opposite, p, value <= threshold
+    numbers = {"p": p, "opposite_p": opposite, "se": evidence.se}
+    if evidence.smallest > LEVEL:
+        why = f"no p below {evidence.smallest:.2g} can be reached ({evidence.how}); needs more"
+        return Judgement(verdict=UNTESTABLE, value=value, why=why, **numbers)
+    verdict = HOLDS if beyond and p <= LEVEL else FAILS if not beyond and opposite <= LEVEL else UNCLEAR
+    return Judgement(verdict=verdict, value=value, why=evidence.how, **numbers)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """A published finding. source: where. says: the paper's sentence. statistic, threshold: what is compared with what;
+    published: on which side of the threshold the paper has it. analysis: the topic that tests it. on: the kind of result
+    that its function takes."""
+
+    name: str
+    source: str
+    says: str
+    statistic: str
+    threshold: float
+    published: Side
+    analysis: str
+    on: str
+    function: Callable[..., Weighed | Fact | Untestable]
+
+    def __call__(self, *given: Any) -> Judgement:
+        answer = self.function(*given)
+        if isinstance(answer, Untestable):
+            return Judgement(verdict=UNTESTABLE, value=None, why=answer.why)
+        if isinstance(answer, Fact):
+            return Judgement(verdict=answer.verdict, value=answer.value, why=answer.why)
+        return judged(answer.value, self.threshold, answer.evidence, self.published)
+
+    def verdict(self, measure: str, *given: Any) -> Verdict:
+        """As results.json keeps it. measure: what it is tested on."""
+        about = {key: getattr(self, key) for key in ("name", "source", "says", "statistic", "threshold", "analysis")}
+        return Verdict(measure=measure, **about, **vars(self(*given)))
+
+
+def claim(
+    source: str, *, statistic: str, threshold: float, on: str = "", published: Side = "above"
+) -> Callable[[Callable[..., Weighed | Fact | Untestable]], Claim]:
+    """Registers a claim under its function's name; the docstring is the paper's sentence, the file the analysis."""
+
+    def register(function: Callable[..., Weighed | Fact | Untestable]) -> Claim:
+        made = Claim(
+            name=function.__name__,
+            source=source,
+            says=" ".join((function.__doc__ or "").split()),
+            statistic=statistic,
+            threshold=threshold,
+            published=published,
+            analysis=function.__module__.rpartition(".")[2],
+            on=on,
+            function=function,
+        )
+        return registry.claims.register(made.name, made)(made)
+
+    return register
+
+
+def known(names: Sequence[str]) -> list[Claim]:
+    """The claims of these names. Raises BadInput for one that does not exist."""
+    claims: Mapping[str, Claim] = {name: registry.claims.get(name).card for name in registry.claims.names()}
+    for name in names:
+        if name not in claims:
+            raise BadInput(f"claims: unknown claim, got '{name}'; {did_you_mean(name, claims)}")
+    return [claims[name] for name in dict.fromkeys(names)]

@@ -1,0 +1,139 @@
+"""A number per layer: its mean similarity with all others, and how far what it shares is in single neurons."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float
+
+from repsim_cli.content import Axis, Curve
+from repsim_cli.draw.lines import of_layers
+from repsim_cli.findings.analysis import Finished, Job, LayerMap, Part, analysis
+from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
+from repsim_cli.findings.evidence import by_lone, correlated
+from repsim_cli.findings.maps import Map, map_of
+
+WHOLE, NEURONS = "svcca", "neuronsim"
+BOTH = f"{NEURONS} and {WHOLE}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Localization:
+    """Of every layer the mean similarity with all other layers under each measure, and with the measures neuronsim and
+    svcca their difference, localization: higher where more of what a layer shares is in single neurons. It has no
+    settings."""
+
+
+def other_means(values: Float[np.ndarray, "r r"]) -> dict[str, Float[np.ndarray, " r"]]:
+    """Of every layer the mean of its row (its own neurons, followed by the others') and of its column (the others'
+    neurons, followed by its own) over all other layers: of the other models and of its own, without itself.
+
+    >>> means = other_means(np.array([[1.0, 0.2, 0.4], [0.6, 1.0, 0.8], [0.0, 0.1, 1.0]]))
+    >>> means["row"].round(6).tolist(), means["column"].round(6).tolist()
+    ([0.3, 0.7, 0.05], [0.3, 0.15, 0.6])
+    """
+    others, itself = len(values) - 1, values.diagonal()
+    return {"row": (values.sum(1) - itself) / others, "column": (values.sum(0) - itself) / others}
+
+
+def localized(
+    neurons: Float[np.ndarray, "r r"], spread: Float[np.ndarray, "r r"]
+) -> dict[str, Float[np.ndarray, " r"]]:
+    """Means of a measure of single neurons minus those of a measure of whole representations (Wu et al. 2020, section
+    5.1: neuronsim minus svsim). Higher: more of what a layer shares with others is in single neurons."""
+    single, distributed = other_means(neurons), other_means(spread)
+    return {way: single[way] - distributed[way] for way in single}
+
+
+def curves(label: str, means: Mapping[str, np.ndarray], layers: LayerMap) -> dict[str, Curve]:
+    """By name, a curve per model."""
+    return {
+        f"{label}, {model}": Curve(
+            x=Axis(name="layer"),
+            y=Axis(name=label),
+            at=layers.names[place],
+            lines={way: values[place].tolist() for way, values in means.items()},
+            about={"quantity": label, "model": model},
+        )
+        for model, place in layers.places.items()
+    }
+
+
+# ---- claims ----
+
+
+@claim(
+    "Wu et al. 2020, section 5.1, figure 3",
+    statistic="mean over models of Spearman's rho between block and localization (row means)",
+    threshold=0.5,
+    on=BOTH,
+)
+def localization_rises_with_depth(whole: Map) -> Weighed | Untestable:
+    """Higher layers are more localized than lower ones."""
+    trained = _trained_blocks(whole)
+    if isinstance(trained, str):
+        return Untestable(trained)
+    scores = _scores(trained)
+    deep = [scores[place] for place in trained.models.values() if place.stop - place.start >= 4]
+    if not deep or any(len(set(score)) < 2 for score in deep):
+        return Untestable("no trained model has four blocks that differ in localization")
+    return Weighed(*correlated([(np.arange(len(score)), score) for score in deep], "each model's blocks"))
+
+
+@claim(
+    "Wu et al. 2020, section 6, figure 7",
+    statistic="mean localization (row means) of the top third of blocks: the base's minus the fine-tuned models'",
+    threshold=0.0,
+    on=BOTH,
+)
+def fine_tuning_delocalizes_the_top(whole: Map) -> Weighed | Untestable:
+    """Fine-tuned models lose localization in their top layers."""
+    trained = _trained_blocks(whole)
+    if whole.base is None or isinstance(trained, str):
+        return Untestable("needs a base" if whole.base is None else str(trained))
+    if whole.base not in trained.models:
+        return Untestable("needs a base that is trained")
+    scores, base = _scores(trained), trained.models[whole.base]
+    depth = base.stop - base.start
+    top = {
+        label: float(scores[place][-max(1, depth // 3) :].mean())
+        for label, place in trained.models.items()
+        if place.stop - place.start == depth
+    }
+    others = [score for label, score in top.items() if label != whole.base]
+    if len(others) < 2:
+        return Untestable(f"needs two trained models of the base's depth beside it, got {len(others)}")
+    evidence = by_lone(top[whole.base], others, f"standard error over {len(others)} fine-tuned models")
+    return Weighed(top[whole.base] - float(np.mean(others)), evidence)
+
+
+def _trained_blocks(whole: Map) -> Map | str:
+    """Without the embeddings and the models with fresh weights, or why localization says nothing there."""
+    if absent := [name for name in (NEURONS, WHOLE) if name not in whole.values]:
+        return f"needs the measure {absent[0]}"
+    kept = np.array([name != "embed" for name in whole.names]) & ~np.isin(whole.owners(), list(whole.untrained))
+    return whole.only(kept) if kept.sum() > 1 else "needs trained models"
+
+
+def _scores(whole: Map) -> np.ndarray:
+    """Localization of every layer by row means."""
+    return localized(whole.values[NEURONS], whole.values[WHOLE])["row"]
+
+
+def figures(run: Finished, whole: bool) -> Iterator[Job]:
+    """by-layer-QUANTITY"""
+    yield from of_layers(run.results.curves, "localization")
+
+
+@analysis(studies=("similarity", "attention"), figures=figures)
+def localization(run: Finished, options: Localization, claims: Sequence[Claim]) -> Part:
+    lines: dict[str, Curve] = {}
+    for label, layers in run.maps.items():
+        lines |= curves(f"mean {label} over all other layers", other_means(layers.values), layers)
+    named = {layers.measure.name: layers for layers in run.maps.values()}
+    if {NEURONS, WHOLE} <= set(named):
+        difference = localized(named[NEURONS].values, named[WHOLE].values)
+        lines |= curves(f"localization: {NEURONS} - {WHOLE}", difference, named[NEURONS])
+    whole, labels = map_of(run)
+    measure = " and ".join(labels.get(name, name) for name in (NEURONS, WHOLE))
+    return Part(curves=lines, claims=[one.verdict(measure, whole) for one in claims])
