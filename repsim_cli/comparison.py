@@ -1,12 +1,17 @@
 """Two runs side by side: how far their matrices differ, matched by measure, model labels and layer names."""
 
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from repsim_cli.draw.heatmap import heatmap
 from repsim_cli.errors import BadInput
-from repsim_cli.results import read_array, read_results
+from repsim_cli.results import read_array, read_results, slug
+
+SMALLEST_RANGE = 1e-12
 
 
 class Difference(NamedTuple):
@@ -56,14 +61,13 @@ def compare(first: Path, second: Path) -> tuple[list[Difference], list[str]]:
 def _blocks(folder: Path) -> dict[tuple[str, str, str], tuple[list[str], list[str], np.ndarray]]:
     """(measure, row model, column model) -> layers and values; symmetric pairs both ways."""
     blocks = {}
-    for measure in read_results(folder)["measures"]:
-        for m in measure["matrices"]:
-            rows, columns = m["rows"], m["columns"]
-            values = read_array(folder, m["values"])
-            names = sorted([rows["model"], columns["model"]]) if measure["card"]["symmetric"] else None
-            if names and names != [rows["model"], columns["model"]]:
+    for measure in read_results(folder).measures:
+        for matrix in measure.matrices:
+            rows, columns = matrix.rows, matrix.columns
+            values = read_array(folder, matrix.values)
+            if measure.card["symmetric"] and rows.model > columns.model:
                 rows, columns, values = columns, rows, values.T
-            blocks[measure["label"], rows["model"], columns["model"]] = (rows["layers"], columns["layers"], values)
+            blocks[measure.label, rows.model, columns.model] = (rows.layers, columns.layers, values)
     return blocks
 
 
@@ -80,3 +84,21 @@ def table(differences: list[Difference]) -> list[dict[str, Any]]:
         }
         for d in differences
     ]
+
+
+def figures(differences: list[Difference], names: tuple[str, str]) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """Heatmaps, one per measure and pair of models, zero in the middle of the scale. names: of the two runs."""
+    for number, difference in enumerate(differences):
+        name = f"{slug(difference.measure)}-{number:02d}-{slug(difference.rows)}-{slug(difference.columns)}"
+        yield name, partial(_figure, difference, names)
+
+
+def _figure(difference: Difference, names: tuple[str, str]) -> Any:
+    most = max(float(np.abs(difference.block).max()), SMALLEST_RANGE)
+    title = f"{difference.measure}: difference\n{names[1]} minus {names[0]}"
+    figure, axes = heatmap(
+        difference.block, difference.row_layers, difference.column_layers, title, "difference", (-most, most), "RdBu_r", "{:.2g}"
+    )
+    axes.set_ylabel(difference.rows, parse_math=False)
+    axes.set_xlabel(difference.columns, parse_math=False)
+    return figure

@@ -4,15 +4,18 @@ import inspect
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from repsim_cli import registry
+from repsim_cli.content import Facts, Results
 from repsim_cli.errors import BadConfig, BadInput, Unreachable
 from repsim_cli.files import explained
+from repsim_cli.findings.analyse import card_of, chosen
+from repsim_cli.findings.analysis import Planned
 from repsim_cli.planning import checking, noting_under
 from repsim_cli.registry import Entry, Registry, did_you_mean
 from repsim_cli.results import GROUPS
@@ -38,6 +41,9 @@ class RunKeys(BaseModel):
     cache: bool
     skip_unsuitable: bool = False
     options: Fields
+    analyses: dict[str, Fields | None] = {}
+    claims: list[str] = []
+    figures: Literal["overview", "all"] = "overview"
     groups: dict[str, list[str] | Fields] | None = None
     base: str | None = None
     model: dict[str, Fields]
@@ -54,13 +60,17 @@ class RunConfig:
 
     skipped: by label, why a measure of the configuration is not computed. misfits: of a dry run, why the run would be
     refused on this machine. unknown: of a dry run, the models whose shapes only the hub knows, which cannot be reached;
-    the study is None then.
+    the study is None then. analyses: by name the options of those that follow the study. claims: those that they test.
+    facts: what the manifest says of every model.
     """
 
     keys: RunKeys
     study: Any
     models: Mapping[str, Any]
     skipped: Mapping[str, str]
+    analyses: Mapping[str, Any] = field(default_factory=dict)
+    claims: Sequence[Any] = ()
+    facts: Mapping[str, Any] = field(default_factory=dict)
     misfits: Sequence[str] = ()
     unknown: Mapping[str, Unreachable] = field(default_factory=dict)
 
@@ -68,7 +78,7 @@ class RunConfig:
         """What the run would do."""
         skipped = {"measures skipped": self.skipped} if self.skipped else {}
         if self.study is not None:
-            return {**self.study.plan(), **skipped}
+            return {**self.study.plan(), **skipped, "analyses": list(self.analyses)}
         unknown = {
             label: f"shape unknown: {error.what} ships with none, and the hub cannot be reached ({error.reason})"
             for label, error in self.unknown.items()
@@ -142,11 +152,79 @@ def _validated(plain: Fields, problems: list[str], misfits: list[str]) -> RunCon
             problems.append(f"{role}: the study {plain['study']} takes none, got {plain[role]!r}; set {role}=null")
     _give_up(problems)
     if unreached:
-        return RunConfig(keys, None, bound["model"], skipped, misfits, unreached)
+        return RunConfig(keys, None, bound["model"], skipped, misfits=misfits, unknown=unreached)
+    analyses = _analyses(problems, plain.get("analyses") or {})
     instance = _attempt(problems, "", lambda: study.function(**bound, **options))
     _give_up([*problems, *([] if plain["dry_run"] else misfits)])
     skipped |= getattr(instance, "skipped", {})
-    return RunConfig(keys, instance, bound.get("model", {}), skipped, misfits)
+    facts = _facts(instance, bound.get("model", {}))
+    planned = _planned(keys, instance, facts)
+    settled = _attempt(problems, "", lambda: chosen(planned, analyses, keys.claims))
+    _give_up(problems)
+    options, claims = settled
+    return RunConfig(keys, instance, bound.get("model", {}), skipped, options, claims, facts, misfits)
+
+
+def _analyses(problems: list[str], given: Mapping[str, Fields | None]) -> dict[str, Any]:
+    """The options of the analyses by name, bound to their dataclasses."""
+    bound: dict[str, Any] = {}
+    for name, settings in given.items():
+        card = _attempt(problems, "analyses: ", lambda name=name: card_of(name))
+        if card is not None:
+            bound[name] = _bind(problems, f"analyses.{name}", card.options, settings or {})
+    return bound
+
+
+def analyses_of(
+    manifest: Mapping[str, Any], results: Results, config: Fields, changes: Sequence[str]
+) -> tuple[dict[str, Any], Sequence[Any]]:
+    """The options of the analyses of a finished run, by name, and its claims, changed by KEY=VALUE words.
+
+    changes: `+analyses.NAME={...}` or `claims=[...]`. With changes only what they name is made anew.
+    Raises BadConfig with every problem.
+    """
+    try:
+        given = OmegaConf.to_container(OmegaConf.from_dotlist([word.lstrip("+") for word in changes]))
+    except (OmegaConfBaseException, ValueError) as error:
+        raise BadInput(f"analyse: cannot be read, got {' '.join(changes)} ({error}); write +analyses.NAME={{}}") from None
+    assert isinstance(given, dict)
+    for key in given:
+        if key not in ("analyses", "claims"):
+            raise BadInput(f"analyse: neither analyses nor claims, got '{key}'; write +analyses.NAME={{}}")
+    keys: Fields = {str(key): value for key, value in given.items()}
+    asked = keys if changes else config
+    problems: list[str] = []
+    bound = _analyses(problems, asked.get("analyses") or {})
+    _give_up(problems)
+    models = {label: Facts(**facts) for label, facts in manifest["facts"].items()}
+    groups = {name: len(models) for name, models in manifest.get("groups", {}).items()}
+    planned = Planned(
+        study=manifest["study"],
+        models=models,
+        measures={measured.label: measured.card for measured in results.measures},
+        groups=groups,
+        base=manifest.get("base"),
+    )
+    options, claims = chosen(planned, bound, asked.get("claims") or [])
+    named = {*bound, *(claim.analysis for claim in claims)}
+    return ({name: own for name, own in options.items() if name in named} if changes else options), claims
+
+
+def _facts(study: Any, models: Mapping[str, Any]) -> dict[str, Facts]:
+    from repsim_cli.models.source import facts
+
+    layers = {reading.label: reading.layers for reading in getattr(study, "readings", ())}
+    return {label: facts(label, model, layers.get(label, ())) for label, model in models.items()}
+
+
+def _planned(keys: RunKeys, study: Any, facts: Mapping[str, Facts]) -> Planned:
+    from repsim_cli.studies.record import card_record
+
+    measures = getattr(study, "measures", {})
+    measures = {label: card_record(bound) for label, bound in measures.items()} if isinstance(measures, dict) else {}
+    groups = {name: len(own) if isinstance(own, list) else int(own.get("top") or own.get("bottom") or 0)
+              for name, own in (keys.groups or {}).items()}  # fmt: skip
+    return Planned(study=keys.study, models=facts, measures=measures, groups=groups, base=keys.base)
 
 
 def _models(problems: list[str], plain: Fields, unreached: dict[str, Unreachable]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from repsim_cli import __version__, signals
 from repsim_cli.cli.measure import measure_command
 from repsim_cli.cli.show import (
+    analyse_command,
     cache_command,
     compare_command,
     convert_command,
@@ -117,6 +118,21 @@ def parser() -> argparse.ArgumentParser:
         nargs=2,
         help="of a run of attention, draw which heads of the first are like which of the second instead; MODEL@3: of "
         "one layer",
+    )
+
+    sub.add_argument("--all", action="store_true", help="draw every figure, not those of the overview alone")
+
+    sub = add(
+        "analyse",
+        analyse_command,
+        "analyse a finished run again, from its files",
+        "repsim analyse latest +analyses.agreement={}",
+        "Compute what follows from a finished run again, or more of it: no model is loaded. Without changes the\n"
+        "analyses and claims of the run's configuration; an analysis that was made before is replaced.",
+    )
+    sub.add_argument("run", metavar="RUN", help="a path, `latest`, or a name")
+    sub.add_argument(
+        "changes", metavar="KEY=VALUE", nargs="*", help="+analyses.NAME={OPTION: VALUE}, or claims=[NAME,NAME]"
     )
 
     sub = add("report", report_command, "make one HTML page of a run, or of several", "repsim report latest")

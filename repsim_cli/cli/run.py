@@ -1,6 +1,7 @@
 """`repsim run`: everything is checked first, then Hydra starts the jobs; each records how it ended."""
 
 import csv
+import dataclasses
 import io
 import json
 import logging
@@ -361,8 +362,9 @@ def _job_name() -> str:
 
 def _job(config: Any, folder: Path) -> str:
     """Runs one job in its folder, or in the one that it goes on with; returns how it ended."""
-    from repsim_cli import plots, report
+    from repsim_cli import report
     from repsim_cli.config import validate
+    from repsim_cli.findings.analyse import analyse, draw
     from repsim_cli.training.trained import shortfalls, train_missing
 
     checked = validate(config)
@@ -380,14 +382,16 @@ def _job(config: Any, folder: Path) -> str:
             current.skip(label, why)
         train_missing(checked.models, current, checked.keys.hardware.get("threads"))
         short = shortfalls(checked.models, current)
-        found = {"schema": results.SCHEMA, "study": checked.keys.study, **checked.study.run(current)}
-        if short:
-            found["marks"] = {label: one.mark for label, one in short.items()}
-        found["claims"] = results.qualified(found["claims"], {label: one.why for label, one in short.items()})
-        found["warnings"] = current.manifest["warnings"]
-        current.write_text("results.json", results.dumps(found))
+        facts = {label: dataclasses.asdict(about) for label, about in checked.facts.items()}
+        words = {label: one.why for label, one in short.items()}
+        current.manifest.update(facts=facts, base=checked.keys.base, short=words)
+        marks = {label: one.mark for label, one in short.items()}
+        measured = dataclasses.replace(checked.study.run(current), marks=marks)
+        current.write_results(dataclasses.replace(measured, warnings=current.manifest["warnings"]))
+        with current.stage("analyses"):
+            analyse(current, checked.analyses, checked.claims, checked.keys.significance.get("level", 0.95))
         with current.stage("figures"):
-            plots.draw(current.folder, current.progress)
+            draw(current.folder, current.progress, whole=checked.keys.figures == "all")
         status, problem = "complete", None
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt) or signals.asked():

@@ -8,6 +8,7 @@ from typing import Any
 
 from repsim_cli import results
 from repsim_cli.cli.terminal import GROUPS, Bar, check_torch, config_files, config_names
+from repsim_cli.content import Matrix, Measured, Table, Verdict
 from repsim_cli.errors import BadInput
 
 
@@ -19,14 +20,14 @@ def summary(folder: Path) -> str:
         lines.append(f"  error: {manifest['error']}")
     if manifest["status"] == "complete" or results.has_results(manifest):
         found = results.read_results(folder)
-        many = len(found["measures"]) > SHOWN_MEASURES
-        for measure in found["measures"]:
+        many = len(found.measures) > SHOWN_MEASURES
+        for measure in found.measures:
             lines += _measure_lines(folder, measure, brief=many)
-        for name, table in found["tables"].items():
+        for name, table in found.tables.items():
             if name != AUDIT:
                 lines += _table_lines(name, table)
-        for claim in found["claims"]:
-            lines.append(f"  claim {claim['name']} ({claim['measure']}): {claim['verdict']} ({_evidence(claim)})")
+        for claim in found.claims:
+            lines.append(f"  claim {claim.name} ({claim.measure}): {claim.verdict} ({_evidence(claim)})")
     lines += [f"  warning: {warning}" for warning in manifest["warnings"]]
     lines.append(f"  folder: {folder}")
     figures = sorted((folder / "figures").glob("*.png"))
@@ -40,30 +41,29 @@ def summary(folder: Path) -> str:
     return "\n".join(lines)
 
 
-def _evidence(claim: dict[str, Any]) -> str:
+def _evidence(claim: Verdict) -> str:
     """The value of a claim with its error, threshold and p; why, where there is none or it cannot be tested."""
-    if claim["value"] is None:
-        return claim["why"]
-    se, p = claim.get("se"), claim.get("p")  # runs of earlier versions have neither
-    error = "" if se is None else f" ± {se:.2g}"
-    parts = [f"{claim['value']:.3f}{error}", f"threshold {claim['threshold']}"]
-    if p is not None:
-        parts.append(f"p = {p:.2g}")
-    return ", ".join([*parts, claim["why"]] if claim["verdict"] == "not testable here" else parts)
+    if claim.value is None:
+        return claim.why
+    error = "" if claim.se is None else f" ± {claim.se:.2g}"
+    parts = [f"{claim.value:.3f}{error}", f"threshold {claim.threshold}"]
+    if claim.p is not None:
+        parts.append(f"p = {claim.p:.2g}")
+    return ", ".join([*parts, claim.why] if claim.verdict == "not testable here" else parts)
 
 
-def _table_lines(name: str, table: dict[str, Any]) -> Iterator[str]:
+def _table_lines(name: str, table: Table) -> Iterator[str]:
     """A table of one row as a sentence, one of several with a column under each name."""
-    cells = [[_cell(value) for value in row] for row in table["rows"][:SHOWN_ROWS]]
+    cells = [[_cell(value) for value in row] for row in table.rows[:SHOWN_ROWS]]
     if len(cells) == 1:
-        yield f"  {name}: " + ", ".join(f"{c} {v}" for c, v in zip(table["columns"], cells[0], strict=True))
+        yield f"  {name}: " + ", ".join(f"{c} {v}" for c, v in zip(table.columns, cells[0], strict=True))
         return
-    widths = [max(len(row[i]) for row in [table["columns"], *cells]) for i in range(len(table["columns"]))]
+    widths = [max(len(row[i]) for row in [table.columns, *cells]) for i in range(len(table.columns))]
     yield f"  {name}:"
-    for row in [table["columns"], *cells]:
+    for row in [table.columns, *cells]:
         first, *rest = (f"{cell:{'<' if i == 0 else '>'}{widths[i]}}" for i, cell in enumerate(row))
         yield "    " + "  ".join([first, *rest]).rstrip()
-    if len(table["rows"]) > SHOWN_ROWS:
+    if len(table.rows) > SHOWN_ROWS:
         yield f"    and {len(table['rows']) - SHOWN_ROWS} more rows: see results.json"
 
 
@@ -77,16 +77,16 @@ SHOWN_MEASURES, SHOWN_PAIRS, SHOWN_ROWS = 6, 12, 24  # up to which a run is prin
 AUDIT = "audit of pairs by another solver"  # a table whose outcome another one has
 
 
-def _measure_lines(folder: Path, measure: dict[str, Any], brief: bool) -> Iterator[str]:
+def _measure_lines(folder: Path, measure: Measured, brief: bool) -> Iterator[str]:
     """The measure, and its values by pair of models and hook point; brief: of all pairs together."""
-    estimate = measure["estimate"]
-    better = "larger" if measure["card"]["larger_is_closer"] else "smaller"
+    estimate = measure.estimate
+    better = "larger" if measure.larger_is_closer else "smaller"
     yield (
-        f"  {measure['label']}: {measure['card']['label']}, {better} is closer, {estimate['kind']}, "
+        f"  {measure.label}: {measure.card['label']}, {better} is closer, {estimate['kind']}, "
         f"{estimate['rows']:,} of {estimate['rows_available']:,} {estimate.get('unit', 'rows')} in "
         f"{estimate['batches']} batch{'es' if estimate['batches'] != 1 else ''}"
     )
-    shown = [named for pair in measure["matrices"] for named in _by_hook_point(folder, pair)]
+    shown = [named for pair in measure.matrices for named in _by_hook_point(folder, pair)]
     if brief:
         means = [values.mean() for _, values in shown]
         lowest, highest = min(values.min() for _, values in shown), max(values.max() for _, values in shown)
@@ -100,10 +100,10 @@ def _measure_lines(folder: Path, measure: dict[str, Any], brief: bool) -> Iterat
         yield f"    and {len(shown) - SHOWN_PAIRS} more: see results.json"
 
 
-def _by_hook_point(folder: Path, pair: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+def _by_hook_point(folder: Path, pair: Matrix) -> Iterator[tuple[str, Any]]:
     """A pair of models, and the values between their layers; where both have several hook points, of each by itself."""
-    rows, columns = ([layer.partition("@")[0] for layer in pair[side]["layers"]] for side in ("rows", "columns"))
-    values, name = results.read_array(folder, pair["values"]), f"{pair['rows']['model']} x {pair['columns']['model']}"
+    rows, columns = ([layer.partition("@")[0] for layer in side.layers] for side in (pair.rows, pair.columns))
+    values, name = results.read_array(folder, pair.values), f"{pair.rows.model} x {pair.columns.model}"
     points = [point for point in dict.fromkeys(rows) if point in columns]
     if len(points) < 2 or len(points) == len(rows):  # names of layers that are no hook points differ throughout
         yield name, values
@@ -135,21 +135,36 @@ def _show_sweep(folder: Path) -> int:
 
 
 def plot_command(parsed: argparse.Namespace) -> int:
-    from repsim_cli import plots
+    from repsim_cli.draw.frame import save
+    from repsim_cli.findings import analyse, heads
 
     folder = results.find(parsed.run)
     if parsed.heads:
-        from repsim_cli.plots import heads
-
         jobs = list(heads.figures(folder, results.read_results(folder), *parsed.heads))
-        for file in plots.save(folder / "figures", jobs, Bar()):
-            print(file)
-        return 0
-    drawn = plots.draw(folder, Bar())
+        drawn = save(folder / "figures", jobs, Bar())
+    else:
+        drawn = analyse.draw(folder, Bar(), whole=parsed.all)
     if not drawn:
         raise BadInput(f"{folder}: it has no matrices, got no figure to draw; choose a run of a similarity study")
     for file in drawn:
         print(file)
+    return 0
+
+
+def analyse_command(parsed: argparse.Namespace) -> int:
+    from repsim_cli import report
+    from repsim_cli.config import analyses_of
+    from repsim_cli.findings.analyse import analyse, draw
+
+    folder = results.find(parsed.run)
+    manifest, config = results.read_manifest(folder), results.read_config(folder)
+    options, claims = analyses_of(manifest, results.read_results(folder), config, parsed.changes)
+    with results.amending(folder) as run:
+        run.progress = Bar()
+        analyse(run, options, claims, config["significance"]["level"])
+        draw(folder, Bar(), whole=config.get("figures") == "all")
+    report.save([folder], folder / report.FILE)
+    print(summary(folder))
     return 0
 
 
@@ -167,7 +182,7 @@ def report_command(parsed: argparse.Namespace) -> int:
 
 
 def compare_command(parsed: argparse.Namespace) -> int:
-    from repsim_cli.analysis import comparison
+    from repsim_cli import comparison
 
     first, second = results.find(parsed.first), results.find(parsed.second)
     if first.resolve() == second.resolve():
@@ -187,13 +202,12 @@ def compare_command(parsed: argparse.Namespace) -> int:
     for line in unmatched:
         print(f"  not compared: {line}")
     if parsed.output:
-        from repsim_cli import plots
-        from repsim_cli.plots import difference
+        from repsim_cli.draw.frame import save
 
         folder = Path(parsed.output)
         record = {"first": str(first), "second": str(second), "differences": comparison.table(differences)}
         results.write(folder / "comparison.json", results.dumps(record).encode())
-        for file in plots.save(folder, list(difference.figures(differences, (first.name, second.name))), Bar()):
+        for file in save(folder, list(comparison.figures(differences, (first.name, second.name))), Bar()):
             if file.suffix == ".png":
                 print(file)
     return 0

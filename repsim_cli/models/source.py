@@ -1,12 +1,13 @@
 """What every kind of model entry provides."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from repsim_cli.content import Facts
 from repsim_cli.data.base import Modality
 from repsim_cli.models.architectures import Architecture
 from repsim_cli.results import Progress
@@ -97,14 +98,6 @@ class Precomputed:
 AnySource = Source | Precomputed
 
 
-def families(models: Mapping[str, AnySource]) -> dict[str, str]:
-    """Of every model its architecture; of stored activations the first part of their label (`elmo_original`)."""
-    return {
-        label: source.model_type if isinstance(source, Source) else label.split("_")[0]
-        for label, source in models.items()
-    }
-
-
 @dataclass(frozen=True, kw_only=True)
 class Family:
     """Several models of one entry: the entry LABEL becomes LABEL_KEY for each of them."""
@@ -134,3 +127,36 @@ class Series:
     checkpoints: list[Checkpoint]
     local: bool
     make: Callable[[Progress], None] | None = None
+
+
+class Named(Protocol):
+    """A layer that is read: its name and its number of features."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def width(self) -> int: ...
+
+
+def facts(label: str, model: "AnySource | Series", layers: Sequence[Named]) -> Facts:
+    """What a manifest says of a model. layers: those that are read of it."""
+    read = {"layers": [layer.name for layer in layers], "widths": [layer.width for layer in layers]}
+    if isinstance(model, Precomputed):
+        return Facts(kind="stored", family=label.split("_")[0], trained=True, **read)
+    steps = [checkpoint.step for checkpoint in model.checkpoints] if isinstance(model, Series) else []
+    source = model.checkpoints[-1].open() if isinstance(model, Series) else model
+    return Facts(
+        kind="series" if steps else "live",
+        family=source.model_type,
+        blocks=source.layers,
+        width=source.width,
+        heads=source.heads,
+        head_width=source.head_width,
+        rotary=source.rotary,
+        parameters=source.parameters,
+        vocabulary=source.vocabulary,
+        trained=source.trained,
+        steps=steps,
+        **read,
+    )

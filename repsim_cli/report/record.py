@@ -4,13 +4,15 @@ import base64
 import json
 import shlex
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from repsim_cli.errors import BadInput
-from repsim_cli.plots.heatmap import colour_range, colours
+from repsim_cli.content import Matrix, Measured, Results
+from repsim_cli.draw.heatmap import colour_range, colours
 from repsim_cli.results import (
     has_results,
     marked,
@@ -23,23 +25,13 @@ from repsim_cli.results import (
 
 QUANTITIES = ("values", "se", "low", "high", "p", "calibrated", "tested")  # of a matrix in results.json
 SHARES = ("p", "calibrated")  # of them, those from 0 to 1 whatever the measure
-KNOWN = (
-    "schema",
-    "study",
-    "measures",
-    "tables",
-    "curves",
-    "claims",
-    "warnings",
-    "marks",
-)  # a study's own keys come as JSON
 ELSEWHERE = ("warnings", "timings", "peak_memory_mb_after", "command", "overrides", "files")  # in the page
 
 
 def record(folder: Path) -> dict[str, Any]:
     """One run as strict JSON. A run without results (failed, interrupted) has its manifest alone."""
     manifest = read_manifest(folder)
-    found = marked(read_results(folder)) if has_results(manifest) else {}
+    whole = marked(read_results(folder)) if has_results(manifest) else Results(study=manifest["study"])
     configured = (folder / "config.yaml").is_file()
     return {
         "folder": _name(folder),
@@ -49,11 +41,15 @@ def record(folder: Path) -> dict[str, Any]:
         "repeat": shlex.join(["repsim", "run", "--from", _name(folder)]),
         "config": list(flat(read_config(folder))) if configured else [],
         "config_text": (folder / "config.yaml").read_text() if configured else "",
-        "measures": [_measure(folder, measure) for measure in found.get("measures", [])],
-        "tables": list(found.get("tables", {}).items()),
-        "curves": list(found.get("curves", {}).items()),
-        "claims": found.get("claims", []),
-        "others": [(key, json.dumps(found[key], indent=1, ensure_ascii=False)) for key in found if key not in KNOWN],
+        "measures": [_measure(folder, measure) for measure in whole.measures],
+        "tables": [(name, asdict(table)) for name, table in whole.tables.items()],
+        "curves": [(name, asdict(curve)) for name, curve in whole.curves.items()],
+        "claims": [asdict(claim) for claim in whole.claims],
+        "others": [
+            (key, json.dumps(value, indent=1, ensure_ascii=False))
+            for key, value in (("analyses", whole.analyses), *whole.about.items())
+            if value
+        ],
     }
 
 
@@ -76,18 +72,19 @@ def flat(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
         yield path, value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
 
 
-def _measure(folder: Path, measure: dict[str, Any]) -> dict[str, Any]:
+def _measure(folder: Path, measure: Measured) -> dict[str, Any]:
     """A measure's record with its arrays inside, and the colours of each quantity."""
-    arrays = {what: [_array(folder, m, what) for m in measure["matrices"]] for what in QUANTITIES}
+    arrays = {what: [_array(folder, m, what) for m in measure.matrices] for what in QUANTITIES}
     scales = {}
     for what, blocks in arrays.items():
         kept = [block.ravel() for block in blocks if block is not None]
         if kept:
-            scales[what] = _scale(np.concatenate(kept), measure["card"], what)
+            scales[what] = _scale(np.concatenate(kept), measure.card, what)
     matrices = [
-        {**m, **{what: _base64(arrays[what][i]) for what in QUANTITIES}} for i, m in enumerate(measure["matrices"])
+        {**asdict(m), **{what: _base64(arrays[what][i]) for what in QUANTITIES}}
+        for i, m in enumerate(measure.matrices)
     ]
-    return {**measure, "matrices": matrices, "scales": scales}
+    return {**asdict(measure), "matrices": matrices, "scales": scales}
 
 
 def _scale(values: np.ndarray, card: dict[str, Any], what: str) -> dict[str, Any]:
@@ -95,19 +92,20 @@ def _scale(values: np.ndarray, card: dict[str, Any], what: str) -> dict[str, Any
     return {"low": low, "high": high, "colours": "cividis" if what in SHARES else colours(card, what)}
 
 
-def _array(folder: Path, matrix: dict[str, Any], what: str) -> np.ndarray | None:
-    if matrix.get(what) is None:
+def _array(folder: Path, matrix: Matrix, what: str) -> np.ndarray | None:
+    path = getattr(matrix, what)
+    if path is None:
         return None
-    array = read_array(folder, matrix[what])
-    shape = (len(matrix["rows"]["layers"]), len(matrix["columns"]["layers"]))
+    array = read_array(folder, path)
+    shape = (len(matrix.rows.layers), len(matrix.columns.layers))
     if array.shape != shape or array.dtype != np.float64:
         raise BadInput(
-            f"{folder / matrix[what]}: not float64 {shape} as its layers, got {array.dtype} {array.shape}; "
+            f"{folder / path}: not float64 {shape} as its layers, got {array.dtype} {array.shape}; "
             "the run is damaged, run it again"
         )
     if not np.isfinite(array).all():
         raise BadInput(
-            f"{folder / matrix[what]}: a value is not finite, got nan or inf; the run is damaged, run it again"
+            f"{folder / path}: a value is not finite, got nan or inf; the run is damaged, run it again"
         )
     return array
 

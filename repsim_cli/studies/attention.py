@@ -1,6 +1,7 @@
 """Similarity of the attention of every layer of every model with that of every layer of every model."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -10,7 +11,7 @@ from repsim_cli.activations.attention import Special, attention_readings, check_
 from repsim_cli.activations.inputs import check_modality, named, tokenizers
 from repsim_cli.activations.maps import Maps
 from repsim_cli.activations.rows import devices
-from repsim_cli.analysis.claims.finding import check_names
+from repsim_cli.content import Matrix, Results, Side
 from repsim_cli.data.base import Data, Sequences
 from repsim_cli.errors import BadInput, Degenerate, RunFailed
 from repsim_cli.measures import Measure
@@ -19,7 +20,6 @@ from repsim_cli.registry import studies
 from repsim_cli.results import STATE, Run, slug
 from repsim_cli.settings import Extract, Hardware
 from repsim_cli.similarity import SimilarityMatrix, estimate_attention
-from repsim_cli.studies.analyses import OF_MAPS, Compared, joined, tested, with_base
 from repsim_cli.studies.bounds import check_memory, in_gb, usual_length
 from repsim_cli.studies.cost import forward_time, speed_of, times
 from repsim_cli.studies.matrices import resumed
@@ -32,10 +32,11 @@ STAGE = "attention and similarity"
 @studies.register("attention")
 class Attention:
     """Attention maps by words, compared for all layers of all models in one pass over the sentences. The maps are not
-    stored: the pass keeps sums over pairs of heads, and a run that was interrupted goes on from those it saved.
+    stored: the pass keeps sums over pairs of heads, and an interrupted run resumes from those it saved.
 
-    base: the model that others were fine-tuned from. special: tokens of no word ([CLS], separators) are left out and
-    the rows renormalised (`drop_renormalise`), or are words of their own (`keep`). claims: published findings to test.
+    base: the model that others were fine-tuned from.
+    special: tokens of no word ([CLS], separators) are left out and the rows renormalised (`drop_renormalise`), or are
+        words themselves (`keep`).
     """
 
     reads: ClassVar[str] = "attention"
@@ -51,7 +52,6 @@ class Attention:
         seed: int,
         base: str | None = None,
         special: Special = "drop_renormalise",
-        claims: list[str] | None = None,
     ):
         if not model:
             raise BadInput("model: no model is selected, got none; e.g. model=[tiny_a,tiny_b]")
@@ -67,9 +67,8 @@ class Attention:
                 f"extract.estimate: attention is compared over all sentences at once, got {extract.estimate}; use full"
             )
         self.data, self.measures, self.extract, self.hardware = data, measure, extract, hardware
-        self.seed, self.base, self.claims = seed, base, claims or []
+        self.seed, self.base = seed, base
         self.special: Special = special
-        check_names(self.claims, OF_MAPS)
         self.models = {label: source for label, source in model.items() if isinstance(source, Source)}
         check_modality(self.models, data)
         self.readings = attention_readings(model, extract)
@@ -121,7 +120,7 @@ class Attention:
             "similarity": each * cells * heads**2 / 2 / speed,
         }
 
-    def run(self, run: Run) -> dict[str, Any]:
+    def run(self, run: Run) -> Results:
         hardware = self.hardware
         prepare(run, hardware)
         with run.stage("data"):
@@ -163,8 +162,10 @@ class Attention:
         file.unlink(missing_ok=True)
         return matrices
 
-    def _results(self, run: Run, matrices: Mapping[str, SimilarityMatrix]) -> dict[str, Any]:
-        records = []
+    def _results(self, run: Run, matrices: Mapping[str, SimilarityMatrix]) -> Results:
+        measures, of_heads = [], {}
+        every = [f"{one.label} {layer.name}.h{head}" for one in self.readings for layer in one.layers
+                 for head in range(layer.width)]  # fmt: skip
         for label, matrix in matrices.items():
             measure = self.measures[label]
             assert measure.attention is not None
@@ -174,23 +175,17 @@ class Attention:
                     f"{label}: {left_out:,} of {matrix.rows + left_out:,} cells are 0 in some head (as under a "
                     "causal mask) and left out for all models"
                 )
-            record = measure_record(run, self.readings, label, measure, matrix, {}, None, matrix.rows + left_out)
-            record["estimate"]["unit"] = unit
+            measured = measure_record(run, self.readings, label, measure, matrix, {}, None, matrix.rows + left_out)
+            measures.append(replace(measured, estimate={**measured.estimate, "unit": unit}))
             if "heads" in matrix.statistics:
-                record["heads"] = run.write_array(f"{slug(label)}-heads", matrix.statistics["heads"].numpy())
-            records.append(record)
+                side = Side(model="heads", layers=every)
+                file = run.write_array(f"{slug(label)}-heads", matrix.statistics["heads"].numpy())
+                of_heads[f"heads, {label}"] = Matrix(
+                    rows=side, columns=side, values=file, n=matrix.rows, label=f"{measure.card.label} of two heads",
+                    bounds=list(measure.card.bounds), about={"measure": label},
+                )  # fmt: skip
         heads = [
             {"model": one.label, "layers": [layer.name for layer in one.layers], "heads": one.layers[0].width}
             for one in self.readings
         ]
-        found = Compared(
-            models=self.models,
-            readings=self.readings,
-            measures=self.measures,
-            values={label: matrix.values.numpy() for label, matrix in matrices.items()},
-            rows=min(matrix.rows // matrix.batches for matrix in matrices.values()),
-            claims=self.claims,
-            base=self.base,
-        )
-        parts = [tested(found), *([with_base(found, self.base)] if self.base else [])]
-        return {"measures": records, **joined(parts), "heads": heads}
+        return Results(study="attention", measures=measures, matrices=of_heads, about={"heads": heads})

@@ -5,15 +5,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from repsim_cli.activations.rows import Layer, Reading
-from repsim_cli.analysis.claims.sub_networks import LAYER_CLAIMS
-from repsim_cli.analysis.sub_networks import FEWEST, Labels, parsed
 from repsim_cli.errors import BadInput
 from repsim_cli.measures import Measure
-from repsim_cli.measures.base import cosine
 from repsim_cli.models.source import AnySource
 from repsim_cli.registry import did_you_mean
 from repsim_cli.results import Run
-from repsim_cli.settings import Extract, Group, SubNetworks
+from repsim_cli.settings import Extract, Group
 from repsim_cli.similarity import check_estimate
 from repsim_cli.studies.grouped import check_metrics
 
@@ -91,12 +88,8 @@ def check_groups(
     groups: Mapping[str, Group],
     models: Mapping[str, AnySource],
     readings: Sequence[Reading],
-    *,
-    distances: bool,
 ) -> None:
-    """Whether models of groups have counterparts, and whether there are enough groups for distances."""
-    if distances and len(groups) < 2:
-        raise BadInput(f"options.distances: clusters need 2 groups, got {len(groups)}; set groups")
+    """Whether models of groups have counterparts."""
     if not groups:
         return
     check_metrics(groups, models)
@@ -110,14 +103,6 @@ def check_groups(
             )
 
 
-def check_distance(bound: Measure) -> None:
-    """Whether distances of models follow from the measure."""
-    if not bound.card.is_metric and (bound.inner is None or bound.inner.value is not cosine):
-        raise BadInput(
-            f"options.distances: {bound.name} is neither a metric nor a cosine, got no angle; use cka_unbiased"
-        )
-
-
 def check_targets(targets: str | None, models: Mapping[str, AnySource]) -> None:
     if targets is not None and targets not in models:
         raise BadInput(f"options.targets: no such model, got '{targets}'; {did_you_mean(targets, models)}")
@@ -125,42 +110,10 @@ def check_targets(targets: str | None, models: Mapping[str, AnySource]) -> None:
         raise BadInput(f"options.targets: a model to compare with is needed, got '{targets}' alone; add one")
 
 
-def check_within(claims: Sequence[str], **asked: object) -> None:
+def check_within(asked: Mapping[str, object]) -> None:
     """asked: by key, what compares layers of different models."""
-    for key, value in {**asked, "options.claims": [name for name in claims if name not in LAYER_CLAIMS]}.items():
+    for key, value in asked.items():
         if value:
             raise BadInput(
                 f"options.within: {key} needs the layers of all models, got pairs within models alone; drop one"
             )
-
-
-def given_groups(asked: SubNetworks | None, readings: Sequence[Reading], targets: str | None) -> dict[str, Labels]:
-    """The groups of layers that sub-networks are compared with, by model."""
-    if asked is None:
-        return {}
-    where, count = "options.sub_networks", asked.clusters or 1
-    depths = {reading.label: len(reading.layers) for reading in readings if reading.label != targets}
-    if max(depths.values()) < FEWEST:
-        raise BadInput(f"{where}: {FEWEST} layers of a model are needed, got {max(depths.values())}; read more")
-    for label, depth in depths.items():
-        if FEWEST <= depth < count:
-            raise BadInput(f"{where}.clusters: more than the layers of '{label}', got {count} of {depth}; lower it")
-    given = {}
-    for label, groups in (asked.given or {}).items():
-        if label not in depths:
-            raise BadInput(f"{where}.given: no such model, got '{label}'; {did_you_mean(label, depths)}")
-        try:
-            given[label] = parsed(groups, depths[label])
-        except BadInput as error:
-            raise BadInput(f"{where}.given.{label}: {error}") from None
-    return given
-
-
-def check_couplings(measures: Mapping[str, Measure], extract: Extract) -> None:
-    """Whether there is one matching of rows for a pair of layers."""
-    if not any(bound.slow and bound.slow.matches for bound in measures.values()):
-        raise BadInput(
-            f"options.couplings: no measure matches rows, got {', '.join(measures)}; select gromov_wasserstein"
-        )
-    if extract.estimate != "full":
-        raise BadInput(f"options.couplings: they are of one sample, got {extract.estimate}; use extract.estimate=full")

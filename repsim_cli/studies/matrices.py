@@ -13,6 +13,7 @@ from torch import Tensor
 
 from repsim_cli import significance as judging
 from repsim_cli.activations.rows import Reading, row_beginnings, row_documents, row_numbers, rows_of
+from repsim_cli.content import Measured, Table
 from repsim_cli.data.base import Sequences
 from repsim_cli.measures import Measure
 from repsim_cli.models.source import Precomputed
@@ -102,7 +103,6 @@ def estimated(
     clusters: Clusters,
     trading: Segments | None,
     wanted: Wanted | None,
-    couplings: bool,
 ) -> Matrices:
     """From one pass over the rows, resumed from the means that an interrupted run saved.
 
@@ -121,7 +121,6 @@ def estimated(
         folder=run.folder,
         processes=rows.hardware.workers,
         progress=run.progress,
-        couplings=couplings,
         seed=rows.seed,
     ) as work:
         null = None
@@ -195,8 +194,7 @@ def records(
     *,
     trading: Segments | None,
     wanted: Wanted | None,
-    couplings: bool,
-) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+) -> tuple[list[Measured], dict[str, Table]]:
     """The measures as results.json keeps them, and of a permutation test the table of the closest layers."""
     found, closest = [], []
     names = [layer.name for reading in readings for layer in reading.layers]
@@ -217,8 +215,6 @@ def records(
         }
         if measure.slow is not None:
             extra |= {key: matrix.statistics[key] for key in measure.slow.details}
-            if couplings and measure.slow.matches:
-                extra["coupling"] = Work(folder=run.folder).matchings(note_name(measures, label))
         if _jackknifed(significance, matrix.estimate):
             kept = np.load(_per_batch_file(run, label), mmap_mode="r")[: matrix.batches]
             extra["se"] = judging.without_each(kept, partial(of_sums, measure, names=names))
@@ -231,7 +227,7 @@ def records(
             best = judging.best_pairs(significance, measure, matrix, places, names)
             closest += [[label, *row] for row in best]
         _per_batch_file(run, label).unlink(missing_ok=True)
-    return found, {"closest layers": {"columns": CLOSEST, "rows": closest}} if closest else {}
+    return found, {"closest layers": Table(columns=CLOSEST, rows=closest)} if closest else {}
 
 
 def _jackknifed(significance: Significance, estimate: str) -> bool:

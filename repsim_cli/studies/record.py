@@ -7,8 +7,10 @@ from typing import Any
 import numpy as np
 
 from repsim_cli.activations.rows import Reading
+from repsim_cli.content import Matrix, Measured, Side
 from repsim_cli.errors import RunFailed
 from repsim_cli.measures import Measure
+from repsim_cli.measures.base import cosine
 from repsim_cli.results import Run, slug
 from repsim_cli.similarity import SimilarityMatrix, Wanted
 
@@ -19,9 +21,17 @@ def places_of(found: Sequence[Reading]) -> list[slice]:
     return [slice(start, end) for start, end in itertools.pairwise(ends)]
 
 
+def card_record(measure: Measure) -> dict[str, Any]:
+    """The card as results.json keeps it. cosine: whether the value is a cosine, whose angle is a metric."""
+    return {**measure.card.record(), "cosine": measure.inner is not None and measure.inner.value is cosine}
+
+
+CELLS = ("se", "p", "calibrated", "tested", "low", "high")  # of a Matrix; all else are details
+
+
 def measure_record(
     run: Run,
-    found: Sequence[Reading],
+    readings: Sequence[Reading],
     label: str,
     measure: Measure,
     matrix: SimilarityMatrix,
@@ -29,39 +39,42 @@ def measure_record(
     null: dict[str, Any] | None,
     available: int | None = None,
     wanted: Wanted | None = None,
-) -> dict[str, Any]:
+) -> Measured:
     """One measure in results.json, its matrices saved: one per pair of models (both ways if asymmetric).
 
     extra: what else is known of every cell (se, p, ...), saved beside the values where it is there; integers as such.
     available: what matrix.rows were taken of, by default the rows of the run. wanted: which cells the run is about;
     the matrix of two models is saved where one is.
     """
-    places = places_of(found)
+    places = places_of(readings)
     values = matrix.values.cpu().numpy()
     beside = {key: np.asarray(part) for key, part in extra.items() if part is not None}
     kept = np.ones(values.shape, bool) if wanted is None else wanted.numpy()
     if not np.isfinite(values[kept]).all():
         raise RunFailed(f"{label}: a value is not finite; please report this with the run's config")
-    records = []
-    for i, row in enumerate(found):
-        for j, column in enumerate(found):
+    matrices = []
+    for i, row in enumerate(readings):
+        for j, column in enumerate(readings):
             if measure.card.symmetric and j < i:
                 continue
             block = (places[i], places[j])
             if not kept[block].any():
                 continue
             stem = f"{slug(label)}-{i:02d}-{j:02d}-{slug(row.label)}-{slug(column.label)}"
-            records.append(
-                {
-                    "rows": {"model": row.label, "layers": [layer.name for layer in row.layers]},
-                    "columns": {"model": column.label, "layers": [layer.name for layer in column.layers]},
-                    "values": run.write_array(stem, values[block]),
-                    **dict.fromkeys(("se", "p")),
-                    **{key: run.write_array(f"{stem}-{key}", part[block], _kept(part)) for key, part in beside.items()},
-                    "n": matrix.rows,
-                }
+            files = {
+                key: run.write_array(f"{stem}-{key}", part[block], _kept(part)) for key, part in beside.items()
+            }
+            matrices.append(
+                Matrix(
+                    rows=Side(model=row.label, layers=[layer.name for layer in row.layers]),
+                    columns=Side(model=column.label, layers=[layer.name for layer in column.layers]),
+                    values=run.write_array(stem, values[block]),
+                    n=matrix.rows,
+                    details={key: file for key, file in files.items() if key not in CELLS},
+                    **{key: file for key, file in files.items() if key in CELLS},
+                )
             )
-    return _record(run, label, measure, matrix.estimate, matrix.rows, matrix.batches, null, records, available)
+    return _measured(run, label, measure, matrix.estimate, matrix.rows, matrix.batches, null, matrices, available)
 
 
 def _kept(part: np.ndarray) -> Any:
@@ -78,19 +91,19 @@ def blocks_record(
     estimate: str,
     rows: int,
     batches: int,
-) -> dict[str, Any]:
+) -> Measured:
     """One measure in results.json, of square matrices that stand alone: name -> (names of rows and columns, values)."""
-    records = []
+    matrices = []
     for i, (name, (layers, values)) in enumerate(blocks.items()):
         if not np.isfinite(values).all():
             raise RunFailed(f"{label}: a value of {name} is not finite; please report this with the run's config")
-        side = {"model": name, "layers": list(layers)}
+        side = Side(model=name, layers=list(layers))
         file = run.write_array(f"{slug(label)}-{i:03d}-{slug(name)}", values)
-        records.append({"rows": side, "columns": side, "values": file, **dict.fromkeys(("se", "p")), "n": rows})
-    return _record(run, label, measure, estimate, rows, batches, None, records)
+        matrices.append(Matrix(rows=side, columns=side, values=file, n=rows))
+    return _measured(run, label, measure, estimate, rows, batches, None, matrices)
 
 
-def _record(
+def _measured(
     run: Run,
     label: str,
     measure: Measure,
@@ -98,20 +111,20 @@ def _record(
     rows: int,
     batches: int,
     null: dict[str, Any] | None,
-    matrices: list[dict[str, Any]],
+    matrices: list[Matrix],
     available: int | None = None,
-) -> dict[str, Any]:
-    return {
-        "name": measure.name,
-        "label": label,
-        "settings": dict(measure.settings),
-        "estimate": {
+) -> Measured:
+    return Measured(
+        name=measure.name,
+        label=label,
+        settings=dict(measure.settings),
+        estimate={
             "kind": estimate,
             "rows": rows,
             "rows_available": run.manifest["rows"] if available is None else available,
             "batches": batches,
         },
-        "null": null,
-        "card": measure.card.record(),
-        "matrices": matrices,
-    }
+        card=card_record(measure),
+        matrices=matrices,
+        null=null,
+    )

@@ -10,29 +10,23 @@ from torch import Tensor
 from repsim_cli import significance as judging
 from repsim_cli.activations.inputs import check_modality, paired, tokenizers
 from repsim_cli.activations.rows import devices, readings
-from repsim_cli.analysis.claims.finding import check_names
-from repsim_cli.analysis.claims.groups import OF_GROUPS
+from repsim_cli.content import Results
 from repsim_cli.data.base import Data, Sequences
 from repsim_cli.errors import BadInput, Degenerate, RunFailed
 from repsim_cli.measures import Measure
 from repsim_cli.measures.inner import Kernel, Packed
 from repsim_cli.models.source import AnySource, Precomputed, Source
-from repsim_cli.plots.heatmap import MOST_PAIRS
 from repsim_cli.registry import studies
 from repsim_cli.results import Run
 from repsim_cli.segments import Segments
-from repsim_cli.settings import Extract, Group, Hardware, Significance, SubNetworks
-from repsim_cli.studies import analyses
+from repsim_cli.settings import Extract, Group, Hardware, Significance
 from repsim_cli.studies.bounds import check_rows_fit, in_gb, most_rows, passing, places, shown, usual_length
 from repsim_cli.studies.checks import (
-    check_couplings,
-    check_distance,
     check_groups,
     check_measure,
     check_rows,
     check_targets,
     check_within,
-    given_groups,
     suitable,
     warn_of_few_rows,
 )
@@ -40,6 +34,7 @@ from repsim_cli.studies.cost import forward_time, moments_time, pairs_time, time
 from repsim_cli.studies.grouped import chosen, listed, of_groups
 from repsim_cli.studies.matrices import Clusters, Matrices, by_moments, clusters_of, estimated, records
 from repsim_cli.studies.sample import counted, inputs, opened, prepare
+from repsim_cli.studies.solved import solved
 
 FULL = 0.9  # of the rows: a test on fewer is warned about
 
@@ -49,8 +44,8 @@ class Similarity:
     """plan() answers for the run before any weight loads; run() does it and returns the results.
 
     skip_unsuitable: measures that do not suit the other settings or the data are skipped; `skipped` says why.
-    within: compare layers of one model alone, and all with those of `targets`, the label of known functions of the
-    input (kind: modular_targets, or precomputed).
+    within: compare layers of one model alone, and all with those of `targets`.
+    targets: the label of known functions of the input (kind: modular_targets, or precomputed); null: none.
     """
 
     def __init__(
@@ -67,14 +62,8 @@ class Similarity:
         skip_unsuitable: bool = False,
         groups: Mapping[str, Group] | None = None,
         base: str | None = None,
-        claims: list[str] | None = None,
-        agreement: bool = False,
-        distances: bool = False,
-        by_layer: bool = False,
         within: bool = False,
         targets: str | None = None,
-        sub_networks: SubNetworks | None = None,
-        couplings: bool = False,
     ):
         if not model:
             raise BadInput("model: no model is selected, got none; e.g. model=[tiny_a,tiny_b]")
@@ -84,27 +73,15 @@ class Similarity:
         self.data = data
         self.extract, self.significance, self.hardware = extract, significance, hardware
         self.seed, self.cache = seed, cache
-        self.claims, self.agreement, self.distances = claims or [], agreement, distances
-        self.base, self.by_layer, self.couplings = base, by_layer, couplings
-        self.within, self.targets, self.sub_networks = within, targets, sub_networks
+        self.base, self.within, self.targets = base, within, targets
         self._take(of_groups(model, self.members))
         check_modality(self.live, data)
-        check_names(self.claims, {**analyses.OF_MAPS, **(OF_GROUPS if self.groups else {})})
-        check_groups(self.groups, self.models, self.readings, distances=distances)
+        check_groups(self.groups, self.models, self.readings)
         self.skip_unsuitable = skip_unsuitable
         self.measures, self.skipped = suitable(measure, self._check_measure, skip_unsuitable)
         check_targets(targets, self.models)
         if within:
-            across = {
-                "groups": self.groups,
-                "base": base,
-                "options.agreement": agreement,
-                "options.by_layer": by_layer,
-                "significance": significance.method != "none",
-            }
-            check_within(self.claims, **across)
-        self.given = given_groups(sub_networks, self.readings, targets)
-        self._check_measures()
+            check_within({"groups": self.groups, "base": base, "significance": significance.method != "none"})
         self.devices = devices(hardware, list(model))
         stored = any(isinstance(one, Precomputed) and one.sentences is not None for one in model.values())
         several = bool(self.live) and (extract.unit in ("token", "word") or data.packs(extract))
@@ -120,15 +97,6 @@ class Similarity:
     def _check_measure(self, bound: Measure) -> None:
         check_measure(bound, self.layers, self.extract, labelled=bool(self.live) and not self.data.running)
         judging.check_measure(self.significance, bound)
-        if self.distances:
-            check_distance(bound)
-
-    def _check_measures(self) -> None:
-        """Whether those that are left are enough."""
-        if self.agreement and len(self.measures) < 3:
-            raise BadInput(f"options.agreement: 3 measures are needed, got {len(self.measures)}; select more")
-        if self.couplings:
-            check_couplings(self.measures, self.extract)
 
     @property
     def slow(self) -> bool:
@@ -200,7 +168,7 @@ class Similarity:
             **({"rows, at most": most} if (most := most_rows(self.models, extract)) < sys.maxsize else {}),
             **({"processes": self.hardware.workers} if self.slow else {}),
             "memory, GB": in_gb(self.memory(self.rows())),
-            "time, roughly": times(self.times(pairs), self.hardware, figures=self._figures()),
+            "time, roughly": times(self.times(pairs), self.hardware, figures=len(self.measures)),
         }
 
     def times(self, pairs: int) -> dict[str, float]:
@@ -222,12 +190,7 @@ class Similarity:
             "similarity": similarity,
         }
 
-    def _figures(self) -> int:
-        """All models together, errors, and one for each pair of models where these are not too many."""
-        pairs = len(self.measures) * len(self.models) * (len(self.models) + 1) // 2
-        return 2 * len(self.measures) + (pairs if pairs <= MOST_PAIRS else 0)
-
-    def run(self, run: Run) -> dict[str, Any]:
+    def run(self, run: Run) -> Results:
         prepare(run, self.hardware)
         if self.groups:
             with run.stage("groups"):
@@ -251,7 +214,6 @@ class Similarity:
                         clusters=clusters,
                         trading=trading,
                         wanted=self._wanted(),
-                        couplings=self.couplings,
                     )
             except Degenerate as error:
                 raise RunFailed(str(error)) from error
@@ -299,7 +261,6 @@ class Similarity:
         self.measures, skipped = suitable(self.measures, check, self.skip_unsuitable)
         for label, why in skipped.items():
             run.skip(label, why)
-        self._check_measures()
         warn_of_few_rows(run, self.measures, self.layers, at_a_time)
         return total
 
@@ -315,8 +276,8 @@ class Similarity:
             f"lower batch_rows, or {advice}"
         )
 
-    def _results(self, run: Run, matrices: Matrices, trading: Segments | None) -> dict[str, Any]:
-        measures, closest = records(
+    def _results(self, run: Run, matrices: Matrices, trading: Segments | None) -> Results:
+        measures, tables = records(
             run,
             self.readings,
             self.measures,
@@ -324,31 +285,7 @@ class Similarity:
             self.significance,
             trading=trading,
             wanted=self._wanted(),
-            couplings=self.couplings,
         )
-        found = analyses.Compared(
-            models=self.models,
-            readings=self.readings,
-            measures=self.measures,
-            values={label: matrix.values.cpu().numpy() for label, matrix in matrices.items()},
-            rows=min(matrix.rows // matrix.batches for matrix in matrices.values()),
-            claims=self.claims,
-            base=self.base,
-        )
-        parts = [
-            analyses.Part(tables=closest),
-            analyses.solved(run, found, matrices),
-            analyses.tested(found),
-            analyses.of_single_models(found, targets=self.targets, groups=self.sub_networks, given=self.given),
-        ]
-        if self.agreement:
-            parts.append(analyses.agreed(run, found))
-        if self.by_layer:
-            parts.append(analyses.by_layer(found))
-        if self.base:
-            parts.append(analyses.with_base(found, self.base))
-        if self.groups:
-            level = self.significance.level
-            own = analyses.by_groups(run, found, self.members, distances=self.distances, level=level, seed=self.seed)
-            parts.append(own)
-        return {"measures": measures, **analyses.joined(parts)}
+        names = [str(layer) for reading in self.readings for layer in reading.layers]
+        tables |= solved(run, names, self.measures, matrices)
+        return Results(study="similarity", measures=measures, tables=tables)

@@ -8,7 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from repsim_cli.errors import BadInput
-from repsim_cli.plots.heatmap import Job, colour_range, colours, heatmap
+from repsim_cli.content import Matrix, Measured, Results
+from repsim_cli.draw.heatmap import colour_range, colours, heatmap
+from repsim_cli.findings.analysis import Job
 from repsim_cli.registry import did_you_mean
 from repsim_cli.results import read_array, slug
 
@@ -21,18 +23,18 @@ class Side(NamedTuple):
     starts: list[int]
 
 
-def figures(folder: Path, results: dict[str, Any], rows: str, columns: str) -> Iterator[Job]:
+def figures(folder: Path, results: Results, rows: str, columns: str) -> Iterator[Job]:
     """heads-MEASURE-ROWS-COLUMNS for every measure that matches heads. rows, columns: a model, or MODEL@LAYER.
 
     Raises BadInput for a run without matrices of heads, and for a model or layer that it does not have.
     """
-    measures = [measure for measure in results["measures"] if "heads" in measure]
-    if not measures:
+    matrices = {x.about["measure"]: x for x in results.matrices.values() if x.rows.model == "heads"}
+    if not matrices:
         raise BadInput(f"{folder}: it has no matrices of heads, got --heads; choose a run with e.g. attention_js")
-    sides = [_side(results["heads"], name) for name in (rows, columns)]
-    for measure in measures:
-        name = f"heads-{slug(measure['label'])}-{slug(rows)}-{slug(columns)}"
-        yield name, partial(_figure, folder, measure, rows, columns, *sides)
+    sides = [_side(results.about["heads"], name) for name in (rows, columns)]
+    for measure in (measure for measure in results.measures if measure.label in matrices):
+        name = f"heads-{slug(measure.label)}-{slug(rows)}-{slug(columns)}"
+        yield name, partial(_figure, folder, measure, matrices[measure.label], rows, columns, *sides)
 
 
 def _side(models: list[dict[str, Any]], name: str) -> Side:
@@ -55,16 +57,18 @@ def _side(models: list[dict[str, Any]], name: str) -> Side:
     return Side(slice(first, first + len(names)), names, list(range(0, len(names), heads)))
 
 
-def _figure(folder: Path, measure: dict[str, Any], rows: str, columns: str, row: Side, column: Side) -> Any:
-    card = measure["card"]
-    values = read_array(folder, measure["heads"])[row.place, column.place]
+def _figure(
+    folder: Path, measure: Measured, matrix: Matrix, rows: str, columns: str, row: Side, column: Side
+) -> Any:
+    card = measure.card
+    values = read_array(folder, matrix.values)[row.place, column.place]
     figure, axes = heatmap(
         values,
         row.names,
         column.names,
         title=f"{card['label']} of heads (dots: best matches)\n"
-        f"{measure['estimate']['rows']:,} {measure['estimate']['unit']}",
-        bar_label=f"{card['label']} of two heads",
+        f"{measure.estimate['rows']:,} {measure.estimate['unit']}",
+        bar_label=matrix.label,
         limits=colour_range(values, card, "values"),
         colours=colours(card, "values"),
         form="{:.2f}",
