@@ -97,7 +97,14 @@ def _figure(difference: Difference, names: tuple[str, str]) -> Any:
     most = max(float(np.abs(difference.block).max()), SMALLEST_RANGE)
     title = f"{difference.measure}: difference\n{names[1]} minus {names[0]}"
     figure, axes = heatmap(
-        difference.block, difference.row_layers, difference.column_layers, title, "difference", (-most, most), "RdBu_r", "{:.2g}"
+        difference.block,
+        difference.row_layers,
+        difference.column_layers,
+        title,
+        "difference",
+        (-most, most),
+        "RdBu_r",
+        "{:.2g}",
     )
     axes.set_ylabel(difference.rows, parse_math=False)
     axes.set_xlabel(difference.columns, parse_math=False)

@@ -186,7 +186,9 @@ def analyses_of(
     try:
         given = OmegaConf.to_container(OmegaConf.from_dotlist([word.lstrip("+") for word in changes]))
     except (OmegaConfBaseException, ValueError) as error:
-        raise BadInput(f"analyse: cannot be read, got {' '.join(changes)} ({error}); write +analyses.NAME={{}}") from None
+        raise BadInput(
+            f"analyse: cannot be read, got {' '.join(changes)} ({error}); write +analyses.NAME={{}}"
+        ) from None
     assert isinstance(given, dict)
     for key in given:
         if key not in ("analyses", "claims"):
@@ -204,6 +206,7 @@ def analyses_of(
         measures={measured.label: measured.card for measured in results.measures},
         groups=groups,
         base=manifest.get("base"),
+        options=manifest.get("options", {}),
     )
     options, claims = chosen(planned, bound, asked.get("claims") or [])
     named = {*bound, *(claim.analysis for claim in claims)}
@@ -224,7 +227,9 @@ def _planned(keys: RunKeys, study: Any, facts: Mapping[str, Facts]) -> Planned:
     measures = {label: card_record(bound) for label, bound in measures.items()} if isinstance(measures, dict) else {}
     groups = {name: len(own) if isinstance(own, list) else int(own.get("top") or own.get("bottom") or 0)
               for name, own in (keys.groups or {}).items()}  # fmt: skip
-    return Planned(study=keys.study, models=facts, measures=measures, groups=groups, base=keys.base)
+    return Planned(
+        study=keys.study, models=facts, measures=measures, groups=groups, base=keys.base, options=keys.options
+    )
 
 
 def _models(problems: list[str], plain: Fields, unreached: dict[str, Unreachable]) -> dict[str, Any]:

@@ -27,9 +27,13 @@ class Side:
 class Matrix:
     """One array of the run folder with the names of its rows and columns.
 
-    values: the array's path. se, p, calibrated, tested, low, high: paths of arrays with one number per cell. n: the rows
-    of data that the values rest on. details: further arrays by name. label, bounds: of the colour bar, where no measure
-    says them. about: what else is known of the matrix.
+    values: the array's path.
+    se, p, calibrated, tested, low, high: paths of arrays with one number per cell.
+    n: the rows of data that the values rest on.
+    details: further arrays by name.
+    label, bounds: of the colour bar, where no measure says them.
+    about: what else is known of the matrix.
+    analysis: which made it.
     """
 
     rows: Side
@@ -103,9 +107,14 @@ class Band:
 class Curve:
     """Lines over one axis: at[i] is the place of the i-th value of every line.
 
-    at: steps, epochs, or names of layers. lines: by name (a layer, a pair of models), each as long as `at`. mean: over the
-    lines. bands: about the mean, by name. errors: standard errors of lines. bounds: of y. about: what tells the curves of
-    one figure apart (quantity, model, hook point ...).
+    at: steps, epochs, or names of layers.
+    lines: by name (a layer, a pair of models), each as long as `at`.
+    mean: over the lines.
+    bands: about the mean, by name.
+    errors: standard errors of lines.
+    bounds: of y.
+    about: what tells the curves of one figure apart (quantity, model, hook point ...).
+    analysis: which made it.
     """
 
     x: Axis

@@ -384,7 +384,7 @@ def _job(config: Any, folder: Path) -> str:
         short = shortfalls(checked.models, current)
         facts = {label: dataclasses.asdict(about) for label, about in checked.facts.items()}
         words = {label: one.why for label, one in short.items()}
-        current.manifest.update(facts=facts, base=checked.keys.base, short=words)
+        current.manifest.update(facts=facts, base=checked.keys.base, options=checked.keys.options, short=words)
         marks = {label: one.mark for label, one in short.items()}
         measured = dataclasses.replace(checked.study.run(current), marks=marks)
         current.write_results(dataclasses.replace(measured, warnings=current.manifest["warnings"]))

@@ -42,11 +42,11 @@ def heatmap(
     image = axes.imshow(values, cmap=colours, vmin=limits[0], vmax=limits[1], aspect="auto")
     beside = figure.add_axes((1 - BAR / (width + BAR + BAR_GAP), 0.1, BAR / (width + BAR + BAR_GAP), 0.8))
     figure.colorbar(image, cax=beside).set_label(bar_label)
-    for axis, names, inches in ((axes.yaxis, rows, height), (axes.xaxis, columns, width)):
-        if TICK * len(names) > inches >= TIGHT * len(heads := together(names)) and len(heads) < len(names):
+    for axis, names, room in ((axes.yaxis, rows, height), (axes.xaxis, columns, width)):
+        if TICK * len(names) > room >= TIGHT * len(heads := together(names)) and len(heads) < len(names):
             axis.set_ticks(*zip(*heads, strict=True), fontsize=6, parse_math=False)
             continue
-        step = max(1, int(np.ceil(TICK * len(names) / inches)))
+        step = max(1, int(np.ceil(TICK * len(names) / room)))
         at = [i for a, b in pairwise([*starts, len(names)]) for i in range(a, max(b - step // 2, a + 1), step)]
         axis.set_ticks(at, [names[i] for i in at], fontsize=7, parse_math=False)
     axes.tick_params(axis="x", rotation=90)

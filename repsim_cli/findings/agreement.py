@@ -80,9 +80,7 @@ def agreement(run: Finished, options: Agreement, claims: Sequence[Claim]) -> Par
     names = Side(model="measures", layers=[labels[i] for i in order])
     layers = len(next(iter(run.maps.values())).names)
     rows = [[labels[i], float(np.nanmean(others[i])), labels[closest[i]], float(others[i, closest[i]])] for i in order]
-    matrix = Matrix(
-        rows=names, columns=names, n=layers * (layers - 1), label="Spearman's rho", bounds=[-1.0, 1.0]
-    )
+    matrix = Matrix(rows=names, columns=names, n=layers * (layers - 1), label="Spearman's rho", bounds=[-1.0, 1.0])
     return Part(
         matrices={NAME: (rho[np.ix_(order, order)], matrix)},
         tables={NAME: Table(columns=COLUMNS, rows=rows)},

@@ -23,13 +23,14 @@ Job = tuple[str, Callable[[], Any]]  # the name of a figure, and what makes it
 @dataclass(frozen=True, kw_only=True)
 class Planned:
     """What is known of a run before it starts. models: those of the run, read as facts. measures: by label, as results
-    keep them. groups: by name, how many models each has."""
+    keep them. groups: by name, how many models each has. options: the study's."""
 
     study: str
     models: Mapping[str, Facts]
     measures: Mapping[str, Mapping[str, Any]]
     groups: Mapping[str, int]
     base: str | None
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,11 @@ class Finished:
     @property
     def base(self) -> str | None:
         return self.manifest.get("base")
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Of the study."""
+        return self.manifest.get("options", {})
 
     @property
     def groups(self) -> dict[str, list[str]]:
@@ -134,8 +140,10 @@ def analysis(
 ) -> Callable[[Callable[..., Part]], Callable[..., Part]]:
     """Registers `NAME(run, options, claims)` under its name; the type of `options` is the dataclass of its settings.
 
-    unasked: whether a run of these studies has it without asking (where all options have defaults). claims: those of its file that are asked for. figures(run, whole): the jobs that draw what the study measured and the
-    analysis added; whole: all figures, not those of the overview alone.
+    unasked: whether a run of these studies has it without asking (where all options have defaults).
+    claims: those of its file that are asked for.
+    figures(run, whole): the jobs that draw what the study measured and the analysis added; whole: all figures, not
+    those of the overview alone.
     """
 
     def register(compute: Callable[..., Part]) -> Callable[..., Part]:

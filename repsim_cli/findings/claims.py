@@ -70,9 +70,15 @@ def judged(value: float, threshold: float, evidence: Evidence, published: Side =
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """A published finding. source: where. says: the paper's sentence. statistic, threshold: what is compared with what;
-    published: on which side of the threshold the paper has it. analysis: the topic that tests it. on: the kind of result
-    that its function takes."""
+    """A published finding.
+
+    source: where it is published.
+    says: the paper's sentence.
+    statistic, threshold: what is compared with what.
+    published: on which side of the threshold the paper has it.
+    analysis: the topic that tests it.
+    on: the kind of result that its function takes.
+    """
 
     name: str
     source: str

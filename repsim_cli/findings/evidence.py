@@ -10,8 +10,6 @@ import numpy as np
 import scipy.stats
 from jaxtyping import Float, Int
 
-
-
 ROUNDING = 1e-12  # by which equal statistics may differ
 EXACT = 200_000  # arrangements of labels up to which all are enumerated
 SAMPLED = 9999  # of more, drawn

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from repsim_cli.errors import BadInput
 from repsim_cli.content import Matrix, Measured, Results
 from repsim_cli.draw.heatmap import colour_range, colours, heatmap
+from repsim_cli.errors import BadInput
 from repsim_cli.findings.analysis import Job
 from repsim_cli.registry import did_you_mean
 from repsim_cli.results import read_array, slug
@@ -57,17 +57,14 @@ def _side(models: list[dict[str, Any]], name: str) -> Side:
     return Side(slice(first, first + len(names)), names, list(range(0, len(names), heads)))
 
 
-def _figure(
-    folder: Path, measure: Measured, matrix: Matrix, rows: str, columns: str, row: Side, column: Side
-) -> Any:
+def _figure(folder: Path, measure: Measured, matrix: Matrix, rows: str, columns: str, row: Side, column: Side) -> Any:
     card = measure.card
     values = read_array(folder, matrix.values)[row.place, column.place]
     figure, axes = heatmap(
         values,
         row.names,
         column.names,
-        title=f"{card['label']} of heads (dots: best matches)\n"
-        f"{measure.estimate['rows']:,} {measure.estimate['unit']}",
+        title=f"{card['label']} of heads (dots: best matches)\n{measure.estimate['rows']:,} {measure.estimate['unit']}",
         bar_label=matrix.label,
         limits=colour_range(values, card, "values"),
         colours=colours(card, "values"),

@@ -45,15 +45,15 @@ def localized(
     return {way: single[way] - distributed[way] for way in single}
 
 
-def curves(label: str, means: Mapping[str, np.ndarray], layers: LayerMap) -> dict[str, Curve]:
-    """By name, a curve per model."""
+def curves(quantity: str, label: str, means: Mapping[str, np.ndarray], layers: LayerMap) -> dict[str, Curve]:
+    """By name, a curve per model. label: of the axis."""
     return {
-        f"{label}, {model}": Curve(
+        f"{quantity}, {model}": Curve(
             x=Axis(name="layer"),
             y=Axis(name=label),
             at=layers.names[place],
             lines={way: values[place].tolist() for way, values in means.items()},
-            about={"quantity": label, "model": model},
+            about={"quantity": quantity, "model": model},
         )
         for model, place in layers.places.items()
     }
@@ -129,11 +129,12 @@ def figures(run: Finished, whole: bool) -> Iterator[Job]:
 def localization(run: Finished, options: Localization, claims: Sequence[Claim]) -> Part:
     lines: dict[str, Curve] = {}
     for label, layers in run.maps.items():
-        lines |= curves(f"mean {label} over all other layers", other_means(layers.values), layers)
+        mean = f"mean {label}"
+        lines |= curves(mean, f"{mean} over all other layers", other_means(layers.values), layers)
     named = {layers.measure.name: layers for layers in run.maps.values()}
     if {NEURONS, WHOLE} <= set(named):
         difference = localized(named[NEURONS].values, named[WHOLE].values)
-        lines |= curves(f"localization: {NEURONS} - {WHOLE}", difference, named[NEURONS])
+        lines |= curves("localization", f"localization: {NEURONS} - {WHOLE}", difference, named[NEURONS])
     whole, labels = map_of(run)
     measure = " and ".join(labels.get(name, name) for name in (NEURONS, WHOLE))
     return Part(curves=lines, claims=[one.verdict(measure, whole) for one in claims])

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
 from repsim_cli.plots.agreement import add_tree
 from repsim_cli.plots.heatmap import heatmap
+
 from repsim_cli.results import read_array, slug
 
 Curves = list[dict[str, Any]]

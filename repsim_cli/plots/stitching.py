@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from repsim_cli.plots.heatmap import heatmap
 
 from repsim_cli.plots import DPI
-from repsim_cli.plots.heatmap import heatmap
 from repsim_cli.results import slug
 
 Job = tuple[str, Callable[[], Any]]

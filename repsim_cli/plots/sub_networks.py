@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from repsim_cli.plots.heatmap import TIGHT, colour_range, colours, outer_names, together
 
 from repsim_cli.plots.groups import COLOURS
-from repsim_cli.plots.heatmap import TIGHT, colour_range, colours, outer_names, together
 from repsim_cli.results import read_array, slug
 
 INCHES_PER_CELL, SMALLEST, LARGEST = 0.16, 3.4, 8.4  # of the matrix

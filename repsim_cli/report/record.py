@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from repsim_cli.errors import BadInput
 from repsim_cli.content import Matrix, Measured, Results
 from repsim_cli.draw.heatmap import colour_range, colours
+from repsim_cli.errors import BadInput
 from repsim_cli.results import (
     has_results,
     marked,
@@ -81,8 +81,7 @@ def _measure(folder: Path, measure: Measured) -> dict[str, Any]:
         if kept:
             scales[what] = _scale(np.concatenate(kept), measure.card, what)
     matrices = [
-        {**asdict(m), **{what: _base64(arrays[what][i]) for what in QUANTITIES}}
-        for i, m in enumerate(measure.matrices)
+        {**asdict(m), **{what: _base64(arrays[what][i]) for what in QUANTITIES}} for i, m in enumerate(measure.matrices)
     ]
     return {**asdict(measure), "matrices": matrices, "scales": scales}
 
@@ -104,9 +103,7 @@ def _array(folder: Path, matrix: Matrix, what: str) -> np.ndarray | None:
             "the run is damaged, run it again"
         )
     if not np.isfinite(array).all():
-        raise BadInput(
-            f"{folder / path}: a value is not finite, got nan or inf; the run is damaged, run it again"
-        )
+        raise BadInput(f"{folder / path}: a value is not finite, got nan or inf; the run is damaged, run it again")
     return array
 
 

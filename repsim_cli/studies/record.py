@@ -61,9 +61,7 @@ def measure_record(
             if not kept[block].any():
                 continue
             stem = f"{slug(label)}-{i:02d}-{j:02d}-{slug(row.label)}-{slug(column.label)}"
-            files = {
-                key: run.write_array(f"{stem}-{key}", part[block], _kept(part)) for key, part in beside.items()
-            }
+            files = {key: run.write_array(f"{stem}-{key}", part[block], _kept(part)) for key, part in beside.items()}
             matrices.append(
                 Matrix(
                     rows=Side(model=row.label, layers=[layer.name for layer in row.layers]),

@@ -20,7 +20,6 @@ from repsim_cli.activations.rows import (
     row_labels,
     row_numbers,
 )
-from repsim_cli.analysis.claims.evidence import without
 from repsim_cli.analysis.claims.finding import check_names
 from repsim_cli.analysis.claims.views import SHIFT_CLAIMS, VIEW_CLAIMS, overlap_verdicts, plan_verdicts, shift_verdicts
 from repsim_cli.analysis.couplings import Plan, matched
@@ -29,12 +28,26 @@ from repsim_cli.analysis.neighbourhoods import chance, nearest, overlap, plane
 from repsim_cli.analysis.sub_networks import in_order
 from repsim_cli.data.base import Data, Sequences, draw
 from repsim_cli.errors import BadInput, Degenerate, RunFailed
+from repsim_cli.findings.evidence import without
 from repsim_cli.measures.gromov import Space, space
 from repsim_cli.models.source import AnySource, Source
 from repsim_cli.registry import did_you_mean, studies
 from repsim_cli.results import Run, slug
 from repsim_cli.settings import Above0, Extract, Hardware, Medium, NotNegative, Positive, Tries
-from repsim_cli.studies.analyses import Part, joined
+
+
+@dataclass(frozen=True)
+class Part:
+    tables: Any = None
+    curves: Any = None
+    claims: Any = ()
+    more: Any = None
+
+
+def joined(parts: Any) -> Any:
+    raise NotImplementedError
+
+
 from repsim_cli.studies.bounds import check_rows_fit, in_gb, most_rows, passing, shown, usual_length
 from repsim_cli.studies.cost import distances_time, forward_time, times
 from repsim_cli.studies.sample import counted, inputs, prepare, sample

@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from repsim_cli.analysis.claims.evidence import by_jackknife
 from repsim_cli.analysis.claims.finding import Finding, judged, untestable
+from repsim_cli.findings.evidence import by_jackknife
 
 Metrics = Mapping[str, float]
 OVERLAP = "hans_lexical_overlap"  # over both labels: readiness to answer one of them is no understanding

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from repsim_cli.analysis.claims.evidence import LEVEL, Evidence
 from repsim_cli.errors import BadInput
+from repsim_cli.findings.evidence import LEVEL, Evidence
 from repsim_cli.registry import did_you_mean
 
 HOLDS, FAILS, UNCLEAR, UNTESTABLE = "holds", "fails", "unclear", "not testable here"

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from repsim_cli.analysis.claims.evidence import LEVEL, Evidence, by_jackknife
 from repsim_cli.analysis.claims.finding import Finding, judged, untestable
 from repsim_cli.analysis.distances import adjusted_rand, hierarchical
 from repsim_cli.analysis.groups import (
@@ -21,6 +20,7 @@ from repsim_cli.analysis.groups import (
     within_gap,
 )
 from repsim_cli.analysis.groups import judged as arranged
+from repsim_cli.findings.evidence import LEVEL, Evidence, by_jackknife
 
 LATE, EARLY = 0.75, 0.5  # beyond, and up to which share of the blocks a depth is late or early
 LITTLE = 0.02  # a penalty in accuracy that is almost none

@@ -6,9 +6,9 @@ from typing import Any
 
 import scipy.stats
 
-from repsim_cli.analysis.claims.evidence import LEVEL, Evidence, all_of
 from repsim_cli.analysis.claims.finding import FAILS, Finding, judged, record, untestable
 from repsim_cli.analysis.claims.modular import of_letter
+from repsim_cli.findings.evidence import LEVEL, Evidence, all_of
 
 Errors = Mapping[tuple[str, str], float]  # the lowest error over layers, by model and target
 MISSED = 0.1  # from this error on a target counts as not told (published: 0.52 and 0.93)

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from repsim_cli.analysis.claims.evidence import all_of, by_error
 from repsim_cli.analysis.claims.finding import Finding, judged, record, untestable
+from repsim_cli.findings.evidence import all_of, by_error
 
 Records = Sequence[Mapping[str, Any]]
 Kinds = Mapping[str, str]

@@ -11,7 +11,10 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from repsim_cli.analysis.claims.evidence import (
+from repsim_cli.analysis.claims.finding import FAILS, HOLDS, UNCLEAR, Finding, judged, record, untestable
+from repsim_cli.analysis.claims.modular import of_letter
+from repsim_cli.analysis.distances import adjusted_rand
+from repsim_cli.findings.evidence import (
     GROUPS,
     LEVEL,
     Evidence,
@@ -21,11 +24,8 @@ from repsim_cli.analysis.claims.evidence import (
     ranks,
     without,
 )
-from repsim_cli.analysis.claims.finding import FAILS, HOLDS, UNCLEAR, Finding, judged, record, untestable
-from repsim_cli.analysis.claims.layers import ranked_cells, ranked_distances
-from repsim_cli.analysis.claims.modular import of_letter
-from repsim_cli.analysis.distances import adjusted_rand
-from repsim_cli.analysis.sub_networks import block_of
+from repsim_cli.findings.layers import block_of
+from repsim_cli.findings.maps import ranked_cells, ranked_distances
 
 Square = Float[np.ndarray, "n n"]
 

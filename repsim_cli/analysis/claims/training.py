@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from repsim_cli.analysis.claims.evidence import by_chance, by_units, correlated, orders, ranks
 from repsim_cli.analysis.claims.finding import Finding, judged, record, untestable
 from repsim_cli.analysis.convergence import at_share
+from repsim_cli.findings.evidence import by_chance, by_units, correlated, orders, ranks
 
 Curves = Sequence[Mapping[str, Any]]
 TableRows = Sequence[Sequence[Any]]

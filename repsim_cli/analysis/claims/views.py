@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from repsim_cli.analysis.claims.evidence import by_chance, by_jackknife, by_sign, by_units
 from repsim_cli.analysis.claims.finding import Finding, judged, record, untestable
 from repsim_cli.analysis.couplings import Plan
+from repsim_cli.findings.evidence import by_chance, by_jackknife, by_sign, by_units
 
 Shifts = Mapping[str, Sequence[float]]  # by model, KL(block || the block before), from the second block on
 PUBLISHED = 0.11  # the largest KL between consecutive blocks of the pre-trained BERT
