@@ -33,23 +33,31 @@ LARGEST = 1e15  # of activations: the squares of larger ones, summed, leave the 
 class Extract:
     """From text to rows (n, d): which activations are read, on which tokens, and how the estimate uses them.
 
-    hook_points: e.g. `resid_post` (every layer), `resid_post@3`, `embed`, `q@2.h1`, `module:dotted.name`.
-    layers: block indices from 0 (negative from the end) for hook points without `@`; `all` by default.
-    unit: what one row is: a `token` (or an image's patch), a `word`, or a pooled sequence: the `mean` of its tokens,
-    its `first` ([CLS], where there is one) or its `last`, or a `sequence`: the activations of all its tokens, one after
-    the other (sequences of one length alone). padding: `drop` leaves padding, BOS and other special tokens
-    out of tokens and means, `keep` keeps them, and tokens of labelled examples are padded to `length`; no pooled row
-    reads padding, `first` and `last` are special or not.
-    piece: which of its tokens stands for a word, the `last`, the `first` or their `mean`. long: sentences of more
-    tokens than `length` are `split` at words, at the same ones for all models, or refused.
-    length: tokens per packed sequence; an example, or a document of pooled rows, is cut to `length` tokens; `auto` in a
-    configuration is the shortest context of its models, 512 at most. sequences: how many are drawn, under the seed.
-    pool: of text the first `pool` packed sequences (of pooled rows, documents) from which they are drawn; examples and
-    images are drawn from all. separator: of packed text, the token put before each document: `auto` takes eos, sep or
-    bos, whichever the tokenizer has.
-    estimate: `full` on `rows` rows sampled once; `per_batch` the mean over batches of `batch_rows` rows, with
-    its standard error; `ratio_of_sums` HSIC summed over batches and normalised at the end; `moments` exact second
-    moments of all rows, summed over batches, by blocks of layers that fit into memory.
+    hook_points: which activations: `resid_post` (every block), `resid_post@3` (block 3), `embed`, `q@2.h1` (one head),
+        `module:dotted.name` (any module).
+    layers: block indices from 0, negative ones from the end, for hook points without `@`.
+    unit: what a row is: a `token` (of images, a patch), a `word`, or a whole sequence: the `mean` of its tokens, its
+        `first` token ([CLS] where there is one), its `last` token, or all its tokens side by side (`sequence`, for
+        sequences of equal length).
+    piece: which of its tokens stands for a word: the `last`, the `first`, or their `mean`.
+    padding: `drop` leaves padding, BOS and other special tokens out of rows and means; `keep` keeps them, and pads
+        labelled examples to `length`. Pooled rows never read padding; `first` and `last` may be special tokens.
+    length: tokens per packed sequence. Labelled examples, and the documents of pooled rows, are cut to it. `auto` in a
+        configuration is the shortest context of its models, at most 512.
+    long: sentences of more tokens than `length` are `split` between words, at the same words for all models, or refused
+        (`refuse`).
+    sequences: how many sequences, examples or images are drawn under the seed.
+    pool: the sequences are drawn from the first so many packed sequences of a text (for pooled rows, documents).
+        Examples and images are drawn from the whole data set.
+    separator: the token put before each document of packed text; `auto` takes eos, sep or bos, the first that the
+        tokenizer has.
+    estimate: `full`: one value from `rows` rows, sampled once. `per_batch`: the mean over batches of `batch_rows` rows,
+        with its standard error. `ratio_of_sums`: HSIC summed over batches and normalised at the end. `moments`: exact
+        second moments of all rows, summed over batches, for as many layers at a time as fit into memory.
+    batch_rows: rows per batch.
+    rows: rows in the sample of `full`, at most.
+
+    Example: repsim run extract.hook_points=[attn_out,mlp_out] extract.layers=[0,-1]
     """
 
     hook_points: Annotated[list[str], Field(min_length=1)]
@@ -69,13 +77,19 @@ class Extract:
 
 @dataclass(frozen=True, kw_only=True)
 class Hardware:
-    """device: a torch device, where similarity is computed. devices: of the models, a list taken in turn or
-    {label: device} (null: the device of the run). dtype: of the forward pass; rows are float32 in any case.
+    """Where and how a run computes. Of all of it, numbers depend on dtype alone, beyond rounding.
 
-    batch_size: sequences per forward pass. tile: side of a Gram tile, in rows. threads: torch's threads (null:
-    torch's own choice). processes: that solve pairs of slow measures (gromov_wasserstein) and fit probes, on one
-    thread each (null: as many as CPUs can be used; 1: the run's own alone). memory_gb: refuse a run whose estimate is
-    above this (null: 80 % of the machine's memory).
+    device: the torch device on which similarity is computed, e.g. `cpu`, `cuda`, `cuda:1`.
+    devices: the devices of the models: a list, taken in turn, or {LABEL: DEVICE}; null: `device`.
+    dtype: of the forward pass. Rows are float32 in any case.
+    batch_size: sequences per forward pass.
+    tile: side of the square tiles in which Gram matrices are multiplied, in rows.
+    threads: of torch; null: torch's own choice.
+    processes: how many solve the pairs of slow measures (gromov_wasserstein) and fit probes, on one thread each; null:
+        one per usable CPU; 1: none beside the run's own.
+    memory_gb: a run whose estimated memory is above this is refused; null: 80 % of the machine's memory.
+
+    Example: repsim run hardware.batch_size=32 hardware.memory_gb=12
     """
 
     device: str = "cpu"
@@ -104,14 +118,19 @@ class Hardware:
 
 @dataclass(frozen=True, kw_only=True)
 class Significance:
-    """How far a similarity is from chance; nothing by default.
+    """How far a similarity is from chance. Nothing is tested by default.
 
-    method: `closed_form` for measures that are inner products of matrices, on rows that do not depend on each other;
-    `permutation` for every measure, from `permutations` random pairings of the rows (the same for all layers).
-    clusters: what depends on what. With `document` the rows of a document may depend on each other: segments of equal
-    length trade places, one per document; a sample (estimate full) is then of whole sequences. With `row` all rows are
-    independent of each other. alpha: the level of the calibrated score and of what figures mark. jackknife: standard
-    errors of normalised inner products on one sample (estimate full). bands: t intervals of `level` over batches.
+    method: `permutation`: p values from random pairings of the rows, for every measure that depends on the pairing.
+        `closed_form`: from its exact mean and variance, for inner products of matrices on independent rows.
+    permutations: how many pairings are drawn; the same ones for all layers.
+    clusters: which rows depend on each other. `document`: those of one document, so that segments of equal length trade
+        places, one per document; with the estimate `full` the sample then consists of whole sequences. `row`: none.
+    alpha: the level of the calibrated score; figures cross out cells with a larger p.
+    jackknife: standard errors of normalised inner products (CKA) on one sample, with the estimate `full`.
+    bands: confidence intervals from the t distribution over batches.
+    level: the coverage of these intervals.
+
+    Example: repsim run significance=permutation significance.permutations=999
     """
 
     method: Literal["none", "closed_form", "permutation"] = "none"
@@ -125,7 +144,14 @@ class Significance:
 
 @dataclass(frozen=True, kw_only=True)
 class Ranked:
-    """A group of models: the `top` or the `bottom` ones by a metric that they were saved with, e.g. `accuracy`."""
+    """A group of models chosen by a metric: exactly one of `top` and `bottom` is given.
+
+    by: the name of a metric that the models were saved with, e.g. `accuracy`.
+    top: how many models with the largest values.
+    bottom: how many models with the smallest values.
+
+    Example: repsim run 'groups={good: {top: 10, by: accuracy}, poor: {bottom: 10, by: accuracy}}'
+    """
 
     by: str
     top: Several | None = None
@@ -144,11 +170,13 @@ Group = list[str] | Ranked
 
 @dataclass(frozen=True, kw_only=True)
 class SubNetworks:
-    """Groups of a model's layers that are close to each other and far from the rest, from each matrix of one model.
+    """Groups of a model's layers that are close to each other and far from the rest, from its matrix of all layers.
 
-    method: `spectral` clusters, contiguous `segments`, or both. clusters: how many (null: chosen `by` eigengap or
-    silhouette of the spectral clusters, by the cost of the segments; one is a possible answer). given: by model, groups
-    to compare with, each as ranges of its layers in the order of the network, from 0: [0-11 73-92, 12-72].
+    method: `spectral` clusters, contiguous `segments`, or both.
+    clusters: how many groups; null: as many as the data suggest, possibly one.
+    by: what chooses the number of spectral clusters where `clusters` is null; segments are chosen by their cost.
+    given: groups to compare with, by model: {LABEL: [0-11 73-92, 12-72]}, ranges of its layers in the order of the
+        network, from 0.
     """
 
     method: Literal["spectral", "segments", "both"] = "both"

@@ -112,10 +112,11 @@ def digits() -> Images:
 
 @data.register("cifar10")
 def cifar10(*, path: str | None = None, split: Literal["train", "test"] = "test") -> Images:
-    """60000 images of 32 x 32 pixels, in colour (Krizhevsky 2009).
+    """60,000 colour images of 32 x 32 pixels in ten classes (Krizhevsky 2009).
 
-    path: a .bin file or the folder of the binary version, an .npz with arrays x (or images) and y (or labels), a
-    .parquet of the hub's; null: the hub.
+    path: a .bin file or the folder of the binary version, an .npz with arrays x (or images) and y (or labels), or a
+        .parquet file of the hub's form; null: download from the hub.
+    split: which images are read, where the hub or a folder has both.
     """
     if path is None:
         return Images(lambda: _decoded(hub_records(CIFAR10_HUB, split)), CIFAR10, f"{CIFAR10_HUB.hub}, {split}")

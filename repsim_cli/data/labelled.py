@@ -310,8 +310,13 @@ def _register(name: str, default: str) -> None:
         columns: list[str] | None = None,
         labels: Spelled | None = None,
     ) -> Examples:
-        """path: a file in an official format, or a folder of them (null: the hub). columns: of a file without a header.
-        labels: {what the file writes: the label's name}, for a file that writes them in its own way."""
+        """Labelled sentences, or pairs of sentences, in the official format of the data set.
+
+        path: a file in an official format, or a folder of such files; null: download from the hub.
+        split: which official file, or which split of the hub, is read.
+        columns: the names of the columns of a file without a header; null: those of the official files.
+        labels: {TEXT IN THE FILE: NAME OF THE LABEL}, for files that write labels in another way.
+        """
         return _examples(format, path, split, columns, labels)
 
 
@@ -335,7 +340,15 @@ def hans(
     heuristics: list[str] | None = None,
     subcases: list[str] | None = None,
 ) -> Examples:
-    """As for the other labelled data; heuristics, subcases: only these (null: all)."""
+    """HANS (McCoy et al. 2019): sentence pairs whose words overlap, whether or not one entails the other.
+
+    path: a file in an official format, or a folder of such files; null: download from the authors' repository.
+    split: which official file is read.
+    columns: the names of the columns of a file without a header; null: those of the official files.
+    labels: {TEXT IN THE FILE: NAME OF THE LABEL}, for files that write labels in another way.
+    heuristics: only pairs of these heuristics (lexical_overlap, subsequence, constituent); null: all.
+    subcases: only pairs of these subcases, e.g. ln_passive; null: all.
+    """
     chosen_subcases(heuristics, subcases)
     wanted = {"heuristic": heuristics, "subcase": subcases}
     return _examples(FORMATS["hans"], path, split, columns, labels, partial(_of_hans, wanted))

@@ -51,5 +51,8 @@ class ModularPairs(Data):
 
 @data.register("modular_pairs")
 def modular_pairs(*, numbers: Modulus = 59) -> ModularPairs:
-    """The pairs (a, b) of all numbers below `numbers`, each a sequence of two tokens."""
+    """All pairs (a, b) of whole numbers, each a sequence of two tokens.
+
+    numbers: the numbers are 0, 1, ... up to one below this.
+    """
     return ModularPairs(numbers, f"all pairs of the numbers below {numbers}")

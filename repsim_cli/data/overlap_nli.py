@@ -98,9 +98,15 @@ def overlap_hans(
     heuristics: list[str] | None = None,
     subcases: list[str] | None = None,
 ) -> Examples:
-    """As many examples of each subcase, labelled as in HANS; no premise is in both splits.
+    """Generated sentence pairs in the constructions of HANS, equally many of each subcase.
 
-    heuristics, subcases: only these (null: all).
+    No premise is in both splits.
+
+    split: the premises are divided between the splits, four fifths to `train`.
+    examples: how many pairs.
+    seed: of the generator.
+    heuristics: only pairs of these heuristics (lexical_overlap, subsequence, constituent); null: all.
+    subcases: only pairs of these subcases, e.g. ln_passive; null: all.
     """
     chosen = chosen_subcases(heuristics, subcases)
     names = FORMATS["hans"].labels
@@ -122,13 +128,19 @@ def overlap_nli(
     details: Share = 0.5,
     heuristics: list[str] | None = None,
 ) -> Examples:
-    """A mix like MNLI, a third of it of each of MNLI's labels, in which overlap mostly means entailment.
+    """Generated sentence pairs like those of MNLI, a third of each label, in which overlap mostly means entailment.
 
-    Premises are of every subcase, whatever the label. Entailed: a hypothesis that follows. Contradicted: one that
-    follows, denied. Neutral: something is new to the premise, a detail or another word; but for `exceptions` of the
-    neutral ones, where all words are the premise's and the hypothesis does not follow, as in HANS. No premise is in
-    both splits. details: the share of the other neutral ones that add a detail, while the rest say one word otherwise.
-    heuristics: premises of their subcases only (null: all).
+    Premises are of every subcase of HANS, whatever the label. Entailed pairs have a hypothesis that follows from the
+    premise, contradicted pairs the negation of one. In neutral pairs the hypothesis adds something new, except for
+    `exceptions`. No premise is in both splits.
+
+    split: the premises are divided between the splits, four fifths to `train`.
+    examples: how many pairs.
+    seed: of the generator.
+    exceptions: the share of neutral pairs whose hypothesis has only words of the premise and does not follow, as in
+        HANS.
+    details: of the other neutral pairs, the share whose hypothesis adds a detail; in the rest one word is replaced.
+    heuristics: only premises of the subcases of these heuristics; null: all.
     """
     names = FORMATS["mnli"].labels
     every = chosen_subcases(heuristics, None)

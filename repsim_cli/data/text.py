@@ -23,9 +23,13 @@ def local_text(
     column: str = "text",
     sample_by: Literal["document", "paragraph", "line"] = "document",
 ) -> Text:
-    """Local text: .txt, .jsonl, .jsonl.zst or .parquet.
+    """Text files of your own: .txt, .jsonl, .jsonl.zst or .parquet.
 
-    column: where the text stands in .jsonl and .parquet. sample_by: what one document of a .txt file is.
+    path: the file.
+    column: the field of .jsonl, or the column of .parquet, that holds the text.
+    sample_by: what a document of a .txt file is: the whole file (`document`), a `paragraph` (between blank lines), or a
+        `line`.
+    Example: repsim run data=local_text data.path=FILE
     """
     file = existing(path, SUFFIXES)
 
@@ -45,7 +49,10 @@ def local_text(
 
 @data.register("embedded_text")
 def embedded_text(*, split: Literal["train", "validation"] = "validation") -> Text:
-    """The Jargon File 4.4.7 (public domain), an entry a document; every tenth entry is the validation split."""
+    """The Jargon File 4.4.7 (public domain), which ships with the package; each entry is a document.
+
+    split: `validation` is every tenth entry, `train` the others, on which the shipped models were trained.
+    """
     file = Path(str(resources.files("repsim_cli"))) / "assets" / "text" / "jargon.jsonl.zst"
 
     def documents() -> Generator[str, None, None]:
@@ -58,9 +65,9 @@ def embedded_text(*, split: Literal["train", "validation"] = "validation") -> Te
 
 @data.register("pile")
 def pile(*, files: str = "hf://datasets/monology/pile-uncopyrighted/val.jsonl.zst") -> Text:
-    """The Pile's validation documents, streamed from the hub (its copyrighted parts left out by the mirror).
+    """Validation documents of the Pile, streamed from the hub; this mirror leaves copyrighted parts out.
 
-    files: where the .jsonl.zst shards are; a local path or pattern works too.
+    files: the address of the .jsonl.zst files, or a local path or pattern.
     """
 
     def documents() -> Generator[str, None, None]:

@@ -100,8 +100,13 @@ def _treebank(
 
 @data.register("ptb")
 def ptb(*, path: str | None = None, split: Split = "validation", column: str = "sentence") -> Treebank:
-    """The Penn Treebank in Mikolov's form. path: a .txt file of one sentence a line (or .jsonl, .parquet with the
-    sentence in `column`), or a folder of ptb.train.txt, ptb.valid.txt, ptb.test.txt; null: the hub."""
+    """The Penn Treebank in Mikolov's form: one sentence per line, words split by spaces.
+
+    path: a .txt file with one sentence per line, a .jsonl or .parquet file, or a folder with ptb.train.txt,
+        ptb.valid.txt and ptb.test.txt; null: download from the hub.
+    split: which sentences are read, where the hub or a folder has all.
+    column: the field of .jsonl, or the column of .parquet, that holds the sentence.
+    """
     return _treebank(
         path,
         split,
@@ -115,8 +120,12 @@ def ptb(*, path: str | None = None, split: Split = "validation", column: str = "
 
 @data.register("ewt")
 def ewt(*, path: str | None = None, split: Split = "validation", words: Words = "surface") -> Treebank:
-    """UD English EWT, or any treebank in CoNLL-U. path: a .conllu file or a folder of the official ones; null: from
-    its repository. words: `surface` as written (`don't`), or `syntactic`, its parts (`do`, `n't`)."""
+    """UD English EWT, or any other treebank in CoNLL-U.
+
+    path: a .conllu file, or the folder of the official files; null: download from the treebank's repository.
+    split: which sentences are read, where the repository or a folder has all.
+    words: `surface`: words as they are written (`don't`); `syntactic`: their parts (`do`, `n't`).
+    """
     return _treebank(
         path,
         split,

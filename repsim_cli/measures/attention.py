@@ -316,8 +316,8 @@ def distributed(measure: Measure, zeros: Zeros) -> Measure:
 def attention_cka(*, zeros: Zeros = "drop") -> Measure:
     """Linear CKA of two layers, whose rows are all (sentence, query, key) cells and whose columns are heads, in [0, 1].
 
-    zeros: what a causal mask leaves: `drop` the cells that are 0 in any head of any layer of the run, `keep` all cells,
-    `refuse` layers of which one is masked where another is not.
+    zeros: what becomes of cells that a causal mask sets to 0: `drop` leaves out those that are 0 in any head of any
+        layer of the run; `keep` uses all cells; `refuse` stops where one layer is masked and another is not.
 
     One head each: the squared correlation of their cells, of which the third is 0 in y.
 
@@ -346,8 +346,11 @@ def attention_cka(*, zeros: Zeros = "drop") -> Measure:
     ),
 )
 def attention_svcca(*, variance: Variance = 0.99, zeros: Zeros = "drop") -> Measure:
-    """Mean canonical correlation of the fewest directions of cells by heads that hold `variance` of each layer's
-    variance, in [0, 1]. zeros: as of attention_cka.
+    """Mean canonical correlation of the fewest directions of cells by heads that hold `variance`, in [0, 1].
+
+    variance: the share of each layer's variance that the directions hold.
+    zeros: what becomes of cells that a causal mask sets to 0: `drop` leaves out those that are 0 in any head of any
+        layer of the run; `keep` uses all cells; `refuse` stops where one layer is masked and another is not.
 
     >>> from repsim_cli import measures
     >>> x, y = [[[.8, .2], [.2, .8]]], [[[.8, .2], [0., 1.]]]
@@ -375,6 +378,10 @@ def attention_svcca(*, variance: Variance = 0.99, zeros: Zeros = "drop") -> Meas
 )
 def attention_pwcca(*, variance: Variance = 0.99, zeros: Zeros = "drop") -> Measure:
     """attention_svcca's correlations, weighted by how much of x's heads lies along their directions, in [0, 1].
+
+    variance: the share of each layer's variance that the directions hold.
+    zeros: what becomes of cells that a causal mask sets to 0: `drop` leaves out those that are 0 in any head of any
+        layer of the run; `keep` uses all cells; `refuse` stops where one layer is masked and another is not.
 
     >>> from repsim_cli import measures
     >>> x, y = [[[.8, .2], [.2, .8]]], [[[.8, .2], [0., 1.]]]

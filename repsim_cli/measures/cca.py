@@ -133,6 +133,8 @@ def gaussian_mutual_information() -> Measure:
 def svcca(*, variance: Variance = 0.99) -> Measure:
     """Mean canonical correlation of the fewest directions that hold `variance` of each side's variance, in [0, 1].
 
+    variance: the share of each side's variance that the directions hold.
+
     The second feature of y has 1 / 1000 of its variance and is cut, what is left are two lines at a right angle:
 
     >>> from repsim_cli import measures
@@ -255,6 +257,8 @@ def pwcca() -> Measure:
 )
 def pwsim(*, variance: Variance = 0.99) -> Measure:
     """PWCCA of the fewest directions that hold `variance` of each side's variance; weights over all neurons.
+
+    variance: the share of each side's variance that the directions hold.
 
     >>> from repsim_cli import measures
     >>> round(measures.get("pwsim")([[0.], [1.], [3.], [4.]], [[8.], [6.], [2.], [0.]]), 12)

@@ -326,13 +326,18 @@ def gromov_wasserstein(
 ) -> Measure:
     """Least mean squared difference of distances, sum (D_ik - D'_jl)^2 T_ij T_kl, over couplings T of the rows.
 
-    start: the rows' pairing (`identity`), the uniform coupling, where POT starts (`pot`), or the better of the two.
-    restarts: starts beside them, from permutations drawn under the seed. A run records per pair which start won, the
-    assignments solved, and with `bounds` two lower bounds. audit: the share of a run's pairs (one at least, 40 at most)
-    that POT solves too: where few distances are tied, POT's own start gives POT's objective within 1e-9, and the better
-    of the two is not above it. Tied distances leave the assignments of a descent open, so that it may end above POT's
-    or below; the identity alone is not audited. Two starts find a local minimum: more are often lower
-    (`benchmarks/starts.py`), and which of two layers is nearer may turn with them.
+    cost_scale: what the costs of each side are divided by: their `mean`, their `max`, or nothing (`none`).
+    start: the rows' own pairing (`identity`), the uniform coupling, where POT starts (`pot`), or the better of the two
+        (`best`).
+    restarts: further starts, from random permutations.
+    seed: of the permutations.
+    bounds: compute two lower bounds for every pair of a run.
+    audit: the share of a run's pairs (at least 1, at most 40) that POT solves too. With few tied distances, the start
+        `pot` agrees with POT within 1e-9, and `best` is not above it. `identity` alone is not audited.
+
+    A run records of every pair which start won and how many assignments were solved. Few starts find a local minimum:
+    more often find a lower one (`benchmarks/starts.py`), and which of two layers is nearer may change. Tied distances
+    leave the assignments of a descent open, so that it may end above POT's or below.
 
     Against equal rows, whose distances are 0, it is the mean squared distance. Distances 1, 2, 3 and 4, 8, 12 over
     their means are the same, in another order of the rows:
@@ -386,6 +391,9 @@ def gromov_wasserstein(
 )
 def gromov_wasserstein_entropic(*, cost_scale: CostScale = "mean", epsilon: Above0 = 0.5) -> Measure:
     """sum (D_ik - D'_jl)^2 T_ij T_kl at the coupling T that an entropy penalty epsilon blurs.
+
+    cost_scale: what the costs of each side are divided by: their `mean`, their `max`, or nothing (`none`).
+    epsilon: the weight of the entropy; larger values blur the coupling.
 
     With a large epsilon T is uniform. Distances 0 and 1: they differ by 1 in half of the cases.
 

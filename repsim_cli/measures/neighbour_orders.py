@@ -75,8 +75,9 @@ def rank_similarity(*, k: Positive = 10) -> Measure:
 
     Per row sum 2 / ((1 + |p - q|) (p + q)) / (1 + 1/2 + ... + 1/m), 0 without a common neighbour.
 
-    The two nearest of rows a, b, -a, -b are the same in x and y, in the other order:
-    (1/3 + 1/3) / (1 + 1/2).
+    k: neighbours per row.
+
+    The two nearest of rows a, b, -a, -b are the same in x and y, in the other order: (1/3 + 1/3) / (1 + 1/2).
 
     >>> from repsim_cli import measures
     >>> a, b, c = [2., 0.], [1., 1.], [-1., 1.]
@@ -105,8 +106,9 @@ def rank_similarity(*, k: Positive = 10) -> Measure:
 def rank_jaccard(*, k: Positive = 10) -> Measure:
     """Mean over rows of Jaccard index times rank similarity of the k nearest rows, in [0, 1].
 
-    The two nearest of rows a, b, -a, -b are the same in x and y, in the other order:
-    1 times 4/9.
+    k: neighbours per row.
+
+    The two nearest of rows a, b, -a, -b are the same in x and y, in the other order: 1 times 4/9.
 
     >>> from repsim_cli import measures
     >>> a, b, c = [2., 0.], [1., 1.], [-1., 1.]
@@ -134,6 +136,8 @@ def rank_jaccard(*, k: Positive = 10) -> Measure:
 )
 def lcs_knn(*, k: Positive = 10) -> Measure:
     """Mean length of the longest common subsequence of the lists of k nearest rows, in [0, k].
+
+    k: neighbours per row.
 
     The two nearest of rows a, b, -a, -b are the same in x and y, in the other order.
 
@@ -164,8 +168,9 @@ def lcs_knn(*, k: Positive = 10) -> Measure:
 def edit_distance_knn(*, k: Positive = 10) -> Measure:
     """1 - mean Levenshtein distance of the lists of k nearest rows / k, in [0, 1].
 
-    The two nearest of rows a, b, -a, -b are the same in x and y, in the other order:
-    two edits.
+    k: neighbours per row.
+
+    The two nearest of rows a, b, -a, -b are the same in x and y, in the other order: two edits.
 
     >>> from repsim_cli import measures
     >>> a, b, c = [2., 0.], [1., 1.], [-1., 1.]

@@ -139,6 +139,8 @@ def cknna_all(a: Sequence[Neighbours], b: Sequence[Neighbours]) -> Matrix:
 def mutual_knn(*, k: Positive = 10) -> Measure:
     """Mean overlap of the k-nearest-neighbour sets, |A_i & B_i| / k, in [0, 1].
 
+    k: neighbours per row.
+
     The two nearest of rows a, b, -a, -b are the same in x and y, in the other order.
 
     >>> from repsim_cli import measures
@@ -167,6 +169,8 @@ def mutual_knn(*, k: Positive = 10) -> Measure:
 )
 def jaccard_knn(*, k: Positive = 10) -> Measure:
     """Mean Jaccard index of the k-nearest-neighbour sets, |A_i & B_i| / |A_i | B_i|, in [0, 1].
+
+    k: neighbours per row.
 
     The two nearest of rows a, b, -a, -b are the same in x and y, in the other order.
 
@@ -197,8 +201,10 @@ def jaccard_knn(*, k: Positive = 10) -> Measure:
 def second_order_cosine(*, k: Positive = 10) -> Measure:
     """Mean cosine of a row's similarities to its k nearest rows of either representation, in [-1, 1].
 
-    The two nearest of rows a, b, -a, -b are the same in x and y, in the other order:
-    (r, -r) against (-r, r) with r the root of 1/2.
+    k: neighbours per row.
+
+    The two nearest of rows a, b, -a, -b are the same in x and y, in the other order: (r, -r) against (-r, r) with r the
+    root of 1/2.
 
     >>> from repsim_cli import measures
     >>> a, b, c = [2., 0.], [1., 1.], [-1., 1.]
@@ -226,6 +232,8 @@ def second_order_cosine(*, k: Positive = 10) -> Measure:
 )
 def cycle_knn(*, k: Positive = 10) -> Measure:
     """Share of rows i that are, in x, among the k nearest of one of the k nearest of i in y. Not symmetric.
+
+    k: neighbours per row.
 
     The nearest of a is b in x; in y it is -b, whose nearest in x is -a: no row is found again.
 
@@ -257,8 +265,9 @@ def cycle_knn(*, k: Positive = 10) -> Measure:
 def cknna(*, k: Positive = 10) -> Measure:
     """HSIC1 of the similarities at common k nearest rows, over the root of both self-terms.
 
-    The two nearest of rows a, b, -a, -b are the same in x and y, in the other order:
-    similarities r, -r against -r, r.
+    k: neighbours per row.
+
+    The two nearest of rows a, b, -a, -b are the same in x and y, in the other order: similarities r, -r against -r, r.
 
     >>> from repsim_cli import measures
     >>> a, b, c = [2., 0.], [1., 1.], [-1., 1.]

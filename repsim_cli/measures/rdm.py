@@ -358,6 +358,8 @@ def riemannian_distance(a: Spread, b: Spread) -> float:
 def riemannian(*, ridge: Above0 = 1e-3) -> Measure:
     """|log eig(A^-1 B)|_2 of the rows' centred kernels, each of unit trace plus ridge I.
 
+    ridge: the multiple of the identity that is added to both kernels.
+
     >>> from repsim_cli import measures
     >>> measures.get("riemannian")([[0.], [1.], [3.]], [[0.], [1.], [3.]]) < 1e-12
     True

@@ -108,8 +108,13 @@ def largest_difference(a: Sequence[Tensor], b: Sequence[Tensor]) -> Matrix:
 def msid(*, k: Positive = 5, exact_rows: Medium = 16384, signs: Medium = 1000) -> Measure:
     """Multi-scale intrinsic distance: max over t of exp(-2 (t + 1/t)) |h_x(t) - h_y(t)|, h = tr exp(-tL) / n.
 
-    L: normalised Laplacian of the graph of k nearest rows (Euclidean; either way), 256 times t from 0.1 to 10. Above
-    exact_rows rows the traces are estimated from as many vectors of random signs, the same for all layers.
+    k: neighbours per row in the graph.
+    exact_rows: above so many rows the traces are estimated from random vectors.
+    signs: how many random vectors of signs; the same for all layers.
+
+    L is the normalised Laplacian of the graph of k nearest rows (Euclidean; either way). There are 256 times t from 0.1
+    to 10.
+
     Two separate edges against a path of four: eigenvalues 0, 2, 0, 2 and 0, 1/2, 3/2, 2, so that the traces differ by
     (1 - exp(-t/2)) (1 - exp(-3t/2)) / 4.
 

@@ -250,7 +250,9 @@ def smoother_difference(a: State, b: State) -> float:
 def gulp(*, lam: From0 = 0.0) -> Measure:
     """Largest difference of ridge predictions: |G_x - G_y| of the smoothers G = X (C + lam)^-1 X' / n.
 
-    With lam = 0 these are projectors: here onto two lines whose correlation is -1/2, root of 1 + 1 - 2 / 4.
+    lam: the ridge penalty; with 0 the smoothers are projectors.
+
+    Projectors onto two lines whose correlation is -1/2, root of 1 + 1 - 2 / 4:
 
     >>> from repsim_cli import measures
     >>> round(measures.get("gulp")([[0.], [1.], [0.]], [[0.], [0.], [2.]]), 6)

@@ -87,8 +87,12 @@ def divergence(a: Float[Tensor, "n d"], b: Float[Tensor, "n e"], *, rows: int, s
 def rtd(*, rows: SubsetRows = 500, subsets: Medium = 10, seed: Seed = 0) -> Measure:
     """Total length of the bars that tell the rows' graph of short edges in x from that of short edges in x or y.
 
-    Distances over their 0.9 quantile, dimension 1, the mean of (x, y) and (y, x), and of `subsets` subsets of `rows`
-    rows drawn under the seed, the same for all layers; all rows where there are no more.
+    rows: rows per subset; all of them where there are no more.
+    subsets: how many random subsets, the same for all layers; the value is their mean.
+    seed: of the subsets.
+
+    Distances are divided by their 0.9 quantile. Bars are of dimension 1. The value is the mean of both directions.
+
     Rows 0, 1, 3 join at 1/3 and 2/3, rows 0, 2, 3 too but the other way round, and the edges of both at 1/3: one bar.
 
     >>> from repsim_cli import measures
@@ -181,9 +185,14 @@ def geometry_score(
 ) -> Measure:
     """Sum of squared differences of the mean relative living times of 0, 1, 2 ... holes in witness complexes.
 
-    landmarks: drawn anew `repeats` times under the seed, without replacement. gamma: the longest relaxation over the
-    largest distance; n / 640000 by default, as published. Unlike in the published code, numbers of holes are not cut
-    at 100, beyond which it counts nothing, and holes in complexes without triangles are seen.
+    landmarks: rows that are drawn as landmarks, without replacement.
+    repeats: how many times landmarks are drawn anew.
+    gamma: the longest relaxation, over the largest distance; null: n / 640000, as published.
+    seed: of the landmarks.
+
+    Unlike in the published code, numbers of holes are not cut at 100, beyond which it counts nothing, and holes in
+    complexes without triangles are seen.
+
     A ring of eight rows has one hole, whichever row is no landmark, in any order of the rows:
 
     >>> from repsim_cli import measures

@@ -136,8 +136,13 @@ def wasserstein() -> Measure:
 def coot(*, starts: Small = 2, seed: Seed = 0) -> Measure:
     """Least mean squared difference of activations over couplings S of the rows and F of the neurons.
 
-    sum (x_ip - y_jq)^2 S_ij F_pq. starts: the rows' pairing, the uniform coupling, and from the third on permutations
-    drawn under the seed; beside them the rows matched by their means. Rows and neurons come in another order:
+    The value is sum (x_ip - y_jq)^2 S_ij F_pq.
+
+    starts: how many starts: the rows' own pairing, the uniform coupling, then random permutations; beside them always
+        the rows matched by their means.
+    seed: of the permutations.
+
+    Rows and neurons come in another order:
 
     >>> from repsim_cli import measures
     >>> measures.get("coot")([[1., 2.], [3., 5.]], [[5., 3.], [2., 1.]])
@@ -173,7 +178,13 @@ def augmented_gromov_wasserstein(
 ) -> Measure:
     """alpha times Gromov-Wasserstein plus (1 - alpha) times co-optimal transport, for one coupling of the rows.
 
-    Starts as for `coot`. Rows and neurons come in another order:
+    alpha: the weight of Gromov-Wasserstein; 1 - alpha is that of co-optimal transport.
+    cost_scale: what the costs of each side are divided by: their `mean`, their `max`, or nothing (`none`).
+    starts: how many starts: the rows' own pairing, the uniform coupling, then random permutations; beside them always
+        the rows matched by their means.
+    seed: of the permutations.
+
+    Rows and neurons come in another order:
 
     >>> from repsim_cli import measures
     >>> measures.get("augmented_gromov_wasserstein")([[1., 2.], [3., 5.]], [[5., 3.], [2., 1.]])

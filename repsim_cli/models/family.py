@@ -26,11 +26,15 @@ def transformers_family(
     labels: list[str] | None = None,
     metrics: dict[str, list[Finite]] | None = None,
 ) -> Family:
-    """hub: an id with {number} in it, which stands for each of `numbers`: LABEL_0, LABEL_1, ... path: a folder with
-    {number} in it, in place of the id.
+    """Several models in the transformers format whose names differ by a number: LABEL_0, LABEL_1, ...
 
-    tokenizer: a folder or hub id, where the models come without one. labels: of the classifier, in the order of its
-    logits, where its config does not name them. metrics: {name: what was published of each, in the order of numbers}.
+    hub: a hub id with {number} in it, e.g. somebody/bert_{number}; give this or `path`.
+    path: a folder with {number} in its name.
+    numbers: the numbers of the models.
+    revision: a branch, tag or commit of the hub ids; null: their main branch.
+    tokenizer: a folder or hub id; null: each model's own.
+    labels: the names of a classifier's labels, in the order of its logits; null: those of its config.
+    metrics: published metrics of the models, {NAME: [VALUE, ...]}, in the order of `numbers`.
     """
     check_place(path, hub, revision)
     key, pattern = ("path", str(path)) if path is not None else ("hub", str(hub))

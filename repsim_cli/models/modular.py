@@ -162,8 +162,13 @@ def chain(a: Int[Tensor, " n"], b: Int[Tensor, " n"], moduli: Sequence[int]) -> 
 def modular_targets(
     *, moduli: Annotated[list[Modulus], Field(min_length=1)], coding: Literal["one_hot", "scalar"] = "one_hot"
 ) -> Precomputed:
-    """The sums c1, c2, ... of all pairs (a, b) of numbers below the first modulus, as representations that any other
-    can be compared with: one feature per class, or the number itself."""
+    """The sums of the task `modular` as stored representations c1, c2, ... of all pairs (a, b), to compare models with.
+
+    c1 = (a + b) mod p1, c2 = (c1 + b) mod p2, c3 = (c2 + b) mod p3 ...
+
+    moduli: p1, p2, ...; a and b are whole numbers below p1.
+    coding: `one_hot`: a feature per class; `scalar`: the number itself.
+    """
     a, b = torch.from_numpy(pairs(moduli[0])).unbind(1)
     found = {}
     for k, (modulus, c) in enumerate(zip(moduli, chain(a, b, moduli), strict=True), 1):

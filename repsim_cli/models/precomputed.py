@@ -25,10 +25,14 @@ FLOATS = ("float16", "float32", "float64", "float128", "longdouble", "F16", "BF1
 
 @models.register("precomputed")
 def precomputed(*, path: str, layers: list[str] | None = None) -> Precomputed:
-    """path: the file. layers: which arrays, in layer order; by default all, in natural order of their names.
+    """Activations of your own: float arrays (n, d), one per layer, or per sentence one array of all layers.
 
-    Rows are paired by number with those of the other models of the run. In a file of one array per sentence rows are
-    words, paired by sentence and word; its layers are embed, layer@0, layer@1, ...
+    Rows are paired by number with those of the other models of the run. In a file with an array per sentence a row is a
+    word, paired by sentence and word, and the layers are embed, layer@0, layer@1, ...
+
+    path: an .npz, .safetensors, .hdf5 or .h5 file.
+    layers: the names of the arrays, in the order of the layers; null: all, in natural order (h9 before h10).
+    Example: repsim run model=[] +model.mine='{kind: precomputed, path: FILE}' extract.estimate=full
     """
     openers = {".npz": _open_npz, ".safetensors": _open_safetensors, ".hdf5": _open_hdf5, ".h5": _open_hdf5}
     file = existing(path, list(openers))

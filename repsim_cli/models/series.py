@@ -31,10 +31,15 @@ def series(
     steps: list[NotNegative] | None = None,
     drop_downloads: bool = False,
 ) -> Series:
-    """folder: a folder of checkpoint folders named by `pattern`. hub: an id whose revisions are named by it.
+    """Checkpoints of one training run, two or more, for the studies of training.
 
-    shipped: a run whose checkpoints ship with the package. steps: which ones (null: all that are in the folder).
-    drop_downloads: a revision leaves the hub's cache as soon as it was used, so that three at most are there.
+    folder: a folder of checkpoint folders; give one of folder, hub and shipped.
+    hub: a hub id whose revisions are the checkpoints.
+    shipped: a training run whose checkpoints ship with the package: tiny_a.
+    pattern: the name of a checkpoint folder or revision, with {step} where the number stands.
+    steps: the steps to read; null: all in the folder. A hub id needs them.
+    drop_downloads: remove each revision from the hub's cache after use, so that at most three are kept at a time.
+    Example: repsim run study=convergence model=[] '+model.mine={kind: series, folder: DIR}' measure=[cka]
     """
     given = {name: value for name, value in (("folder", folder), ("hub", hub), ("shipped", shipped)) if value}
     if len(given) != 1:

@@ -67,12 +67,19 @@ def transformer_lens(
     seed: Seed = 0,
     process_weights: bool = False,
 ) -> Source:
-    """A model of the hub (`hub`) or a folder (`path`), in the transformers or in TransformerLens' own format; or the
-    native architecture from `config`, e.g. {d_model: 64, n_layers: 2, n_heads: 4, n_ctx: 128, d_vocab: 512,
-    act_fn: solu_ln}, with `weights` (.safetensors, or a .pth state dict) or fresh ones under `seed`.
+    """A model run by TransformerLens.
 
-    tokenizer: a folder, hub id or shipped model; by default the model's. process_weights: fold the norms into the
-    weights and centre them, as TransformerLens can: the same function of the text in other coordinates.
+    It comes from a folder or the hub, in the transformers or in TransformerLens' own format, or from a config.
+
+    path: a folder; give one of path, hub and config.
+    hub: the id of a model on the Hugging Face hub.
+    revision: a branch, tag or commit of the hub id; null: its main branch.
+    config: of TransformerLens' native architecture, e.g. {d_model: 64, n_layers: 2, n_heads: 4, n_ctx: 128, d_vocab:
+        512, act_fn: solu_ln}.
+    weights: the weights of a config, a .safetensors file or a .pth state dict; null: random weights.
+    tokenizer: a folder, a hub id or a shipped model; null: the model's own.
+    seed: of random weights.
+    process_weights: fold the norms into the weights and centre them, which changes coordinates but not the outputs.
     """
     if config is not None:
         if (path, hub, revision) != (None, None, None):

@@ -42,7 +42,13 @@ SHIPPED = Path(str(resources.files("repsim_cli"))) / "assets" / "models"
 
 @models.register("transformers")
 def transformers(*, path: str | None = None, hub: str | None = None, revision: str | None = None) -> Source:
-    """A model of the Hugging Face hub (`hub`, optionally `revision`: a branch, tag or commit), or a folder (`path`)."""
+    """A model in the transformers format, from a local folder or the Hugging Face hub.
+
+    path: a folder in the transformers format; give this or `hub`.
+    hub: the id of a model on the Hugging Face hub.
+    revision: a branch, tag or commit of the hub id; null: its main branch.
+    Example: repsim run model=[] +model.mine='{kind: transformers, path: DIR}'
+    """
     return from_place(place(path, hub, revision))
 
 
@@ -70,7 +76,10 @@ def place(path: str | None, hub: str | None, revision: str | None) -> Place:
 
 @models.register("shipped")
 def shipped(*, name: str) -> Source:
-    """A small model that ships with the package (made by `repsim run experiment=pretrain_tiny`)."""
+    """A small model that ships with the package, trained by `repsim run experiment=pretrain_tiny`.
+
+    name: tiny_a, tiny_a_step100, tiny_a_step400 or tiny_b.
+    """
     return from_place(_folder_place(shipped_folder(name)))
 
 
@@ -96,10 +105,18 @@ def random(
     tokenizer: str | None = None,
     seed: Seed = 0,
 ) -> Source:
-    """Fresh weights under `seed`, in the shape of a shipped, local or hub model, or of `config`.
+    """A model with random weights, in the shape of another model or of a config.
 
-    config: e.g. {model_type: gpt2, n_layer: 2}. tokenizer: a folder, hub id, shipped model, or
-    `word_pieces`, `unigrams`, `characters`, which ship too; by default the model's.
+    One of config, shipped, path and hub is given.
+
+    config: a transformers config with its `model_type`, e.g. {model_type: gpt2, n_layer: 2}.
+    shipped: the name of a shipped model.
+    path: a folder in the transformers format.
+    hub: the id of a model on the Hugging Face hub.
+    revision: a branch, tag or commit of the hub id; null: its main branch.
+    tokenizer: a folder, a hub id, a shipped model, or one of the shipped tokenizers word_pieces, unigrams and
+        characters; null: that of the model whose shape is taken.
+    seed: of the weights.
     """
     given = [name for name in (shipped, path, hub) if name is not None]
     if len(given) + (config is not None) != 1:

@@ -18,12 +18,16 @@ COLUMNS = ["model", "depth", "width", "heads", "d_head", "rotary", "parameters",
 
 @studies.register("architecture")
 class Architectures:
-    """One row per model, by parameters: blocks, width, heads, features per head, of them rotated, parameters (of the
-    backbone: without an unembedding).
+    """Compares the shapes of models: blocks, width, heads, features per head, rotary features, parameters.
 
-    A model stands apart if its d_head is more than `factor` times, or less than 1 / `factor` of, the median d_head of
-    the next two smaller and the next two larger models; with fewer than two such neighbours nothing is said.
-    claims: published findings about such shapes, by name.
+    One row per model, the smallest backbone first. A model stands apart if its features per head are more than `factor`
+    times, or less than 1 / `factor` of, the median over the next two smaller and the next two larger models; with fewer
+    than two such neighbours nothing is said. No weights are read.
+
+    factor: how far a model stands apart; above 1.
+    claims: the names of published findings to test; null: none.
+    Example: repsim run study=architecture model=[] +model.mine='{kind: transformers, path: DIR}' +model.other='{kind:
+        transformers, path: DIR}'
     """
 
     def __init__(self, *, model: Mapping[str, AnySource], factor: Above0 = 1.5, claims: list[str] | None = None):

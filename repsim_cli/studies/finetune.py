@@ -17,14 +17,14 @@ from repsim_cli.training.trained import kept
 
 @studies.register("finetune")
 class Finetune:
-    """Trains the models of kind `finetuned` that are not in the cache, and lays all seeds side by side: metrics in
-    distribution and by heuristic, their spread over seeds, and the training loss. The models stay in the cache, named
-    in the manifest, for other runs: the same entry again, or {kind: trained, run: RUN, name: LABEL}.
+    """Trains classifiers (models of kind `finetuned`) and compares their metrics over seeds and by heuristic.
 
-    What is trained is said by the entries alone (`training/finetuned.py`): all weights, from start to end. Left to
-    later studies: freezing (parameters without a gradient, chosen before `fine_tune`), truncation (an encoder of the
-    first blocks, made before `classifier`), sparsity (masks on the weights, kept at each step by a callback of the
-    Trainer).
+    Models that are in the cache are not trained again. They stay there, for other runs of the same entry; the manifest
+    names each for {kind: trained, run: RUN, name: LABEL}. All weights are trained; what is trained is set by the
+    entries.
+
+    claims: the names of published findings to test; null: none.
+    Example: repsim run study=finetune model=[tiny_nli] model.tiny_nli.train='{kind: mnli, path: FILE}'
     """
 
     def __init__(self, *, model: Mapping[str, AnySource], claims: list[str] | None = None):

@@ -23,9 +23,13 @@ LABELS = {"loss": "cross-entropy, nats", "accuracy": "share of rows with all out
 
 @studies.register("modular_training")
 class ModularTraining:
-    """Trains the models of kind `modular` that are not in the cache: a table of what each stage reached, and learning
-    curves; a stage's cross-entropy is the sum over its outputs. The models stay in the cache, for every other study of
-    the same entries; a training that was killed goes on, whichever study asks for it.
+    """Trains models of modular sums (kind `modular`): learning curves, and what each stage of the training reached.
+
+    The cross-entropy of a stage is the sum over its outputs. Models that are in the cache are not trained again, and an
+    interrupted training resumes, whichever study needs the model.
+
+    claims: the names of published findings to test; null: none.
+    Example: repsim run study=modular_training model=[] +model.mine='{kind: modular, moduli: [11, 7], blocks: 2}'
     """
 
     def __init__(self, *, model: Mapping[str, AnySource], claims: list[str] | None = None):

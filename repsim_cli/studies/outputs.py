@@ -29,11 +29,15 @@ HEADS = {True: "AutoModelForSequenceClassification", False: "AutoModelForCausalL
 
 @studies.register("outputs")
 class Outputs:
-    """Measures of outputs for all pairs of models, from one pass of each model over the same rows, and the accuracy of
-    each. Of classifiers a row is an example, of language models the next token after each place.
+    """Compares what models predict, for all pairs of models, and how accurate they are.
 
-    outputs: of output_jsd, output_kl, disagreement, accuracy_difference (null: without output_kl for classifiers,
-    without accuracy_difference for language models).
+    Each model is run once over the same rows. A row of a classifier is an example; a row of a language model is a
+    position, with the next token to predict.
+
+    outputs: which of output_jsd, output_kl, disagreement and accuracy_difference; null: all but output_kl for
+        classifiers, all but accuracy_difference for language models.
+    Example: repsim run study=outputs model=[] +model.mine='{kind: transformers, path: DIR}' +model.other='{kind:
+        transformers, path: DIR}' data=local_text data.path=FILE
     """
 
     def __init__(

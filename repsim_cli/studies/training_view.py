@@ -27,10 +27,12 @@ Matrices = dict[int, np.ndarray]  # by step
 
 @studies.register("training_view")
 class TrainingView:
-    """Every measure between all layers of each checkpoint, and its mean over pairs of layers against the step and the
-    metrics that the checkpoints were saved with (metrics.json: loss, accuracy, ...).
+    """Compares the layers of each checkpoint with each other, and the mean over pairs with the checkpoint's metrics.
 
-    missing: a checkpoint that is missing or broken stops the run, or is skipped and shown as a gap.
+    The metrics (loss, accuracy, ...) are those of the metrics.json that a checkpoint was saved with.
+
+    missing: a checkpoint that is missing or broken stops the run (`stop`), or is left out and shown as a gap (`skip`).
+    Example: repsim run study=training_view model=[] +model.mine='{kind: series, folder: DIR}' measure=[cka]
     """
 
     takes_series: ClassVar[bool] = True
