@@ -14,10 +14,9 @@ from torch import Tensor, nn
 from repsim_cli.activations.cached import cached, from_cache
 from repsim_cli.activations.rows import Reading, batches, blocks, row_numbers
 from repsim_cli.activations.stored import Recorder, activations_key
-from repsim_cli.analysis.claims.finding import check_names
-from repsim_cli.analysis.claims.training import TRAINING_CLAIMS, training_verdicts
-from repsim_cli.analysis.convergence import Curve, curve
+from repsim_cli.analysis.curves import curve, named
 from repsim_cli.cache import Entry
+from repsim_cli.content import Curve, Measured, Results, Table
 from repsim_cli.data.base import Data, Sequences
 from repsim_cli.errors import BadInput, Degenerate, RepsimError, RunFailed
 from repsim_cli.measures import Measure
@@ -69,9 +68,10 @@ Visit = Callable[["Training", Opened], None]
 class Convergence:
     """Similarity of the layers of every checkpoint to the same layers of the last one, per measure and hook point.
 
-    previous: also to the checkpoint before. pairs: also of all checkpoints with all, a matrix per layer. missing: a
-    checkpoint that is missing or broken stops the run, or is skipped and shown as a gap. claims: published findings
-    about such curves, by name.
+    skip_unsuitable: measures that do not suit the other settings or the data are skipped; the manifest says why.
+    previous: also to the checkpoint before.
+    pairs: also of all checkpoints with all, a matrix per layer.
+    missing: a checkpoint that is missing or broken stops the run (`stop`), or is left as a gap (`skip`).
     """
 
     takes_series: ClassVar[bool] = True
@@ -90,7 +90,6 @@ class Convergence:
         previous: bool = False,
         pairs: bool = False,
         missing: Missing = "stop",
-        claims: list[str] | None = None,
     ):
         if not model:
             raise BadInput("model: no model is selected, got none; e.g. model=[tiny_a_series]")
@@ -111,9 +110,8 @@ class Convergence:
             "cache": cache,
             "skip_unsuitable": skip_unsuitable,
         }
-        self.previous, self.pairs, self.claims = previous, pairs, claims or []
+        self.previous, self.pairs = previous, pairs
         self.hardware = hardware
-        check_names(self.claims, TRAINING_CLAIMS)
         self.trainings = {label: Training(label, series, missing, settings) for label, series in model.items()}
         self.skipped = asymmetric | skipped(self.trainings)
 
@@ -137,6 +135,10 @@ class Convergence:
     def measures(self) -> dict[str, Measure]:
         return measures(self.trainings)
 
+    @property
+    def readings(self) -> list[Reading]:
+        return [reading for training in self.trainings.values() for reading in training.readings]
+
     def times(self) -> dict[str, float]:
         """Seconds, roughly: every checkpoint is run once, and compared with the last one layer by layer."""
         parts: dict[str, float] = {}
@@ -147,21 +149,16 @@ class Convergence:
                 parts[part] = parts.get(part, 0.0) + count * seconds
         return parts
 
-    def run(self, run: Run) -> dict[str, Any]:
+    def run(self, run: Run) -> Results:
         curves = self.curves(run)
-        return {
-            "measures": [
-                one for training in self.trainings.values() for one in (training.matrices(run) if self.pairs else ())
+        return Results(
+            study="convergence",
+            measures=[
+                measured for training in self.trainings.values() if self.pairs for measured in training.matrices(run)
             ],
-            "tables": gap_table(self.gaps()),
-            "curves": named(curves),
-            "claims": [
-                verdict
-                for label, bound in self.measures.items()
-                if bound.card.larger_is_closer
-                for verdict in training_verdicts(self.claims, label, _to_last(curves, label), [])
-            ],
-        }
+            tables=gap_table(self.gaps()),
+            curves=named(curves),
+        )
 
     def curves(self, run: Run, visit: Visit | None = None) -> list[Curve]:
         """One curve per measure, hook point and model (and what it is compared with). visit: as of `visited`."""
@@ -223,7 +220,7 @@ class Training(Similarity):
     def unreadable(self, checkpoint: Checkpoint, error: RepsimError) -> str:
         return (
             f"model.{self.label}, step {checkpoint.step}: missing or broken, got '{error}'; "
-            "mend it, or set options.missing=skip to leave a gap"
+            "fix it, or set options.missing=skip to leave a gap"
         )
 
     def _check_shape(self, checkpoint: Checkpoint, found: Source) -> None:
@@ -412,6 +409,8 @@ class Training(Similarity):
                 values={step: pair.values[places].tolist() for step, pair in by_step.items()},
                 se=se,
                 bounds=bound.card.bounds,
+                measure=measure,
+                larger_is_closer=bound.card.larger_is_closer,
             )
 
     def _compared(
@@ -441,7 +440,7 @@ class Training(Similarity):
             run.warn(notice)
         return found
 
-    def matrices(self, run: Run) -> Iterator[dict[str, Any]]:
+    def matrices(self, run: Run) -> Iterator[Measured]:
         """Similarity of all checkpoints with all, a matrix per layer."""
         for label, found in self.between.items():
             steps = sorted({step for pair in found for step in pair})
@@ -475,16 +474,7 @@ class Training(Similarity):
         )
 
 
-def _to_last(curves: Sequence[Curve], measure: str) -> list[Curve]:
-    return [one for one in curves if one["quantity"] == f"{measure} to last"]
-
-
-def gap_table(gaps: Sequence[Gap]) -> dict[str, Any]:
+def gap_table(gaps: Sequence[Gap]) -> dict[str, Table]:
     """Which checkpoints are gaps; no table where none is."""
     rows = [[gap.model, gap.step, gap.why] for gap in gaps]
-    return {"checkpoints left out": {"columns": GAPS, "rows": rows}} if rows else {}
-
-
-def named(curves: Sequence[Curve]) -> dict[str, Curve]:
-    """Curves by name, as results.json keeps them."""
-    return {f"{one['quantity']}, {one['point']}, {one['model']}": one for one in curves}
+    return {"checkpoints left out": Table(columns=GAPS, rows=rows)} if rows else {}

@@ -7,18 +7,19 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import nn
 
-from repsim_cli.analysis.claims.training import training_verdicts
-from repsim_cli.analysis.convergence import Curve, curve, table
+from repsim_cli.activations.rows import Reading
+from repsim_cli.analysis.curves import curve, named
 from repsim_cli.analysis.ranks import WRITERS, Attention, Normaliser, Writers
 from repsim_cli.cache import key, using
+from repsim_cli.content import Curve, Results
 from repsim_cli.data.base import Data, Sequences
 from repsim_cli.errors import BadInput
 from repsim_cli.measures import Measure
 from repsim_cli.models.source import Series
 from repsim_cli.registry import studies
 from repsim_cli.results import Run
-from repsim_cli.settings import Extract, Hardware, Share
-from repsim_cli.studies.convergence import Convergence, Missing, Opened, Training, gap_table, named
+from repsim_cli.settings import Extract, Hardware
+from repsim_cli.studies.convergence import Convergence, Missing, Opened, Training, gap_table
 from repsim_cli.studies.cost import times
 from repsim_cli.training.pretrain import add_loss_gradients
 
@@ -41,13 +42,12 @@ class Rank(NamedTuple):
 @studies.register("effective_rank")
 class EffectiveRank:
     """Proportional effective rank per layer and checkpoint, of parameters and of gradients of the next-token loss on
-    the sequences of the run; and with a measure, its convergence (as the study `convergence`) and the Matthews table.
+    the sequences of the run, and the convergence of the same layers under one measure (as the study `convergence`).
 
-    attention: mean over `heads` of W_O, the `circuit` W_O W_V of each head, or the `whole` W_O. normaliser: over the
-    largest rank possible (`min`), or over the number of inner features (`H`). gradients: whether they are looked at.
-    early_similarity, early_share: a layer is early that reaches this similarity within this share of training.
-    large_parameters, large_gradients: least proportional rank at the end, of gradients in parts of the largest layer's.
-    missing, claims: as of convergence.
+    attention: mean over `heads` of W_O, the `circuit` W_O W_V of each head, or the `whole` W_O.
+    normaliser: ranks are over the largest rank possible (`min`), or over the number of inner features (`H`).
+    gradients: whether the ranks of gradients are computed too.
+    missing: a checkpoint that is missing or broken stops the run (`stop`), or is left as a gap (`skip`).
     """
 
     takes_series: ClassVar[bool] = True
@@ -65,12 +65,7 @@ class EffectiveRank:
         attention: Attention = "heads",
         normaliser: Normaliser = "min",
         gradients: bool = True,
-        early_similarity: Share = 0.45,
-        early_share: Share = 0.1,
-        large_parameters: Share = 0.95,
-        large_gradients: Share = 0.9,
         missing: Missing = "stop",
-        claims: list[str] | None = None,
     ):
         if len(measure) != 1:
             raise BadInput(f"measure: one measure says which layers are early, got {list(measure)}; e.g. [cka]")
@@ -98,19 +93,16 @@ class EffectiveRank:
             seed=seed,
             cache=cache,
             missing=missing,
-            claims=claims,
         )
         self.hardware = hardware
         self.attention: Attention = attention
         self.normaliser: Normaliser = normaliser
         self.gradients = gradients
-        self.thresholds = {
-            "early_similarity": early_similarity,
-            "early_share": early_share,
-            "large_parameters": large_parameters,
-            "large_gradients": large_gradients,
-        }
         self.writers = {label: self._writers(label, one) for label, one in self.convergence.trainings.items()}
+
+    @property
+    def readings(self) -> list[Reading]:
+        return self.convergence.readings
 
     def _writers(self, label: str, training: Training) -> Writers:
         source = training.live[label]
@@ -132,20 +124,13 @@ class EffectiveRank:
         plan = {**self.convergence.plan(), "ranks of": kinds, "attention": self.attention}
         return {**plan, "time, roughly": times(parts, self.hardware)}
 
-    def run(self, run: Run) -> dict[str, Any]:
+    def run(self, run: Run) -> Results:
         ranks: list[Rank] = []
         similarity = self.convergence.curves(
-            run, lambda training, found: ranks.extend(self._ranks(run, training, found))
+            run, lambda training, checkpoint: ranks.extend(self._ranks(run, training, checkpoint))
         )
         curves = [*similarity, *self._curves(ranks)]
-        matthews = table(similarity, curves[len(similarity) :], **self.thresholds)
-        return {
-            "measures": [],
-            "tables": {"early convergence and large rank": matthews, **gap_table(self.convergence.gaps())},
-            "curves": named(curves),
-            "claims": training_verdicts(self.convergence.claims, self.measure, curves, matthews["rows"]),
-            "thresholds": self.thresholds,
-        }
+        return Results(study="effective_rank", tables=gap_table(self.convergence.gaps()), curves=named(curves))
 
     def _curves(self, ranks: Sequence[Rank]) -> Iterator[Curve]:
         """A curve per model and kind of matrix, of parameters and of gradients."""

@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 
+from repsim_cli.content import Axis, Curve, Results, Table
 from repsim_cli.data.base import Data
 from repsim_cli.data.packing import Text
 from repsim_cli.errors import BadInput
@@ -74,7 +75,7 @@ class Pretrain:
         layers, width = shape.num_hidden_layers, shape.hidden_size
         return training_time(layers, width, recipe.tokens, recipe.steps, Hardware())  # always on the CPU
 
-    def run(self, run: Run) -> dict[str, Any]:
+    def run(self, run: Run) -> Results:
         if self.hardware.threads:
             torch.set_num_threads(self.hardware.threads)
         run.manifest.update(device="cpu", threads=torch.get_num_threads())
@@ -91,28 +92,34 @@ class Pretrain:
             )
         steps, metrics = list(trained.metrics), list(trained.metrics.values())
         per_step = self.recipe.batch_size * self.recipe.length
-        return {
-            "measures": [],
-            "tables": {
-                "held-out text": {
-                    "columns": ["step", "tokens trained on", *(f"{name}, {LABELS[name]}" for name in LABELS)],
-                    "rows": [
-                        [step, step * per_step, *(one[name] for name in LABELS)]
-                        for step, one in trained.metrics.items()
+        return Results(
+            study="pretrain",
+            tables={
+                "held-out text": Table(
+                    columns=["step", "tokens trained on", *(f"{name}, {LABELS[name]}" for name in LABELS)],
+                    rows=[
+                        [step, step * per_step, *(scores[name] for name in LABELS)]
+                        for step, scores in trained.metrics.items()
                     ],
-                }
+                )
             },
-            "curves": {
-                "training loss, nats per token": trained.losses,
+            curves={
+                "training loss": Curve(
+                    x=Axis(name="step"),
+                    y=Axis(name="loss", unit=LABELS["loss"]),
+                    at=list(range(len(trained.losses))),
+                    lines={"loss": list(trained.losses)},
+                    about={"quantity": "training loss"},
+                ),
                 **{
-                    f"held-out {name}, {label}": {
-                        "quantity": f"held-out {name}",
-                        "label": label,
-                        "steps": steps,
-                        "mean": [one[name] for one in metrics],
-                    }
-                    for name, label in LABELS.items()
+                    f"held-out {name}": Curve(
+                        x=Axis(name="step"),
+                        y=Axis(name=name, unit=unit),
+                        at=steps,
+                        lines={name: [scores[name] for scores in metrics]},
+                        about={"quantity": f"held-out {name}"},
+                    )
+                    for name, unit in LABELS.items()
                 },
             },
-            "claims": [],
-        }
+        )

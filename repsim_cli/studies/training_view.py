@@ -6,8 +6,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from repsim_cli.activations.rows import row_numbers
-from repsim_cli.analysis.convergence import Curve, curve
+from repsim_cli.activations.rows import Reading, row_numbers
+from repsim_cli.analysis.curves import curve, named
+from repsim_cli.content import Curve, Measured, Results, Table
 from repsim_cli.data.base import Data
 from repsim_cli.errors import BadInput, Degenerate, RunFailed
 from repsim_cli.measures import Measure
@@ -16,7 +17,7 @@ from repsim_cli.registry import studies
 from repsim_cli.results import Run
 from repsim_cli.settings import Extract, Hardware
 from repsim_cli.similarity import Work, estimate_all_pairs
-from repsim_cli.studies.convergence import Gap, Missing, Training, gap_table, measures, named, skipped
+from repsim_cli.studies.convergence import Gap, Missing, Training, gap_table, measures, skipped
 from repsim_cli.studies.cost import times
 from repsim_cli.studies.record import blocks_record
 from repsim_cli.studies.sample import batch_labels, prepare
@@ -72,6 +73,10 @@ class TrainingView:
     def measures(self) -> dict[str, Measure]:
         return measures(self.trainings)
 
+    @property
+    def readings(self) -> list[Reading]:
+        return [reading for training in self.trainings.values() for reading in training.readings]
+
     def plan(self) -> dict[str, Any]:
         each = {label: training.plan() for label, training in self.trainings.items()}
         return {
@@ -99,7 +104,7 @@ class TrainingView:
                 parts[part] = parts.get(part, 0.0) + len(training.series.checkpoints) * seconds
         return parts
 
-    def run(self, run: Run) -> dict[str, Any]:
+    def run(self, run: Run) -> Results:
         prepare(run, self.hardware)
         run.manifest["models"] = {}
         records, curves, rows = [], [], []
@@ -114,14 +119,14 @@ class TrainingView:
                     for step, matrix in by_step.items():
                         rows.append(([label, measure, step, float(_to_others(matrix).mean())], metrics[step]))
         gaps = [gap for training in self.trainings.values() for gap in training.gaps]
-        names = list(dict.fromkeys(name for _, own in rows for name in own))
-        view = {"columns": [*COLUMNS, *names], "rows": [[*row, *map(own.get, names)] for row, own in rows]}
-        return {
-            "measures": records,
-            "tables": {"distance and metrics": view, **gap_table(gaps)},
-            "curves": named(curves),
-            "claims": [],
-        }
+        names = list(dict.fromkeys(name for _, scores in rows for name in scores))
+        view = Table(columns=[*COLUMNS, *names], rows=[[*row, *map(scores.get, names)] for row, scores in rows])
+        return Results(
+            study="training_view",
+            measures=records,
+            tables={"distance and metrics": view, **gap_table(gaps)},
+            curves=named(curves),
+        )
 
     def _visited(
         self, run: Run, training: Training, work: Work, place: int
@@ -157,7 +162,7 @@ class TrainingView:
         ordered = {label: dict(sorted(by_step.items())) for label, by_step in matrices.items()}
         return ordered, metrics
 
-    def _record(self, run: Run, training: Training, measure: str, by_step: Matrices) -> dict[str, Any]:
+    def _record(self, run: Run, training: Training, measure: str, by_step: Matrices) -> Measured:
         layers = [layer.name for layer in training.layers]
         blocks = {f"step {step}": (layers, matrix) for step, matrix in by_step.items()}
         return blocks_record(
