@@ -161,7 +161,8 @@ def ranks(run: Finished, options: Ranks, claims: Sequence[Claim]) -> Part:
     curves = list(run.results.curves.values())
     similarity = to_last(curves)
     measure = similarity[0].about["measure"]
-    matthews_table = table(similarity, [*of(curves, "parameters"), *of(curves, "gradients")], options)
+    ranked = [curve for curve in curves if curve.about["quantity"] in ("parameters", "gradients")]
+    matthews_table = table(similarity, ranked, options)
     verdicts = [one.verdict(measure, curves) for one in asked(claims, "curves")]
     verdicts += [one.verdict(measure, matthews_table) for one in asked(claims, "table")]
     return Part(tables={TABLE: matthews_table}, claims=verdicts)
