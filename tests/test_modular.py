@@ -16,6 +16,7 @@ from repsim_cli.activations.rows import Forward, readings
 from repsim_cli.data.modular import Numbers, modular_pairs
 from repsim_cli.errors import BadInput, RunFailed
 from repsim_cli.models.modular import Modular, Shape, chain, loaded, modular_source, modular_targets, saved
+from repsim_cli.models.source import facts
 from repsim_cli.results import quiet
 from repsim_cli.settings import Extract
 from repsim_cli.training import modular as training
@@ -340,6 +341,19 @@ def test_checkpoints_survive_a_kill_at_the_very_end(tmp_path, monkeypatch):
     series.make(quiet)
     hashes = [checkpoint.open().identity()["weights_hash"] for checkpoint in series.checkpoints]
     assert len(set(hashes)) == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        ({"moduli": [5]}, "one sum"),
+        ({"moduli": [5, 3], "blocks": 2}, "end to end"),
+        ({"moduli": [5, 3], "blocks": 2, "training": "by_block"}, "block by block"),
+        ({"moduli": [5, 3], "blocks": 2, "training": "by_block", "patience": None, "save": [0, 3]}, "block by block"),
+    ],
+)
+def test_the_manifest_says_how_a_model_was_trained(given, name):
+    assert facts("m", modular(**given), []).training == name
 
 
 def test_chain():

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -41,7 +41,7 @@ class Source:
     has no such head. make(progress): trains the model now, where it is trained when it is first needed.
     metrics(): those that the model was saved with. labels: of a classifier, in the order of its logits; else empty.
     short(): how a model that is trained here falls short of its aim, where it does. trained: whether its weights are
-    not fresh.
+    not fresh. training: how it was trained here, where that tells models apart.
     """
 
     layers: int
@@ -68,6 +68,7 @@ class Source:
     labels: tuple[str, ...] = ()
     short: Callable[[], Short | None] | None = None
     trained: bool = True
+    training: str = ""
 
 
 @dataclass(frozen=True)
@@ -129,6 +130,7 @@ class Series:
     make: Callable[[Progress], None] | None = None
 
 
+@runtime_checkable
 class Named(Protocol):
     """A layer that is read: its name and its number of features."""
 
@@ -157,6 +159,7 @@ def facts(label: str, model: "AnySource | Series", layers: Sequence[Named]) -> F
         parameters=source.parameters,
         vocabulary=source.vocabulary,
         trained=source.trained,
+        training=source.training,
         steps=steps,
         **read,
     )

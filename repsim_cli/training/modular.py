@@ -23,6 +23,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
+from repsim_cli.content import BY_BLOCK, END_TO_END, ONE_SUM
 from repsim_cli.data.modular import pairs
 from repsim_cli.errors import BadInput, RunFailed
 from repsim_cli.models.modular import Modular, Shape, chain, modular_source, saved
@@ -100,6 +101,13 @@ class Recipe:
             raise BadInput(
                 f"save: a training that ends early may not come there, got patience {self.patience}; give null"
             )
+
+    @property
+    def name(self) -> str:
+        """What the manifest says of the training."""
+        if len(self.moduli) == 1:
+            return ONE_SUM
+        return BY_BLOCK if self.training == "by_block" else END_TO_END
 
     @property
     def shape(self) -> Shape:
@@ -189,7 +197,9 @@ def modular(
         """The source of the model, or of a checkpoint of it."""
         source = modular_source(recipe.shape, lambda: trained.folder() / name, metrics=metrics, **more)
         own = {"source": str(Path(f"trained here, models/{trained.key}") / name), "trained": trained.key}
-        return replace(source, identity=lambda: {**source.identity(), **own, "metrics": metrics()})
+        return replace(
+            source, training=recipe.name, identity=lambda: {**source.identity(), **own, "metrics": metrics()}
+        )
 
     def checkpoint(epoch: int) -> Source:
         name = f"epoch{epoch}"
