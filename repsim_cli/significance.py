@@ -18,12 +18,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from repsim_cli.errors import BadInput
-from repsim_cli.measures import Measure
-from repsim_cli.measures.base import Card, cosine, inner_values
+from repsim_cli.measures import Card, InnerProduct, Measure
+from repsim_cli.measures.base import inner_values, is_cosine
 from repsim_cli.measures.inner import AnyKernel, Features, Matrix, Packed, State, packed, products, tile_of, unpacked
 from repsim_cli.segments import Segments
 from repsim_cli.settings import Significance
-from repsim_cli.similarity import Beside, Key, Prepared, SimilarityMatrix, Statistics, all_pairs, pairs
+from repsim_cli.similarity import Beside, Key, SimilarityMatrix, Statistics, all_pairs, pairs
+from repsim_cli.similarity.pairs import Prepared, PreparedProducts, PreparedStates
 
 TOGETHER = 8  # permutations of one tiled pass
 SMALLEST = 1e-6  # p value of the closed form
@@ -125,7 +126,7 @@ def tail(z: Matrix, skewness: Matrix) -> Matrix:
 
 def check_measure(settings: Significance, measure: Measure) -> None:
     """Raises BadInput where the settings do not go with the measure."""
-    if settings.method == "closed_form" and measure.inner is None:
+    if settings.method == "closed_form" and not isinstance(measure, InnerProduct):
         raise BadInput(
             f"significance.method: {measure.name} has no closed form, got closed_form; use "
             "significance=permutation, or measures that are inner products, e.g. measure=[cka_unbiased,rsa]"
@@ -135,7 +136,7 @@ def check_measure(settings: Significance, measure: Measure) -> None:
             f"significance.method: {measure.name} does not depend on how rows are paired, so that random pairs are "
             "no null for it, got permutation; leave it out, or use significance.bands=true"
         )
-    if settings.jackknife and (measure.inner is None or measure.inner.value is not cosine):
+    if settings.jackknife and not is_cosine(measure):
         raise BadInput(
             f"significance.jackknife: {measure.name} is no normalised inner product, got jackknife; leave it "
             "out, or use per_batch, which has standard errors for every measure"
@@ -172,15 +173,16 @@ def silent(steps: Sequence[Any], measure: str) -> Iterable[Any]:
 def statistics(settings: Significance, clusters: Callable[[int], np.ndarray]) -> Statistics:
     """What is to be averaged over batches; clusters(batch): an id per row of what moves as a whole."""
 
-    def observed(batch: int, measure: Measure, prepared: Prepared, values: Matrix) -> dict[str, Tensor]:
-        found = {}
-        if settings.method == "closed_form":
-            found |= standardised(measure, prepared)
-        if settings.jackknife:
-            found["se"] = jackknife(measure, prepared, values, clusters(batch))
-        return found
+    def observe(batch: int, measure: Measure, prepared: Prepared, values: Matrix) -> dict[str, Tensor]:
+        observed = {}
+        if isinstance(prepared, PreparedProducts):
+            if settings.method == "closed_form":
+                observed |= standardised(prepared)
+            if settings.jackknife:
+                observed["se"] = jackknife(prepared, values, clusters(batch))
+        return observed
 
-    return observed
+    return observe
 
 
 Notes = Callable[[int, str, Sequence[int]], np.ndarray]
@@ -215,7 +217,7 @@ def drawn(
 
         def observe(label: str, measure: Measure, prepared: Prepared, values: Matrix) -> None:
             noted = notes(batch, label, (len(orders), *values.shape))
-            null = permuted(measure, prepared, orders, progress, noted)
+            null = permuted(prepared, orders, progress, noted)
             # either side may be the one that is permuted: one null for both entries of a symmetric measure
             null = null.triu() + null.triu(1).mT if measure.card.symmetric else null
             found.update({(label, "tested"): values, (label, "null"): null})
@@ -290,16 +292,14 @@ def best_pairs(
     return rows
 
 
-def standardised(measure: Measure, prepared: Prepared) -> dict[str, Tensor]:
+def standardised(prepared: PreparedProducts) -> dict[str, Tensor]:
     """z and skewness of the inner products of all pairs under the null, by its closed form."""
-    inner = measure.inner
-    assert inner is not None
-    assert prepared.cross is not None
+    measure = prepared.measure
     known = {
         kernel: [moments(_square(kernel, state, prepared.rows)) for state in prepared.states[kernel]]
-        for kernel in dict.fromkeys((inner.row, inner.column))
+        for kernel in dict.fromkeys((measure.row, measure.column))
     }
-    null = closed_form(known[inner.row], known[inner.column])
+    null = closed_form(known[measure.row], known[measure.column])
     return {"z": (prepared.cross - null.mean) / null.deviation, "skewness": null.skewness}
 
 
@@ -312,7 +312,6 @@ def _square(kernel: AnyKernel, state: State, n: int) -> Float[Tensor, "n n"]:
 
 
 def permuted(
-    measure: Measure,
     prepared: Prepared,
     orders: Int[Tensor, "k n"],
     progress: Progress = silent,
@@ -323,24 +322,26 @@ def permuted(
     noted: where values are kept as they come, NaN at first; those that are there are not computed again.
     """
     count = len(prepared.names)
-    found = np.full((len(orders), count, count), np.nan) if noted is None else noted
-    left = [k for k in range(len(orders)) if np.isnan(found[k]).any()]
-    if measure.inner is None:
+    values = np.full((len(orders), count, count), np.nan) if noted is None else noted
+    left = [k for k in range(len(orders)) if np.isnan(values[k]).any()]
+    if isinstance(prepared, PreparedStates):
+        measure = prepared.measure
         for k in progress(left, measure.name):
             columns = [measure.permute(state, orders[k]) for state in prepared.states]
-            found[k] = pairs(measure, prepared.states, columns, prepared.names).cpu()
-        return torch.from_numpy(np.array(found))
-    inner, n = measure.inner, prepared.rows
-    rows, columns = prepared.states[inner.row], prepared.states[inner.column]
-    assert prepared.own is not None
+            values[k] = pairs(measure, prepared.states, columns, prepared.names).cpu()
+        return torch.from_numpy(np.array(values))
+    measure, n = prepared.measure, prepared.rows
+    rows, columns = prepared.states[measure.row], prepared.states[measure.column]
     steps = [left[start : start + TOGETHER] for start in range(0, len(left), TOGETHER)]
     for some in progress(steps, measure.name):
         # as kernels of their own, the permuted matrices share the pass with those that stay
-        moved = {_alias(inner.column): [_moved(inner.column, state, orders[k], n) for state in columns] for k in some}
-        crosses = products([(inner.row, alias) for alias in moved], {inner.row: rows, **moved}, n, prepared.tile)
+        moved = {
+            _alias(measure.column): [_moved(measure.column, state, orders[k], n) for state in columns] for k in some
+        }
+        crosses = products([(measure.row, alias) for alias in moved], {measure.row: rows, **moved}, n, prepared.tile)
         for k, cross, states in zip(some, crosses, moved.values(), strict=True):
-            found[k] = inner_values(inner, cross, prepared.own, rows, states).cpu()
-    return torch.from_numpy(np.array(found))
+            values[k] = inner_values(measure, cross, prepared.own, rows, states).cpu()
+    return torch.from_numpy(np.array(values))
 
 
 def _alias(kernel: AnyKernel) -> AnyKernel:
@@ -383,17 +384,15 @@ def calibrated(observed: Float[Tensor, "r r"], null: Float[Tensor, "k r r"], car
     return excess if best is None else (excess / (sign * best - threshold).clamp_min(1e-12)).clamp_max(1)
 
 
-def jackknife(measure: Measure, prepared: Prepared, values: Matrix, clusters: np.ndarray) -> Matrix:
+def jackknife(prepared: PreparedProducts, values: Matrix, clusters: np.ndarray) -> Matrix:
     """Standard errors of a normalised inner product by the infinitesimal jackknife over clusters of rows.
 
     The weight of row i moves <M_a, M_b> by twice its share h_i = sum_j M_a,ij M_b,ij; the influence on the ratio
     follows by the chain rule, and its squares add up over clusters (Efron 1982, section 6). The error is biased
     upwards: of Gaussian rows (n from 50 to 800) by 0 to 20 % above chance, by 25 to 60 % at chance.
     """
-    inner = measure.inner
-    assert inner is not None
-    assert prepared.own is not None
-    states, n = prepared.states[inner.row], prepared.rows
+    kernel, n = prepared.measure.row, prepared.rows
+    states = prepared.states[kernel]
     _, ids = np.unique(clusters, return_inverse=True)
     groups = torch.from_numpy(ids * min(GROUPS, ids.max() + 1) // (ids.max() + 1))
     shares = torch.zeros(int(groups.max()) + 1, len(states), len(states), dtype=torch.float64)
@@ -403,7 +402,7 @@ def jackknife(measure: Measure, prepared: Prepared, values: Matrix, clusters: np
         share = torch.zeros(rows.stop - i, len(states), len(states), dtype=torch.float64)
         for j in range(0, n, side):
             columns = slice(j, min(j + side, n))
-            block = torch.stack([_block(inner.row, state, rows, columns, n) for state in states], 1)
+            block = torch.stack([_block(kernel, state, rows, columns, n) for state in states], 1)
             share += torch.bmm(block, block.mT).double().cpu()
         shares.index_add_(0, groups[rows], share)
     own = prepared.own.cpu()

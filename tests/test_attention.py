@@ -65,7 +65,7 @@ def test_golden(entry):
     assert [measure(x, y), measure(y, x)] == pytest.approx(expected, abs=entry["atol"])
     if "head_matrix" in entry:
         both = joined(x, y)
-        found = measure.attention.heads(measure.attention.sums(both))[:3, 3:]
+        found = measure.heads(measure.sums(both))[:3, 3:]
         np.testing.assert_allclose(found, entry["head_matrix"], atol=entry["atol"])
 
 
@@ -126,7 +126,7 @@ def test_one_pass_over_all_layers_equals_pairs_of_layers():
     for name, matrix in found.items():
         expected = [[chosen[name](a, b) for b in models] for a in models]
         np.testing.assert_allclose(matrix.values, expected, atol=5e-7)
-        assert matrix.rows == {"sentences": 4, "words": 17, "cells": 91}[chosen[name].attention.unit]
+        assert matrix.rows == {"sentences": 4, "words": 17, "cells": 91}[chosen[name].unit]
         assert ("heads" in matrix.statistics) == (name in MATCHED)
     again = run(states[1])
     assert all(torch.equal(again[name].values, found[name].values) for name in NAMES)
@@ -149,11 +149,11 @@ def test_heads_that_hardly_differ():
 
 def test_threads_change_no_bit(monkeypatch):
     both = joined(draw(0, lengths=(9, 30, 20)), draw(1, lengths=(9, 30, 20)))
-    single = measures.get("attention_js").attention.sums(both)["sum"]
+    single = measures.get("attention_js").sums(both)["sum"]
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        assert torch.equal(measures.get("attention_js").attention.sums(both)["sum"], single)
+        assert torch.equal(measures.get("attention_js").sums(both)["sum"], single)
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(threads)
@@ -381,7 +381,7 @@ def test_an_interrupted_run_goes_on_with_the_same_bits(repsim, newest, words, mo
     expected = {f.name: f.read_bytes() for f in (newest() / "arrays").iterdir()}
     monkeypatch.setattr("repsim_cli.studies.matrices.SAVE_EVERY", -1.0)
     seen = []
-    norms = measures.get("attention_norm").attention.sums
+    norms = measures.get("attention_norm").sums
 
     def counted(maps):
         seen.append(maps.lengths)

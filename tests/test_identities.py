@@ -180,7 +180,8 @@ def test_a_permuted_state_is_the_state_of_permuted_rows(name):
 
 
 @pytest.mark.parametrize(
-    "name", [name for family in FAMILIES for name in family if measures.get(name).compare_all is not None]
+    "name",
+    [name for family in FAMILIES for name in family if measures.get(name).compare_all is not None],
 )
 def test_all_against_others_is_all_pairs(name):
     """compare_all of two different lists, as for a null distribution: every entry is (row a, column b)."""

@@ -87,7 +87,7 @@ def test_done_pairs_are_not_solved_again(tmp_path, monkeypatch):
         solved.append(sides)
         return gromov.gromov(*sides, start="best", restarts=0, seed=0)
 
-    measure = {"m": measures.Measure(**{**vars(GROMOV["gw"]), "compare": counted, "slow": measures.base.Slow()})}
+    measure = {"m": measures.Pairwise(**{**vars(GROMOV["gw"]), "compare": counted, "slow": measures.base.Slow()})}
 
     def interrupted(items, **_):
         for done, item in enumerate(items):
@@ -119,13 +119,13 @@ def test_errors_name_the_pair(tmp_path):
                 raise text
             return 0.0
 
-        return {"m": measures.Measure(**{**vars(GROMOV["gw"]), "compare": compare, "slow": measures.base.Slow()})}
+        return {"m": measures.Pairwise(**{**vars(GROMOV["gw"]), "compare": compare, "slow": measures.base.Slow()})}
 
     with pytest.raises(Degenerate, match="layer 0 and layer 1: no value"):
         all_pairs(broken(Degenerate("no value")), representations(), NAMES)
     with pytest.raises(RuntimeError, match="layer 0 and layer 1: Traceback"):
         all_pairs(broken(ValueError("a bug")), representations(), NAMES)
-    nan = measures.Measure(**{**vars(GROMOV["gw"]), "compare": lambda a, b: np.nan, "slow": measures.base.Slow()})
+    nan = measures.Pairwise(**{**vars(GROMOV["gw"]), "compare": lambda a, b: np.nan, "slow": measures.base.Slow()})
     with pytest.raises(RunFailed, match="layer 0 and layer 0: gromov_wasserstein is not finite, got nan; please rep"):
         all_pairs({"m": nan}, representations(), NAMES)
     uneven = [x[: N - k] for k, x in enumerate(representations(2))]

@@ -14,7 +14,7 @@ from repsim_cli import significance as judging
 from repsim_cli.settings import Significance
 from repsim_cli.similarity import SimilarityMatrix, all_pairs
 
-INNER = [name for name in measures.available() if measures.get(name).inner is not None]
+INNER = [name for name in measures.available() if isinstance(measures.get(name), measures.InnerProduct)]
 
 
 def small(name):
@@ -50,9 +50,9 @@ def independent(n, seed, count=2):
 def test_closed_form_has_the_moments_of_all_permutations(name):
     """Mean and variance over all 7! pairings of the rows, exactly."""
     sides = [side[:, :3] for side in independent(7, 0)]
-    inner = measures.get(name).inner
+    measure = measures.get(name)
     squares = []
-    for kernel, side in zip((inner.row, inner.column), sides, strict=True):
+    for kernel, side in zip((measure.row, measure.column), sides, strict=True):
         states, _ = prepared(name, [side, side])
         squares.append(judging._square(kernel, states.states[kernel][0], 7))
     null = judging.closed_form(*([judging.moments(square)] for square in squares))
@@ -73,10 +73,10 @@ def test_closed_form_keeps_its_false_positive_rates(name):
         sides = [side[:, :5] for side in sides]
     measure = measures.get(name)
     found, _ = prepared(name, sides)
-    rows, columns = (found.states[kernel] for kernel in (measure.inner.row, measure.inner.column))
+    rows, columns = (found.states[kernel] for kernel in (measure.row, measure.column))
     left, right = (
         torch.stack([judging._square(kernel, state, n) for state in side])
-        for kernel, side in ((measure.inner.row, rows), (measure.inner.column, columns))
+        for kernel, side in ((measure.row, rows), (measure.column, columns))
     )
     null = judging.closed_form([judging.moments(m) for m in left], [judging.moments(m) for m in right])
     generator = torch.Generator().manual_seed(0)
@@ -97,7 +97,7 @@ def test_permutation_p_values_are_never_too_small(seed):
     orders = shuffled(24, 19, seed)
     for name in ("cka", "mutual_knn", "procrustes"):
         found, values = prepared(name, sides)
-        null = judging.permuted(measures.get(name), found, orders)
+        null = judging.permuted(found, orders)
         p = judging.p_values(values, null, measures.card(name))
         assert p.min() >= 1 / 20
         assert p.max() <= 1
@@ -108,7 +108,7 @@ def test_false_positive_rate_of_permutations(name):
     n, hits = 30, 0
     for seed in range(200):
         found, values = prepared(name, independent(n, 1000 + seed))
-        null = judging.permuted(measures.get(name), found, shuffled(n, 19, seed))
+        null = judging.permuted(found, shuffled(n, 19, seed))
         hits += float(judging.p_values(values, null, measures.card(name))[0, 1]) <= 0.05
     assert hits / 200 < 0.05 + 3 * np.sqrt(0.05 * 0.95 / 200)
 
@@ -125,7 +125,7 @@ def test_permuted_states_are_the_states_of_permuted_rows(name):
     sides = [torch.from_numpy(side) for side in (x, y)]
     found, _ = prepared(name, sides)
     order = torch.from_numpy(rng.permutation(30))
-    together = judging.permuted(small(name), found, torch.stack([order, torch.arange(30)]))
+    together = judging.permuted(found, torch.stack([order, torch.arange(30)]))
     measure = small(name)
     expected = [[[measure(a, b[o]) for b in sides] for a in sides] for o in (order, torch.arange(30))]
     torch.testing.assert_close(together, torch.tensor(expected, dtype=torch.float64), atol=1e-8, rtol=0)
@@ -141,8 +141,8 @@ def test_permutations_show_their_progress(name):
             yield step
             shown.append((measure, len(steps)))
 
-    silent = judging.permuted(small(name), found, orders)
-    assert torch.equal(judging.permuted(small(name), found, orders, progress), silent)
+    silent = judging.permuted(found, orders)
+    assert torch.equal(judging.permuted(found, orders, progress), silent)
     assert shown == [(name, len(shown))] * len(shown)
     assert len(shown) > 1
 
@@ -151,7 +151,7 @@ def test_permutations_show_their_progress(name):
 def test_permutations_resume_where_they_were_interrupted(name):
     found, _ = prepared(name, independent(20, 0, 2))
     orders = shuffled(20, 39, 0)
-    whole = judging.permuted(small(name), found, orders)
+    whole = judging.permuted(found, orders)
     noted = np.full(whole.shape, np.nan)
 
     def interrupted(steps, measure):
@@ -160,7 +160,7 @@ def test_permutations_resume_where_they_were_interrupted(name):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        judging.permuted(small(name), found, orders, interrupted, noted)
+        judging.permuted(found, orders, interrupted, noted)
     there = int((~np.isnan(noted)).all((1, 2)).sum())
     assert 0 < there < 39
     left = []
@@ -170,7 +170,7 @@ def test_permutations_resume_where_they_were_interrupted(name):
             left.append(len(step) if isinstance(step, list) else 1)
             yield step
 
-    assert torch.equal(judging.permuted(small(name), found, orders, counted, noted), whole)
+    assert torch.equal(judging.permuted(found, orders, counted, noted), whole)
     assert sum(left) == 39 - there
 
 
@@ -200,7 +200,7 @@ def test_jackknife_against_the_bootstrap_and_its_coverage():
         inside, values, errors = [], [], []
         for _ in range(60):
             found, matrix = prepared(name, sample(200), tile=64)
-            error = judging.jackknife(measures.get(name), found, matrix, np.arange(200))[0, 1]
+            error = judging.jackknife(found, matrix, np.arange(200))[0, 1]
             values.append(float(matrix[0, 1]))
             errors.append(float(error))
             inside.append(truth is None or abs(values[-1] - truth) < 1.96 * errors[-1])
@@ -213,11 +213,11 @@ def test_jackknife_takes_copies_of_a_row_as_one():
     rng = np.random.default_rng(1)
     base = rng.normal(size=(80, 3))
     sides = [torch.from_numpy(base @ rng.normal(size=(3, 5)) + rng.normal(size=(80, 5))) for _ in range(2)]
-    single = judging.jackknife(measures.get("cka"), *prepared("cka", sides), np.arange(80))
+    single = judging.jackknife(*prepared("cka", sides), np.arange(80))
     tripled = [side.repeat_interleave(3, 0) for side in sides]
-    clustered = judging.jackknife(measures.get("cka"), *prepared("cka", tripled), np.repeat(np.arange(80), 3))
+    clustered = judging.jackknife(*prepared("cka", tripled), np.repeat(np.arange(80), 3))
     torch.testing.assert_close(clustered, single, atol=1e-10, rtol=1e-8)
-    naive = judging.jackknife(measures.get("cka"), *prepared("cka", tripled), np.arange(240))
+    naive = judging.jackknife(*prepared("cka", tripled), np.arange(240))
     assert float(naive[0, 1]) < 0.7 * float(single[0, 1])
 
 
@@ -226,7 +226,7 @@ def test_jackknife_of_a_similarity_of_exactly_zero_is_a_number():
     x, y = (torch.tensor([[float(v)] for v in side], dtype=torch.float64) for side in ([1, 1, -1, -1], [1, -1, 1, -1]))
     found, values = prepared("cka", [x, y])
     assert float(values[0, 1]) == 0
-    assert torch.isfinite(judging.jackknife(measures.get("cka"), found, values, np.arange(4))).all()
+    assert torch.isfinite(judging.jackknife(found, values, np.arange(4))).all()
 
 
 @pytest.mark.parametrize("batches", [2, 4, 7, 30])

@@ -11,7 +11,7 @@ from repsim_cli.data.modular import Numbers
 from repsim_cli.data.words import check_offsets
 from repsim_cli.errors import BadInput
 from repsim_cli.models.shapes import Vocabulary
-from repsim_cli.models.source import Precomputed, Sentence, Source
+from repsim_cli.models.source import PrecomputedWords, Sentence, Source
 from repsim_cli.settings import Extract
 
 OTHER = {"text": "another vocabulary", "images": "another grid of patches", "numbers": "other numbers"}
@@ -106,7 +106,7 @@ def paired(found: Sequence[Reading], sequences: Mapping[str, Sequences], data: D
 
     Raises BadInput naming the first sentence that a file lacks, or that has another number of words there.
     """
-    stored = [r.source.sentences for r in found if isinstance(r.source, Precomputed) and r.source.sentences is not None]
+    stored = [r.source.sentences for r in found if isinstance(r.source, PrecomputedWords)]
     if not stored:
         return list(found)
     wanted = stored[0]
@@ -118,9 +118,7 @@ def paired(found: Sequence[Reading], sequences: Mapping[str, Sequences], data: D
         words = data.sentences()
         wanted = [Sentence(" ".join(words[i]), len(words[i])) for i in dict.fromkeys(example.tolist())]
     return [
-        replace(r, source=named(r.label, r.source.ordered, wanted))
-        if isinstance(r.source, Precomputed) and r.source.ordered is not None
-        else r
+        replace(r, source=named(r.label, r.source.ordered, wanted)) if isinstance(r.source, PrecomputedWords) else r
         for r in found
     ]
 

@@ -12,9 +12,11 @@ from typing import Any
 
 from repsim_cli import registry
 from repsim_cli.errors import BadInput
-from repsim_cli.measures.base import Card, Measure
+from repsim_cli.measures.base import Card, InnerProduct, Measure, OfAttention, OfHsic, Pairwise
 
-__all__ = ["Card", "Measure", "available", "card", "get", "names"]
+__all__ = [
+    "Card", "InnerProduct", "Measure", "OfAttention", "OfHsic", "Pairwise", "available", "card", "get", "names",
+]  # fmt: skip
 
 
 def names(reads: str = "activations") -> list[str]:

@@ -16,9 +16,10 @@ from torch import Tensor
 
 from repsim_cli.activations.maps import Maps
 from repsim_cli.errors import Degenerate
-from repsim_cli.measures.base import Attention, Card, Invariance, Measure, Totals, Unit
-from repsim_cli.measures.cca import Variance, pwsim, svcca
-from repsim_cli.measures.hsic import cka
+from repsim_cli.measures.base import Card, Invariance, Measure, Moments, OfAttention, Totals, Unit
+from repsim_cli.measures.bases import Variance
+from repsim_cli.measures.cca import projection_weighted_of_moments, svcca_of_moments
+from repsim_cli.measures.hsic import OF_COVARIANCES
 from repsim_cli.measures.inner import Matrix
 from repsim_cli.measures.moments import Second
 from repsim_cli.measures.rank import SINGLE
@@ -46,7 +47,7 @@ def matching(unit: Unit, sums: Callable[[Maps], dict[str, Tensor]], heads: Calla
     def layers(totals: Totals, places: Sequence[slice]) -> Matrix:
         return best_matches(heads(totals), places)
 
-    return Measure(attention=Attention(unit=unit, sums=sums, layers=layers, heads=heads))
+    return OfAttention(unit=unit, sums=sums, layers=layers, heads=heads)
 
 
 def in_threads(step: Callable[[Tensor], Any], parts: Iterable[Tensor]) -> Iterator[Any]:
@@ -271,10 +272,8 @@ def scatter(totals: Totals) -> HeadMatrix:
     return totals["product"] - totals["count"] * torch.outer(mean, mean)
 
 
-def distributed(measure: Measure, zeros: Zeros) -> Measure:
+def distributed(form: Moments, zeros: Zeros) -> Measure:
     """A measure of second moments, of cells by heads."""
-    form = measure.moments
-    assert form is not None
 
     def layers(totals: Totals, places: Sequence[slice]) -> Matrix:
         whole, cells = scatter(totals), int(totals["count"])
@@ -295,7 +294,7 @@ def distributed(measure: Measure, zeros: Zeros) -> Measure:
                 values[a, b], values[b, a] = form.compare(states[a], states[b], whole[rows, columns])
         return values
 
-    return Measure(attention=Attention(unit="cells", sums=moments(zeros), layers=layers))
+    return OfAttention(unit="cells", sums=moments(zeros), layers=layers)
 
 
 @measures.register(
@@ -326,7 +325,7 @@ def attention_cka(*, zeros: Zeros = "drop") -> Measure:
     >>> [round(measures.get("attention_cka", zeros=zeros)([x], [y]), 6) for zeros in ("keep", "drop")]
     [0.941176, 0.942308]
     """
-    return distributed(cka(), zeros)
+    return distributed(OF_COVARIANCES, zeros)
 
 
 @measures.register(
@@ -357,7 +356,7 @@ def attention_svcca(*, variance: Variance = 0.99, zeros: Zeros = "drop") -> Meas
     >>> round(measures.get("attention_svcca", zeros="keep")([x], [y]) ** 2, 6)
     0.941176
     """
-    return distributed(svcca(variance=variance), zeros)
+    return distributed(svcca_of_moments(variance), zeros)
 
 
 @measures.register(
@@ -388,4 +387,4 @@ def attention_pwcca(*, variance: Variance = 0.99, zeros: Zeros = "drop") -> Meas
     >>> round(measures.get("attention_pwcca", zeros="keep")([x], [y]) ** 2, 6)
     0.941176
     """
-    return distributed(pwsim(variance=variance), zeros)
+    return distributed(projection_weighted_of_moments(variance), zeros)

@@ -2,6 +2,7 @@
 
 import math
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
@@ -13,9 +14,9 @@ from torch import Tensor
 
 from repsim_cli.activations.maps import Maps
 from repsim_cli.errors import Degenerate
-from repsim_cli.measures.inner import AnyFeatures, CentredRows, Inner, Matrix, Products, State, products, states_of
+from repsim_cli.measures.inner import AnyFeatures, AnyKernel, CentredRows, Matrix, Products, State, products, states_of
 
-Array = np.ndarray | Tensor | list
+Labels = Sequence[int] | np.ndarray | Tensor | None  # n class codes
 CACHED = 1 << 17  # cells
 LARGEST = 1e60  # of values in float64: the fourth powers of larger ones, summed, leave its range
 
@@ -84,21 +85,6 @@ Totals = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Attention:
-    """How a measure of attention maps is computed for all layers at once, from sums over batches of sentences.
-
-    sums(maps): float64 tensors by name, which add up over batches; measures with the same function share them.
-    unit: what it averages over, of which sums()["count"] is the number. layers(totals, layers): all pairs of layers.
-    heads(totals): similarity of every head with every head, where the measure matches heads.
-    """
-
-    unit: Unit
-    sums: Callable[[Maps], dict[str, Tensor]]
-    layers: Callable[[Totals, Sequence[slice]], Matrix]
-    heads: Callable[[Totals], Float[Tensor, "h h"]] | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
 class Moments:
     """A measure from second moments alone, however many rows they are of.
 
@@ -158,45 +144,36 @@ class Slow:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measure:
-    """A measure with its settings bound: either `inner`, or `prepare` and `compare`, or of attention maps `attention`.
+class Measure(ABC):
+    """A measure with its settings bound: an `InnerProduct`, a `Pairwise` one, or `OfAttention`.
 
-    inner: the measure is an inner product of matrices (see `inner.py`); the all-pairs engine does the rest.
-    prepare(x): everything that depends on one representation (n, d) alone; runs once per representation, and once
-    for all measures that share the function. A labelled measure's takes (x, labels).
-    compare(a, b): the entry (row a, column b) from two prepared states.
-    compare_all(states, states) -> (a, b): all pairs at once, where the mathematics allows.
-    permute(state, order): the state of x[order], without preparing it anew; by default the state's own rows.
+    name, card, settings: filled in by `measures.get`.
     minimum_rows: where the settings ask for more rows than the card does.
-    moments: the same from second moments, so that rows need not be held.
-    squares: how many (n, n) matrices of float64 a prepared state holds, for the estimate of memory.
+    moments: the same value from second moments, so that rows need not be held.
     slow: pairs take long enough to be solved in several processes.
+    squares: how many (n, n) matrices of float64 a prepared state holds, for the estimate of memory.
     """
 
-    inner: Inner | None = None
-    prepare: Callable[..., Any] | None = None
-    compare: Callable[[Any, Any], float] | None = None
-    compare_all: Callable[[Sequence[Any], Sequence[Any]], Tensor] | None = None
-    permute: Callable[[Any, Tensor], Any] = lambda state, order: state[order]
-    attention: Attention | None = None
-    minimum_rows: int = 0
-    moments: Moments | None = None
-    squares: int = 0
-    slow: Slow | None = None
     name: str = ""
     card: Card = field(default=None)  # type: ignore[assignment]
     settings: Mapping[str, Any] = field(default_factory=dict)
+    minimum_rows: int = 0
+    moments: Moments | None = None
+    slow: Slow | None = None
+    squares: int = 0
 
-    def __call__(self, x: Any, y: Any, labels: Sequence[int] | np.ndarray | Tensor | None = None) -> float:
+    @abstractmethod
+    def __call__(self, x: Any, y: Any, labels: Labels = None) -> float:
         """The entry (row x, column y) for two representations (n, d_x), (n, d_y) with paired rows, in float64.
 
         Of attention: x, y are lists of one array (heads, T, T) per sentence. labels: n class codes, for measures that
         need them.
         """
-        if self.attention is not None:
-            return self._attention_pair(self.attention, x, y)
-        sides = [side if isinstance(side, Tensor) else torch.from_numpy(np.ascontiguousarray(side)) for side in (x, y)]
-        x, y = sides
+
+    def sides(self, x: Any, y: Any, labels: Labels) -> tuple[Tensor, Tensor, Tensor | None]:
+        """x, y in float64 and the labels' codes. Raises Degenerate for input that the measure does not take."""
+        given = [side if isinstance(side, Tensor) else torch.from_numpy(np.ascontiguousarray(side)) for side in (x, y)]
+        x, y = given
         if x.ndim != 2 or y.ndim != 2 or len(x) != len(y) or 0 in x.shape + y.shape:
             raise Degenerate(
                 f"{self.name}: x and y must be (n, d) with the same n, "
@@ -207,89 +184,17 @@ class Measure:
             if bad.any():
                 row, got = int(bad.any(1).nonzero()[0]), float(side[bad][0])
                 problem = "too large to be squared and summed" if math.isfinite(got) else "not finite"
-                raise Degenerate(f"{name}: {problem}, got {got} in row {row}; mend the array")
+                raise Degenerate(f"{name}: {problem}, got {got} in row {row}; fix the array")
         codes = None if labels is None else torch.as_tensor(np.asarray(labels))
-        self.check(("x", "y"), [side.shape for side in sides], codes)
+        self.check(("x", "y"), [side.shape for side in given], codes)
         for name, side in (("x", x), ("y", y)):
             if self.card.width_limit and len(side) <= side.shape[1]:
                 warnings.warn(
                     f"{name}: {len(side)} rows for {side.shape[1]} features; {self.card.width_limit}",
                     MeasureWarning,
-                    stacklevel=2,
+                    stacklevel=3,
                 )
-        x, y = (side.double() for side in sides)
-        if self.inner is not None:
-            return self._inner_pair(self.inner, x, y)
-        assert self.compare is not None
-        value = self.compare(self.prepared(x, "x", codes), self.prepared(y, "y", codes))
-        return float(within(self.card, torch.tensor(value, dtype=torch.float64)))
-
-    def _inner_pair(self, inner: Inner, x: Tensor, y: Tensor) -> float:
-        kernels = list(dict.fromkeys((inner.row, inner.column)))
-        made = [at(name, lambda side=side: states_of(kernels, side, {})) for name, side in (("x", x), ("y", y))]
-        states = {kernel: [side[kernel] for side in made] for kernel in kernels}
-        cross = products([(inner.row, inner.column)], states, len(x), len(x))[0]
-        own = own_products(inner, cross, len(x), x.dtype)
-        try:
-            values = inner_values(inner, cross, own, states[inner.row], states[inner.column])
-            return float(within(self.card, values)[0, 1])
-        except Degenerate as error:
-            raise Degenerate(f"{self.name}: {error}") from None
-
-    def _attention_pair(self, attention: Attention, x: Any, y: Any) -> float:
-        if len(x) != len(y):
-            raise Degenerate(
-                f"{self.name}: x and y must have one array of maps per sentence, got {len(x)} and {len(y)}; pair them"
-            )
-        sides = [
-            [self._maps(maps, f"{name}, sentence {i}") for i, maps in enumerate(side)]
-            for name, side in (("x", x), ("y", y))
-        ]
-        layers: list[slice] = []
-        sentences = []
-        for i, (a, b) in enumerate(zip(*sides, strict=True)):
-            if a.shape[1:] != b.shape[1:]:
-                raise Degenerate(
-                    f"{self.name}: other words in sentence {i}, got maps {tuple(a.shape)} and {tuple(b.shape)}; "
-                    "compare the same words"
-                )
-            own = [slice(0, len(a)), slice(len(a), len(a) + len(b))]
-            if layers and own != layers:
-                raise Degenerate(
-                    f"{self.name}: other heads in sentence {i} than before, got {len(a)} and {len(b)}; give all heads"
-                )
-            layers = own
-            sentences.append(torch.cat([a, b]))
-        if not sentences:
-            raise Degenerate(f"{self.name}: no sentence, got empty lists; give one array of maps per sentence")
-        maps = Maps(torch.cat([both.flatten(1) for both in sentences], 1), [s.shape[1] for s in sentences], layers)
-        try:
-            totals = attention.sums(maps)
-            self.check_count(totals)
-            return float(attention.layers(totals, layers)[0, 1])
-        except Degenerate as error:
-            raise Degenerate(f"{self.name}: {error}") from None
-
-    @staticmethod
-    def _maps(maps: Any, what: str) -> Float[Tensor, "h t t"]:
-        found = (maps if isinstance(maps, Tensor) else torch.from_numpy(np.array(maps, order="C"))).double()
-        if found.ndim != 3 or found.shape[1] != found.shape[2] or 0 in found.shape:
-            raise Degenerate(f"{what}: not maps (heads, T, T), got {tuple(found.shape)}; give T x T per head")
-        off = float((found.sum(2) - 1).abs().max())
-        if not off < 1e-3 or found.min() < 0:
-            raise Degenerate(
-                f"{what}: not attention weights, got a smallest weight of {float(found.min()):.3g} and a row whose sum "
-                f"is {off:.3g} from 1; renormalise the rows"
-            )
-        return found
-
-    def check_count(self, totals: Totals) -> None:
-        """Raises Degenerate where the sums are of too few sentences, words or cells."""
-        assert self.attention is not None
-        if int(totals["count"]) < self.rows_needed:
-            raise Degenerate(
-                f"needs at least {self.rows_needed} {self.attention.unit}, got {int(totals['count'])}; give more text"
-            )
+        return x.double(), y.double(), codes
 
     @property
     def rows_needed(self) -> int:
@@ -317,11 +222,138 @@ class Measure:
             got = "none" if labels is None else len(labels)
             raise Degenerate(f"{self.name}: needs one label per row, got {got} for {shapes[0][0]} rows; give labels")
 
+
+@dataclass(frozen=True, kw_only=True)
+class InnerProduct(Measure):
+    """A measure of inner products of one symmetric (n, n) matrix per representation; the engine does all pairs.
+
+    row, column: the kernels of the row's and the column's representation (see `inner.py`).
+    value(products): all pairs (a, b).
+    near(products, values): mask of the cells in which the products cancel.
+    exact(row state, column state): the value of such a cell.
+    """
+
+    row: AnyKernel
+    column: AnyKernel
+    value: Callable[[Products], Matrix]
+    near: Callable[[Products, Matrix], Tensor] | None = None
+    exact: Callable[[State, State], float] | None = None
+
+    def __call__(self, x: Any, y: Any, labels: Labels = None) -> float:
+        x, y, _ = self.sides(x, y, labels)
+        kernels = list(dict.fromkeys((self.row, self.column)))
+        prepared = [at(name, lambda side=side: states_of(kernels, side, {})) for name, side in (("x", x), ("y", y))]
+        states = {kernel: [by_kernel[kernel] for by_kernel in prepared] for kernel in kernels}
+        cross = products([(self.row, self.column)], states, len(x), len(x))[0]
+        norms = own_products(self, cross, len(x), x.dtype)
+        try:
+            values = inner_values(self, cross, norms, states[self.row], states[self.column])
+            return float(within(self.card, values)[0, 1])
+        except Degenerate as error:
+            raise Degenerate(f"{self.name}: {error}") from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfHsic(InnerProduct):
+    """An inner product whose estimate over batches may sum HSICs. terms(n): the divisor that makes a product one."""
+
+    terms: Callable[[int], float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pairwise(Measure):
+    """A measure that compares two prepared states.
+
+    prepare(x): everything that depends on one representation (n, d) alone; runs once per representation, and once
+    for all measures that share the function. A labelled measure's takes (x, labels).
+    compare(a, b): the entry (row a, column b) from two prepared states.
+    compare_all(states, states) -> (a, b): all pairs at once, where the mathematics allows.
+    permute(state, order): the state of x[order], without preparing it anew; by default the state's own rows.
+    """
+
+    prepare: Callable[..., Any]
+    compare: Callable[[Any, Any], float]
+    compare_all: Callable[[Sequence[Any], Sequence[Any]], Tensor] | None = None
+    permute: Callable[[Any, Tensor], Any] = lambda state, order: state[order]
+
+    def __call__(self, x: Any, y: Any, labels: Labels = None) -> float:
+        x, y, codes = self.sides(x, y, labels)
+        value = self.compare(self.prepared(x, "x", codes), self.prepared(y, "y", codes))
+        return float(within(self.card, torch.tensor(value, dtype=torch.float64)))
+
     def prepared(self, x: Tensor, what: str, labels: Tensor | None = None) -> Any:
         """`prepare`, whose errors name x by `what`."""
-        prepare = self.prepare
-        assert prepare is not None
-        return at(what, lambda: prepare(x, labels) if self.card.labelled else prepare(x))
+        return at(what, lambda: self.prepare(x, labels) if self.card.labelled else self.prepare(x))
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfAttention(Measure):
+    """A measure of attention maps, for all layers at once from sums over batches of sentences.
+
+    sums(maps): float64 tensors by name, which add up over batches; measures with the same function share them.
+    unit: what it averages over, of which sums()["count"] is the number.
+    layers(totals, layers): all pairs of layers.
+    heads(totals): similarity of every head with every head, where the measure matches heads.
+    """
+
+    unit: Unit
+    sums: Callable[[Maps], dict[str, Tensor]]
+    layers: Callable[[Totals, Sequence[slice]], Matrix]
+    heads: Callable[[Totals], Float[Tensor, "h h"]] | None = None
+
+    def __call__(self, x: Any, y: Any, labels: Labels = None) -> float:
+        if len(x) != len(y):
+            raise Degenerate(
+                f"{self.name}: x and y must have one array of maps per sentence, got {len(x)} and {len(y)}; pair them"
+            )
+        sides = [
+            [self._maps(maps, f"{name}, sentence {i}") for i, maps in enumerate(side)]
+            for name, side in (("x", x), ("y", y))
+        ]
+        layers: list[slice] = []
+        sentences = []
+        for i, (a, b) in enumerate(zip(*sides, strict=True)):
+            if a.shape[1:] != b.shape[1:]:
+                raise Degenerate(
+                    f"{self.name}: other words in sentence {i}, got maps {tuple(a.shape)} and {tuple(b.shape)}; "
+                    "compare the same words"
+                )
+            places = [slice(0, len(a)), slice(len(a), len(a) + len(b))]
+            if layers and places != layers:
+                raise Degenerate(
+                    f"{self.name}: other heads in sentence {i} than before, got {len(a)} and {len(b)}; give all heads"
+                )
+            layers = places
+            sentences.append(torch.cat([a, b]))
+        if not sentences:
+            raise Degenerate(f"{self.name}: no sentence, got empty lists; give one array of maps per sentence")
+        maps = Maps(torch.cat([both.flatten(1) for both in sentences], 1), [s.shape[1] for s in sentences], layers)
+        try:
+            totals = self.sums(maps)
+            self.check_count(totals)
+            return float(self.layers(totals, layers)[0, 1])
+        except Degenerate as error:
+            raise Degenerate(f"{self.name}: {error}") from None
+
+    @staticmethod
+    def _maps(maps: Any, what: str) -> Float[Tensor, "h t t"]:
+        weights = (maps if isinstance(maps, Tensor) else torch.from_numpy(np.array(maps, order="C"))).double()
+        if weights.ndim != 3 or weights.shape[1] != weights.shape[2] or 0 in weights.shape:
+            raise Degenerate(f"{what}: not maps (heads, T, T), got {tuple(weights.shape)}; give T x T per head")
+        off = float((weights.sum(2) - 1).abs().max())
+        if not off < 1e-3 or weights.min() < 0:
+            raise Degenerate(
+                f"{what}: not attention weights, got a smallest weight of {float(weights.min()):.3g} and a row whose "
+                f"sum is {off:.3g} from 1; renormalise the rows"
+            )
+        return weights
+
+    def check_count(self, totals: Totals) -> None:
+        """Raises Degenerate where the sums are of too few sentences, words or cells."""
+        if int(totals["count"]) < self.rows_needed:
+            raise Degenerate(
+                f"needs at least {self.rows_needed} {self.unit}, got {int(totals['count'])}; give more text"
+            )
 
 
 ROUNDING = 1e-6  # of float32 products, which may take a value this far beyond its bounds
@@ -351,23 +383,23 @@ def at(what: str, step: Callable[[], Any]) -> Any:
     return value
 
 
-def own_products(inner: Inner, cross: Matrix, n: int, dtype: torch.dtype) -> Float[Tensor, " r"]:
+def own_products(measure: InnerProduct, cross: Matrix, n: int, dtype: torch.dtype) -> Float[Tensor, " r"]:
     """<M_a, M_a>, with rounding counted as 0; empty for measures of two kernels."""
-    own = cross.new_empty(0) if inner.row is not inner.column else cross.diagonal().clone()
-    own[own < rounding_floor(n, dtype)] = 0
-    return own
+    norms = cross.new_empty(0) if measure.row is not measure.column else cross.diagonal().clone()
+    norms[norms < rounding_floor(n, dtype)] = 0
+    return norms
 
 
 def inner_values(
-    inner: Inner, cross: Matrix, own: Float[Tensor, " r"], rows: Sequence[State], columns: Sequence[State]
+    measure: InnerProduct, cross: Matrix, norms: Float[Tensor, " r"], rows: Sequence[State], columns: Sequence[State]
 ) -> Matrix:
-    """The measure for all pairs from their inner products, with the cells mended in which these cancel."""
-    made = Products(cross, own, own, rows, columns)
-    values = inner.value(made)
-    if inner.near is not None and inner.exact is not None:
-        for a, b in inner.near(made, values).nonzero().tolist():
+    """The measure for all pairs from their inner products; cells in which these cancel are computed anew."""
+    given = Products(cross, norms, norms, rows, columns)
+    values = measure.value(given)
+    if measure.near is not None and measure.exact is not None:
+        for a, b in measure.near(given, values).nonzero().tolist():
             mirrored = rows is columns and b < a
-            values[a, b] = values[b, a] if mirrored else inner.exact(rows[a], columns[b])
+            values[a, b] = values[b, a] if mirrored else measure.exact(rows[a], columns[b])
     return values
 
 
@@ -384,6 +416,11 @@ def cosine(products: Products) -> Matrix:
     """Inner products over the root of the own products of both sides."""
     check_own(products)
     return products.cross / products.row_own.sqrt()[:, None] / products.column_own.sqrt()[None, :]
+
+
+def is_cosine(measure: Measure) -> bool:
+    """Whether its value is a normalised inner product."""
+    return isinstance(measure, InnerProduct) and measure.value is cosine
 
 
 def centred(x: Float[Tensor, "n d"]) -> tuple[Float[Tensor, "n d"], float]:

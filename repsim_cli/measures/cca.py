@@ -11,7 +11,7 @@ from torch import Tensor
 
 from repsim_cli.errors import Degenerate
 from repsim_cli.measures import moments
-from repsim_cli.measures.base import Card, Measure, Moments
+from repsim_cli.measures.base import Card, Measure, Moments, Pairwise
 from repsim_cli.measures.bases import (
     AFFINE,
     NEURONS,
@@ -66,7 +66,7 @@ def mean_cca() -> Measure:
     >>> round(measures.get("mean_cca")(x, y), 12)
     1.0
     """
-    return Measure(
+    return Pairwise(
         prepare=thin_svd,
         compare=mean_correlation,
         permute=permuted,
@@ -111,7 +111,7 @@ def gaussian_mutual_information() -> Measure:
     >>> round(measures.get("gaussian_mutual_information")(x, y), 6)
     0.143841
     """
-    return Measure(prepare=thin_svd, compare=mutual_information, permute=permuted)
+    return Pairwise(prepare=thin_svd, compare=mutual_information, permute=permuted)
 
 
 @measures.register(
@@ -146,15 +146,14 @@ def svcca(*, variance: Variance = 0.99) -> Measure:
     def compare(a: Basis, b: Basis) -> float:
         return mean_correlation(leading(a, variance), leading(b, variance))
 
-    def of_moments(a: Axes, b: Axes, covariance: Tensor) -> tuple[float, float]:
+    return Pairwise(prepare=thin_svd, compare=compare, permute=permuted, moments=svcca_of_moments(variance))
+
+
+def svcca_of_moments(variance: float) -> Moments:
+    def compare(a: Axes, b: Axes, covariance: Tensor) -> tuple[float, float]:
         return mean_of_moments(moments.leading(a, variance), moments.leading(b, variance), covariance)
 
-    return Measure(
-        prepare=thin_svd,
-        compare=compare,
-        permute=permuted,
-        moments=Moments(prepare=moments.axes, compare=of_moments),
-    )
+    return Moments(prepare=moments.axes, compare=compare)
 
 
 def projections(a: Basis, b: Basis) -> tuple[float, float]:
@@ -184,10 +183,6 @@ def projection_weighted(variance: float | None) -> Measure:
     def truncated(basis: Basis) -> Basis:
         return basis if variance is None else leading(basis, variance)
 
-    def of_moments(a: Axes, b: Axes, covariance: Tensor) -> tuple[float, float]:
-        left, right = (one if variance is None else moments.leading(one, variance) for one in (a, b))
-        return weighted(moments.overlap(left, right, covariance), left.loadings, right.loadings, a.rows)
-
     def compare(a: Basis, b: Basis) -> float:
         return projections(truncated(a), truncated(b))[0]
 
@@ -204,13 +199,21 @@ def projection_weighted(variance: float | None) -> Measure:
                     values[i, j], values[j, i] = projections(a, b)
         return values
 
-    return Measure(
+    return Pairwise(
         prepare=thin_svd,
         compare=compare,
         compare_all=compare_all,
         permute=permuted,
-        moments=Moments(prepare=moments.axes, compare=of_moments),
+        moments=projection_weighted_of_moments(variance),
     )
+
+
+def projection_weighted_of_moments(variance: float | None) -> Moments:
+    def compare(a: Axes, b: Axes, covariance: Tensor) -> tuple[float, float]:
+        left, right = (axes if variance is None else moments.leading(axes, variance) for axes in (a, b))
+        return weighted(moments.overlap(left, right, covariance), left.loadings, right.loadings, a.rows)
+
+    return Moments(prepare=moments.axes, compare=compare)
 
 
 @measures.register(

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from repsim_cli.errors import Degenerate
 from repsim_cli.measures.assignment import TIE, Coupling, Matched, assign, coupling_of, matching
-from repsim_cli.measures.base import FLAT, Audit, Card, Measure, Slow, Solved, centred
+from repsim_cli.measures.base import FLAT, Audit, Card, Measure, Pairwise, Slow, Solved, centred
 from repsim_cli.measures.inner import unpacked
 from repsim_cli.measures.rdm import SHAPE, packed_distances
 from repsim_cli.registry import measures
@@ -356,7 +356,7 @@ def gromov_wasserstein(
     )
     settings: dict[str, Any] = {"start": start, "restarts": restarts, "seed": seed}
     won = (f"won_{name}" for name in starts(start, restarts))
-    return Measure(
+    return Pairwise(
         prepare=partial(space, cost_scale=cost_scale, bounds=bounds),
         compare=partial(gromov, **settings),
         permute=permuted,
@@ -401,7 +401,7 @@ def gromov_wasserstein_entropic(*, cost_scale: CostScale = "mean", epsilon: Abov
     >>> round(measures.get("gromov_wasserstein_entropic", epsilon=1e6)([[0.], [1.]], [[0.], [1.]]), 6)
     0.5
     """
-    return Measure(
+    return Pairwise(
         prepare=partial(space, cost_scale=cost_scale),
         compare=partial(gromov_entropic, epsilon=epsilon),
         permute=permuted,

@@ -16,8 +16,19 @@ from torch import Tensor
 
 from repsim_cli.errors import Degenerate
 from repsim_cli.measures import moments
-from repsim_cli.measures.base import Card, Measure, Moments, blocks, centred_rows, check_own, cosine, squared_norms
-from repsim_cli.measures.inner import AnyFeatures, CentredRows, Inner, Kernel, Matrix, Products, State
+from repsim_cli.measures.base import (
+    Card,
+    InnerProduct,
+    Measure,
+    Moments,
+    OfHsic,
+    blocks,
+    centred_rows,
+    check_own,
+    cosine,
+    squared_norms,
+)
+from repsim_cli.measures.inner import AnyFeatures, CentredRows, Kernel, Matrix, Products, State
 from repsim_cli.measures.rdm import SHAPE, distance_rows
 from repsim_cli.registry import measures
 
@@ -47,6 +58,9 @@ def of_covariances(a: float, b: float, covariance: Float[Tensor, "d_a d_b"]) -> 
     return value, value
 
 
+OF_COVARIANCES = Moments(prepare=moments.size, compare=of_covariances, drops_dead=False)
+
+
 @measures.register(
     "cka",
     Card(
@@ -73,10 +87,7 @@ def cka() -> Measure:
     >>> round(measures.get("cka")([[0.], [1.], [0.]], [[0.], [0.], [2.]]), 12)
     0.25
     """
-    return Measure(
-        inner=Inner(row=CENTRED, column=CENTRED, value=cosine, terms=lambda n: (n - 1) ** 2),
-        moments=Moments(prepare=moments.size, compare=of_covariances, drops_dead=False),
-    )
+    return OfHsic(row=CENTRED, column=CENTRED, value=cosine, terms=lambda n: (n - 1) ** 2, moments=OF_COVARIANCES)
 
 
 @measures.register(
@@ -104,7 +115,7 @@ def cka_unbiased() -> Measure:
     >>> round(measures.get("cka_unbiased")(x, x), 12)
     1.0
     """
-    return Measure(inner=Inner(row=U_CENTRED, column=U_CENTRED, value=cosine, terms=lambda n: n * (n - 3)))
+    return OfHsic(row=U_CENTRED, column=U_CENTRED, value=cosine, terms=lambda n: n * (n - 3))
 
 
 class Gaussian(NamedTuple):
@@ -172,7 +183,7 @@ def cka_rbf() -> Measure:
     >>> round(measures.get("cka_rbf")([[0.], [1.], [3.]], [[1.], [3.], [7.]]), 12)
     1.0
     """
-    return Measure(inner=Inner(row=GAUSSIAN, column=GAUSSIAN, value=cosine))
+    return InnerProduct(row=GAUSSIAN, column=GAUSSIAN, value=cosine)
 
 
 def angle(products: Products) -> Matrix:
@@ -217,7 +228,7 @@ def cka_angular() -> Measure:
     >>> round(measures.get("cka_angular")([[0.], [1.], [0.]], [[0.], [0.], [2.]]), 6)
     1.318116
     """
-    return Measure(inner=Inner(row=CENTRED, column=CENTRED, value=angle, near=small_angle, exact=angle_of_difference))
+    return InnerProduct(row=CENTRED, column=CENTRED, value=angle, near=small_angle, exact=angle_of_difference)
 
 
 def shared_dimensions(products: Products) -> Matrix:
@@ -251,4 +262,4 @@ def ensd() -> Measure:
     >>> round(measures.get("ensd")([[0.], [1.], [0.]], [[0.], [0.], [2.]]), 12)
     0.25
     """
-    return Measure(inner=Inner(row=CENTRED, column=CENTRED, value=shared_dimensions))
+    return InnerProduct(row=CENTRED, column=CENTRED, value=shared_dimensions)

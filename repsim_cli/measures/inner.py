@@ -113,24 +113,6 @@ class Products(NamedTuple):
     columns: Sequence[State]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Inner:
-    """A measure's value as a function of inner products.
-
-    row, column: the kernels of the row's and the column's representation. value(products) -> (a, b).
-    terms(n): the divisor that makes a product an HSIC, where the estimate over batches may sum them.
-    near(products, values) -> mask of the cells in which the products cancel; exact(row state, column state) ->
-    their value.
-    """
-
-    row: AnyKernel
-    column: AnyKernel
-    value: Callable[[Products], Matrix]
-    terms: Callable[[int], float] | None = None
-    near: Callable[[Products, Matrix], Tensor] | None = None
-    exact: Callable[[State, State], float] | None = None
-
-
 def states_of(kernels: Sequence[AnyKernel], x: Tensor, made: dict[Any, Any]) -> dict[AnyKernel, State]:
     """x prepared for every kernel; `made` keeps features that several kernels share."""
     states: dict[AnyKernel, State] = {}

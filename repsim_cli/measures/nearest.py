@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from repsim_cli.measures.base import Measure, MeasureWarning, centred
+from repsim_cli.measures.base import Measure, MeasureWarning, Pairwise, centred
 from repsim_cli.measures.inner import Matrix
 
 _BLOCK = 4096  # rows of the similarity matrix held at a time
@@ -198,7 +198,7 @@ def by_lists(value: Callable[[Neighbours, Stack], Float[Tensor, " r"]], symmetri
 def measure(functions: tuple[Callable, Callable], k: int, rows: int = 0) -> Measure:
     """The measure of (compare, compare_all) on the table of k neighbours."""
     compare, compare_all = functions
-    return Measure(
+    return Pairwise(
         prepare=partial(neighbours, k=k),
         compare=compare,
         compare_all=compare_all,

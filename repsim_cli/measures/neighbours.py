@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from repsim_cli.errors import Degenerate
-from repsim_cli.measures.base import Card, Measure
+from repsim_cli.measures.base import Card, Measure, Pairwise
 from repsim_cli.measures.inner import Matrix
 from repsim_cli.measures.nearest import TIES, Neighbours, Stack, by_lists, measure, neighbours, permuted, stacked
 from repsim_cli.measures.rdm import SHAPE
@@ -243,7 +243,7 @@ def cycle_knn(*, k: Positive = 10) -> Measure:
     >>> round(measures.get("cycle_knn", k=1)(x, y), 6)
     0.0
     """
-    return Measure(prepare=partial(neighbours, k=k), compare=cycle, permute=permuted, minimum_rows=k + 1)
+    return Pairwise(prepare=partial(neighbours, k=k), compare=cycle, permute=permuted, minimum_rows=k + 1)
 
 
 @measures.register(

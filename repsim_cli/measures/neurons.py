@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from repsim_cli.measures import moments
-from repsim_cli.measures.base import Card, Measure, Moments
+from repsim_cli.measures.base import Card, Measure, Moments, Pairwise
 from repsim_cli.measures.bases import NEURONS, Basis, alive, overlap, permuted, thin_svd, working
 from repsim_cli.measures.inner import Matrix
 from repsim_cli.measures.moments import Axes
@@ -55,7 +55,7 @@ def of_correlations(value: Value) -> Measure:
     def of_moments(a: Tensor, b: Tensor, covariance: Tensor) -> tuple[float, float]:
         return value((covariance / a[:, None] / b).clamp(-1, 1))
 
-    return Measure(
+    return Pairwise(
         prepare=standardised,
         compare=compare,
         compare_all=compare_all,
@@ -262,7 +262,7 @@ def mixedsim() -> Measure:
     >>> round(measures.get("mixedsim")(x, y), 12), round(measures.get("mixedsim")(y, x), 12)
     (0.5, 1.0)
     """
-    return Measure(
+    return Pairwise(
         prepare=thin_svd,
         compare=lambda a, b: fits(a, b)[0],
         compare_all=fits_all,

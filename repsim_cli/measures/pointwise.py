@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from repsim_cli.errors import Degenerate
-from repsim_cli.measures.base import Card, Measure
+from repsim_cli.measures.base import Card, Measure, Pairwise
 from repsim_cli.measures.bases import working
 from repsim_cli.measures.inner import Matrix
 from repsim_cli.registry import measures
@@ -81,7 +81,7 @@ def euclidean() -> Measure:
     >>> measures.get("euclidean")([[0., 0.], [1., 2.]], [[3., 4.], [1., 2.]])
     2.5
     """
-    return Measure(prepare=in_working, compare=euclidean_distance, compare_all=euclidean_all)
+    return Pairwise(prepare=in_working, compare=euclidean_distance, compare_all=euclidean_all)
 
 
 class Directed(NamedTuple):
@@ -153,7 +153,7 @@ def cosine() -> Measure:
     >>> round(measures.get("cosine")([[1., 0.], [1., 2.]], [[0., 3.], [2., 4.]]), 12)
     0.5
     """
-    return Measure(
+    return Pairwise(
         prepare=directed,
         compare=cosine_distance,
         compare_all=cosine_all,

@@ -15,8 +15,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from repsim_cli.errors import Degenerate
-from repsim_cli.measures.base import Card, Invariance, Measure, centred, centred_rows, cosine
-from repsim_cli.measures.inner import AnyFeatures, Features, Inner, Kernel, Matrix, Packed, Products, State
+from repsim_cli.measures.base import Card, InnerProduct, Invariance, Measure, Pairwise, centred, centred_rows, cosine
+from repsim_cli.measures.inner import AnyFeatures, Features, Kernel, Matrix, Packed, Products, State
 from repsim_cli.registry import measures
 from repsim_cli.settings import Above0
 
@@ -144,7 +144,7 @@ DISTANCES = Packed(cells=euclidean)
 CENTRED_DISTANCES = Kernel(features=centred_rows, fit=double_centring, cells=centred_distances)
 
 
-def difference(unit: Callable[[State], float]) -> Inner:
+def difference(unit: Callable[[State], float]) -> InnerProduct:
     """The norm of the difference of packed cells, each in its unit: |u_a D_a - u_b D_b| over i < j."""
 
     def squares(products: Products) -> tuple[Matrix, Matrix]:
@@ -166,7 +166,7 @@ def difference(unit: Callable[[State], float]) -> Inner:
         left, right = (unit(state) * state.features.values.double() for state in (a, b))
         return float(torch.linalg.vector_norm(left - right))
 
-    return Inner(row=DISTANCES, column=DISTANCES, value=value, near=near, exact=exact)
+    return InnerProduct(row=DISTANCES, column=DISTANCES, value=value, near=near, exact=exact)
 
 
 def unit_frobenius(state: State) -> float:
@@ -210,7 +210,7 @@ def rsa() -> Measure:
     >>> round(measures.get("rsa")(x, x), 12)
     1.0
     """
-    return Measure(inner=Inner(row=CORRELATION_RANKS, column=CORRELATION_RANKS, value=cosine))
+    return InnerProduct(row=CORRELATION_RANKS, column=CORRELATION_RANKS, value=cosine)
 
 
 @measures.register(
@@ -236,7 +236,7 @@ def rsa_euclidean() -> Measure:
     >>> round(measures.get("rsa_euclidean")(x, x), 12)
     1.0
     """
-    return Measure(inner=Inner(row=EUCLIDEAN_RANKS, column=EUCLIDEAN_RANKS, value=cosine))
+    return InnerProduct(row=EUCLIDEAN_RANKS, column=EUCLIDEAN_RANKS, value=cosine)
 
 
 @measures.register(
@@ -261,7 +261,7 @@ def rsm_norm_difference() -> Measure:
     >>> measures.get("rsm_norm_difference")([[0., 0.], [1., 0.], [0., 2.]], [[1., 0.], [3., 0.], [1., 4.]]) < 1e-12
     True
     """
-    return Measure(inner=difference(unit_frobenius))
+    return difference(unit_frobenius)
 
 
 @measures.register(
@@ -288,7 +288,7 @@ def stress() -> Measure:
     >>> round(measures.get("stress")([[0.], [1.], [3.]], [[0.], [2.], [6.]]), 6)
     2.160247
     """
-    return Measure(inner=difference(root_mean))
+    return difference(root_mean)
 
 
 def root_cosine(products: Products) -> Matrix:
@@ -318,7 +318,7 @@ def distance_correlation() -> Measure:
     >>> round(measures.get("distance_correlation")([[0.], [1.], [3.]], [[1.], [3.], [7.]]), 12)
     1.0
     """
-    return Measure(inner=Inner(row=CENTRED_DISTANCES, column=CENTRED_DISTANCES, value=root_cosine))
+    return InnerProduct(row=CENTRED_DISTANCES, column=CENTRED_DISTANCES, value=root_cosine)
 
 
 class Spread(NamedTuple):
@@ -364,7 +364,7 @@ def riemannian(*, ridge: Above0 = 1e-3) -> Measure:
     >>> measures.get("riemannian")([[0.], [1.], [3.]], [[0.], [1.], [3.]]) < 1e-12
     True
     """
-    return Measure(
+    return Pairwise(
         prepare=lambda x: spread(x, ridge),
         compare=riemannian_distance,
         permute=lambda state, order: Spread(*(matrix[order][:, order] for matrix in state)),

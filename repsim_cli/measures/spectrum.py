@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from repsim_cli.measures.base import Card, Measure, centred
+from repsim_cli.measures.base import Card, Measure, Pairwise, centred
 from repsim_cli.measures.inner import Matrix
 from repsim_cli.measures.nearest import in_order, warn_of_ties
 from repsim_cli.measures.rdm import SHAPE
@@ -122,7 +122,7 @@ def msid(*, k: Positive = 5, exact_rows: Medium = 16384, signs: Medium = 1000) -
     >>> round(measures.get("msid", k=1)([[0.], [1.], [10.], [11.]], [[0.], [1.], [2.5], [4.5]]), 6)
     0.001634
     """
-    return Measure(
+    return Pairwise(
         prepare=partial(heat_trace, k=k, exact_rows=exact_rows, signs=signs),
         compare=lambda a, b: float(largest_difference([a], [b])),
         compare_all=largest_difference,

@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from repsim_cli.errors import Degenerate
-from repsim_cli.measures.base import Card, Invariance, Measure, centred
+from repsim_cli.measures.base import Card, Invariance, Measure, Pairwise, centred
 from repsim_cli.measures.inner import Matrix
 from repsim_cli.measures.rdm import SHAPE, distance_rows
 from repsim_cli.registry import measures
@@ -28,7 +28,7 @@ def difference(statistic: Callable[..., float]) -> Measure:
         left, right = (torch.tensor(side, dtype=torch.float64) for side in (a, b))
         return (left[:, None] - right[None]).abs()
 
-    return Measure(
+    return Pairwise(
         prepare=statistic,
         compare=lambda a, b: abs(a - b),
         compare_all=compare_all,

@@ -12,10 +12,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from repsim_cli.errors import Degenerate
-from repsim_cli.measures.base import Card, Measure
+from repsim_cli.measures.base import Card, InnerProduct, Measure
 from repsim_cli.measures.bases import AFFINE, alive, decomposed, thin_svd, tolerated, working
 from repsim_cli.measures.hsic import CENTRED
-from repsim_cli.measures.inner import Features, Inner, Kernel, Matrix, Products, State
+from repsim_cli.measures.inner import Features, Kernel, Matrix, Products, State
 from repsim_cli.measures.moments import SURE, condition, whitening
 from repsim_cli.measures.rank import SINGLE, floor
 from repsim_cli.measures.rdm import SHAPE
@@ -90,7 +90,7 @@ def yanai_cca() -> Measure:
     >>> round(measures.get("yanai_cca")([[0.], [1.], [0.]], [[0.], [0.], [2.]]), 12)
     0.25
     """
-    return Measure(inner=Inner(row=PROJECTOR, column=PROJECTOR, value=over_smaller))
+    return InnerProduct(row=PROJECTOR, column=PROJECTOR, value=over_smaller)
 
 
 @measures.register(
@@ -116,7 +116,7 @@ def pillai_trace() -> Measure:
     >>> round(measures.get("pillai_trace")([[0.], [1.], [0.]], [[0.], [0.], [2.]]), 12)
     0.25
     """
-    return Measure(inner=Inner(row=PROJECTOR, column=PROJECTOR, value=squared_correlations))
+    return InnerProduct(row=PROJECTOR, column=PROJECTOR, value=squared_correlations)
 
 
 @measures.register(
@@ -145,7 +145,7 @@ def eigenspace_overlap() -> Measure:
     >>> round(measures.get("eigenspace_overlap")(x, y), 12)
     0.5
     """
-    return Measure(inner=Inner(row=PROJECTOR, column=PROJECTOR, value=over_larger))
+    return InnerProduct(row=PROJECTOR, column=PROJECTOR, value=over_larger)
 
 
 def explained(products: Products) -> Matrix:
@@ -179,7 +179,7 @@ def linear_regression() -> Measure:
     >>> round(measures.get("linear_regression")(x, y), 12), round(measures.get("linear_regression")(y, x), 12)
     (0.8, 1.0)
     """
-    return Measure(inner=Inner(row=CENTRED, column=PROJECTOR, value=explained))
+    return InnerProduct(row=CENTRED, column=PROJECTOR, value=explained)
 
 
 def shrunk(x: Float[Tensor, "n d"], lam: float) -> Features:
@@ -259,6 +259,6 @@ def gulp(*, lam: From0 = 0.0) -> Measure:
     1.224745
     """
     kernel = smoother(lam)
-    return Measure(
-        inner=Inner(row=kernel, column=kernel, value=smoother_distance, near=smoothers_near, exact=smoother_difference)
+    return InnerProduct(
+        row=kernel, column=kernel, value=smoother_distance, near=smoothers_near, exact=smoother_difference
     )

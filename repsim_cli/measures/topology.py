@@ -13,7 +13,7 @@ from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor
 
-from repsim_cli.measures.base import Card, Measure, MeasureWarning, centred, squared_norms
+from repsim_cli.measures.base import Card, Measure, MeasureWarning, Pairwise, centred, squared_norms
 from repsim_cli.measures.inner import unpacked
 from repsim_cli.measures.rdm import SHAPE, packed_distances
 from repsim_cli.registry import measures
@@ -99,7 +99,7 @@ def rtd(*, rows: SubsetRows = 500, subsets: Medium = 10, seed: Seed = 0) -> Meas
     >>> round(measures.get("rtd")([[0.], [1.], [3.]], [[0.], [2.], [3.]]), 6)
     0.333333
     """
-    return Measure(prepare=rows_of_unit_scale, compare=partial(divergence, rows=rows, subsets=subsets, seed=seed))
+    return Pairwise(prepare=rows_of_unit_scale, compare=partial(divergence, rows=rows, subsets=subsets, seed=seed))
 
 
 def holes(distances: Float[np.ndarray, "n l"], longest: float) -> Float[np.ndarray, " holes"]:
@@ -200,7 +200,7 @@ def geometry_score(
     >>> round(measures.get("geometry_score", landmarks=7)(ring, ring[::-1]), 6)
     0.0
     """
-    return Measure(
+    return Pairwise(
         prepare=partial(living_times, landmarks=landmarks, repeats=repeats, gamma=gamma, seed=seed),
         compare=squared_difference,
         permute=lambda state, order: state,

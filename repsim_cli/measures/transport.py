@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from repsim_cli.measures.assignment import Coupling, coupling_of, matching, plan
-from repsim_cli.measures.base import Card, Measure, Slow
+from repsim_cli.measures.base import Card, Measure, Pairwise, Slow
 from repsim_cli.measures.gromov import (
     LOCAL,
     SETTLED,
@@ -113,7 +113,7 @@ def wasserstein() -> Measure:
     >>> measures.get("wasserstein")([[0.], [5.]], [[5.], [1.]])
     0.5
     """
-    return Measure(prepare=in_double, compare=assignment_distance, slow=Slow(products=1.5))
+    return Pairwise(prepare=in_double, compare=assignment_distance, slow=Slow(products=1.5))
 
 
 @measures.register(
@@ -194,7 +194,7 @@ def augmented_gromov_wasserstein(
 
 
 def augmented_measure(*, cost_scale: CostScale, alpha: float, starts: int, seed: int) -> Measure:
-    return Measure(
+    return Pairwise(
         prepare=partial(space, cost_scale=cost_scale),
         compare=partial(augmented, alpha=alpha, starts=starts, seed=seed),
         permute=permuted,

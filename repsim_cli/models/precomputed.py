@@ -14,7 +14,7 @@ from torch import Tensor
 from repsim_cli.data.files import existing, npz_arrays
 from repsim_cli.errors import BadInput, RunFailed
 from repsim_cli.files import refusing
-from repsim_cli.models.source import Precomputed, Sentence
+from repsim_cli.models.source import Precomputed, PrecomputedWords, Sentence
 from repsim_cli.models.transformers import hash_files
 from repsim_cli.registry import did_you_mean, models
 
@@ -183,7 +183,7 @@ def _sentence_file(file: Path) -> SentenceFile | None:
     return SentenceFile(file, arrays, keys, {key: shape[1] for key, shape in shapes.items()}, first[0], first[2])
 
 
-def _of_sentences(found: SentenceFile, layers: list[str] | None) -> Precomputed:
+def _of_sentences(found: SentenceFile, layers: list[str] | None) -> PrecomputedWords:
     """All sentences of the file, in the order of their keys."""
     known = ["embed", *(f"layer@{i}" for i in range(found.layers - 1))]
     for name in layers or ():
@@ -197,7 +197,7 @@ def _of_sentences(found: SentenceFile, layers: list[str] | None) -> Precomputed:
 
 def _rows_of(
     found: SentenceFile, names: list[str], numbers: list[int], keys: list[str], sentences: Sequence[Sentence]
-) -> Precomputed:
+) -> PrecomputedWords:
     """The words of these sentences as rows."""
     ends = np.cumsum([found.words[key] for key in keys])
     place = dict(zip(names, numbers, strict=True))
@@ -211,7 +211,7 @@ def _rows_of(
         start = ends[first] - len(parts[0])
         return _floats(np.concatenate(parts)[rows.start - start : rows.stop - start])
 
-    def ordered(wanted: Sequence[Sentence]) -> Precomputed:
+    def ordered(wanted: Sequence[Sentence]) -> PrecomputedWords:
         chosen = []
         for number, sentence in enumerate(wanted):
             key = found.keys.get(sentence.text)
@@ -227,7 +227,7 @@ def _rows_of(
             chosen.append(key)
         return _rows_of(found, names, numbers, chosen, wanted)
 
-    return Precomputed(
+    return PrecomputedWords(
         names=names,
         rows=int(ends[-1]),
         widths=[found.width] * len(names),

@@ -9,12 +9,18 @@ from torch import Tensor, nn
 
 from repsim_cli.content import Facts
 from repsim_cli.data.base import Modality
+from repsim_cli.errors import BadInput
 from repsim_cli.models.architectures import Architecture
 from repsim_cli.results import Progress
 
 
 def named_modules(model: nn.Module) -> dict[str, nn.Module]:
     return dict(model.named_modules())
+
+
+def headless(auto: str) -> nn.Module:
+    """`Source.with_head` of a backbone alone."""
+    raise BadInput(f"kind: a backbone without a head, got {auto}; use a model that was trained with that head")
 
 
 class Short(NamedTuple):
@@ -62,13 +68,18 @@ class Source:
     modules: Callable[[nn.Module], dict[str, nn.Module]] = named_modules
     modality: Modality = "text"
     segments: bool = False
-    with_head: Callable[[str], nn.Module] | None = None
+    with_head: Callable[[str], nn.Module] = headless
     make: Callable[[Progress], None] | None = None
     metrics: Callable[[], dict[str, float]] | None = None
     labels: tuple[str, ...] = ()
     short: Callable[[], Short | None] | None = None
     trained: bool = True
     training: str = ""
+
+    @property
+    def has_head(self) -> bool:
+        """Whether it may have a head; a checkpoint can still lack the one that is asked for."""
+        return self.with_head is not headless
 
 
 @dataclass(frozen=True)
@@ -81,19 +92,24 @@ class Sentence:
 
 @dataclass(frozen=True, kw_only=True)
 class Precomputed:
-    """Activations that were written before: `names` in layer order, each (rows, width) and read by slices.
-
-    sentences: where rows are words, whose they are, in row order. ordered(sentences): the same with the rows of these
-    sentences; BadInput where one is absent or has another number of words.
-    """
+    """Stored activations: `names` in layer order, each (rows, width) and read by slices."""
 
     names: list[str]
     rows: int
     widths: list[int]
     read: Callable[[str, slice], Float[Tensor, "n d"]]
     identity: Callable[[], dict[str, Any]]
-    sentences: Sequence[Sentence] | None = None
-    ordered: Callable[[Sequence[Sentence]], "Precomputed"] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrecomputedWords(Precomputed):
+    """Stored activations whose rows are the words of `sentences`, in their order.
+
+    ordered(sentences): the rows of these sentences. Raises BadInput where one is absent or has other words.
+    """
+
+    sentences: Sequence[Sentence]
+    ordered: Callable[[Sequence[Sentence]], "PrecomputedWords"]
 
 
 AnySource = Source | Precomputed

@@ -27,7 +27,7 @@ from repsim_cli.errors import BadInput, Unreachable
 from repsim_cli.files import readable, refusing
 from repsim_cli.models.architectures import architecture
 from repsim_cli.models.shapes import compare_with_shipped, planned_shape, shape_of
-from repsim_cli.models.source import Source
+from repsim_cli.models.source import Source, headless
 from repsim_cli.registry import did_you_mean, models
 from repsim_cli.settings import Seed
 
@@ -481,7 +481,7 @@ def source(
     identity: Callable[[], dict],
     where: str | None,
     revision: str | None = None,
-    with_head: Callable[[str], nn.Module] | None = None,
+    with_head: Callable[[str], nn.Module] = headless,
     metrics: Callable[[], dict[str, float]] | None = None,
 ) -> Source:
     """A model from its transformers config. Raises BadInput where it is not a stack of blocks on tokens or patches.

@@ -7,14 +7,14 @@ import torch
 from torch import Tensor
 
 from repsim_cli.activations.maps import Maps
-from repsim_cli.measures import Measure
+from repsim_cli.measures import OfAttention
 from repsim_cli.measures.base import at
 from repsim_cli.similarity.estimates import Notices, State, noticed
 from repsim_cli.similarity.pairs import SimilarityMatrix
 
 
 def estimate_attention(
-    measures: Mapping[str, Measure],
+    measures: Mapping[str, OfAttention],
     batches: Callable[[int], Iterable[Maps]],
     layers: Sequence[slice],
     *,
@@ -28,7 +28,7 @@ def estimate_attention(
     long the text. rows: what the measure averages over; statistics: `heads`, the similarity of all heads, where heads
     are matched. state, save: as in `estimate_all_pairs`.
     """
-    sums = {label: measure.attention.sums for label, measure in measures.items() if measure.attention is not None}
+    sums = {label: measure.sums for label, measure in measures.items()}
     kinds = list(dict.fromkeys(sums.values()))
     firsts = [next(label for label, own in sums.items() if own is kind) for kind in kinds]
     totals: list[dict[str, Tensor]] = [{} for _ in kinds]
@@ -44,11 +44,10 @@ def estimate_attention(
         save({"seen": torch.tensor(seen), **{f"{i}\t{k}": v for i, t in enumerate(totals) for k, v in t.items()}})
     matrices, notices = {}, Notices()
     for label, measure in measures.items():
-        attention, total = measure.attention, totals[kinds.index(sums[label])]
-        assert attention is not None
+        total = totals[kinds.index(sums[label])]
         with noticed(notices):
             at(label, partial(measure.check_count, total))
-            values = at(label, partial(attention.layers, total, layers))
+            values = at(label, partial(measure.layers, total, layers))
         matrices[label] = SimilarityMatrix(
             values=values,
             se=None,
@@ -56,7 +55,7 @@ def estimate_attention(
             rows=int(total["count"]),
             batches=1,
             statistics={
-                **({} if attention.heads is None else {"heads": attention.heads(total)}),
+                **({} if measure.heads is None else {"heads": measure.heads(total)}),
                 **{key: total[key] for key in ("left_out",) if key in total},
             },
         )

@@ -10,9 +10,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from repsim_cli.errors import BadInput
-from repsim_cli.measures import Measure
+from repsim_cli.measures import InnerProduct, Measure
 from repsim_cli.measures.base import at, inner_values, own_products
-from repsim_cli.measures.inner import Inner, Kernel, states_of, unchanged
+from repsim_cli.measures.inner import Kernel, states_of, unchanged
 from repsim_cli.measures.inner import State as KernelState
 from repsim_cli.similarity.estimates import Mean, Notices, noticed, of_sums
 from repsim_cli.similarity.pairs import all_pairs, blamed, by_preparation, hsic_products
@@ -45,7 +45,7 @@ def estimate_counterparts(
     Estimates, labels and warnings as in `estimate_all_pairs`; names: of both sides of each pair.
     kept: what was prepared of the right side, for further calls with the same one; of a single batch.
     """
-    means = {label: Mean() for label in measures}
+    means: dict[str, Mean] = {}
     notices: Notices = {}
     seen = rows = 0
     sides: list[dict[Any, Any]] = [({} if kept is None else kept.setdefault(i, {})) for i in range(len(names))]
@@ -58,14 +58,14 @@ def estimate_counterparts(
                 for x, y, both, side in zip(left, right, names, sides, strict=True)
             ]
         rows, seen = rows + len(left[0]), seen + 1
-        for label, mean in means.items():
-            mean.add(torch.stack([one[label].cpu() for one in made]))
+        for label in measures:
+            values = torch.stack([one[label].cpu() for one in made])
+            means.setdefault(label, Mean.like(values)).add(values)
     if not rows:
         raise BadInput("extract: no batch could be filled, got too few rows; lower batch_rows or add data")
     found = {}
     for label, mean in means.items():
         values, se = mean.mean, mean.se
-        assert values is not None
         if estimate == "ratio_of_sums":
             hsic = zip(values, names, strict=True)
             values, se = torch.stack([of_sums(measures[label], x, both)[0, 1] for x, both in hsic]), None
@@ -85,9 +85,9 @@ def _pair(
     narrow = max(x.shape[1] for x in pair) < len(pair[0])
     found, inner = {}, {}
     for label, measure in measures.items():
-        if measure.inner is not None and narrow and _plain(measure.inner):
+        if isinstance(measure, InnerProduct) and narrow and _plain(measure):
             found[label] = _of_features(measure, pair, names, kept)
-        elif measure.inner is not None:
+        elif isinstance(measure, InnerProduct):
             inner[label] = measure
     found |= {label: values[0, 1] for label, values in all_pairs(inner, pair, names, tile=tile).items()}
     for group in by_preparation(measures):
@@ -96,30 +96,29 @@ def _pair(
             measure.check(names, [x.shape for x in pair], labels)
         x, y = (some.prepared(side, name, labels) for side, name in zip(pair, names, strict=True))
         for label, measure in group.items():
-            assert measure.compare is not None
             value = at(f"{names[0]} and {names[1]}", partial(measure.compare, x, y))
             found[label] = torch.tensor(float(value), dtype=torch.float64)
     return found
 
 
-def _plain(inner: Inner) -> bool:
+def _plain(measure: InnerProduct) -> bool:
     """Whether the measure's one matrix is the Gram matrix of its features as it is."""
-    return inner.row is inner.column and isinstance(inner.row, Kernel) and inner.row.cells is unchanged
+    kernel = measure.row
+    return kernel is measure.column and isinstance(kernel, Kernel) and kernel.cells is unchanged
 
 
 def _of_features(
-    measure: Measure, pair: tuple[Tensor, Tensor], names: tuple[str, str], kept: dict[Any, Any]
+    measure: InnerProduct, pair: tuple[Tensor, Tensor], names: tuple[str, str], kept: dict[Any, Any]
 ) -> Float[Tensor, ""]:
     """<XX', YY'> = |X'Y|^2: with fewer features than rows no (n, n) tile is made. Sums in float64, strip by strip.
 
     kept: the prepared y and |Y'Y|^2, by kernel.
     """
     measure.check(names, [x.shape for x in pair], None)
-    inner = measure.inner
-    assert inner is not None
+    kernel = measure.row
 
     def state_of(x: Tensor, name: str) -> KernelState:
-        return at(name, partial(states_of, [inner.row], x, {}))[inner.row]
+        return at(name, partial(states_of, [kernel], x, {}))[kernel]
 
     def product(left: KernelState, right: KernelState) -> Tensor:
         parts = zip(left.features.values.split(STRIP_ROWS), right.features.values.split(STRIP_ROWS), strict=True)
@@ -127,13 +126,13 @@ def _of_features(
         assert isinstance(total, Tensor)
         return total.square().sum().cpu()
 
-    if inner.row not in kept:
+    if kernel not in kept:
         other = state_of(pair[1], names[1])
-        kept[inner.row] = other, product(other, other)
-    own, (other, yy) = state_of(pair[0], names[0]), kept[inner.row]
+        kept[kernel] = other, product(other, other)
+    own, (other, yy) = state_of(pair[0], names[0]), kept[kernel]
     xy = product(own, other)
     cross = torch.stack([product(own, own), xy, xy, yy]).reshape(2, 2)
     states = [own, other]
-    norms = own_products(inner, cross, len(pair[0]), torch.promote_types(pair[0].dtype, torch.float32))
+    norms = own_products(measure, cross, len(pair[0]), torch.promote_types(pair[0].dtype, torch.float32))
     with blamed(measure, cross, names):
-        return inner_values(inner, cross, norms, states, states)[0, 1]
+        return inner_values(measure, cross, norms, states, states)[0, 1]

@@ -25,6 +25,7 @@ from repsim_cli.similarity.pairs import (
     all_pairs,
     blamed,
     hsic_products,
+    of_hsic,
 )
 from repsim_cli.similarity.processes import Work
 
@@ -33,13 +34,16 @@ from repsim_cli.similarity.processes import Work
 class Mean:
     """Running mean and standard error of matrices (Welford), one number per pair however many were added."""
 
-    mean: Tensor | None = None
-    squares: Tensor | None = None
+    mean: Tensor
+    squares: Tensor
     count: int = 0
 
+    @classmethod
+    def like(cls, values: Tensor) -> "Mean":
+        """Of no values yet."""
+        return cls(torch.zeros_like(values), torch.zeros_like(values))
+
     def add(self, values: Tensor) -> None:
-        if self.mean is None or self.squares is None:
-            self.mean, self.squares = torch.zeros_like(values), torch.zeros_like(values)
         self.count += 1
         delta = values - self.mean
         self.mean += delta / self.count
@@ -47,7 +51,7 @@ class Mean:
 
     @property
     def se(self) -> Tensor | None:
-        if self.count < 2 or self.squares is None:
+        if self.count < 2:
             return None
         return (self.squares / (self.count - 1) / self.count).sqrt()
 
@@ -58,10 +62,8 @@ def check_estimate(measure: Measure, estimate: str) -> None:
         raise BadInput(
             f"extract.estimate: {measure.name} is not a function of second moments, got moments; use full or per_batch"
         )
-    if estimate == "ratio_of_sums" and (measure.inner is None or measure.inner.terms is None):
-        raise BadInput(
-            f"extract.estimate: ratio_of_sums sums HSIC, and {measure.name} is not made of HSIC; use per_batch or full"
-        )
+    if estimate == "ratio_of_sums":
+        of_hsic(measure)
 
 
 Key = tuple[str] | tuple[str, str]  # (label,) of values, (label, statistic)
@@ -135,7 +137,7 @@ def estimate_all_pairs(
                 found |= beside(seen, batch)
         rows, seen = rows + len(batch[0]), seen + 1
         for key, value in found.items():
-            means.setdefault(key, Mean()).add(value.cpu())
+            means.setdefault(key, Mean.like(value.cpu())).add(value.cpu())
         each(seen - 1, {label: found[label,] for label in measures})
         save(saved(means, seen, rows, notices))
     if not rows:
@@ -143,16 +145,13 @@ def estimate_all_pairs(
     matrices = {}
     for label, measure in measures.items():
         mean = means[label,]
-        assert mean.mean is not None
         matrices[label] = SimilarityMatrix(
             values=of_sums(measure, mean.mean, names) if summed else mean.mean,
             se=None if summed else mean.se,
             estimate=estimate,
             rows=rows,
             batches=seen,
-            statistics={
-                key[1]: m.mean for key, m in means.items() if key[0] == label and key[1:] and m.mean is not None
-            },
+            statistics={key[1]: m.mean for key, m in means.items() if key[0] == label and key[1:]},
         )
     return matrices, list(notices.values())
 
@@ -183,10 +182,9 @@ def _observed(
 
 def of_sums(measure: Measure, hsic: Matrix, names: Sequence[str]) -> Matrix:
     """The measure from HSICs that were summed over batches."""
-    assert measure.inner is not None
     own = hsic.diagonal()
     with blamed(measure, hsic, names):
-        return within(measure.card, measure.inner.value(Products(hsic, own, own, (), ())))
+        return within(measure.card, of_hsic(measure).value(Products(hsic, own, own, (), ())))
 
 
 def saved(means: Mapping[Any, Mean], seen: int, rows: int, notices: Notices) -> State:
@@ -196,8 +194,6 @@ def saved(means: Mapping[Any, Mean], seen: int, rows: int, notices: Notices) -> 
     }
     for parts, mean in means.items():
         key = "\t".join(parts)
-        assert mean.mean is not None
-        assert mean.squares is not None
         count = torch.tensor(mean.count)
         state |= {f"{key}.mean": mean.mean, f"{key}.squares": mean.squares, f"{key}.count": count}
     return state

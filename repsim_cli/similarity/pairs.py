@@ -16,10 +16,10 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from repsim_cli.errors import Degenerate
-from repsim_cli.measures import Measure
+from repsim_cli.errors import BadInput, Degenerate
+from repsim_cli.measures import InnerProduct, Measure, OfHsic, Pairwise
 from repsim_cli.measures.base import Slow, Solved, at, inner_values, own_products, within
-from repsim_cli.measures.inner import products, states_of
+from repsim_cli.measures.inner import AnyKernel, State, products, states_of
 from repsim_cli.results import slug
 from repsim_cli.similarity.processes import COUPLING, Work, opened, solve_all
 
@@ -44,20 +44,37 @@ class SimilarityMatrix:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prepared:
+class _Prepared:
     """The representations of one batch as one measure sees them, while they are held.
 
-    states: of every representation, or for an inner product by kernel. cross, own: its inner products (else None).
     details: numbers of every pair beside its value, of a slow measure.
     """
 
     names: Sequence[str]
     rows: int
     tile: int
-    states: Any
-    cross: Matrix | None = None
-    own: Tensor | None = None
     details: Mapping[str, Matrix] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreparedProducts(_Prepared):
+    """For an inner product. states: of every representation, by kernel. cross, own: its inner products."""
+
+    measure: InnerProduct
+    states: Mapping[AnyKernel, Sequence[State]]
+    cross: Matrix
+    own: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreparedStates(_Prepared):
+    """For a pairwise measure. states: of every representation."""
+
+    measure: Pairwise
+    states: Sequence[Any]
+
+
+Prepared = PreparedProducts | PreparedStates
 
 
 Observe = Callable[[str, Measure, Prepared, Matrix], None]
@@ -87,15 +104,10 @@ def all_pairs(
     for measure in measures.values():
         measure.check(names, [x.shape for x in representations], labels)
     found = {}
-    for label, measure, prepared in _inner_products(measures, representations, names, tile):
-        assert measure.inner is not None
-        assert prepared.cross is not None
-        assert prepared.own is not None
-        states = prepared.states
+    for label, prepared in _inner_products(measures, representations, names, tile):
+        measure, states = prepared.measure, prepared.states
         with blamed(measure, prepared.cross, names):
-            values = inner_values(
-                measure.inner, prepared.cross, prepared.own, states[measure.inner.row], states[measure.inner.column]
-            )
+            values = inner_values(measure, prepared.cross, prepared.own, states[measure.row], states[measure.column])
         found[label] = within(measure.card, values)
         observe(label, measure, prepared, found[label])
     for group in by_preparation(measures):
@@ -105,7 +117,8 @@ def all_pairs(
         kept = [work.keep(state) if work is not None and filed else state for state in made]
         states = [opened(state) for state in kept]
         for label, measure in group.items():
-            prepared = Prepared(names=names, rows=len(representations[0]), tile=tile, states=states)
+            n = len(representations[0])
+            prepared = PreparedStates(measure=measure, names=names, rows=n, tile=tile, states=states)
             if measure.slow is None:
                 values = pairs(measure, states, states, names, wanted)
             else:
@@ -124,23 +137,29 @@ def hsic_products(
 ) -> dict[str, Matrix]:
     """HSIC of all pairs, in its own units, so that sums over batches add up."""
     found = {}
-    for label, measure, prepared in _inner_products(measures, representations, names, tile):
+    for label, prepared in _inner_products(measures, representations, names, tile):
+        measure = prepared.measure
         measure.check(names, [x.shape for x in representations], None)
-        assert measure.inner is not None
-        assert measure.inner.terms is not None
-        assert prepared.cross is not None
-        assert prepared.own is not None
-        scale = torch.tensor([s.features.scale**2 for s in prepared.states[measure.inner.row]]).to(prepared.cross)
+        scale = torch.tensor([s.features.scale**2 for s in prepared.states[measure.row]]).to(prepared.cross)
         hsic = prepared.cross.diagonal_scatter(prepared.own)
-        found[label] = hsic * scale[:, None] * scale[None, :] / measure.inner.terms(prepared.rows)
+        found[label] = hsic * scale[:, None] * scale[None, :] / of_hsic(measure).terms(prepared.rows)
     return found
+
+
+def of_hsic(measure: Measure) -> OfHsic:
+    """The measure; raises BadInput where it is not made of HSIC."""
+    if not isinstance(measure, OfHsic):
+        raise BadInput(
+            f"extract.estimate: ratio_of_sums sums HSIC, and {measure.name} is not made of HSIC; use per_batch or full"
+        )
+    return measure
 
 
 def _inner_products(
     measures: Mapping[str, Measure], representations: Sequence[Tensor], names: Sequence[str], tile: int
-) -> Iterator[tuple[str, Measure, Prepared]]:
+) -> Iterator[tuple[str, PreparedProducts]]:
     """The measures that are inner products, prepared, all in one pass over tiles."""
-    inner = {label: measure.inner for label, measure in measures.items() if measure.inner is not None}
+    inner = {label: measure for label, measure in measures.items() if isinstance(measure, InnerProduct)}
     if not inner:
         return
     wanted = [(one.row, one.column) for one in inner.values()]
@@ -148,9 +167,10 @@ def _inner_products(
     made = [at(name, partial(states_of, kernels, x, {})) for x, name in zip(representations, names, strict=True)]
     states = {kernel: [one[kernel] for one in made] for kernel in kernels}
     n, dtype = len(representations[0]), torch.promote_types(representations[0].dtype, torch.float32)
-    for (label, one), cross in zip(inner.items(), products(wanted, states, n, tile), strict=True):
-        own = own_products(one, cross, n, dtype)
-        yield label, measures[label], Prepared(names=names, rows=n, tile=tile, states=states, cross=cross, own=own)
+    for (label, measure), cross in zip(inner.items(), products(wanted, states, n, tile), strict=True):
+        own = own_products(measure, cross, n, dtype)
+        given = {"names": names, "rows": n, "tile": tile}
+        yield label, PreparedProducts(measure=measure, states=states, cross=cross, own=own, **given)
 
 
 @contextmanager
@@ -162,11 +182,11 @@ def blamed(measure: Measure, cross: Matrix, names: Sequence[str]) -> Iterator[No
         raise Degenerate(f"{names[int(cross.diagonal().argmin())]}: {measure.name}: {error}") from None
 
 
-def by_preparation(measures: Mapping[str, Measure]) -> list[dict[str, Measure]]:
+def by_preparation(measures: Mapping[str, Measure]) -> list[dict[str, Pairwise]]:
     """The other measures, grouped by what they prepare."""
-    groups: dict[Any, dict[str, Measure]] = {}
+    groups: dict[Any, dict[str, Pairwise]] = {}
     for label, measure in measures.items():
-        if measure.inner is None:
+        if isinstance(measure, Pairwise):
             prepare: Any = measure.prepare
             if isinstance(prepare, partial):
                 prepare = (prepare.func, prepare.args, tuple(sorted(prepare.keywords.items())))
@@ -175,13 +195,11 @@ def by_preparation(measures: Mapping[str, Measure]) -> list[dict[str, Measure]]:
 
 
 def pairs(
-    measure: Measure, rows: Sequence[Any], columns: Sequence[Any], names: Sequence[str], wanted: Wanted | None = None
+    measure: Pairwise, rows: Sequence[Any], columns: Sequence[Any], names: Sequence[str], wanted: Wanted | None = None
 ) -> Matrix:
     """A measure that is no inner product, for all pairs of prepared representations, or NaN where none is wanted."""
     if measure.compare_all is not None:
         return measure.compare_all(rows, columns)
-    compare = measure.compare
-    assert compare is not None
     mirrored = measure.card.symmetric and rows is columns
     values = torch.empty(len(rows), len(columns), dtype=torch.float64)
     for a, x in enumerate(rows):
@@ -191,7 +209,7 @@ def pairs(
             elif mirrored and b < a:
                 values[a, b] = values[b, a]
             else:
-                values[a, b] = at(f"{names[a]} and {names[b]}", partial(compare, x, y))
+                values[a, b] = at(f"{names[a]} and {names[b]}", partial(measure.compare, x, y))
     return values
 
 
@@ -204,7 +222,7 @@ AUDITED = 40  # pairs at most: POT takes seconds for each
 
 
 def slow_pairs(
-    measure: Measure,
+    measure: Pairwise,
     slow: Slow,
     states: Sequence[Any],
     prepared: Prepared,
@@ -220,7 +238,6 @@ def slow_pairs(
     names, count = prepared.names, len(states)
     cells = [(a, b) for a in range(count) for b in range(count) if a <= b or not measure.card.symmetric]
     cells = [cell for cell in cells if wanted is None or wanted[cell]]
-    assert measure.compare is not None
     solve = slow.solve or partial(plain, measure.compare)
     shape = (count, count, 1 + len(slow.details))
     noted = np.full(shape, np.nan) if work is None else work.notes(batch, note, shape)

@@ -64,7 +64,7 @@ def layer_number(given: int | str, depth: int, key: str) -> Layer:
 def check_stitchable(label: str, source: AnySource, auto: Auto) -> Stack:
     """The model's stack. Raises BadInput for a model that cannot be cut, or has no such head at all."""
     stacks = STACKS[auto]
-    if not isinstance(source, Source) or source.with_head is None:
+    if not isinstance(source, Source) or not source.has_head:
         raise BadInput(f"model.{label}: it cannot be run past its activations, got no model with a head; use another")
     kind = "native" if source.model_type.startswith("native ") else source.model_type
     if kind not in stacks:
@@ -220,7 +220,6 @@ def graft(module: nn.Module, path: Sequence[str], part: nn.Module | None) -> nn.
 def open_whole(label: str, source: Source, auto: Auto, device: str, dtype: torch.dtype = torch.float32) -> Whole:
     """The model with its head on the device, frozen. Raises BadInput where it cannot be stitched, or lacks the head."""
     stack = check_stitchable(label, source, auto)
-    assert source.with_head is not None
     try:
         model: Any = source.with_head(auto)
     except RepsimError as error:

@@ -14,7 +14,7 @@ from repsim_cli.activations.rows import devices
 from repsim_cli.content import Matrix, Results, Side
 from repsim_cli.data.base import Data, Sequences
 from repsim_cli.errors import BadInput, Degenerate, RunFailed
-from repsim_cli.measures import Measure
+from repsim_cli.measures import Measure, OfAttention
 from repsim_cli.models.source import AnySource, Source
 from repsim_cli.registry import studies
 from repsim_cli.results import STATE, Run, slug
@@ -66,7 +66,8 @@ class Attention:
             raise BadInput(
                 f"extract.estimate: attention is compared over all sentences at once, got {extract.estimate}; use full"
             )
-        self.data, self.measures, self.extract, self.hardware = data, measure, extract, hardware
+        self.data, self.extract, self.hardware = data, extract, hardware
+        self.measures = {label: bound for label, bound in measure.items() if isinstance(bound, OfAttention)}
         self.seed, self.base = seed, base
         self.special: Special = special
         self.models = {label: source for label, source in model.items() if isinstance(source, Source)}
@@ -168,8 +169,7 @@ class Attention:
                  for head in range(layer.width)]  # fmt: skip
         for label, matrix in matrices.items():
             measure = self.measures[label]
-            assert measure.attention is not None
-            unit, left_out = measure.attention.unit, int(matrix.statistics.get("left_out", 0))
+            unit, left_out = measure.unit, int(matrix.statistics.get("left_out", 0))
             if left_out:
                 run.warn(
                     f"{label}: {left_out:,} of {matrix.rows + left_out:,} cells are 0 in some head (as under a "

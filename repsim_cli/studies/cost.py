@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 
 import torch
 
-from repsim_cli.measures import Measure
+from repsim_cli.measures import InnerProduct, Measure
 from repsim_cli.models.source import Source
 from repsim_cli.settings import Hardware
 
@@ -59,11 +59,12 @@ def pairs_time(
     speed, n, d = _speed(hardware), float(rows), sum(widths) / len(widths)
     seconds = 0.0
     for measure in measures:
-        prepared = len(widths) * (2 * n**2 * d + 400 * n**2 + (0 if measure.inner else 20 * n * d**2))
+        inner = isinstance(measure, InnerProduct)
+        prepared = len(widths) * (2 * n**2 * d + 400 * n**2 + (0 if inner else 20 * n * d**2))
         if measure.slow:
             workers = min(hardware.workers, max(pairs, 1)) * speed_of("cpu", threads=1)[0]
             each = 2 * n**3 * measure.slow.products * speed / workers
-        elif measure.inner:
+        elif inner:
             each = 2 * n**2
         else:
             each = 4 * n * d**2 + 20 * d**3 + 1e5 * n

@@ -189,7 +189,6 @@ class EffectiveRank:
             backbone: nn.Module = source.load(False).to(device)
             kinds = {"parameters": False}
         else:
-            assert source.with_head is not None
             model: Any = source.with_head(HEAD).to(device)
             add_loss_gradients(model, sequences.ids, sequences.mask, self.hardware.batch_size)
             backbone, kinds = getattr(model, "base_model", model), {"parameters": False, "gradients": True}

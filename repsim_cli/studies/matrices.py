@@ -16,7 +16,7 @@ from repsim_cli.activations.rows import Reading, row_beginnings, row_documents, 
 from repsim_cli.content import Measured, Table
 from repsim_cli.data.base import Sequences
 from repsim_cli.measures import Measure
-from repsim_cli.models.source import Precomputed
+from repsim_cli.models.source import PrecomputedWords
 from repsim_cli.results import STATE, Run, slug, write
 from repsim_cli.segments import BOTH, Segments, segments
 from repsim_cli.settings import Extract, Significance
@@ -79,7 +79,7 @@ def clusters_of(
     total: int,
 ) -> Clusters:
     """By `significance.clusters`; rows of stored arrays are independent of each other, but for words of sentences."""
-    stored = [r.source.sentences for r in readings if isinstance(r.source, Precomputed) and r.source.sentences]
+    stored = [r.source.sentences for r in readings if isinstance(r.source, PrecomputedWords)]
     if significance.clusters == "row" or not (sequences or stored):
         return Clusters(documents=np.arange(total), beginnings=np.full(total, BOTH), whole=None)
     if sequences:

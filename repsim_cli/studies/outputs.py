@@ -53,7 +53,7 @@ class Outputs:
         if len(model) < 2:
             raise BadInput(f"model: outputs are compared between models, got {len(model)}; select two or more")
         for label, source in model.items():
-            if not isinstance(source, Source) or source.with_head is None:
+            if not isinstance(source, Source) or not source.has_head:
                 raise BadInput(f"model.{label}: it has no outputs, got activations or a backbone alone; drop it")
         self.models = {label: source for label, source in model.items() if isinstance(source, Source)}
         check_modality(self.models, data)
@@ -134,9 +134,7 @@ class Outputs:
         return self._results(run, sums)
 
     def _whole(self, label: str) -> nn.Module:
-        with_head = self.models[label].with_head
-        assert with_head is not None
-        return with_head(HEADS[self.classify]).to(self.devices[label])
+        return self.models[label].with_head(HEADS[self.classify]).to(self.devices[label])
 
     def _scored(self, sequences: Mapping[str, Sequences]) -> dict[str, Scoring]:
         """How the answers of each classifier are scored; empty where there is nothing to score them by."""

@@ -10,7 +10,7 @@ from repsim_cli.activations.rows import Reading
 from repsim_cli.content import Matrix, Measured, Side
 from repsim_cli.errors import RunFailed
 from repsim_cli.measures import Measure
-from repsim_cli.measures.base import cosine
+from repsim_cli.measures.base import is_cosine
 from repsim_cli.results import Run, slug
 from repsim_cli.similarity import SimilarityMatrix, Wanted
 
@@ -23,7 +23,7 @@ def places_of(found: Sequence[Reading]) -> list[slice]:
 
 def card_record(measure: Measure) -> dict[str, Any]:
     """The card as results.json keeps it. cosine: whether the value is a cosine, whose angle is a metric."""
-    return {**measure.card.record(), "cosine": measure.inner is not None and measure.inner.value is cosine}
+    return {**measure.card.record(), "cosine": is_cosine(measure)}
 
 
 CELLS = ("se", "p", "calibrated", "tested", "low", "high")  # of a Matrix; all else are details

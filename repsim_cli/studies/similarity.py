@@ -13,9 +13,9 @@ from repsim_cli.activations.rows import devices, readings
 from repsim_cli.content import Results
 from repsim_cli.data.base import Data, Sequences
 from repsim_cli.errors import BadInput, Degenerate, RunFailed
-from repsim_cli.measures import Measure
+from repsim_cli.measures import InnerProduct, Measure
 from repsim_cli.measures.inner import Kernel, Packed
-from repsim_cli.models.source import AnySource, Precomputed, Source
+from repsim_cli.models.source import AnySource, PrecomputedWords, Source
 from repsim_cli.registry import studies
 from repsim_cli.results import Run
 from repsim_cli.segments import Segments
@@ -83,7 +83,7 @@ class Similarity:
         if within:
             check_within({"groups": self.groups, "base": base, "significance": significance.method != "none"})
         self.devices = devices(hardware, list(model))
-        stored = any(isinstance(one, Precomputed) and one.sentences is not None for one in model.values())
+        stored = any(isinstance(one, PrecomputedWords) for one in model.values())
         several = bool(self.live) and (extract.unit in ("token", "word") or data.packs(extract))
         dependent = (several or stored) and significance.clusters == "document"
         judging.check(significance, extract.estimate, dependent)
@@ -128,7 +128,7 @@ class Similarity:
         hardware, measures = self.hardware, self.measures.values()
         features = sum(layer.width for layer in self.layers)
         tile = min(hardware.tile, rows)
-        kernels = {kernel for m in self.measures.values() if m.inner for kernel in (m.inner.row, m.inner.column)}
+        kernels = {kernel for m in measures if isinstance(m, InnerProduct) for kernel in (m.row, m.column)}
         widest = max(layer.width for layer in self.layers)
         packed = sum(isinstance(kernel, Packed) for kernel in kernels)
         whole = any(isinstance(kernel, Kernel) and kernel.whole for kernel in kernels)

@@ -59,7 +59,6 @@ def pretrained(
         )
         whole = sequences.ids[sequences.mask.all(1)]
         held_out, seen = whole[::20], whole[[i for i in range(len(whole)) if i % 20]]
-        assert fresh.with_head is not None
         model: Any = fresh.with_head("AutoModelForCausalLM")
         losses = train(
             model,
@@ -94,9 +93,7 @@ def pretrained(
         return transformer_lens(path=str(trained.folder()), tokenizer=tokenizer)
 
     def whole(auto: str) -> nn.Module:
-        found = ready().with_head
-        assert found is not None
-        return found(auto)
+        return ready().with_head(auto)
 
     def identity() -> dict[str, Any]:
         own = {"source": f"trained here, models/{trained.key}", "trained": trained.key, "metrics": trained.metrics()}
