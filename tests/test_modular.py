@@ -51,6 +51,15 @@ def read(tmp_path_factory):
     return source, model, {str(point): x for point, x in found.items()}
 
 
+def test_a_backbone_alone_has_no_head(tmp_path):
+    source = modular_source(SHAPE, lambda: tmp_path)
+    assert not source.has_head
+    with pytest.raises(
+        BadInput, match="kind: a backbone without a head, got AutoModelForCausalLM; use a model that was"
+    ):
+        source.with_head("AutoModelForCausalLM")
+
+
 def test_pairs_in_order():
     found = modular_pairs(numbers=5).sequences(Numbers(5), Extract(hook_points=["embed"], sequences=99), 0)
     np.testing.assert_array_equal(found.inputs @ [5, 1], np.arange(25))
