@@ -173,10 +173,18 @@ class Run:
         np.save(stream, np.ascontiguousarray(array, dtype=dtype), allow_pickle=False)
         relative = f"arrays/{name}.npy"
         write(self.folder / relative, stream.getvalue())
+        self._hashed(relative)
         return relative
 
     def write_results(self, results: Results) -> None:
         self.write_text("results.json", dumps(to_json(results)))
+        self._hashed("results.json")
+
+    def _hashed(self, relative: str) -> None:
+        """Of a run that had ended the manifest follows every change, so that its numbers can be read."""
+        if "files" in self.manifest:
+            self.manifest["files"][relative] = sha256(self.folder / relative)
+            self.save_manifest()
 
     def discard(self) -> None:
         """Leaves nothing of a run that was refused before it computed anything."""

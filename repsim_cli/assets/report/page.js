@@ -379,7 +379,7 @@ const DASHES = [[], [7, 4], [2, 3], [10, 3, 2, 3]];
 function chart(names, lines, xLabel, yLabel, marked = null, band = "one standard error each way") {
   const host = el("div");
   const below = el("p", { class: "readout quiet" });
-  const keys = lines.map((line, i) => `${line.label}${lines.length > 1 ? ` (${["solid", "dashed", "dotted", "dash-dot"][i % 4]})` : ""}`);
+  const keys = lines.map((line, i) => `${line.label}${lines.length > 1 ? ` (${["solid", "dashed", "dotted", "dash-dot"][(i + Math.floor(i / 4)) % 4]})` : ""}`);
   const banded = lines.some((line) => line.low);
   const caption = el("figcaption", {}, `${keys.join("; ")}${banded ? `; band: ${band}` : ""}`);
   const box = el("figure", { class: "chart", role: "img", "aria-label": `${yLabel} by ${xLabel}` }, caption, host, below);
@@ -391,7 +391,7 @@ function chart(names, lines, xLabel, yLabel, marked = null, band = "one standard
     lines.forEach((line, i) => {
       const colour = css(`--line-${(i % 4) + 1}`);
       const points = { show: names.length < 60, size: 6, fill: colour };
-      series.push({ label: line.label, stroke: colour, width: 2, dash: DASHES[i % 4], points });
+      series.push({ label: line.label, stroke: colour, width: 2, dash: DASHES[(i + Math.floor(i / 4)) % 4], points });
       data.push(line.y);
       if (line.low) {
         bands.push({ series: [series.length, series.length + 1], fill: `${colour}33` });
@@ -441,30 +441,33 @@ function chart(names, lines, xLabel, yLabel, marked = null, band = "one standard
   return { box, draw };
 }
 
-// A number per layer and step: a line per layer, their mean and the band of the 10th to 90th percentile.
+const axisName = (axis) => (axis.unit ? `${axis.name}, ${axis.unit}` : axis.name);
+
+// A curve against numbers (steps, epochs): a thin line per name, their mean and the widest band.
 function stepChart(curve, heading) {
   const host = el("div");
   const below = el("p", { class: "readout quiet" });
-  const layers = curve.layers ?? [];
-  const banded = layers.length > 1 && curve.percentiles;
-  const parts = [...(layers.length > 1 ? [`thin: ${layers[0]} (dark) to ${layers.at(-1)} (bright)`, "thick: their mean"] : []), ...(banded ? ["band: 10th to 90th percentile of layers"] : [])];
-  const box = el("figure", { class: "chart", role: "img", "aria-label": `${heading} by step` }, el("figcaption", {}, parts.join("; ")), host, below);
+  const x = curve.x.name, names = Object.keys(curve.lines), values = Object.values(curve.lines);
+  const several = names.length > 1, mean = curve.mean ?? (several ? null : values[0]);
+  const band = several ? Object.values(curve.bands).at(-1) : undefined;
+  const parts = [...(several ? [`thin: ${names[0]} (dark) to ${names.at(-1)} (bright)`] : []), ...(several && mean ? ["thick: their mean"] : []), ...(band ? [`band: ${band.of}`] : [])];
+  const box = el("figure", { class: "chart", role: "img", "aria-label": `${heading} by ${x}` }, el("figcaption", {}, parts.join("; ")), host, below);
   let plot = null;
 
   function draw() {
     plot?.destroy();
-    const data = [curve.steps], series = [{}], bands = [], ink = css("--ink");
+    const data = [curve.at], series = [{}], bands = [], ink = css("--ink");
     const add = (y, more) => {
       data.push(y);
-      series.push({ spanGaps: false, points: { show: curve.steps.length < 60, size: 4 }, ...more });
+      series.push({ spanGaps: false, points: { show: curve.at.length < 60, size: 4 }, ...more });
     };
     const colours = colourTable("viridis");
-    const shade = (i) => `rgb(${colours[Math.round((220 * i) / Math.max(1, layers.length - 1))].join(",")})`;
-    if (layers.length > 1) curve.values.forEach((y, i) => add(y, { stroke: shade(i), width: 1 }));
-    add(curve.mean, { stroke: ink, width: 2.5 });
-    if (banded) {
+    const shade = (i) => `rgb(${colours[Math.round((220 * i) / Math.max(1, names.length - 1))].join(",")})`;
+    if (several) values.forEach((y, i) => add(y, { stroke: shade(i), width: 1 }));
+    if (mean) add(mean, { stroke: ink, width: 2.5 });
+    if (band) {
       bands.push({ series: [series.length, series.length + 1], fill: `${ink}22` });
-      for (const percent of ["90", "10"]) add(curve.percentiles[percent], { stroke: "transparent", points: { show: false } });
+      for (const side of ["high", "low"]) add(band[side], { stroke: "transparent", points: { show: false } });
     }
     const axis = { stroke: ink, font: `12px ${FONT}`, labelFont: `13px ${FONT}`, grid: { stroke: css("--rule"), width: 1 }, ticks: { stroke: css("--rule"), width: 1 } };
     plot = new uPlot({
@@ -477,8 +480,8 @@ function stepChart(curve, heading) {
       series,
       bands,
       axes: [
-        { ...axis, label: "step (logarithmic)", filter: (_, splits) => splits, splits: () => powers(curve.steps), values: (_, splits) => splits.map((step) => step.toLocaleString("en")) },
-        { ...axis, label: curve.label, size: 64 },
+        { ...axis, label: `${axisName(curve.x)} (logarithmic)`, filter: (_, splits) => splits, splits: () => powers(curve.at), values: (_, splits) => splits.map((step) => step.toLocaleString("en")) },
+        { ...axis, label: axisName(curve.y), size: 64 },
       ],
       hooks: { setCursor: [({ cursor }) => tell(cursor.idx)] },
     }, data, host);
@@ -486,8 +489,8 @@ function stepChart(curve, heading) {
   }
 
   function tell(i) {
-    const each = layers.map((name, k) => `${name} ${full(curve.values[k][i] ?? null)}`);
-    below.textContent = i === null || i === undefined ? "" : `step ${curve.steps[i]}: mean ${full(curve.mean[i] ?? null)}${layers.length > 1 ? `; ${each.join("; ")}` : ""}`;
+    const each = [...(mean ? [["mean", mean]] : []), ...(several ? names.map((name, k) => [name, values[k]]) : [])];
+    below.textContent = i === null || i === undefined ? "" : `${x} ${curve.at[i]}: ${each.map(([name, line]) => `${name} ${full(line[i] ?? null)}`).join("; ")}`;
   }
 
   return { box, draw };
@@ -748,7 +751,7 @@ function pairs() {
 }
 
 function claims() {
-  const rows = RUNS.flatMap((run) => run.claims.map((c) => ofRun(run, [c.name, c.measure, c.verdict, c.value, c.se, c.threshold, c.p, c.statistic, c.why, c.source])));
+  const rows = RUNS.flatMap((run) => run.claims.map((c) => ofRun(run, [c.name, c.measure, c.verdict, c.value, c.se, c.threshold, c.p, c.statistic, c.why, `${c.source}: ${c.says}`])));
   return rows.length ? section("claims", "Claims", table("Published findings and what this data says", runColumn(["claim", "measure", "verdict", "value", "standard error", "threshold", "p", "statistic", "why", "source"]), rows, { round: true })) : null;
 }
 
@@ -757,50 +760,47 @@ function studyTables() {
   return found.length ? section("tables", "Tables", ...found) : null;
 }
 
-const isTraining = (curve) => curve !== null && typeof curve === "object" && Array.isArray(curve.steps) && Array.isArray(curve.mean);
-
-// The curve's numbers, a row per layer, or one.
-function stepTable(curve, caption) {
-  const rows = (curve.layers ?? []).map((name, i) => [name, ...curve.values[i]]);
-  return table(caption, ["layer", ...curve.steps.map((step) => `step ${step}`)], [...rows, ["mean", ...curve.mean]], { tall: true, round: true });
+// The curve's numbers: a row per line, and their mean.
+function curveTable(curve, caption) {
+  const rows = Object.entries(curve.lines).map(([name, values]) => [name, ...values]);
+  return table(caption, ["line", ...curve.at.map((place) => (typeof place === "number" ? `${curve.x.name} ${place}` : place))], [...rows, ...(curve.mean ? [["mean", ...curve.mean]] : [])], { tall: true, round: true });
 }
 
-const isDepth = (curve) => curve !== null && typeof curve === "object" && Array.isArray(curve.pairs_of) && Array.isArray(curve.mean);
+const overNames = (curve) => curve.at.some((place) => typeof place === "string");
 
-// Curves by depth of the kinds of pairs of groups, those of one quantity in one chart: the name of their quantity and it.
-function depthCharts(run) {
-  const found = run.curves.map(([, curve]) => curve).filter(isDepth);
-  const quantity = (curve) => `${curve.quantity}, ${curve.point}, by groups`;
-  return unique(found.map(quantity)).map((name) => {
-    const own = found.filter((curve) => quantity(curve) === name);
-    const lines = own.map((curve) => ({ label: curve.pairs_of.join(" \u2013 "), y: curve.mean, low: curve.low ?? undefined, high: curve.high ?? undefined }));
-    return [name, chart(own[0].layers, lines, "layer", own[0].label, null, `${100 * (own[0].level ?? 0.95)} % over models`)];
+// Curves over layers, those of one quantity and hook point in one chart: its name and it.
+function layerCharts(run) {
+  const among = run.curves.map(([, curve]) => curve).filter(overNames);
+  const group = (curve) => [curve.about.quantity, curve.about.point, curve.about.pairs_of ? "by groups" : null].filter(Boolean).join(", ");
+  return unique(among.map(group)).map((name) => {
+    const members = among.filter((curve) => group(curve) === name);
+    const longest = members.reduce((a, b) => (b.at.length > a.at.length ? b : a));
+    const lines = members.flatMap((curve) => {
+      const label = curve.about.pairs_of?.join(" \u2013 ") ?? curve.about.model ?? "";
+      const band = Object.values(curve.bands)[0];
+      if (curve.mean) return [{ label, y: curve.mean, low: band?.low, high: band?.high }];
+      return Object.entries(curve.lines).map(([way, y]) => ({ label: `${label}, ${way}`, y: [...y, ...Array(longest.at.length - y.length).fill(null)] }));
+    });
+    const said = members.map((curve) => Object.values(curve.bands)[0]?.of).find(Boolean);
+    return [name, chart(longest.at, lines, "layer", axisName(longest.y), null, said)];
   });
 }
-
-const isLine = (curve) => Array.isArray(curve) && curve.length > 0 && curve.every((v) => v === null || typeof v === "number");
 
 function curves() {
   const names = unique(RUNS.flatMap((run) => run.curves.map(([name]) => name)));
-  const parts = names.flatMap((name) => {
-    const own = RUNS.flatMap((run) => run.curves.filter(([other]) => other === name).map(([, curve]) => ({ run, curve })));
-    const lines = own.filter(({ curve }) => isLine(curve));
-    const drawn = lines.length ? chart(Array.from({ length: Math.max(...lines.map(({ curve }) => curve.length)) }, (_, i) => i), lines.map(({ run, curve }) => ({ label: title(run), y: curve })), "step", name) : null;
-    if (drawn) redraws.push(drawn.draw);
-    const trainings = own.filter(({ curve }) => isTraining(curve)).flatMap(({ run, curve }) => {
-      const heading = MANY ? `${run.letter}: ${name}` : name;
-      const found = stepChart(curve, heading);
-      redraws.push(found.draw);
-      return [...(MANY ? [el("h4", {}, heading)] : []), found.box, el("details", {}, el("summary", {}, "The curve's numbers"), stepTable(curve, heading))];
-    });
-    const raw = own.filter(({ curve }) => !isLine(curve) && !isTraining(curve)).map(({ run, curve }) => el("details", {}, el("summary", {}, title(run)), el("pre", { tabindex: "0" }, JSON.stringify(curve, null, 1))));
-    return [el("h3", {}, name), ...(drawn ? [drawn.box] : []), ...trainings, ...raw];
-  });
-  const depths = RUNS.flatMap((run) => depthCharts(run).flatMap(([name, drawn]) => {
+  const charts = RUNS.flatMap((run) => layerCharts(run).flatMap(([name, drawn]) => {
     redraws.push(drawn.draw);
     return [el("h3", {}, MANY ? `${run.letter}: ${name}` : name), drawn.box];
   }));
-  return parts.length ? section("curves", "Curves", ...depths, ...parts) : null;
+  const parts = names.flatMap((name) => RUNS.flatMap((run) => run.curves.filter(([other]) => other === name).flatMap(([, curve]) => {
+    const heading = MANY ? `${run.letter}: ${name}` : name;
+    const numbers = el("details", {}, el("summary", {}, overNames(curve) ? `Numbers: ${heading}` : "The curve's numbers"), curveTable(curve, heading));
+    if (overNames(curve)) return [numbers];
+    const drawn = stepChart(curve, heading);
+    redraws.push(drawn.draw);
+    return [el("h3", {}, heading), drawn.box, numbers];
+  })));
+  return names.length ? section("curves", "Curves", ...charts, ...parts) : null;
 }
 
 function others() {
