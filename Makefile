@@ -2,13 +2,26 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test check clean
+PYTEST := $(BIN)/python -m pytest
+ELSEWHERE := not network and not gpu
+
+.PHONY: demo test slow types nightly tiny check clean
 
 demo: .venv/ready
 	$(BIN)/repsim run
 
 test: .venv/ready-test
-	$(BIN)/python -m pytest
+	$(PYTEST)
+
+slow: .venv/ready-test
+	$(PYTEST) -m "slow and $(ELSEWHERE)"
+
+# shapes and types of every call, where no command runs and in one run of each study
+types: .venv/ready-test
+	REPSIM_TYPES=1 $(PYTEST) -m "(not commands or drawn) and not slow and not nightly and $(ELSEWHERE)"
+
+nightly: .venv/ready-test
+	$(PYTEST) -m "nightly and $(ELSEWHERE)"
 
 check: .venv/ready-dev
 	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/check

@@ -11,14 +11,21 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 # the matrices of the tests are too small to share; several threads only wait for each other
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from jaxtyping import install_import_hook
+if os.environ.get("REPSIM_TYPES"):  # `make types`: checks shapes and types of every call
+    from jaxtyping import install_import_hook
 
-install_import_hook("repsim_cli", "beartype.beartype")
+    install_import_hook("repsim_cli", "beartype.beartype")
 
+import shutil
 import socket
 import warnings
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
+from unittest import mock
 
+import filelock
 import hypothesis
 import pytest
 import torch
@@ -27,6 +34,12 @@ from repsim_cli.data import network
 
 hypothesis.settings.register_profile("repsim", deadline=None, max_examples=15, derandomize=True)
 hypothesis.settings.load_profile("repsim")
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if "repsim" in item.fixturenames:
+            item.add_marker("commands")
 
 
 @pytest.fixture(autouse=True)
@@ -129,15 +142,35 @@ TINY = {
 
 
 @pytest.fixture(scope="session")
-def tokenizer_folder(tmp_path_factory) -> Path:
+def shared(tmp_path_factory, worker_id) -> Callable[[str, Callable[[Path], object]], Path]:
+    """shared(name, make): a folder that one of the workers fills by make(folder), and that all of them only read."""
+    base = tmp_path_factory.getbasetemp()
+    root = (base if worker_id == "master" else base.parent) / "shared"
+    root.mkdir(exist_ok=True)
+
+    def made(name: str, make: Callable[[Path], object]) -> Path:
+        folder = root / name
+        with filelock.FileLock(f"{folder}.lock"):
+            if not folder.exists():
+                unfinished = tmp_path_factory.mktemp(name)
+                make(unfinished)
+                unfinished.rename(folder)
+        return folder
+
+    return made
+
+
+@pytest.fixture(scope="session")
+def tokenizer_folder(shared) -> Path:
     """A BPE tokenizer of 400 tokens, in transformers format."""
     from repsim_cli.registry import data
     from repsim_cli.training.pretrain import byte_pair_tokenizer
 
-    documents = list(data.get("embedded_text").function(split="validation").documents())[:60]
-    folder = tmp_path_factory.mktemp("tokenizer")
-    byte_pair_tokenizer(documents, 400, 64).save_pretrained(folder)
-    return folder
+    def make(folder: Path) -> None:
+        documents = list(data.get("embedded_text").function(split="validation").documents())[:60]
+        byte_pair_tokenizer(documents, 400, 64).save_pretrained(folder)
+
+    return shared("tokenizer", make)
 
 
 @pytest.fixture(scope="session")
@@ -170,27 +203,20 @@ def gpt_tokenizer(tokenizer_folder):
 
 
 @pytest.fixture(scope="session")
-def tiny_folder(tmp_path_factory, tokenizer_folder):
+def tiny_folder(shared, tokenizer_folder) -> Callable[..., Path]:
     """tiny_folder(kind, seed): a folder with a random tiny model whose weights are far from degenerate."""
     from repsim_cli.models.transformers import inline_config, library
 
-    made: dict[tuple[str, int], Path] = {}
+    def make(kind: str, seed: int, folder: Path) -> None:
+        with torch.random.fork_rng(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            torch.manual_seed(seed)
+            model = library().AutoModel.from_config(inline_config(TINY[kind]))
+            perturb(model)
+            model.save_pretrained(folder)
+        shutil.copytree(tokenizer_folder, folder, dirs_exist_ok=True)
 
-    def make(kind: str, seed: int = 0) -> Path:
-        if (kind, seed) not in made:
-            folder = tmp_path_factory.mktemp(f"{kind}-{seed}")
-            with torch.random.fork_rng(), warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                torch.manual_seed(seed)
-                model = library().AutoModel.from_config(inline_config(TINY[kind]))
-                perturb(model)
-                model.save_pretrained(folder)
-            for file in tokenizer_folder.iterdir():
-                (folder / file.name).write_bytes(file.read_bytes())
-            made[kind, seed] = folder
-        return made[kind, seed]
-
-    return make
+    return lambda kind, seed=0: shared(f"{kind}-{seed}", partial(make, kind, seed))
 
 
 def perturb(model: torch.nn.Module) -> None:
@@ -201,10 +227,11 @@ def perturb(model: torch.nn.Module) -> None:
 
 
 @pytest.fixture
-def repsim(monkeypatch, tmp_path, capsys):
+def repsim(monkeypatch, tmp_path, capsys, request):
     """repsim(words...) runs the real command line in this process -> (exit code, stdout, stderr).
 
-    Runs go to tmp_path / "outputs", stored activations to tmp_path / "cache".
+    Runs go to tmp_path / "outputs", stored activations to tmp_path / "cache". A run draws its figures and its report
+    only in tests marked `drawn`: they take half the time of a run on tiny models.
     """
     from repsim_cli import cli
 
@@ -216,7 +243,10 @@ def repsim(monkeypatch, tmp_path, capsys):
     def run(*words: str) -> tuple[int, str, str]:
         capsys.readouterr()
         monkeypatch.delenv("REPSIM_QUIET", raising=False)
-        with pytest.raises(SystemExit) as stopped:
+        with ExitStack() as undrawn, pytest.raises(SystemExit) as stopped:
+            if words[0] == "run" and not request.node.get_closest_marker("drawn"):
+                undrawn.enter_context(mock.patch("repsim_cli.plots.draw", return_value=[]))
+                undrawn.enter_context(mock.patch("repsim_cli.report.save"))
             cli.main([str(word) for word in words])
         out, err = capsys.readouterr()
         return stopped.value.code or 0, out, err
@@ -232,12 +262,7 @@ def newest(tmp_path):
     return lambda: results.runs(tmp_path / "outputs")[-1]
 
 
-@pytest.fixture(scope="session")
-def cache_folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("trained")
-
-
 @pytest.fixture
-def trained_once(cache_folder, monkeypatch, repsim):
-    """What is trained in one test is there in the next."""
-    monkeypatch.setenv("REPSIM_CACHE", str(cache_folder))
+def trained_once(shared, monkeypatch, repsim):
+    """A model that one test has trained is in the cache of the next, whichever worker runs it."""
+    monkeypatch.setenv("REPSIM_CACHE", str(shared("trained", lambda folder: None)))

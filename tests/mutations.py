@@ -4,9 +4,9 @@ A mutation is data (a `Mutation`), so that one that was kept in tests/mutations.
 or the schema that it draws keys from, changes. `scripts/fuzz.py` searches for new ones.
 """
 
+import copy
 import io
 import json
-import pickle
 import random
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -164,8 +164,8 @@ def composed_once() -> Iterator[None]:
             return compose(name, overrides)
         values = OverridesParser.create().parse_overrides([word for word in overrides if word not in words])
         if tuple(words) not in known:
-            known[tuple(words)] = pickle.dumps(compose(name, words))
-        config = pickle.loads(known[tuple(words)])  # noqa: S301
+            known[tuple(words)] = compose(name, words)
+        config = copy.deepcopy(known[tuple(words)])
         for value in values:
             parent, _, last = value.key_or_group.rpartition(".")
             node = OmegaConf.select(config, parent) if parent else config

@@ -38,6 +38,7 @@ def test_what_cannot_be_ranked_is_refused():
         agreement({"a": (drawn(0), True), "b": (np.full((5, 5), 0.5), True), "c": (drawn(1), True)})
 
 
+@pytest.mark.drawn
 def test_the_study(repsim, newest):
     words = ("experiment=tiny/measure_agreement", "measure=[cka,cka_unbiased,rsa,mutual_knn]", "extract.rows=300")
     assert repsim("run", *words, "model=[tiny_a,tiny_b]")[0] == 0

@@ -311,6 +311,7 @@ def plainly(folder, sentences):
     return [[sentence[i] for sentence in found] for i in range(len(found[0]))]
 
 
+@pytest.mark.drawn
 def test_a_run_is_what_the_definition_gives(repsim, newest, words, two_folders, monkeypatch):
     """From text to matrices, against loops over the library's attention; then the heads, drawn on demand."""
     monkeypatch.setattr("repsim_cli.plots.heatmap.MOST_PAIRS", 0)

@@ -122,14 +122,17 @@ def contents(folder):
     return {file.relative_to(folder): file.read_bytes() for file in sorted(folder.rglob("*")) if file.is_file()}
 
 
+def cache_of_two(folder, make):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("REPSIM_CACHE", str(folder))
+        make(0), make(1)
+    return folder
+
+
 @pytest.fixture(scope="module")
 def activations(tmp_path_factory):
     """A cache with the activations of two models."""
-    folder = tmp_path_factory.mktemp("activations") / "cache"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("REPSIM_CACHE", str(folder))
-        recorded(0), recorded(1)
-    return folder
+    return cache_of_two(tmp_path_factory.mktemp("activations") / "cache", recorded)
 
 
 def recorded(seed):
@@ -156,11 +159,7 @@ def recorded(seed):
 
 @pytest.fixture(scope="module")
 def trained_model(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("models") / "cache"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("REPSIM_CACHE", str(folder))
-        made(0), made(1)
-    return folder
+    return cache_of_two(tmp_path_factory.mktemp("models") / "cache", made)
 
 
 def made(seed):

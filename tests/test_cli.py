@@ -36,6 +36,7 @@ def stacked(folder, what="values"):
     return np.block(grid)
 
 
+@pytest.mark.drawn
 def test_the_default_run(repsim, newest):
     code, out, err = repsim("run", "-q")
     assert (code, out, err) == (0, "", "")
@@ -203,6 +204,7 @@ def test_dry_run_starts_nothing(repsim, tmp_path):
     assert not (tmp_path / "outputs").exists()
 
 
+@pytest.mark.drawn
 def test_unsuitable_measures_are_skipped_with_the_reason(repsim, newest, tmp_path):
     """Those that the settings exclude, and those for which the data turns out to be too small."""
     (tmp_path / "a.txt").write_text("".join(f"the {i} th sentence about a program\n" for i in range(60)))
@@ -279,6 +281,7 @@ def test_a_run_is_not_compared_with_itself(repsim, newest, tmp_path):
     assert repsim("compare", "latest", str(first))[0] == 0
 
 
+@pytest.mark.drawn
 def test_the_summary_gives_values_by_hook_point_and_of_many_measures(repsim, newest):
     words = ["run", "model=[tiny_a]", "extract.sequences=16", "extract.layers=[0,-1]"]
     code, out, err = repsim(
@@ -335,6 +338,7 @@ def test_how_a_label_with_a_dot_is_written(repsim):
         assert f"    {label}: gpt_neox" in out
 
 
+@pytest.mark.drawn
 def test_show_list_and_plot(repsim, newest, tiny_folder):
     assert repsim("run", "-q", *SMALL, local("a", tiny_folder("gpt2")), "name=mine")[0] == 0
     for name in ("latest", "mine", str(newest())):
@@ -675,6 +679,7 @@ def test_an_environment_with_another_backend_of_figures(tmp_path, repsim, newest
 ODD = ("../../x", '模型 <script>alert(1)</script>; $(rm -rf .) a|b&c \'"" $x^2$', "x" * 300)
 
 
+@pytest.mark.drawn
 def test_odd_labels_are_harmless(repsim, tmp_path, newest):
     """A label is data everywhere: in file names, figures, JSON and on the terminal."""
     folder = tmp_path / "conf" / "experiment"

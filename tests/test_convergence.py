@@ -63,6 +63,7 @@ def rows_of(folder, kind):
     return found
 
 
+@pytest.mark.drawn
 def test_numbers_equal_a_plain_recomputation(repsim, newest, folder):
     code, out, err = repsim("run", *SMALL, entry(folder), "options.previous=true", "extract.padding=keep")
     assert code == 0, err
@@ -87,6 +88,7 @@ def test_numbers_equal_a_plain_recomputation(repsim, newest, folder):
     assert "claim larger_models_converge_earlier (cka): not testable here" in out
 
 
+@pytest.mark.drawn
 def test_all_checkpoints_with_all(repsim, newest, folder):
     words = (*SMALL, entry(folder), "options.pairs=true", "options.previous=true", "extract.padding=keep")
     assert repsim("run", "-q", *words)[0] == 0

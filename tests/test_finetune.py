@@ -46,6 +46,7 @@ def test_a_family_is_expanded_and_a_plan_trains_nothing(tmp_path, monkeypatch):
     assert not (tmp_path / "cache").exists()
 
 
+@pytest.mark.drawn
 def test_the_study_trains_and_reports(trained_once, repsim, newest):
     code, out, err = repsim("run", "experiment=tiny/finetune_nli", *TINY_FINETUNED)
     assert code == 0, err

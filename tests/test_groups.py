@@ -308,6 +308,7 @@ def test_roles_reach_the_studies_that_name_them(monkeypatch):
         configured("study=fake", "base=tiny_c")
 
 
+@pytest.mark.drawn
 def test_the_study_on_planted_groups(repsim, newest, tmp_path):
     """Stored activations of nine models whose groups part in the last of four layers; one model is in no group."""
     rng = np.random.default_rng(8)

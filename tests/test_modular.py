@@ -376,6 +376,7 @@ TINY = (
 )  # fmt: skip
 
 
+@pytest.mark.drawn
 def test_the_study_of_the_training(repsim, newest, monkeypatch):
     """Killed, gone on with, and what it says of models that stay below 100 %."""
     train_missing = trained.train_missing

@@ -83,6 +83,7 @@ def test_what_the_cards_claim(name, random):
         assert all(values[a, b] <= values[a, c] + values[c, b] + 1e-12 for a, b, c in np.ndindex(3, 3, 3))
 
 
+@pytest.mark.drawn
 def test_the_study_compares_classifiers(trained_once, repsim, newest):
     code, out, err = repsim(
         "run",

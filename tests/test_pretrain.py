@@ -49,6 +49,7 @@ def weights(folder):
     return {place.parent.name: place.read_bytes() for place in folder.rglob("model.safetensors")}
 
 
+@pytest.mark.drawn
 def test_a_run_that_was_killed_ends_with_the_same_bits(repsim, newest, monkeypatch):
     assert repsim("run", *RUN)[0] == 0
     whole, wanted = results.read_results(newest()), weights(newest() / "models")

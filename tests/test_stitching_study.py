@@ -140,6 +140,7 @@ def test_classifiers_lose_accuracy(tmp_path, monkeypatch):
         study(other, data, layer="least_squares", extract={"sequences": 12})
 
 
+@pytest.mark.drawn
 def test_a_run_with_everything(repsim, newest, tmp_path):
     """Trained layers, baselines, figures, the report; again from the cache to the bit."""
     words = [

@@ -331,6 +331,7 @@ def words(networks, *labels, **options):
     return ["run", "model=[]", *entries, "extract.estimate=full", "extract.rows=40", "hardware.threads=1", *given]
 
 
+@pytest.mark.drawn
 def test_planted_networks_from_the_command_line(repsim, networks):
     measure = "measure=[gromov_wasserstein,cka]"
     options = {"within": "true", "targets": "sums", "sub_networks": "{given: {blocks: [0-3, 4-7, 8-11]}}"}

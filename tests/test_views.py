@@ -180,6 +180,7 @@ def table(found, name):
     return [dict(zip(columns, row, strict=True)) for row in found["tables"][name]["rows"]]
 
 
+@pytest.mark.drawn
 def test_stored_activations_are_analysed_and_no_model_runs(repsim, newest):
     """The activations of another study's run; every number again from the files."""
     words = ("model=[tiny_a_step100,tiny_a]", "data=overlap_nli", "extract=pooled", "hardware.threads=1")

@@ -217,6 +217,7 @@ def corpus(tmp_path_factory):
     return folder
 
 
+@pytest.mark.drawn
 def test_a_map_of_words_with_curves_and_claims(repsim, newest, corpus, monkeypatch):
     """Live models of one tokenizer, a stored one, a base: matrices, curves by layer, claims, figures."""
     monkeypatch.setattr("repsim_cli.plots.heatmap.figures", lambda *_: iter(()))  # drawn in other tests

@@ -1,0 +1,80 @@
+"""The commands of the README: those of `repsim run` are planned, the others run."""
+
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+README = (Path(__file__).parent.parent / "README.md").read_text()
+
+
+def commands():
+    """Every `$ repsim ...` of a console block, as words."""
+    for block in re.findall(r"```console\n(.*?)```", README, re.S):
+        for line in block.replace("\\\n", " ").splitlines():
+            words = shlex.split(line.removeprefix("$ "), comments=True)
+            if words[0] == "repsim":
+                yield words[1:]
+
+
+COMMANDS = list(commands())
+
+
+def test_every_command_is_read():
+    assert len(COMMANDS) == README.count("\n$ repsim ")
+    assert {words[0] for words in COMMANDS} >= {"run", "list", "show", "plot", "compare", "report", "measure", "doctor"}
+
+
+@pytest.fixture
+def place(tmp_path, tiny_folder, monkeypatch):
+    """A working folder with what the README calls corpus.txt, activations.npz, X.npy, Y.npy, DIR and ID."""
+    from repsim_cli.registry import data
+
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(60, 4))
+    Path("corpus.txt").write_text("\n\n".join(data.get("embedded_text").function(split="validation").documents()))
+    np.savez("activations.npz", a=x, b=x + rng.normal(size=x.shape))
+    np.save("X.npy", x)
+    np.save("Y.npy", x @ rng.normal(size=(4, 4)))
+    shutil.copytree(tiny_folder("gpt_neox"), "DIR")
+
+
+@pytest.mark.parametrize("words", [w for w in COMMANDS if w[0] == "run"], ids=" ".join)
+def test_planned(repsim, place, tmp_path, words):
+    code, out, err = repsim(*words, "dry_run=true")
+    assert (code, err) == (0, "")
+    assert out.startswith("plan of ")
+    assert not (tmp_path / "outputs").exists()
+
+
+MAPS = ("study=attention", "data=embedded_sentences", "extract=attention", "measure=[attention_js]")
+ROWS = ("measure=[cka]",)
+
+
+@pytest.mark.parametrize("words", [w for w in COMMANDS if w[0] != "run"], ids=" ".join)
+def test_run(repsim, place, words):
+    """The runs that a command names are there; `latest` is the last of them."""
+    if words[0] == "convert":
+        weights = Path("DIR").rename("ID") / "model.safetensors"
+        torch.save(load_file(weights), "ID/pytorch_model.bin")
+        weights.unlink()
+    for name in [name for name in ("tiny_pythia_cka", "A", "B", "latest") if name in words]:
+        what = MAPS if "--heads" in words else ROWS
+        made = repsim("run", "-q", "model=[tiny_a,tiny_b]", *what, "extract.sequences=10", f"name={name}")
+        assert made[0] == 0, made
+    code, out, err = repsim(*words)
+    assert code == 0, err
+    assert out
+
+
+def test_python():
+    """The block of Python, on arrays of one's own."""
+    (block,) = re.findall(r"```python\n(.*?)```", README, re.S)
+    x = np.random.default_rng(0).normal(size=(60, 4))
+    exec(block, {"x": x, "y": x + 1})
