@@ -245,7 +245,7 @@ def repsim(monkeypatch, tmp_path, capsys, request):
         monkeypatch.delenv("REPSIM_QUIET", raising=False)
         with ExitStack() as undrawn, pytest.raises(SystemExit) as stopped:
             if words[0] == "run" and not request.node.get_closest_marker("drawn"):
-                undrawn.enter_context(mock.patch("repsim_cli.plots.draw", return_value=[]))
+                undrawn.enter_context(mock.patch("repsim_cli.findings.analyse.draw", return_value=[]))
                 undrawn.enter_context(mock.patch("repsim_cli.report.save"))
             cli.main([str(word) for word in words])
         out, err = capsys.readouterr()

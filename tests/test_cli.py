@@ -598,6 +598,7 @@ def test_an_internal_error_is_recorded(repsim, newest, monkeypatch):
     assert "Traceback" in (newest() / "repsim.log").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_ctrl_c(tmp_path, sent):
     """The process that a terminal or a scheduler would stop: status interrupted, exit code 130, no traceback."""

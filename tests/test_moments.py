@@ -79,12 +79,11 @@ def test_the_estimate_has_no_null(repsim):
     assert "significance: sums over all rows have neither null nor standard error, got estimate moments" in err
 
 
-def test_runs_read_stored_rows_again(repsim, newest, monkeypatch):
+def test_runs_read_stored_rows_again(repsim, newest):
     """Blocks of few layers with and without the cache, and one block: the same numbers, each row once in the cache."""
     from repsim_cli import results
     from repsim_cli.studies.similarity import Similarity
 
-    monkeypatch.setattr("repsim_cli.plots.heatmap.figures", lambda *_: iter(()))
     words = ["model=[tiny_a,tiny_b]", "measure=[cka,neuronsim]", "extract.estimate=moments", "extract.sequences=4"]
     values = []
     for side, cache in ((10**4, "true"), (130, "false"), (130, "true")):

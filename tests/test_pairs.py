@@ -246,6 +246,7 @@ def numbers(folder):
     return {file.name: file.read_bytes() for file in files}
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
 def test_a_killed_run_goes_on(repsim, newest, tmp_path, at_once, monkeypatch):
     """SIGKILL while two processes solve pairs: nothing stays alive, and what it ends with has the bits of a whole run."""

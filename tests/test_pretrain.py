@@ -49,6 +49,7 @@ def weights(folder):
     return {place.parent.name: place.read_bytes() for place in folder.rglob("model.safetensors")}
 
 
+@pytest.mark.slow
 @pytest.mark.drawn
 def test_a_run_that_was_killed_ends_with_the_same_bits(repsim, newest, monkeypatch):
     assert repsim("run", *RUN)[0] == 0
@@ -90,6 +91,7 @@ def test_metrics_are_those_of_a_plain_loss(repsim, newest):
     assert results.read_results(newest())["tables"]["held-out text"]["rows"][-1] == [6, 768, *said.values()]
 
 
+@pytest.mark.slow
 def test_a_series_is_trained_once_and_goes_on_after_a_kill(repsim, newest, monkeypatch):
     with monkeypatch.context() as patch:
         stops_at(patch, 4)

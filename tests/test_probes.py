@@ -152,6 +152,7 @@ RUN = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.drawn
 def test_a_run_that_was_killed_goes_on(repsim, newest, monkeypatch):
     assert repsim("run", *RUN)[0] == 0

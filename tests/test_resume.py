@@ -19,6 +19,7 @@ SMALL = ("model=[tiny_a,tiny_b]", "measure=[cka_unbiased]", "extract.length=32",
 SMALL = (*SMALL, "extract.batch_rows=64", "hardware.batch_size=2")
 
 
+@pytest.mark.slow
 def test_twenty_kills_lose_nothing():
     """Real processes, SIGKILL at random moments, until each run is complete: the same bits as undisturbed."""
     outcome = kills.kill_runs(20)

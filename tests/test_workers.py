@@ -54,6 +54,7 @@ except KeyboardInterrupt:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", [SPAWNED, JOBLIB])
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGHUP])
 def test_workers_end_with_their_parent(tmp_path, script, sent):
@@ -72,6 +73,7 @@ def test_workers_end_with_their_parent(tmp_path, script, sent):
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("send", "sent"), [(os.kill, signal.SIGTERM), (os.killpg, signal.SIGHUP)], ids=["asked", "terminal closed"]
 )
