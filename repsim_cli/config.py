@@ -3,8 +3,9 @@
 import inspect
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from dataclasses import dataclass, field, is_dataclass
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, get_args
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -19,7 +20,7 @@ from repsim_cli.findings.analysis import Planned
 from repsim_cli.planning import checking, noting_under
 from repsim_cli.registry import Entry, Registry, did_you_mean
 from repsim_cli.results import GROUPS
-from repsim_cli.settings import Extract, Group, Hardware, Ranked, Seed, Significance, SubNetworks
+from repsim_cli.settings import Extract, Group, Hardware, Ranked, Seed, Significance
 
 MISSING = "???"
 ALL = "all"
@@ -440,8 +441,8 @@ def _explain(error: ValidationError) -> Iterator[str]:
 def _checked(
     problems: list[str], path: str, function: Callable, given: Fields, without: Collection[str] = ()
 ) -> Fields:
-    """The keyword arguments for `function`, checked against its signature; one that is Data is a data entry, one that
-    is SubNetworks a group of settings."""
+    """The keyword arguments for `function`, checked against its signature. One that is Data is a data entry; one that
+    is a dataclass is bound from its own keys, by default from none."""
     from repsim_cli.data.base import Data
 
     parameters = {k: p for k, p in inspect.signature(function).parameters.items() if k not in without}
@@ -453,13 +454,26 @@ def _checked(
             if key in given and not (given[key] is None and annotation == Data | None):
                 given[key] = _component(problems, f"{path}.{key}", given[key], registry.data, _call)
             annotation = Any
-        if annotation == SubNetworks | None:
-            if isinstance(given.get(key), dict):
-                given[key] = _bind(problems, f"{path}.{key}", SubNetworks, given[key])
+        nested, optional = _nested(annotation)
+        if nested is not None:
+            annotation = Any
+            inner = given.get(key, {} if parameter.default is parameter.empty else None)
+            if isinstance(inner, dict):
+                given[key] = _bind(problems, f"{path}.{key}", nested, inner)
+            elif key in given and not (optional and inner is None):
+                names = ", ".join(inspect.signature(nested).parameters)
+                problems.append(f"{path}.{key}: wrong value, got {inner!r}; give keys of {{{names}}}")
         fields[key] = (annotation, ... if parameter.default is parameter.empty else parameter.default)
     schema: Any = create_model(",".join(parameters) or "none", __config__=STRICT, **fields)
     values = _attempt(problems, f"{path}.", lambda: schema.model_validate(given))
     return {} if values is None else {k: getattr(values, k) for k in parameters}
+
+
+def _nested(annotation: Any) -> tuple[Any, bool]:
+    """The dataclass of an annotation `X` or `X | None`, and whether None may stand in its place."""
+    kinds = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
+    inner = [kind for kind in kinds if kind is not NoneType]
+    return inner[0] if len(inner) == 1 and is_dataclass(inner[0]) else None, len(inner) < len(kinds)
 
 
 def _fitted(extract: Fields, models: Mapping[str, Any]) -> Fields:

@@ -84,7 +84,7 @@ CONFIGS = {
     "no model": ["model=[]"],
     "no measure": ["measure=[]"],
     "no view": ["study=views", "extract.estimate=full", "options.views=[]"],
-    "no modulus": ["model=[modsum_0]", "model.modsum_0.moduli=[]"],
+    "no modulus": ["model=[modsum_0]", "model.modsum_0.recipe.moduli=[]"],
     "too small a share": ["experiment=tiny/modsum_probes", "options.train_share=0.001"],
     "layer": ["extract.layers=[0,6]"],
     "negative layer": ["extract.layers=[-7]"],
@@ -159,8 +159,8 @@ CONFIGS = {
     "layers of a random model": ["+model.x={kind: random, config: {model_type: gpt2, n_layer: 1000000}}"],
     "heads of a random model": ["+model.x={kind: random, config: {model_type: gpt2, n_head: -2}}"],
     "labels of a random model": ["+model.x={kind: random, config: {model_type: gpt2, num_labels: 1000000000}}"],
-    "modulus": ["model=[modsum_0]", "model.modsum_0.moduli=[1000000]"],
-    "blocks": ["model=[modsum_0]", "model.modsum_0.blocks=1000000"],
+    "modulus": ["model=[modsum_0]", "model.modsum_0.recipe.moduli=[1000000]"],
+    "blocks": ["model=[modsum_0]", "model.modsum_0.recipe.blocks=1000000"],
 }
 VALUES = {
     "seed": ["1e25", 2**64, 2**31, "inf", "nan"],

@@ -628,7 +628,9 @@ def test_ctrl_c(tmp_path, sent):
 
 
 def test_pretraining_makes_models_that_a_run_can_use(repsim, newest):
-    code, _, err = repsim("run", "-q", "experiment=pretrain_tiny", "options.steps=3", "options.save=[0,3]")
+    code, _, err = repsim(
+        "run", "-q", "experiment=pretrain_tiny", "options.recipe.steps=3", "options.recipe.save=[0,3]"
+    )
     assert code == 0, err
     folder = newest()
     found = results.read_results(folder)
@@ -637,8 +639,8 @@ def test_pretraining_makes_models_that_a_run_can_use(repsim, newest):
     assert repsim("run", "-q", "model=[]", *models, "extract.sequences=10")[0] == 0
     values = stacked(newest())
     assert values.shape == (12, 12)
-    assert repsim("run", "experiment=pretrain_tiny", "options.save=[9999]")[2].startswith(
-        "error: options.save: no such step, got 9999; steps go from 0 to 2000"
+    assert repsim("run", "experiment=pretrain_tiny", "options.recipe.save=[9999]")[2].startswith(
+        "error: options.recipe.save: no such step, got 9999; steps go from 0 to 2000"
     )
 
 

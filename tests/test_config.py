@@ -3,7 +3,9 @@
 import inspect
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass, is_dataclass
 from pathlib import Path
+from types import UnionType
 from typing import Annotated, Any, get_args, get_origin
 
 import pytest
@@ -12,8 +14,9 @@ from hydra import compose, initialize_config_dir
 
 from repsim_cli import measures, registry
 from repsim_cli.config import GROUPS, RunKeys, validate
-from repsim_cli.errors import BadConfig
-from repsim_cli.settings import Extract, Hardware, Ranked, Significance, SubNetworks
+from repsim_cli.data.base import Data
+from repsim_cli.errors import BadConfig, BadInput
+from repsim_cli.settings import Extract, Hardware, Positive, Ranked, Significance
 
 ROOT = Path(__file__).parent.parent
 CONF = ROOT / "conf"
@@ -21,6 +24,12 @@ EXPERIMENTS = sorted(str(f.relative_to(CONF / "experiment").with_suffix("")) for
 
 
 SETTINGS = {"extract": Extract, "significance": Significance, "hardware": Hardware}
+
+
+def nested(annotation: Any) -> type | None:
+    """The dataclass in an annotation `X` or `X | None`."""
+    kinds = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
+    return next((kind for kind in kinds if is_dataclass(kind)), None)
 
 
 def composed(*overrides):
@@ -50,7 +59,7 @@ def test_component_files_list_every_keyword():
     """So that Hydra itself refuses a misspelt one."""
     seen = set()
     for file, function, given in entries():
-        assert list(given) == list(inspect.signature(function).parameters), file
+        listed(file, function, given)
         seen.add(file)
     others = {
         str(file.relative_to(CONF))
@@ -58,6 +67,15 @@ def test_component_files_list_every_keyword():
         if CONF / "experiment" not in file.parents
     }
     assert others == {"config.yaml", "hydra/launcher/slurm.yaml", "measure/all.yaml"}
+
+
+def listed(where, function, given):
+    """Nested settings too, but for those that are null."""
+    parameters = inspect.signature(function).parameters
+    assert list(given) == list(parameters), where
+    for key, parameter in parameters.items():
+        if (inner := nested(parameter.annotation)) and given[key] is not None:
+            listed(f"{where}: {key}", inner, given[key])
 
 
 def test_every_registered_component_has_a_file():
@@ -297,16 +315,23 @@ def numbers_in(annotation: Any, bounds: tuple = ()) -> Iterator[tuple[type, set[
             yield from numbers_in(inner)
 
 
+def keys_of(where: str, annotation: Any) -> Iterator[tuple[str, Any]]:
+    """A setting, or where it is a group of them its keys."""
+    if (inner := nested(annotation)) is None:
+        yield where, annotation
+    else:
+        for key, parameter in inspect.signature(inner).parameters.items():
+            yield from keys_of(f"{where}.{key}", parameter.annotation)
+
+
 def settings() -> Iterator[tuple[str, Any]]:
     """Every setting that a configuration can hold, with its annotation."""
     for room in (registry.data, registry.models, registry.measures, registry.studies):
         for name in room.names():
             for key, parameter in inspect.signature(room.get(name).function).parameters.items():
                 if room is not registry.studies or key != "seed":  # the run's own
-                    yield f"{room.noun} {name}.{key}", parameter.annotation
-    for group in (Extract, Hardware, Ranked, Significance, SubNetworks):
-        for key, parameter in inspect.signature(group).parameters.items():
-            yield f"{group.__name__}.{key}", parameter.annotation
+                    yield from keys_of(f"{room.noun} {name}.{key}", parameter.annotation)
+    yield from keys_of("groups", Ranked)
     for key, field in RunKeys.model_fields.items():
         yield key, Annotated[field.annotation, field]
 
@@ -316,3 +341,74 @@ def test_every_number_is_bounded_by_its_type():
     assert len(found) > 100
     assert [where for where, bounds in found if not (bounds & {"ge", "gt"} and bounds & {"le", "lt"})] == []
     assert list(numbers_in(dict[str, list[int]])) == [(int, set())]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inner:
+    """A group of settings with a data entry and a check of its own."""
+
+    text: Data | None = None
+    size: Positive = 3
+
+    def __post_init__(self):
+        if self.size == 13:
+            raise BadInput(f"size: no luck, got {self.size}; take another")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outer:
+    inner: Inner
+    maybe: Inner | None = None
+
+
+@pytest.fixture
+def toy(monkeypatch):
+    """A study with groups of settings in groups of settings."""
+
+    class Toy:
+        def __init__(self, *, outer: Outer, other: Inner | None = None):
+            self.outer, self.other = outer, other
+
+    monkeypatch.setitem(registry.studies._load(), "toy", registry.Entry("toy", Toy, None))
+
+    def bound(*options):
+        return validate(composed("study=toy", *(f"+options.{option}" for option in options))).study
+
+    return bound
+
+
+def test_groups_of_settings_are_bound_by_their_keys(toy):
+    found = toy()
+    assert (found.outer, found.other) == (Outer(inner=Inner()), None)
+    found = toy("outer.inner.size=5", "outer.maybe={}", "other={text: {kind: embedded_text, split: train}}")
+    assert (found.outer.inner.size, found.outer.maybe) == (5, Inner())
+    assert found.other.text.source.startswith("Jargon File")
+    assert toy("outer={inner: {text: null}, maybe: null}").outer == Outer(inner=Inner())
+
+
+@pytest.mark.parametrize(
+    ("option", "problem"),
+    [
+        ("outer.inner.sise=5", "options.outer.inner.sise: unknown key, got 5; did you mean 'size'?"),
+        ("outer.iner={}", "options.outer.iner: unknown key, got {}; did you mean 'inner'?"),
+        ("outer.inner.size=x", "options.outer.inner.size: wrong value, got 'x'; give integer"),
+        ("outer.inner.size=0", "options.outer.inner.size: wrong value, got 0; give greater than or equal to 1"),
+        ("other.size=13", "options.other.size: no luck, got 13; take another"),
+        ("outer.inner=3", "options.outer.inner: wrong value, got 3; give keys of {text, size}"),
+        ("outer.inner=null", "options.outer.inner: wrong value, got None; give keys of {text, size}"),
+        ("other=[1]", "options.other: wrong value, got [1]; give keys of {text, size}"),
+        ("other.text={kind: embeded_text}", "options.other.text.kind: unknown data kind, got 'embeded_text'; did you mean 'embedded_text' or 'embedded_sentences'?"),
+    ],
+)  # fmt: skip
+def test_a_problem_in_a_group_of_settings_names_its_path(toy, option, problem):
+    with pytest.raises(BadConfig) as caught:
+        toy(option)
+    assert caught.value.problems == [problem]
+
+
+def test_all_problems_of_nested_settings_at_once(toy):
+    with pytest.raises(BadConfig) as caught:
+        toy("outer={inner: {size: x}, maybe: {sise: 3}}", "other.size=13")
+    assert [problem.split(": ")[0] for problem in caught.value.problems] == [
+        "options.outer.inner.size", "options.outer.maybe.sise", "options.other.size"
+    ]  # fmt: skip

@@ -213,12 +213,12 @@ def test_the_hub_is_asked_once(no_hub):
 
 def test_a_device_for_training_is_noted_and_refused_when_needed(repsim, tmp_path):
     """Models that are in the cache need none."""
-    config = validate(composed("experiment=finetune_nli", "dry_run=true", "model.bert_mnli.device=cuda:9"))
-    assert config.misfits[0].startswith("model.bert_mnli.device: not usable here, got 'cuda:9' (")
-    words = ["run", "experiment=tiny/finetune_nli", "model.tiny_nli.device=cuda:9", "model.tiny_nli.seeds=[0,1]"]
+    config = validate(composed("experiment=finetune_nli", "dry_run=true", "model.bert_mnli.recipe.device=cuda:9"))
+    assert config.misfits[0].startswith("model.bert_mnli.recipe.device: not usable here, got 'cuda:9' (")
+    words = ["run", "experiment=tiny/finetune_nli", "model.tiny_nli.recipe.device=cuda:9", "model.tiny_nli.seeds=[0,1]"]
     code, out, err = repsim(*words)
     assert (code, out) == (2, "")
-    assert err.startswith("error: model.tiny_nli_0.device: not usable here, got 'cuda:9' (")
+    assert err.startswith("error: model.tiny_nli_0.recipe.device: not usable here, got 'cuda:9' (")
     assert not list((tmp_path / "outputs").rglob("manifest.json"))
 
 

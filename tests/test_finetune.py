@@ -18,10 +18,10 @@ from repsim_cli.training import trained
 # the shipped entry with two seeds and next to no training
 TINY_FINETUNED = [
     "model.tiny_nli.seeds=[0,1]",
-    "model.tiny_nli.shared_steps=3",
-    "model.tiny_nli.steps=4",
-    "model.tiny_nli.warm_up=1",
-    "model.tiny_nli.shared.examples=60",
+    "model.tiny_nli.shared.steps=3",
+    "model.tiny_nli.recipe.steps=4",
+    "model.tiny_nli.recipe.warm_up=1",
+    "model.tiny_nli.shared.data.examples=60",
     "model.tiny_nli.train.examples=60",
     "model.tiny_nli.evaluate.examples=60",
     "model.tiny_nli.hans.examples=60",
@@ -148,7 +148,7 @@ ENTRY = {
     "train": "{kind: overlap_nli}",
     "evaluate": "{kind: overlap_nli}",
     "seeds": [0],
-    "length": 32,
+    "recipe": "{length: 32}",
 }  # fmt: skip
 
 
@@ -170,14 +170,14 @@ def written(value):
         ({"train": None}, "model.a.train: missing, got nothing; set it"),
         ({"evaluate": "null"}, "model.a.evaluate.kind: missing, got None; write {kind: NAME"),
         ({"evaluate": "{kind: overlap_nli, heuristics: [x]}"}, "model.a.evaluate.heuristics: no such heuristic, got 'x'"),
-        ({"lenght": 3}, "model.a.lenght: unknown key, got 3; did you mean 'length'"),
+        ({"recipe": "{lenght: 3}"}, "model.a.recipe.lenght: unknown key, got 3; did you mean 'length'"),
         ({"seeds": [1, 1]}, r"model.a.seeds: not distinct numbers from 0 to 4294967294, got \[1, 1\]; name each seed once"),
         ({"seeds": [2**32 - 1]}, "model.a.seeds.0: wrong value, got 4294967295; give less than 2147483648"),
-        ({"length": 64}, "model.a.length: longer than the encoder's context, got 64; at most 32"),
+        ({"recipe": "{length: 64}"}, "model.a.recipe.length: longer than the encoder's context, got 64; at most 32"),
         ({"hub": "x/y"}, "model.a.config, path, hub: give exactly one of them, got config and x/y; drop one"),
         ({"config": None}, "model.a.path, hub: give exactly one of them, got path=None, hub=None"),
         ({"config": None, "path": "here", "tokenizer": "there"}, "model.a.tokenizer: a pretrained encoder has its own, got 'there'"),
-        ({"config": None, "path": "here", "shared": "{kind: overlap_nli}"}, "model.a.shared: a pretrained encoder has its own, got 'overlap_nli"),
+        ({"config": None, "path": "here", "shared": "{data: {kind: overlap_nli}}"}, "model.a.shared: a pretrained encoder has its own, got 'overlap_nli"),
     ],
 )  # fmt: skip
 def test_bad_recipes_are_refused_before_anything_is_trained(changes, message):
@@ -211,7 +211,12 @@ def test_examples_without_labels_are_refused(tmp_path, monkeypatch):
     file = tmp_path / "mnli.tsv"
     file.write_text("sentence1\tsentence2\nA cat sleeps\tA cat sleeps\nIt rains\tIt pours\n")
     found = validate(
-        composed("study=finetune", "measure=[]", "model=[]", entry(evaluate=f"{{kind: mnli, path: {file}}}", steps=1))
+        composed(
+            "study=finetune",
+            "measure=[]",
+            "model=[]",
+            entry(evaluate=f"{{kind: mnli, path: {file}}}", recipe="{length: 32, steps: 1}"),
+        )
     )
     with pytest.raises(BadInput, match="evaluate: a classifier needs a label per example, got none in .*mnli.tsv; add"):
         found.models["a_0"].identity()

@@ -21,7 +21,7 @@ from repsim_cli.results import quiet
 from repsim_cli.settings import Extract
 from repsim_cli.training import modular as training
 from repsim_cli.training import trained
-from repsim_cli.training.modular import Recipe, kept_look, metrics_of, mistakes, modular, train
+from repsim_cli.training.modular import ModularRecipe, kept_look, metrics_of, mistakes, modular
 
 SHAPE = Shape(numbers=5, blocks=2, outputs={"c1": 5, "b1": 5}, width=16, heads=2, mlp=24)
 POINTS = ["q.h*", "attn_scores.h*", "pattern.h*", "v.h*", "z.h*", "resid_pre", "attn_out", "resid_mid", "mlp_pre", "mlp_post", "mlp_out", "resid_post"]  # fmt: skip
@@ -30,10 +30,14 @@ POINTS = ["q.h*", "attn_scores.h*", "pattern.h*", "v.h*", "z.h*", "resid_pre", "
 def recipe(**more):
     given = {
         "moduli": [5, 3], "blocks": 2, "training": "by_block", "epochs": 4, "batch_size": 8, "learning_rate": 1e-2,
-        "weight_decay": 0.1, "penalty": 0.01, "average": 0.5, "train_share": 0.8, "check": 2, "patience": 3, "seed": 0,
-        "save": [], "device": "cpu",
+        "weight_decay": 0.1, "penalty": 0.01, "average": 0.5, "train_share": 0.8, "check": 2, "patience": 3, "save": None,
+        "device": "cpu",
     }  # fmt: skip
-    return Recipe(**{**given, **more})
+    return ModularRecipe(**{**given, **more})
+
+
+def train(recipe, *arguments, seed=0, **more):
+    return training.train(recipe, seed, *arguments, **more)
 
 
 @pytest.fixture(scope="module")
@@ -133,7 +137,7 @@ def test_blocks_are_trained_one_after_the_other():
     alone, _ = train(recipe(epochs=1))
     again, _ = train(recipe(epochs=1))
     assert same(alone, again)
-    assert not same(alone, train(recipe(epochs=1, seed=1))[0])
+    assert not same(alone, train(recipe(epochs=1), seed=1)[0])
 
 
 def same(one, other):
@@ -172,7 +176,7 @@ def test_mistakes_are_how_far_the_wrong_rows_are_off():
     model, _ = train(one)
     ab = torch.cartesian_prod(torch.arange(7), torch.arange(7))
     held_out = torch.from_numpy(np.random.default_rng(0).permutation(49)[39:])
-    found = mistakes(model, one)
+    found = mistakes(model, one, seed=0)
     assert list(found) == ["c1", "c2"]
     for name, blocks, p in (("c1", 1, 7), ("c2", 2, 5)):
         told = model.heads[name](model.stream(ab, blocks)[:, 0]).argmax(-1)[held_out]
@@ -266,8 +270,8 @@ def test_a_loss_that_is_not_finite(monkeypatch):
 def test_a_run_from_training_to_the_matrix(repsim, tmp_path, monkeypatch):
     monkeypatch.setenv("REPSIM_CACHE", str(tmp_path / "cache"))
     words = [
-        "model=[modsum_l,modsum_targets]", "model.modsum_l.moduli=[7,5]", "model.modsum_l.blocks=2",
-        "model.modsum_l.epochs=3", "model.modsum_targets.moduli=[7,5]", "data=modular_pairs", "data.numbers=7",
+        "model=[modsum_l,modsum_targets]", "model.modsum_l.recipe.moduli=[7,5]", "model.modsum_l.recipe.blocks=2",
+        "model.modsum_l.recipe.epochs=3", "model.modsum_targets.moduli=[7,5]", "data=modular_pairs", "data.numbers=7",
         "extract=modsum", "extract.rows=30", "measure=[gromov_wasserstein,cka]", "hardware.threads=1",
     ]  # fmt: skip
     code, _, err, folder = run(repsim, *words)
@@ -300,8 +304,8 @@ def test_whole_sequences_need_one_length(repsim):
 
 
 def test_the_recipe_is_checked(repsim):
-    words = ["model=[modsum_0]", "data=modular_pairs", "extract=modsum", "model.modsum_0.train_share=2"]
-    assert repsim("run", *words)[2].startswith("error: model.modsum_0.train_share: wrong value, got 2; give")
+    words = ["model=[modsum_0]", "data=modular_pairs", "extract=modsum", "model.modsum_0.recipe.train_share=2"]
+    assert repsim("run", *words)[2].startswith("error: model.modsum_0.recipe.train_share: wrong value, got 2; give")
 
 
 @pytest.mark.parametrize(
@@ -312,12 +316,12 @@ def test_the_recipe_is_checked(repsim):
         ({"save": [3]}, r"save: not two or more distinct epochs from 0 to 600, got \[3\]; change them"),
         ({"save": [3, 601], "patience": None}, r"save: not two or more distinct epochs from 0 to 600, got \[3, 601\]"),
         ({"save": [0, 3]}, r"save: a training that ends early may not come there, got patience 3; give null"),
-        ({"device": "tpu9"}, r"device: not usable here, got 'tpu9' \(.*\); use cpu"),
+        ({"device": "tpu9"}, r"recipe.device: not usable here, got 'tpu9' \(.*\); use cpu"),
     ],
 )
 def test_recipes_that_make_no_sense(given, message):
     with pytest.raises(BadInput, match=message):
-        modular(moduli=[3], **given)
+        modular(recipe=ModularRecipe(moduli=[3], **given))
 
 
 def test_moduli_that_make_no_sense(repsim):
@@ -326,24 +330,25 @@ def test_moduli_that_make_no_sense(repsim):
         ("[]", "moduli: too few, got []; give at least 1"),
         ("[1]", "moduli.0: wrong value, got 1; give greater"),
     ):
-        err = repsim("run", *words, f"model.modsum_tiny_0.moduli={moduli}")[2]
-        assert err.startswith(f"error: model.modsum_tiny_0.{said}"), err
+        err = repsim("run", *words, f"model.modsum_tiny_0.recipe.moduli={moduli}")[2]
+        assert err.startswith(f"error: model.modsum_tiny_0.recipe.{said}"), err
 
 
 def test_trained_models_are_found_again(tmp_path, monkeypatch):
     monkeypatch.setenv("REPSIM_CACHE", str(tmp_path))
-    source = modular(moduli=[3], epochs=1)
+    recipe = ModularRecipe(moduli=[3], epochs=1)
+    source = modular(recipe=recipe)
     assert source.make is not None
     source.make(quiet)
     one = source.identity()["weights_hash"]
-    assert modular(moduli=[3], epochs=1, seed=1).identity()["weights_hash"] != one
+    assert modular(recipe=recipe, seed=1).identity()["weights_hash"] != one
     monkeypatch.setattr(training, "train", None)
-    assert modular(moduli=[3], epochs=1).identity()["weights_hash"] == one
+    assert modular(recipe=recipe).identity()["weights_hash"] == one
 
 
 def test_checkpoints_survive_a_kill_at_the_very_end(tmp_path, monkeypatch):
     monkeypatch.setenv("REPSIM_CACHE", str(tmp_path))
-    series = modular(moduli=[3], epochs=2, save=[0, 2], patience=None)
+    series = modular(recipe=ModularRecipe(moduli=[3], epochs=2, save=[0, 2], patience=None))
     with monkeypatch.context() as patch:
         patch.setattr(training, "metrics_of", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
@@ -363,7 +368,7 @@ def test_checkpoints_survive_a_kill_at_the_very_end(tmp_path, monkeypatch):
     ],
 )
 def test_the_manifest_says_how_a_model_was_trained(given, name):
-    assert facts("m", modular(**given), []).training == name
+    assert facts("m", modular(recipe=ModularRecipe(**given)), []).training == name
 
 
 def test_chain():
@@ -372,8 +377,8 @@ def test_chain():
 
 
 TINY = (
-    "-q", "experiment=tiny/modsum_training", "model=[modsum_tiny_0,modsum_tiny_l]", "model.modsum_tiny_0.epochs=2",
-    "model.modsum_tiny_l.epochs=2", "hardware.threads=1",
+    "-q", "experiment=tiny/modsum_training", "model=[modsum_tiny_0,modsum_tiny_l]", "model.modsum_tiny_0.recipe.epochs=2",
+    "model.modsum_tiny_l.recipe.epochs=2", "hardware.threads=1",
 )  # fmt: skip
 
 
@@ -420,8 +425,8 @@ def test_models_of_another_kind_are_refused(repsim):
 
 def test_checkpoints_are_a_series(repsim, newest):
     words = [
-        "-q", "experiment=tiny/training_view", "model=[modsum_tiny_0]", "model.modsum_tiny_0.epochs=4",
-        "model.modsum_tiny_0.save=[0,2,4]", "model.modsum_tiny_0.patience=null", "data=modular_pairs", "data.numbers=23",
+        "-q", "experiment=tiny/training_view", "model=[modsum_tiny_0]", "model.modsum_tiny_0.recipe.epochs=4",
+        "model.modsum_tiny_0.recipe.save=[0,2,4]", "model.modsum_tiny_0.recipe.patience=null", "data=modular_pairs", "data.numbers=23",
         "extract=modsum", "extract.hook_points=[resid_pre,resid_post,pattern.h*]", "extract.rows=100", "measure=[cka]",
     ]  # fmt: skip
     code, _, err = repsim("run", *words, "hardware.threads=1")

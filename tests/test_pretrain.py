@@ -12,9 +12,12 @@ from repsim_cli.training import pretrain
 from repsim_cli.training import series as trained_series
 
 CONFIG = "{model_type: gpt_neox, hidden_size: 16, num_hidden_layers: 2, num_attention_heads: 2, intermediate_size: 32, max_position_embeddings: 32, tie_word_embeddings: true, bos_token_id: 0, eos_token_id: 0}"  # fmt: skip
-SHORT = ("options.length=32", "options.batch_size=4")
-RUN = ("-q", "experiment=pretrain_tiny", f"options.config={CONFIG}", *SHORT, "options.steps=6", "options.save=log")
-SERIES = f"+model.mine={{kind: pretrained_series, config: {CONFIG}, length: 32, steps: 6, batch_size: 4}}"
+SHORT = ("options.recipe.length=32", "options.recipe.batch_size=4")
+RUN = (
+    "-q", "experiment=pretrain_tiny", f"options.recipe.config={CONFIG}", *SHORT, "options.recipe.steps=6",
+    "options.recipe.save=log",
+)  # fmt: skip
+SERIES = f"+model.mine={{kind: pretrained_series, recipe: {{config: {CONFIG}, length: 32, steps: 6, batch_size: 4}}}}"
 STUDY = (
     "-q", "experiment=tiny/pythia_convergence", "model=[]", SERIES, "extract.length=32", "extract.sequences=6",
     "extract.rows=150", "options.claims=[]",
@@ -135,7 +138,7 @@ def test_the_view_of_a_training(repsim, newest):
 
 def test_the_steps_that_are_kept():
     def recipe(save, steps=20):
-        return pretrain.Recipe(config={}, save=save, vocabulary=300, length=8, steps=steps, batch_size=1, learning_rate=1.0, warm_up=1, seed=0)  # fmt: skip
+        return pretrain.PretrainRecipe(config={"model_type": "gpt2"}, save=save, steps=steps)
 
     assert recipe("log").kept == [0, 1, 2, 4, 8, 16, 20]
     assert recipe("log", 16).kept == [0, 1, 2, 4, 8, 16]
@@ -147,16 +150,17 @@ def test_the_steps_that_are_kept():
 def test_too_little_text():
     text = registry.data.get("embedded_text").function(split="train")
     few = type(text)(documents=lambda: (d for d in ["one word"]), source="few")
-    recipe = pretrain.Recipe(config={}, save="log", vocabulary=300, length=8, steps=1, batch_size=1, learning_rate=1.0, warm_up=1, seed=0)  # fmt: skip
+    recipe = pretrain.PretrainRecipe(config={"model_type": "gpt2"}, vocabulary=300, length=8, steps=1)
     with pytest.raises(BadInput, match="data: too little text to train on, got . sequences of 8; give more"):
-        pretrain.corpus(few, recipe)
+        pretrain.corpus(few, recipe, seed=0)
 
 
 def test_a_loss_that_is_not_finite(monkeypatch):
     model = torch.nn.Linear(2, 2)
     monkeypatch.setattr(pretrain, "next_token_loss", lambda model, ids: model.weight.sum() * float("inf"))
     with pytest.raises(RunFailed, match="training: the loss is not finite, got (nan|inf|-inf) at step 0; lower learn"):
-        list(pretrain.train(model, np.zeros((4, 3), int), steps=range(2), total=2, batch_size=1, learning_rate=1.0, warm_up=1, seed=0, save=lambda step: None))  # fmt: skip
+        recipe = pretrain.TextRecipe(steps=2, batch_size=1)
+        list(pretrain.train(model, np.zeros((4, 3), int), recipe, steps=range(2), seed=0, save=lambda step: None))
 
 
 def test_metrics_that_cannot_be_read(tmp_path):

@@ -14,7 +14,7 @@ from repsim_cli.models.modular import modular_targets
 from repsim_cli.settings import Extract, Hardware
 from repsim_cli.studies import probes as study
 from repsim_cli.studies.probes import Probes, classes_of, nearest
-from repsim_cli.training.modular import modular
+from repsim_cli.training.modular import ModularRecipe, modular
 from repsim_cli.training.probes import PROBES, fit, fit_linear, split_of
 
 DRAW = np.random.default_rng(0)
@@ -112,7 +112,7 @@ def test_claims():
     assert {one["verdict"] for one in alone} == {"not testable here"}
 
 
-MODELS = {"m": modular(moduli=[5]), "t": modular_targets(moduli=[5])}
+MODELS = {"m": modular(recipe=ModularRecipe(moduli=[5])), "t": modular_targets(moduli=[5])}
 GIVEN = {
     "model": MODELS, "data": modular_pairs(numbers=5), "hardware": Hardware(), "seed": 0, "targets": "t",
     "extract": Extract(hook_points=["resid_post"], unit="sequence", length=2, estimate="full"),
@@ -146,8 +146,8 @@ def test_classes_that_lie_far_apart_have_a_column_each():
 
 
 RUN = (
-    "-q", "experiment=tiny/modsum_probes", "model=[modsum_tiny_l,modsum_tiny_targets]", "model.modsum_tiny_l.moduli=[7,5]",
-    "model.modsum_tiny_targets.moduli=[7,5]", "model.modsum_tiny_l.epochs=1", "data.numbers=7", "extract.rows=49",
+    "-q", "experiment=tiny/modsum_probes", "model=[modsum_tiny_l,modsum_tiny_targets]", "model.modsum_tiny_l.recipe.moduli=[7,5]",
+    "model.modsum_tiny_targets.moduli=[7,5]", "model.modsum_tiny_l.recipe.epochs=1", "data.numbers=7", "extract.rows=49",
     "extract.hook_points=[resid_post,pattern.h*]", "extract.layers=[1]", "hardware.threads=1", "hardware.processes=1",
 )  # fmt: skip
 

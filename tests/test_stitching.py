@@ -36,7 +36,7 @@ from repsim_cli.stitching.models import (
     scrambled,
     shuffled,
 )
-from repsim_cli.stitching.train import Recipe, fit_key, fit_stitches
+from repsim_cli.stitching.train import StitchRecipe, fit_key, fit_stitches
 
 CAUSAL, CLASSES = "AutoModelForCausalLM", "AutoModelForSequenceClassification"
 NATIVE = {"d_model": 32, "n_layers": 3, "n_heads": 4, "n_ctx": 64, "d_vocab": 512, "act_fn": "solu_ln"}
@@ -259,7 +259,7 @@ def test_least_squares_finds_the_map():
 def test_an_orthogonal_layer_stays_orthogonal():
     model, given = whole("gpt2"), some()
     stitch = Stitch(Head("m"), "m", 0, 1)
-    recipe = Recipe(layer="orthogonal", steps=5, warm_up=0, batch=2, clip=1.0)
+    recipe = StitchRecipe(layer="orthogonal", steps=5, warm_up=0, batch=2, clip=1.0)
     fit = fit_stitches(model, model, [stitch], given, next_token(), recipe, batch_size=4, seed=0)[stitch]
     weights = fit.layer[-1].weight
     assert torch.allclose(weights @ weights.T, torch.eye(32), atol=1e-4)
@@ -271,7 +271,7 @@ def test_training_between_widths_with_gradients_for_the_layer_alone():
     calls = Counter()
     head.model.gpt_neox.layers[0].register_forward_hook(lambda *_: calls.update(["head"]))
     stitches = [Stitch(Head("a"), "b", at, into) for at, into in ((EMBED, 0), (1, 1), (2, 2))]
-    recipe = Recipe(layer="linear", steps=40, warm_up=5, batch=4, init_sequences=2, scale_rate=True, clip=1.0)
+    recipe = StitchRecipe(layer="linear", steps=40, warm_up=5, batch=4, init_sequences=2, scale_rate=True, clip=1.0)
     fits = fit_stitches(head, tail, stitches, some(), next_token(), recipe, batch_size=2, seed=0)
     # one pass for the start, and two in each of 40 steps, for three layers
     assert calls["head"] == 1 + 2 * 40
@@ -286,7 +286,7 @@ def test_training_between_widths_with_gradients_for_the_layer_alone():
 def test_layers_do_not_depend_on_which_others_are_trained_beside_them():
     model, given = whole("gpt2"), some()
     stitches = same_layer([Head("m", "shuffled")], ["m"], [0, 1])
-    recipe = Recipe(steps=4, warm_up=1, batch=4)
+    recipe = StitchRecipe(steps=4, warm_up=1, batch=4)
 
     def fit(which):
         return fit_stitches(model, model, which, given, next_token(), recipe, batch_size=4, seed=3)
@@ -301,7 +301,7 @@ def test_a_finished_layer_is_read_from_the_cache(monkeypatch, tmp_path):
     monkeypatch.setenv("REPSIM_CACHE", str(tmp_path))
     model, given = whole("gpt2"), some()
     stitches = same_layer([Head("m")], ["m"], [0, 1])
-    recipe = Recipe(steps=3, warm_up=1, batch=4)
+    recipe = StitchRecipe(steps=3, warm_up=1, batch=4)
     identities = {"m": model.source.identity()}
     keys = {s: fit_key(s, identities, given, next_token(), recipe, {"seed": 0}) for s in stitches}
     assert len(set(keys.values())) == 2
@@ -358,11 +358,11 @@ def test_a_training_that_diverges_says_so():
     model, given = open_whole("m", shipped, CAUSAL, "cpu"), some()
     stitch = Stitch(Head("m"), "m", 4, 4)
     for rate in (1e4, 1e30):
-        recipe = Recipe(layer="linear", steps=20, warm_up=0, batch=4, learning_rate=rate)
+        recipe = StitchRecipe(layer="linear", steps=20, warm_up=0, batch=4, learning_rate=rate)
         fit = fit_stitches(model, model, [stitch], given, next_token(), recipe, batch_size=4, seed=0)[stitch]
         assert fit.diverged is not None
         assert np.isfinite(fit.losses).all()
-    calm = Recipe(layer="linear", steps=5, warm_up=0, batch=4, learning_rate=1e-6)
+    calm = StitchRecipe(layer="linear", steps=5, warm_up=0, batch=4, learning_rate=1e-6)
     assert (
         fit_stitches(model, model, [stitch], given, next_token(), calm, batch_size=4, seed=0)[stitch].diverged is None
     )
@@ -403,13 +403,11 @@ def test_baseline_heads():
 
 @pytest.mark.parametrize("layer", ["identity", "orthogonal"])
 def test_other_widths_are_refused(layer):
-    match = (
-        rf"options.layer: {layer} needs equal widths, got 32 \(a\) and 48 \(b\); use affine, linear or least_squares"
-    )
+    match = rf"options.recipe.layer: {layer} needs equal widths, got 32 \(a\) and 48 \(b\); use affine, linear or least_squares"
     with pytest.raises(BadInput, match=match):
         check_layer(layer, "least_squares", ("a", 32), ("b", 48))
     with pytest.raises(
-        BadInput, match=r"options.init: identity needs equal widths, got 32 \(a\) and 48 \(b\); use least"
+        BadInput, match=r"options.recipe.init: identity needs equal widths, got 32 \(a\) and 48 \(b\); use least"
     ):
         check_layer("affine", "identity", ("a", 32), ("b", 48))
     check_layer("linear", "least_squares", ("a", 32), ("b", 48))

@@ -14,6 +14,7 @@ from repsim_cli.data.labelled import Example, Examples
 from repsim_cli.errors import BadInput, RunFailed
 from repsim_cli.plots.stitching import figures as stitching_figures
 from repsim_cli.settings import Extract, Hardware
+from repsim_cli.stitching.train import StitchRecipe
 from repsim_cli.studies import stitching as study_module
 from repsim_cli.studies.stitching import PENALTIES, Stitching, split
 
@@ -26,14 +27,15 @@ def model(kind="gpt2", tokenizer="tiny_a", seed=0, **settings):
     return random(config={**TINY[kind], **settings}, tokenizer=str(tokenizer), seed=seed)
 
 
-def study(models=None, data=TEXT, hook_points=("resid_post",), hardware=None, extract=None, **options):
+def study(models=None, data=TEXT, hook_points=("resid_post",), hardware=None, extract=None, recipe=None, **options):
     return Stitching(
         model=models or {"a": model(), "b": model(seed=1)},
         data=data,
         extract=Extract(hook_points=list(hook_points), **{"length": 16, "sequences": 24, **(extract or {})}),
         hardware=hardware or Hardware(),
         seed=0,
-        **{"evaluation": 6, "steps": 4, "warm_up": 1, "batch": 4, **options},
+        recipe=StitchRecipe(**{"steps": 4, "warm_up": 1, "batch": 4, **(recipe or {})}),
+        **{"evaluation": 6, **options},
     )
 
 
@@ -51,15 +53,15 @@ def records(out):
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"models": {"a": model(), "b": model(n_embd=48)}, "layer": "identity"}, r"options.layer: identity needs equal widths, got 48 \(b\) and 32 \(a\); use affine"),
-        ({"models": {"a": model(), "b": model(n_embd=48)}, "layer": "orthogonal"}, r"options.layer: orthogonal needs equal widths, got 48 \(b\) and 32 \(a\); use"),
-        ({"models": {"a": model(), "b": model(n_embd=48)}, "init": "identity"}, r"options.init: identity needs equal widths, got 48 \(b\) and 32 \(a\); use least"),
+        ({"models": {"a": model(), "b": model(n_embd=48)}, "recipe": {"layer": "identity"}}, r"options.recipe.layer: identity needs equal widths, got 48 \(b\) and 32 \(a\); use affine"),
+        ({"models": {"a": model(), "b": model(n_embd=48)}, "recipe": {"layer": "orthogonal"}}, r"options.recipe.layer: orthogonal needs equal widths, got 48 \(b\) and 32 \(a\); use"),
+        ({"models": {"a": model(), "b": model(n_embd=48)}, "recipe": {"init": "identity"}}, r"options.recipe.init: identity needs equal widths, got 48 \(b\) and 32 \(a\); use least"),
         ({"extract": {"layers": [3]}}, r"extract.hook_points, model.a: layers: layer out of range, got 3; the model has layers 0 to 2"),
         ({"hook_points": ["mlp_out"]}, r"extract.hook_points: stitches are made between blocks, got 'mlp_out@0'; use resid_post and embed"),
         ({"extract": {"length": 65}}, r"extract.length, model.a: longer than the model's context, got 65; at most 64"),
         ({"models": {"a": model(), "b": model("bert")}}, r"model.b: its blocks cannot be stitched under AutoModelForCausalLM, got model_type 'bert'"),
         ({"evaluation": 24}, r"options.evaluation: no sequences are left to train on, got 24 of 24; raise extract.sequences"),
-        ({"warm_up": 4}, r"options.warm_up: as long as the training, got 4; lower it, or raise steps"),
+        ({"recipe": {"warm_up": 4}}, r"warm_up: as long as the training, got 4; lower it, or raise steps"),
         ({"hardware": Hardware(dtype="float16")}, r"hardware.dtype: gradients underflow, got float16; use bfloat16 or float32"),
         ({"hardware": Hardware(memory_gb=0.1)}, r"hardware.memory_gb: the run needs about 0.5\d GB, got a limit of 0.10 GB; lower hardware.batch_size"),
         ({"pairs": [["a"]]}, r"options.pairs: not a head and a tail, got \['a'\]; write \[\[HEAD, TAIL\], ...\]"),
@@ -75,7 +77,14 @@ def test_what_is_refused_before_any_weight_loads(options, match):
 
 def test_no_model_and_other_tokenizers_are_refused(tokenizer_folder):
     with pytest.raises(BadInput, match=r"model: no model is selected, got none; e.g. model=\[tiny_a,tiny_b\]"):
-        Stitching(model={}, data=TEXT, extract=Extract(hook_points=["resid_post"]), hardware=Hardware(), seed=0)
+        Stitching(
+            model={},
+            data=TEXT,
+            extract=Extract(hook_points=["resid_post"]),
+            hardware=Hardware(),
+            seed=0,
+            recipe=StitchRecipe(),
+        )
     with pytest.raises(BadInput, match=r"model: tokenizers differ, got another vocabulary for 'b' than for 'a'"):
         study({"a": model(), "b": model(tokenizer=tokenizer_folder)})
 
@@ -104,7 +113,7 @@ def test_training_and_evaluation_share_no_document():
 
 def test_an_identity_study_of_a_model_with_itself_costs_nothing(tmp_path, monkeypatch):
     monkeypatch.setenv("REPSIM_CACHE", str(tmp_path / "cache"))
-    found = study(layer="identity", hook_points=["embed", "resid_post"], pairs=[["a", "a"], ["b", "a"]])
+    found = study(recipe={"layer": "identity"}, hook_points=["embed", "resid_post"], pairs=[["a", "a"], ["b", "a"]])
     assert found.plan()["stitches"] == 8
     assert found.plan()["training steps of each"] == 0
     out, run = run_in(tmp_path / "run", found)
@@ -128,7 +137,7 @@ def test_classifiers_lose_accuracy(tmp_path, monkeypatch):
     )
     classifier = {"kind": "bert", "id2label": LABELS, "num_labels": 3}
     models = {name: model(**classifier, seed=seed) for seed, name in enumerate("ab")}
-    found = study(models, data, layer="least_squares", extract={"sequences": 12})
+    found = study(models, data, recipe={"layer": "least_squares"}, extract={"sequences": 12})
     out, _ = run_in(tmp_path / "run", found)
     assert out["stitching"]["predicts"] == "label"
     assert {row["ended"] for row in records(out)} == {"not trained"}
@@ -137,7 +146,7 @@ def test_classifiers_lose_accuracy(tmp_path, monkeypatch):
     with pytest.raises(
         BadInput, match=r"model.b: its labels differ in order or number, got .* of 'a'; stitch classifiers"
     ):
-        study(other, data, layer="least_squares", extract={"sequences": 12})
+        study(other, data, recipe={"layer": "least_squares"}, extract={"sequences": 12})
 
 
 @pytest.mark.drawn
@@ -145,8 +154,8 @@ def test_a_run_with_everything(repsim, newest, tmp_path):
     """Trained layers, baselines, figures, the report; again from the cache to the bit."""
     words = [
         "run", "study=stitching", "data=embedded", "measure=[]", "model=[tiny_a,tiny_a_step100]", "extract.length=16",
-        "extract.sequences=24", "extract.layers=[1,4]", "hardware.threads=1", "+options.evaluation=6", "+options.steps=6",
-        "+options.warm_up=1", "+options.batch=4", "+options.layer=linear", "+options.init_sequences=8",
+        "extract.sequences=24", "extract.layers=[1,4]", "hardware.threads=1", "+options.evaluation=6", 
+        "+options.recipe={steps: 6, warm_up: 1, batch: 4, layer: linear, init_sequences: 8}",
     ]  # fmt: skip
     code, _, err = repsim(*words, "+options.baselines=[self,random,shuffled]")
     assert code == 0, err
@@ -170,8 +179,8 @@ def test_a_run_with_everything(repsim, newest, tmp_path):
 
 def test_a_training_that_diverged_has_no_numbers(tmp_path, monkeypatch):
     monkeypatch.setenv("REPSIM_CACHE", str(tmp_path / "cache"))
-    with pytest.raises(RunFailed, match=r"options.learning_rate: every training diverged, got 1e\+30; lower it"):
-        run_in(tmp_path / "all", study(learning_rate=1e30))
+    with pytest.raises(RunFailed, match=r"options.recipe.learning_rate: every training diverged, got 1e\+30; lower it"):
+        run_in(tmp_path / "all", study(recipe={"learning_rate": 1e30}))
     fit = study_module.fit_stitches
 
     def one_diverges(*arguments, **more):
@@ -235,6 +244,7 @@ def test_published_settings():
     from test_config import composed
 
     options = composed("experiment=solu_gelu_stitching").options
-    assert (options.layer, options.steps, options.warm_up, options.learning_rate) == ("affine", 2000, 200, 1.0)
-    assert (options.scale_rate, options.clip, options.decay) == (False, None, False)
+    recipe = options.recipe
+    assert (recipe.layer, recipe.steps, recipe.warm_up, recipe.learning_rate) == ("affine", 2000, 200, 1.0)
+    assert (recipe.scale_rate, recipe.clip, recipe.decay) == (False, None, False)
     assert json.dumps(sorted(STITCHING_CLAIMS)) == json.dumps(sorted(options.claims))

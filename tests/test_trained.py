@@ -7,6 +7,7 @@ import torch
 
 from repsim_cli import cache, registry
 from repsim_cli.results import quiet
+from repsim_cli.training.pretrain import TextRecipe
 from repsim_cli.training.trained import Trained
 
 CONFIG = {"d_model": 16, "n_layers": 1, "n_heads": 2, "n_ctx": 16, "d_vocab": 512, "act_fn": "solu_ln"}
@@ -57,7 +58,7 @@ def test_a_training_that_was_killed_goes_on():
 def test_small_language_models():
     """The same bits again; nothing is trained before weights are asked for; its loss is the one it was saved with."""
     kind = registry.models.get("pretrained").function
-    settings = {"config": CONFIG, "tokenizer": "tiny_a", "length": 16, "steps": 3, "warm_up": 1}
+    settings = {"config": CONFIG, "tokenizer": "tiny_a", "recipe": TextRecipe(length=16, steps=3, warm_up=1)}
     found = kind(**settings)
     assert not (cache.root() / "models").exists()
     seen = []

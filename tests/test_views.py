@@ -279,10 +279,15 @@ def test_a_constant_layer_is_named(repsim, tmp_path):
 
 def test_models_of_modular_sums(repsim, newest, tmp_path):
     """Any model and data: rows of two tokens in one, an attention pattern among the layers."""
-    words = ("model=[modsum_0]", "model.modsum_0.moduli=[7]", "model.modsum_0.epochs=2", "data=modular_pairs")
+    words = (
+        "model=[modsum_0]",
+        "model.modsum_0.recipe.moduli=[7]",
+        "model.modsum_0.recipe.epochs=2",
+        "data=modular_pairs",
+    )
     words += ("data.numbers=7", "extract=modsum", "extract.rows=30", "study=views", *FAST)
     words += (
-        "model.modsum_0.blocks=2",
+        "model.modsum_0.recipe.blocks=2",
         "extract.hook_points=[resid_pre,pattern.h0,resid_post]",
         "extract.sequences=49",
     )
@@ -351,7 +356,7 @@ def test_the_published_studies_share_their_activations():
     assert whole[0].extract == whole[1].extract == whole[2].extract
     assert whole[0].model == whole[1].model == whole[2].model
     assert (whole[0].extract.length, whole[0].extract.hook_points) == (256, ["embed", "resid_post"])
-    dense = whole[0].model.bert_yelp_gao
+    dense = whole[0].model.bert_yelp_gao.recipe
     recipe = (dense.length, dense.epochs, dense.batch_size, dense.learning_rate, dense.weight_decay)
     assert recipe == (256, 1.0, 16, 2e-5, 0.0)
     assert (whole[1].options.batch, whole[1].options.k, whole[2].options.batch) == (16, 5, 16)

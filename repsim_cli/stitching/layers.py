@@ -57,9 +57,9 @@ def check_layer(kind: Layers, init: Init, head: tuple[str, int], tail: tuple[str
         return
     got = f"got {head[1]} ({head[0]}) and {tail[1]} ({tail[0]})"
     if KINDS[kind].equal_widths:
-        raise BadInput(f"options.layer: {kind} needs equal widths, {got}; use affine, linear or least_squares")
+        raise BadInput(f"options.recipe.layer: {kind} needs equal widths, {got}; use affine, linear or least_squares")
     if init == "identity" and KINDS[kind].trained:
-        raise BadInput(f"options.init: identity needs equal widths, {got}; use least_squares")
+        raise BadInput(f"options.recipe.init: identity needs equal widths, {got}; use least_squares")
 
 
 class Moments:

@@ -13,7 +13,7 @@ from torch import nn
 
 from repsim_cli.cache import Entry, key
 from repsim_cli.data.base import Sequences
-from repsim_cli.errors import RunFailed
+from repsim_cli.errors import BadInput, RunFailed
 from repsim_cli.results import Progress, quiet
 from repsim_cli.settings import Above0, Fraction, Medium, NotNegative, Positive
 from repsim_cli.stitching.evaluate import Stitch, Task
@@ -31,14 +31,21 @@ CODE = 1  # raise when a change of the code changes what a trained layer is
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe:
-    """How stitch layers are made. layer: which map. init: identity, or least squares on `init_sequences` sequences
-    drawn under the seed, all tokens of them, as the layer `least_squares` itself is fitted.
+class StitchRecipe:
+    """How stitch layers are made: initialised, then trained by SGD with Nesterov momentum. As published scale_rate and
+    decay are false and clip is null; in the library that the authors adapted they are true, true and 1.0.
 
-    steps of `batch` sequences each, of SGD with Nesterov momentum; rate: learning_rate, times 1 - momentum where
-    scale_rate says so, rising over `warm_up` steps and, with decay, falling to 0 at the end. clip: the largest norm of
-    a gradient (null: any). As published: scale_rate and decay false, clip null; the library that the authors
-    adapted has them true, true and 1.0.
+    layer: affine (a LayerNorm and a linear map), linear, orthogonal, identity, or least_squares, never trained.
+    init: identity, or least_squares, fitted as the layer of this name is.
+    init_sequences: drawn under the seed, for least squares, all tokens of them.
+    steps: of the training.
+    warm_up: steps over which the rate rises linearly.
+    batch: sequences per step.
+    learning_rate: of SGD, after the warm-up.
+    momentum: of SGD.
+    scale_rate: whether the rate is multiplied by 1 - momentum.
+    clip: the largest norm of a gradient (null: any).
+    decay: whether the rate falls linearly to 0 at the end.
     """
 
     layer: Layers = "affine"
@@ -53,9 +60,22 @@ class Recipe:
     clip: Above0 | None = None
     decay: bool = False
 
+    def __post_init__(self) -> None:
+        if self.trained and self.warm_up >= self.steps:
+            raise BadInput(f"warm_up: as long as the training, got {self.warm_up}; lower it, or raise steps")
+
+    @property
+    def trained(self) -> bool:
+        return KINDS[self.layer].trained
+
+    @property
+    def fitted(self) -> bool:
+        """Whether layers are made from data."""
+        return self.layer != "identity"
+
     def rate(self, step: int) -> float:
         """
-        >>> recipe = Recipe(steps=10, warm_up=2, learning_rate=1.0, scale_rate=True, decay=True)
+        >>> recipe = StitchRecipe(steps=10, warm_up=2, learning_rate=1.0, scale_rate=True, decay=True)
         >>> [round(recipe.rate(step), 4) for step in (0, 1, 2, 6, 9)]
         [0.05, 0.1, 0.1, 0.05, 0.0125]
         """
@@ -80,7 +100,7 @@ def fit_stitches(
     stitches: Sequence[Stitch],
     sequences: Sequences,
     task: Task,
-    recipe: Recipe,
+    recipe: StitchRecipe,
     *,
     batch_size: int,
     seed: int,
@@ -108,7 +128,7 @@ def fit_key(
     identities: Mapping[str, Mapping[str, Any]],
     sequences: Sequences,
     task: Task,
-    recipe: Recipe,
+    recipe: StitchRecipe,
     settings: Mapping[str, Any],
 ) -> str:
     """The cache's entry of one stitch layer. settings: what else decides about its bits (dtype, batch size, seed)."""
@@ -139,7 +159,7 @@ def _train(
     stitches: Sequence[Stitch],
     sequences: Sequences,
     task: Task,
-    recipe: Recipe,
+    recipe: StitchRecipe,
     batch_size: int,
     seed: int,
     progress: Progress,
@@ -149,7 +169,7 @@ def _train(
         torch.manual_seed(seed)
         layers = {stitch: KINDS[recipe.layer].build(head.width, tail.width).to(device) for stitch in stitches}
     _initialise(head, tail, layers, sequences, recipe, batch_size, seed)
-    if not KINDS[recipe.layer].trained:
+    if not recipe.trained:
         return {stitch: Fit(layer, np.empty(0)) for stitch, layer in layers.items()}
     tails = {into: tail.tail(into) for into in {stitch.into for stitch in stitches}}
     optimisers = {
@@ -198,7 +218,7 @@ def _train(
     }
 
 
-def _step(layer: nn.Module, optimiser: Any, recipe: Recipe, step: int, predicted: int) -> None:
+def _step(layer: nn.Module, optimiser: Any, recipe: StitchRecipe, step: int, predicted: int) -> None:
     """One step on the gradient of the mean over what was predicted."""
     for weights in layer.parameters():
         if weights.grad is not None:
@@ -220,7 +240,7 @@ def _worse(losses: Sequence[float], chance: float) -> int | None:
     return int(max((i + 1 for i, loss in enumerate(losses) if loss <= limit), default=0))
 
 
-def _order(count: int, recipe: Recipe, seed: int) -> np.ndarray:
+def _order(count: int, recipe: StitchRecipe, seed: int) -> np.ndarray:
     """The sequences of every step, (steps, batch): whole passes, each in its own order."""
     draw, wanted = np.random.default_rng(seed), recipe.steps * recipe.batch
     passes = [draw.permutation(count) for _ in range(-(-wanted // count))]
@@ -237,11 +257,11 @@ def _initialise(
     tail: Whole,
     layers: Mapping[Stitch, nn.Sequential],
     sequences: Sequences,
-    recipe: Recipe,
+    recipe: StitchRecipe,
     batch_size: int,
     seed: int,
 ) -> None:
-    if recipe.init == "identity" and KINDS[recipe.layer].trained:
+    if recipe.init == "identity" and recipe.trained:
         for layer in layers.values():
             start_at_identity(layer)
         return
@@ -262,7 +282,7 @@ def _done(entries: Mapping[Stitch, Entry], stitch: Stitch) -> bool:
     return stitch in entries and entries[stitch].complete
 
 
-def _read(entry: Entry, recipe: Recipe, head: Whole, tail: Whole) -> Fit:
+def _read(entry: Entry, recipe: StitchRecipe, head: Whole, tail: Whole) -> Fit:
     assert entry.meta is not None
     layer = KINDS[recipe.layer].build(head.width, tail.width)
     tensors = safetensors.torch.load_file(entry.files["layer"])

@@ -10,56 +10,28 @@ from repsim_cli.data.packing import Text
 from repsim_cli.errors import BadInput
 from repsim_cli.registry import studies
 from repsim_cli.results import STATE, Run
-from repsim_cli.settings import Above0, Hardware, Medium, Positive
+from repsim_cli.settings import Hardware
 from repsim_cli.studies.cost import times, training_time
-from repsim_cli.training.pretrain import Recipe, Steps, corpus, pretrain
+from repsim_cli.training.pretrain import PretrainRecipe, corpus, pretrain
 
 LABELS = {"loss": "nats per token", "accuracy": "share of next tokens ranked first"}
 
 
 @studies.register("pretrain")
 class Pretrain:
-    """config: a transformers config with `model_type`. steps, batch_size, learning_rate, warm_up: of the training.
+    """Trains one model on running text. Every twentieth sequence is held out; beside the weights of every kept step,
+    float16 in models/stepN of the run folder, lies what they, in float32, score on these.
 
-    save: the steps whose weights are kept, as float16, in models/stepN of the run folder; `log`: 0, 1, 2, 4, ... and
-    the last. Every twentieth sequence is held out; beside the weights lies what they, in float32, score on these.
+    recipe: of the model, its tokenizer and its training.
     """
 
-    def __init__(
-        self,
-        *,
-        data: Data,
-        hardware: Hardware,
-        seed: int,
-        config: dict[str, Any],
-        save: Steps,
-        vocabulary: Medium = 512,
-        length: Medium = 128,
-        steps: Positive = 1000,
-        batch_size: Medium = 16,
-        learning_rate: Above0 = 3e-3,
-        warm_up: Positive = 50,
-    ):
+    def __init__(self, *, data: Data, hardware: Hardware, seed: int, recipe: PretrainRecipe):
         if not isinstance(data, Text):
             raise BadInput(
                 f"data: pre-training needs running text, got {data.source}; use embedded_train or local_text"
             )
-        self.data, self.hardware = data, hardware
-        try:
-            self.recipe = Recipe(
-                config=config,
-                save=save,
-                vocabulary=vocabulary,
-                length=length,
-                steps=steps,
-                batch_size=batch_size,
-                learning_rate=learning_rate,
-                warm_up=warm_up,
-                seed=seed,
-            )
-            self.settings = self.recipe.settings()
-        except BadInput as error:
-            raise BadInput(f"options.{error}") from None
+        self.data, self.hardware, self.seed, self.recipe = data, hardware, seed, recipe
+        self.settings = recipe.settings()
 
     def plan(self) -> dict[str, Any]:
         return {
@@ -80,16 +52,15 @@ class Pretrain:
             torch.set_num_threads(self.hardware.threads)
         run.manifest.update(device="cpu", threads=torch.get_num_threads())
         with run.stage("data"):
-            text = corpus(self.data, self.recipe)
+            text = corpus(self.data, self.recipe, self.seed)
             run.manifest["data"] = {
                 "source": self.data.source,
                 "hash": text.hash,
                 "sequences": len(text.seen) + len(text.held_out),
             }
         with run.stage("training"):
-            trained = pretrain(
-                self.recipe, text, run.folder / "models", state=run.folder / STATE, progress=run.progress
-            )
+            place, state = run.folder / "models", run.folder / STATE
+            trained = pretrain(self.recipe, text, place, seed=self.seed, state=state, progress=run.progress)
         steps, metrics = list(trained.metrics), list(trained.metrics.values())
         per_step = self.recipe.batch_size * self.recipe.length
         return Results(

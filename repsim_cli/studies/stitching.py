@@ -21,7 +21,7 @@ from repsim_cli.errors import BadInput, RunFailed
 from repsim_cli.models.source import AnySource, Source
 from repsim_cli.registry import did_you_mean, studies
 from repsim_cli.results import Run
-from repsim_cli.settings import Above0, Extract, Fraction, Hardware, Medium, NotNegative, Positive, Several
+from repsim_cli.settings import Extract, Hardware, Several
 from repsim_cli.stitching.evaluate import (
     Head,
     HeadKind,
@@ -31,9 +31,9 @@ from repsim_cli.stitching.evaluate import (
     evaluate_stitches,
     next_token,
 )
-from repsim_cli.stitching.layers import KINDS, Init, Layers, check_layer
+from repsim_cli.stitching.layers import check_layer
 from repsim_cli.stitching.models import EMBED, Layer, Whole, check_stitchable, layer_name, open_whole, scrambled
-from repsim_cli.stitching.train import Fit, Recipe, fit_key, fit_stitches
+from repsim_cli.stitching.train import Fit, StitchRecipe, fit_key, fit_stitches
 from repsim_cli.studies.bounds import check_memory, in_gb, shown, usual_length
 from repsim_cli.studies.cost import forward_time, times
 from repsim_cli.studies.sample import inputs, prepare
@@ -55,11 +55,15 @@ class Stitching:
     (`embed`, `resid_post`), or with grid after every layer of the head into every layer of the tail.
 
     Language models on text lose cross-entropy of the next token, classifiers on labelled examples lose accuracy too.
-    pairs: [head, tail], by label; null: every model before every model. baselines, for every tail: before it itself
-    (`self`), itself with its weights in random order (`random`), itself with the rows of every batch in random order
-    (`shuffled`). evaluation: the last so many of extract.sequences are not trained on, nor is any document in them.
-    metric: which loss the figures show. layer, init, init_sequences, steps, warm_up, batch, learning_rate, momentum,
-    scale_rate, clip, decay: see `stitching.train.Recipe`. labels: of classifiers' outputs, where configs name none.
+
+    pairs: [head, tail], by label (null: every model before every model).
+    grid: whether every layer of the head goes before every layer of the tail.
+    evaluation: the last so many of extract.sequences are not trained on, nor is any document in them.
+    baselines: before every tail also itself: as it is (self), with weights (random) or rows (shuffled) in random order.
+    metric: which loss the figures show.
+    recipe: of the stitch layers.
+    labels: of classifiers' outputs, where configs name none.
+    claims: published findings that are checked.
     """
 
     def __init__(
@@ -76,36 +80,14 @@ class Stitching:
         evaluation: Several = 64,
         baselines: list[Baseline] | None = None,
         metric: Metric = "loss",
-        layer: Layers = "affine",
-        init: Init = "least_squares",
-        init_sequences: Medium = 16,
-        steps: Positive = 2000,
-        warm_up: NotNegative = 200,
-        batch: Medium = 8,
-        learning_rate: Above0 = 1.0,
-        momentum: Fraction = 0.9,
-        scale_rate: bool = False,
-        clip: Above0 | None = None,
-        decay: bool = False,
+        recipe: StitchRecipe,
         labels: list[str] | None = None,
         claims: list[str] | None = None,
     ):
         self.data, self.hardware, self.seed, self.cache = data, hardware, seed, cache
         self.grid, self.evaluation, self.metric = grid, evaluation, metric
         self.extract = replace(extract, unit="token", padding="drop")
-        self.recipe = Recipe(
-            layer=layer,
-            init=init,
-            init_sequences=init_sequences,
-            steps=steps,
-            warm_up=warm_up,
-            batch=batch,
-            learning_rate=learning_rate,
-            momentum=momentum,
-            scale_rate=scale_rate,
-            clip=clip,
-            decay=decay,
-        )
+        self.recipe = recipe
         self.models = self._models(model)
         check_modality(self.models, data)
         self._check_settings()
@@ -153,20 +135,13 @@ class Stitching:
 
     def _check_settings(self) -> None:
         recipe, extract = self.recipe, self.extract
-        if self.evaluation >= extract.sequences and self._fitted:
+        if self.evaluation >= extract.sequences and recipe.fitted:
             raise BadInput(
                 f"options.evaluation: no sequences are left to train on, got {self.evaluation} of {extract.sequences}; "
                 "raise extract.sequences"
             )
-        if recipe.warm_up >= recipe.steps and KINDS[recipe.layer].trained:
-            raise BadInput(f"options.warm_up: as long as the training, got {recipe.warm_up}; lower it, or raise steps")
-        if self.hardware.dtype == "float16" and KINDS[recipe.layer].trained:
+        if self.hardware.dtype == "float16" and recipe.trained:
             raise BadInput("hardware.dtype: gradients underflow, got float16; use bfloat16 or float32")
-
-    @property
-    def _fitted(self) -> bool:
-        """Whether stitch layers are made from data."""
-        return self.recipe.layer != "identity"
 
     def _pairs(self, given: list[list[str]] | None) -> list[tuple[str, str]]:
         if given is None:
@@ -219,7 +194,7 @@ class Stitching:
 
     def plan(self) -> dict[str, Any]:
         recipe, length = self.recipe, self.extract.length
-        steps = recipe.steps if KINDS[recipe.layer].trained else 0
+        steps = recipe.steps if recipe.trained else 0
         return {
             "models": shown(self.models),
             "stitches": len(self.stitches),
@@ -268,7 +243,7 @@ class Stitching:
         keys = {s: fit_key(s, identities, train, task, self.recipe, settings) for s in self.stitches}
         fits: dict[Stitch, Fit] = {}
         with run.stage("stitch layers"):
-            for tail, each in self.heads.items() if self._fitted else ():
+            for tail, each in self.heads.items() if self.recipe.fitted else ():
                 for head in each:
                     own = [s for s in self.stitches if s.head == head and s.tail == tail]
                     with self._entries("stitches", [keys[s] for s in own]) as found:
@@ -290,7 +265,7 @@ class Stitching:
         whole = [s for s in self.stitches if s not in fits or fits[s].diverged is None]
         if not whole:
             raise RunFailed(
-                f"options.learning_rate: every training diverged, got {self.recipe.learning_rate}; lower it"
+                f"options.recipe.learning_rate: every training diverged, got {self.recipe.learning_rate}; lower it"
             )
         maps: dict[Stitch, nn.Module] = {s: fits[s].layer for s in whole if s in fits}
         name = key({"code": CODE, "stitches": [keys[s] for s in whole], "data": _content(held), **settings})
@@ -318,7 +293,7 @@ class Stitching:
             raise BadInput(
                 f"data: classifiers need a label per example, got none in {self.data.source}; use other data"
             )
-        train, held = split(sequences, self.evaluation, self._fitted)
+        train, held = split(sequences, self.evaluation, self.recipe.fitted)
         run.manifest["rows"] = {"training": len(train.ids), "evaluation": len(held.ids)}
         return train, held
 
@@ -336,7 +311,7 @@ class Stitching:
 
     def _results(self, scores: Scores, fits: Mapping[Stitch, Fit], classifiers: bool, sequences: int) -> dict[str, Any]:
         rows = [_row(stitch, scores, fits.get(stitch)) for stitch in self.stitches]
-        trained = KINDS[self.recipe.layer].trained
+        trained = self.recipe.trained
         kinds = {label: f"{s.model_type.split()[-1]}, {s.layers} blocks" for label, s in self.models.items()}
         records = [dict(zip(PENALTIES, row, strict=True)) for row in rows]
         own = [

@@ -20,7 +20,7 @@ from repsim_cli.data.labels import Scoring
 from repsim_cli.errors import BadInput
 from repsim_cli.models.transformers import library, load
 from repsim_cli.results import Progress
-from repsim_cli.settings import Extract
+from repsim_cli.settings import Above0, Extract, From0, Medium, NotNegative, Positive
 from repsim_cli.training.trained import Metrics
 
 CODE = 1  # raised when a change of this file changes the weights that a recipe gives
@@ -30,22 +30,29 @@ EVERYTHING = 1 << 30
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe:
-    """How a classifier is trained: AdamW with linear warm-up over `warm_up` steps and linear decay to zero, gradients
-    clipped to the norm `clip`.
+class FineTuneRecipe:
+    """How a classifier is trained: AdamW, all weights, the rate rising linearly and then falling linearly to zero.
 
-    length: tokens per example at most. steps: null: `epochs` over the data.
+    length: tokens per example at most.
+    epochs: over the data.
+    steps: of the training (null: as many as `epochs` take).
+    batch_size: examples per step.
+    learning_rate: of AdamW, after the warm-up.
+    warm_up: steps over which the rate rises.
+    weight_decay: of AdamW.
+    clip: the largest norm of the gradients.
+    device: that the models are trained on.
     """
 
-    length: int
-    epochs: float
-    steps: int | None
-    batch_size: int
-    learning_rate: float
-    warm_up: int
-    weight_decay: float
-    clip: float
-    device: str
+    length: Medium = 128
+    epochs: Above0 = 3.0
+    steps: Positive | None = None
+    batch_size: Medium = 32
+    learning_rate: Above0 = 2e-5
+    warm_up: NotNegative = 0
+    weight_decay: From0 = 0.0
+    clip: Above0 = 1.0
+    device: str = "cpu"
 
 
 def word_tokenizer(texts: Iterable[str], vocabulary: int, length: int) -> Any:
@@ -132,7 +139,7 @@ class _Rows(torch.utils.data.Dataset):
 def fine_tune(
     model: nn.Module,
     sequences: Sequences,
-    recipe: Recipe,
+    recipe: FineTuneRecipe,
     *,
     segments: bool,
     seed: int,

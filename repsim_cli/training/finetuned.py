@@ -4,7 +4,7 @@ import functools
 import hashlib
 import json
 import time
-from dataclasses import asdict, astuple, replace
+from dataclasses import asdict, astuple, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -34,10 +34,10 @@ from repsim_cli.models.transformers import (
 from repsim_cli.planning import check_device, is_dry
 from repsim_cli.registry import models
 from repsim_cli.results import Progress, dumps
-from repsim_cli.settings import Above0, From0, Medium, NotNegative, Positive, Seed
+from repsim_cli.settings import Above0, Positive, Seed
 from repsim_cli.training.finetune import (
     CODE,
-    Recipe,
+    FineTuneRecipe,
     all_sequences,
     by_heuristic,
     classifier,
@@ -53,6 +53,20 @@ RECORD = "training.json"  # beside the weights: seed, recipe, loss by step, CPU 
 SHARED_SEED = 2**32 - 1  # the highest there is, and no model's: none has the head of the shared training
 
 
+@dataclass(frozen=True, kw_only=True)
+class SharedEncoder:
+    """The training of the encoder that all seeds start from, under a seed of its own.
+
+    data: labelled examples.
+    steps: of the training.
+    learning_rate: after the warm-up; the rest is as in the recipe.
+    """
+
+    data: Data
+    steps: Positive = 1000
+    learning_rate: Above0 = 1e-3
+
+
 @models.register("finetuned")
 def finetuned(
     *,
@@ -61,37 +75,28 @@ def finetuned(
     hub: str | None = None,
     revision: str | None = None,
     tokenizer: str | None = None,
-    shared: Data | None = None,
-    shared_steps: Positive = 1000,
-    shared_learning_rate: Above0 = 1e-3,
+    shared: SharedEncoder | None = None,
     train: Data,
     evaluate: Data,
     hans: Data | None = None,
     seeds: Annotated[list[Seed], Field(min_length=1)],
-    length: Medium = 128,
-    epochs: Above0 = 3.0,
-    steps: Positive | None = None,
-    batch_size: Medium = 32,
-    learning_rate: Above0 = 2e-5,
-    warm_up: NotNegative = 0,
-    weight_decay: From0 = 0.0,
-    clip: Above0 = 1.0,
-    device: str = "cpu",
+    recipe: FineTuneRecipe,
 ) -> Family:
-    """Classifiers of the labels of `train`, one for each of `seeds`: LABEL_0, LABEL_1, ...
+    """Classifiers of the labels of `train`, one for each seed: LABEL_0, LABEL_1, ... The encoder is pretrained (`path`
+    or `hub`), or made of `config`: with random weights under each seed, or with `shared` ones, so that all seeds start
+    from one encoder, as those of a pretrained one do. The head is fresh under each seed.
 
-    The encoder: pretrained, from a folder (`path`) or the hub (`hub`, `revision`), with its tokenizer; or of `config`,
-    with the tokenizer of a folder or hub id (`tokenizer`), or (null) one of the most frequent words of `train`, as many
-    as config.vocab_size. An encoder of `config` has random weights under each seed, or (`shared`) those that training
-    on this data gives, shared_steps at shared_learning_rate under a seed of its own: then all seeds start from one
-    encoder, as those of a pretrained one do. The head is fresh under each seed; all weights are trained.
-
-    evaluate: gives the metrics accuracy and loss (nats). hans: examples with heuristics and subcases; gives
-    hans_accuracy and an accuracy for each heuristic and label and for each subcase. Both are part of what the models
-    are made of: with other data to evaluate on they are trained again.
-    seed: of the fresh weights, the order of the examples and dropout. length: tokens per example at most. steps: of
-    batch_size examples (null: `epochs`), AdamW with linear warm-up over warm_up steps and linear decay to 0; clip: of
-    the norm of the gradients. device: that they are trained on.
+    config: of an encoder, by the transformers library.
+    path: a folder with a pretrained encoder and its tokenizer.
+    hub: the hub id of one.
+    revision: of the hub's.
+    tokenizer: of `config`: a folder or hub id (null: the config.vocab_size most frequent words of `train`).
+    shared: of `config`: the training of the encoder that all seeds start from (null: fresh weights under each seed).
+    train: labelled examples.
+    evaluate: gives the metrics accuracy and loss (nats). With other data to evaluate on the models are trained again.
+    hans: examples with heuristics; gives hans_accuracy and accuracies by heuristic and label and by subcase.
+    seeds: of the fresh weights, the order of the examples and dropout.
+    recipe: of the training.
     """
     if config is not None and (path, hub, revision) != (None, None, None):
         raise BadInput(
@@ -99,26 +104,15 @@ def finetuned(
         )
     if config is None:
         check_place(path, hub, revision)
-        for key, given in (("tokenizer", tokenizer), ("shared", shared and shared.source)):
+        for key, given in (("tokenizer", tokenizer), ("shared", shared and shared.data.source)):
             if given is not None:
                 raise BadInput(f"{key}: a pretrained encoder has its own, got '{given}'; drop it, or give config")
     if len(set(seeds)) < len(seeds) or min(seeds) < 0 or max(seeds) >= SHARED_SEED:
         raise BadInput(f"seeds: not distinct numbers from 0 to {SHARED_SEED - 1}, got {seeds}; name each seed once")
-    data = {"shared": shared, "train": train, "evaluate": evaluate, "hans": hans}
+    data = {"shared": shared and shared.data, "train": train, "evaluate": evaluate, "hans": hans}
     sets = {name: _labelled(name, one) for name, one in data.items() if one is not None}
     labels = sets["train"].names
     scored = {name: scoring(labels, sets[name].names, name) for name in ("evaluate", "hans") if name in sets}
-    recipe = Recipe(
-        length=length,
-        epochs=epochs,
-        steps=steps,
-        batch_size=batch_size,
-        learning_rate=learning_rate,
-        warm_up=warm_up,
-        weight_decay=weight_decay,
-        clip=clip,
-        device=device,
-    )
     encoder = place(path, hub, revision) if config is None else None
     plain = encoder.config if encoder is not None else inline_config(config or {})
     settings = labelled_config(plain, labels)
@@ -131,22 +125,22 @@ def finetuned(
         if tokenizer is not None:
             return tokenizer_of(tokenizer)
         texts = (text for example in examples["train"]()[0] for text in example.texts)
-        return word_tokenizer(texts, settings.vocab_size, length)
+        return word_tokenizer(texts, settings.vocab_size, recipe.length)
 
     if is_dry():  # a model that was trained elsewhere, and is in the cache, needs no such device here
-        check_device("device", device)
+        check_device("recipe.device", recipe.device)
     bare = source(settings, own_tokenizer, lambda eager: nn.Module(), dict, None)
-    if bare.context is not None and length > bare.context:
-        raise BadInput(f"length: longer than the encoder's context, got {length}; at most {bare.context}")
+    if bare.context is not None and recipe.length > bare.context:
+        raise BadInput(f"recipe.length: longer than the encoder's context, got {recipe.length}; at most {bare.context}")
 
     @functools.cache
     def sequences(name: str) -> Sequences:
-        found = all_sequences(sets[name], own_tokenizer(), length)
+        found = all_sequences(sets[name], own_tokenizer(), recipe.length)
         if found.labels is None:
             raise BadInput(f"{name}: a classifier needs a label per example, got none in {sets[name].source}; add them")
         return found
 
-    def parts(recipe: Recipe, *names: str) -> dict[str, Any]:
+    def parts(recipe: FineTuneRecipe, *names: str) -> dict[str, Any]:
         words = own_tokenizer()
         return {
             "code": CODE,
@@ -158,12 +152,12 @@ def finetuned(
         }
 
     def fit(
-        name: str, recipe: Recipe, seed: int, where: str | None, folder: Path, scratch: Path, progress: Progress
+        name: str, recipe: FineTuneRecipe, seed: int, where: str | None, folder: Path, scratch: Path, progress: Progress
     ) -> Any:
         """Trains on the data of this name, starting from the encoder of `where`; returns the model, saved in folder."""
-        check_device("device", device)
+        check_device("recipe.device", recipe.device)
         start = time.process_time()
-        model = classifier(labelled_config(plain, sets[name].names), where, revision, seed).to(device)
+        model = classifier(labelled_config(plain, sets[name].names), where, revision, seed).to(recipe.device)
         losses = fine_tune(
             model, sequences(name), recipe, segments=bare.segments, seed=seed, scratch=scratch, progress=progress
         )
@@ -176,9 +170,9 @@ def finetuned(
     @functools.cache
     def start() -> Trained | None:
         """The encoder that all seeds start from, where it is trained here."""
-        if "shared" not in sets:
+        if shared is None:
             return None
-        own = replace(recipe, steps=shared_steps, learning_rate=shared_learning_rate)
+        own = replace(recipe, steps=shared.steps, learning_rate=shared.learning_rate)
 
         def train(folder: Path, scratch: Path, progress: Progress) -> Metrics:
             fit("shared", own, SHARED_SEED, None, folder, scratch, progress)
@@ -193,7 +187,7 @@ def finetuned(
         def train(folder: Path, scratch: Path, progress: Progress) -> Metrics:
             where = str(first.folder(progress)) if first is not None else encoder and encoder.where
             model = fit("train", recipe, seed, where, folder, scratch, progress)
-            answers = partial(logits_of, model, segments=bare.segments, batch_size=batch_size)
+            answers = partial(logits_of, model, segments=bare.segments, batch_size=recipe.batch_size)
             metrics = in_distribution(answers(sequences("evaluate")), sequences("evaluate"), scored["evaluate"])
             if "hans" in scored:
                 metrics |= by_heuristic(

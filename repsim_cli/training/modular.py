@@ -55,34 +55,41 @@ Keep = Callable[[Modular, int, Metrics], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe:
-    """moduli: p1, p2, ... ; numbers a and b are below p1. epochs: at most, of each stage, with AdamW (betas 0.9, 0.98).
+class ModularRecipe:
+    """All that decides about a model of modular sums, beside the seed. Trained with AdamW (betas 0.9, 0.98). A stream
+    of large norm saturates the attention of the next block, hence the penalty. The best look of a stage is chosen on
+    the validation rows (see `kept_look`). Raises BadInput where stages, rows or saved epochs do not fit together.
 
-    batch_size: rows (null: all at once). penalty: times the mean squared norm of the last trained block's output, added
-    to the loss: a stream of large norm saturates the attention of the next block. average: of the weights over steps,
-    by which the last ones are replaced in all that is looked at or kept: the share of the average that a step leaves
-    (0: the last ones). train_share: of all pairs. check: epochs between two looks at the validation rows. patience: a
-    stage ends after so many looks in a row at an accuracy of 100 %, or after all epochs, and leaves the weights of its
-    best look, which are chosen on the validation rows (null: never early, and the weights of the last epoch; see
-    `kept_look`). save: the epochs whose weights are kept, those of all stages counted on; 0 is before the first.
-    device: of the training. Raises BadInput for other epochs, and where they need not come.
+    moduli: p1, p2, ...; the numbers a and b are below p1.
+    blocks: of the transformer; by block, one for each sum.
+    training: end_to_end, on the last sum, or by_block, each on its sum with all before it frozen.
+    epochs: of each stage at most.
+    batch_size: rows per step (null: all at once).
+    learning_rate: of AdamW.
+    weight_decay: of AdamW.
+    penalty: times the mean squared norm of the last trained block's output, added to the loss.
+    average: weights are looked at and kept as averages over steps: the share that a step leaves (0: the last weights).
+    train_share: of all pairs, that are trained on.
+    check: epochs between two looks at the validation rows.
+    patience: looks in a row at 100 % that end a stage, which keeps its best look (null: all epochs, and the last look).
+    save: the epochs whose weights are kept, as a series, counted on over stages; 0 is before the first (null: none).
+    device: that the model is trained on.
     """
 
-    moduli: Sequence[int]
-    blocks: int
-    training: Training
-    epochs: int
-    batch_size: int | None
-    learning_rate: float
-    weight_decay: float
-    penalty: float
-    average: float
-    train_share: float
-    check: int
-    patience: int | None
-    seed: int
-    save: Sequence[int]
-    device: str
+    moduli: Annotated[list[Modulus], Field(min_length=1)]
+    blocks: Small = 1
+    training: Training = "end_to_end"
+    epochs: Positive = 600
+    batch_size: Medium | None = 348
+    learning_rate: Above0 = 2e-3
+    weight_decay: From0 = 0.5
+    penalty: From0 = 0.01
+    average: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    train_share: Fraction = 0.8
+    check: Positive = 10
+    patience: Positive | None = 3
+    save: list[NotNegative] | None = None
+    device: str = "cpu"
 
     def __post_init__(self) -> None:
         total = round(self.train_share * self.moduli[0] ** 2)
@@ -92,12 +99,10 @@ class Recipe:
             )
         if self.training == "by_block" and self.blocks != len(self.moduli):
             raise BadInput(f"blocks: by_block trains one for each sum, got {self.blocks} for {len(self.moduli)} moduli")
-        last = self.epochs * len(self.stages)
-        if self.save and (
-            len(set(self.save)) < max(len(self.save), 2) or not 0 <= min(self.save) <= max(self.save) <= last
-        ):
-            raise BadInput(f"save: not two or more distinct epochs from 0 to {last}, got {self.save}; change them")
-        if self.save and self.patience is not None:
+        last, kept = self.epochs * len(self.stages), self.kept
+        if kept and (len(set(kept)) < max(len(kept), 2) or not 0 <= kept[0] <= kept[-1] <= last):
+            raise BadInput(f"save: not two or more distinct epochs from 0 to {last}, got {kept}; change them")
+        if kept and self.patience is not None:
             raise BadInput(
                 f"save: a training that ends early may not come there, got patience {self.patience}; give null"
             )
@@ -108,6 +113,10 @@ class Recipe:
         if len(self.moduli) == 1:
             return ONE_SUM
         return BY_BLOCK if self.training == "by_block" else END_TO_END
+
+    @property
+    def kept(self) -> list[int]:
+        return sorted(self.save or [])
 
     @property
     def shape(self) -> Shape:
@@ -128,48 +137,15 @@ class Recipe:
 
 
 @models.register("modular")
-def modular(
-    *,
-    moduli: Annotated[list[Modulus], Field(min_length=1)],
-    blocks: Small = 1,
-    training: Training = "end_to_end",
-    epochs: Positive = 600,
-    batch_size: Medium | None = 348,
-    learning_rate: Above0 = 2e-3,
-    weight_decay: From0 = 0.5,
-    penalty: From0 = 0.01,
-    average: Annotated[float, Field(ge=0, lt=1)] = 0.0,
-    train_share: Fraction = 0.8,
-    check: Positive = 10,
-    patience: Positive | None = 3,
-    seed: Seed = 0,
-    save: list[NotNegative] | None = None,
-    device: str = "cpu",
-) -> Source | Series:
-    """A small transformer that is trained on the sums of all pairs (a, b) when it is first needed.
+def modular(*, recipe: ModularRecipe, seed: Seed = 0) -> Source | Series:
+    """A small transformer that is trained on the sums of all pairs (a, b) when it is first needed; with recipe.save the
+    series of those checkpoints. Its metrics: of each stage, named by its output, the accuracy and the loss (nats) on
+    the validation rows and the epochs; the learning curves lie in curves.json beside them.
 
-    See `Recipe`. seed: of the weights, of the split and of the order of the rows. save: the entry is the series of
-    these checkpoints (null: the trained model). Its metrics: of each stage, named by its output, the accuracy and the
-    loss (nats) on the validation rows and the epochs; the learning curves lie in curves.json beside them.
+    recipe: of the model and its training.
+    seed: of the weights, of the split and of the order of the rows.
     """
-    recipe = Recipe(
-        moduli=moduli,
-        blocks=blocks,
-        training=training,
-        epochs=epochs,
-        batch_size=batch_size,
-        learning_rate=learning_rate,
-        weight_decay=weight_decay,
-        penalty=penalty,
-        average=average,
-        train_share=train_share,
-        check=check,
-        patience=patience,
-        seed=seed,
-        save=sorted(save or []),
-        device=device,
-    )
-    check_device("device", device)
+    check_device("recipe.device", recipe.device)
 
     def fit(folder: Path, scratch: Path, progress: Progress) -> Metrics:
         steps = scratch / "steps"
@@ -180,15 +156,15 @@ def modular(
             saved(model, recipe.shape, place)
             (place / METRICS).write_text(dumps(scores))
 
-        model, curves = train(recipe, progress, scratch, keep)
+        model, curves = train(recipe, seed, progress, scratch, keep)
         saved(model, recipe.shape, folder)
         (folder / CURVES).write_text(dumps(curves))
-        (folder / MISTAKES).write_text(dumps(mistakes(model, recipe)))
-        if recipe.save:
+        (folder / MISTAKES).write_text(dumps(mistakes(model, recipe, seed)))
+        if recipe.kept:
             shutil.copytree(steps, folder, dirs_exist_ok=True)
         return metrics_of(curves, recipe.patience)
 
-    trained = Trained({"code": CODE, **asdict(recipe)}, fit)
+    trained = Trained({"code": CODE, **asdict(recipe), "save": recipe.kept, "seed": seed}, fit)
 
     def make(progress: Progress) -> None:
         trained.folder(progress)
@@ -205,8 +181,8 @@ def modular(
         name = f"epoch{epoch}"
         return found(name, lambda: read_metrics(trained.folder() / name))
 
-    if save:
-        checkpoints = [Checkpoint(step=epoch, open=partial(checkpoint, epoch)) for epoch in recipe.save]
+    if recipe.kept:
+        checkpoints = [Checkpoint(step=epoch, open=partial(checkpoint, epoch)) for epoch in recipe.kept]
         return Series(checkpoints=checkpoints, local=False, make=make)
     return found("", trained.metrics, make=make, short=lambda: short_of(trained.metrics()))
 
@@ -256,19 +232,20 @@ class Task(NamedTuple):
     held_out: Int[Tensor, " k"]
 
 
-def task(recipe: Recipe) -> Task:
+def task(recipe: ModularRecipe, seed: int) -> Task:
     ab = torch.from_numpy(pairs(recipe.moduli[0]))
     a, b = ab.unbind(1)
     targets = {f"c{k}": c for k, c in enumerate(chain(a, b, recipe.moduli), 1)}
     targets |= {f"b{k}": b for k in range(1, len(recipe.moduli))}
-    order = torch.from_numpy(np.random.default_rng(recipe.seed).permutation(len(ab)))
+    order = torch.from_numpy(np.random.default_rng(seed).permutation(len(ab)))
     seen, held_out = order.split([split := round(recipe.train_share * len(ab)), len(ab) - split])
     place = recipe.device
     return Task(ab.to(place), {name: y.to(place) for name, y in targets.items()}, seen.to(place), held_out.to(place))
 
 
 def train(
-    recipe: Recipe,
+    recipe: ModularRecipe,
+    seed: int,
     progress: Progress = quiet,
     scratch: Path | None = None,
     keep: Keep = lambda model, epoch, scores: None,
@@ -279,15 +256,15 @@ def train(
     keep: is given the model at the epochs that the recipe saves, and its scores on the outputs of the stage.
     """
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(recipe.seed)
+        torch.manual_seed(seed)
         model = Modular(recipe.shape).to(recipe.device)
-    whole = task(recipe)
+    whole = task(recipe, seed)
     curves: dict[str, Columns] = {}
     before = 0
     for blocks, names in recipe.stages:
         own = whole._replace(targets={name: whole.targets[name] for name in names})
         state = scratch and scratch / f"{names[0]}.safetensors"
-        looks = _stage(model, blocks, own, recipe, progress, state, before, keep)
+        looks = _stage(model, blocks, own, recipe, seed, progress, state, before, keep)
         curves[names[0]] = columns(looks)
         before += recipe.epochs
     return model.cpu().eval().requires_grad_(False), curves
@@ -301,7 +278,8 @@ def _stage(
     model: Modular,
     blocks: int,
     task: Task,
-    recipe: Recipe,
+    recipe: ModularRecipe,
+    seed: int,
     progress: Progress,
     state: Path | None,
     before: int,
@@ -316,7 +294,7 @@ def _stage(
     optimiser = torch.optim.AdamW(
         parameters, lr=recipe.learning_rate, betas=(0.9, 0.98), weight_decay=recipe.weight_decay, fused=True
     )
-    draw = np.random.default_rng(recipe.seed)
+    draw = np.random.default_rng(seed)
     size = recipe.batch_size or len(task.seen)
     advance = get_ema_multi_avg_fn(recipe.average)
     mean = [weights.detach().clone() for weights in parameters]
@@ -358,7 +336,7 @@ def _stage(
             save_state(state, model, optimiser, draw, more)
 
     def kept() -> None:
-        if before + done in recipe.save:
+        if before + done in recipe.kept:
             with averaged():
                 keep(model, before + done, dict(zip(SCORES, scores(), strict=True)))
 
@@ -409,12 +387,12 @@ def _replace(weights: Sequence[Tensor], others: Sequence[Tensor]) -> None:
 
 
 @torch.inference_mode()
-def mistakes(model: Modular, recipe: Recipe) -> dict[str, list[tuple[int, int]]]:
+def mistakes(model: Modular, recipe: ModularRecipe, seed: int) -> dict[str, list[tuple[int, int]]]:
     """Of c_k at the end of each stage, [told - true mod p, rows] of the validation rows that are told wrongly.
 
     The difference is the one nearest to 0. A model that misses a wrap modulo an earlier p' is off by p'.
     """
-    ab, targets, _, held_out = task(replace(recipe, device="cpu"))
+    ab, targets, _, held_out = task(replace(recipe, device="cpu"), seed)
     found = {}
     for blocks, (name, *_) in recipe.stages:
         off = model.read(name, model.stream(ab[held_out], blocks)).argmax(-1) - targets[name][held_out]

@@ -20,7 +20,7 @@ from repsim_cli.errors import BadInput, RunFailed
 from repsim_cli.models.series import METRICS, read_metrics
 from repsim_cli.models.transformers import inline_config, library
 from repsim_cli.results import Progress, dumps, write
-from repsim_cli.settings import NotNegative
+from repsim_cli.settings import Above0, Medium, NotNegative, Positive
 from repsim_cli.training.state import SAVE_EVERY, restore_state, save_state
 
 END = "<|endoftext|>"
@@ -30,27 +30,48 @@ Steps = list[NotNegative] | Literal["log"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe:
-    """All that decides about the weights, beside the text. config: of the transformers library, without vocabulary.
+class TextRecipe:
+    """How a causal language model is trained on text: AdamW (betas 0.9, 0.95, weight decay 0.1), gradients clipped to
+    the norm 1; the rate falls along a cosine to a tenth.
 
-    length: tokens per sequence. warm_up: steps of linear warm-up, after which the rate falls along a cosine to a
-    tenth. save: the steps that are kept; `log` keeps 0, 1, 2, 4, ... and the last. Raises BadInput for other steps.
+    length: tokens per sequence.
+    steps: of the training, each on sequences drawn with replacement.
+    batch_size: sequences per step.
+    learning_rate: of AdamW, after the warm-up.
+    warm_up: steps over which the rate rises linearly.
+    """
+
+    length: Medium = 128
+    steps: Positive = 1000
+    batch_size: Medium = 16
+    learning_rate: Above0 = 3e-3
+    warm_up: Positive = 50
+
+    @property
+    def tokens(self) -> int:
+        """Trained on."""
+        return self.steps * self.batch_size * self.length
+
+
+@dataclass(frozen=True, kw_only=True)
+class PretrainRecipe(TextRecipe):
+    """All that decides about a model and its tokenizer, beside the text and the seed. Raises BadInput for a config that
+    the library does not know, and for steps that do not come.
+
+    config: of the transformers library, with `model_type`, without the vocabulary.
+    vocabulary: tokens of the byte-level BPE tokenizer that is made of the text.
+    save: the steps whose weights are kept; `log` keeps 0, 1, 2, 4, ... and the last.
     """
 
     config: dict[str, Any]
-    save: Steps
-    vocabulary: int
-    length: int
-    steps: int
-    batch_size: int
-    learning_rate: float
-    warm_up: int
-    seed: int
+    vocabulary: Medium = 512
+    save: Steps = "log"
 
     def __post_init__(self) -> None:
         outside = [step for step in self.kept if not 0 <= step <= self.steps]
         if outside:
             raise BadInput(f"save: no such step, got {outside[0]}; steps go from 0 to {self.steps}")
+        self.settings()
 
     @property
     def kept(self) -> list[int]:
@@ -58,13 +79,8 @@ class Recipe:
             return sorted(self.save)
         return [0, *(2**i for i in range(self.steps.bit_length()) if 2**i < self.steps), self.steps]
 
-    @property
-    def tokens(self) -> int:
-        """Trained on."""
-        return self.steps * self.batch_size * self.length
-
     def settings(self) -> Any:
-        """The library's config. Raises BadInput where there is none."""
+        """The library's config."""
         return inline_config({**self.config, "vocab_size": self.vocabulary})
 
 
@@ -77,7 +93,7 @@ class Corpus(NamedTuple):
     hash: str
 
 
-def corpus(text: Text, recipe: Recipe) -> Corpus:
+def corpus(text: Text, recipe: PretrainRecipe, seed: int) -> Corpus:
     tokenizer = byte_pair_tokenizer(text.documents(), recipe.vocabulary, recipe.length)
     made = pack(
         text,
@@ -86,7 +102,7 @@ def corpus(text: Text, recipe: Recipe) -> Corpus:
         sequences=EVERYTHING,
         pool=EVERYTHING,
         separator="eos",
-        seed=recipe.seed,
+        seed=seed,
     )
     whole = made.ids[made.mask.all(1)]
     if len(whole) < 2:
@@ -120,12 +136,14 @@ class Trained(NamedTuple):
     metrics: dict[int, dict[str, float]]
 
 
-def pretrain(recipe: Recipe, text: Corpus, folder: Path, *, state: Path, progress: Progress) -> Trained:
+def pretrain(
+    recipe: PretrainRecipe, text: Corpus, folder: Path, *, seed: int, state: Path, progress: Progress
+) -> Trained:
     """Leaves FOLDER/stepN of every kept step: float16 weights and tokenizer in transformers format, metrics.json.
 
     Goes on from the file `state` where it is there, and removes it at the end.
     """
-    torch.manual_seed(recipe.seed)
+    torch.manual_seed(seed)
     settings = recipe.settings()
     model = library().AutoModelForCausalLM.from_config(settings, dtype=torch.float32)
 
@@ -142,12 +160,9 @@ def pretrain(recipe: Recipe, text: Corpus, folder: Path, *, state: Path, progres
         train(
             model,
             text.seen,
+            recipe,
             steps=progress(range(recipe.steps), label="training", unit="steps"),
-            total=recipe.steps,
-            batch_size=recipe.batch_size,
-            learning_rate=recipe.learning_rate,
-            warm_up=recipe.warm_up,
-            seed=recipe.seed,
+            seed=seed,
             save=keep,
             state=state,
         )
@@ -158,23 +173,21 @@ def pretrain(recipe: Recipe, text: Corpus, folder: Path, *, state: Path, progres
 def train(
     model: nn.Module,
     sequences: Int[np.ndarray, "N L"],
+    recipe: TextRecipe,
     *,
     steps: Iterable[int],
-    total: int,
-    batch_size: int,
-    learning_rate: float,
-    warm_up: int,
     seed: int,
     save: Callable[[int], None],
     state: Path | None = None,
 ) -> Iterator[float]:
-    """Trains with AdamW, linear warm-up and cosine decay; yields the loss in nats per token of every step.
+    """Yields the loss in nats per token of every step.
 
-    save(step) is called before the first step and after each, with the number of steps done. state: a file that is
-    written every few seconds, from which a training that was killed goes on; its steps are yielded again, not done.
+    steps: the numbers of all steps of the recipe, from 0. save(step) is called before the first step and after each,
+    with the number of steps done. state: a file that is written every few seconds, from which a training that was
+    killed resumes; its steps are yielded again, not done.
     Raises RunFailed where the loss is not finite.
     """
-    optimiser = torch.optim.AdamW(model.parameters(), lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.1)
+    optimiser = torch.optim.AdamW(model.parameters(), lr=recipe.learning_rate, betas=(0.9, 0.95), weight_decay=0.1)
     draw = np.random.default_rng(seed)
     losses: list[float] = []
     if state is not None and state.is_file():
@@ -187,9 +200,9 @@ def train(
             yield losses[step]
             continue
         for group in optimiser.param_groups:
-            decay = 0.55 + 0.45 * math.cos(math.pi * step / total)
-            group["lr"] = learning_rate * min((step + 1) / warm_up, decay)
-        ids = torch.from_numpy(sequences[draw.integers(len(sequences), size=batch_size)]).long()
+            decay = 0.55 + 0.45 * math.cos(math.pi * step / recipe.steps)
+            group["lr"] = recipe.learning_rate * min((step + 1) / recipe.warm_up, decay)
+        ids = torch.from_numpy(sequences[draw.integers(len(sequences), size=recipe.batch_size)]).long()
         loss = next_token_loss(model, ids)
         optimiser.zero_grad()
         loss.backward()

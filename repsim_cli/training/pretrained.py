@@ -1,7 +1,7 @@
 """Small language models of TransformerLens' own architecture, trained by the package when they are first needed."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,8 @@ from repsim_cli.models.transformer_lens import transformer_lens
 from repsim_cli.models.transformers import hash_files
 from repsim_cli.registry import models
 from repsim_cli.results import STATE, Progress
-from repsim_cli.settings import Above0, Medium, Positive, Seed
-from repsim_cli.training.pretrain import held_out_metrics, train
+from repsim_cli.settings import Seed
+from repsim_cli.training.pretrain import TextRecipe, held_out_metrics, train
 from repsim_cli.training.trained import Metrics, Trained
 
 CODE = 1  # raise when a change of the code changes what is trained
@@ -29,29 +29,26 @@ def pretrained(
     config: dict[str, Any],
     tokenizer: str,
     path: str | None = None,
-    length: Medium = 128,
-    steps: Positive = 1000,
-    batch_size: Medium = 16,
-    learning_rate: Above0 = 3e-3,
-    warm_up: Positive = 50,
+    recipe: TextRecipe,
     seed: Seed = 0,
 ) -> Source:
-    """A native model of `config` (as of kind: transformer_lens), trained on the text of `path` (null: the training
-    split of the embedded text), packed into sequences of `length` tokens of `tokenizer` (a folder, hub id or shipped
-    model).
+    """A native model of TransformerLens, trained on packed text when it is first needed. Its metrics: held_out_loss in
+    nats per token, on every twentieth sequence, which is not trained on.
 
-    steps, batch_size, learning_rate, warm_up: of AdamW with a cosine decay. seed: of the weights and of the order of
-    the text. Its metrics: held_out_loss in nats per token, on every twentieth sequence, which is not trained on.
+    config: of the model, as of kind: transformer_lens.
+    tokenizer: a folder, hub id or shipped model.
+    path: of the text, a file or folder (null: the training split of the embedded text).
+    recipe: of the training.
+    seed: of the weights and of the order of the text.
     """
     fresh = transformer_lens(config=config, tokenizer=tokenizer, seed=seed)
     text = embedded_text(split="train") if path is None else local_text(path=path)
-    recipe: Any = {"batch_size": batch_size, "learning_rate": learning_rate, "warm_up": warm_up}
 
     def fit(folder: Path, scratch: Path, progress: Progress) -> Metrics:
         sequences = pack(
             text,
             fresh.tokenizer(),
-            length=length,
+            length=recipe.length,
             sequences=EVERYTHING,
             pool=EVERYTHING,
             separator="eos",
@@ -63,12 +60,11 @@ def pretrained(
         losses = train(
             model,
             seen,
-            steps=progress(range(steps), label="training", unit="steps"),
-            total=steps,
+            recipe,
+            steps=progress(range(recipe.steps), label="training", unit="steps"),
             seed=seed,
             save=lambda step: None,
             state=scratch / STATE,
-            **recipe,
         )
         last = list(losses)[-1]
         state = {name: weight.contiguous().clone() for name, weight in model.bridge.state_dict().items()}
@@ -82,10 +78,8 @@ def pretrained(
         "config": config,
         "tokenizer": tokenizer,
         "text": text.source if path is None else hash_files([Path(path).expanduser()]),
-        "length": length,
         "seed": seed,
-        "steps": steps,
-        **recipe,
+        **asdict(recipe),
     }
     trained = Trained(parts, fit)
 

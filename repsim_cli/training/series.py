@@ -12,52 +12,31 @@ from repsim_cli.models.source import Checkpoint, Series, Source
 from repsim_cli.models.transformers import hash_files, headed, load, source, weight_files
 from repsim_cli.registry import models
 from repsim_cli.results import STATE, Progress
-from repsim_cli.settings import Above0, Medium, Positive, Seed
-from repsim_cli.training.pretrain import Recipe, Steps, byte_pair_tokenizer, corpus, pretrain
+from repsim_cli.settings import Seed
+from repsim_cli.training.pretrain import PretrainRecipe, byte_pair_tokenizer, corpus, pretrain
 from repsim_cli.training.trained import Metrics, Trained
 
 CODE = 1  # raise when a change of the code changes what is trained
 
 
 @models.register("pretrained_series")
-def pretrained_series(
-    *,
-    config: dict[str, Any],
-    save: Steps = "log",
-    vocabulary: Medium = 512,
-    length: Medium = 128,
-    steps: Positive = 1000,
-    batch_size: Medium = 8,
-    learning_rate: Above0 = 3e-3,
-    warm_up: Positive = 50,
-    seed: Seed = 0,
-) -> Series:
+def pretrained_series(*, recipe: PretrainRecipe, seed: Seed = 0) -> Series:
     """Checkpoints of a model that is trained on the embedded text when it is first needed, as the study pretrain does.
+    The last bits of the weights depend on the number of threads of the training.
 
-    config: of the transformers library, with `model_type`. save: the steps that are kept (log: 0, 1, 2, 4, ... and
-    the last). The rest as of the study. The last bits of the weights depend on the number of threads of the training.
+    recipe: of the model and its training.
+    seed: of the weights and of the order of the text.
     """
-    recipe = Recipe(
-        config=config,
-        save=save,
-        vocabulary=vocabulary,
-        length=length,
-        steps=steps,
-        batch_size=batch_size,
-        learning_rate=learning_rate,
-        warm_up=warm_up,
-        seed=seed,
-    )
-    recipe.settings()
 
     def fit(folder: Path, scratch: Path, progress: Progress) -> Metrics:
         steps = scratch / "steps"
-        found = pretrain(recipe, corpus(_text(), recipe), steps, state=scratch / STATE, progress=progress)
+        text = corpus(_text(), recipe, seed)
+        found = pretrain(recipe, text, steps, seed=seed, state=scratch / STATE, progress=progress)
         for place in steps.iterdir():
             place.rename(folder / place.name)
         return found.metrics[recipe.kept[-1]]
 
-    trained = Trained({"code": CODE, "text": _text().source, **asdict(recipe), "save": recipe.kept}, fit)
+    trained = Trained({"code": CODE, "text": _text().source, **asdict(recipe), "save": recipe.kept, "seed": seed}, fit)
 
     def make(progress: Progress) -> None:
         trained.folder(progress)
@@ -69,7 +48,7 @@ def pretrained_series(
     )
 
 
-def _checkpoint(recipe: Recipe, trained: Trained, step: int) -> Checkpoint:
+def _checkpoint(recipe: PretrainRecipe, trained: Trained, step: int) -> Checkpoint:
     def place() -> Path:
         return trained.folder() / f"step{step}"
 
