@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import warnings
 
 import h5py
@@ -35,6 +36,33 @@ def copied(folder, tmp_path, leave_out=()):
         if file.name not in leave_out:
             (target / file.name).write_bytes(file.read_bytes())
     return target
+
+
+@pytest.mark.parametrize("beside", ["shipped", "random"])
+def test_a_model_is_built_while_another_is_loaded(monkeypatch, beside):
+    """transformers stops tying weights in the whole process while it loads; two loads at once would never start it again."""
+    from transformers import GPTNeoXModel, PreTrainedModel
+
+    begin, begun, other, tie = GPTNeoXModel.__init__, threading.Event(), threading.Event(), PreTrainedModel.tie_weights
+
+    def slowly(self, config):
+        begin(self, config)
+        if threading.current_thread() is loader:
+            begun.set()
+            other.wait(0.3)
+
+    heads = []
+    loader = threading.Thread(target=lambda: heads.append(shipped(name="tiny_b").with_head("AutoModelForCausalLM")))
+    source = shipped(name="tiny_a") if beside == "shipped" else random(shipped="tiny_a")
+    shipped(name="tiny_b")
+    monkeypatch.setattr(GPTNeoXModel, "__init__", slowly)
+    loader.start()
+    assert begun.wait(60)
+    heads.append(source.with_head("AutoModelForCausalLM"))
+    other.set()
+    loader.join()
+    assert [model.lm_head.weight is model.gpt_neox.embed_in.weight for model in heads] == [True, True]
+    assert PreTrainedModel.tie_weights is tie
 
 
 def test_a_folder_is_known_before_its_weights_load(tiny_folder):

@@ -139,13 +139,13 @@ def random(
 
     def fresh(eager: bool) -> nn.Module:
         auto = library().AutoModel
-        with torch.random.fork_rng(devices=[]), _silent():
+        with _alone(), torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             return auto.from_config(settings, dtype=torch.float32, attn_implementation=_attention(eager))
 
     def whole(auto: str) -> nn.Module:
         try:
-            with torch.random.fork_rng(devices=[]), _silent():
+            with _alone(), torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed)
                 model = getattr(library(), auto).from_config(settings, dtype=torch.float32)
         except ValueError as error:
@@ -170,8 +170,19 @@ def library() -> Any:
     return transformers
 
 
-# transformers keeps global state while it loads: of two threads that load, one may find weights of the other missing
 LOADING = threading.Lock()
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """One model is built or loaded at a time.
+
+    While transformers loads a model, it replaces `PreTrainedModel.tie_weights` for the whole process. A model that is
+    built meanwhile keeps an untied head. Of two loads that overlap, the later to end leaves the replacement in place:
+    from then on every checkpoint with tied weights seems to lack its lm_head.weight.
+    """
+    with LOADING, _silent():
+        yield
 
 
 @contextmanager
@@ -444,7 +455,7 @@ def uncached(model: Any) -> Any:
 def _loaded(where: str, revision: str | None, eager: bool, auto: str) -> tuple[Any, list[str]]:
     """The model, and the names of the weights beyond the backbone that the checkpoint lacks."""
     try:
-        with LOADING, _silent():
+        with _alone():
             model, info = getattr(library(), auto).from_pretrained(
                 where,
                 revision=revision,
@@ -590,7 +601,7 @@ def _skeleton(config: Any) -> nn.Module:
     """The backbone without weights; one for all checkpoints of a training run."""
     known = config_hash(config.to_dict())
     if known not in _skeletons:
-        with torch.device("meta"), _silent():
+        with _alone(), torch.device("meta"):
             _skeletons[known] = library().AutoModel.from_config(config)
     return _skeletons[known]
 
