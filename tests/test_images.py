@@ -221,7 +221,7 @@ def test_how_a_model_reads_pixels(vit_folder, tmp_path):
         found = source_of(tmp_path).tokenizer()
         assert (found.mean, found.std) == (mean, std)
     settings.write_text("{")
-    with pytest.raises(BadInput, match="path: preprocessor_config.json cannot be used, got '.*; mend it"):
+    with pytest.raises(BadInput, match="path: preprocessor_config.json cannot be used, got '.*; fix it"):
         source_of(tmp_path).tokenizer()
     with pytest.raises(BadInput, match=r"config: no patches, got image_size \(8, 8\), patch_size \(16, 16\); patches must fit"):  # fmt: skip
         patch_grid(inline_config({**VIT, "patch_size": 16}))

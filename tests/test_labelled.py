@@ -374,7 +374,7 @@ def test_conllu(tmp_path, gpt_tokenizer):
         ("4\tknow", "4\t ", "line 7: not a line of CoNLL-U"),
         ("1\tYes\t", "1\tYes ", "line 12: not a line of CoNLL-U"),
         ("# text = Yes", "text = Yes", "line 11: not a line of CoNLL-U, got 'text = Yes'"),
-        ("1\tYes", "1-2\tYes", "line 13: the sentence ends early, got 0 for 2; mend it"),
+        ("1\tYes", "1-2\tYes", "line 13: the sentence ends early, got 0 for 2; fix it"),
         ("2-3\t", "3-2\t", "line 4: words out of order, got 3-2 after 1"),
     ],
 )

@@ -165,7 +165,7 @@ def test_a_loss_that_is_not_finite(monkeypatch):
 
 def test_metrics_that_cannot_be_read(tmp_path):
     (tmp_path / "metrics.json").write_text("{")
-    with pytest.raises(BadInput, match=r"path: metrics.json cannot be used, got '.*metrics.json' \(.*\); mend it"):
+    with pytest.raises(BadInput, match=r"path: metrics.json cannot be used, got '.*metrics.json' \(.*\); fix it"):
         trained_series.read_metrics(tmp_path)
 
 

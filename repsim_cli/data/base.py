@@ -1,4 +1,4 @@
-"""What every data kind gives: sequences that models are run on, with the places that become rows."""
+"""What every data kind provides: the sequences that models run on, and which places become rows."""
 
 import hashlib
 from abc import ABC, abstractmethod
@@ -16,7 +16,7 @@ Modality = Literal["text", "images", "numbers"]
 
 @dataclass(frozen=True)
 class Labels:
-    """names[codes[i]] is the label of sequence i; the order of the names is the data set's own."""
+    """names[codes[i]] is the label of sequence i; the names are in the order of the data set."""
 
     codes: Int[np.ndarray, " N"]
     names: tuple[str, ...]
@@ -29,17 +29,20 @@ class Labels:
 class Sequences:
     """N sequences of L places each: tokens, or the patches of an image.
 
-    inputs: what the model is given, token ids (N, L) or pixel values (N, channels, height, width). segments: which
-    text of a pair a token is of, where the tokenizer says so. mask: False where padded (on the right).
-    text: True for tokens of documents and patches of images, False for special tokens and padding. document,
-    position: the row id of each place, its document (or example, or image) and its place in it (-1 where not
-    text). documents: how many were read. example: the number in the data set of the example that each sequence
-    is (of); None where sequences are packed. truncated: examples cut to L. dropped: examples left
-    out, by reason.
-    word: for every place the number (from 0) of the word of its sentence that the token is a piece of, ascending
-    within a sequence, -1 elsewhere; position is the same there, document the sentence of every place. split: of
-    sentences, how many are several sequences.
-    lost: words of sentences that are left out.
+    inputs: the model's input, token ids (N, L) or pixel values (N, channels, height, width).
+    mask: False where padded (on the right).
+    text: True for tokens of documents and patches of images, False for special tokens and padding.
+    document, position: the row id of each place: its document (or example, or image) and its place there (-1 where
+    not text).
+    documents: how many were read.
+    segments: which text of a pair a token belongs to, if the tokenizer tells.
+    example: the number in the data set of the example behind each sequence; None where sequences are packed.
+    truncated: how many examples were cut to L.
+    dropped: how many examples were left out, by reason.
+    word: the number (from 0) of the word that the token is a piece of, ascending within a sequence, -1 elsewhere.
+    Position is then the same, and document the sentence.
+    split: how many sentences span several sequences.
+    lost: how many words were in sentences that were left out.
     """
 
     inputs: Shaped[np.ndarray, "N ..."]
@@ -63,7 +66,7 @@ class Sequences:
         return self.inputs
 
     def take(self, rows: Int[np.ndarray, " n"]) -> "Sequences":
-        """Some of the sequences, in this order."""
+        """A selection of the sequences, in this order."""
         arrays = {f.name: getattr(self, f.name) for f in fields(self)}
         taken = {name: array[rows] for name, array in arrays.items() if isinstance(array, np.ndarray)}
         labels = None if self.labels is None else replace(self.labels, codes=self.labels.codes[rows])
@@ -81,10 +84,11 @@ class Sequences:
 
 
 class Data(ABC):
-    """A data set of a run. source: what a reader of the results must know to find it again.
+    """A data set of a run.
 
-    running: running text, documents without labels.
-    worded: it has sentences of words, and so `aligned` sequences for several tokenizers at once.
+    source: where a reader of the results finds the data.
+    running: it is running text, documents without labels.
+    worded: it consists of sentences of words, and so has `aligned` sequences for several tokenizers.
     """
 
     modality: ClassVar[Modality] = "text"
@@ -94,21 +98,21 @@ class Data(ABC):
 
     @abstractmethod
     def sequences(self, tokenizer: Any, extract: Extract, seed: int) -> Sequences:
-        """What a model with this tokenizer is run on. Raises BadInput for data that cannot be used."""
+        """The sequences for a model with this tokenizer. Raises BadInput for data that cannot be used."""
 
     def packs(self, extract: Extract) -> bool:
         """Whether documents are joined and cut into sequences, whose ends then depend on the tokenizer."""
         return self.running and extract.unit in ("token", "sequence")
 
     def sentences(self) -> list[list[str]]:
-        """All sentences of words, where it has some; `Sequences.example` counts in this list."""
+        """All sentences, of `worded` data; `Sequences.example` is an index into this list."""
         raise NotImplementedError
 
     def aligned(self, tokenizers: Mapping[str, Any], extract: Extract, seed: int) -> dict[str, Sequences]:
-        """What models with these tokenizers are run on, the same words of the same sentences for all."""
+        """The sequences for models with these tokenizers: the same words of the same sentences for all."""
         raise NotImplementedError
 
 
 def draw(total: int, wanted: int, seed: int) -> Int[np.ndarray, " N"]:
-    """The numbers of `wanted` of `total` examples or rows (at most all), drawn under the seed, in their order."""
+    """Indices of `wanted` of `total` examples or rows (at most all), drawn under the seed, ascending."""
     return np.sort(np.random.default_rng(seed).permutation(total)[:wanted])

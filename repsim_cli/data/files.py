@@ -1,6 +1,6 @@
-"""Local files that anyone may have written: each kind is opened, and its lines and records read, in one place.
+"""Local files of unknown origin: the one place where each kind is opened and its lines and records are read.
 
-Everything here raises BadInput for a file that is not what its name says.
+Everything here raises BadInput for a file whose content does not match its name.
 """
 
 import io
@@ -23,7 +23,7 @@ LONGEST = 1 << 27  # characters of a line
 
 
 def local(path: str) -> Path:
-    """The place of this path, `~` expanded, whether something is there or not."""
+    """The path with `~` expanded, whether it exists or not."""
     with refusing("path: not usable", path, "check the path"):
         place = Path(path).expanduser()
         with suppress(FileNotFoundError, NotADirectoryError):
@@ -32,7 +32,7 @@ def local(path: str) -> Path:
 
 
 def existing(path: str, suffixes: Sequence[str]) -> Path:
-    """The file of this path. Raises BadInput where there is none, or none of the suffixes fits."""
+    """The file at this path. Raises BadInput where there is none, or where it has none of the suffixes."""
     file = local(path)
     if not file.exists():
         near = [p.name for p in file.parent.iterdir()] if file.parent.is_dir() else []
@@ -47,7 +47,7 @@ def existing(path: str, suffixes: Sequence[str]) -> Path:
 
 @contextmanager
 def lines_of(file: Path) -> Iterator[Iterator[str]]:
-    """The lines of a UTF-8 file, packed (.zst) or not."""
+    """The lines of a UTF-8 file, compressed (.zst) or not."""
     import zstandard
 
     def checked(stream: io.TextIOBase) -> Iterator[str]:
@@ -70,8 +70,8 @@ def lines_of(file: Path) -> Iterator[Iterator[str]]:
 
 
 class _Unpacked(io.RawIOBase):
-    """The contents of a .zst file of any number of frames; EOFError where the last one is cut off, which
-    zstandard's own reader takes for the end."""
+    """The contents of a .zst file with any number of frames. Raises EOFError where the last frame is incomplete, which
+    the reader of zstandard takes for the end."""
 
     def __init__(self, raw: BinaryIO):
         self.raw, self.waiting = raw, memoryview(b"")
@@ -85,7 +85,7 @@ class _Unpacked(io.RawIOBase):
 
         while not self.waiting:
             unread = self.frame.unused_data if self.frame is not None and self.frame.eof else b""
-            # few at a time: each byte may unpack to 32 thousand
+            # small reads: a byte may expand to 32 thousand
             packed = unread or self.raw.read(1 << 13)
             if not packed:
                 if self.frame is not None and not self.frame.eof:
@@ -100,24 +100,24 @@ class _Unpacked(io.RawIOBase):
 
 
 def json_line(line: str, where: str) -> dict[str, Any]:
-    """The object that a line of JSON holds."""
+    """The object in a line of JSON."""
     problem = f"{where}: not JSON"
     with refusing(problem, line.strip()[:40], "one JSON object a line"):
         record = json.loads(line)
     if not isinstance(record, dict):
         raise BadInput(f"{where}: not an object, got {line.strip()[:40]!r}; one JSON object a line")
-    if "\\u" in line:  # halves of a character that stand alone: no text
+    if "\\u" in line:  # half of a surrogate pair is not text
         with refusing(problem, line.strip()[:40], "write it again"):
             json.dumps(record, ensure_ascii=False).encode()
     return record
 
 
 def json_file(file: Path) -> dict[str, Any]:
-    """The object that a JSON file holds."""
-    with refusing(f"path: {file.name} cannot be used", file, "mend it"):
+    """The object in a JSON file."""
+    with refusing(f"path: {file.name} cannot be used", file, "fix it"):
         content = json.loads(file.read_text())
         if not isinstance(content, dict):
-            raise ValueError(f"a {type(content).__name__} for an object")
+            raise ValueError(f"a {type(content).__name__} instead of an object")
     return content
 
 
@@ -148,7 +148,7 @@ def npz_arrays(file: Path) -> dict[str, np.ndarray]:
     """All arrays of an .npz file. Nothing is unpickled."""
     with (
         refusing(f"{file}: not a whole .npz file of numbers", file.name, "write it again with numpy.savez"),
-        zipfile.ZipFile(file),  # where it is none, numpy would take it for a pickle
+        zipfile.ZipFile(file),  # what is no archive, numpy would take for a pickle
         np.load(file, allow_pickle=False) as archive,
     ):
         size, most = sum(member.file_size for member in archive.zip.infolist()), Hardware().memory_limit

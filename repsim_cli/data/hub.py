@@ -1,4 +1,4 @@
-"""Records of the Hugging Face hub, and of parquet files in its format."""
+"""Records from the Hugging Face hub, and from parquet files in its format."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,18 +8,22 @@ from repsim_cli.data.files import parquet, parquet_rows
 from repsim_cli.data.network import knock, reaching
 from repsim_cli.files import refusing
 
-NO_LABEL = "-"  # MNLI's mark where its annotators did not agree; the hub writes -1
+NO_LABEL = "-"  # in MNLI, where the annotators did not agree; -1 on the hub
 
 
 class Record(NamedTuple):
-    """where: for messages. fields: by column, class labels as names (never the hub's numbers), images as bytes."""
+    """A row of a data set.
+
+    where: its place, for error messages.
+    fields: by column; class labels are names, never the hub's numbers, images are bytes.
+    """
 
     where: str
     fields: dict[str, Any]
 
 
 class HubTable(NamedTuple):
-    """Where a data set lies on the hub, in a format that needs no code of its own."""
+    """A data set on the hub, in a format that is read without running its code."""
 
     hub: str
     config: str | None = None
@@ -27,18 +31,18 @@ class HubTable(NamedTuple):
 
 
 def hub_records(table: HubTable, split: str) -> Iterator[Record]:
-    """Raises BadInput where the hub cannot be reached and the data is not in its cache."""
+    """The rows of a split. Raises BadInput where the hub cannot be reached and its cache lacks the data."""
     import datasets
 
     datasets.disable_progress_bars()
     with reaching(table.hub):
         knock()
-        found = datasets.load_dataset(table.hub, table.config, split=split, revision=table.revision)
-    for name, feature in found.features.items():
+        records = datasets.load_dataset(table.hub, table.config, split=split, revision=table.revision)
+    for name, feature in records.features.items():
         if isinstance(feature, datasets.Image):
-            found = found.cast_column(name, datasets.Image(decode=False))
-    for number, fields in enumerate(found):
-        yield Record(f"{table.hub}, {split} {number}", _named(dict(fields), found.features))
+            records = records.cast_column(name, datasets.Image(decode=False))
+    for number, fields in enumerate(records):
+        yield Record(f"{table.hub}, {split} {number}", _named(dict(fields), records.features))
 
 
 def parquet_records(file: Path) -> Iterator[Record]:
@@ -55,7 +59,7 @@ def parquet_records(file: Path) -> Iterator[Record]:
 
 
 def _named(fields: dict[str, Any], features: Any) -> dict[str, Any]:
-    """The fields with class labels as their names."""
+    """The fields, with names for class labels."""
     import datasets
 
     labels = {name: feature for name, feature in features.items() if isinstance(feature, datasets.ClassLabel)}

@@ -32,7 +32,7 @@ COLUMNS = {"images": ("images", "x", "img", "image"), "labels": ("labels", "y", 
 class Patches:
     """How an image model reads an image of size (height, width): a class token, then patches row by row.
 
-    mean, std: per channel, of pixels from 0 to 1; what it subtracts, and then divides by.
+    mean, std: per channel, of pixels from 0 to 1, for the normalisation.
     """
 
     size: tuple[int, int]
@@ -47,7 +47,7 @@ class Patches:
 
 
 class Pixels(NamedTuple):
-    """values: from 0 to `white`. codes: of the labels."""
+    """Images with values from 0 to `white`, and the codes of their labels."""
 
     values: Shaped[np.ndarray, "N H W C"]
     codes: Int[np.ndarray, " N"]
@@ -56,9 +56,10 @@ class Pixels(NamedTuple):
 
 @dataclass(frozen=True)
 class Images(Data):
-    """Labelled images, one a sequence of patches; they are normalised as the model asks, never resized.
+    """Labelled images, each a sequence of patches; normalised as the model requires, never resized.
 
-    read(): all of them. names: of the labels, in the order of their codes.
+    read(): all images.
+    names: the labels, in the order of their codes.
     """
 
     modality: ClassVar[Modality] = "images"
@@ -104,8 +105,8 @@ def digits() -> Images:
     def read() -> Pixels:
         from sklearn.datasets import load_digits
 
-        found: Any = load_digits()
-        return Pixels(found.images[..., None], found.target, white=16)
+        bunch: Any = load_digits()
+        return Pixels(bunch.images[..., None], bunch.target, white=16)
 
     return Images(read, tuple("0123456789"), "scikit-learn digits")
 
@@ -136,7 +137,7 @@ def cifar10(*, path: str | None = None, split: Literal["train", "test"] = "test"
         parts = [readers[file.suffix](file) for file in files]
         return Pixels(np.concatenate([p.values for p in parts]), np.concatenate([p.codes for p in parts]))
 
-    # at once: all that is quick to read, of files to be decoded the first
+    # now: everything that is quick to read, and the first image of files that must be decoded
     for file in files:
         _decoded(islice(parquet_records(file), 1)) if file.suffix == ".parquet" else readers[file.suffix](file)
     return Images(read, CIFAR10, str(place))
@@ -172,7 +173,7 @@ def _decoded(records: Iterable[Record]) -> Pixels:
 
 
 def _image(value: Any, where: str) -> Shaped[np.ndarray, "H W 3"]:
-    """A file in memory, as the hub stores it. Its size is read before its pixels, which may be more than fit."""
+    """An image file in memory, as the hub stores it. Its size is read before its pixels, which may not fit."""
     import PIL.Image
 
     content = value.get("bytes") if isinstance(value, dict) else None
@@ -202,7 +203,7 @@ def _code(name: str, where: str) -> int:
 
 
 def _checked(images: np.ndarray, codes: np.ndarray, where: Any, names: Sequence[Any] = CIFAR10) -> Pixels:
-    """Whole images of bytes with labels. names: what the codes mean there, in their order."""
+    """The images, once they are whole, of bytes and labelled. names: the meaning of the codes, in their order."""
     shape = (SIDE, SIDE, 3)
     if images.ndim != 4 or images.shape[1:] != shape or codes.shape != images.shape[:1] or not len(images):
         raise BadInput(

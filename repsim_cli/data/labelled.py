@@ -25,11 +25,14 @@ SUFFIXES = (".tsv", ".txt", ".csv", ".jsonl", ".jsonl.zst", ".parquet")
 
 @dataclass(frozen=True, kw_only=True)
 class Format:
-    """How one data set is written, on the hub and in its official files.
+    """How a data set is stored, on the hub and in its official files.
 
-    labels: their names, in the order that codes follow. spelled: what files write for a name, beside the name.
-    texts, label: the columns, each by any of its names. files: the official file of each split. hub: a table of
-    the hub, or the address of the folder of the files. header: the columns of official files without a header.
+    labels: the names of the labels, in the order of their codes.
+    texts, label: the columns, with all the names each may have.
+    files: the official file of each split.
+    hub: a table of the hub, or the URL of the folder that holds the files.
+    spelled: other spellings of a label in the files.
+    header: the columns, where official files have no header.
     """
 
     labels: tuple[str, ...]
@@ -119,7 +122,10 @@ TAGS = ("heuristic", "subcase")  # columns of HANS
 
 @dataclass(frozen=True)
 class Example:
-    """texts: one, or a pair. label: its name, None where the data has none. heuristic, subcase: of HANS-style data."""
+    """A text or a pair of texts, and the name of its label (None without labels).
+
+    heuristic, subcase: of data in the style of HANS.
+    """
 
     texts: tuple[str, ...]
     label: str | None
@@ -129,9 +135,10 @@ class Example:
 
 @dataclass(frozen=True)
 class Examples(Data):
-    """Labelled text, one example a sequence. read(): every example, or the reason why one is left out.
+    """Labelled text; each example is a sequence.
 
-    names: of the labels, in the order of their codes.
+    read(): every example, or the reason why it is left out.
+    names: the labels, in the order of their codes.
     """
 
     read: Callable[[], Iterator[Example | str]]
@@ -139,27 +146,27 @@ class Examples(Data):
     source: str
 
     def examples(self) -> tuple[list[Example], dict[str, int]]:
-        """All examples (`Sequences.example` counts them), and how many are left out, by reason."""
-        found: list[Example] = []
+        """All examples, which `Sequences.example` numbers, and how many are left out, by reason."""
+        examples: list[Example] = []
         dropped: dict[str, int] = {}
         for example in self.read():
             if isinstance(example, Example):
-                found.append(example)
+                examples.append(example)
             else:
                 dropped[example] = dropped.get(example, 0) + 1
-        if not found:
+        if not examples:
             left_out = ", ".join(f"{count} with {reason}" for reason, count in dropped.items()) or "none"
             raise BadInput(f"{self.source}: no example in it, got {left_out}; give another file or split")
-        return found, dropped
+        return examples, dropped
 
     def sequences(self, tokenizer: Any, extract: Extract, seed: int) -> Sequences:
-        found, dropped = self.examples()
-        codes = [-1 if example.label is None else self.names.index(example.label) for example in found]
+        examples, dropped = self.examples()
+        codes = [-1 if example.label is None else self.names.index(example.label) for example in examples]
         bare = codes.count(-1)
         if 0 < bare < len(codes):
             raise BadInput(f"{self.source}: labels are missing, got none for {bare} of {len(codes)} examples; add them")
         return pad(
-            [example.texts for example in found],
+            [example.texts for example in examples],
             tokenizer,
             length=extract.length,
             sequences=extract.sequences,
@@ -179,14 +186,14 @@ def _examples(
     labels: Spelled | None,
     chosen: Callable[[Record], bool] = lambda record: True,
 ) -> Examples:
-    """The examples of one data set; local files are checked up to their first example at once."""
+    """The examples of a data set. Local files are checked at once, up to their first example."""
     if split not in format.files:
         raise BadInput(f"split: no such split, got '{split}'; {did_you_mean(split, format.files)}")
     spelled = {name: name for name in format.labels} | dict(format.spelled)
     for spelling, name in (labels or {}).items():
         if name not in format.labels:
             raise BadInput(f"labels.{spelling}: no such label, got '{name}'; {did_you_mean(name, format.labels)}")
-    # a spelling of the user's own replaces those of the official files: in some files 1 is positive, in others negative
+    # the user's spellings replace the official ones: 1 is positive in some files and negative in others
     if labels:
         spelled = {name: name for name in format.labels} | {str(k): v for k, v in labels.items()}
 
@@ -222,13 +229,13 @@ def _examples(
                 yield Example(texts, None if label is None else spelled[label], *tags)
 
     if path is not None:
-        next((found for found in read() if isinstance(found, Example)), None)
+        next((example for example in read() if isinstance(example, Example)), None)
     source = path or (f"{format.hub.hub}, {format.hub.config}" if isinstance(format.hub, HubTable) else format.hub)
     return Examples(read, format.labels, f"{source}, {split}" if path is None or Path(path).is_dir() else str(path))
 
 
 def _file(format: Format, path: str, split: str) -> Path:
-    """path, or in a folder the official file of the split."""
+    """The path, or the official file of the split where it is a folder."""
     folder = local(path)
     return existing(str(folder / format.files[split]) if folder.is_dir() else path, SUFFIXES)
 
@@ -238,7 +245,7 @@ def _has(record: Record, names: tuple[str, ...]) -> bool:
 
 
 def _column(record: Record, names: tuple[str, ...], expected: str = "...") -> str:
-    """The value of the first of these columns that is there; expected: all columns, for the message."""
+    """The value of the first of these columns that exists. expected: all columns, for the message."""
     for name in names:
         if name in record.fields:
             value = record.fields[name]
@@ -253,11 +260,11 @@ def _column(record: Record, names: tuple[str, ...], expected: str = "...") -> st
 
 
 def file_records(file: Path, columns: Any = (), *, given: bool = False, kind: str | None = None) -> Iterator[Record]:
-    """The rows of a local file by column; without fields where a row has too few or too many.
+    """The rows of a local file, by column; a row with too few or too many fields has none.
 
-    columns: of a file without a header; unless they were given, a first line that names them all is a header. Where
-    they were given and a line has no tabs, spaces part all but the last.
-    kind: a name that says the format, where the file's own does not.
+    columns: of a file without a header. A first line that names them all is taken as a header, unless the user gave
+    the columns; then a line without tabs is split at spaces, except within the last column.
+    kind: a file name that tells the format, where the file's name does not.
     """
     name = kind or file.name
     if name.endswith(".parquet"):
@@ -276,7 +283,7 @@ def file_records(file: Path, columns: Any = (), *, given: bool = False, kind: st
 
 
 def _table(file: Path, quoted: bool, parts: int) -> Iterator[tuple[int, list[str]]]:
-    """(line number, fields): comma-separated and quoted, or tab-separated with quotes as they are."""
+    """(line number, fields): comma-separated with quotes, or tab-separated with quotes kept."""
     with lines_of(file) as lines:
         if quoted:
             reader = csv.reader(lines)
@@ -359,7 +366,7 @@ def _of_hans(wanted: Mapping[str, list[str] | None], record: Record) -> bool:
 
 
 def chosen_subcases(heuristics: list[str] | None, subcases: list[str] | None) -> list[str]:
-    """The subcases of HANS that these keys choose (null: all). Raises BadInput for names that are none."""
+    """The subcases of HANS that these keys select (null: all). Raises BadInput for unknown names."""
     for heuristic in heuristics or []:
         if heuristic not in SUBCASES:
             raise BadInput(f"heuristics: no such heuristic, got '{heuristic}'; {did_you_mean(heuristic, SUBCASES)}")

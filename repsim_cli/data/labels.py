@@ -1,4 +1,4 @@
-"""When a classifier and a data set mean the same by their labels, and how its answers are scored."""
+"""Whether a classifier and a data set mean the same by their labels, and how its predictions are scored."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from jaxtyping import Bool, Int
 
 from repsim_cli.errors import BadInput
 
-# of the three labels of MNLI, HANS and QNLI tell one from the other two
+# HANS and QNLI distinguish only entailment among the three labels of MNLI
 TWO_WAY = {
     "entailment": "entailment",
     "neutral": "non-entailment",
@@ -20,30 +20,30 @@ TWO_WAY = {
 
 @dataclass(frozen=True)
 class Scoring:
-    """names: of the classes that are compared. model, data: the class of each label of the model, of the data."""
+    """The classes that are compared, by name. model, data: the class of each label of the model and of the data."""
 
     names: tuple[str, ...]
     model: Int[np.ndarray, " m"]
     data: Int[np.ndarray, " d"]
 
     def correct(self, answers: Int[np.ndarray, " N"], codes: Int[np.ndarray, " N"]) -> Bool[np.ndarray, " N"]:
-        """Whether each answer, a label of the model, is of the class of the data's label."""
+        """Whether each answer, a label of the model, has the class of the data's label."""
         return self.model[answers] == self.data[codes]
 
 
 def scoring(model: Sequence[str], data: Sequence[str], who: str) -> Scoring:
-    """Labels are matched by name, in any order. Between three-way and two-way entailment, an answer `neutral` or
-    `contradiction` counts as `non-entailment` (of the largest of the three logits, as HANS is scored).
+    """Labels are matched by name, in any order. Between three-way and two-way entailment, the answers `neutral` and
+    `contradiction` count as `non-entailment`; the answer is the largest of the three logits, as HANS is scored.
 
-    who: for the message. Raises BadInput where names do not match.
+    who: for the error message. Raises BadInput where names do not match.
     """
     if sorted(model) == sorted(data):
         names = tuple(data)
         return Scoring(names, np.array([names.index(label) for label in model]), np.arange(len(names)))
     if {*model, *data} <= TWO_WAY.keys():
         names = ("entailment", "non-entailment")
-        own, given = (np.array([names.index(TWO_WAY[label]) for label in labels]) for labels in (model, data))
-        return Scoring(names, own, given)
+        classes = (np.array([names.index(TWO_WAY[label]) for label in labels]) for labels in (model, data))
+        return Scoring(names, *classes)
     raise BadInput(
         f"{who}: its labels are not those of the data, got {list(model)} for {list(data)}; "
         "save the model with id2label in its config, or choose other data"

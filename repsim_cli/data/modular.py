@@ -1,4 +1,4 @@
-"""All pairs of two numbers, in order: what the models of the modular sums are run on."""
+"""All pairs of two numbers, in order: the input of the models of modular sums."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
@@ -13,7 +13,7 @@ from repsim_cli.settings import Extract, Modulus
 
 
 class Numbers(NamedTuple):
-    """What a model of numbers knows: those below `count`."""
+    """The vocabulary of a model of numbers: those below `count`."""
 
     count: int
 

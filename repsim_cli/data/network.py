@@ -1,4 +1,4 @@
-"""Reaching the hub and files of the web: at once or not at all, and with an error that says what to do."""
+"""Access to the hub and to files on the web: it fails fast, with an error that says what to do."""
 
 import functools
 import http.client
@@ -21,19 +21,19 @@ def offline() -> bool:
 
 
 def knock() -> None:
-    """Raises OSError where the hub cannot be reached, which its library finds out in half a minute or two."""
+    """Raises OSError where the hub cannot be reached; its library would need half a minute or more to notice."""
     if not offline() and (why := unreachable()):
         raise ConnectionError(why)
 
 
 def local_only() -> bool:
-    """Whether the hub's library must do with what it has downloaded before."""
+    """Whether the hub's library has to use what it downloaded before."""
     return offline() or unreachable() is not None
 
 
 @functools.cache
 def unreachable() -> str | None:
-    """Why the hub cannot be reached; asked once in a process. None where it can, or a proxy stands between."""
+    """Why the hub cannot be reached, determined once per process; None where it can, or where a proxy is used."""
     host = urllib.parse.urlsplit(os.environ.get("HF_ENDPOINT") or "https://huggingface.co").hostname
     if urllib.request.getproxies():
         return None
@@ -46,7 +46,7 @@ def unreachable() -> str | None:
 
 @contextmanager
 def reaching(where: str) -> Iterator[None]:
-    """What goes wrong inside is that `where` cannot be read."""
+    """Errors inside mean that `where` cannot be read."""
     import datasets.exceptions
 
     library = (ValueError, KeyError, RuntimeError, datasets.exceptions.DatasetsError)
@@ -61,7 +61,7 @@ def reaching(where: str) -> Iterator[None]:
 
 
 def download(url: str) -> Path:
-    """The file of this address, kept in the cache."""
+    """The file at this URL, kept in the cache."""
     key = cache.key({"url": url})
     with reaching(url), cache.using("downloads", [key]) as entries:
         entry = entries[key]
@@ -75,4 +75,4 @@ def download(url: str) -> Path:
 
 def _fetch(url: str, path: Path) -> None:
     with urllib.request.urlopen(url, timeout=10 * TIMEOUT) as answer:
-        path.write_bytes(answer.read())  # as a whole: a connection that breaks off is an error
+        path.write_bytes(answer.read())  # whole: a connection that breaks is an error

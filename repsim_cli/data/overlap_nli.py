@@ -1,9 +1,9 @@
-"""Sentence pairs in which a hypothesis made of the premise's own words does, or does not, follow from it.
+"""Sentence pairs in which a hypothesis made of the premise's words does, or does not, follow from the premise.
 
-Written from the definitions of the three heuristics of McCoy et al. (2019), each a way to guess that a premise entails
-a hypothesis: every word of it stands in the premise (lexical overlap), in one piece (subsequence), and that piece is a
-constituent of the premise's parse (constituent). Every subcase is a construction where the guess is right (names in
-e), or wrong (names in n); vocabulary and sentences are our own, generated under a seed and never stored.
+The constructions follow the three heuristics of McCoy et al. (2019), by which a reader may guess that a premise entails
+a hypothesis: all its words occur in the premise (lexical overlap), next to each other (subsequence), and they form a
+constituent of the premise's parse (constituent). In a subcase the guess is right (second letter e) or wrong (second
+letter n). The vocabulary is original; sentences are generated under a seed and never stored.
 """
 
 import zlib
@@ -37,8 +37,8 @@ WORDS: Mapping[str, tuple[str, ...]] = {
 }  # fmt: skip
 DOINGS = (("read", "book"), ("sang", "song"), ("ate", "meal"), ("wrote", "letter"), ("drove", "car"), ("sewed", "coat"))
 
-# A, B, C: different people, each of them one or several (A_was agrees; As: several, bare). v, w: different verbs. S, T:
-# clauses of others. does, thing: what can be done with or without saying to what. Other slots: a word of that list.
+# A, B, C: different people, singular or plural (A_was agrees; As: plural, without an article). v, w: different verbs.
+# S, T: clauses about other people. does, thing: a verb whose object can be left out. Other slots: a word of that list.
 PATTERNS: Mapping[str, tuple[tuple[str, str], ...]] = {
     "le_around_prepositional_phrase": (
         ("{A} {p} {B} {v} {C}", "{A} {v} {C}"),
@@ -80,11 +80,11 @@ PATTERNS: Mapping[str, tuple[tuple[str, str], ...]] = {
 
 HEURISTIC = {subcase: heuristic for heuristic, subcases in SUBCASES.items() for subcase in subcases}
 SORTS = (PEOPLE, tuple(f"{person}s" for person in PEOPLE), WORDS["v"], WORDS["i"], tuple(does for does, _ in DOINGS))
-SORT = {word: sort for sort in SORTS for word in sort}  # the words that may stand in a word's place
+SORT = {word: sort for sort in SORTS for word in sort}  # the words that can replace a word
 VERBS = frozenset(word for sort in SORTS[2:] for word in sort)
-TEST_PART = 5  # every fifth premise, by its hash, is of the test split
-REWORDED = 0.25  # of what is neutral or entailed, and no exception, says "someone" for someone of the premise
-RESTATED = 0.1  # of what is entailed, said again: else a premise as short as a hypothesis would never entail anything
+TEST_PART = 5  # every fifth premise, by its hash, belongs to the test split
+REWORDED = 0.25  # of neutral and entailed hypotheses, exceptions aside, name a person of the premise "someone"
+RESTATED = 0.1  # of entailed pairs repeat the premise: otherwise a premise that short would never entail anything
 
 Split = Literal["train", "test"]
 
@@ -162,7 +162,7 @@ def overlap_nli(
 
 
 def _drawn(draw: Callable[[Random, int], Example], split: Split, examples: int, seed: int) -> Iterator[Example]:
-    """draw(random, number) for every number, repeated until the premise is of the split."""
+    """draw(random, number) for every number, repeated until the premise belongs to the split."""
     random = Random(seed)
     for number in range(examples):
         example = draw(random, number)
@@ -172,7 +172,7 @@ def _drawn(draw: Callable[[Random, int], Example], split: Split, examples: int, 
 
 
 def _pair(random: Random, subcase: str) -> tuple[str, str]:
-    """A premise and a hypothesis of a construction."""
+    """A premise and a hypothesis, in the construction of the subcase."""
     slots = _slots(random)
     premise, hypothesis = random.choice(PATTERNS[subcase])
     return _sentence(premise.format(**slots)), _sentence(hypothesis.format(**slots))
@@ -200,8 +200,8 @@ def _sentence(words: str) -> str:
 
 
 def _changed(random: Random, premise: str, hypothesis: str, label: str, details: float) -> str:
-    """The hypothesis as the label wants it: denied, with a word that is new to the premise, or as it is; some of the
-    latter two with "someone" for someone of the premise."""
+    """The hypothesis for this label: negated, with a word that the premise lacks, or unchanged. In some of the latter
+    two, "someone" replaces a person of the premise."""
     words, known = _words(hypothesis), _words(premise)
     if label == "contradiction":
         words.insert(next(place for place, word in enumerate(words) if word in VERBS), "never")

@@ -1,4 +1,4 @@
-"""Documents -> packed token sequences of one length, with the place of every token in its document; or one each."""
+"""Documents -> packed token sequences of equal length with every token's place in its document, or a sequence each."""
 
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
@@ -17,9 +17,9 @@ PIECE = 1 << 20  # characters tokenized at a time
 
 @dataclass(frozen=True)
 class Text(Data):
-    """Raw text. documents(): a fresh pass over the documents, as strings, in a fixed order.
+    """Raw text. documents(): a new pass over the documents, as strings, in a fixed order.
 
-    Tokens are read from packed sequences. Of pooled rows each is one document, cut to `length` tokens.
+    Tokens are read from packed sequences. A pooled row is a document, cut to `length` tokens.
     """
 
     running: ClassVar[bool] = True
@@ -38,7 +38,7 @@ class Text(Data):
                 separator=extract.separator,
                 seed=seed,
             )
-        # the first piece of a long document has more tokens than any model reads
+        # the first piece of a long document has more tokens than any model can read
         texts = [(next(pieces(document)),) for document in islice(self.documents(), extract.pool)]
         if len(texts) == 1:
             raise BadInput(
@@ -49,7 +49,7 @@ class Text(Data):
 
 
 def separator_id(tokenizer: Any, separator: str) -> int | None:
-    """The id put before each document; None where the tokenizer has none and none was insisted on."""
+    """The id that precedes each document; None without a separator, or where `auto` finds none."""
     if separator == "none":
         return None
     wanted = ("eos", "sep", "bos") if separator == "auto" else (separator,)
@@ -107,9 +107,9 @@ def pack(text: Text, tokenizer: Any, *, length: int, sequences: int, pool: int, 
 
 
 def _tokenized(text: Text, tokenizer: Any) -> Iterator[tuple[int, bool, int, np.ndarray]]:
-    """(document, whether it begins here, place of the first token in it, tokens).
+    """(document, whether it begins here, place of its first token here, tokens).
 
-    Long documents come in pieces, so that memory and time are bounded by what the pool takes.
+    Long documents come in pieces, so that memory and time depend on the pool alone.
     """
     for number, document in enumerate(text.documents()):
         place = 0
@@ -120,7 +120,7 @@ def _tokenized(text: Text, tokenizer: Any) -> Iterator[tuple[int, bool, int, np.
 
 
 def pieces(document: str, size: int = PIECE) -> Iterator[str]:
-    """Cuts a long document before white space where there is some, which byte-level tokenizers cut at too.
+    """Splits a long document before white space where possible, as byte-level tokenizers do.
 
     >>> list(pieces("one two three", size=6))
     ['one', ' two', ' three']

@@ -1,4 +1,4 @@
-"""Examples -> token sequences, one each, padded on the right."""
+"""Examples -> a token sequence each, padded on the right."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -25,9 +25,11 @@ def pad(
 ) -> Sequences:
     """`sequences` examples (texts or pairs of texts), drawn under the seed, in the data set's order.
 
-    The tokenizer's own template adds special tokens and joins pairs. Longer ones are cut to `length`, a pair
-    where it is longest; they are counted. labels: (codes, names) of all examples. whole: padded to `length`, not to
-    the longest of them.
+    The tokenizer's template adds special tokens and joins pairs. Longer examples are cut to `length`, a pair where it
+    is longest, and counted.
+    labels: (codes, names) of all examples.
+    dropped: examples left out before, by reason.
+    whole: pad to `length`, not to the longest example.
     """
     drawn = draw(len(texts), sequences, seed)
     extra = tokenizer.num_special_tokens_to_add(pair=len(texts[0]) == 2)
@@ -49,7 +51,7 @@ def pad(
         inside = slice(0, len(tokens))
         ids[row, inside], mask[row, inside] = tokens, True
         segments[row, inside] = example.get("token_type_ids", 0)
-        # a text can spell a special token out; that is no row either
+        # special tokens that the text spells out are no rows either
         added = np.asarray(example["special_tokens_mask"], bool)
         text[row, inside] = ~added & ~np.isin(tokens, [i for i in special if i is not None])
         if not text[row].any():

@@ -75,7 +75,7 @@ def pile(*, files: str = "hf://datasets/monology/pile-uncopyrighted/val.jsonl.zs
         import datasets.exceptions
 
         datasets.disable_progress_bars()
-        logging.getLogger("datasets").setLevel(logging.CRITICAL)  # what it would say is in the error
+        logging.getLogger("datasets").setLevel(logging.CRITICAL)  # its message is part of the error
         try:
             if "://" in files:
                 knock()
@@ -94,7 +94,7 @@ def pile(*, files: str = "hf://datasets/monology/pile-uncopyrighted/val.jsonl.zs
 
 
 def read(file: Path, column: str, sample_by: str) -> Iterator[str]:
-    """The texts of a local file, one at a time; errors name the file and the line."""
+    """The texts of a local file, one by one; errors name the file and the line."""
     if file.name.endswith(".parquet"):
         yield from _read_parquet(file, column)
     elif file.name.endswith(".txt"):

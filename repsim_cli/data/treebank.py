@@ -34,7 +34,7 @@ EWT_WEB = "https://raw.githubusercontent.com/UniversalDependencies/UD_English-EW
 
 @dataclass(frozen=True)
 class Treebank(Data):
-    """Sentences of words, one sentence a sequence, its words joined by spaces. read(): every sentence, as words."""
+    """Sentences of words; each sentence is a sequence, its words joined by spaces. read(): the words of each."""
 
     worded: ClassVar[bool] = True
 
@@ -42,16 +42,16 @@ class Treebank(Data):
     source: str
 
     def sentences(self) -> list[list[str]]:
-        """All of them; `Sequences.example` counts in this list."""
+        """All sentences; `Sequences.example` is an index into this list."""
         return self._sentences()[0]
 
     def _sentences(self) -> tuple[list[list[str]], int]:
-        """Those with words, and how many have none."""
-        read = list(self.read())
-        found = [words for words in read if words]
-        if not found:
+        """The sentences with words, and the number of those without."""
+        sentences = list(self.read())
+        filled = [words for words in sentences if words]
+        if not filled:
             raise BadInput(f"{self.source}: no sentence in it, got nothing or white space alone; give another file")
-        return found, len(read) - len(found)
+        return filled, len(sentences) - len(filled)
 
     def sequences(self, tokenizer: Any, extract: Extract, seed: int) -> Sequences:
         if extract.unit == "word":
@@ -89,7 +89,7 @@ def _treebank(
     read_file: Callable[[Path], Iterator[list[str]]],
     read_web: Callable[[], Iterator[list[str]]],
 ) -> Treebank:
-    """From a file, or a folder of the official files (checked up to the first sentence at once), or from afar."""
+    """From a file or a folder of the official files (checked at once, up to the first sentence), or from the web."""
     if path is None:
         return Treebank(read_web, f"{where}, {split}")
     folder = local(path)
@@ -150,16 +150,16 @@ _ID = re.compile(r"(?P<first>\d{1,9})(?:-(?P<last>\d{1,9})|\.(?P<empty>\d{1,9}))
 def conllu(file: Path, words: Words) -> Iterator[list[str]]:
     """The sentences of a CoNLL-U file, as word forms.
 
-    A range line (`1-2`) holds the form as written of the words it covers; empty nodes (`8.1`) are not in the text.
+    A range line (`1-2`) holds the written form of the words that it covers; empty nodes (`8.1`) are not in the text.
     """
     sentence: list[str] = []
-    last = covered = 0  # the last word's number; the last that a range covers
+    last = covered = 0  # the number of the last word; of the last word that a range covers
     with lines_of(file) as lines:
         for number, line in enumerate(chain(lines, [""]), 1):  # the file's end ends a sentence too
             line = line.rstrip("\r\n")
             if not line.strip():
                 if covered > last:
-                    raise BadInput(f"{file}, line {number}: the sentence ends early, got {last} for {covered}; mend it")
+                    raise BadInput(f"{file}, line {number}: the sentence ends early, got {last} for {covered}; fix it")
                 if sentence:
                     yield sentence
                 sentence, last, covered = [], 0, 0
@@ -184,6 +184,6 @@ def conllu(file: Path, words: Words) -> Iterator[list[str]]:
                 covered = end
             else:
                 last = first
-            # one of a range and its words is the sentence's
+            # the sentence has either the range or its words
             if (match["last"] is not None or first > covered) if words == "surface" else match["last"] is None:
                 sentence.append(fields[1])

@@ -1,7 +1,7 @@
-"""Sentences of words -> token sequences that say of which word each token is a piece.
+"""Sentences of words -> token sequences that tell which word each token is a piece of.
 
-Words are the common grid of models whose tokenizers differ: every model reads the same stretches of the same
-sentences, one row per word. The words of a sentence are joined by spaces and found again by character offsets.
+Words are what models with different tokenizers have in common: every model reads the same stretches of the same
+sentences, one row per word. The words of a sentence are joined by spaces and located by character offsets.
 """
 
 from collections import Counter
@@ -14,14 +14,16 @@ from jaxtyping import Bool, Int
 from repsim_cli.data.base import Sequences, draw
 from repsim_cli.errors import BadInput
 
-NONE, ADDED = -1, -2  # of the text but of no word; put in by the tokenizer's template
+NONE, ADDED = -1, -2  # a token of the text but of no word; a token that the tokenizer's template adds
 AT_ONCE = 256  # sentences tokenized at a time
 
 
 class Pieces(NamedTuple):
-    """A stretch of a sentence under one tokenizer. tokens: ids, words (from 0 in the stretch, NONE, ADDED), segments.
+    """A stretch of a sentence under one tokenizer.
 
-    lost: why its words cannot be told apart, None where they can.
+    tokens: their ids, words (from 0 in the stretch, NONE or ADDED) and segments.
+    segmented: whether the tokenizer gives segments.
+    lost: why the words cannot be told apart; None where they can.
     """
 
     tokens: Int[np.ndarray, "3 s"]
@@ -34,7 +36,7 @@ class Pieces(NamedTuple):
 
 
 def check_offsets(tokenizer: Any) -> None:
-    """Raises BadInput for a tokenizer that does not say where its tokens stand."""
+    """Raises BadInput for a tokenizer that does not tell where its tokens are in the text."""
     if not tokenizer.is_fast:
         raise BadInput(
             f"tokenizer: words are found by character offsets, got {type(tokenizer).__name__} without any; "
@@ -43,7 +45,7 @@ def check_offsets(tokenizer: Any) -> None:
 
 
 def pieces(tokenizer: Any, sentences: Sequence[Sequence[str]]) -> list[Pieces]:
-    """Each sentence, whole, with the tokenizer's own special tokens; a token is a piece of the word it overlaps."""
+    """Each whole sentence, with the tokenizer's special tokens; a token is a piece of the word that it overlaps."""
     given = tokenizer(
         [" ".join(words) for words in sentences],
         return_offsets_mapping=True,
@@ -51,20 +53,20 @@ def pieces(tokenizer: Any, sentences: Sequence[Sequence[str]]) -> list[Pieces]:
         verbose=False,
     )
     segments = given.get("token_type_ids")
-    found = []
+    stretches = []
     for i, words in enumerate(sentences):
         ids, added = np.asarray(given["input_ids"][i]), np.asarray(given["special_tokens_mask"][i], bool)
         spans = np.asarray(given["offset_mapping"][i]).reshape(-1, 2)
         word, lost = _words(spans, added, words)
         segment = np.zeros_like(ids) if segments is None else np.asarray(segments[i])
-        found.append(Pieces(np.stack([ids, word, segment]).astype(np.int32), segments is not None, lost))
-    return found
+        stretches.append(Pieces(np.stack([ids, word, segment]).astype(np.int32), segments is not None, lost))
+    return stretches
 
 
 def _words(
     spans: Int[np.ndarray, "s 2"], added: Bool[np.ndarray, " s"], words: Sequence[str]
 ) -> tuple[Int[np.ndarray, " s"], str | None]:
-    """The word of every token, and why some cannot be told apart."""
+    """The word of every token, and why words cannot be told apart (None where they can)."""
     lengths = np.asarray([len(word) for word in words])
     ends = (lengths + 1).cumsum() - 1
     starts = ends - lengths
@@ -83,7 +85,7 @@ def _words(
 
 
 class Stretch(NamedTuple):
-    """Words of one sentence, from `first` on, as every tokenizer gives them."""
+    """Words of a sentence, from `first` on, under every tokenizer."""
 
     sentence: int
     first: int
@@ -102,11 +104,11 @@ def align(
     source: str,
     dropped: Mapping[str, int],
 ) -> dict[str, Sequences]:
-    """`sequences` sentences, drawn under the seed, in the data set's order: the same stretches for every tokenizer.
+    """`sequences` sentences, drawn under the seed, in the order of the data: the same stretches for every tokenizer.
 
-    A sentence of more than `length` tokens under any tokenizer is refused, or cut for all of them before the first
-    word that does not fit, as often as needed; a single word of more keeps its `keep` pieces that fit. A sentence
-    in which any tokenizer drops a word, or makes one token of two, is left out for all, and counted by reason.
+    A sentence with more than `length` tokens under any tokenizer is refused, or split for all of them before the first
+    word that does not fit, as often as needed. Of a single word that is longer, the `keep` pieces that fit are kept. A
+    sentence in which a tokenizer drops a word or merges two is left out for all, and counted by reason.
     """
     for label, tokenizer in tokenizers.items():
         extra = tokenizer.num_special_tokens_to_add()
@@ -120,15 +122,15 @@ def align(
     split = lost = 0
     for start in range(0, len(drawn), AT_ONCE):
         numbers: list[int] = drawn[start : start + AT_ONCE].tolist()
-        made = [pieces(tokenizer, [sentences[i] for i in numbers]) for tokenizer in tokenizers.values()]
-        for number, given in zip(numbers, zip(*made, strict=True), strict=True):
+        tokenized = [pieces(tokenizer, [sentences[i] for i in numbers]) for tokenizer in tokenizers.values()]
+        for number, given in zip(numbers, zip(*tokenized, strict=True), strict=True):
             stretches = [Stretch(number, 0, list(given))]
-            if max(one.length for one in given) > length:
+            if max(whole.length for whole in given) > length:
                 if long == "refuse":
                     raise _too_long(number, sentences[number], dict(zip(tokenizers, given, strict=True)), length)
                 stretches = list(_split(number, sentences[number], tokenizers, list(given), length))
                 split += len(stretches) > 1
-            reason = next((one.lost for stretch in stretches for one in stretch.given if one.lost), None)
+            reason = next((part.lost for stretch in stretches for part in stretch.given if part.lost), None)
             if reason is not None:
                 left_out[reason] += 1
                 lost += len(sentences[number])
@@ -161,9 +163,9 @@ def _too_long(number: int, words: Sequence[str], given: Mapping[str, Pieces], le
 def _split(
     number: int, words: Sequence[str], tokenizers: Mapping[str, Any], given: list[Pieces], length: int
 ) -> Iterator[Stretch]:
-    """As many words as fit under every tokenizer, again and again. A stretch is tokenized as a text of its own."""
-    # how many tokens of the text there are up to the last piece of each word
-    reach = [np.maximum.accumulate(one.tokens[1][one.tokens[1] != ADDED]) for one in given]
+    """Stretches of as many words as fit under every tokenizer. Each is tokenized as a separate text."""
+    # the number of tokens of the text up to the last piece of each word
+    reach = [np.maximum.accumulate(whole.tokens[1][whole.tokens[1] != ADDED]) for whole in given]
     counts = [np.searchsorted(r, np.arange(len(words)), side="right") for r in reach]
     extra = [tokenizer.num_special_tokens_to_add() for tokenizer in tokenizers.values()]
     first = 0
@@ -174,24 +176,24 @@ def _split(
         ]
         stop = max(min(fits), first + 1)
         while True:
-            made = [pieces(tokenizer, [words[first:stop]])[0] for tokenizer in tokenizers.values()]
-            if stop == first + 1 or max(one.length for one in made) <= length:
+            parts = [pieces(tokenizer, [words[first:stop]])[0] for tokenizer in tokenizers.values()]
+            if stop == first + 1 or max(part.length for part in parts) <= length:
                 break
             stop -= 1
-        yield Stretch(number, first, made)
+        yield Stretch(number, first, parts)
         first = stop
 
 
 def _padded(
     stretches: list[Stretch], place: int, tokenizer: Any, length: int, keep: str, counts: Mapping[str, Any]
 ) -> Sequences:
-    """What one tokenizer's model is run on, padded on the right to the longest."""
+    """The sequences for one tokenizer, padded on the right to the longest."""
     longest = min(length, max(stretch.given[place].length for stretch in stretches))
     fill = next(i for i in (tokenizer.pad_token_id, tokenizer.eos_token_id, 0) if i is not None)
     shape = (len(stretches), longest)
     segmented = stretches[0].given[place].segmented
     most = max(stretch.first + stretch.given[place].tokens[1].max() for stretch in stretches)
-    # narrow types: these arrays are what grows with the number of sentences
+    # narrow types: these arrays grow with the number of sentences
     ids, word = np.full(shape, fill, np.int32), np.full(shape, NONE, np.min_scalar_type(-int(most) - 2))
     mask, text = np.zeros(shape, bool), np.zeros(shape, bool)
     segments = np.zeros(shape, np.int8) if segmented else None
@@ -222,7 +224,7 @@ def _padded(
 
 
 def _cut(tokens: Int[np.ndarray, "3 s"], length: int, keep: str) -> Int[np.ndarray, "3 l"]:
-    """One word of more tokens than fit: its first or last ones, and what the template adds."""
+    """Of a word with too many tokens, the first or last that fit, and what the template adds."""
     of_text = np.flatnonzero(tokens[1] != ADDED)
     fits = length - (tokens.shape[1] - len(of_text))
     left_out = of_text[fits:] if keep == "first" else of_text[: len(of_text) - fits]
