@@ -8,8 +8,8 @@ import pytest
 import scipy.stats
 
 from repsim_cli import measures, results
-from repsim_cli.analysis.agreement import agreement
 from repsim_cli.errors import BadInput
+from repsim_cli.findings.agreement import NAME, correlations, tree
 
 
 def drawn(seed, count=5):
@@ -19,42 +19,44 @@ def drawn(seed, count=5):
 
 def test_rank_correlations_are_scipys_and_distances_count_with_minus():
     one, other, third = drawn(0), drawn(1), np.random.default_rng(2).normal(size=(5, 5))
-    found = agreement({"a": (one, True), "b": (other, True), "c": (third, False), "d": (-one, False)})
+    rho = correlations({"a": (one, True), "b": (other, True), "c": (third, False), "d": (-one, False)})
     off = ~np.eye(5, dtype=bool)
-    at = {name: i for i, name in enumerate(found["measures"])}
-    assert found["rho"][at["a"], at["b"]] == pytest.approx(scipy.stats.spearmanr(one[off], other[off])[0])
-    assert found["rho"][at["a"], at["c"]] == pytest.approx(-scipy.stats.spearmanr(one[off], third[off])[0])
-    assert found["rho"][at["a"], at["d"]] == pytest.approx(1)
-    assert abs(at["a"] - at["d"]) == 1
-    rows = {row[0]: row[1:] for row in found["table"]["rows"]}
-    assert rows["a"][1:] == ["d", pytest.approx(1)]
-    assert found["pairs"] == 20
+    assert rho[0, 1] == pytest.approx(scipy.stats.spearmanr(one[off], other[off])[0])
+    assert rho[0, 2] == pytest.approx(-scipy.stats.spearmanr(one[off], third[off])[0])
+    assert rho[0, 3] == pytest.approx(1)
+    assert sorted(tree(rho)[0, :2]) == [0, 3]  # merged first
 
 
 def test_what_cannot_be_ranked_is_refused():
-    with pytest.raises(BadInput, match="agreement needs 3 measures and 3 layers, got 2 and 5; select more"):
-        agreement({"a": (drawn(0), True), "b": (drawn(1), True)})
-    with pytest.raises(BadInput, match="measure: b is the same for all pairs of layers, got 0.5; leave it out"):
-        agreement({"a": (drawn(0), True), "b": (np.full((5, 5), 0.5), True), "c": (drawn(1), True)})
+    with pytest.raises(BadInput, match="3 measures and 3 layers are needed, got 2 and 5; select more"):
+        correlations({"a": (drawn(0), True), "b": (drawn(1), True)})
+    with pytest.raises(BadInput, match="b is the same for all pairs of layers, got 0.5; leave it out"):
+        correlations({"a": (drawn(0), True), "b": (np.full((5, 5), 0.5), True), "c": (drawn(1), True)})
 
 
 @pytest.mark.drawn
 def test_the_study(repsim, newest):
     words = ("experiment=tiny/measure_agreement", "measure=[cka,cka_unbiased,rsa,mutual_knn]", "extract.rows=300")
     assert repsim("run", *words, "model=[tiny_a,tiny_b]")[0] == 0
-    found = results.read_results(newest())["agreement"]
-    rho = results.read_array(newest(), found["rho"])
-    assert sorted(found["measures"]) == ["cka", "cka_unbiased", "mutual_knn", "rsa"]
+    whole = results.read_results(newest())
+    matrix = whole.matrices[NAME]
+    rho, names = results.read_array(newest(), matrix.values), matrix.rows.layers
+    assert sorted(names) == ["cka", "cka_unbiased", "mutual_knn", "rsa"]
     assert rho.shape == (4, 4)
     assert (newest() / "figures" / "measure-agreement.png").is_file()
-    place = [found["measures"].index(name) for name in ("cka", "cka_unbiased")]
-    assert rho[place[0], place[1]] > 0.9
+    assert rho[names.index("cka"), names.index("cka_unbiased")] > 0.9
+    layers = sum(len(matrix.rows.layers) for matrix in whole.measures[0].matrices if matrix.rows == matrix.columns)
+    assert matrix.n == layers * (layers - 1)
+    table = whole.tables[NAME]
+    assert table.column("measure") == names
+    means = [(rho[i].sum() - 1) / 3 for i in range(4)]
+    assert table.column("mean with the others") == pytest.approx(means)
 
 
 def test_too_few_measures_are_refused_before_the_run(repsim):
     code, _, err = repsim("run", "experiment=tiny/measure_agreement", "measure=[cka]")
     assert code == 2
-    assert "options.agreement: 3 measures are needed, got 1; select more" in err
+    assert "analyses.agreement: 3 measures are needed, got 1; select more" in err
 
 
 def test_measure_all(repsim, tmp_path, monkeypatch):

@@ -11,9 +11,9 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "repsim_cli"
 ORDER = [
-    "errors", "files", "documents", "signals", "workers", "planning", "registry", "settings", "segments", "results", "cache",
-    "data", "models", "activations", "measures", "similarity", "significance", "stitching", "training", "analysis", "plots",
-    "report", "studies", "config", "doctor", "cli", "__main__",
+    "errors", "files", "documents", "signals", "workers", "planning", "registry", "settings", "segments", "content", "results",
+    "cache", "data", "models", "activations", "measures", "similarity", "significance", "stitching", "training", "analysis",
+    "draw", "plots", "findings", "comparison", "report", "studies", "config", "doctor", "cli", "__main__",
 ]  # fmt: skip
 
 
@@ -69,12 +69,22 @@ def test_start_up_is_light():
     """Help, list, show and plot need neither torch nor Hydra; nothing of them is imported before it is used."""
     script = (
         "import json, sys\n"
-        "import repsim_cli.cli, repsim_cli.plots, repsim_cli.report, repsim_cli.results\n"
+        "import repsim_cli.cli, repsim_cli.draw, repsim_cli.report, repsim_cli.results\n"
         "repsim_cli.cli.parser().format_help()\n"
         "print(json.dumps(sorted({name.split('.')[0] for name in sys.modules})))"
     )
     out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT).stdout
     assert not {"torch", "hydra", "omegaconf", "transformers", "matplotlib", "scipy", "pydantic"} & set(json.loads(out))
+
+
+def test_findings_need_neither_torch_nor_models():
+    """An analysis reads the run folder alone."""
+    script = (
+        "import sys\nfrom repsim_cli import registry\nassert registry.analyses.names() and registry.claims.names()\n"
+        "assert not {'torch', 'transformers', 'hydra', 'omegaconf'} & {name.split('.')[0] for name in sys.modules}"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, cwd=ROOT)
+    assert ended.returncode == 0, ended.stderr
 
 
 def test_no_extra_is_needed_to_know_what_there_is():

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import reference
 import torch
+from recorded import recorded
 from test_words import SENTENCES, conllu
 
 from repsim_cli import measures, registry, results
@@ -314,14 +315,14 @@ def plainly(folder, sentences):
 @pytest.mark.drawn
 def test_a_run_is_what_the_definition_gives(repsim, newest, words, two_folders, monkeypatch):
     """From text to matrices, against loops over the library's attention; then the heads, drawn on demand."""
-    monkeypatch.setattr("repsim_cli.plots.heatmap.MOST_PAIRS", 0)
+    monkeypatch.setattr("repsim_cli.findings.maps.MOST_PAIRS", 0)
     claims = ["falls_with_layer_distance", "top_attention_changes_most", "single_heads_match_across_families"]
     more = ["base=bert", f"+options.claims=[{','.join(claims)}]"]
     code, out, err = repsim("run", *words, "measure=[attention_js,attention_cka]", *more)
     assert code == 0, err
     folder = newest()
     layers = [layer for path in two_folders.values() for layer in plainly(path, SENTENCES)]
-    found = results.read_results(folder)
+    found = recorded(folder)
     js, cka = found["measures"]
     for record, slow, pairs in ((js, reference.attention_js, 4), (cka, None, 3)):
         assert len(record["matrices"]) == pairs

@@ -8,8 +8,24 @@ import numpy as np
 import pytest
 import scipy.stats
 
+from repsim_cli import registry
 from repsim_cli.analysis.claims.classifiers import CLASSIFIER_CLAIMS, OVERLAP
-from repsim_cli.analysis.claims.evidence import (
+from repsim_cli.analysis.claims.groups import DISTANCE_CLAIMS, GROUP_CLAIMS, PENALTY_CLAIMS
+from repsim_cli.analysis.claims.modular import MODULAR_CLAIMS
+from repsim_cli.analysis.claims.probes import PROBE_CLAIMS, Probed
+from repsim_cli.analysis.claims.shapes import SHAPE_CLAIMS
+from repsim_cli.analysis.claims.stitching import STITCHING_CLAIMS
+from repsim_cli.analysis.claims.sub_networks import LAYER_CLAIMS, Layers
+from repsim_cli.analysis.claims.views import OVERLAP_CLAIMS, PLAN_CLAIMS, SHIFT_CLAIMS
+from repsim_cli.analysis.couplings import Plan
+from repsim_cli.analysis.curves import curve as curve_of
+from repsim_cli.analysis.distances import hierarchical, recovered
+from repsim_cli.analysis.groups import Depths
+from repsim_cli.analysis.neighbourhoods import chance
+from repsim_cli.analysis.sub_networks import spectral
+from repsim_cli.content import Table
+from repsim_cli.findings.claims import FAILS, HOLDS, UNCLEAR, UNTESTABLE, judged, known
+from repsim_cli.findings.evidence import (
     Evidence,
     by_depths,
     by_error,
@@ -20,26 +36,12 @@ from repsim_cli.analysis.claims.evidence import (
     orders,
     thirds,
 )
-from repsim_cli.analysis.claims.finding import FAILS, HOLDS, UNCLEAR, UNTESTABLE, judged
-from repsim_cli.analysis.claims.groups import DISTANCE_CLAIMS, GROUP_CLAIMS, PENALTY_CLAIMS
-from repsim_cli.analysis.claims.layers import CLAIMS
-from repsim_cli.analysis.claims.maps import MAP_CLAIMS, MAPS_CLAIMS, Map, best_of
-from repsim_cli.analysis.claims.modular import MODULAR_CLAIMS
-from repsim_cli.analysis.claims.probes import PROBE_CLAIMS, Probed
-from repsim_cli.analysis.claims.shapes import SHAPE_CLAIMS
-from repsim_cli.analysis.claims.stitching import STITCHING_CLAIMS
-from repsim_cli.analysis.claims.sub_networks import LAYER_CLAIMS, Layers
-from repsim_cli.analysis.claims.training import TRAINING_CLAIMS
-from repsim_cli.analysis.claims.views import OVERLAP_CLAIMS, PLAN_CLAIMS, SHIFT_CLAIMS
-from repsim_cli.analysis.couplings import Plan
-from repsim_cli.analysis.distances import hierarchical, recovered
-from repsim_cli.analysis.groups import Depths
-from repsim_cli.analysis.neighbourhoods import chance
-from repsim_cli.analysis.sub_networks import spectral
+from repsim_cli.findings.maps import Map, best_of
+from repsim_cli.findings.ranks import COLUMNS
 
 ALL = {
-    **CLASSIFIER_CLAIMS, **GROUP_CLAIMS, **PENALTY_CLAIMS, **DISTANCE_CLAIMS, **CLAIMS, **MAP_CLAIMS, **MAPS_CLAIMS,
-    **MODULAR_CLAIMS, **PROBE_CLAIMS, **SHAPE_CLAIMS, **STITCHING_CLAIMS, **LAYER_CLAIMS, **TRAINING_CLAIMS,
+    **CLASSIFIER_CLAIMS, **GROUP_CLAIMS, **PENALTY_CLAIMS, **DISTANCE_CLAIMS, **{claim.name: claim for claim in known(registry.claims.names())},
+    **MODULAR_CLAIMS, **PROBE_CLAIMS, **SHAPE_CLAIMS, **STITCHING_CLAIMS, **LAYER_CLAIMS,
     **SHIFT_CLAIMS, **OVERLAP_CLAIMS, **PLAN_CLAIMS,
 }  # fmt: skip
 TRUTH, FALSEHOOD, NOISE = 1, -1, 0  # the sign of a planted effect
@@ -315,39 +317,41 @@ def curves(quantity, value) -> Make:
     """value(size, layer): at 20 % of training, times the sign; 0 at the end."""
 
     def made(sign, rng):
-        found = []
-        for size in range(1, 6):
-            at = [float(rng.normal(0.5, 0.02) + sign * value(size, layer)) for layer in range(6)]
-            rows = [[0.0, one, 0.0] for one in at]
-            found.append(
-                {
-                    "quantity": quantity, "model": f"m{size}", "parameters": size, "steps": [0, 20, 100],
-                    "values": rows, "mean": np.mean(rows, axis=0).tolist(),
-                }
-            )  # fmt: skip
-        return found, []
+        def at_20(size, layer):
+            return float(rng.normal(0.5, 0.02) + sign * value(size, layer))
+
+        return (
+            [sized(quantity, size, {0: [0.0] * 6, 20: [at_20(size, k) for k in range(6)], 100: [0.0] * 6})
+             for size in range(1, 6)],
+        )  # fmt: skip
 
     return made
 
 
-def at_the_end(sign, rng):
+def sized(quantity, size, values):
+    """The curve of a model of so many parameters; values: by step, of every layer."""
+    points = [f"attn_out@{k}" for k in range(len(values[100]))]
+    return curve_of(
+        quantity=quantity, label="", point="attn_out", model=f"m{size}", parameters=size, steps=[0, 20, 100],
+        layers=points, values=values,
+    )  # fmt: skip
+
+
+def all_along(quantity) -> Make:
     """Ranks over all of training."""
-    found, rows = curves("parameters", lambda size, layer: 0.1 * size)(sign, rng)
-    for curve in found:
-        curve["values"] = [[row[1]] * 3 for row in curve["values"]]
-        curve["mean"] = np.mean(curve["values"], axis=0).tolist()
-    return found, rows
 
+    def made(sign, rng):
+        levels = {size: [float(rng.normal(0.5, 0.02) + sign * 0.1 * size) for _ in range(6)] for size in range(1, 6)}
+        return ([sized(quantity, size, dict.fromkeys((0, 20, 100), level)) for size, level in levels.items()],)
 
-def gradients(sign, rng):
-    found, rows = at_the_end(sign, rng)
-    return [{**curve, "quantity": "gradients"} for curve in found], rows
+    return made
 
 
 def matthews(sign, rng):
     level = {TRUTH: 0.85, FALSEHOOD: 0.1, NOISE: 0.5}[sign]
     kinds = [(f"m{size}", kind) for size in range(5) for kind in ("parameters", "gradients")]
-    return [], [[model, "attn_out", kind, 6, 3, 3, 3, rng.normal(level, 0.1), ""] for model, kind in kinds]
+    rows = [[model, "attn_out", kind, 6, 3, 3, 3, rng.normal(level, 0.1), ""] for model, kind in kinds]
+    return (Table(columns=COLUMNS, rows=rows),)
 
 
 # views of rows
@@ -435,8 +439,8 @@ TABLE: dict[str, Make] = {
     "attention_makes_the_first_differences": at_attention,
     "larger_models_converge_earlier": curves("cka to last", lambda size, layer: 0.1 * size),
     "earlier_layers_converge_faster": curves("cka to last", lambda size, layer: -0.1 * layer),
-    "larger_models_have_larger_parameter_rank": at_the_end,
-    "larger_models_have_larger_gradient_rank": gradients,
+    "larger_models_have_larger_parameter_rank": all_along("parameters"),
+    "larger_models_have_larger_gradient_rank": all_along("gradients"),
     "rank_keeps_falling_in_small_models": curves("parameters", lambda size, layer: -0.1 * size),
     "early_attention_has_large_rank": matthews,
     "base_distances_stay": shifts({TRUTH: 0.05, FALSEHOOD: 0.5, NOISE: 0.11}, {TRUTH: 0, FALSEHOOD: 0, NOISE: 0}),
@@ -470,16 +474,16 @@ def test_noise_seldom_holds(name):
 
 def test_the_rule():
     def verdict(value, above, below, **more):
-        return judged("s", 0.5, value, Evidence(above, below, "cases", **more)).verdict
+        return judged(value, 0.5, Evidence(above, below, "cases", **more)).verdict
 
     assert verdict(0.6, 0.05, 0.95) == HOLDS
     assert verdict(0.6, 0.06, 0.94) == UNCLEAR
     assert verdict(0.4, 0.05, 0.95) == UNCLEAR  # told from chance, but on the other side of the threshold
     assert verdict(0.4, 0.95, 0.05) == FAILS
     assert verdict(0.4, 0.7, 0.3) == UNCLEAR
-    below = judged("s", -0.5, -0.6, Evidence(0.99, 0.01, "", se=0.1), published="below")
-    assert (below.verdict, below.p, below.opposite, below.se) == (HOLDS, 0.01, 0.99, 0.1)
-    few = judged("s", 0.0, 1.0, Evidence(1 / 6, 1.0, "6 orders", smallest=1 / 6))
+    below = judged(-0.6, -0.5, Evidence(0.99, 0.01, "", se=0.1), published="below")
+    assert (below.verdict, below.p, below.opposite_p, below.se) == (HOLDS, 0.01, 0.99, 0.1)
+    few = judged(1.0, 0.0, Evidence(1 / 6, 1.0, "6 orders", smallest=1 / 6))
     assert (few.verdict, few.value, few.why) == (
         UNTESTABLE,
         1.0,
@@ -488,8 +492,8 @@ def test_the_rule():
 
 
 def test_three_sizes_are_too_few():
-    found, rows = TABLE["larger_models_converge_earlier"](TRUTH, np.random.default_rng(0))
-    three = ALL["larger_models_converge_earlier"](found[:3], rows)
+    (five,) = TABLE["larger_models_converge_earlier"](TRUTH, np.random.default_rng(0))
+    three = ALL["larger_models_converge_earlier"](five[:3])
     assert (three.verdict, three.value, three.p) == (UNTESTABLE, pytest.approx(1.0), 1 / 6)
     assert three.why == "no p below 0.17 can be reached (6 orders of the sizes); needs more"
 

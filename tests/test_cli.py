@@ -14,6 +14,7 @@ import pytest
 import reference
 import safetensors.torch
 import torch
+from recorded import recorded
 
 from repsim_cli import cli, registry, results
 
@@ -26,7 +27,7 @@ def local(label, folder):
 
 def stacked(folder, what="values"):
     """All matrices of the first measure as one, rows and columns in the order of the models."""
-    measure = results.read_results(folder)["measures"][0]
+    measure = recorded(folder)["measures"][0]
     labels = list(dict.fromkeys(m["rows"]["model"] for m in measure["matrices"]))
     grid = [[None] * len(labels) for _ in labels]
     for m in measure["matrices"]:
@@ -41,7 +42,7 @@ def test_the_default_run(repsim, newest):
     code, out, err = repsim("run", "-q")
     assert (code, out, err) == (0, "", "")
     folder = newest()
-    manifest, found = results.read_manifest(folder), results.read_results(folder)
+    manifest, found = results.read_manifest(folder), recorded(folder)
     assert manifest["status"] == "complete"
     assert set(manifest["models"]) == {"tiny_a_step100", "tiny_a_step400", "tiny_a", "tiny_b"}
     assert all(len(model["weights_hash"]) == 64 for model in manifest["models"].values())
@@ -117,7 +118,7 @@ def test_all_measures_and_hook_points_of_one_model(repsim, newest, tiny_folder):
     words = (f"extract.hook_points=[{points}]", "measure=[cka,cka_unbiased,procrustes,mutual_knn]")
     code, out, err = repsim("run", *SMALL, local("mine", tiny_folder("gpt2")), *words)
     assert code == 0, err
-    found = results.read_results(newest())
+    found = recorded(newest())
     assert [m["label"] for m in found["measures"]] == ["cka", "cka_unbiased", "procrustes", "mutual_knn"]
     layers = found["measures"][0]["matrices"][0]["rows"]["layers"]
     assert layers[:4] == ["embed", "resid_post@0", "resid_post@1", "resid_post@2"]
@@ -137,14 +138,14 @@ def test_biased_cka_with_few_rows_warns(repsim, newest, tiny_folder):
     words = ("measure=[cka]", "extract.batch_rows=20")
     _, out, _ = repsim("run", *SMALL, local("mine", tiny_folder("gpt2")), *words)
     expected = "cka: 20 rows for 32 features (resid_post@0 of 'mine'); biased CKA is inflated"
-    assert expected in results.read_results(newest())["warnings"][0]
+    assert expected in recorded(newest())["warnings"][0]
     assert f"warning: {expected}" in out
 
 
 def test_ratio_of_sums(repsim, newest, tiny_folder):
     words = ("measure=[cka,cka_unbiased]", "extract.estimate=ratio_of_sums")
     assert repsim("run", *SMALL, local("mine", tiny_folder("gpt2")), *words)[0] == 0
-    for measure in results.read_results(newest())["measures"]:
+    for measure in recorded(newest())["measures"]:
         assert measure["estimate"]["kind"] == "ratio_of_sums"
         assert measure["matrices"][0]["se"] is None
 
@@ -222,7 +223,7 @@ def test_unsuitable_measures_are_skipped_with_the_reason(repsim, newest, tmp_pat
         "gromov_wasserstein": "significance.method: gromov_wasserstein does not depend on how rows are paired",
         "mean_cca": "measure: mean_cca needs more rows than features, got 60 for 64",
     }
-    found, manifest = results.read_results(newest()), results.read_manifest(newest())
+    found, manifest = recorded(newest()), results.read_manifest(newest())
     assert [one["name"] for one in found["measures"]] == ["cka_unbiased"]
     assert manifest["measures_skipped"].keys() == reasons.keys()
     report = (newest() / "report.html").read_text()
@@ -244,7 +245,7 @@ def test_unsuitable_measures_are_skipped_with_the_reason(repsim, newest, tmp_pat
 def test_words_go_with_the_default_measures(repsim, newest):
     code, _, err = repsim("run", "model=[tiny_a]", "extract=words", "data=embedded_sentences", "extract.sequences=20")
     assert code == 0, err
-    assert [one["name"] for one in results.read_results(newest())["measures"]] == ["cka_unbiased", "mutual_knn"]
+    assert [one["name"] for one in recorded(newest())["measures"]] == ["cka_unbiased", "mutual_knn"]
     assert results.read_manifest(newest())["data"]["length"] == 256  # the context of the model
 
 
@@ -295,7 +296,7 @@ def test_the_summary_gives_values_by_hook_point_and_of_many_measures(repsim, new
     assert code == 0, err
     assert "audited pairs" in out
     assert "audit of pairs" not in out
-    (record, _) = results.read_results(newest())["measures"]
+    (record, _) = recorded(newest())["measures"]
     values = results.read_array(newest(), record["matrices"][0]["values"])
     for i, point in enumerate(("resid_post", "mlp_out")):
         block = values[2 * i : 2 * i + 2, 2 * i : 2 * i + 2]
@@ -633,7 +634,7 @@ def test_pretraining_makes_models_that_a_run_can_use(repsim, newest):
     )
     assert code == 0, err
     folder = newest()
-    found = results.read_results(folder)
+    found = recorded(folder)
     assert len(found["curves"]["training loss, nats per token"]) == 3
     models = [local(f"step{step}", folder / "models" / f"step{step}") for step in (0, 3)]
     assert repsim("run", "-q", "model=[]", *models, "extract.sequences=10")[0] == 0
@@ -697,7 +698,7 @@ def test_odd_labels_are_harmless(repsim, tmp_path, newest):
     before = {p for p in tmp_path.rglob("*")}
     code, out, err = repsim("run", "--config-dir", tmp_path / "conf", "experiment=odd")
     assert code == 0, err
-    measures = results.read_results(newest())["measures"]
+    measures = recorded(newest())["measures"]
     assert {m["rows"]["model"] for m in measures[0]["matrices"]} == set(ODD)
     assert [label for label in ODD if label not in out] == []
     new = {p for p in tmp_path.rglob("*")} - before

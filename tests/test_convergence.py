@@ -7,12 +7,15 @@ import numpy as np
 import pytest
 import reference
 import torch
+from recorded import recorded
 from sklearn.metrics import matthews_corrcoef
 
 from repsim_cli import measures, registry, results
-from repsim_cli.analysis.claims.training import TRAINING_CLAIMS
-from repsim_cli.analysis.convergence import at_share, curve, early, large, matthews, table
+from repsim_cli.analysis.curves import curve
 from repsim_cli.errors import BadInput
+from repsim_cli.findings.claims import UNTESTABLE, known
+from repsim_cli.findings.convergence import at_share
+from repsim_cli.findings.ranks import Ranks, early, large, matthews, table
 from repsim_cli.models import transformers
 from repsim_cli.similarity import estimate_all_pairs, estimate_counterparts
 
@@ -39,7 +42,12 @@ def entry(folder, **more):
 
 
 def curves(folder):
-    return results.read_results(folder)["curves"]
+    return results.read_results(folder).curves
+
+
+def values(curve):
+    """Of every layer, in order."""
+    return list(curve.lines.values())
 
 
 def rows_of(folder, kind):
@@ -74,12 +82,12 @@ def test_numbers_equal_a_plain_recomputation(repsim, newest, folder):
     for point in ("attn_out", "mlp_out"):
         rows = rows_of(folder, point)
         one = found[f"cka to last, {point}, mine"]
-        assert (one["steps"], one["layers"]) == (STEPS, [f"{point}@{i}" for i in range(3)])
+        assert (one.at, list(one.lines)) == (STEPS, [f"{point}@{i}" for i in range(3)])
         wanted = [[reference.cka(rows[step][i], rows[20][i]) for step in STEPS] for i in range(3)]
-        np.testing.assert_allclose(one["values"], wanted, atol=1e-6)
-        np.testing.assert_allclose(one["mean"], np.mean(wanted, 0), atol=1e-6)
-        np.testing.assert_allclose(one["percentiles"]["25"], np.percentile(wanted, 25, axis=0), atol=1e-6)
-        before = found[f"cka to previous, {point}, mine"]["values"]
+        np.testing.assert_allclose(values(one), wanted, atol=1e-6)
+        np.testing.assert_allclose(one.mean, np.mean(wanted, 0), atol=1e-6)
+        np.testing.assert_allclose(one.bands["quartiles"].low, np.percentile(wanted, 25, axis=0), atol=1e-6)
+        before = values(found[f"cka to previous, {point}, mine"])
         wanted = [[None, *(reference.cka(rows[b][i], rows[a][i]) for a, b in ((0, 5), (5, 20)))] for i in range(3)]
         assert [row[0] for row in before] == [None] * 3
         np.testing.assert_allclose([row[1:] for row in before], [row[1:] for row in wanted], atol=1e-6)
@@ -92,7 +100,7 @@ def test_numbers_equal_a_plain_recomputation(repsim, newest, folder):
 def test_all_checkpoints_with_all(repsim, newest, folder):
     words = (*SMALL, entry(folder), "options.pairs=true", "options.previous=true", "extract.padding=keep")
     assert repsim("run", "-q", *words)[0] == 0
-    found = results.read_results(newest())
+    found = recorded(newest())
     (record,) = found["measures"]
     assert record["label"] == "cka between checkpoints of mine"
     layers = [f"{point}@{i}" for point in ("attn_out", "mlp_out") for i in range(3)]
@@ -100,12 +108,12 @@ def test_all_checkpoints_with_all(repsim, newest, folder):
     for m in record["matrices"]:
         point, layer = m["rows"]["model"].split("@")
         assert m["rows"] == m["columns"] == {"model": m["rows"]["model"], "layers": ["step 0", "step 5", "step 20"]}
-        values = results.read_array(newest(), m["values"])
-        assert (values == values.T).all()
-        np.testing.assert_allclose(values.diagonal(), 1, atol=1e-6)
-        np.testing.assert_array_equal(values[:, 2], found["curves"][f"cka to last, {point}, mine"]["values"][int(layer)])  # fmt: skip
-        before = found["curves"][f"cka to previous, {point}, mine"]["values"][int(layer)]
-        np.testing.assert_allclose([values[1, 0], values[2, 1]], before[1:], atol=1e-6)
+        square = results.read_array(newest(), m["values"])
+        assert (square == square.T).all()
+        np.testing.assert_allclose(square.diagonal(), 1, atol=1e-6)
+        np.testing.assert_array_equal(square[:, 2], found["curves"][f"cka to last, {point}, mine"]["lines"][f"{point}@{layer}"])  # fmt: skip
+        before = found["curves"][f"cka to previous, {point}, mine"]["lines"][f"{point}@{layer}"]
+        np.testing.assert_allclose([square[1, 0], square[2, 1]], before[1:], atol=1e-6)
     assert (newest() / "figures" / "cka_between_checkpoints_of_mine-panels.png").is_file()
     code, _, err = repsim("run", *words, "measure=[linear_regression]")
     assert (code, err.split("; use")[0]) == (
@@ -186,14 +194,14 @@ def test_a_missing_checkpoint_stops_the_run_or_is_a_gap(repsim, newest, folder):
     code, _, err = repsim("run", *SMALL, asked)
     assert code == 2
     assert err.startswith("error: model.mine, step 7: missing or broken, got 'path: no such folder, got")
-    assert err.rstrip().endswith("mend it, or set options.missing=skip to leave a gap")
+    assert err.rstrip().endswith("fix it, or set options.missing=skip to leave a gap")
     code, out, err = repsim("run", *SMALL, asked, "options.missing=skip", "options.previous=true")
     assert code == 0, err
-    found = results.read_results(newest())
+    found = recorded(newest())
     one = found["curves"]["cka to last, attn_out, mine"]
-    assert [[value is None for value in row] for row in one["values"]] == [[False, False, True, False]] * 3
+    assert [[value is None for value in row] for row in one["lines"].values()] == [[False, False, True, False]] * 3
     assert one["mean"][2] is None
-    assert one["percentiles"]["50"][2] is None
+    assert one["bands"]["deciles"]["low"][2] is None
     assert found["curves"]["cka to previous, attn_out, mine"]["mean"][2:] == [None, None]
     assert found["tables"]["checkpoints left out"]["rows"][0][:2] == ["mine", 7]
     assert "warning: model.mine, step 7: left out as a gap (path: no such folder" in out
@@ -214,7 +222,7 @@ def test_a_checkpoint_that_breaks_while_it_is_read(repsim, newest, folder):
     assert code == 1
     assert "model.mine, step 5: missing or broken, got 'attn_out@1 of 'mine': activations are not finite" in err
     assert repsim("run", "-q", *SMALL, entry(folder), "options.missing=skip")[0] == 0
-    assert curves(newest())["cka to last, mlp_out, mine"]["mean"][1] is None
+    assert curves(newest())["cka to last, mlp_out, mine"].mean[1] is None
     spoil(20)
     code, _, err = repsim("run", *SMALL, entry(folder), "options.missing=skip")
     assert code == 1
@@ -239,7 +247,7 @@ def test_checkpoints_of_another_shape(repsim, folder, tiny_folder):
 
 def test_claims_are_about_one_similarity_at_a_time(repsim, newest, folder):
     assert repsim("run", "-q", *SMALL, entry(folder), "measure=[cka,procrustes,rsa]")[0] == 0
-    found = results.read_results(newest())
+    found = recorded(newest())
     assert len(found["curves"]) == 6
     assert [claim["measure"] for claim in found["claims"]] == ["cka", "cka", "rsa", "rsa"]
 
@@ -247,10 +255,8 @@ def test_claims_are_about_one_similarity_at_a_time(repsim, newest, folder):
 def test_a_study_without_models(repsim):
     code, _, err = repsim("run", "experiment=tiny/pythia_convergence", "model=[]")
     assert (code, err) == (2, "error: model: no model is selected, got none; e.g. model=[tiny_a_series]\n")
-    wrong = repsim("run", "experiment=tiny/pythia_convergence", "options.claims=[larger_models_convert]")[2]
-    assert wrong.startswith(
-        "error: options.claims: unknown claim, got 'larger_models_convert'; did you mean 'larger_mo"
-    )
+    wrong = repsim("run", "experiment=tiny/pythia_convergence", "claims=[larger_models_convert]")[2]
+    assert wrong.startswith("error: claims: unknown claim, got 'larger_models_convert'; did you mean 'larger_mo")
 
 
 def test_the_plan(repsim, folder):
@@ -344,22 +350,31 @@ def test_the_table():
     similarity = made([[0.5, 1.0], [0.5, 1.0], [0.1, 1.0], [0.1, 1.0]], steps=(0, 100))
     parameters = made([[1.0, 0.99], [1.0, 0.96], [1.0, 0.97], [1.0, 0.9]], "parameters", steps=(0, 100))
     gradients = made([[1.0, 0.5], [1.0, 0.46], [1.0, 0.4], [1.0, 0.3]], "gradients", steps=(0, 100))
-    settings = {"early_similarity": 0.45, "early_share": 0.1, "large_parameters": 0.95, "large_gradients": 0.9}
-    rows = table([similarity], [parameters, gradients], **settings)["rows"]
+    rows = table([similarity], [parameters, gradients], Ranks()).rows
     assert rows[0] == ["m", "attn_out", "parameters", 4, 2, 3, 2, pytest.approx(1 / np.sqrt(3)), ""]
     assert rows[1] == ["m", "attn_out", "gradients", 4, 2, 2, 2, pytest.approx(1.0), ""]
-    rows = table([similarity], [parameters], **{**settings, "early_similarity": 0.6})["rows"]
+    rows = table([similarity], [parameters], Ranks(early_similarity=0.6)).rows
     assert rows == [["m", "attn_out", "parameters", 4, 0, 3, 0, None, "none early"]]
     late = made([[0.5, 1.0]] * 4, steps=(50, 100))
-    rows = table([late], [parameters], **settings)["rows"]
+    rows = table([late], [parameters], Ranks()).rows
     assert rows == [["m", "attn_out", "parameters", 4, None, 3, None, None, "no checkpoint in the first 10%"]]
     with pytest.raises(BadInput, match="extract: the table needs the similarity of .*, got none; read all layers"):
-        table([], [parameters], **settings)
+        table([], [parameters], Ranks())
 
 
-@pytest.mark.parametrize("name", TRAINING_CLAIMS)
+ON_CURVES = (
+    "larger_models_converge_earlier",
+    "earlier_layers_converge_faster",
+    "larger_models_have_larger_parameter_rank",
+    "larger_models_have_larger_gradient_rank",
+    "rank_keeps_falling_in_small_models",
+)
+
+
+@pytest.mark.parametrize("name", ON_CURVES)
 def test_claims_on_one_shallow_model(name):
     curves = [made([[0.5, 0.6, 0.7, 1.0]], quantity) for quantity in ("cka to last", "parameters", "gradients")]
-    found = TRAINING_CLAIMS[name](curves, [])
-    assert (found.verdict, found.value) == ("not testable here", None)
-    assert found.why
+    (claim,) = known([name])
+    judgement = claim(curves)
+    assert (judgement.verdict, judgement.value) == (UNTESTABLE, None)
+    assert judgement.why

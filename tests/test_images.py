@@ -8,6 +8,7 @@ import numpy as np
 import PIL.Image
 import pytest
 import torch
+from recorded import recorded
 
 from repsim_cli import registry, results
 from repsim_cli.activations.capture import capture
@@ -239,7 +240,7 @@ def test_a_run_on_digits(repsim, newest, vit_folder, unit):
             f"hardware.batch_size={batch_size}",
         )  # fmt: skip
         assert code == 0, err
-        manifest, run = results.read_manifest(newest()), results.read_results(newest())
+        manifest, run = results.read_manifest(newest()), recorded(newest())
         found.append([results.read_array(newest(), m["values"]) for m in run["measures"][0]["matrices"]])
     for one, two in zip(*found, strict=True):
         assert np.abs(one - two).max() <= 1e-6

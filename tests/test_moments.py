@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from recorded import recorded
 
 from repsim_cli import measures, registry
 from repsim_cli.errors import BadInput, Degenerate
@@ -92,7 +93,7 @@ def test_runs_read_stored_rows_again(repsim, newest):
             code, _, err = repsim("run", *words, f"cache={cache}", "hardware.threads=1")
         assert code == 0, err
         folder = newest()
-        found = results.read_results(folder)
+        found = recorded(folder)
         assert found["measures"][0]["estimate"]["kind"] == "moments"
         rows = results.read_manifest(folder)["rows"]
         assert found["measures"][0]["estimate"]["rows"] == rows

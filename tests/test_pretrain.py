@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from recorded import recorded
 
 from repsim_cli import registry, results
 from repsim_cli.errors import BadInput, RunFailed
@@ -56,7 +57,7 @@ def weights(folder):
 @pytest.mark.drawn
 def test_a_run_that_was_killed_ends_with_the_same_bits(repsim, newest, monkeypatch):
     assert repsim("run", *RUN)[0] == 0
-    whole, wanted = results.read_results(newest()), weights(newest() / "models")
+    whole, wanted = recorded(newest()), weights(newest() / "models")
     assert set(wanted) == {"step0", "step1", "step2", "step4", "step6"}
     assert len(set(wanted.values())) == 5
     with monkeypatch.context() as patch:
@@ -68,7 +69,7 @@ def test_a_run_that_was_killed_ends_with_the_same_bits(repsim, newest, monkeypat
     asked.clear()
     assert repsim("run", *RUN, "name=again", "resume=latest")[0] == 0
     assert len(asked) == 3  # the other half
-    found = results.read_results(newest())
+    found = recorded(newest())
     assert weights(newest() / "models") == wanted
     assert (found["curves"], found["tables"]) == (whole["curves"], whole["tables"])
     assert not (newest() / results.STATE).exists()
@@ -91,7 +92,7 @@ def test_metrics_are_those_of_a_plain_loss(repsim, newest):
     hits = (found.logits[:, :-1].argmax(-1) == held_out[:, 1:]).float().mean()
     assert said["loss"] == pytest.approx(float(found.loss), abs=2e-3)  # float16 weights
     assert said["accuracy"] == pytest.approx(float(hits), abs=5e-3)
-    assert results.read_results(newest())["tables"]["held-out text"]["rows"][-1] == [6, 768, *said.values()]
+    assert recorded(newest())["tables"]["held-out text"]["rows"][-1] == [6, 768, *said.values()]
 
 
 @pytest.mark.slow
@@ -103,13 +104,13 @@ def test_a_series_is_trained_once_and_goes_on_after_a_kill(repsim, newest, monke
     monkeypatch.setattr(pretrain, "next_token_loss", lambda *a: asked.append(1) or loss(*a))
     assert repsim("run", *STUDY, "resume=latest")[0] == 0
     assert len(asked) == 2
-    first = results.read_results(newest())["curves"]
+    first = recorded(newest())["curves"]
     assert first["cka to last, mlp_out, mine"]["steps"] == [0, 1, 2, 4, 6]
     sources = [model["source"] for model in results.read_manifest(newest())["models"].values()]
     assert all(source.startswith("trained here, models/") for source in sources)
     assert repsim("run", *STUDY)[0] == 0
     assert len(asked) == 2
-    assert results.read_results(newest())["curves"] == first
+    assert recorded(newest())["curves"] == first
 
 
 def test_the_view_of_a_training(repsim, newest):
@@ -117,7 +118,7 @@ def test_the_view_of_a_training(repsim, newest):
     words += ["experiment=tiny/training_view", "measure=[cka,procrustes]", "extract.rows=100"]
     code, _, err = repsim("run", *words)
     assert code == 0, err
-    found = results.read_results(newest())
+    found = recorded(newest())
     rows = found["tables"]["distance and metrics"]["rows"]
     assert found["tables"]["distance and metrics"]["columns"][3:] == ["mean over pairs of layers", "loss", "accuracy"]
     assert [row[:3] for row in rows[:5]] == [["mine", "cka", step] for step in (0, 1, 2, 4, 6)]
@@ -132,7 +133,7 @@ def test_the_view_of_a_training(repsim, newest):
     again = [word for word in words if not word.startswith(("+model", "experiment"))]
     again += [f"+model.mine={{kind: transformers, path: {folder}}}", "extract.estimate=full", "significance=none"]
     assert repsim("run", *again)[0] == 0
-    alone = results.read_results(newest())["measures"][0]["matrices"][0]
+    alone = recorded(newest())["measures"][0]["matrices"][0]
     assert results.read_array(newest(), alone["values"])[0, 1] == pytest.approx(rows[4][3], abs=1e-6)
 
 

@@ -5,8 +5,9 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from recorded import recorded
 
-from repsim_cli import registry, results
+from repsim_cli import registry
 from repsim_cli.analysis.ranks import Writers, effective_ranks, rounding, singular_values
 from repsim_cli.errors import BadInput, RunFailed
 from repsim_cli.measures.statistics import effective_rank, proportional_effective_rank
@@ -161,25 +162,31 @@ def gradients_of(place):
 def test_the_study_against_plain_gradients_and_svds(repsim, newest, folder):
     code, out, err = repsim("run", *SMALL, entry(folder), "hardware.batch_size=4")
     assert code == 0, err
-    found = results.read_results(newest())
+    found = recorded(newest())
     curves = found["curves"]
     for i, step in enumerate((0, 5, 60)):
         for layer, (output, mlp) in enumerate(gradients_of(folder / f"step{step}")):
             heads = np.mean([direct(output[:, 8 * h : 8 * (h + 1)]) for h in range(4)])
             # gradients in float32 depend on how the sequences are batched
-            assert curves["gradients, attn_out, mine"]["values"][layer][i] == pytest.approx(heads / 8, rel=1e-4)
-            assert curves["gradients, mlp_out, mine"]["values"][layer][i] == pytest.approx(direct(mlp) / 32, rel=1e-4)
+            assert curves["gradients, attn_out, mine"]["lines"][f"attn_out@{layer}"][i] == pytest.approx(
+                heads / 8, rel=1e-4
+            )
+            assert curves["gradients, mlp_out, mine"]["lines"][f"mlp_out@{layer}"][i] == pytest.approx(
+                direct(mlp) / 32, rel=1e-4
+            )
     model = registry.models.get("transformers").function(path=str(folder / "step5")).load(False)
     for layer in range(3):
         weight = model.h[layer].mlp.c_proj.weight.detach()
-        assert curves["parameters, mlp_out, mine"]["values"][layer][1] == pytest.approx(direct(weight) / 32, abs=1e-8)
+        assert curves["parameters, mlp_out, mine"]["lines"][f"mlp_out@{layer}"][1] == pytest.approx(
+            direct(weight) / 32, abs=1e-8
+        )
     rows = found["tables"]["early convergence and large rank"]["rows"]
     assert [row[:4] for row in rows] == [
         ["mine", point, of, 3] for of in ("parameters", "gradients") for point in ("attn_out", "mlp_out")
     ]
     assert "early convergence and large rank:" in out
     assert (newest() / "figures" / "gradients-mlp_out-all.png").is_file()
-    assert found["thresholds"] == {
+    assert found["analyses"]["ranks"]["options"] == {
         "early_similarity": 0.45, "early_share": 0.1, "large_parameters": 0.95, "large_gradients": 0.9,
     }  # fmt: skip
 
@@ -195,7 +202,7 @@ def test_parameters_alone_of_a_model_without_a_loss(repsim, newest, tmp_path, ti
         "options.gradients=false, or use one of gpt_neox, gpt2, llama, openai-gpt"
     )
     assert repsim("run", "-q", *words, "options.gradients=false", "options.attention=circuit")[0] == 0
-    assert {one["quantity"] for one in results.read_results(newest())["curves"].values()} == {
+    assert {curve["about"]["quantity"] for curve in recorded(newest())["curves"].values()} == {
         "cka to last",
         "parameters",
     }
@@ -218,14 +225,16 @@ def test_native_models_of_transformer_lens(repsim, newest, tmp_path, tokenizer_f
         safetensors.torch.save_file(whole, place / "model.safetensors")
         (place / "config.json").write_text(json.dumps(config))
     assert repsim("run", "-q", *SMALL, entry(tmp_path / "run"))[0] == 0
-    curves = results.read_results(newest())["curves"]
+    curves = recorded(newest())["curves"]
     assert len(curves) == 6
     for point, name in (("attn_out", ".o.weight"), ("mlp_out", "fc_out.weight"), ("mlp_out", ".out.weight")):
         for key in (key for key in weights[9] if key.endswith(name)):
             layer, matrix = int(key.split("blocks.")[1][0]), weights[9][key]
             parts = [matrix[:, 8 * h : 8 * h + 8] for h in range(4)] if point == "attn_out" else [matrix]
             wanted = np.mean([direct(part) / min(part.shape) for part in parts])
-            assert curves[f"parameters, {point}, mine"]["values"][layer][1] == pytest.approx(wanted, abs=1e-8)
+            assert curves[f"parameters, {point}, mine"]["lines"][f"{point}@{layer}"][1] == pytest.approx(
+                wanted, abs=1e-8
+            )
             weights[9][key] = None
     assert sum(x is None for x in weights[9].values()) == 4
 
@@ -234,10 +243,10 @@ def test_ranks_of_a_second_run_come_from_the_cache(repsim, newest, folder, monke
     from repsim_cli.studies import effective_rank as study
 
     assert repsim("run", "-q", *SMALL, entry(folder))[0] == 0
-    first = results.read_results(newest())["curves"]
+    first = recorded(newest())["curves"]
     monkeypatch.setattr(study, "add_loss_gradients", None)  # would fail
     assert repsim("run", "-q", *SMALL, entry(folder))[0] == 0
-    assert results.read_results(newest())["curves"] == first
+    assert recorded(newest())["curves"] == first
 
 
 def test_a_series_without_such_matrices(repsim, tmp_path, tiny_folder):
@@ -259,7 +268,7 @@ def test_a_checkpoint_without_its_head_has_no_loss(repsim, newest, tmp_path, tin
 def test_gaps_are_gaps_in_every_curve(repsim, newest, folder):
     words = (*SMALL, entry(folder, steps="[0, 3, 5, 60]"), "options.missing=skip")
     assert repsim("run", "-q", *words)[0] == 0
-    found = results.read_results(newest())
+    found = recorded(newest())
     assert [[v is None for v in one["mean"]] for one in found["curves"].values()] == [[False, True, False, False]] * 6
     assert [row[:2] for row in found["tables"]["checkpoints left out"]["rows"]] == [["mine", 3]]
 
@@ -267,8 +276,8 @@ def test_gaps_are_gaps_in_every_curve(repsim, newest, folder):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["options.early_similarity=1.5"], "options.early_similarity: wrong value, got 1.5; give less than or equal to 1"),
-        (["options.large_gradients=-0.1"], "options.large_gradients: wrong value, got -0.1; give greater than or equal to 0"),
+        (["analyses.ranks.early_similarity=1.5"], "analyses.ranks.early_similarity: wrong value, got 1.5; give less than or equal to 1"),
+        (["analyses.ranks.large_gradients=-0.1"], "analyses.ranks.large_gradients: wrong value, got -0.1; give greater than or equal to 0"),
         (["options.attention=circuit"], "options.gradients: W_O W_V is no parameter and has no gradient, got attention=circuit"),
         (["options.normaliser=max"], "options.normaliser: wrong value, got 'max'; give 'min' or 'H'"),
         (["measure=[cka,rsa]"], "measure: one measure says which layers are early, got ['cka', 'rsa']; e.g. [cka]"),

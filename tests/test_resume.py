@@ -12,6 +12,7 @@ import kills
 import numpy as np
 import pytest
 import torch
+from recorded import recorded
 
 from repsim_cli import results
 
@@ -303,7 +304,7 @@ def test_compare(repsim, newest, tmp_path):
     ]
 
     def matrix(folder, rows, columns):
-        for m in results.read_results(folder)["measures"][0]["matrices"]:
+        for m in recorded(folder)["measures"][0]["matrices"]:
             if (m["rows"]["model"], m["columns"]["model"]) == (rows, columns):
                 return results.read_array(folder, m["values"])
         raise KeyError((rows, columns))

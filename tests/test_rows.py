@@ -6,6 +6,7 @@ from itertools import islice
 import numpy as np
 import pytest
 import torch
+from recorded import recorded
 
 from repsim_cli import registry, results
 from repsim_cli.activations.rows import blocks, kept, pool, readings, row_documents, row_labels, rows_of, same_rows
@@ -165,7 +166,7 @@ def test_the_batch_size_changes_no_result(repsim, newest, tmp_path, data, unit):
             "cache=false", "extract=pooled", f"extract.unit={unit}", f"hardware.batch_size={batch_size}",
         )  # fmt: skip
         assert code == 0, err
-        measure = results.read_results(newest())["measures"][0]
+        measure = recorded(newest())["measures"][0]
         found.append(np.stack([results.read_array(newest(), m["values"]) for m in measure["matrices"]]))
     assert np.abs(found[0] - found[1]).max() <= 1e-6
     assert np.abs(found[0] - found[2]).max() <= 1e-6
@@ -195,7 +196,7 @@ def test_models_of_other_tokenizers_meet_on_pooled_examples(repsim, newest, tmp_
     )  # fmt: skip
     code, _, err = repsim(*words)
     assert code == 0, err
-    matrices = results.read_results(newest())["measures"][0]["matrices"]
+    matrices = recorded(newest())["measures"][0]["matrices"]
     assert [(m["rows"]["model"], m["columns"]["model"], m["n"]) for m in matrices][1] == ("tiny_a", "bert", 5)
     code, _, err = repsim(*words, "extract.unit=token")
     assert code == 2

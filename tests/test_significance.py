@@ -8,6 +8,7 @@ import reference
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from recorded import recorded
 
 from repsim_cli import measures, results, segments
 from repsim_cli import significance as judging
@@ -323,7 +324,7 @@ def test_a_run_with_permutations(repsim, newest):
     small = ("model=[tiny_a,tiny_b]", "extract.sequences=16", "extract.batch_rows=400", "significance.permutations=19")
     code, _, err = repsim("run", "significance=permutation", "significance.bands=true", *small)
     assert code == 0, err
-    found = results.read_results(newest())
+    found = recorded(newest())
     (warned,) = [one for one in found["warnings"] if one.startswith("significance: p values and calibrated")]
     for measure in found["measures"]:
         null = measure["null"]
@@ -353,7 +354,7 @@ def test_a_run_with_permutations(repsim, newest):
 def test_bands_of_a_ratio_of_sums(repsim, newest):
     words = ("model=[tiny_a]", "extract.sequences=8", "extract.batch_rows=200", "extract.estimate=ratio_of_sums")
     assert repsim("run", "measure=[cka_unbiased]", "significance.bands=true", *words)[0] == 0
-    (measure,) = results.read_results(newest())["measures"]
+    (measure,) = recorded(newest())["measures"]
     (matrix,) = measure["matrices"]
     low, values, high, se = (results.read_array(newest(), matrix[key]) for key in ("low", "values", "high", "se"))
     off = ~np.eye(len(values), dtype=bool)
@@ -388,7 +389,7 @@ def test_a_skewed_null_is_warned_about(repsim, newest, tmp_path):
         model = f"+model.one={{kind: precomputed, path: {tmp_path / name}.npz}}"
         words = ("model=[]", model, "extract.estimate=full", "significance=closed_form", "measure=[cka]")
         assert repsim("run", *words)[0] == 0
-        found = results.read_results(newest())
+        found = recorded(newest())
         warned = [one for one in found["warnings"] if "too skewed for the closed form" in one]
         assert len(warned) == (name == "heavy")
         assert found["measures"][0]["null"]["skewed"] == (4 if name == "heavy" else 0)
@@ -403,7 +404,7 @@ def test_a_run_with_the_closed_form_marks_chance(repsim, newest, tmp_path):
     models = [f"+model.{name}={{kind: precomputed, path: {tmp_path / name}.npz}}" for name in ("one", "other")]
     words = ("model=[]", *models, "extract.estimate=full", "significance=closed_form", "measure=[cka_unbiased]")
     assert repsim("run", *words)[0] == 0
-    found = results.read_results(newest())["measures"][0]["matrices"]
+    found = recorded(newest())["measures"][0]["matrices"]
     p = {(m["rows"]["model"], m["columns"]["model"]): results.read_array(newest(), m["p"]) for m in found}
     assert p["one", "one"].max() == 1e-6
     assert p["one", "other"].min() > 0.05

@@ -10,6 +10,7 @@ import sklearn.metrics
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from repsim_cli.plots.heatmap import together
 from sklearn.cluster import SpectralClustering
 
 from repsim_cli import measures
@@ -29,7 +30,6 @@ from repsim_cli.analysis.sub_networks import (
     tables,
 )
 from repsim_cli.errors import BadInput
-from repsim_cli.plots.heatmap import together
 from repsim_cli.settings import SubNetworks
 from repsim_cli.similarity import all_pairs
 

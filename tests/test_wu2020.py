@@ -5,16 +5,19 @@ import json
 import h5py
 import numpy as np
 import pytest
+from recorded import recorded
 from test_words import SENTENCES, WORDS, conllu
 
-from repsim_cli import measures, registry, results
+from repsim_cli import measures, registry
 from repsim_cli.activations.inputs import paired
 from repsim_cli.activations.rows import Reading
-from repsim_cli.analysis.claims import maps as findings
-from repsim_cli.analysis.localization import localization, other_means, to_base
 from repsim_cli.errors import BadInput
+from repsim_cli.findings.base_model import to_base
+from repsim_cli.findings.claims import known
+from repsim_cli.findings.localization import localized, other_means
+from repsim_cli.findings.maps import Map
 from repsim_cli.models.precomputed import write_sentences
-from repsim_cli.models.source import families
+from repsim_cli.models.source import facts
 from repsim_cli.settings import Extract
 
 # contextual-corr-analysis, tests/: f1, f2, f3 are these 10 x 2 draws, and what its code says of their pairs
@@ -51,10 +54,18 @@ def test_fixtures_of_the_original():
         assert cka(standardised[a], standardised[b]) == pytest.approx(value, abs=1e-6)
 
 
+CLAIMS = (
+    "same_family_is_closer", "lower_layers_agree_across_families", "adjacent_layers_are_closer",
+    "top_attention_changes_most", "neurons_are_block_diagonal", "single_heads_match_across_families",
+    "neurons_differ_between_models", "localization_rises_with_depth", "top_layers_change_most",
+    "fine_tuning_delocalizes_the_top",
+)  # fmt: skip
+
+
 def test_localization_by_hand():
     neurons = np.array([[1.0, 0.2, 0.4], [0.6, 1.0, 0.8], [0.0, 0.1, 1.0]])
     spread = np.array([[1.0, 0.5, 0.3], [0.5, 1.0, 0.1], [0.3, 0.1, 1.0]])
-    found = localization(neurons, spread)
+    found = localized(neurons, spread)
     np.testing.assert_allclose(found["row"], [0.3 - 0.4, 0.7 - 0.3, 0.05 - 0.2])
     np.testing.assert_allclose(found["column"], [0.3 - 0.4, 0.15 - 0.3, 0.6 - 0.2])
     np.testing.assert_allclose(other_means(spread)["row"], other_means(spread)["column"])
@@ -73,7 +84,7 @@ def maps(neurons, cka, svcca=None, base=None):
     kinds = {"a": "one", "b": "one", "c": "two"}
     values = {"neuronsim": neurons, "cka": cka, **({} if svcca is None else {"svcca": svcca})}
     names = [f"resid_post@{i}" for i in range(4)] * 3
-    return findings.Map(models=places, families=kinds, values=values, names=names, widths=[8] * 12, rows=100, base=base)
+    return Map(models=places, families=kinds, values=values, names=names, widths=[8] * 12, rows=100, base=base)
 
 
 def blocks(within, family, across):
@@ -123,9 +134,11 @@ def test_claims_that_cannot_be_tested_say_why(name, change):
         found["names"], found["widths"] = found["names"][:6], found["widths"][:6]
     else:
         found["models"] = {"a": slice(0, 4), "b": slice(4, 9), "c": slice(9, 12)}
-    (one,) = findings.map_verdicts([name], findings.Map(**found), {"cka": "cka"})
-    assert (one["verdict"], one["value"]) == ("not testable here", None)
-    assert one["why"]
+    (claim,) = known([name])
+    whole = Map(**found)
+    judgement = claim(whole, whole.values["cka"]) if claim.on == "map" else claim(whole)
+    assert (judgement.verdict, judgement.value) == ("not testable here", None)
+    assert judgement.why
 
 
 def states(seed=0, layers=3, d=5):
@@ -146,7 +159,7 @@ def test_sentences_are_written_and_read(tmp_path):
     for layer, name in enumerate(source.names):
         for rows in (slice(0, WORDS), slice(2, 3), slice(1, 12), slice(10, 99)):
             np.testing.assert_array_equal(source.read(name, rows), whole[layer, rows])
-    assert families({"elmo_original": source}) == {"elmo_original": "elmo"}
+    assert facts("elmo_original", source, []).family == "elmo"
     (one,) = paired(
         [Reading("m", source, [], [])],
         {},
@@ -223,23 +236,25 @@ def test_a_map_of_words_with_curves_and_claims(repsim, newest, corpus):
     code, _, err = repsim(
         "run", "model=[tiny_a,tiny_b]", f"+model.elmo={{kind: precomputed, path: {corpus / 'elmo.hdf5'}}}", "base=tiny_a",
         "data=ewt", f"data.path={corpus / 'a.conllu'}", "measure=[neuronsim,svcca,cka]", "extract=words",
-        "extract.length=32", "hardware.threads=1", "+options.by_layer=true",
-        f"+options.claims=[{','.join([*findings.MAP_CLAIMS, *findings.MAPS_CLAIMS])}]",
+        "extract.length=32", "hardware.threads=1", "+analyses.localization={}",
+        f"claims=[{','.join(CLAIMS)}]",
     )  # fmt: skip
     assert code == 0, err
-    found = results.read_results(newest())
+    found = recorded(newest())
     assert {m["n"] for one in found["measures"] for m in one["matrices"]} == {240}
     curves = found["curves"]
-    assert set(curves) == {
+    quantities = {
         "mean neuronsim", "mean svcca", "mean cka", "localization",
         "neuronsim with tiny_a", "svcca with tiny_a", "cka with tiny_a",
     }  # fmt: skip
-    assert list(curves["cka with tiny_a"]["by_layer"]) == ["tiny_b"]
-    own = curves["localization"]["by_layer"]["elmo"]
-    assert own["layers"] == ["embed", "layer@0", "layer@1", "layer@2"]
-    means = [curves[f"mean {name}"]["by_layer"]["elmo"]["row"] for name in ("neuronsim", "svcca")]
-    np.testing.assert_allclose(own["row"], np.subtract(*means))
-    assert {one["name"] for one in found["claims"]} == {*findings.MAP_CLAIMS, *findings.MAPS_CLAIMS}
+    assert {curve["about"]["quantity"] for curve in curves.values()} == quantities
+    with_base = [c["about"]["model"] for c in curves.values() if c["about"]["quantity"] == "cka with tiny_a"]
+    assert with_base == ["tiny_b"]
+    elmo = curves["localization, elmo"]
+    assert elmo["at"] == ["embed", "layer@0", "layer@1", "layer@2"]
+    means = [curves[f"mean {name}, elmo"]["lines"]["row"] for name in ("neuronsim", "svcca")]
+    np.testing.assert_allclose(elmo["lines"]["row"], np.subtract(*means))
+    assert {claim["name"] for claim in found["claims"]} == set(CLAIMS)
     untested = {one["name"] for one in found["claims"] if one["value"] is None}
     # no measure of attention, one model as deep as the base, and one family left without the stored model
     assert untested == {
