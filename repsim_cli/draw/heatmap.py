@@ -141,7 +141,7 @@ def add_tree(figure: Any, axes: Any, linkage: np.ndarray, label: str) -> Any:
     """The tree of a matrix whose rows come in the order of its leaves, to the right of the colour bar: its axes."""
     from scipy.cluster.hierarchy import dendrogram
 
-    width = figure.get_sizeinches()[0]
+    width = figure.get_size_inches()[0]
     box = axes.get_position()
     tree = figure.add_axes((box.x1 + 1.1 / width, box.y0, TREE / width, box.height))
     drawn = dendrogram(linkage, orientation="right", no_plot=True)
