@@ -245,7 +245,7 @@ def test_special_tokens_that_are_kept_are_words_of_their_own(both):
     assert of["pieces"][0][0] == 0
     with pytest.raises(
         BadInput,
-        match=r"options.special: maps of other sizes in sentence 0, got 5 words and special tokens for 'pieces' and 4 "
+        match=r"options.special: different sizes of maps in sentence 0, got 5 words and special tokens for 'pieces' and 4 "
         "for 'bytes'; use drop_renormalise, or models of one tokenizer",
     ):
         check_units(of, both)
@@ -471,7 +471,7 @@ def test_attention_that_goes_to_special_tokens_alone(two_folders, both, monkeypa
 
     monkeypatch.setattr("repsim_cli.activations.attention.word_map", all_to_the_first)
     with pytest.raises(
-        RunFailed, match=r"model.m: a word's attention does not sum to 1, got nan beside it in sentence 0"
+        RunFailed, match=r"model.m: a word's attention does not sum to 1, got an error of nan in sentence 0"
     ):
         stream(two_folders["bert"], True, both["pieces"])
     assert stream(two_folders["bert"], True, both["pieces"], special="keep")

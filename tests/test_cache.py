@@ -418,7 +418,7 @@ def test_a_full_disk_is_a_warning(repsim, newest, monkeypatch):
     monkeypatch.setattr(cache.Entry, "write", full)
     code, _, err = repsim(*first_run)
     assert code == 0
-    assert err.count("cannot be written (No space left on device); going on without it") == 1
+    assert err.count("cannot be written (No space left on device); continuing without it") == 1
     assert arrays(newest()) == expected
 
 
@@ -428,7 +428,7 @@ def test_a_cache_folder_that_cannot_be_used_is_a_warning(repsim, newest, monkeyp
     code, out, _ = repsim("run", *SMALL, "measure=[cka]")
     assert code == 0
     assert "warning: cache: " in out
-    assert "cannot be used (Not a directory); going on without it" in out
+    assert "cannot be used (Not a directory); continuing without it" in out
 
 
 def test_the_cache_command(repsim, own_cache):

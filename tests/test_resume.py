@@ -253,8 +253,8 @@ def test_out_of_memory_halves_the_batch(repsim, newest, monkeypatch):
     monkeypatch.setattr(Forward, "_once", small)
     code, _, err = repsim("run", *words)
     assert code == 0
-    assert "model.tiny_a: out of memory with 8 sequences, going on with 4" in err
-    assert "model.tiny_a: out of memory with 4 sequences, going on with 2" in err
+    assert "model.tiny_a: out of memory with 8 sequences; continuing with 4" in err
+    assert "model.tiny_a: out of memory with 4 sequences; continuing with 2" in err
     assert sizes[:3] == [8, 4, 2]
     assert set(sizes[3:]) == {2}
     for name, content in numbers(newest()).items():

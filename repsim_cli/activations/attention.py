@@ -1,4 +1,4 @@
-"""Attention maps of all models of a run, one stream over sentences, with words for what attends and is attended."""
+"""Attention maps of all models of a run, as a stream over sentences; words attend and are attended to."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -24,11 +24,11 @@ OFF = 0.01  # by which the rows of a map may miss 1, in half precision
 
 
 def attention_readings(models: Mapping[str, AnySource], extract: Extract) -> list[Reading]:
-    """The attention layers of each model, in order; a layer is as wide as it has heads.
+    """The attention layers of each model, in order; the width of a layer is its number of heads.
 
-    Raises BadInput (key path first) where a model gives no attention or its context is too short.
+    Raises BadInput (key path first) where a model has no attention maps, or too short a context.
     """
-    found = []
+    readings = []
     for label, source in models.items():
         if isinstance(source, Precomputed):
             raise BadInput(f"model.{label}: stored activations have no attention maps, got precomputed; use a model")
@@ -41,34 +41,34 @@ def attention_readings(models: Mapping[str, AnySource], extract: Extract) -> lis
                 f"extract.length, model.{label}: longer than the model's context, got {extract.length}; "
                 f"at most {source.context}"
             )
-        found.append(Reading(label, source, points, [Layer(label, str(point), source.heads) for point in points]))
-    return found
+        readings.append(Reading(label, source, points, [Layer(label, str(point), source.heads) for point in points]))
+    return readings
 
 
-def head_places(found: Sequence[Reading]) -> list[slice]:
-    """Which of all heads are of each layer."""
-    ends = np.cumsum([0, *(layer.width for reading in found for layer in reading.layers)]).tolist()
+def head_places(readings: Sequence[Reading]) -> list[slice]:
+    """The heads of each layer, among all heads."""
+    ends = np.cumsum([0, *(layer.width for reading in readings for layer in reading.layers)]).tolist()
     return [slice(a, b) for a, b in pairwise(ends)]
 
 
 def units(sequences: Sequences, special: Special) -> Int[np.ndarray, "N L"]:
-    """For every place the number, from 0 in its sequence, of the row and column of its map; -1 for what has none.
+    """For every place, the row and column (from 0) of its sequence's map; -1 where it has none.
 
-    Words in their order; with `keep`, every token that is of no word (the template's, above all) is one of its own.
+    Words come in order. With `keep`, every token outside words (above all those of the template) has a row as well.
     """
     word = sequences.word
     assert word is not None
-    alone = np.arange(word.shape[1]) + word.max() + 1  # tokens of no word, each by its place
+    alone = np.arange(word.shape[1]) + word.max() + 1  # tokens outside words, by place
     kept = word >= 0 if special == "drop_renormalise" else sequences.mask
-    found = np.full(word.shape, -1, np.int64)
+    numbers = np.full(word.shape, -1, np.int64)
     for row, (words, inside) in enumerate(zip(np.where(word >= 0, word, alone), kept, strict=True)):
         _, first, of = np.unique(words[inside], return_index=True, return_inverse=True)
-        found[row, inside] = first.argsort().argsort()[of]
-    return found
+        numbers[row, inside] = first.argsort().argsort()[of]
+    return numbers
 
 
 def check_units(of: Mapping[str, Int[np.ndarray, "N L"]], sequences: Mapping[str, Sequences]) -> None:
-    """Raises BadInput for the first sequence whose map is of another size for some model."""
+    """Raises BadInput for the first sequence whose map differs in size between models."""
     first, *others = of
     sizes = {label: places.max(1) + 1 for label, places in of.items()}
     for label in others:
@@ -77,17 +77,17 @@ def check_units(of: Mapping[str, Int[np.ndarray, "N L"]], sequences: Mapping[str
             at = int(differs[0])
             example = sequences[first].example
             raise BadInput(
-                f"options.special: maps of other sizes in sentence {at if example is None else int(example[at])}, got "
-                f"{sizes[first][at]} words and special tokens for '{first}' and {sizes[label][at]} for '{label}'; use "
+                f"options.special: different sizes of maps in sentence {at if example is None else int(example[at])}, "
+                f"got {sizes[first][at]} words and special tokens for '{first}' and {sizes[label][at]} for '{label}'; use "
                 "drop_renormalise, or models of one tokenizer"
             )
 
 
 def word_map(pattern: Float[Tensor, "h s s"], of: Int[Tensor, " s"], special: Special) -> Float[Tensor, "h t t"]:
-    """The map of one sequence by words: summed over the pieces of the attended word, mean over those of the attending.
+    """The map of a sequence by words: the sum over the pieces of the attended word, the mean over the attending ones.
 
-    of: the row of every token, -1 for none. Special tokens are words here; with `drop_renormalise` they are then
-    left out, and the rows divided by what is left of them. Without them a row would be no distribution.
+    of: the row of every token, -1 for none. With `drop_renormalise`, tokens without a row are left out and rows are
+    divided by their remaining sum, so that each is a distribution again.
     """
     count = int(of.max()) + 1
     member = torch.zeros(count, len(of), dtype=pattern.dtype, device=pattern.device)
@@ -98,7 +98,7 @@ def word_map(pattern: Float[Tensor, "h s s"], of: Int[Tensor, " s"], special: Sp
 
 
 def maps(
-    found: Sequence[Reading],
+    readings: Sequence[Reading],
     modules: Mapping[str, nn.Module],
     sequences: Mapping[str, Sequences],
     special: Special,
@@ -108,22 +108,22 @@ def maps(
 ) -> Iterator[Maps]:
     """The maps of all heads of all models, one forward batch of sentences at a time, from batch `first` on.
 
-    modules: with eager attention, on their devices. Raises RunFailed for a model that gives no weights.
+    modules: with eager attention, on their devices. Raises RunFailed for a model without attention weights.
     """
-    layers = head_places(found)
-    of = {label: units(one, special) for label, one in sequences.items()}
+    layers = head_places(readings)
+    of = {label: units(given, special) for label, given in sequences.items()}
     check_units(of, sequences)
     count = len(next(iter(sequences.values())).inputs)
     with ExitStack() as stack:
         readers = {
             r.label: stack.enter_context(capture(modules[r.label], source, r.points))
-            for r in found
+            for r in readings
             if isinstance(source := r.source, Source)
         }
         for start in progress(range(first * hardware.batch_size, count, hardware.batch_size)):
             batch = slice(start, min(start + hardware.batch_size, count))
             made = []
-            for reading in found:
+            for reading in readings:
                 label = reading.label
                 patterns = _patterns(reading, readers[label], modules[label], sequences[label], batch)
                 rows = torch.from_numpy(of[label][batch]).to(patterns[0].device)
@@ -132,41 +132,41 @@ def maps(
                 )
                 _check_rows(made[-1], label, sequences[label], batch)
             sentences = [torch.cat(parts) for parts in zip(*made, strict=True)]
-            lengths = [one.shape[1] for one in sentences]
-            yield Maps(torch.cat([one.flatten(1) for one in sentences], 1), lengths, layers)
+            lengths = [heads.shape[1] for heads in sentences]
+            yield Maps(torch.cat([heads.flatten(1) for heads in sentences], 1), lengths, layers)
 
 
 def _patterns(
     reading: Reading, read: Callable[..., Any], module: nn.Module, given: Sequences, batch: slice
 ) -> list[Tensor]:
-    """Token by token (heads, s, s) of every sequence of the batch, all heads of the layers that are read, float32."""
+    """Maps (heads, s, s) by tokens for every sequence of the batch, all heads of the layers that are read, float32."""
     weights = next(module.parameters())
     inputs, mask = (torch.from_numpy(array[batch]).to(weights.device) for array in (given.inputs, given.mask))
     more: dict[str, Tensor] = {}
     if given.segments is not None and isinstance(reading.source, Source) and reading.source.segments:
         more["token_type_ids"] = torch.from_numpy(given.segments[batch]).to(weights.device).long()
     try:
-        found = read(inputs.long(), mask, **more)
+        patterns = read(inputs.long(), mask, **more)
     except RepsimError as error:
         raise RunFailed(f"model.{reading.label}: {error}") from error
     for point, layer in zip(reading.points, reading.layers, strict=True):
         shape = (len(inputs), layer.width, inputs.shape[1], inputs.shape[1])
-        if found[point].shape != shape:
+        if patterns[point].shape != shape:
             raise RunFailed(
-                f"{layer}: not attention (sentence, head, query, key), got {tuple(found[point].shape)} instead of "
+                f"{layer}: not attention (sentence, head, query, key), got {tuple(patterns[point].shape)} instead of "
                 f"{shape}; use another model"
             )
-    # a copy for all layers, as the model's own tensors are freed with it
-    by_layer = torch.stack([found.pop(point) for point in reading.points], 1)
+    # copies all layers, so that the model's tensors can be freed
+    by_layer = torch.stack([patterns.pop(point) for point in reading.points], 1)
     return list(by_layer.float().flatten(1, 2))
 
 
-def _check_rows(found: Sequence[Tensor], label: str, given: Sequences, batch: slice) -> None:
-    for number, one in enumerate(found, batch.start):
-        off = float((one.sum(2) - 1).abs().max())
+def _check_rows(sentences: Sequence[Tensor], label: str, given: Sequences, batch: slice) -> None:
+    for number, heads in enumerate(sentences, batch.start):
+        off = float((heads.sum(2) - 1).abs().max())
         if not off <= OFF:
             sentence = number if given.example is None else int(given.example[number])
             raise RunFailed(
-                f"model.{label}: a word's attention does not sum to 1, got {off:.3g} beside it in sentence {sentence}; "
+                f"model.{label}: a word's attention does not sum to 1, got an error of {off:.3g} in sentence {sentence}; "
                 "use options.special=keep if all of it goes to special tokens (nan), else another model"
             )

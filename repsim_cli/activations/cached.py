@@ -1,4 +1,4 @@
-"""The cache entries of a run's models: what is complete is read instead of run, the rest is recorded."""
+"""The cache entries of a run's models: complete ones are read, the others recorded as the models run."""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,7 +25,7 @@ def cached(
     dtype: str,
     warn: Callable[[str], None],
 ) -> Iterator[dict[str, Entry]]:
-    """The entries of live models, by label; none of those that do not fit, or where the cache cannot be used."""
+    """The entries of live models, by label; without those that do not fit. Empty where the cache cannot be used."""
     if not live:
         yield {}
         return
@@ -43,7 +43,7 @@ def cached(
         try:
             entries = stack.enter_context(using("activations", list(keys.values())))
         except OSError as error:
-            warn(f"cache: {error.filename} cannot be used ({error.strerror}); going on without it")
+            warn(f"cache: {error.filename} cannot be used ({error.strerror}); continuing without it")
             entries = {}
         yield {label: entries[key] for label, key in keys.items() if key in entries}
         if entries:
@@ -51,7 +51,7 @@ def cached(
 
 
 def from_cache(reading: Reading, entries: Mapping[str, Entry], identities: Identities) -> Reading:
-    """The reading from the cache, where the cache has it whole."""
+    """The reading, from the cache where the entry is complete."""
     entry = entries.get(reading.label)
     if entry is None or not entry.complete:
         return reading

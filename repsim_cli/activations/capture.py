@@ -1,4 +1,4 @@
-"""Reading hook points during one forward pass of a backbone, which stops after the deepest of them."""
+"""Reading hook points during a forward pass of a backbone, which stops after the deepest of them."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -19,18 +19,18 @@ Reader = Callable[..., dict[HookPoint, Tensor]]
 
 
 class _Done(Exception):
-    """Raised inside a hook when all that was asked for has been read."""
+    """Raised inside a hook once everything has been read."""
 
 
 @contextmanager
 def capture(model: nn.Module, source: Source, points: Sequence[HookPoint]) -> Iterator[Reader]:
-    """A reader of hook points: ids (batch, position) or pixel values, mask, and what else the model is given
-    by name -> {hook point: (batch, position, features)}.
+    """A reader of hook points: ids (batch, position) or pixel values, a mask, and further inputs of the model by name
+    -> {hook point: (batch, position, features)}.
 
-    The tensors are the model's own, in its dtype and on its device: copy what is kept. Hooks are removed when
-    the context ends, whatever happens inside.
+    The tensors belong to the model, in its dtype and on its device: copy what is kept. Hooks are removed when the
+    context ends, whatever happens inside.
     """
-    found: dict[HookPoint, Tensor] = {}
+    captured: dict[HookPoint, Tensor] = {}
     calls: Counter[HookPoint] = Counter()
     modules = source.modules(model)
     main: Any = getattr(model, "main_input_name", "input_ids")
@@ -39,8 +39,8 @@ def capture(model: nn.Module, source: Source, points: Sequence[HookPoint]) -> It
         calls[point] += 1
         if calls[point] != place.call + 1:
             return
-        found[point] = place.pick(value, source.heads)
-        if len(found) == len(points):
+        captured[point] = place.pick(value, source.heads)
+        if len(captured) == len(points):
             raise _Done
 
     handles = []
@@ -55,13 +55,13 @@ def capture(model: nn.Module, source: Source, points: Sequence[HookPoint]) -> It
 
         @torch.inference_mode()
         def read(inputs: Tensor, mask: Bool[Tensor, "b s"], **more: Tensor) -> dict[HookPoint, Tensor]:
-            found.clear()
+            captured.clear()
             calls.clear()
             try:
                 model(**{main: inputs}, attention_mask=mask.long(), **more)
             except _Done:
-                return {point: found[point] for point in points}
-            missing = ", ".join(str(point) for point in points if point not in found)
+                return {point: captured[point] for point in points}
+            missing = ", ".join(str(point) for point in points if point not in captured)
             raise RunFailed(f"{missing}: never reached in a forward pass of {source.model_type}; choose another")
 
         yield read

@@ -1,8 +1,8 @@
-"""Hook points: their names, and what they mean in one model.
+"""Hook points: their names, and what they mean in a model.
 
 Names: `embed`, `final_norm`, `KIND@LAYER` with blocks counted from 0, `KIND@LAYER.hHEAD` for one head of q, k, v,
-z, attn_scores or pattern (`.h*`: each head of its own), and `module:dotted.name` for the output of any other module
-(of its first call, where it has several).
+z, attn_scores or pattern (`.h*`: every head separately), and `module:dotted.name` for the output of any other module
+(in its first call, if there are several).
 """
 
 import re
@@ -28,8 +28,12 @@ _NAME = re.compile(r"(?P<kind>[a-z_]+)(?:@(?P<layer>-?\d+))?(?:\.h(?P<head>\d+|\
 
 @dataclass(frozen=True)
 class HookPoint:
-    """kind, and where it applies: layer (None outside blocks, or for every layer), head (None: all heads together,
-    `*`: each of them)."""
+    """A kind of hook point, and where it applies.
+
+    layer: None outside blocks, or for every layer.
+    head: None for all heads together, `*` for each of them.
+    module: the dotted name, of the kind `module`.
+    """
 
     kind: str
     layer: int | None = None
@@ -44,7 +48,7 @@ class HookPoint:
 
 
 def parse(name: str) -> HookPoint:
-    """A hook point from its name.
+    """The hook point of this name.
 
     >>> parse("q@3.h2")
     HookPoint(kind='q', layer=3, head=2, module=None)
@@ -60,12 +64,12 @@ def parse(name: str) -> HookPoint:
         raise BadInput(f"{kind} has no layer or head, got '{name}'; write {kind}")
     if head and kind not in BY_HEAD:
         raise BadInput(f"{kind} has no heads, got '{name}'; heads belong to {', '.join(BY_HEAD)}")
-    one = EVERY if head == EVERY else None if head is None else int(head)
-    return HookPoint(kind, None if layer is None else int(layer), one)
+    heads = EVERY if head == EVERY else None if head is None else int(head)
+    return HookPoint(kind, None if layer is None else int(layer), heads)
 
 
 def expand(names: list[str], layers: str | list[int], source: Source) -> list[HookPoint]:
-    """The hook points of one model, in the order asked for; `resid_post` means every selected layer.
+    """The hook points of a model, in the given order; `resid_post` stands for every selected layer.
 
     Raises BadInput for a layer, head or hook point that the model does not have.
     """
@@ -80,7 +84,7 @@ def expand(names: list[str], layers: str | list[int], source: Source) -> list[Ho
             points += [HookPoint(point.kind, layer, point.head) for layer in selected]
         else:
             points.append(HookPoint(point.kind, _layer(point.layer, depth, name), point.head))
-    points = [one for point in points for one in _heads(point, source)]
+    points = [single for point in points for single in _heads(point, source)]
     if not points:
         raise BadInput(f"no hook point is left, got layers {layers} of a model with {depth}; select some")
     for point in points:
@@ -92,7 +96,7 @@ def expand(names: list[str], layers: str | list[int], source: Source) -> list[Ho
 
 
 def _heads(point: HookPoint, source: Source) -> list[HookPoint]:
-    """The point itself, or one for each head."""
+    """The hook point itself, or a hook point for each head."""
     if point.head != EVERY:
         return [point]
     return [replace(point, head=head) for head in range(heads_of(point, source))]
@@ -121,21 +125,21 @@ def locate(point: HookPoint, source: Source) -> Point:
             f"no hook-point table for {source.model_type}, got '{point}'; known: {', '.join(ARCHITECTURES)}; "
             "name modules as module:dotted.name"
         )
-    found = source.architecture.find(point.kind, point.layer)
-    if found is None:
+    place = source.architecture.find(point.kind, point.layer)
+    if place is None:
         why = source.architecture.lacks.get(point.kind)
         raise BadInput(
             f"{source.model_type} has no {point.kind}{f' ({why})' if why else ''}, got '{point}'; "
             "choose another hook point"
         )
-    assert found.module in modules, f"hook-point table of {source.model_type} is wrong at {found.module}"
+    assert place.module in modules, f"hook-point table of {source.model_type} is wrong at {place.module}"
     heads = heads_of(point, source)
     if isinstance(point.head, int):
         if point.head >= heads:
             raise BadInput(f"head out of range, got '{point}'; the model has heads 0 to {heads - 1}")
-        one = _one_map if point.kind in ATTENTION else _one_head
-        return found._replace(pick=partial(one, found.pick, point.head, heads))
-    return found
+        pick = _one_map if point.kind in ATTENTION else _one_head
+        return place._replace(pick=partial(pick, place.pick, point.head, heads))
+    return place
 
 
 def _one_head(pick: Any, head: int, heads: int, value: Any, fused_heads: int) -> Tensor:

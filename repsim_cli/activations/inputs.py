@@ -1,4 +1,4 @@
-"""What each live model of a run is given, and whether all of them see the same rows."""
+"""The input of each live model of a run, and whether all of them see the same rows."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -18,7 +18,7 @@ OTHER = {"text": "another vocabulary", "images": "another grid of patches", "num
 
 
 def named(label: str, step: Callable[..., Any], *arguments: Any) -> Any:
-    """The step's value; its errors say which model's."""
+    """The value of the step; its errors name the model."""
     try:
         return step(*arguments)
     except BadInput as error:
@@ -26,7 +26,7 @@ def named(label: str, step: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def check_modality(live: Mapping[str, Source], data: Data) -> None:
-    """Raises BadInput for a model that reads no such data."""
+    """Raises BadInput for a model that cannot read this kind of data."""
     for label, source in live.items():
         if source.modality != data.modality:
             raise BadInput(
@@ -36,36 +36,36 @@ def check_modality(live: Mapping[str, Source], data: Data) -> None:
 
 
 def tokenizers(live: Mapping[str, Source], data: Data, extract: Extract) -> dict[str, Any]:
-    """The tokenizer of each model. Raises BadInput where rows would differ because these do.
+    """The tokenizer of each model. Raises BadInput where different tokenizers would give different rows.
 
-    Whether they agree on the data, too, is checked when it has been tokenized. For words and pooled examples they
-    need not: a row is the same word or example, whatever its tokens.
+    Whether they also agree on the data is checked once it has been tokenized. For words and pooled examples they need
+    not agree: a row is the same word or example, whatever its tokens.
     """
-    found = {label: named(label, source.tokenizer) for label, source in live.items()}
+    by_label = {label: named(label, source.tokenizer) for label, source in live.items()}
     if extract.unit == "word":
-        if found and not data.worded:
+        if by_label and not data.worded:
             raise BadInput(
                 f"extract.unit: words need data that is sentences of words, got {data.source}; use data=ewt or data=ptb"
             )
-        for label, tokenizer in found.items():
+        for label, tokenizer in by_label.items():
             if not isinstance(tokenizer, Vocabulary):
                 named(label, check_offsets, tokenizer)
-        return found
+        return by_label
     if extract.unit != "token" and not data.packs(extract):
-        return found
-    first, *others = found or [""]
+        return by_label
+    first, *others = by_label or [""]
     for label in others:
-        if _vocabularies_differ(found[first], found[label]):
+        if _vocabularies_differ(by_label[first], by_label[label]):
             raise _other_tokenizer(first, label, OTHER[data.modality])
-    return found
+    return by_label
 
 
 def sequences_of(
     live: Mapping[str, Source], tokenizers: Mapping[str, Any], data: Data, extract: Extract, seed: int
 ) -> dict[str, Sequences]:
-    """What each live model is run on; models whose tokenizers are equal share it.
+    """The sequences of each live model; models with equal tokenizers share them.
 
-    Raises BadInput where models would see different rows, or tokens that they do not know.
+    Raises BadInput where models would see different rows, or tokens outside their vocabulary.
     """
     sequences: dict[str, Sequences] = {}
     shared = {label: _same_tokenizer(tokenizer) or label for label, tokenizer in tokenizers.items()}
@@ -76,16 +76,16 @@ def sequences_of(
             {label: tokenizers[label] for label in tokenizers if label in firsts.values()}, extract, seed
         )
     for label, tokenizer in tokenizers.items():
-        one = firsts[shared[label]]
-        if one not in made:
-            made[one] = data.sequences(tokenizer, extract, seed)
-        sequences[label] = made[one]
+        first_label = firsts[shared[label]]
+        if first_label not in made:
+            made[first_label] = data.sequences(tokenizer, extract, seed)
+        sequences[label] = made[first_label]
         first = next(iter(sequences))
         if not same_rows(sequences[first], sequences[label], extract):
             raise _other_tokenizer(first, label, "other tokens on the same text")
     if extract.unit == "sequence":
-        for label, one in sequences.items():
-            counts = kept(one, extract).sum(1)
+        for label, given in sequences.items():
+            counts = kept(given, extract).sum(1)
             if counts.min() < counts.max():
                 raise BadInput(
                     f"extract.unit: sequences of one length are needed, got {counts.min()} to {counts.max()} tokens "
@@ -101,14 +101,17 @@ def sequences_of(
     return sequences
 
 
-def paired(found: Sequence[Reading], sequences: Mapping[str, Sequences], data: Data, extract: Extract) -> list[Reading]:
-    """Stored activations of words in the order of the run's sentences: those of the data, or of the first file.
+def paired(
+    readings: Sequence[Reading], sequences: Mapping[str, Sequences], data: Data, extract: Extract
+) -> list[Reading]:
+    """The readings, with stored activations of words in the order of the run's sentences: those of the data, or of the
+    first file.
 
-    Raises BadInput naming the first sentence that a file lacks, or that has another number of words there.
+    Raises BadInput with the first sentence that a file lacks, or that has a different number of words there.
     """
-    stored = [r.source.sentences for r in found if isinstance(r.source, PrecomputedWords)]
+    stored = [r.source.sentences for r in readings if isinstance(r.source, PrecomputedWords)]
     if not stored:
-        return list(found)
+        return list(readings)
     wanted = stored[0]
     if sequences:
         if extract.unit != "word":
@@ -119,18 +122,18 @@ def paired(found: Sequence[Reading], sequences: Mapping[str, Sequences], data: D
         wanted = [Sentence(" ".join(words[i]), len(words[i])) for i in dict.fromkeys(example.tolist())]
     return [
         replace(r, source=named(r.label, r.source.ordered, wanted)) if isinstance(r.source, PrecomputedWords) else r
-        for r in found
+        for r in readings
     ]
 
 
 def described(sequences: Mapping[str, Sequences], data: Data, extract: Extract) -> tuple[dict[str, Any], list[str]]:
-    """What the manifest says of the data, and what its reader is warned about."""
-    one = next(iter(sequences.values()))
-    count, rows = len(one.inputs), int(rows_of(one, extract).sum())
-    candidates = {"token": one.mask.size, "word": rows + one.lost}.get(extract.unit, count)
-    truncated = {label: each.truncated for label, each in sequences.items() if each.truncated}
+    """What the manifest says about the data, and the warnings that its reader gets."""
+    sample = next(iter(sequences.values()))
+    count, rows = len(sample.inputs), int(rows_of(sample, extract).sum())
+    candidates = {"token": sample.mask.size, "word": rows + sample.lost}.get(extract.unit, count)
+    truncated = {label: given.truncated for label, given in sequences.items() if given.truncated}
     notices = []
-    drawn = one.documents if extract.unit == "word" else count
+    drawn = sample.documents if extract.unit == "word" else count
     if drawn < extract.sequences:
         notices.append(
             f"extract.sequences: {data.source} gave {drawn} sequences, {extract.sequences} were asked for; all are used"
@@ -138,47 +141,47 @@ def described(sequences: Mapping[str, Sequences], data: Data, extract: Extract) 
     for label, cut in truncated.items():
         what = "words have their pieces" if extract.unit == "word" else f"of {count} examples were"
         notices.append(f"extract.length: {cut} {what} cut to {extract.length} tokens for '{label}'")
-    if one.split:
+    if sample.split:
         notices.append(
-            f"extract.length: {one.split} sentences are longer than {extract.length} tokens for some model and are "
+            f"extract.length: {sample.split} sentences are longer than {extract.length} tokens for some model and are "
             "read in several stretches, split at the same words for all models; words see no further than theirs"
         )
-    for reason, left_out in one.dropped.items():
+    for reason, left_out in sample.dropped.items():
         notices.append(f"data: {left_out} examples of {data.source} are left out ({reason})")
     record = {
         "source": data.source,
-        "hash": one.hash(),
-        "documents_read": one.documents,
+        "hash": sample.hash(),
+        "documents_read": sample.documents,
         "sequences": count,
-        "tokens": one.mask.size,
+        "tokens": sample.mask.size,
         "length": extract.length,
         "unit": extract.unit,
         "rows_kept": rows,
         "rows_dropped": candidates - rows,
-        "sentences_split": one.split,
-        "labels": one.labels and one.labels.counts(),
-        "examples_dropped": dict(one.dropped),
+        "sentences_split": sample.split,
+        "labels": sample.labels and sample.labels.counts(),
+        "examples_dropped": dict(sample.dropped),
         "examples_truncated": truncated,
     }
     return record, notices
 
 
 def _same_tokenizer(tokenizer: Any) -> Any:
-    """Equal for tokenizers that do the same; None where that cannot be told."""
+    """Equal for tokenizers that do the same; None where this cannot be determined."""
     if isinstance(tokenizer, Patches | Numbers):
         return tokenizer
     return tokenizer.backend_tokenizer.to_str() if tokenizer.is_fast else None
 
 
-def _vocabularies_differ(one: Any, other: Any) -> bool:
-    """In a dry run, the names of the tokenizers of published models say it; a name cannot be compared with a file."""
-    if isinstance(one, Vocabulary) != isinstance(other, Vocabulary):
+def _vocabularies_differ(a: Any, b: Any) -> bool:
+    """In a dry run, published models are compared by the names of their tokenizers; a name and a file are not."""
+    if isinstance(a, Vocabulary) != isinstance(b, Vocabulary):
         return False
-    return _vocabulary(one) != _vocabulary(other)
+    return _vocabulary(a) != _vocabulary(b)
 
 
 def _vocabulary(tokenizer: Any) -> Any:
-    """What must agree for tokens (or patches) of two models to be the same."""
+    """What two models must share for their tokens (or patches) to be the same."""
     if isinstance(tokenizer, Numbers | Vocabulary):
         return tokenizer
     return tokenizer.places if isinstance(tokenizer, Patches) else tokenizer.get_vocab()

@@ -1,4 +1,4 @@
-"""Attention maps of some sentences, all heads of all layers together."""
+"""Attention maps of a batch of sentences, all heads of all layers together."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -8,10 +8,11 @@ from torch import Tensor
 
 
 class Maps(NamedTuple):
-    """Attention of h heads on some sentences, without padding.
+    """Attention of h heads on a batch of sentences, without padding.
 
-    cells: the T x T map of every sentence (query by key, rows sum to 1), row by row, one sentence after the other.
-    lengths: the words T of every sentence. layers: which heads are of one layer.
+    cells: the T x T maps (query by key, rows sum to 1) of the sentences, flattened row by row and concatenated.
+    lengths: the number of words T of every sentence.
+    layers: the heads of every layer.
     """
 
     cells: Float[Tensor, "h c"]
@@ -19,6 +20,6 @@ class Maps(NamedTuple):
     layers: Sequence[slice]
 
     def sentences(self) -> Iterator[Float[Tensor, "h t t"]]:
-        """The maps of one sentence after the other."""
+        """The maps of every sentence in turn."""
         for part, t in zip(self.cells.split([t * t for t in self.lengths], dim=1), self.lengths, strict=True):
             yield part.unflatten(1, (t, t))

@@ -17,7 +17,7 @@ def outputs(
     """Logits of `batch_size` sequences at a time from `first` on, float32, on the model's device: (b, classes) of a
     classifier, (b, places, vocabulary) of a language model. Batches are cut to the longest of their sequences.
 
-    segments: whether the model is told which text of a pair a token is of. Raises RunFailed where they are not finite.
+    segments: whether the model receives token types (which text of a pair). Raises RunFailed unless all are finite.
     """
     device = next(model.parameters()).device
     for start in range(first, len(sequences.ids), batch_size):

@@ -27,7 +27,7 @@ log = logging.getLogger("repsim")
 
 
 class Layer(NamedTuple):
-    """One representation of the run: a model's label and the name of a hook point or stored array."""
+    """A representation of the run: the model's label, and the name of a hook point or stored array."""
 
     model: str
     name: str
@@ -39,7 +39,7 @@ class Layer(NamedTuple):
 
 @dataclass(frozen=True)
 class Reading:
-    """What is read from one model. points: empty for precomputed activations."""
+    """What is read from a model. points: empty for stored activations."""
 
     label: str
     source: AnySource
@@ -48,7 +48,7 @@ class Reading:
 
 
 def devices(hardware: Hardware, labels: Sequence[str]) -> dict[str, str]:
-    """The device of each model: named, in turn, or the one of the run. Raises BadInput for one that is not here."""
+    """The device of each model: named, in turn, or that of the run. Raises BadInput for a device that is not there."""
     named = hardware.devices
     if isinstance(named, dict):
         for label in named:
@@ -65,18 +65,18 @@ def devices(hardware: Hardware, labels: Sequence[str]) -> dict[str, str]:
 
 def readings(models: Mapping[str, AnySource], extract: Extract) -> list[Reading]:
     """What is read from each model, in order. Raises BadInput (key path first) before any weight loads."""
-    found = []
+    chosen = []
     for label, source in models.items():
         if isinstance(source, Precomputed):
             layers = [Layer(label, name, width) for name, width in zip(source.names, source.widths, strict=True)]
-            found.append(Reading(label, source, [], layers))
+            chosen.append(Reading(label, source, [], layers))
             continue
         try:
             points = expand(extract.hook_points, extract.layers, source)
         except BadInput as error:
             raise BadInput(f"extract.hook_points, model.{label}: {error}") from None
         maps = [point for point in points if point.kind in ATTENTION]
-        # of two numbers, as of whole sequences, all rows have as many keys
+        # with two numbers, as with whole sequences, all rows have the same number of keys
         even = extract.unit == "sequence" or (source.modality == "numbers" and extract.unit in ("first", "last"))
         if maps and (not even or maps[0].head is None):
             raise BadInput(
@@ -90,12 +90,12 @@ def readings(models: Mapping[str, AnySource], extract: Extract) -> list[Reading]
             )
         places = (source.context or extract.length) if extract.unit == "sequence" else 1
         layers = [Layer(label, str(point), places * width(point, source)) for point in points]
-        found.append(Reading(label, source, points, layers))
-    return found
+        chosen.append(Reading(label, source, points, layers))
+    return chosen
 
 
 def width(point: HookPoint, source: Source) -> int:
-    """Features per row, where the config says so (an MLP's or an unknown module's: four times the width)."""
+    """Features per row, from the config (for an MLP or an unknown module, four times the width)."""
     if point.kind in ATTENTION:
         return source.context or 1
     if point.head is not None:
@@ -108,8 +108,8 @@ def width(point: HookPoint, source: Source) -> int:
 
 
 def kept(sequences: Sequences, extract: Extract) -> Bool[np.ndarray, "N L"]:
-    """Which places are read: of tokens, with `drop` those of documents alone, with `keep` all; of words, the pieces
-    that stand for them; of pooled rows, those that are pooled, never padding."""
+    """Which places are read. Of tokens: only those of documents (`drop`), or all (`keep`). Of words: the pieces that
+    stand for them. Of pooled rows: those that are pooled, never padding."""
     if extract.unit == "word":
         return _of_words(sequences)[extract.piece]
     if extract.unit == "token":
@@ -126,8 +126,8 @@ def _of_words(sequences: Sequences) -> dict[str, Bool[np.ndarray, "N L"]]:
     word = sequences.word
     assert word is not None, "extract.unit=word needs sequences that say of which word each token is"
     pieces = word >= 0
-    # words ascend: a piece is the first of its word where all before are of lower words, the last where all after
-    # are of higher ones
+    # words ascend: a piece is the first of its word if all before belong to lower words, the last if all after belong
+    # to higher ones
     before = np.maximum.accumulate(word, 1)
     after = np.minimum.accumulate(np.where(pieces, word, np.iinfo(word.dtype).max)[:, ::-1], 1)[:, ::-1]
     first, last = pieces.copy(), pieces.copy()
@@ -137,14 +137,14 @@ def _of_words(sequences: Sequences) -> dict[str, Bool[np.ndarray, "N L"]]:
 
 
 def _one_each(sequences: Sequences, extract: Extract) -> Bool[np.ndarray, "N L"]:
-    """One place for every row that is no pooled sequence."""
+    """One place for every row, unless rows are pooled sequences."""
     if extract.unit == "word" and extract.piece == "mean":
         return _of_words(sequences)["first"]
     return kept(sequences, extract)
 
 
 def rows_of(sequences: Sequences, extract: Extract) -> Int[np.ndarray, " N"]:
-    """How many rows each sequence gives: its places or words, or one if any is pooled."""
+    """How many rows each sequence gives: its places or words, or one if any place is pooled."""
     places = _one_each(sequences, extract)
     return places.sum(1) if extract.unit in ("token", "word") else places.any(1).astype(int)
 
@@ -157,20 +157,20 @@ def row_labels(sequences: Sequences, extract: Extract) -> Int[np.ndarray, " n"] 
 
 
 def row_documents(sequences: Sequences, extract: Extract) -> Int[np.ndarray, " n"]:
-    """What every row of the run is of, in row order: a document or sentence, or of pooled rows its own sequence."""
+    """The document or sentence of every row of the run, in row order; for pooled rows, their sequence."""
     if extract.unit in ("token", "word"):
         return sequences.document[_one_each(sequences, extract)]
     return np.flatnonzero(rows_of(sequences, extract))
 
 
 def row_beginnings(sequences: Sequences, extract: Extract) -> Int[np.ndarray, " n"]:
-    """What every row of the run is the first one of: DOCUMENT + SEQUENCE of `segments.py`, or 0."""
+    """What every row of the run is the first row of: DOCUMENT + SEQUENCE of `segments.py`, or 0."""
     if extract.unit not in ("token", "word"):
         return np.full(rows_of(sequences, extract).sum(), BOTH)
     places = _one_each(sequences, extract)
     first = places & (places.cumsum(1) == 1)
     document = np.where(places, sequences.document, -1)
-    # a document that begins inside a sequence, whatever place its first row has in it
+    # a document that begins inside a sequence, wherever its first row is in it
     before = np.maximum.accumulate(np.where(places, np.arange(places.shape[1]), -1), 1)[:, :-1]
     changed = np.zeros_like(places)
     changed[:, 1:] = document[:, 1:] != np.take_along_axis(document, before.clip(0), 1)
@@ -179,28 +179,28 @@ def row_beginnings(sequences: Sequences, extract: Extract) -> Int[np.ndarray, " 
 
 
 def same_rows(a: Sequences, b: Sequences, extract: Extract) -> bool:
-    """Whether two models see the same rows in the same order. Pooled examples are the same whatever their tokens."""
+    """Whether two models see the same rows in the same order. Pooled examples are equal whatever their tokens."""
     if not np.array_equal(rows_of(a, extract), rows_of(b, extract)):
         return False
     if extract.unit == "word":
-        one, other = ([x.position[_one_each(x, extract)], row_documents(x, extract)] for x in (a, b))
-        return np.array_equal(one, other)
+        rows_a, rows_b = ([x.position[_one_each(x, extract)], row_documents(x, extract)] for x in (a, b))
+        return np.array_equal(rows_a, rows_b)
     if extract.unit != "token" and a.example is not None and b.example is not None:
         return np.array_equal(a.example, b.example)
     places = np.array_equal(a.document, b.document) and np.array_equal(a.position, b.position)
-    # pixel values may differ by how each model normalises them
+    # pixel values differ where models normalise them differently
     return places and (a.inputs.ndim != 2 or np.array_equal(a.inputs, b.inputs))
 
 
 class Block(NamedTuple):
-    """Paired rows of every layer, float32, from row `first` of the run on."""
+    """Paired rows of every layer, float32, starting at row `first` of the run."""
 
     first: int
     rows: list[Tensor]
 
 
 def blocks(
-    found: Sequence[Reading],
+    readings: Sequence[Reading],
     modules: Mapping[str, nn.Module],
     recorders: Mapping[str, Recorder],
     sequences: Mapping[str, Sequences],
@@ -209,23 +209,23 @@ def blocks(
     progress: Callable[[Sequence[int]], Iterator[int]],
     first_row: int = 0,
 ) -> Iterator[Block]:
-    """Paired rows of every layer of every model, one forward batch at a time, in row order, from first_row's on.
+    """Paired rows of every layer of every model, one forward batch at a time, in row order, from first_row on.
 
-    sequences: by model, of those that are run on some; the same rows of all (`same_rows`).
+    sequences: of every live model; the same rows for all (`same_rows`).
     """
     if not sequences:
-        total = min(r.source.rows for r in found if isinstance(r.source, Precomputed))
+        total = min(r.source.rows for r in readings if isinstance(r.source, Precomputed))
         for start in progress(range(0, total, extract.batch_rows)):
             if start + extract.batch_rows > first_row:
                 yield Block(
-                    start, _stored(found, slice(start, min(total, start + extract.batch_rows)), hardware.device)
+                    start, _stored(readings, slice(start, min(total, start + extract.batch_rows)), hardware.device)
                 )
         return
     counts = rows_of(next(iter(sequences.values())), extract)
     starts = range(0, len(counts), hardware.batch_size)
     done = 0
     with ExitStack() as stack:
-        live = [(r, r.source) for r in found if isinstance(r.source, Source)]
+        live = [(r, r.source) for r in readings if isinstance(r.source, Source)]
         forwards = {
             r.label: Forward(
                 r,
@@ -243,7 +243,7 @@ def blocks(
             if done <= first_row:
                 continue
             rows: list[Tensor] = []
-            for reading in found:
+            for reading in readings:
                 if isinstance(reading.source, Precomputed):
                     rows += _stored([reading], place, hardware.device)
                     continue
@@ -262,7 +262,7 @@ def blocks(
 
 
 class Forward:
-    """Forward passes of one model; where the device's memory runs out, in halves from then on."""
+    """Forward passes of one model. Where the device runs out of memory, batches are halved from then on."""
 
     def __init__(self, reading: Reading, read: Reader, module: nn.Module, sequences: Sequences, extract: Extract):
         self.reading, self.read, self.sequences = reading, read, sequences
@@ -287,7 +287,9 @@ class Forward:
                     f"{self.sequences.mask.shape[1]} tokens; lower extract.length, or use another dtype or device"
                 ) from None
         self.fits = size // 2
-        log.warning("model.%s: out of memory with %d sequences, going on with %d", self.reading.label, size, self.fits)
+        log.warning(
+            "model.%s: out of memory with %d sequences; continuing with %d", self.reading.label, size, self.fits
+        )
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
         return self.rows(start, stop)
@@ -302,12 +304,12 @@ class Forward:
         if given.segments is not None and isinstance(self.reading.source, Source) and self.reading.source.segments:
             more["token_type_ids"] = torch.from_numpy(given.segments[batch]).to(self.device).long()
         try:
-            found = self.read(inputs, mask, **more)
+            by_point = self.read(inputs, mask, **more)
         except RepsimError as error:
             raise RunFailed(f"model.{self.reading.label}: {error}") from error
         taken = []
         for point, layer in zip(self.reading.points, self.reading.layers, strict=True):
-            x = found.pop(point)
+            x = by_point.pop(point)
             if x.ndim != 3 or x.shape[:2] != chosen.shape:
                 raise RunFailed(
                     f"{layer}: not (batch, position, features), got {tuple(x.shape)}; choose another module"
@@ -319,7 +321,7 @@ class Forward:
         return taken
 
     def _of(self, x: Float[Tensor, "b s d"], chosen: Bool[Tensor, "b s"], batch: slice) -> Float[Tensor, "n e"]:
-        """The rows that a batch gives, float32."""
+        """The rows of a batch, float32."""
         if self.extract.unit == "word" and self.extract.piece == "mean":
             assert self.sequences.word is not None
             return pool_words(x, torch.from_numpy(self.sequences.word[batch]).to(x.device))
@@ -331,7 +333,7 @@ class Forward:
 
 
 def pool_words(x: Float[Tensor, "b s d"], word: Int[Tensor, "b s"]) -> Float[Tensor, "n d"]:
-    """The mean over the pieces of each word of each sequence, float32. word: -1 for what is no piece."""
+    """The mean over the pieces of each word of each sequence, float32. word: -1 for places outside words."""
     pieces, word = word >= 0, word.long()
     sequence = torch.arange(len(word), device=word.device)[:, None].expand_as(word)
     _, of = torch.unique_consecutive(torch.stack([sequence[pieces], word[pieces]]), dim=1, return_inverse=True)
@@ -340,20 +342,20 @@ def pool_words(x: Float[Tensor, "b s d"], word: Int[Tensor, "b s"]) -> Float[Ten
 
 
 def pool(x: Float[Tensor, "b s d"], chosen: Bool[Tensor, "b s"]) -> Float[Tensor, "n d"]:
-    """The mean over the chosen places of each sequence that has one, float32."""
+    """The mean over the chosen places of each sequence that has any, float32."""
     any_chosen = chosen.any(1)
     total = torch.where(chosen[..., None], x.float(), 0.0).sum(1)
     return total[any_chosen] / chosen.sum(1, keepdim=True)[any_chosen]
 
 
-def _stored(found: Sequence[Reading], rows: slice, device: str) -> list[Tensor]:
+def _stored(readings: Sequence[Reading], rows: slice, device: str) -> list[Tensor]:
     taken = []
-    for reading in found:
+    for reading in readings:
         assert isinstance(reading.source, Precomputed)
         for layer in reading.layers:
             x = reading.source.read(layer.name, rows)
             first = rows.start + int((~(x.abs() <= LARGEST)).any(1).int().argmax())
-            _check_finite(x, layer, f"row {first}", "mend the stored array (read as float32)")
+            _check_finite(x, layer, f"row {first}", "fix the stored array (read as float32)")
             taken.append(x.to(device))
     return taken
 
@@ -366,9 +368,9 @@ def _check_finite(x: Tensor, layer: Layer, where: str, advice: str) -> None:
         raise RunFailed(f"{layer}: activations are {problem}, got {got} in {where}; {advice}")
 
 
-def total_rows(found: Sequence[Reading], sequences: Mapping[str, Sequences], extract: Extract) -> int:
-    """Rows that the run has, the same for every model; raises BadInput where stored activations disagree."""
-    stored = {r.label: r.source.rows for r in found if isinstance(r.source, Precomputed)}
+def total_rows(readings: Sequence[Reading], sequences: Mapping[str, Sequences], extract: Extract) -> int:
+    """The number of rows of the run, the same for every model. Raises BadInput where stored activations differ."""
+    stored = {r.label: r.source.rows for r in readings if isinstance(r.source, Precomputed)}
     if sequences:
         stored["(data)"] = int(rows_of(next(iter(sequences.values())), extract).sum())
     if len(set(stored.values())) != 1:
@@ -385,8 +387,8 @@ def batches(
     first_row: int = 0,
     whole: Int[np.ndarray, " N"] | None = None,
 ) -> Iterator[list[Tensor]]:
-    """The stream regrouped as the estimate asks: one batch of rows sampled under the seed (`full`), or batches
-    of exactly `batch_rows` rows in row order from first_row on, the rest left out (but for `moments`).
+    """The stream regrouped for the estimate: one batch of rows sampled under the seed (`full`), or batches of exactly
+    `batch_rows` rows in row order from first_row on, without the remainder (except for `moments`).
 
     whole: as in `row_numbers`.
     """
@@ -398,9 +400,9 @@ def batches(
 def row_numbers(
     extract: Extract, total: int, seed: int, batch: int, whole: Int[np.ndarray, " N"] | None = None
 ) -> Int[np.ndarray, " n"]:
-    """Which rows of the run a batch holds, ascending.
+    """The rows of the run in a batch, ascending.
 
-    whole: the number of rows of each sequence, where a sample is of whole sequences (one at least).
+    whole: the number of rows of each sequence, to sample whole sequences (one at least).
     """
     if extract.estimate != "full":
         return np.arange(batch * extract.batch_rows, (batch + 1) * extract.batch_rows)

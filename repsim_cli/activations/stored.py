@@ -1,4 +1,4 @@
-"""Activations in the cache: one entry per model, data and hook points, one file per forward batch."""
+"""Activations in the cache: an entry per model, data and hook points, with a file per forward batch."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -16,13 +16,13 @@ from repsim_cli.models.source import Precomputed
 from repsim_cli.settings import Extract
 
 log = logging.getLogger("repsim")
-CODE = 2  # raise when a change of the code changes what an entry holds
+CODE = 2  # raise when a change of the code changes the content of entries
 
 
 def activations_key(
     identity: Mapping[str, Any], sequences: Sequences, extract: Extract, points: Sequence[HookPoint], dtype: str
 ) -> str:
-    """The entry of one model's activations; the hashes stand for the model wherever it lies."""
+    """The key of a model's activations; hashes identify the model wherever it is stored."""
     return key(
         {
             "code": CODE,
@@ -44,7 +44,7 @@ def batch_name(start: int, sequences: int) -> str:
 class Recorder:
     """Writes a model's rows into an entry as they are computed, and reads those that an earlier run wrote.
 
-    A cache that cannot be written (full, read-only) is a warning, once; the run goes on without it.
+    Where the cache cannot be written (full, read-only), the run warns once and continues without it.
     """
 
     def __init__(self, entry: Entry):
@@ -68,10 +68,10 @@ class Recorder:
         except (OSError, safetensors.SafetensorError) as error:
             self.writing = False
             reason = getattr(error, "strerror", None) or error
-            log.warning("cache: %s cannot be written (%s); going on without it", self.entry.folder, reason)
+            log.warning("cache: %s cannot be written (%s); continuing without it", self.entry.folder, reason)
 
     def finish(self, layers: Sequence[str], batches: Sequence[str]) -> None:
-        """Called when every batch was seen; the entry is complete if every one is there."""
+        """Completes the entry, if it has every batch; called after the last one."""
         if not self.writing or not set(batches) <= set(self.entry.files):
             return
         rows, widths = {}, []
@@ -82,11 +82,11 @@ class Recorder:
         try:
             self.entry.finish(names=list(layers), widths=widths, rows=rows)
         except OSError as error:
-            log.warning("cache: %s cannot be written (%s); going on without it", self.entry.folder, error.strerror)
+            log.warning("cache: %s cannot be written (%s); continuing without it", self.entry.folder, error.strerror)
 
 
 def from_entry(entry: Entry, identity: dict[str, Any]) -> Precomputed:
-    """A complete entry as a model of the run: rows are read from memory-mapped files, a batch at a time."""
+    """A complete entry as a model of the run; rows are read from memory-mapped files, a batch at a time."""
     assert entry.meta is not None
     names: list[str] = entry.meta["names"]
     place = {name: f"{i:04d}" for i, name in enumerate(names)}

@@ -167,7 +167,7 @@ class EffectiveRank:
                 try:
                     entry = held.enter_context(using("ranks", [key(parts)]))[key(parts)]
                 except OSError as error:
-                    run.warn(f"cache: {error.filename} cannot be used ({error.strerror}); going on without it")
+                    run.warn(f"cache: {error.filename} cannot be used ({error.strerror}); continuing without it")
             if entry is not None and entry.meta is not None:
                 values = entry.meta["values"]
             else:
@@ -177,7 +177,7 @@ class EffectiveRank:
                         entry.folder.mkdir(parents=True, exist_ok=True)
                         entry.finish(values=values)
                     except OSError as error:
-                        run.warn(f"cache: {entry.folder} cannot be written ({error.strerror}); going on without it")
+                        run.warn(f"cache: {entry.folder} cannot be written ({error.strerror}); continuing without it")
         return [Rank(training.label, step, of, point, layers) for of, point, layers in values]
 
     def _computed(
