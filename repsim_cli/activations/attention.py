@@ -78,8 +78,8 @@ def check_units(of: Mapping[str, Int[np.ndarray, "N L"]], sequences: Mapping[str
             example = sequences[first].example
             raise BadInput(
                 f"options.special: different sizes of maps in sentence {at if example is None else int(example[at])}, "
-                f"got {sizes[first][at]} words and special tokens for '{first}' and {sizes[label][at]} for '{label}'; use "
-                "drop_renormalise, or models of one tokenizer"
+                f"got {sizes[first][at]} words and special tokens for '{first}' and {sizes[label][at]} for '{label}'; "
+                "use drop_renormalise, or models of one tokenizer"
             )
 
 
@@ -167,6 +167,6 @@ def _check_rows(sentences: Sequence[Tensor], label: str, given: Sequences, batch
         if not off <= OFF:
             sentence = number if given.example is None else int(given.example[number])
             raise RunFailed(
-                f"model.{label}: a word's attention does not sum to 1, got an error of {off:.3g} in sentence {sentence}; "
-                "use options.special=keep if all of it goes to special tokens (nan), else another model"
+                f"model.{label}: a word's attention does not sum to 1, got an error of {off:.3g} in sentence "
+                f"{sentence}; use options.special=keep if all of it goes to special tokens (nan), else another model"
             )
