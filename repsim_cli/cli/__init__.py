@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from repsim_cli import __version__, signals
+from repsim_cli.cli.claims import claims_command
 from repsim_cli.cli.measure import measure_command
 from repsim_cli.cli.show import (
     analyse_command,
@@ -134,6 +135,20 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument(
         "changes", metavar="KEY=VALUE", nargs="*", help="+analyses.NAME={OPTION: VALUE}, or claims=[NAME,NAME]"
     )
+
+    sub = add(
+        "claims",
+        claims_command,
+        "list published findings, and what the newest runs say of them",
+        "repsim claims falls_with_layer_distance",
+    )
+    sub.add_argument("names", metavar="CLAIM", nargs="*", help="all by default")
+    sub.add_argument(
+        "--check",
+        choices=("tiny",),
+        help="run what is missing of the tiny experiments, and print the table of their verdicts",
+    )
+    sub.add_argument("--markdown", action="store_true", help="print the table for a page")
 
     sub = add("report", report_command, "make one HTML page of a run, or of several", "repsim report latest")
     sub.add_argument("runs", metavar="RUN", nargs="+", help="a path, `latest`, or a name; several stand side by side")

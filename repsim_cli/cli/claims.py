@@ -1,0 +1,98 @@
+"""`repsim claims`: every published finding that a run can test, and what the runs at hand say of it."""
+
+import argparse
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from repsim_cli import registry, results
+from repsim_cli.cli.terminal import conf_dir, config_names
+from repsim_cli.errors import BadInput, RunFailed
+from repsim_cli.registry import did_you_mean
+
+TINY = "tiny"
+COLUMNS = ("claim", "source", "statistic", "holds where")
+
+
+def claims_command(parsed: argparse.Namespace) -> int:
+    from repsim_cli.findings.claims import Claim, known
+
+    claims: list[Claim] = known(registry.claims.names())
+    if parsed.names:
+        for name in parsed.names:
+            if name not in registry.claims.names():
+                raise BadInput(f"claims: unknown claim, got '{name}'; {did_you_mean(name, registry.claims.names())}")
+        claims = known(parsed.names)
+    if parsed.check:
+        check(claims)
+    runs = newest(results.outputs_root())
+    if parsed.check:
+        runs = {name: folder for name, folder in runs.items() if name.startswith(f"{TINY}_")}
+    if parsed.markdown or parsed.check:
+        print("\n".join(table(claims, verdicts(runs))))
+        return 0
+    said = verdicts(runs, values=True)
+    for claim in claims:
+        print(f"{claim.name} ({claim.source}, analysis {claim.analysis})")
+        print(f"  {claim.says}")
+        print(f"  holds where {claim.statistic} is {bound(claim)}")
+        for run, words in said.get(claim.name, {}).items():
+            print(f"  {run}: {'; '.join(words)}")
+    return 0
+
+
+def bound(claim: Any) -> str:
+    return f"at {'most' if claim.published == 'below' else 'least'} {claim.threshold:g}"
+
+
+def newest(root: Path) -> dict[str, Path]:
+    """By its name the newest run with results of every study at every scale."""
+    folders = results.runs(root) if root.is_dir() else []
+    return {
+        manifest["name"]: folder for folder in folders if results.has_results(manifest := results.read_manifest(folder))
+    }
+
+
+def verdicts(runs: Mapping[str, Path], *, values: bool = False) -> dict[str, dict[str, list[str]]]:
+    """By claim and run: the verdict on every measure, with its value and p where `values` are asked for."""
+    found: dict[str, dict[str, list[str]]] = {}
+    for name, folder in sorted(runs.items()):
+        for verdict in results.read_results(folder).claims:
+            words = f"{verdict.measure} {verdict.verdict}"
+            if values and verdict.value is not None:
+                words += f", {verdict.value:.3g}" + ("" if verdict.p is None else f" (p = {verdict.p:.2g})")
+            found.setdefault(verdict.name, {}).setdefault(name, []).append(words)
+    return found
+
+
+def table(claims: Sequence[Any], said: Mapping[str, Mapping[str, Sequence[str]]]) -> Iterable[str]:
+    """In Markdown: a row per claim, with the verdicts of the runs."""
+    yield f"| {' | '.join((*COLUMNS, 'verdicts'))} |"
+    yield "|" + " --- |" * (len(COLUMNS) + 1)
+    for claim in claims:
+        words = [f"`{run}`: {'; '.join(each)}" for run, each in said.get(claim.name, {}).items()]
+        cells = (f"`{claim.name}`", claim.source, claim.statistic.replace("|", "\\|"), bound(claim), "<br>".join(words))
+        yield f"| {' | '.join(cells)} |"
+
+
+def check(claims: Sequence[Any]) -> None:
+    """Runs the tiny experiments that test these claims and have no complete run. Raises RunFailed where one fails."""
+    there = newest(results.outputs_root())
+    for experiment, name, asked in experiments():
+        if asked & {claim.name for claim in claims} and name not in there:
+            words = [sys.executable, "-m", "repsim_cli", "run", "-q", f"experiment={experiment}"]
+            if subprocess.run(words, check=False).returncode:
+                raise RunFailed(f"claims: {experiment} did not complete, got no verdicts; see repsim list run")
+
+
+def experiments() -> Iterable[tuple[str, str, set[str]]]:
+    """Of every tiny experiment: how it is selected, the name of its runs, and the claims that it asks for."""
+    from hydra import compose, initialize_config_dir
+
+    with initialize_config_dir(str(conf_dir().resolve()), version_base="1.3"):
+        for experiment in config_names("experiment"):
+            if experiment.startswith(f"{TINY}/"):
+                config = compose("config", [f"experiment={experiment}"])
+                yield experiment, config.name, set(config.claims)
