@@ -25,6 +25,7 @@ def claims_command(parsed: argparse.Namespace) -> int:
             if name not in registry.claims.names():
                 raise BadInput(f"claims: unknown claim, got '{name}'; {did_you_mean(name, registry.claims.names())}")
         claims = known(parsed.names)
+    claims = sorted(claims, key=lambda claim: (claim.source, claim.name))
     if parsed.check:
         check(claims)
     runs = newest(results.outputs_root())

@@ -64,7 +64,7 @@ def _table_lines(name: str, table: Table) -> Iterator[str]:
         first, *rest = (f"{cell:{'<' if i == 0 else '>'}{widths[i]}}" for i, cell in enumerate(row))
         yield "    " + "  ".join([first, *rest]).rstrip()
     if len(table.rows) > SHOWN_ROWS:
-        yield f"    and {len(table['rows']) - SHOWN_ROWS} more rows: see results.json"
+        yield f"    and {len(table.rows) - SHOWN_ROWS} more rows: see results.json"
 
 
 def _cell(value: Any) -> str:
@@ -162,7 +162,8 @@ def analyse_command(parsed: argparse.Namespace) -> int:
     with results.amending(folder) as run:
         run.progress = Bar()
         analyse(run, options, claims, config["significance"]["level"])
-        draw(folder, Bar(), whole=config.get("figures") == "all")
+        only = options.keys() if parsed.changes else None
+        draw(folder, run.progress, whole=config.get("figures") == "all", only=only)
     report.save([folder], folder / report.FILE)
     print(summary(folder))
     return 0

@@ -1,7 +1,7 @@
 """The analyses of a run: which ones it has, their results beside the measured ones, and all figures."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -92,14 +92,16 @@ def added(run: Run, whole: Results, name: str, part: Part, options: Mapping[str,
     )
 
 
-def draw(folder: Path, progress: Progress = quiet, *, whole: bool = False) -> list[Path]:
+def draw(
+    folder: Path, progress: Progress = quiet, *, whole: bool = False, only: Collection[str] | None = None
+) -> list[Path]:
     """Draws the figures of a run into figures/ and returns their paths; models below their aim are marked in them.
 
-    whole: all figures, not those of the overview alone.
+    whole: all figures, not those of the overview alone. only: those of these analyses.
     """
     found = results.read_results(folder)
     manifest = results.read_manifest(folder)
-    drawn = [card_of(name).figures for name in found.analyses if name in registry.analyses.names()]
+    drawn = [card_of(name).figures for name in found.analyses if only is None or name in only]
     kinds = [figures for figures in drawn if figures is not None]
 
     def jobs(shown: Results) -> list[tuple[str, Any]]:
