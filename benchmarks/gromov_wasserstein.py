@@ -2,10 +2,10 @@
 
     python benchmarks/gromov_wasserstein.py [ROWS ...]        by default 200 500 1000
 
-The layers are those of Model L of the modular sums (conf/model/modsum_l.yaml, trained if it is not there: two minutes),
-at the hook points of conf/extract/modsum.yaml, on as many pairs of numbers; and those of three plain networks of eight
-layers, two of them trained to tell ten clusters, on as many points. Seconds are CPU seconds of one thread, the median
-of 16 pairs of layers; objectives are those of the couplings that come out.
+The layers are those of Model L of the modular sums (modsum_l of conf/models.yaml, trained if it is not there: two
+minutes), at the hook points of conf/extract/modsum.yaml, on as many pairs of numbers; and those of three plain networks
+of eight layers, two of them trained to tell ten clusters, on as many points. Seconds are CPU seconds of one thread, the
+median of 16 pairs of layers; objectives are those of the couplings that come out.
 """
 
 import sys
@@ -13,7 +13,6 @@ import time
 import warnings
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import ot
@@ -25,6 +24,7 @@ from sklearn.neural_network import MLPClassifier
 from threadpoolctl import threadpool_limits
 
 from repsim_cli.activations.rows import batches, blocks, readings
+from repsim_cli.cli.configs import conf_dir, entries
 from repsim_cli.data.modular import modular_pairs
 from repsim_cli.measures import assignment
 from repsim_cli.measures.gromov import Space, best_gromov, in_one_order, lower_bounds, space
@@ -32,7 +32,6 @@ from repsim_cli.models.source import Precomputed
 from repsim_cli.registry import models
 from repsim_cli.settings import Extract, Hardware
 
-CONF = Path(__file__).parent.parent / "conf"
 PAIRS = 16
 TIED = "resid_post@1"
 MODES = ("pot", "identity", "best")
@@ -40,9 +39,9 @@ ORDERS = 5
 
 
 def layers(n: int, model: str = "modsum_l") -> dict[str, torch.Tensor]:
-    """The representations (n, d) of an entry of conf/model, by name."""
-    entry = yaml.safe_load((CONF / "model" / f"{model}.yaml").read_text())[model]
-    extract = Extract(**{**yaml.safe_load((CONF / "extract" / "modsum.yaml").read_text()), "rows": n})
+    """The representations (n, d) of an entry of conf/models.yaml, by layer."""
+    entry = dict(entries("model")[model])
+    extract = Extract(**{**yaml.safe_load((conf_dir() / "extract" / "modsum.yaml").read_text()), "rows": n})
     source = models.get(entry.pop("kind")).function(**entry)
     found, hardware = readings({model: source}, extract), Hardware(batch_size=512)
     if isinstance(source, Precomputed):

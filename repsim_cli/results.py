@@ -341,7 +341,7 @@ def unfinished(config: dict[str, Any]) -> tuple[Path | None, bool]:
         if not (folder / "config.yaml").is_file():
             continue
         try:
-            if read_config(folder) != own:
+            if differences(own, read_config(folder)):  # a key that is null and one that is not there are alike
                 continue
         except BadInput as error:  # another run's damage is no reason not to resume
             log.warning("%s", error)

@@ -170,7 +170,8 @@ def composed_once() -> Iterator[None]:
             parent, _, last = value.key_or_group.rpartition(".")
             node = OmegaConf.select(config, parent) if parent else config
             there = isinstance(node, DictConfig) and last in node.keys()  # noqa: SIM118 (values that are missing, too)
-            if value.is_delete() or value.is_force_add() or value.is_add() == there or value.is_sweep_override():
+            known_place = value.is_force_add() or value.is_add() != there
+            if value.is_delete() or value.is_sweep_override() or not known_place:
                 return compose(name, overrides)
             with open_dict(config):
                 OmegaConf.update(config, value.key_or_group, value.value(), merge=False)

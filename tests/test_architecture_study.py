@@ -1,7 +1,6 @@
 """The study of shapes: the published table of the Pythia models again, and how a model stands apart."""
 
 import pytest
-import yaml
 
 from repsim_cli import registry
 from repsim_cli.analysis.claims.shapes import SHAPE_CLAIMS
@@ -39,11 +38,10 @@ def shape(heads, width, layers=1):
 
 
 def test_the_shipped_shapes_are_pythias():
-    from test_config import CONF
+    from repsim_cli.cli.configs import entries
 
     for size, (d_head, rotary, parameters) in PUBLISHED.items():
-        label = f"pythia_{size}_shape"
-        entry = yaml.safe_load((CONF / "model" / f"{label}.yaml").read_text())[label]
+        entry = entries("model")[f"pythia_{size}_shape"]
         source = random(**{k: v for k, v in entry.items() if k != "kind"})
         assert (source.head_width, source.rotary) == (d_head, rotary), size
         assert source.parameters - source.vocabulary * source.width == parameters, size

@@ -624,7 +624,7 @@ def test_ctrl_c(tmp_path, sent):
     _, err = process.communicate(timeout=90)
     assert process.returncode == 130, err
     assert "Traceback" not in err
-    assert err.splitlines()[-1] == "interrupted; the same command with resume=latest goes on"
+    assert err.splitlines()[-1] == "interrupted; the same command with resume=latest resumes it"
     assert results.read_manifest(manifests[0].parent)["status"] == "interrupted"
 
 

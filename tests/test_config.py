@@ -13,7 +13,8 @@ import yaml
 from hydra import compose, initialize_config_dir
 
 from repsim_cli import measures, registry
-from repsim_cli.config import GROUPS, RunKeys, validate
+from repsim_cli.cli import configs
+from repsim_cli.config import GROUPS, MISSING, RunKeys, _checked, validate
 from repsim_cli.data.base import Data
 from repsim_cli.errors import BadConfig, BadInput
 from repsim_cli.settings import Extract, Hardware, Positive, Ranked, Significance
@@ -37,56 +38,79 @@ def composed(*overrides):
         return compose("config", list(overrides))
 
 
-def entries():
-    """(file, path, function, given keywords) of every component YAML."""
-    for file in sorted(CONF.rglob("*.yaml")):
-        group = file.relative_to(CONF).parts[0]
-        content = yaml.safe_load(file.read_text())
-        if group in ("model", "measure"):
-            (name, entry), *more = content.items()
-            if entry == {"kind": "all"}:
-                continue
-            assert (name, more) == (file.stem, []), f"{file}: its one top key is its stem"
-            room = registry.models if group == "model" else registry.measures
-            yield file, room.get(entry.pop("kind")).function, entry
-        elif group == "data":
-            yield file, registry.data.get(content.pop("kind")).function, content
-        elif group in SETTINGS:
-            yield file, SETTINGS[group], content
+LATER = {"seed=${seed}": 0, "length=auto": 128}  # values that the run puts in
 
 
-def test_component_files_list_every_keyword():
-    """So that Hydra itself refuses a misspelt one."""
+def components() -> Iterator[tuple[str, Any, dict[str, Any]]]:
+    """(where, function, given keywords) of every component under conf/."""
+    for group, room in (("model", registry.models), ("measure", registry.measures)):
+        for label, entry in configs.entries(group).items():
+            if entry != {"kind": "all"}:
+                yield f"{group}.{label}", room.get(entry["kind"]).function, without_kind(entry)
+    for group in ("data", *SETTINGS):
+        for file in sorted((CONF / group).glob("*.yaml")):
+            content = yaml.safe_load(file.read_text())
+            function = registry.data.get(content["kind"]).function if group == "data" else SETTINGS[group]
+            yield f"{group}/{file.stem}", function, without_kind(content)
+
+
+def without_kind(entry: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in entry.items() if key != "kind"}
+
+
+def test_components_have_keys_and_values_that_their_functions_take():
+    """Every key is a parameter and every value of its type; what has no default is given; no null repeats a default."""
     seen = set()
-    for file, function, given in entries():
-        listed(file, function, given)
-        seen.add(file)
-    others = {
-        str(file.relative_to(CONF))
-        for file in {*CONF.rglob("*.yaml")} - seen
-        if CONF / "experiment" not in file.parents
-    }
-    assert others == {"config.yaml", "hydra/launcher/slurm.yaml", "measure/all.yaml"}
+    for name, function, given in components():
+        check_keys(name, function, given)
+        values = {key: LATER.get(f"{key}={value}", value) for key, value in given.items() if value != MISSING}
+        problems: list[str] = []
+        _checked(problems, name, function, values)
+        missing = [f"{name}.{key}: missing, got nothing; set it" for key in given.keys() - values.keys()]
+        assert problems == missing, name
+        seen.add(name)
+    files = {str(file.relative_to(CONF).with_suffix("")) for file in CONF.rglob("*.yaml")}
+    others = {file for file in files - seen if not file.startswith("experiment/")}
+    assert others == {"config", "hydra/launcher/slurm", "models", "measures"}
+    assert len(seen - files) == sum(len(configs.entries(group)) for group in configs.TABLES) - 1  # measure=all
 
 
-def listed(where, function, given):
-    """Nested settings too, but for those that are null."""
+def check_keys(where: str, function: Any, given: dict[str, Any]) -> None:
+    """Of nested settings too."""
     parameters = inspect.signature(function).parameters
-    assert list(given) == list(parameters), where
-    for key, parameter in parameters.items():
-        if (inner := nested(parameter.annotation)) and given[key] is not None:
-            listed(f"{where}: {key}", inner, given[key])
+    assert not given.keys() - parameters.keys(), where
+    assert not {key for key, p in parameters.items() if p.default is p.empty} - given.keys(), where
+    assert not [key for key, value in given.items() if value is None and parameters[key].default is None], where
+    for key, value in given.items():
+        if isinstance(value, dict) and "kind" in value:
+            check_keys(f"{where}.{key}", registry.data.get(value["kind"]).function, without_kind(value))
+        elif isinstance(value, dict) and (inner := nested(parameters[key].annotation)):
+            check_keys(f"{where}.{key}", inner, value)
 
 
-def test_every_registered_component_has_a_file():
-    for group, room in (("measure", registry.measures), ("data", registry.data), ("model", registry.models)):
-        kinds = {name for f in CONF.glob(f"{group}/*.yaml") for name in [_kind(f, group)]}
-        assert kinds >= set(room.names()) - {"precomputed", "trained"}, group
+def test_measures_list_their_settings():
+    """A measure's entry is named as its kind, and lists its settings with their defaults; a null says nothing."""
+    for label, entry in configs.entries("measure").items():
+        if label == "all":
+            continue
+        parameters = inspect.signature(registry.measures.get(label).function).parameters
+        defaults = {key: parameter.default for key, parameter in parameters.items() if parameter.default is not None}
+        assert entry == {"kind": label, **defaults}
 
 
-def _kind(file, group):
-    content = yaml.safe_load(file.read_text())
-    return (next(iter(content.values())) if group in ("model", "measure") else content)["kind"]
+def test_every_registered_component_can_be_selected():
+    kinds = {group: {entry["kind"] for entry in configs.entries(group).values()} for group in ("measure", "model")}
+    assert kinds["measure"] == {*registry.measures.names(), "all"}
+    assert kinds["model"] == set(registry.models.names()) - {"trained"}
+    files = {yaml.safe_load(file.read_text())["kind"] for file in CONF.glob("data/*.yaml")}
+    assert files == set(registry.data.names())
+
+
+def test_every_label_of_a_table_stands_there_once_with_a_comment():
+    for group, file in configs.TABLES.items():
+        labels = [line.partition(":")[0] for line in (CONF / file).read_text().splitlines() if line[:1].isalpha()]
+        assert sorted(labels) == sorted(configs.entries(group)) == list(configs.described(group))
+        assert all(comment and comment[0].startswith("# ") for comment in configs.described(group).values())
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
@@ -272,8 +296,7 @@ def test_all_measures_that_read_what_the_study_reads():
     words = [*SAMPLE, "measure=all", "skip_unsuitable=true"]
     config = validate(composed(*words))
     assert list(config.keys.measure) == measures.names()
-    entry = yaml.safe_load((CONF / "measure" / "mutual_knn.yaml").read_text())["mutual_knn"]
-    assert config.keys.measure["mutual_knn"] == entry
+    assert config.keys.measure["mutual_knn"] == configs.entries("measure")["mutual_knn"]
     assert not config.skipped.keys() & set(config.study.measures)
     assert config.skipped.keys() | set(config.study.measures) == set(measures.names())
     config = validate(composed("experiment=tiny/ptb_attention", "measure=all"))

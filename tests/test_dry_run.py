@@ -1,11 +1,11 @@
 """Dry runs: published models from shipped shapes without a hub, what does not fit here, and the run that is refused."""
 
 import pytest
-import yaml
-from test_config import CONF, EXPERIMENTS, composed
+from test_config import EXPERIMENTS, composed
 
 from repsim_cli import measures
 from repsim_cli.activations.inputs import tokenizers
+from repsim_cli.cli.configs import entries
 from repsim_cli.config import validate
 from repsim_cli.data import network
 from repsim_cli.errors import BadConfig, BadInput
@@ -16,7 +16,7 @@ from repsim_cli.settings import Extract, Hardware
 from repsim_cli.studies import cost
 from repsim_cli.studies.bounds import check_rows_fit
 
-# trainings alone, which their entries in conf/model time, and configs alone
+# trainings alone, which their entries in conf/models.yaml time, and configs alone
 UNTIMED = {"finetune_nli", "modsum_training", "pythia_architecture"}
 PUBLISHED = [name for name in EXPERIMENTS if not name.startswith("tiny/")]
 
@@ -37,8 +37,7 @@ def no_hub(monkeypatch):
 
 
 def hub_ids():
-    for file in sorted((CONF / "model").glob("*.yaml")):
-        ((label, entry),) = yaml.safe_load(file.read_text()).items()
+    for label, entry in entries("model").items():
         if entry.get("hub"):
             yield label, entry["hub"]
 
@@ -71,10 +70,11 @@ def test_the_numbers_of_published_models():
 
 
 def test_shipped_shapes_are_those_of_the_random_models():
-    """conf/model/pythia_*_shape.yaml says the same of the Pythia models."""
+    """The models pythia_*_shape say the same of the Pythia models."""
     seen = 0
-    for file in (CONF / "model").glob("pythia_*_shape.yaml"):
-        ((label, entry),) = yaml.safe_load(file.read_text()).items()
+    for label, entry in entries("model").items():
+        if not label.startswith("pythia_") or not label.endswith("_shape"):
+            continue
         size = label.removeprefix("pythia_").removesuffix("_shape").replace("_", ".")
         given = {key: value for key, value in entry["config"].items() if key != "rope_parameters"}
         assert given == shapes.shapes()[f"EleutherAI/pythia-{size}-deduped"].config, label

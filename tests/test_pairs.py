@@ -283,7 +283,7 @@ def test_a_killed_run_goes_on(repsim, newest, tmp_path, at_once, monkeypatch):
     monkeypatch.setattr(processes, "WORTH", 1e9)
     code, _, err = repsim(*SMALL, "resume=latest")
     assert code == 0, err
-    assert f"going on with {folder}" in err
+    assert f"resuming {folder}" in err
     assert numbers(folder) == numbers(whole)
     assert not (folder / results.PAIRS).exists()
     found = json.loads((folder / "results.json").read_text())

@@ -100,7 +100,7 @@ def test_resume_goes_on_with_the_same_bits(repsim, newest, broken_off, words, tm
     assert (folder / results.STATE).is_file()
     code, out, err = repsim("run", *SMALL, *words, "resume=latest")
     assert code == 0
-    assert f"going on with {folder}" in err
+    assert f"resuming {folder}" in err
     assert numbers(folder) == expected
     manifest = results.read_manifest(folder)
     assert (manifest["status"], len(manifest["resumed"])) == ("complete", 1)
@@ -360,7 +360,7 @@ def test_joblib_runs_jobs_side_by_side_on_one_thread_each(tmp_path):
 def test_the_slurm_launcher_composes():
     from hydra import compose, initialize_config_dir
 
-    from repsim_cli.cli.terminal import conf_dir
+    from repsim_cli.cli.configs import conf_dir
 
     with initialize_config_dir(str(conf_dir()), version_base="1.3"):
         config = compose("config", ["hydra/launcher=slurm", "hydra.launcher.partition=gpu"], return_hydra_config=True)

@@ -104,13 +104,13 @@ def test_absent_packages_on_the_command_line(absent, repsim, tmp_path):
     )
 
 
-def test_yaml_headers_say_what_is_needed():
+def test_comments_say_what_is_needed():
+    from repsim_cli.cli.configs import described
     from repsim_cli.cli.show import NEEDS
-    from repsim_cli.cli.terminal import config_files
 
-    for file in config_files("measure"):
-        if file.stem == "all":
+    for name, comment in described("measure").items():
+        if name == "all":
             continue
-        needed = [line.removeprefix(NEEDS) for line in file.read_text().splitlines() if line.startswith(NEEDS)]
-        package = registry.measures.get(file.stem).card.package
-        assert needed == ([package] if package else []), file
+        needed = [line.removeprefix(NEEDS) for line in comment if line.startswith(NEEDS)]
+        package = registry.measures.get(name).card.package
+        assert needed == ([package] if package else []), name

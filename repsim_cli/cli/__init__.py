@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 from repsim_cli import __version__, signals
 from repsim_cli.cli.claims import claims_command
+from repsim_cli.cli.configs import GROUPS
 from repsim_cli.cli.measure import measure_command
 from repsim_cli.cli.show import (
     analyse_command,
@@ -20,7 +21,7 @@ from repsim_cli.cli.show import (
     report_command,
     show_command,
 )
-from repsim_cli.cli.terminal import GROUPS, complain, log, terminal_log
+from repsim_cli.cli.terminal import complain, log, terminal_log
 from repsim_cli.errors import BadInput, RepsimError
 from repsim_cli.files import explained
 
@@ -43,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         complain(error)
         code = 2 if isinstance(error, BadInput) else 1
     except KeyboardInterrupt:
-        hint = "; the same command with resume=latest goes on" if words[:1] == ["run"] else ""
+        hint = "; the same command with resume=latest resumes it" if words[:1] == ["run"] else ""
         with contextlib.suppress(OSError):  # the terminal may be gone
             print(f"interrupted{hint}", file=sys.stderr)
         code = signals.INTERRUPTED
@@ -185,6 +186,6 @@ Run an experiment, or the default one, into a new folder under outputs/ (or REPS
   --cfg job           prints the composed configuration
   --config-dir DIR    adds a folder of YAML of your own
   --from RUN          repeats a run with its configuration; KEY=VALUE and GROUP=NAME change it
-  resume=latest       goes on with the newest unfinished run of the same configuration; resume=RUN with that one
+  resume=latest       resumes the newest unfinished run of the same configuration; resume=RUN that one
   cache=false         neither reads nor writes stored activations (repsim cache shows them)
 """

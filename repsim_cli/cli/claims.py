@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from repsim_cli import registry, results
-from repsim_cli.cli.terminal import conf_dir, config_names
+from repsim_cli.cli.configs import conf_dir, described, store
 from repsim_cli.errors import BadInput, RunFailed
 from repsim_cli.registry import did_you_mean
 
@@ -92,8 +92,9 @@ def experiments() -> Iterable[tuple[str, str, set[str]]]:
     """Of every tiny experiment: how it is selected, the name of its runs, and the claims that it asks for."""
     from hydra import compose, initialize_config_dir
 
+    store()
     with initialize_config_dir(str(conf_dir().resolve()), version_base="1.3"):
-        for experiment in config_names("experiment"):
+        for experiment in described("experiment"):
             if experiment.startswith(f"{TINY}/"):
                 config = compose("config", [f"experiment={experiment}"])
                 yield experiment, config.name, set(config.claims)

@@ -17,19 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from repsim_cli import cache, results, signals
+from repsim_cli.cli.configs import GROUPS, TABLES, conf_dir, described, store
 from repsim_cli.cli.show import summary
-from repsim_cli.cli.terminal import (
-    GROUPS,
-    QUIET,
-    Bar,
-    check_torch,
-    complain,
-    conf_dir,
-    config_files,
-    config_names,
-    log,
-    terminal_log,
-)
+from repsim_cli.cli.terminal import QUIET, Bar, check_torch, complain, log, terminal_log
 from repsim_cli.errors import BadInput, RepsimError, RunFailed
 from repsim_cli.files import explained, readable, walk
 from repsim_cli.registry import did_you_mean
@@ -44,14 +34,17 @@ def run(words: list[str]) -> int:
     rest = [word for word in words if word not in ("-q", "--quiet")]
     if len(rest) < len(words):
         os.environ[QUIET] = "1"
-    rest = [part for word in rest for part in _anew(word)]
+    rest = [part for word in rest for part in _as_hydra_takes(word)]
     # conf/config.yaml reads it; set but empty means not set
     os.environ["REPSIM_OUTPUTS"] = str(results.outputs_root())
     with tempfile.TemporaryDirectory() as scratch:
         rest, configs, config_name = _repeated(rest, Path(scratch))
         flags, overrides = _split(rest)
         check_torch()
-        if not set(PRINTING) & set(flags):
+        store()
+        if {"--cfg", "-c"} & set(flags):
+            _composed(flags, overrides, configs, config_name)
+        elif not set(PRINTING) & set(flags):
             plans = _check(flags, overrides, configs, config_name)
             if plans:
                 print("\n\n".join(plans))
@@ -112,17 +105,31 @@ def run(words: list[str]) -> int:
     return 1 if bad or code not in (0, None) else 0
 
 
-def _anew(word: str) -> list[str]:
-    """`groups=...` and `groups.NAME=...` replace what an experiment has; Hydra would merge them, or refuse a list where
-    it has a mapping."""
-    key = re.match(r"\+{0,2}(groups(?:\.[^.=]+)?)=", word)
+# a key of a component, which takes more keys than its YAML lists; its kind is always listed
+COMPONENT_KEY = re.compile(
+    r"(?:(?P<group>model|measure)\.(?P<label>[^.=]+)|data|extract|significance|hardware|options)\.(?!kind=)[^=]+="
+)
+GROUPS_KEY = re.compile(r"\+{0,2}(groups(?:\.[^.=]+)?)=")
+
+
+def _as_hydra_takes(word: str) -> list[str]:
+    """A key of a component goes to Hydra with `++`, as it refuses keys that a YAML does not list; `validate` refuses
+    those that the component does not know. `groups=...` and `groups.NAME=...` replace what an experiment has; Hydra
+    would merge them, or refuse a list where it has a mapping."""
+    if COMPONENT_KEY.match(word):
+        return [f"++{word}"]
+    key = GROUPS_KEY.match(word)
     return [word] if key is None else [f"++{key[1]}=null", f"++{word.lstrip('+')}"]
+
+
+def _as_typed(word: str) -> str:
+    return word.removeprefix("++")
 
 
 def _sweep_table(folder: Path) -> None:
     """Writes the sweep's jobs.json and jobs.csv and says where."""
     jobs = results.jobs(folder)
-    if not jobs:  # all were refused, or went on in folders of an earlier sweep
+    if not jobs:  # all were refused, or resumed runs of an earlier sweep
         return
     text = io.StringIO()
     table = csv.DictWriter(text, list(jobs[0]))
@@ -204,35 +211,67 @@ def _selected(group: str, words: list[str]) -> bool:
 
 def _check(flags: dict[str, str | None], overrides: list[str], configs: Path, config_name: str) -> list[str]:
     """Composes and validates every job of the command; returns the plans to print, if any asked for a dry run."""
+    from repsim_cli.config import validate
+
+    plans = []
+    for config in map(validate, _composed(flags, overrides, configs, config_name)):
+        if config.keys.dry_run:
+            plans.append(plan_text(config.keys.name, config.plan(), config.misfits))
+    return plans
+
+
+def _composed(flags: dict[str, str | None], overrides: list[str], configs: Path, config_name: str) -> list[Any]:
+    """The configuration of each job of the command."""
     from hydra import compose, initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra
     from hydra.errors import HydraException
-
-    from repsim_cli.config import validate
 
     multirun = "-m" in flags or "--multirun" in flags
     own = next((flags[f] for f in ("--config-dir", "-cd") if f in flags), None)
     extra = []
     if own:
-        if not Path(own).is_dir():
-            raise BadInput(f"--config-dir: no such folder, got '{own}'; name a folder of YAML files")
-        for folder, _, names in walk(Path(own)):  # Hydra would not see what cannot be read
-            for name in names:
-                if name.endswith(".yaml"):
-                    readable(folder / name)
+        _check_own(Path(own))
         extra = [f"hydra.searchpath=[file://{Path(own).resolve()}]"]
-    plans = []
+    composed = []
     try:
         with initialize_config_dir(str(configs.resolve()), version_base="1.3"):
             for job_overrides in _jobs(overrides) if multirun else [overrides]:
-                config = validate(compose(config_name, [*job_overrides, *extra]))
-                if config.keys.dry_run:
-                    plans.append(plan_text(config.keys.name, config.plan(), config.misfits))
+                composed.append(compose(config_name, [*job_overrides, *extra]))
+                _check_labels(composed[-1], job_overrides)
     except (HydraException, ValueError) as error:  # Hydra raises both for overrides that make no sense
         raise BadInput(_hydra_line(error, overrides)) from None
     finally:
         GlobalHydra.instance().clear()
-    return plans
+    return composed
+
+
+def _check_own(root: Path) -> None:
+    """The YAML of --config-dir: Hydra would not see what cannot be read, and prefers what ships to what it shadows."""
+    if not root.is_dir():
+        raise BadInput(f"--config-dir: no such folder, got '{root}'; name a folder of YAML files")
+    for folder, _, names in walk(root):
+        for file in (folder / name for name in names if name.endswith(".yaml")):
+            readable(file)
+            group, _, name = str(file.relative_to(root).with_suffix("")).partition("/")
+            if group in GROUPS and name in described(group):
+                raise BadInput(f"--config-dir: the name of a {group} that ships, got '{file}'; rename it")
+
+
+def _check_labels(composed: Any, overrides: list[str]) -> None:
+    """`model.LABEL.KEY=` of a label that is not selected would make an entry of its own."""
+    from omegaconf import OmegaConf
+
+    for word in overrides:
+        key = COMPONENT_KEY.match(_as_typed(word))
+        if key is None or not key["label"]:
+            continue
+        entries: Any = OmegaConf.to_container(composed[key["group"]])
+        labels = [label for label, entry in entries.items() if isinstance(entry, dict) and "kind" in entry]
+        if key["label"] not in labels:
+            raise BadInput(
+                f"{key['group']}.{key['label']}: not selected, got '{_as_typed(word)}'; "
+                f"{did_you_mean(key['label'], labels)}"
+            )
 
 
 def _jobs(overrides: list[str]) -> list[list[str]]:
@@ -244,7 +283,7 @@ def _jobs(overrides: list[str]) -> list[list[str]]:
     batches = BasicSweeper.split_arguments(parsed, max_batch_size=None)
     jobs = [list(job) for batch in batches for job in batch]
     if not jobs:
-        raise BadInput(f"overrides: no job comes of this sweep, got {' '.join(overrides)}; check its globs")
+        raise BadInput(f"overrides: the sweep expands to no jobs, got {' '.join(overrides)}; check its globs")
     return jobs
 
 
@@ -264,7 +303,7 @@ def _hydra_line(error: Exception, overrides: list[str]) -> str:
     if missing:
         group, _, name = missing[1].partition("/")
         if group in GROUPS and name:
-            return f"{group}: there is none of this name, got '{name}'; {did_you_mean(name, config_names(group))}"
+            return f"{group}: there is none of this name, got '{name}'; {did_you_mean(name, described(group))}"
         return f"config: {text[:200]}; see repsim list"
     merged = re.search(r"Error merging override \+*([^=]+)=", text)
     if merged:
@@ -278,11 +317,14 @@ def _hydra_line(error: Exception, overrides: list[str]) -> str:
         if key in GROUPS:
             got = _given(key, overrides)
             return f"{key}: a group is selected by name, got '{got}'; write {key}=NAME, or +{key}.KEY=VALUE"
-        parent, _, last = key.rpartition(".")
-        beside = [k.rpartition(".")[2] for k in _known_keys() if k.rpartition(".")[0] == parent]
-        hint = (
-            did_you_mean(last, beside) if beside else f"add it with +{_given(key, overrides)}, if there is such a key"
-        )
+        keys = _run_keys()
+        first, *rest = key.split(".")
+        if first not in keys:
+            hint = did_you_mean(first, keys)
+        elif first in TABLES and len(rest) == 2:
+            hint = did_you_mean(rest[0], described(first))
+        else:
+            hint = f"add it with +{_given(key, overrides)}, if there is such a key"
         return f"{key}: unknown key, got '{_given(key, overrides)}'; {hint}"
     return f"overrides: {(text + cause)[:400]}; see repsim run --help"
 
@@ -299,26 +341,15 @@ def _in_braces(group: str, label: str, entry: str) -> str:
 
 
 def _given(key: str, overrides: list[str]) -> str:
-    return next((o for o in overrides if o.lstrip("+~").startswith(f"{key}=")), key)
+    return next((_as_typed(o) for o in overrides if o.lstrip("+~").startswith(f"{key}=")), key)
 
 
-def _known_keys() -> list[str]:
-    """The dotted keys of the default configuration and of all single-choice groups."""
+def _run_keys() -> list[str]:
+    """The keys of the default configuration."""
     import yaml
 
-    known: list[str] = []
-    for file in (
-        conf_dir() / "config.yaml",
-        *(f for g in ("data", "measure", "extract", "significance", "hardware") for f in config_files(g)),
-    ):
-        content = yaml.safe_load(file.read_text()) or {}
-        prefix = "" if file.name == "config.yaml" else f"{file.parent.name}."
-        if file.parent.name == "measure":
-            name = file.stem
-            known += [f"measure.{name}.{key}" for key in content[name]]
-            continue
-        known += [f"{prefix}{key}" for key in content if key not in ("defaults", "hydra")]
-    return sorted({*known, *GROUPS})
+    content = yaml.safe_load((conf_dir() / "config.yaml").read_text())
+    return sorted({*content, *GROUPS} - {"defaults", "hydra"})
 
 
 def job(config: Any) -> None:
@@ -356,12 +387,12 @@ def _job_name() -> str:
     hydra = HydraConfig.get()
     if hydra.mode != RunMode.MULTIRUN:
         return ""
-    own = ", ".join(f"{choice}" for choice in hydra.overrides.task)
+    own = ", ".join(map(_as_typed, hydra.overrides.task))
     return f"job {hydra.job.num} ({own[:120]}): "
 
 
 def _job(config: Any, folder: Path) -> str:
-    """Runs one job in its folder, or in the one that it goes on with; returns how it ended."""
+    """Runs one job in its folder, or in the one that it resumes; returns how it ended."""
     from repsim_cli import report
     from repsim_cli.config import validate
     from repsim_cli.findings.analyse import analyse, draw
@@ -428,7 +459,7 @@ def _job(config: Any, folder: Path) -> str:
 
 
 def _open(checked: Any, folder: Path) -> results.Run | None:
-    """A new run, or the one to go on with; None where that one is complete."""
+    """A new run, or the one to resume; None where that one is complete."""
     try:
         return _opened(checked, folder)
     except OSError as error:
@@ -458,7 +489,7 @@ def _opened(checked: Any, folder: Path) -> results.Run | None:
             if complete:
                 print(f"{target}: complete already, nothing is left to do")
                 return None
-            print(f"going on with {target}", file=sys.stderr)
+            print(f"resuming {target}", file=sys.stderr)
             return results.reopen(target)
         if HydraConfig.get().mode != RunMode.MULTIRUN:
             raise BadInput("resume: no unfinished run of this configuration, got latest; start it without resume")
@@ -468,7 +499,7 @@ def _opened(checked: Any, folder: Path) -> results.Run | None:
         study=keys.study,
         seed=keys.seed,
         command=json.loads(os.environ.get(COMMAND, "[]")),
-        overrides=list(HydraConfig.get().overrides.task),
+        overrides=[_as_typed(word) for word in HydraConfig.get().overrides.task],
     )
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from repsim_cli import results
-from repsim_cli.cli.terminal import GROUPS, Bar, check_torch, config_files, config_names
+from repsim_cli.cli.configs import GROUPS, described
+from repsim_cli.cli.terminal import Bar, check_torch
 from repsim_cli.content import Matrix, Measured, Table, Verdict
 from repsim_cli.errors import BadInput
 
@@ -250,16 +251,14 @@ def convert_command(parsed: argparse.Namespace) -> int:
 NEEDS = "# Needs: "
 
 
-def _headline(file: Path) -> str:
-    for line in file.read_text().splitlines():
-        if line.startswith("#") and "@package" not in line:
-            return line.lstrip("# ").removeprefix("Question: ")
-    return ""
+def _headline(comment: list[str]) -> str:
+    lines = [line.lstrip("# ").removeprefix("Question: ") for line in comment if "@package" not in line]
+    return lines[0] if lines else ""
 
 
-def _unavailable(file: Path) -> str:
-    """What the file's header says it needs and is not installed."""
-    for line in file.read_text().splitlines():
+def _unavailable(comment: list[str]) -> str:
+    """What the comment says is needed and is not installed."""
+    for line in comment:
         if line.startswith(NEEDS) and importlib.util.find_spec(package := line.removeprefix(NEEDS)) is None:
             return f" (unavailable: needs {package}; pip install 'repsim-cli[topology]')"
     return ""
@@ -278,8 +277,8 @@ def list_command(parsed: argparse.Namespace) -> int:
     for group in (parsed.what,) if parsed.what else GROUPS:
         if not parsed.what:
             print(f"{group}:")
-        names = config_names(group)
-        width = max(map(len, names))
-        for name, file in zip(names, config_files(group), strict=True):
-            print(f"{'' if parsed.what else '  '}{name:{width}}  {_headline(file)}{_unavailable(file)}")
+        comments = described(group)
+        width = max(map(len, comments))
+        for name, comment in comments.items():
+            print(f"{'' if parsed.what else '  '}{name:{width}}  {_headline(comment)}{_unavailable(comment)}")
     return 0

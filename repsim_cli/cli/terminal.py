@@ -1,24 +1,16 @@
-"""What the commands share: where the configs are, and what reaches the terminal."""
+"""What the commands share of the terminal: the log, errors and progress."""
 
 import logging
 import os
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
 from repsim_cli.errors import BadConfig, BadInput, RepsimError
 
 log = logging.getLogger("repsim")
 QUIET = "REPSIM_QUIET"
-GROUPS = ("experiment", "model", "data", "measure", "extract", "significance", "hardware")
-
-
-def conf_dir() -> Path:
-    """The configs: inside the installed package, or beside it in a checkout."""
-    inside = Path(__file__).parent.parent / "conf"
-    return inside if inside.is_dir() else Path(__file__).parent.parent.parent / "conf"
 
 
 def terminal_log() -> logging.Handler:
@@ -74,12 +66,3 @@ class Bar:
                 left = (total - done) / rate
                 print(f"{label}: {done}/{total} {unit}, {rate:.2f}/s, {left:.0f} s left", file=sys.stderr)
                 shown = now
-
-
-def config_files(group: str) -> list[Path]:
-    return sorted((conf_dir() / group).rglob("*.yaml"))
-
-
-def config_names(group: str) -> list[str]:
-    root = conf_dir() / group
-    return [str(file.relative_to(root).with_suffix("")) for file in config_files(group)]

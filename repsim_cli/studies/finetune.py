@@ -47,7 +47,7 @@ class Finetune:
             },
             "labels": list(next(iter(self.models.values())).labels),
             "weights": "trained where they are not in the cache",
-            "time, roughly": "not estimated; what a training takes stands in the header of its entry in conf/model",
+            "time, roughly": "not estimated; what a training takes stands above its entry in conf/models.yaml",
         }
 
     def run(self, run: Run) -> dict[str, Any]:

@@ -49,7 +49,7 @@ class ModularTraining:
                 for label, one in self.models.items()
             },
             "weights": "trained where they are not in the cache",
-            "time, roughly": "not estimated; what a training takes stands in the header of its entry in conf/model",
+            "time, roughly": "not estimated; what a training takes stands above its entry in conf/models.yaml",
         }
 
     def run(self, run: Run) -> dict[str, Any]:
