@@ -14,6 +14,7 @@ import pytest
 import reference
 import safetensors.torch
 import torch
+import yaml
 from recorded import recorded
 
 from repsim_cli import cli, registry, results
@@ -442,6 +443,61 @@ def test_a_users_own_configs(repsim, tmp_path, newest):
     assert results.read_manifest(newest())["name"] == "ours"
 
 
+def test_a_key_that_the_yaml_does_not_list(repsim):
+    """Given as any other, in sweeps and with quotes too."""
+    path = 'model.feather_berts.path="DIR/bert_{number}"'
+    words = ["model=[pythia_70m,feather_berts]", "model.pythia_70m.path=DIR", path, "model.feather_berts.hub=null"]
+    words += ["data=hans", "data.subcases=[ln_passive]", "hardware.threads=2", "measure.mutual_knn.k=3"]
+    code, out, err = repsim("run", "--cfg", "job", *words, "~model.pythia_70m.hub", "options.claims=[]")
+    assert (code, err) == (0, "")
+    config = yaml.safe_load(out)
+    berts = config["model"].pop("feather_berts")
+    assert config["model"] == {"pythia_70m": {"kind": "transformers", "path": "DIR"}}
+    assert (berts["path"], berts["hub"]) == ("DIR/bert_{number}", None)
+    assert (config["data"]["subcases"], config["hardware"]["threads"]) == (["ln_passive"], 2)
+    assert (config["measure"]["mutual_knn"]["k"], config["options"]) == (3, {"claims": []})
+    for sweep in ("hardware.threads=1,2", "data=glob(embedded_*)"):
+        code, out, err = repsim("run", "-m", "dry_run=true", "model=[tiny_a]", sweep)
+        assert (code, err, out.count("plan of demo")) == (0, "", 2)
+
+
+@pytest.mark.parametrize("name", ["experiment/tiny/pythia_cka", "model/tiny_a", "measure/cka", "data/embedded"])
+def test_a_users_file_with_the_name_of_one_that_ships(repsim, tmp_path, name):
+    """Hydra would take the one that ships, or merge the two."""
+    file = tmp_path / "own" / f"{name}.yaml"
+    file.parent.mkdir(parents=True)
+    file.write_text("tiny_a: {kind: shipped, name: tiny_b}\n")
+    code, out, err = repsim("run", "model=[tiny_a]", "--config-dir", str(tmp_path / "own"))
+    group = name.partition("/")[0]
+    assert (code, out) == (2, "")
+    assert err == f"error: --config-dir: the name of a {group} that ships, got '{file}'; rename it\n"
+
+
+def test_a_users_model_and_measure_are_selected_by_name(repsim, tmp_path):
+    for group, label, entry in (
+        ("model", "ours", "{kind: shipped, name: tiny_b}"),
+        ("measure", "near", "{kind: mutual_knn}"),
+    ):
+        (tmp_path / group).mkdir()
+        (tmp_path / group / f"{label}.yaml").write_text(f"{label}: {entry}\n")
+    words = ["model=[ours,tiny_a]", "measure=[near,cka]", "measure.near.k=3", "dry_run=true"]
+    code, out, err = repsim("run", "--config-dir", str(tmp_path), *words)
+    assert (code, err) == (0, "")
+    assert "  models\n    ours: " in out
+    assert "near, cka" in out
+
+
+def test_completion_knows_the_tables(repsim, monkeypatch):
+    for typed, expected in (
+        ("model=pythia_70m", ["model=pythia_70m", "model=pythia_70m_series", "model=pythia_70m_shape"]),
+        ("measure=mut", ["measure=mutual_knn"]),
+    ):
+        monkeypatch.setenv("COMP_LINE", f"repsim {typed}")
+        monkeypatch.setenv("COMP_POINT", "99")
+        code, out, _ = repsim("run", "-sc", "query=bash")
+        assert (code, out.split()) == (0, expected)
+
+
 BAD = [
     (["experiment=pythia"], "experiment: there is none of this name, got 'pythia'; did you mean 'pythia_cka'"),
     (["experiment=tiny/pythia_ck"], "experiment: there is none of this name, got 'tiny/pythia_ck'; did you mean"),
@@ -450,8 +506,23 @@ BAD = [
     (["data=embeded"], "data: there is none of this name, got 'embeded'; did you mean 'embedded'"),
     (["extract=token"], "extract: there is none of this name, got 'token'; did you mean 'tokens'?"),
     (["hardware=gpu"], "hardware: there is none of this name, got 'gpu'; "),
-    (["extract.lenght=3"], "extract.lenght: unknown key, got 'extract.lenght=3'; did you mean 'length' or 'long'?"),
+    (["extract.lenght=3"], "extract.lenght: unknown key, got 3; did you mean 'length' or 'long'?"),
     (["sed=3"], "sed: unknown key, got 'sed=3'; did you mean 'seed'?"),
+    (["dat.path=x"], "dat.path: unknown key, got 'dat.path=x'; did you mean 'data'?"),
+    (["data.pathh=x"], "data.pathh: unknown key, got 'x'; known: split"),
+    (["options.clams=[]"], "options.clams: unknown key, got []; did you mean 'claims'?"),
+    (["hardware.thread=2"], "hardware.thread: unknown key, got 2; did you mean 'threads'?"),
+    (["model.tiny_a.nam=tiny_b"], "model.tiny_a.nam: unknown key, got 'tiny_b'; did you mean 'name'?"),
+    (["model.tiny.name=tiny_b"], "model.tiny: not selected, got 'model.tiny.name=tiny_b'; did you mean 'tiny_a'?"),
+    (["measure.cka.k=3"], "measure.cka: not selected, got 'measure.cka.k=3'; known: cka_unbiased, mutual_knn"),
+    (["--cfg", "job", "model.tiny.name=tiny_b"], "model.tiny: not selected, got 'model.tiny.name=tiny_b'; did you"),
+    (["-m", "model=[tiny_a],[tiny_b]", "model.tiny_a.name=tiny_b"], "model.tiny_a: not selected, got 'model.tiny_a."),
+    (["model.tiny_.kind=random"], "model.tiny_.kind: unknown key, got 'model.tiny_.kind=random'; did you mean 'tiny_"),
+    (
+        ["model.x={kind: shipped, name: tiny_a}"],
+        "model.x: unknown key, got 'model.x={kind: shipped, name: tiny_a}'; add it with +model.x={",
+    ),
+    (["-m", "experiment=glob(no_such*)"], "overrides: the sweep expands to no jobs, got "),
     (["extract.length=long"], "extract.length: wrong value, got 'long'; give integer"),
     (["extract.length=64.5"], "extract.length: wrong value, got 64.5; give integer"),
     (["extract.hook_points=resid_post"], "extract.hook_points: wrong value, got 'resid_post'; give list"),

@@ -277,9 +277,10 @@ def _check_labels(composed: Any, overrides: list[str]) -> None:
 def _jobs(overrides: list[str]) -> list[list[str]]:
     """The overrides of each job of a sweep."""
     from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+    from hydra.core.global_hydra import GlobalHydra
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
-    parsed = OverridesParser.create().parse_overrides(overrides)
+    parsed = OverridesParser.create(GlobalHydra.instance().config_loader()).parse_overrides(overrides)
     batches = BasicSweeper.split_arguments(parsed, max_batch_size=None)
     jobs = [list(job) for batch in batches for job in batch]
     if not jobs:
