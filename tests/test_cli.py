@@ -448,14 +448,14 @@ def test_a_key_that_the_yaml_does_not_list(repsim):
     path = 'model.feather_berts.path="DIR/bert_{number}"'
     words = ["model=[pythia_70m,feather_berts]", "model.pythia_70m.path=DIR", path, "model.feather_berts.hub=null"]
     words += ["data=hans", "data.subcases=[ln_passive]", "hardware.threads=2", "measure.mutual_knn.k=3"]
-    code, out, err = repsim("run", "--cfg", "job", *words, "~model.pythia_70m.hub", "options.claims=[]")
+    code, out, err = repsim("run", "--cfg", "job", *words, "~model.pythia_70m.hub", "options.within=true")
     assert (code, err) == (0, "")
     config = yaml.safe_load(out)
     berts = config["model"].pop("feather_berts")
     assert config["model"] == {"pythia_70m": {"kind": "transformers", "path": "DIR"}}
     assert (berts["path"], berts["hub"]) == ("DIR/bert_{number}", None)
     assert (config["data"]["subcases"], config["hardware"]["threads"]) == (["ln_passive"], 2)
-    assert (config["measure"]["mutual_knn"]["k"], config["options"]) == (3, {"claims": []})
+    assert (config["measure"]["mutual_knn"]["k"], config["options"]) == (3, {"within": True})
     for sweep in ("hardware.threads=1,2", "data=glob(embedded_*)"):
         code, out, err = repsim("run", "-m", "dry_run=true", "model=[tiny_a]", sweep)
         assert (code, err, out.count("plan of demo")) == (0, "", 2)
@@ -510,7 +510,8 @@ BAD = [
     (["sed=3"], "sed: unknown key, got 'sed=3'; did you mean 'seed'?"),
     (["dat.path=x"], "dat.path: unknown key, got 'dat.path=x'; did you mean 'data'?"),
     (["data.pathh=x"], "data.pathh: unknown key, got 'x'; known: split"),
-    (["options.clams=[]"], "options.clams: unknown key, got []; did you mean 'claims'?"),
+    (["options.targts=[]"], "options.targts: unknown key, got []; did you mean 'targets'?"),
+    (["analyses.map.x=1"], "analyses: unknown analysis, got 'map'; did you mean 'maps'?"),
     (["hardware.thread=2"], "hardware.thread: unknown key, got 2; did you mean 'threads'?"),
     (["model.tiny_a.nam=tiny_b"], "model.tiny_a.nam: unknown key, got 'tiny_b'; did you mean 'name'?"),
     (["model.tiny.name=tiny_b"], "model.tiny: not selected, got 'model.tiny.name=tiny_b'; did you mean 'tiny_a'?"),

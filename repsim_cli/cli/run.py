@@ -107,7 +107,7 @@ def run(words: list[str]) -> int:
 
 # a key of a component, which takes more keys than its YAML lists; its kind is always listed
 COMPONENT_KEY = re.compile(
-    r"(?:(?P<group>model|measure)\.(?P<label>[^.=]+)|data|extract|significance|hardware|options)\.(?!kind=)[^=]+="
+    r"(?:(?P<group>model|measure)\.(?P<label>[^.=]+)|data|extract|significance|hardware|options|analyses)\.(?!kind=)[^=]+="
 )
 GROUPS_KEY = re.compile(r"\+{0,2}(groups(?:\.[^.=]+)?)=")
 
