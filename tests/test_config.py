@@ -35,7 +35,7 @@ def nested(annotation: Any) -> type | None:
 
 def composed(*overrides):
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        return compose("config", list(overrides))
+        return compose("config", [part for word in overrides for part in configs.as_hydra_takes(word)])
 
 
 LATER = {"seed=${seed}": 0, "length=auto": 128}  # values that the run puts in

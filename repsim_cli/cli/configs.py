@@ -8,6 +8,11 @@ from typing import Any
 GROUPS = ("experiment", "model", "data", "measure", "extract", "significance", "hardware")
 TABLES = {"model": "models.yaml", "measure": "measures.yaml"}  # groups of which several may be selected, by label
 LABEL = re.compile(r"(\w+):")
+# a key of a component, which takes more keys than its YAML lists; its kind is always listed
+COMPONENT_KEY = re.compile(
+    r"(?:(?P<group>model|measure)\.(?P<label>[^.=]+)|data|extract|significance|hardware|options|analyses)\.(?!kind=)[^=]+="
+)
+GROUPS_KEY = re.compile(r"\+{0,2}(groups(?:\.[^.=]+)?)=")
 
 
 def conf_dir() -> Path:
@@ -63,3 +68,20 @@ def store() -> None:
     for group in TABLES:
         for label, entry in entries(group).items():
             ConfigStore.instance().store(group=group, name=label, node={label: entry}, provider="repsim")
+
+
+def as_hydra_takes(word: str) -> list[str]:
+    """What Hydra is given for one word of a command.
+
+    A key of a component goes with `++`, as Hydra refuses keys that a YAML does not list; `validate` refuses those that
+    the component does not know. `groups=...` and `groups.NAME=...` replace what an experiment has; Hydra would merge
+    them, or refuse a list where it has a mapping.
+    """
+    if COMPONENT_KEY.match(word):
+        return [f"++{word}"]
+    key = GROUPS_KEY.match(word)
+    return [word] if key is None else [f"++{key[1]}=null", f"++{word.lstrip('+')}"]
+
+
+def as_typed(word: str) -> str:
+    return word.removeprefix("++")

@@ -17,7 +17,16 @@ from pathlib import Path
 from typing import Any
 
 from repsim_cli import cache, results, signals
-from repsim_cli.cli.configs import GROUPS, TABLES, conf_dir, described, store
+from repsim_cli.cli.configs import (
+    COMPONENT_KEY,
+    GROUPS,
+    TABLES,
+    as_hydra_takes,
+    as_typed,
+    conf_dir,
+    described,
+    store,
+)
 from repsim_cli.cli.show import summary
 from repsim_cli.cli.terminal import QUIET, Bar, check_torch, complain, log, terminal_log
 from repsim_cli.errors import BadInput, RepsimError, RunFailed
@@ -34,7 +43,7 @@ def run(words: list[str]) -> int:
     rest = [word for word in words if word not in ("-q", "--quiet")]
     if len(rest) < len(words):
         os.environ[QUIET] = "1"
-    rest = [part for word in rest for part in _as_hydra_takes(word)]
+    rest = [part for word in rest for part in as_hydra_takes(word)]
     # conf/config.yaml reads it; set but empty means not set
     os.environ["REPSIM_OUTPUTS"] = str(results.outputs_root())
     with tempfile.TemporaryDirectory() as scratch:
@@ -103,27 +112,6 @@ def run(words: list[str]) -> int:
     if set(statuses) == {"refused"}:
         return 2
     return 1 if bad or code not in (0, None) else 0
-
-
-# a key of a component, which takes more keys than its YAML lists; its kind is always listed
-COMPONENT_KEY = re.compile(
-    r"(?:(?P<group>model|measure)\.(?P<label>[^.=]+)|data|extract|significance|hardware|options|analyses)\.(?!kind=)[^=]+="
-)
-GROUPS_KEY = re.compile(r"\+{0,2}(groups(?:\.[^.=]+)?)=")
-
-
-def _as_hydra_takes(word: str) -> list[str]:
-    """A key of a component goes to Hydra with `++`, as it refuses keys that a YAML does not list; `validate` refuses
-    those that the component does not know. `groups=...` and `groups.NAME=...` replace what an experiment has; Hydra
-    would merge them, or refuse a list where it has a mapping."""
-    if COMPONENT_KEY.match(word):
-        return [f"++{word}"]
-    key = GROUPS_KEY.match(word)
-    return [word] if key is None else [f"++{key[1]}=null", f"++{word.lstrip('+')}"]
-
-
-def _as_typed(word: str) -> str:
-    return word.removeprefix("++")
 
 
 def _sweep_table(folder: Path) -> None:
@@ -262,14 +250,14 @@ def _check_labels(composed: Any, overrides: list[str]) -> None:
     from omegaconf import OmegaConf
 
     for word in overrides:
-        key = COMPONENT_KEY.match(_as_typed(word))
+        key = COMPONENT_KEY.match(as_typed(word))
         if key is None or not key["label"]:
             continue
         entries: Any = OmegaConf.to_container(composed[key["group"]])
         labels = [label for label, entry in entries.items() if isinstance(entry, dict) and "kind" in entry]
         if key["label"] not in labels:
             raise BadInput(
-                f"{key['group']}.{key['label']}: not selected, got '{_as_typed(word)}'; "
+                f"{key['group']}.{key['label']}: not selected, got '{as_typed(word)}'; "
                 f"{did_you_mean(key['label'], labels)}"
             )
 
@@ -342,7 +330,7 @@ def _in_braces(group: str, label: str, entry: str) -> str:
 
 
 def _given(key: str, overrides: list[str]) -> str:
-    return next((_as_typed(o) for o in overrides if o.lstrip("+~").startswith(f"{key}=")), key)
+    return next((as_typed(o) for o in overrides if o.lstrip("+~").startswith(f"{key}=")), key)
 
 
 def _run_keys() -> list[str]:
@@ -388,7 +376,7 @@ def _job_name() -> str:
     hydra = HydraConfig.get()
     if hydra.mode != RunMode.MULTIRUN:
         return ""
-    own = ", ".join(map(_as_typed, hydra.overrides.task))
+    own = ", ".join(map(as_typed, hydra.overrides.task))
     return f"job {hydra.job.num} ({own[:120]}): "
 
 
@@ -500,7 +488,7 @@ def _opened(checked: Any, folder: Path) -> results.Run | None:
         study=keys.study,
         seed=keys.seed,
         command=json.loads(os.environ.get(COMMAND, "[]")),
-        overrides=[_as_typed(word) for word in HydraConfig.get().overrides.task],
+        overrides=[as_typed(word) for word in HydraConfig.get().overrides.task],
     )
 
 
