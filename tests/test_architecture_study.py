@@ -1,12 +1,15 @@
 """The study of shapes: the published table of the Pythia models again, and how a model stands apart."""
 
+from dataclasses import replace
+
 import pytest
 
 from repsim_cli import registry
-from repsim_cli.analysis.claims.shapes import SHAPE_CLAIMS
+from repsim_cli.content import Facts
 from repsim_cli.errors import BadInput
+from repsim_cli.findings.architecture import COLUMNS, pythia_2_8b_has_a_small_head, table, to_neighbours
 from repsim_cli.results import read_results
-from repsim_cli.studies.architecture import COLUMNS, Architectures, rows, to_neighbours
+from repsim_cli.studies.architecture import Architectures
 
 # Brown et al. 2023, table 1 (d_head, rotary), and the parameters without embeddings that Pythia's authors publish
 PUBLISHED = {
@@ -26,15 +29,16 @@ def random(**arguments):
 
 
 def shape(heads, width, layers=1):
-    config = {
-        "model_type": "gpt2",
-        "n_embd": width,
-        "n_head": heads,
-        "n_layer": layers,
-        "vocab_size": 8,
-        "n_positions": 8,
-    }
-    return random(config=config)
+    """What the manifest says of a model without a vocabulary."""
+    parameters = 12 * layers * width**2
+    return Facts(
+        kind="live", family="gpt2", layers=[], widths=[], blocks=layers, width=width, heads=heads,
+        head_width=width // heads, rotary=0, parameters=parameters,
+    )  # fmt: skip
+
+
+def rows(models, factor):
+    return table(models, factor).rows
 
 
 def test_the_shipped_shapes_are_pythias():
@@ -51,12 +55,12 @@ def test_the_published_table(repsim, newest):
     code, out, _ = repsim("run", "experiment=pythia_architecture")
     assert code == 0
     results = read_results(newest())
-    table = results["tables"]["architecture"]
-    (claim,) = results["claims"]
-    assert (claim["name"], claim["verdict"], claim["value"]) == ("pythia_2_8b_has_a_small_head", "holds", 0.625)
+    shapes = results.tables["architecture"]
+    (claim,) = results.claims
+    assert (claim.name, claim.verdict, claim.value) == ("pythia_2_8b_has_a_small_head", "holds", 0.625)
     assert "claim pythia_2_8b_has_a_small_head (d_head): holds (0.625, threshold" in out
-    assert table["columns"] == COLUMNS
-    found = {row[0]: dict(zip(COLUMNS, row, strict=True)) for row in table["rows"]}
+    assert shapes.columns == COLUMNS
+    found = {row[0]: dict(zip(COLUMNS, row, strict=True)) for row in shapes.rows}
     assert list(found) == [f"pythia_{size}_shape" for size in PUBLISHED]
     apart = {label: row["stands apart"] for label, row in found.items() if row["stands apart"]}
     assert apart == {"pythia_1b_shape": "large", "pythia_2_8b_shape": "small"}
@@ -67,11 +71,11 @@ def test_the_published_table(repsim, newest):
 
 def test_a_model_stands_apart_from_its_neighbours_by_parameters():
     models = {"big": shape(2, 64), "small": shape(4, 16), "middle": shape(2, 32), "odd": shape(1, 60)}
-    table = rows(models, 1.5)
-    assert [row[0] for row in table] == ["small", "middle", "odd", "big"]
-    assert [row[4] for row in table] == [4, 16, 60, 32]
-    assert [row[7] for row in table] == [4 / 38, 16 / 32, 60 / 16, 32 / 38]
-    assert [row[8] for row in table] == ["small", "small", "large", ""]
+    given = rows(models, 1.5)
+    assert [row[0] for row in given] == ["small", "middle", "odd", "big"]
+    assert [row[4] for row in given] == [4, 16, 60, 32]
+    assert [row[7] for row in given] == [4 / 38, 16 / 32, 60 / 16, 32 / 38]
+    assert [row[8] for row in given] == ["small", "small", "large", ""]
     assert [row[8] for row in rows(models, 100.0)] == [""] * 4
 
 
@@ -86,31 +90,23 @@ def test_with_two_models_nothing_is_said():
 
 
 def test_the_claim_fails_and_is_untestable():
-    claim = SHAPE_CLAIMS["pythia_2_8b_has_a_small_head"]
-    assert claim({"pythia_2_8b": 0.9, "pythia_1b": 1.0}, 1.5).verdict == "fails"
-    for ratios in ({"pythia_1b": 0.1}, {"pythia_2_8b": None}):
-        finding = claim(ratios, 1.5)
-        assert (finding.verdict, finding.value, finding.why) == (
-            "not testable here",
-            None,
-            "needs pythia_2_8b and two neighbours",
-        )
+    """The model is known by its shape, whatever its label is."""
+    large, small, mine = (replace(shape(32, 2560, 32), family="gpt_neox", head_width=width) for width in (96, 80, 80))
+    others = {"a": shape(1, 128), "b": shape(1, 128)}
+    given = pythia_2_8b_has_a_small_head({"mine": mine, **others})
+    assert (given.verdict, given.value) == ("holds", 0.625)
+    assert pythia_2_8b_has_a_small_head({"pythia_2_8b": large, **others}).verdict == "fails"
+    for models in ({"pythia_2_8b": small}, {"pythia_2_8b": shape(1, 80), **others}):
+        verdict = pythia_2_8b_has_a_small_head(models)
+        assert (verdict.verdict, verdict.value) == ("not testable here", None)
+        assert verdict.why == "needs a model of the shape of Pythia 2.8b and two neighbours"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (
-            {"claims": ["pythia_2_8b_has_a_big_head"]},
-            "options.claims: unknown claim, got .*; did you mean 'pythia_2_8b_has_a_small",
-        ),
-        ({"model": {}}, "model: no model is selected, got none"),
-        ({"factor": 1.0}, "options.factor: must be above 1, got 1.0; 1.5 is the default"),
-    ],
-)
-def test_bad_settings(arguments, message):
-    with pytest.raises(BadInput, match=message):
-        Architectures(**{"model": {"a": shape(1, 8)}, **arguments})
+def test_bad_settings(repsim):
+    with pytest.raises(BadInput, match="model: no model is selected, got none"):
+        Architectures(model={})
+    words = ["experiment=pythia_architecture", "analyses.architecture.factor=1"]
+    assert repsim("run", *words)[2] == "error: analyses.architecture.factor: wrong value, got 1; give greater than 1\n"
 
 
 def test_stored_activations_have_no_architecture(tmp_path):

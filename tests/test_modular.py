@@ -396,20 +396,20 @@ def test_the_study_of_the_training(repsim, newest, monkeypatch):
     assert "has another configuration, got model.modsum_tiny_0.seed: 0 then, 1 now; start a new run" in err
     assert repsim("run", *TINY, "resume=latest")[0] == 0
     found = results.read_results(newest())
-    rows = {(row[0], row[1]): row[2:] for row in found["tables"]["training"]["rows"]}
+    rows = {(row[0], row[1]): row[2:] for row in found.tables["training"].rows}
     assert all(row[0] == row[1] for row in rows.values())  # of one look
     assert {name: row[0] for name, row in rows.items()} == dict.fromkeys(
         [("modsum_tiny_0", "c1"), ("modsum_tiny_l", "c1"), ("modsum_tiny_l", "c2")], 2
     )
-    curve = found["curves"]["validation accuracy of c2, modsum_tiny_l"]
-    assert (curve["steps"], curve["mean"]) == ([2], [rows["modsum_tiny_l", "c2"][3]])
-    mark = found["marks"]["modsum_tiny_0"]
+    curve = found.curves["accuracy of c2, modsum_tiny_l"]
+    assert (curve.at, curve.lines["validation"]) == ([2], [rows["modsum_tiny_l", "c2"][3]])
+    mark = found.marks["modsum_tiny_0"]
     assert mark == f"{math.floor(1000 * rows['modsum_tiny_0', 'c1'][3]) / 10} %"
     said = f"modsum_tiny_0: validation accuracy of c1 is {mark}, below 100 %"
-    assert f"{said}; figures and claims say so" in found["warnings"]
-    (claim,) = found["claims"]
-    assert (claim["verdict"], claim["value"]) == ("fails", min(row[3] for row in rows.values()))
-    assert said in claim["why"]
+    assert f"{said}; figures and claims say so" in found.warnings
+    (claim,) = found.claims
+    assert (claim.verdict, claim.value) == ("fails", min(row[3] for row in rows.values()))
+    assert said in claim.why
     assert f"modsum_tiny_0 ({mark})" in (newest() / "figures" / "learning-curves.svg").read_text()
     assert f"modsum_tiny_0 ({mark})" in (newest() / "report.html").read_text()
 

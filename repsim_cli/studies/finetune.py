@@ -3,10 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
-from repsim_cli.analysis.claims.classifiers import CLASSIFIER_CLAIMS
-from repsim_cli.analysis.claims.finding import check_names, record
+from repsim_cli.content import Axis, Curve, Results
 from repsim_cli.errors import BadInput
 from repsim_cli.models.source import AnySource, Source
 from repsim_cli.registry import studies
@@ -23,11 +20,10 @@ class Finetune:
     names each for {kind: trained, run: RUN, name: LABEL}. All weights are trained; what is trained is set by the
     entries.
 
-    claims: the names of published findings to test; null: none.
     Example: repsim run study=finetune model=[tiny_nli] model.tiny_nli.train='{kind: mnli, path: FILE}'
     """
 
-    def __init__(self, *, model: Mapping[str, AnySource], claims: list[str] | None = None):
+    def __init__(self, *, model: Mapping[str, AnySource]):
         if not model:
             raise BadInput("model: no model is selected, got none; e.g. model=[tiny_nli]")
         for label, source in model.items():
@@ -36,8 +32,6 @@ class Finetune:
                     f"model.{label}: not trained here as a classifier, got another kind; give kind: finetuned"
                 )
         self.models = {label: source for label, source in model.items() if isinstance(source, Source)}
-        self.claims = claims or []
-        check_names(self.claims, CLASSIFIER_CLAIMS)
 
     def plan(self) -> dict[str, Any]:
         return {
@@ -50,50 +44,27 @@ class Finetune:
             "time, roughly": "not estimated; what a training takes stands above its entry in conf/models.yaml",
         }
 
-    def run(self, run: Run) -> dict[str, Any]:
+    def run(self, run: Run) -> Results:
         with run.stage("models"):
-            found = {label: one.identity() for label, one in self.models.items()}
-            run.manifest["models"] = found
-            metrics = {label: one["metrics"] for label, one in found.items()}
-            records = {label: training_record(one["trained"]) for label, one in found.items()}
+            identities = {label: source.identity() for label, source in self.models.items()}
+            run.manifest["models"] = identities
+            losses = {label: training_record(own["trained"])["loss"] for label, own in identities.items()}
         run.save_manifest()
-        table = by_model(metrics)
-        claims = [CLASSIFIER_CLAIMS[name] for name in self.claims]
-        return {
-            "measures": [],
-            "tables": {"classifiers": table, "over seeds": over_models(table)},
-            "curves": {
-                f"training loss of {label}, nats": {
-                    "steps": [int(step) for step in one["loss"]],
-                    "loss": [*one["loss"].values()],
-                }
-                for label, one in records.items()
+        return Results(
+            study="finetune",
+            curves={
+                f"training loss of {label}": Curve(
+                    x=Axis(name="step"),
+                    y=Axis(name="training loss", unit="nats"),
+                    at=[int(step) for step in by_step],
+                    lines={"loss": list(by_step.values())},
+                    about={"quantity": "training loss", "model": label},
+                )
+                for label, by_step in losses.items()
             },
-            "claims": [record(claim, "accuracy", claim(list(metrics.values()))) for claim in claims],
-            "classifiers": metrics,
-        }
+        )
 
 
 def training_record(key: str) -> dict[str, Any]:
     """What was noted while a model in the cache was trained: seed, recipe, loss by step."""
     return kept(key, RECORD)
-
-
-def by_model(metrics: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
-    """A row per model: accuracy where it was trained to be right, and by heuristic and label."""
-    names = [name for name in next(iter(metrics.values())) if name.count("_") == 0 or name.endswith("entailment")]
-    return {
-        "columns": ["model", *names],
-        "rows": [[label, *(one[name] for name in names)] for label, one in metrics.items()],
-    }
-
-
-def over_models(table: Mapping[str, Any]) -> dict[str, Any]:
-    """The mean, the standard deviation and the ends of every column of numbers."""
-    columns = ["metric", "lowest", "mean", "highest", "standard deviation"]
-    rows = []
-    for place, name in enumerate(table["columns"][1:], 1):
-        values = np.array([row[place] for row in table["rows"]])
-        spread = float(values.std(ddof=1)) if len(values) > 1 else None
-        rows.append([name, float(values.min()), float(values.mean()), float(values.max()), spread])
-    return {"columns": columns, "rows": rows}

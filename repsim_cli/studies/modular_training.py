@@ -1,10 +1,9 @@
-"""Models of modular sums: how they learned, and whether all of them generalise."""
+"""Training of models of modular sums: what each stage reached, and what is still wrong."""
 
 from collections.abc import Mapping
 from typing import Any
 
-from repsim_cli.analysis.claims.finding import check_names, record
-from repsim_cli.analysis.claims.modular import MODULAR_CLAIMS
+from repsim_cli.content import Axis, Curve, Results, Table
 from repsim_cli.errors import BadInput
 from repsim_cli.models.source import AnySource, Source
 from repsim_cli.registry import studies
@@ -18,7 +17,10 @@ COLUMNS = {
     "training loss, nats": "training_loss",
     "validation loss, nats": "validation_loss",
 }
-LABELS = {"loss": "cross-entropy, nats", "accuracy": "share of rows with all outputs right"}
+AXES = {
+    "loss": Axis(name="cross-entropy", unit="nats"),
+    "accuracy": Axis(name="share of rows with all outputs right"),
+}
 
 
 @studies.register("modular_training")
@@ -28,19 +30,17 @@ class ModularTraining:
     The cross-entropy of a stage is the sum over its outputs. Models that are in the cache are not trained again, and an
     interrupted training resumes, whichever study needs the model.
 
-    claims: the names of published findings to test; null: none.
-    Example: repsim run study=modular_training model=[] +model.mine='{kind: modular, moduli: [11, 7], blocks: 2}'
+    Example: repsim run study=modular_training model=[] +model.mine='{kind: modular, recipe: {moduli: [11, 7], blocks:
+        2}}'
     """
 
-    def __init__(self, *, model: Mapping[str, AnySource], claims: list[str] | None = None):
+    def __init__(self, *, model: Mapping[str, AnySource]):
         if not model:
             raise BadInput("model: no model is selected, got none; e.g. model=[modsum_0]")
         for label, source in model.items():
             if not isinstance(source, Source) or source.make is None or source.modality != "numbers":
                 raise BadInput(f"model.{label}: not trained on modular sums, got another kind; give kind: modular")
         self.models = {label: source for label, source in model.items() if isinstance(source, Source)}
-        self.claims = claims or []
-        check_names(self.claims, MODULAR_CLAIMS)
 
     def plan(self) -> dict[str, Any]:
         return {
@@ -52,20 +52,18 @@ class ModularTraining:
             "time, roughly": "not estimated; what a training takes stands above its entry in conf/models.yaml",
         }
 
-    def run(self, run: Run) -> dict[str, Any]:
+    def run(self, run: Run) -> Results:
         with run.stage("models"):
-            found = {label: one.identity() for label, one in self.models.items()}
-            run.manifest["models"] = found
+            identities = {label: source.identity() for label, source in self.models.items()}
+            run.manifest["models"] = identities
             curves, wrong = (
-                {label: kept(one["trained"], name) for label, one in found.items()} for name in (CURVES, MISTAKES)
+                {label: kept(own["trained"], name) for label, own in identities.items()} for name in (CURVES, MISTAKES)
             )
         run.save_manifest()
-        metrics = {label: one["metrics"] for label, one in found.items()}
-        claims = [MODULAR_CLAIMS[name] for name in self.claims]
         tables = {
-            "training": {
-                "columns": ["model", "stage", "epochs", "kept after", *COLUMNS],
-                "rows": [
+            "training": Table(
+                columns=["model", "stage", "epochs", "kept after", *COLUMNS],
+                rows=[
                     [
                         label,
                         stage,
@@ -75,36 +73,32 @@ class ModularTraining:
                     ]
                     for label, stages in curves.items()
                     for stage, looks in stages.items()
-                    for best in [looks["epoch"].index(metrics[label][f"{stage}_epochs"])]
+                    for best in [looks["epoch"].index(identities[label]["metrics"][f"{stage}_epochs"])]
                 ],
-            },
-            "wrong validation rows": {
-                "columns": ["model", "sum", "told - true, mod p", "rows"],
-                "rows": [
+            ),
+            "wrong validation rows": Table(
+                columns=["model", "sum", "told - true, mod p", "rows"],
+                rows=[
                     [label, stage, *pair]
                     for label, stages in wrong.items()
                     for stage, pairs in stages.items()
                     for pair in pairs
                 ],
-            },
+            ),
         }
-        return {
-            "measures": [],
-            "tables": {name: table for name, table in tables.items() if table["rows"]},
-            "curves": {
-                f"{rows} {quantity} of {stage}, {label}": {
-                    "quantity": quantity,
-                    "label": LABELS[quantity],
-                    "model": label,
-                    "stage": stage,
-                    "rows": rows,
-                    "steps": looks["epoch"],
-                    "mean": looks[f"{rows}_{quantity}"],
-                }
+        return Results(
+            study="modular_training",
+            tables={name: table for name, table in tables.items() if table.rows},
+            curves={
+                f"{quantity} of {stage}, {label}": Curve(
+                    x=Axis(name="epoch"),
+                    y=axis,
+                    at=looks["epoch"],
+                    lines={rows: looks[f"{rows}_{quantity}"] for rows in ("training", "validation")},
+                    about={"quantity": quantity, "model": label, "stage": stage},
+                )
                 for label, stages in curves.items()
                 for stage, looks in stages.items()
-                for quantity in LABELS
-                for rows in ("training", "validation")
+                for quantity, axis in AXES.items()
             },
-            "claims": [record(claim, "accuracy", claim(metrics)) for claim in claims],
-        }
+        )
