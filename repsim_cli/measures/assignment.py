@@ -1,4 +1,4 @@
-"""Couplings of least cost with uniform weights: one-to-one assignments, exact, warm-started from similar problems."""
+"""Couplings of least cost with uniform weights: exact one-to-one assignments, warm-started from similar problems."""
 
 import logging
 from functools import cache
@@ -12,8 +12,8 @@ from repsim_cli.errors import Degenerate
 PIVOTS = 100_000_000  # of the network simplex
 # of the entropic couplings behind a first guess, in standard deviations of the cost
 WIDTHS = np.array([0.1, 0.03, 0.01, 0.003, 0.001, 0.0003])
-LEFT_OUT = {0.05: 6, 0.2: 5, 0.7: 2}  # how many of them, where less than this share of the rows moved before
-TIE = 1e-13  # of the costs' size: cells that rounding alone tells apart
+LEFT_OUT = {0.05: 6, 0.2: 5, 0.7: 2}  # how many widths are skipped if less than this share of the rows moved before
+TIE = 1e-13  # of the size of the costs: cells that differ by rounding alone
 
 log = logging.getLogger("repsim")
 
@@ -24,12 +24,12 @@ Prices = Float[np.ndarray, " n"]
 
 @cache
 def compiled() -> Any:
-    """The module of the fast solver; None without numba, or a folder for what it compiles."""
+    """The module of the fast solver; None without numba, or without a folder for its cache."""
     try:
         from repsim_cli.measures.compiled import augmenting
     except ImportError:
         return None
-    except RuntimeError as error:  # numba's, where no folder of its own can be written
+    except RuntimeError as error:  # of numba, which cannot write its cache folder
         log.warning("the fast assignment solver is not used: %s; set NUMBA_CACHE_DIR", error)
         return None
     return augmenting
@@ -41,10 +41,10 @@ def assign(
     prices: Prices | None = None,
     moved: float = 1.0,
 ) -> tuple[Matched, Prices | None]:
-    """The column of every row in the assignment of least cost, and the columns' prices there (None without numba).
+    """The column of every row in the assignment of least cost, and the prices of the columns (None without numba).
 
-    last, prices: of a similar problem, which make this one faster and change nothing else unless costs are tied; moved:
-    the share of its rows whose column was another one in the problem before it.
+    last, prices: of a similar problem. They make this one faster and, unless costs are tied, change nothing else.
+    moved: the share of rows that changed their column in that problem.
     """
     fast = compiled()
     if fast is None:
@@ -82,7 +82,7 @@ def coupling_of(matched: Matched) -> Coupling:
 
 
 def matching(coupling: Coupling) -> np.ndarray | None:
-    """The permutation p with all weight on the cells (i, p[i]), if the coupling is one."""
+    """The permutation p with all weight on the cells (i, p[i]), if the coupling is a permutation."""
     rows, columns = coupling.nonzero()
-    one_each = len(rows) == len(coupling) == coupling.shape[1] and len(set(columns)) == len(rows)
-    return columns if one_each and (rows == np.arange(len(rows))).all() else None
+    single = len(rows) == len(coupling) == coupling.shape[1] and len(set(columns)) == len(rows)
+    return columns if single and (rows == np.arange(len(rows))).all() else None

@@ -1,8 +1,8 @@
-"""Attention maps: which heads attend alike (best match), and what the heads of a layer hold together (distributed).
+"""Attention maps: which heads attend alike (best match), and what the heads of a layer encode together (distributed).
 
-All is computed for every head of every layer of every model at once, from sums over batches of sentences: memory does
-not grow with the text. Heads are matched by sums per pair of heads; the distributed measures see a layer as the matrix
-of its (sentence, query, key) cells by its heads, and need its second moments alone.
+Everything is computed for all heads of all layers of all models at once, from sums over batches of sentences, so that
+memory does not grow with the text. Heads are matched by sums per pair of heads. The distributed measures treat a layer
+as the matrix of its (sentence, query, key) cells by its heads, and need only its second moments.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -29,20 +29,20 @@ HEADS: frozenset[Invariance] = frozenset({"permutation_of_heads"})
 Zeros = Literal["drop", "keep", "refuse"]
 HeadMatrix = Float[Tensor, "h h"]
 
-_CELLS = 512  # cells of one block: with a few hundred heads it fits into a core's cache
+_CELLS = 512  # cells per block, which for a few hundred heads fits into a core's cache
 _NEAR = 1e-9  # squared distances below this share of the squared norms are computed again, from differences
-_CONSTANT = 1e-13  # of the sum of squares, below which variance is float64 rounding
-_PAIRS = 4096  # pairs of heads of which differences are held at a time
+_CONSTANT = 1e-13  # share of the sum of squares below which variance is float64 rounding
+_PAIRS = 4096  # pairs of heads whose differences are held at a time
 
 
 def best_matches(similarity: HeadMatrix, layers: Sequence[slice]) -> Matrix:
-    """Entry [a, b]: the mean over a's heads of the best head of b."""
+    """Entry [a, b]: the mean over a's heads of the similarity to the best head of b."""
     best = torch.stack([similarity[:, heads].amax(1) for heads in layers], 1)
     return torch.stack([best[heads].mean(0) for heads in layers])
 
 
 def matching(unit: Unit, sums: Callable[[Maps], dict[str, Tensor]], heads: Callable[[Totals], HeadMatrix]) -> Measure:
-    """The measure that matches heads by a similarity of two heads."""
+    """The measure that matches heads by their pairwise similarity."""
 
     def layers(totals: Totals, places: Sequence[slice]) -> Matrix:
         return best_matches(heads(totals), places)
@@ -51,7 +51,7 @@ def matching(unit: Unit, sums: Callable[[Maps], dict[str, Tensor]], heads: Calla
 
 
 def in_threads(step: Callable[[Tensor], Any], parts: Iterable[Tensor]) -> Iterator[Any]:
-    """The step's value for every part, in order, each on one thread: many short operations share threads badly."""
+    """The value of the step for every part, in order, each on a single thread: short operations share threads badly."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -74,7 +74,7 @@ def _distances(sentence: Float[Tensor, "h t t"]) -> HeadMatrix:
     cross = flat @ flat.T
     size = cross.diagonal()[:, None] + cross.diagonal()[None]
     squared = size - 2 * cross
-    # what cancels is good to no more than half its digits once its root is taken
+    # where the difference cancels, the root is accurate to half the digits at most
     for pairs in (squared < _NEAR * size).triu(1).nonzero().split(_PAIRS):
         i, j = pairs.unbind(1)
         squared[i, j] = squared[j, i] = (flat[i] - flat[j]).square().sum(1)
@@ -111,8 +111,8 @@ def attention_norm() -> Measure:
 
 
 def correlations(maps: Maps) -> dict[str, Tensor]:
-    """Over words that attend unevenly under both heads, the sum of Pearson correlations of their rows (`sum`), and
-    their number (`shared`), for every pair of heads."""
+    """For every pair of heads, over the words that attend unevenly under both: the sum of the Pearson correlations of
+    their rows (`sum`), and their number (`shared`)."""
     heads = len(maps.cells)
     total, shared = (maps.cells.new_zeros(heads, heads, dtype=torch.float64) for _ in range(2))
     for correlation, words in in_threads(_row_correlations, maps.sentences()):
@@ -139,7 +139,7 @@ def mean_correlation(totals: Totals) -> HeadMatrix:
             "two heads have no word in common that attends unevenly, so no row correlates, got words in sentences of "
             "one word or with uniform attention alone; give longer sentences, or use attention_js"
         )
-    # rounding leaves the correlation of a row with itself beside 1
+    # rounding can move the correlation of a row with itself away from 1
     return (totals["sum"] / shared).clamp(-1, 1)
 
 
@@ -174,7 +174,7 @@ def attention_pearson() -> Measure:
 
 
 def logarithms(maps: Maps) -> dict[str, Tensor]:
-    """Over cells, the sum of w log w of w = p + q for every pair of heads, in the precision of the cells."""
+    """For every pair of heads, the sum over cells of w log w with w = p + q, in the precision of the cells."""
     cells = maps.cells
     cells = cells[:, cells.any(0)].clamp_min(torch.finfo(cells.dtype).tiny)  # so that 0 log 0 is 0
     total = cells.new_zeros((len(cells),) * 2, dtype=torch.float64)
@@ -184,7 +184,7 @@ def logarithms(maps: Maps) -> dict[str, Tensor]:
 
 
 def _pairs_of_block(cells: Float[Tensor, "h c"]) -> HeadMatrix:
-    """The upper triangle of the sums over one block of cells."""
+    """The upper triangle of the sums over a block of cells."""
     cells = cells.contiguous()
     total = cells.new_zeros((len(cells),) * 2, dtype=torch.float64)
     sums, logs = torch.empty_like(cells), torch.empty_like(cells)
@@ -197,10 +197,10 @@ def _pairs_of_block(cells: Float[Tensor, "h c"]) -> HeadMatrix:
 
 
 def jensen_shannon(totals: Totals) -> HeadMatrix:
-    """1 - the mean over words: with E = sum w log w, the divergence is E_pp / 4 + E_qq / 4 - E_pq / 2."""
+    """1 - the mean divergence over words; with E = sum w log w it is E_pp / 4 + E_qq / 4 - E_pq / 2."""
     total = totals["sum"]
-    own = total.diagonal() / 4
-    return 1 - (own[:, None] + own[None] - total / 2) / totals["count"]
+    entropies = total.diagonal() / 4
+    return 1 - (entropies[:, None] + entropies[None] - total / 2) / totals["count"]
 
 
 @measures.register(
@@ -234,12 +234,12 @@ def attention_js() -> Measure:
 
 @cache
 def moments(zeros: Zeros) -> Callable[[Maps], dict[str, Tensor]]:
-    """The sums of second moments under a convention; one function for each, which measures share."""
+    """The sums of second moments under a convention for zeros; a function each, which measures share."""
     return partial(_moments, zeros)
 
 
 def _moments(zeros: Zeros, maps: Maps) -> dict[str, Tensor]:
-    """Over cells, the sums of a_h and a_h a_h' for every pair of heads; `left_out`: cells that are not among them."""
+    """For every pair of heads, the sums over cells of a_h and a_h a_h'; `left_out`: the cells that are left out."""
     cells = maps.cells
     if zeros == "refuse":
         masked = torch.stack([(cells[heads] == 0).all(0) for heads in maps.layers])
@@ -267,31 +267,31 @@ def _block_moments(cells: Float[Tensor, "h c"]) -> tuple[HeadMatrix, Float[Tenso
 
 
 def scatter(totals: Totals) -> HeadMatrix:
-    """Sums over cells of products of centred weights, for every pair of heads."""
+    """For every pair of heads, the sum over cells of products of centred weights."""
     mean = totals["sum"] / totals["count"]
     return totals["product"] - totals["count"] * torch.outer(mean, mean)
 
 
-def distributed(form: Moments, zeros: Zeros) -> Measure:
-    """A measure of second moments, of cells by heads."""
+def distributed(of_moments: Moments, zeros: Zeros) -> Measure:
+    """A measure of the second moments of cells by heads."""
 
     def layers(totals: Totals, places: Sequence[slice]) -> Matrix:
         whole, cells = scatter(totals), int(totals["count"])
         states = []
         for heads in places:
-            own = whole[heads, heads]
-            # rounding of the sums leaves this much of equal weights
-            if not float(own.trace()) > _CONSTANT * float(totals["product"][heads, heads].trace()):
+            cells_of = whole[heads, heads]
+            # for equal weights, rounding of the sums leaves this much
+            if not float(cells_of.trace()) > _CONSTANT * float(totals["product"][heads, heads].trace()):
                 raise Degenerate(
                     f"all attention weights of a layer are equal, got no variance in heads {heads.start} to "
                     f"{heads.stop - 1}; give longer sentences, or leave the model out"
                 )
             sizes = totals["product"].diagonal()[heads].sqrt()
-            states.append(form.prepare(Second(own, sizes, cells, SINGLE)))
+            states.append(of_moments.prepare(Second(cells_of, sizes, cells, SINGLE)))
         values = torch.empty(len(places), len(places), dtype=torch.float64)
         for a, rows in enumerate(places):
             for b, columns in enumerate(places[: a + 1]):
-                values[a, b], values[b, a] = form.compare(states[a], states[b], whole[rows, columns])
+                values[a, b], values[b, a] = of_moments.compare(states[a], states[b], whole[rows, columns])
         return values
 
     return OfAttention(unit="cells", sums=moments(zeros), layers=layers)

@@ -1,4 +1,4 @@
-"""What a measure is: a card of claims, and pure functions of what each representation is prepared into."""
+"""What a measure is: a card of claims, and pure functions of prepared representations."""
 
 import math
 import warnings
@@ -18,7 +18,7 @@ from repsim_cli.measures.inner import AnyFeatures, AnyKernel, CentredRows, Matri
 
 Labels = Sequence[int] | np.ndarray | Tensor | None  # n class codes
 CACHED = 1 << 17  # cells
-LARGEST = 1e60  # of values in float64: the fourth powers of larger ones, summed, leave its range
+LARGEST = 1e60  # absolute value in float64: sums of fourth powers of larger ones overflow
 
 Invariance = Literal[
     "permutation_of_neurons",
@@ -32,24 +32,27 @@ Unit = Literal["sentences", "words", "cells"]
 
 
 class MeasureWarning(UserWarning):
-    """Input that a measure could handle, but whose result needs care: dropped neurons, ties, too few rows.
+    """Input with a value that needs care: dropped neurons, ties, too few rows.
 
-    Issued by `prepare` and `compare` through `warnings.warn`; a run records it with the layer's name.
+    Issued by `prepare` and `compare` through `warnings.warn`; a run records it with the name of the layer.
     """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Card:
-    """The claims of a measure; tests hold it to them, figures and the report read them.
+    """The claims of a measure; tests verify them, figures and the report display them.
 
-    bounds: (lowest, highest) possible value, None where unbounded. minimum_rows: fewer rows are refused.
-    width_limit: what a warning says when there are not more rows than features; refuses_wide: that is an error.
-    equal_widths: representations of different widths are refused. labelled: it needs a class code per row.
-    paired: it depends on which row of one side goes with which of the other, so that a null can pair them at random.
-    takes_constant: equal rows are a representation like any other; elsewhere they are refused.
-    infinite_to_itself: of one representation with itself it has no value, so that matrices of all layers refuse it.
-    reads: activations (n, d), or the attention maps of sentences, of which minimum_rows counts what it averages over.
-    package: an optional package that it needs, of the extra `topology`.
+    bounds: (lowest, highest) possible value, None where unbounded.
+    minimum_rows: fewer rows are refused. Of attention, rows are the units that it averages over.
+    reads: activations (n, d), outputs, or the attention maps of sentences.
+    width_limit: the warning where there are no more rows than features.
+    refuses_wide: that is an error.
+    equal_widths: representations of different widths are refused.
+    labelled: it needs a class code per row.
+    paired: it depends on how rows are paired, so that random pairings are a null for it.
+    takes_constant: a representation of equal rows has a value; other measures refuse it.
+    infinite_to_itself: a representation has no value with itself, so that matrices of all layers refuse the measure.
+    package: an optional package that it needs, from the extra `topology`.
     """
 
     label: str
@@ -86,11 +89,12 @@ Totals = Mapping[str, Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class Moments:
-    """A measure from second moments alone, however many rows they are of.
+    """A measure computed from second moments alone, whatever the number of rows.
 
-    prepare(moments.Second): what depends on one representation; once for all measures that share it.
+    Covariances are sums over rows of products of centred neurons, float64.
+    prepare(moments.Second): what depends on a single representation; once for all measures that share the function.
     compare(a, b, covariance (d_a, d_b)): the entries (row a, column b) and (row b, column a).
-    Covariances are sums over rows of products of centred neurons, float64. drops_dead: of neurons that are not dead.
+    drops_dead: dead neurons are left out.
     """
 
     prepare: Callable[[Any], Any]
@@ -99,9 +103,10 @@ class Moments:
 
 
 class Solved(NamedTuple):
-    """A pair: the value, numbers beside it, and where rows are matched to rows the column's row of every row.
+    """The value of a pair.
 
-    matched is -1 where a row's weight is split.
+    details: further numbers, whose names are in `Slow.details`.
+    matched: where rows are matched to rows, the column's row for every row; -1 where the weight of a row is split.
     """
 
     value: float
@@ -111,11 +116,12 @@ class Solved(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Audit:
-    """Some pairs of a run, drawn under its seed, are solved by another solver too.
+    """A check of some pairs of a run, drawn under its seed, by a second solver.
 
-    share: of the pairs, one at least. reference(a, b): the other solver's value, and as its detail whether costs are
-    tied, so that the two may differ. agrees(value, reference): whether the two are as the measure claims: the value is
-    `claim` the other's.
+    share: of the pairs, at least one.
+    solver: its name.
+    reference(a, b): its value, with the detail whether costs are tied, in which case the two may differ.
+    agrees(value, reference): whether the value is `claim` the reference.
     """
 
     share: float
@@ -127,12 +133,16 @@ class Audit:
 
 @dataclass(frozen=True, kw_only=True)
 class Slow:
-    """A measure whose pairs take about a millisecond or more: they are solved one by one, in several processes.
+    """For measures whose pairs take a millisecond or more: pairs are solved one by one, in several processes.
 
-    Its prepared states are arrays or tensors, or named tuples of them; all functions can be pickled by their names, and
-    warn of nothing. solve(a, b): the pair with its details and its matching, by default `compare` alone. details: their
-    names. matches: whether rows are matched. squares: (n, n) matrices of float64 that one pair needs at a time.
-    products: of (n, n) matrices in float32, that take as long as a pair does, for the estimate of time.
+    Prepared states are arrays or tensors, or named tuples of them; functions can be pickled by name and issue no
+    warnings.
+    solve(a, b): the pair with its details and its matching; by default `compare` alone.
+    details: their names.
+    matches: whether rows are matched.
+    squares: the number of (n, n) matrices of float64 that a pair needs at a time.
+    products: the number of products of (n, n) matrices in float32 that take as long as a pair, to estimate the time.
+    audit: a second solver that checks some of the pairs.
     """
 
     solve: Callable[[Any, Any], Solved] | None = None
@@ -245,7 +255,7 @@ class InnerProduct(Measure):
         prepared = [at(name, lambda side=side: states_of(kernels, side, {})) for name, side in (("x", x), ("y", y))]
         states = {kernel: [by_kernel[kernel] for by_kernel in prepared] for kernel in kernels}
         cross = products([(self.row, self.column)], states, len(x), len(x))[0]
-        norms = own_products(self, cross, len(x), x.dtype)
+        norms = self_products(self, cross, len(x), x.dtype)
         try:
             values = inner_values(self, cross, norms, states[self.row], states[self.column])
             return float(within(self.card, values)[0, 1])
@@ -356,11 +366,11 @@ class OfAttention(Measure):
             )
 
 
-ROUNDING = 1e-6  # of float32 products, which may take a value this far beyond its bounds
+ROUNDING = 1e-6  # of float32 products: a value may be this far beyond its bounds
 
 
 def within(card: Card, values: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """Values that rounding took beyond the card's bounds, at the bounds. What lies further out stays and shows."""
+    """Values beyond the card's bounds by rounding, set to the bounds. Values further out stay visible."""
     low, high = card.bounds
     if low is not None:
         values = torch.where((values < low) & (values >= low - ROUNDING), low, values)
@@ -370,7 +380,7 @@ def within(card: Card, values: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
 
 
 def at(what: str, step: Callable[[], Any]) -> Any:
-    """The step's value; `what` is put before its errors and its warnings."""
+    """The value of the step; its errors and warnings start with `what`."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", MeasureWarning)
         try:
@@ -383,8 +393,8 @@ def at(what: str, step: Callable[[], Any]) -> Any:
     return value
 
 
-def own_products(measure: InnerProduct, cross: Matrix, n: int, dtype: torch.dtype) -> Float[Tensor, " r"]:
-    """<M_a, M_a>, with rounding counted as 0; empty for measures of two kernels."""
+def self_products(measure: InnerProduct, cross: Matrix, n: int, dtype: torch.dtype) -> Float[Tensor, " r"]:
+    """<M_a, M_a>, or 0 where it is within rounding; empty for measures of two kernels."""
     norms = cross.new_empty(0) if measure.row is not measure.column else cross.diagonal().clone()
     norms[norms < rounding_floor(n, dtype)] = 0
     return norms
@@ -403,19 +413,19 @@ def inner_values(
     return values
 
 
-def check_own(products: Products) -> None:
-    """Raises Degenerate for a representation without an own product to normalise by."""
-    for own in (products.row_own, products.column_own):
-        if not bool((own > 0).all()):
+def check_self_products(products: Products) -> None:
+    """Raises Degenerate for a representation whose self-product is 0, by which nothing can be normalised."""
+    for squares in (products.row_squares, products.column_squares):
+        if not bool((squares > 0).all()):
             raise Degenerate(
-                f"self-similarity is not positive, got {float(own.min()):.3g}; use more rows or drop this layer"
+                f"self-similarity is not positive, got {float(squares.min()):.3g}; use more rows or drop this layer"
             )
 
 
 def cosine(products: Products) -> Matrix:
-    """Inner products over the root of the own products of both sides."""
-    check_own(products)
-    return products.cross / products.row_own.sqrt()[:, None] / products.column_own.sqrt()[None, :]
+    """Inner products over the norms of both sides."""
+    check_self_products(products)
+    return products.cross / products.row_squares.sqrt()[:, None] / products.column_squares.sqrt()[None, :]
 
 
 def is_cosine(measure: Measure) -> bool:
@@ -424,41 +434,40 @@ def is_cosine(measure: Measure) -> bool:
 
 
 def centred(x: Float[Tensor, "n d"]) -> tuple[Float[Tensor, "n d"], float]:
-    """x with its column means removed and its mean squared row norm scaled to 1, and the scale removed.
+    """x with column means removed and scaled to mean squared row norm 1, and the scale that was divided out.
 
-    In x's precision (float32 for half-precision input): a large common offset leaves with the first pass, which
-    is exact to rounding, and what it left, a mean in float64, with the second. Raises Degenerate for a constant
-    representation.
+    In x's precision (float32 for half-precision input): the first pass removes a large common offset, exact up to
+    rounding; the second removes what is left, a mean in float64. Raises Degenerate for a constant representation.
     """
     x = x if x.dtype == torch.float64 else x.float()
     largest = float(x.abs().max())
     x = x - x.mean(0)
     x = x - x.mean(0, dtype=torch.float64).to(x.dtype)
     scale = float(torch.linalg.vector_norm(x, dtype=torch.float64)) / len(x) ** 0.5
-    # float64 rounding of the mean leaves this much of a constant column
+    # for a constant column, float64 rounding of the mean leaves this much
     if scale <= 1e-13 * largest:
         raise Degenerate("all rows are equal, got a constant representation; drop this layer or change the data")
     return x / scale, scale
 
 
-# of the largest entry: rows that differ by less differ by the rounding of float32
+# share of the largest entry: rows closer than this differ by the rounding of float32 alone
 FLAT = 1e-5
 
 
 def squared_norms(x: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
-    """|x_i|^2 of every row, float64; each from a sum in x's own precision, which is several times faster."""
+    """|x_i|^2 of every row, float64; each is summed in x's precision, which is several times faster."""
     return torch.linalg.vector_norm(x, dim=1).double().square()
 
 
 def blocks(features: AnyFeatures) -> Iterator[Float[Tensor, "b d"]]:
-    """All rows, as many at a time as stay in the processor's cache."""
+    """All rows, as many at a time as fit into the processor's cache."""
     width = features.block(slice(1)).shape[1]
     size = max(1, CACHED // width)
     return (features.block(slice(start, start + size)) for start in range(0, features.rows, size))
 
 
 def centred_rows(x: Float[Tensor, "n d"]) -> CentredRows:
-    """Features of every kernel that is made of the Gram matrix of centred rows, as `centred` makes them."""
+    """`centred` rows without a copy, as features of every kernel on their Gram matrix."""
     n, dtype = len(x), torch.promote_types(x.dtype, torch.float32)
     none = x.new_zeros(x.shape[1], dtype=dtype)
     given, largest = CentredRows(x, none, none, 1.0), 0.0
@@ -472,16 +481,16 @@ def centred_rows(x: Float[Tensor, "n d"]) -> CentredRows:
         sums += block.sum(0)
     given = given._replace(rest=(sums / n).to(dtype))
     scale = math.sqrt(sum(float(squared_norms(block).sum()) for block in blocks(given)) / n)
-    # float64 rounding of the mean leaves this much of a constant column
+    # for a constant column, float64 rounding of the mean leaves this much
     if scale <= 1e-13 * largest:
         raise Degenerate("all rows are equal, got a constant representation; drop this layer or change the data")
-    # a scale whose inverse is no longer than x's precision: what `block` multiplies by
+    # `block` multiplies by the inverse of the scale, which must be exact in x's precision
     return given._replace(scale=1 / torch.tensor(1 / scale, dtype=dtype).item())
 
 
 def rounding_floor(n: int, dtype: torch.dtype) -> float:
     """Self-products of (n, n) matrices of `centred` rows below this are rounding and count as 0.
 
-    Rounding leaves eps |x_i|^2 in a cell, and |x_i|^2 is at most n, in one row: eps^2 n^3 in all.
+    Rounding is eps |x_i|^2 per cell, and |x_i|^2 at most n, in a single row: eps^2 n^3 in total.
     """
     return 100 * torch.finfo(dtype).eps ** 2 * n**3

@@ -1,5 +1,5 @@
-"""Orthonormal bases of column spaces, by one thin SVD per representation, centred, in float64; no covariance matrix is
-ever inverted.
+"""Orthonormal bases of column spaces, from a thin SVD per representation, centred, in float64; no covariance matrix is
+inverted.
 """
 
 from typing import Annotated, NamedTuple
@@ -19,13 +19,14 @@ Variance = Annotated[float, Field(gt=0, le=1)]
 
 
 def working(x: Tensor) -> torch.dtype:
-    """The precision of products over pairs: x's own, float32 for half-precision input."""
+    """The precision of products over pairs: that of x, float32 for half-precision input."""
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
 class Neurons(NamedTuple):
-    """The neurons of a representation that are not dead: centred values, float64; sizes: norms as stored, offset
-    included; eps: the precision that they were stored in.
+    """The neurons of a representation that are not dead.
+
+    values: centred, float64. sizes: their norms as stored, offset included. eps: the precision they were stored in.
     """
 
     values: Float[Tensor, "n k"]
@@ -34,7 +35,7 @@ class Neurons(NamedTuple):
 
 
 def alive(x: Float[Tensor, "n d"]) -> Neurons:
-    """Without the dead neurons, of which it warns. Raises Degenerate where no neuron is left."""
+    """The neurons, without dead ones, which cause a warning. Raises Degenerate where no neuron is left."""
     eps = rank.stored(rank.of_single(x))
     x = x.double()
     means = x.mean(0)
@@ -46,7 +47,7 @@ def alive(x: Float[Tensor, "n d"]) -> Neurons:
 
 
 class Basis(NamedTuple):
-    """Thin SVD of a centred representation: an orthonormal basis by falling variance, singular values, u'x.
+    """Thin SVD of a centred representation: an orthonormal basis by descending variance, singular values, u'x.
 
     dtype: the precision of products over pairs.
     """
@@ -58,20 +59,20 @@ class Basis(NamedTuple):
 
 
 def tolerated(dtype: torch.dtype) -> float:
-    """Eigenvalues of x'x below this share of the largest leave a basis of x V / s less orthonormal than the
-    precision of products over pairs can tell: 1e-12 (float64), 1e-9 (float32).
+    """With eigenvalues of x'x below this share of the largest, the basis x V / s is not orthonormal to the precision of
+    products over pairs: 1e-12 (float64), 1e-9 (float32).
     """
     return 1e-4 if dtype == torch.float64 else 1e-7
 
 
 def thin_svd(x: Float[Tensor, "n d"]) -> Basis:
-    """Of the neurons and directions that count by the rule of `rank.py`."""
+    """The thin SVD of the neurons and directions that count by the rule of `rank.py`."""
     return decomposed(alive(x), working(x))
 
 
 def decomposed(x: Neurons, dtype: torch.dtype) -> Basis:
-    """By the eigenvectors of x'x where these tell all directions that count (twice as fast), refined where they need
-    it: the basis spans the columns of x to rounding either way.
+    """The thin SVD from the eigenvectors of x'x where these resolve all directions that count (twice as fast), refined
+    if necessary. Either way, the basis spans the columns of x up to rounding.
     """
     n, d = x.values.shape
     if n > d:
@@ -101,7 +102,7 @@ def permuted(basis: Basis, order: Tensor) -> Basis:
 
 
 def leading(basis: Basis, variance: float) -> Basis:
-    """The fewest directions that hold this share of the variance; of the whole, all that count."""
+    """The fewest directions that hold this share of the variance; all that count for a share of 1."""
     k = moments.kept(basis.s, variance)
     return Basis(basis.u[:, :k], basis.s[:k], basis.loadings[:k], basis.dtype)
 
@@ -109,8 +110,8 @@ def leading(basis: Basis, variance: float) -> Basis:
 def nuclear_norm(m: Float[Tensor, "k l"]) -> float:
     """The sum of the singular values, in float64.
 
-    For a float32 m by the eigenvalues of m m', unless these leave more than float32's rounding in the sum: an
-    eigenvalue is good to about eps of the largest, which is eps / sigma in its root sigma.
+    For a float32 m from the eigenvalues of m m', unless their error in the sum exceeds the rounding of float32: an
+    eigenvalue is accurate to about eps of the largest, its root sigma to eps / sigma.
     """
     single = m.dtype != torch.float64
     m = m.double()
@@ -125,6 +126,6 @@ def nuclear_norm(m: Float[Tensor, "k l"]) -> float:
 
 
 def overlap(a: Basis, b: Basis) -> Float[Tensor, "k l"]:
-    """U_a'U_b, whose singular values are the canonical correlations."""
+    """U_a'U_b; its singular values are the canonical correlations."""
     dtype = torch.promote_types(a.dtype, b.dtype)
     return a.u.to(dtype).T @ b.u.to(dtype)

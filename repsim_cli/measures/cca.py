@@ -157,14 +157,14 @@ def svcca_of_moments(variance: float) -> Moments:
 
 
 def projections(a: Basis, b: Basis) -> tuple[float, float]:
-    """Canonical correlations weighted by how much of a's neurons lies along their directions, and with b's."""
+    """Canonical correlations, weighted by how much of a's neurons lies along their directions, and likewise of b's."""
     return weighted(a.u.T @ b.u, a.loadings, b.loadings, len(a.u))
 
 
 def weighted(
     m: Float[Tensor, "k l"], a: Float[Tensor, "k d_a"], b: Float[Tensor, "l d_b"], rows: int
 ) -> tuple[float, float]:
-    """`projections` from the overlap of the two bases and the neurons' loadings on their own side's."""
+    """`projections` from the overlap of the two bases, and the neurons' loadings on the basis of their side."""
     if sum(m.shape) > rows - 1:
         raise Degenerate(
             f"some canonical correlations are 1 whatever the data, got {m.shape[0]} + {m.shape[1]} directions in "
@@ -178,7 +178,7 @@ def weighted(
 
 
 def projection_weighted(variance: float | None) -> Measure:
-    """variance: the share that the directions kept hold; None: all are kept."""
+    """variance: the share of variance that the kept directions hold; None keeps all."""
 
     def truncated(basis: Basis) -> Basis:
         return basis if variance is None else leading(basis, variance)
@@ -187,7 +187,7 @@ def projection_weighted(variance: float | None) -> Measure:
         return projections(truncated(a), truncated(b))[0]
 
     def compare_all(rows: Sequence[Basis], columns: Sequence[Basis]) -> Matrix:
-        """Both directions of a pair come from one SVD."""
+        """Both directions of a pair come from the same SVD."""
         left = [truncated(basis) for basis in rows]
         right = left if rows is columns else [truncated(basis) for basis in columns]
         values = torch.empty(len(left), len(right), dtype=torch.float64)

@@ -1,7 +1,7 @@
 """Gromov-Wasserstein: the rows of two representations matched by the distances among them, with uniform weights.
 
-The problem is not convex: a value is the best of several starts, an upper bound on the minimum, and is computed anew
-from its coupling, in float64. Both sides are put in one order first, so that (x, y) and (y, x) take the same steps.
+The problem is not convex: a value is the best of several starts, an upper bound on the minimum, computed from its
+coupling in float64. Both sides are ordered first, so that (x, y) and (y, x) take the same steps.
 """
 
 from collections.abc import Iterator
@@ -30,11 +30,11 @@ STEPS = 1000  # of a descent, and of the outer Sinkhorn loop
 SETTLED = 1e-12  # relative decrease at which a descent ends
 SINKHORN = 1000  # iterations for one cost
 AUDIT = 1e-9  # relative difference from POT's objective
-MANY = 0.7  # of the rows moved: a whole product is cheaper than the change of it
+MANY = 0.7  # share of moved rows above which a whole product is cheaper than its update
 
 
 class Space(NamedTuple):
-    """Distances between the rows, the rows themselves, and where bounds are asked for all distances in order."""
+    """Distances between the rows, the rows themselves, and, if bounds are requested, all distances in order."""
 
     distances: Square
     rows: Float[np.ndarray, "n d"]
@@ -42,15 +42,15 @@ class Space(NamedTuple):
 
 
 def space(x: Float[Tensor, "n d"], *, cost_scale: CostScale, bounds: bool = False) -> Space:
-    """Euclidean distances, divided by their mean over i < j, by their maximum, or by nothing; 0 for equal rows, and for
-    rows in float32 that differ by its rounding alone."""
+    """Euclidean distances, divided by their mean over i < j, by their maximum, or not at all; 0 for equal rows, and for
+    float32 rows that differ by rounding alone."""
     rounding = 0.0 if x.dtype == torch.float64 else FLAT
     x = x.double()
     try:
         unit, scale = centred(x)
         if scale <= rounding * float(x.abs().max()):
-            raise Degenerate("all rows are equal but for rounding")
-    except Degenerate:  # rows that are equal have distances, and no unit
+            raise Degenerate("all rows are equal up to rounding")
+    except Degenerate:  # equal rows have distances, but no scale
         cells = x.new_zeros(len(x) * (len(x) - 1) // 2)
     else:
         cells = packed_distances(unit)
@@ -65,13 +65,13 @@ def permuted(state: Space, order: Tensor) -> Space:
 
 
 def in_one_order(a: Space, b: Space) -> tuple[Space, Space]:
-    """The same two, whichever came first."""
+    """The pair in an order that does not depend on which comes first."""
     first, second = sorted((a, b), key=lambda state: (state.rows.shape, state.rows.tobytes()))
     return first, second
 
 
 def gromov_objective(a: Square, b: Square, coupling: Coupling) -> float:
-    """sum (a_ik - b_jl)^2 T_ij T_kl, from differences where T is a permutation: nothing cancels there."""
+    """The sum of (a_ik - b_jl)^2 T_ij T_kl; from differences, which do not cancel, where T is a permutation."""
     matched = matching(coupling)
     if matched is not None:
         return float(np.mean((a - b[np.ix_(matched, matched)]) ** 2))
@@ -80,7 +80,7 @@ def gromov_objective(a: Square, b: Square, coupling: Coupling) -> float:
 
 
 class Optimum(NamedTuple):
-    """A local minimum of a transport problem, and how many assignments were solved on the way."""
+    """A local minimum of a transport problem, and the number of assignments solved on the way."""
 
     coupling: Coupling
     steps: int
@@ -118,8 +118,8 @@ def _descend(
 def _reassign(
     matched: Matched, a: Square, b: Square, alpha: float, linear: np.ndarray | float, enough: float, steps: int
 ) -> Optimum:
-    """From an assignment. Euclidean distances make the objective concave (Maron and Lipman 2018): whole steps are
-    best, and every step is an assignment. Where one is not, the general descent goes on from there."""
+    """The descent from an assignment. Euclidean distances make the objective concave (Maron and Lipman 2018): whole
+    steps are best, so that every step ends at an assignment. Otherwise the general descent continues from there."""
     n = len(a)
     rows, prices, share = np.arange(n), None, 1.0
     scaled = a * (-4 * alpha / n)
@@ -150,7 +150,7 @@ def _reassign(
 
 
 def line_search(slope: float, curve: float) -> tuple[float, float]:
-    """Where slope t + curve t^2 is least for t up to 1, and its value there."""
+    """The t up to 1 that minimises slope t + curve t^2, and the minimum."""
     length = min(1.0, -slope / (2 * curve)) if curve > 0 else 1.0
     return length, slope * length + curve * length**2
 
@@ -163,15 +163,15 @@ def mixtures(n: int, count: int, seed: int) -> Iterator[Coupling]:
 
 
 def by_mean_distance(a: Square, b: Square) -> Coupling:
-    """Where the first step from the uniform coupling leads: the gradient there is of rank one, so that the rows are
-    matched in the order of their mean distances."""
+    """The end of the first step from the uniform coupling: the gradient there has rank 1, so that rows are matched in
+    the order of their mean distances."""
     matched = np.empty(len(a), int)
     matched[a.mean(1).argsort(kind="stable")] = b.mean(1).argsort(kind="stable")
     return coupling_of(matched)
 
 
 class Gromov(NamedTuple):
-    """The best local minimum: its objective, coupling (rows of a sorted first, see `in_one_order`), start and steps."""
+    """The best local minimum: its objective, coupling (of the sides as ordered by `in_one_order`), start and steps."""
 
     value: float
     coupling: Coupling
@@ -180,9 +180,9 @@ class Gromov(NamedTuple):
 
 
 def best_gromov(a: Space, b: Space, *, start: GromovStart, restarts: int, seed: int) -> Gromov:
-    """Of the starts that are asked for, the one with the least objective. steps: of all."""
+    """The least objective over the starts; steps: the sum over all of them."""
     left, right = (side.distances for side in in_one_order(a, b))
-    n, found, steps = len(left), [], 0
+    n, minima, steps = len(left), [], 0
     tried: list[Coupling] = []
     if start != "pot":
         tried.append(coupling_of(np.arange(n)))
@@ -192,20 +192,20 @@ def best_gromov(a: Space, b: Space, *, start: GromovStart, restarts: int, seed: 
     for name, coupling in zip(starts(start, restarts), tried, strict=True):
         end = descend(coupling, left, right)
         steps += end.steps
-        found.append(Gromov(gromov_objective(left, right, end.coupling), end.coupling, name, steps))
-    return min(found, key=lambda one: one.value)._replace(steps=steps)
+        minima.append(Gromov(gromov_objective(left, right, end.coupling), end.coupling, name, steps))
+    return min(minima, key=lambda minimum: minimum.value)._replace(steps=steps)
 
 
 def lower_bounds(a: Space, b: Space) -> tuple[float, float]:
     """The second and the third lower bound of Memoli (2011, section 6), squared loss.
 
-    The second matches all distances in order; the third, rows by the distances from them, which is never smaller.
+    The second matches all distances in order. The third matches rows by their distances; it is never smaller.
     """
     n = len(a.distances)
     second = 2 * float(np.sum((a.ordered - b.ordered) ** 2)) / n**2
     profiles = np.sort(a.distances, axis=1), np.sort(b.distances, axis=1)
-    own = [np.mean(side**2, axis=1) for side in profiles]
-    cost = own[0][:, None] + own[1][None] - 2 / n * profiles[0] @ profiles[1].T
+    squares = [np.mean(side**2, axis=1) for side in profiles]
+    cost = squares[0][:, None] + squares[1][None] - 2 / n * profiles[0] @ profiles[1].T
     matched, _ = assign(cost)
     return second, float(np.mean((profiles[0] - profiles[1][matched]) ** 2))
 
@@ -215,13 +215,13 @@ def gromov(a: Space, b: Space, *, start: GromovStart, restarts: int, seed: int) 
 
 
 def starts(start: GromovStart, restarts: int) -> tuple[str, ...]:
-    """The names of the starts, in the order in which they are tried."""
+    """The names of the starts, in the order of the trials."""
     paired = ("identity", "pot") if start == "best" else (start,)
     return (*paired, *(f"drawn_{k}" for k in range(restarts)))
 
 
 def gromov_solved(a: Space, b: Space, *, start: GromovStart, restarts: int, seed: int, bounds: bool) -> Solved:
-    """details: steps, for each start 1 if it won and else 0, and the two lower bounds."""
+    """The pair; details: steps, for each start 1 if it won and 0 otherwise, and the two lower bounds."""
     best = best_gromov(a, b, start=start, restarts=restarts, seed=seed)
     left, right = in_one_order(a, b)
     won = (float(best.start == name) for name in starts(start, restarts))
@@ -235,7 +235,7 @@ def gromov_solved(a: Space, b: Space, *, start: GromovStart, restarts: int, seed
 
 
 def by_pot(a: Space, b: Space) -> Solved:
-    """The objective of the coupling that POT finds from its own start; detail: whether costs are tied."""
+    """The objective of the coupling that POT finds from its default start; detail: whether costs are tied."""
     from ot.gromov import gromov_wasserstein as solve  # importing POT takes most of a second
 
     left, right = in_one_order(a, b)
@@ -247,7 +247,7 @@ def by_pot(a: Space, b: Space) -> Solved:
 
 
 def tied(distances: Square) -> bool:
-    """Whether more than 1 % of the distances are equal to the next larger one, but for rounding."""
+    """Whether more than 1 % of the distances equal the next larger one up to rounding."""
     ordered = np.sort(distances[np.triu_indices(len(distances), 1)])
     return float(np.mean(np.diff(ordered) <= TIE * ordered[-1])) > 0.01 if len(ordered) > 1 else True
 
@@ -261,9 +261,10 @@ def not_above_pot(value: float, reference: float) -> bool:
 
 
 def sinkhorn(cost: Square, epsilon: float, column: np.ndarray) -> tuple[Coupling, np.ndarray]:
-    """The coupling of least <cost, T> - epsilon entropy(T), and its column potentials; starts from such potentials.
+    """The coupling T that minimises <cost, T> - epsilon entropy(T), and its column potentials.
 
-    Scalings go back into the potentials every 10 iterations, so that nothing under- or overflows.
+    column: potentials to start from. Scalings are absorbed into the potentials every 10 iterations, so that nothing
+    under- or overflows.
     """
     n = len(cost)
     row = (cost - column).min(1)

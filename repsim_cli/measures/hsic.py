@@ -1,9 +1,9 @@
-"""CKA and its relatives: normalised inner products of centred or U-centred Gram matrices.
+"""CKA and related measures: normalised inner products of centred or U-centred Gram matrices.
 
 Unbiased HSIC as a plain inner product: the U-centred Gram matrix (Szekely and Rizzo 2014) of features with zero
 column means is K_ij - r_i/(n-2) - r_j/(n-2) + t/((n-1)(n-2)) off the diagonal and 0 on it, with r_i = -|x_i|^2
-the row sums of K without its diagonal, and t their sum. It costs no more than K, and the three-term formula's
-cancellation never happens.
+the row sums of K without its diagonal, and t their sum. It costs no more than K and avoids the cancellation of the
+three-term formula.
 """
 
 import math
@@ -24,7 +24,7 @@ from repsim_cli.measures.base import (
     OfHsic,
     blocks,
     centred_rows,
-    check_own,
+    check_self_products,
     cosine,
     squared_norms,
 )
@@ -36,7 +36,7 @@ CENTRED = Kernel(features=centred_rows)
 
 
 def half_offsets(features: CentredRows) -> Float[Tensor, " n"]:
-    """o with U_ij = K_ij + o_i + o_j off the diagonal."""
+    """The o with U_ij = K_ij + o_i + o_j off the diagonal."""
     n = features.rows
     row_sums = -torch.cat([squared_norms(block) for block in blocks(features)])
     return (row_sums.sum() / (2 * (n - 1) * (n - 2)) - row_sums / (n - 2)).to(features.mean.dtype)
@@ -53,7 +53,7 @@ U_CENTRED = Kernel(features=centred_rows, fit=half_offsets, cells=u_centred)
 
 
 def of_covariances(a: float, b: float, covariance: Float[Tensor, "d_a d_b"]) -> tuple[float, float]:
-    """<xx', yy'> = |x'y|^2 of centred x, y."""
+    """<xx', yy'> = |x'y|^2 of centred x, y, normalised; both directions."""
     value = min(1.0, float(covariance.square().sum()) / (a * b))
     return value, value
 
@@ -119,7 +119,7 @@ def cka_unbiased() -> Measure:
 
 
 class Gaussian(NamedTuple):
-    """A Gaussian kernel exp(-D^2 / (2 sigma^2)) minus its row means: squared norms, -1/(2 sigma^2), m_i - m/2."""
+    """A double-centred Gaussian kernel exp(-D^2 / (2 sigma^2)): squared norms, -1/(2 sigma^2), row means m_i - m/2."""
 
     norms: Float[Tensor, " n"]
     factor: float
@@ -127,7 +127,7 @@ class Gaussian(NamedTuple):
 
 
 def gaussian(features: AnyFeatures) -> Gaussian:
-    """sigma: the median of the distances over i < j."""
+    """With the median of the distances over i < j as sigma."""
     x = features.values
     squared, cells = x.new_empty(len(x), len(x)), []
     for start, block in distance_rows(x):
@@ -138,13 +138,13 @@ def gaussian(features: AnyFeatures) -> Gaussian:
     if not median:
         raise Degenerate("half of the distances between rows are 0, got a bandwidth of 0; drop duplicate rows")
     factor = -1 / (2 * median**2)
-    # along rows torch sums float32 into float64 many times slower; a mean's rounding leaves with the centring
+    # torch sums float32 rows into float64 many times slower; the rounding of a mean vanishes with the centring
     means = squared.mul_(factor).exp_().mean(1).double()
     return Gaussian(x.square().sum(1), factor, (means - means.mean() / 2).to(x.dtype))
 
 
 def median_root(squared: Float[Tensor, " cells"]) -> float:
-    """The median of the roots; of an even number the mean of the middle two."""
+    """The median of the roots; for an even number, the mean of the middle two."""
     middle = sorted({(len(squared) - 1) // 2, len(squared) // 2})
     cells = np.partition(squared.cpu().numpy(), middle)
     return float(np.sqrt(cells[middle], dtype=np.float64).mean())
@@ -233,9 +233,9 @@ def cka_angular() -> Measure:
 
 def shared_dimensions(products: Products) -> Matrix:
     """PR(x) PR(y) <K, L> / (tr K tr L), PR = (tr K)^2 / |K|^2; tr K is the number of rows here."""
-    check_own(products)
+    check_self_products(products)
     traces = products.rows[0].features.rows ** 2
-    return traces * products.cross / products.row_own[:, None] / products.column_own[None]
+    return traces * products.cross / products.row_squares[:, None] / products.column_squares[None]
 
 
 @measures.register(

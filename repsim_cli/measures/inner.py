@@ -1,9 +1,9 @@
-"""Measures that are inner products of one symmetric (n, n) matrix per representation, for all pairs at once.
+"""Inner products of one symmetric (n, n) matrix per representation, for all pairs at once.
 
-Two kinds of such matrices. A `Kernel` is made tile by tile from the Gram matrix of features, so that no (n, n)
-matrix is ever held: one Gram tile serves every kernel of the same features. `Packed` matrices are elementwise
-functions that need all cells first (ranks) or are compared cell by cell (distances): their cells i < j are held.
-All pairs of all representations are then one product per tile, summed in float64.
+There are two kinds of such matrices. A `Kernel` is computed tile by tile from the Gram matrix of features, so that no
+(n, n) matrix is held; a Gram tile serves every kernel of the same features. A `Packed` matrix needs all cells first
+(ranks), or is compared cell by cell (distances); its cells i < j are held.
+All pairs of all representations are then a single product per tile, summed in float64.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,16 +14,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-STRIP = 1 << 13  # terms of one float32 sum
+STRIP = 1 << 13  # terms of a float32 sum
 DIAGONAL = 128  # rows of a tile on the diagonal
-ROWS = 64  # representations in one block of the product, of which only the upper half is made
+ROWS = 64  # representations in a block of the product, of which only the upper half is computed
 Matrix = Float[Tensor, "a b"]
 
 
 class Features(NamedTuple):
-    """What one representation is turned into; scale: the factor that was taken out.
+    """A prepared representation; scale: the factor that was divided out.
 
-    For a `Kernel` values @ values.T is a Gram matrix, for a `Packed` matrix values are its cells.
+    For a `Kernel`, values @ values.T is the Gram matrix; for a `Packed` matrix, values are its cells.
     """
 
     values: Float[Tensor, "n k"] | Float[Tensor, " cells"]
@@ -38,9 +38,9 @@ class Features(NamedTuple):
 
 
 class CentredRows(NamedTuple):
-    """Features that are the rows of x minus the means, over the scale, made when asked for: no copy is held.
+    """The rows of x minus the means, over the scale, computed on demand: no copy is held.
 
-    mean: exact where rows are near it; rest: what its rounding leaves.
+    mean: exact where rows are near it. rest: the remainder that its rounding leaves.
     """
 
     x: Float[Tensor, "n d"]
@@ -71,10 +71,10 @@ def unchanged(fit: Any, gram: Tensor, rows: slice, columns: slice) -> Tensor:
 class Kernel:
     """A symmetric (n, n) matrix M per representation, from the Gram matrix of its features.
 
-    features(x): runs once per representation for all kernels that share the function. fit(features): what the
-    cells need to know of the whole matrix (row sums, a bandwidth); its tensors have one entry per row.
-    cells(fit, gram, rows, columns): the tile of M from the Gram matrix's tile, which it may overwrite.
-    whole: whether the fit holds an (n, n) matrix for a while.
+    features(x): runs once per representation, for all kernels that share the function.
+    fit(features): what the cells need from the whole matrix (row sums, a bandwidth); its tensors have an entry per row.
+    cells(fit, gram, rows, columns): the tile of M from that of the Gram matrix, which it may overwrite.
+    whole: whether the fit temporarily holds an (n, n) matrix.
     """
 
     features: Callable[[Tensor], AnyFeatures]
@@ -94,27 +94,27 @@ AnyKernel = Kernel | Packed
 
 
 class State(NamedTuple):
-    """One representation prepared for one kernel."""
+    """A representation prepared for a kernel."""
 
     features: AnyFeatures
     fit: Any = None
 
 
 class Products(NamedTuple):
-    """What a measure's value is made of: cross[a, b] = <M_a, N_b>, and own products <M_a, M_a>, <N_b, N_b>.
+    """The inner products behind a value: cross[a, b] = <M_a, N_b>, and the squared norms <M_a, M_a>, <N_b, N_b>.
 
-    For measures with one kernel M = N; with two, own products are not made (empty). rows, columns: the states.
+    For measures with a single kernel, M = N; with two, there are no squared norms (empty). rows, columns: the states.
     """
 
     cross: Matrix
-    row_own: Float[Tensor, " a"]
-    column_own: Float[Tensor, " b"]
+    row_squares: Float[Tensor, " a"]
+    column_squares: Float[Tensor, " b"]
     rows: Sequence[State]
     columns: Sequence[State]
 
 
 def states_of(kernels: Sequence[AnyKernel], x: Tensor, made: dict[Any, Any]) -> dict[AnyKernel, State]:
-    """x prepared for every kernel; `made` keeps features that several kernels share."""
+    """x prepared for every kernel; `made` collects features that several kernels share."""
     states: dict[AnyKernel, State] = {}
     for kernel in kernels:
         make = kernel.cells if isinstance(kernel, Packed) else kernel.features
@@ -146,7 +146,7 @@ Blocks = Iterator[tuple[int, dict[AnyKernel, Tensor]]]
 
 
 def _tiles(states: Mapping[Any, Sequence[State]], n: int, tile: int) -> Blocks:
-    """Per tile on or above the diagonal: its weight, and (representations, cells) of every kernel."""
+    """For every tile on or above the diagonal: its weight, and (representations, cells) of every kernel."""
     by_features: dict[Any, list[Kernel]] = {}
     for kernel in states:
         by_features.setdefault(kernel.features, []).append(kernel)
@@ -156,7 +156,7 @@ def _tiles(states: Mapping[Any, Sequence[State]], n: int, tile: int) -> Blocks:
     buffers = {kernel: like.new_empty(len(some), side * side) for kernel in states}
     for start in range(0, n, side):
         band = slice(start, min(start + side, n))
-        # made once for all tiles of these rows
+        # computed once for all tiles of these rows
         held = {make: [state.features.block(band) for state in states[of[0]]] for make, of in by_features.items()}
         for rows, columns in band_tiles(band, n):
             shape = (rows.stop - rows.start, columns.stop - columns.start)
@@ -177,22 +177,22 @@ def _tiles(states: Mapping[Any, Sequence[State]], n: int, tile: int) -> Blocks:
                         _make(kernel, states[kernel][r].fit, blocks[kernel][r].view(shape), rows, columns)
             if rows == columns:
                 yield 1, {kernel: _cut_diagonal(block, shape[0]) for kernel, block in blocks.items()}
-            # a tile above the diagonal stands for its mirror image too
+            # a tile above the diagonal also stands for its mirror image
             yield (1 if rows == columns else 2), blocks
-        del held  # before the next band is made: two would be held
+        del held  # before the next band, or two would be held
 
 
 def _make(kernel: Kernel, fit: Any, gram: Float[Tensor, "a b"], rows: slice, columns: slice) -> None:
-    """Turns a tile of the Gram matrix into the kernel's, where it is."""
+    """Turns a tile of the Gram matrix into that of the kernel, in place."""
     made = kernel.cells(fit, gram, rows, columns)
     if made.data_ptr() != gram.data_ptr():
         gram.copy_(made)
 
 
 def band_tiles(band: slice, n: int) -> Iterator[tuple[slice, slice]]:
-    """Rows and columns of the tiles of a band of rows that cover its cells on and above the diagonal.
+    """Rows and columns of the tiles that cover the cells of a band of rows on and above the diagonal.
 
-    Those on the diagonal are small, as half of such a tile is its own mirror image.
+    Tiles on the diagonal are small, since half of their cells are redundant.
     """
     yield from _halved(band)
     side = band.stop - band.start
@@ -201,7 +201,7 @@ def band_tiles(band: slice, n: int) -> Iterator[tuple[slice, slice]]:
 
 
 def _halved(rows: slice) -> Iterator[tuple[slice, slice]]:
-    """The square on the diagonal as squares of at most DIAGONAL rows on it, and what is above them."""
+    """The square on the diagonal, as squares of at most DIAGONAL rows and the tiles above them."""
     if rows.stop - rows.start <= DIAGONAL:
         yield rows, rows
     else:
@@ -213,7 +213,7 @@ def _halved(rows: slice) -> Iterator[tuple[slice, slice]]:
 
 
 def _cut_diagonal(block: Float[Tensor, "r cells"], side: int) -> Float[Tensor, "r side"]:
-    """Takes the diagonal of a square tile out, in float64: a row far from the others would drown the other cells."""
+    """Takes the diagonal out of a square tile, in float64: a row far from the others would dominate the other cells."""
     diagonal = block.unflatten(1, (side, side)).diagonal(dim1=1, dim2=2)
     taken = diagonal.to(torch.float64, copy=True)
     diagonal.zero_()
@@ -221,7 +221,7 @@ def _cut_diagonal(block: Float[Tensor, "r cells"], side: int) -> Float[Tensor, "
 
 
 def _slices(states: Mapping[Any, Sequence[State]], n: int, tile: int) -> Blocks:
-    """Slices of the packed cells i < j, each of which stands for its mirror image too."""
+    """Slices of the packed cells i < j, each of which also stands for its mirror image."""
     size = min(tile, n) ** 2
     for start in range(0, n * (n - 1) // 2, size):
         part = slice(start, start + size)
@@ -259,7 +259,7 @@ def tile_of(cells: Float[Tensor, " cells"], n: int, rows: slice, columns: slice)
     i = torch.arange(rows.start, rows.stop, device=cells.device)[:, None]
     j = torch.arange(columns.start, columns.stop, device=cells.device)[None]
     above, below = torch.minimum(i, j), torch.maximum(i, j)
-    # before row i come i (n - 1) - i (i - 1) / 2 cells; on the diagonal some other cell, which does not count
+    # i (n - 1) - i (i - 1) / 2 cells precede row i; on the diagonal any cell, which is masked below
     place = above * (n - 1) - above * (above - 1) // 2 + below - above - 1
     return cells[place.clamp_(0, len(cells) - 1)].masked_fill_(i == j, 0)
 

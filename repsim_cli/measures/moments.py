@@ -1,4 +1,4 @@
-"""What second moments tell of a representation, for measures whose rows are more than can be held.
+"""Representations by their second moments, for measures on more rows than fit into memory.
 
 A covariance here is x'x of centred x (n, d): a sum over rows, float64.
 """
@@ -14,13 +14,13 @@ from repsim_cli.errors import Degenerate
 from repsim_cli.measures.base import MeasureWarning
 from repsim_cli.measures.rank import DOUBLE, SINGLE, floor
 
-SURE = 1e-11  # eigenvalues of x'x above this share of the largest are no rounding
+SURE = 1e-11  # eigenvalues of x'x above this share of the largest are more than rounding
 
 
 class Second(NamedTuple):
-    """Second moments of one representation.
+    """Second moments of a representation.
 
-    sizes: the neurons' norms as stored, offset included. eps: the precision that they were stored in.
+    sizes: the norms of the neurons as stored, offset included. eps: the precision in which they were stored.
     """
 
     covariance: Float[Tensor, "d d"]
@@ -30,7 +30,7 @@ class Second(NamedTuple):
 
 
 def lengths(x: Second) -> Float[Tensor, " d"]:
-    """Norms of the centred neurons, which make correlations of covariances."""
+    """Norms of the centred neurons, which turn covariances into correlations."""
     return x.covariance.diagonal().sqrt()
 
 
@@ -42,9 +42,9 @@ def size(x: Second) -> float:
 
 
 class Axes(NamedTuple):
-    """The left singular vectors u = x @ whiten of a centred representation of `rows` rows, by falling variance.
+    """The left singular vectors u = x @ whiten of a centred representation of `rows` rows, by descending variance.
 
-    s: singular values. loadings: u'x. spread: rounding leaves u orthonormal to about eps / spread.
+    s: singular values. loadings: u'x. spread: with rounding, u is orthonormal to about eps / spread.
     """
 
     whiten: Float[Tensor, "d k"]
@@ -55,19 +55,19 @@ class Axes(NamedTuple):
 
 
 def axes(x: Second) -> Axes:
-    """The directions that count by the rule of `rank.py` for float32, below which second moments tell nothing.
+    """The directions that count by the rule of `rank.py` for float32; smaller ones are lost in second moments.
 
-    Warns where the rows were stored in float64, so that what is left out may be more than rounding.
+    Warns where the rows were stored in float64, since what is left out may be more than rounding.
     """
-    found = principal(x)
-    if x.eps < SINGLE and len(found.s) < len(x.sizes):
+    directions = principal(x)
+    if x.eps < SINGLE and len(directions.s) < len(x.sizes):
         warnings.warn(
             "directions were left out whose variance second moments cannot tell from rounding, got "
-            f"{len(x.sizes) - len(found.s)} of {len(x.sizes)}; use the estimate full",
+            f"{len(x.sizes) - len(directions.s)} of {len(x.sizes)}; use the estimate full",
             MeasureWarning,
             stacklevel=2,
         )
-    return found
+    return directions
 
 
 def principal(x: Second) -> Axes:
@@ -78,7 +78,7 @@ def principal(x: Second) -> Axes:
         if values[0] > SURE * values[-1]:
             s, v = values.flip(0).sqrt(), vectors.flip(1)
             return Axes(v / s, s, s[:, None] * v.T, x.rows, float(values[0] / values[-1]))
-    # the rank by neurons of one size, then the order by variance within that space
+    # the rank from neurons scaled to equal size, then the order by variance within their span
     values, vectors = torch.linalg.eigh(x.covariance / x.sizes / x.sizes[:, None])
     counted = values > least
     whiten = vectors[:, counted] / values[counted].sqrt() / x.sizes[:, None]
@@ -90,12 +90,12 @@ def principal(x: Second) -> Axes:
 
 
 def ordering(loadings: Float[Tensor, "k d"]) -> Float[Tensor, "k k"]:
-    """The rotation of an orthonormal basis of these loadings that orders it by falling variance."""
+    """The rotation that orders an orthonormal basis with these loadings by descending variance."""
     return torch.linalg.eigh(loadings @ loadings.T).eigenvectors.flip(1)
 
 
 def whitening(covariance: Float[Tensor, "d d"]) -> Float[Tensor, "d d"] | None:
-    """Triangular W with W'CW = 1, by a Cholesky factor of the neurons' correlations; None where it has none."""
+    """Triangular W with W'CW = 1, from a Cholesky factor of the neurons' correlations; None where there is none."""
     units = covariance.diagonal().rsqrt()
     factor, failed = torch.linalg.cholesky_ex(covariance * units * units[:, None])
     if failed:
@@ -105,22 +105,22 @@ def whitening(covariance: Float[Tensor, "d d"]) -> Float[Tensor, "d d"] | None:
 
 
 def condition(whiten: Float[Tensor, "d d"], sizes: Float[Tensor, " d"]) -> float:
-    """At least one over the smallest eigenvalue of the covariance of neurons divided by these sizes."""
+    """An upper bound on 1 / the smallest eigenvalue of the covariance of neurons divided by these sizes."""
     return float((whiten * sizes[:, None]).square().sum())
 
 
-def leading(one: Axes, variance: float) -> Axes:
-    """The fewest directions that hold this share of the variance; of the whole, all that count."""
-    k = kept(one.s, variance)
-    return one._replace(whiten=one.whiten[:, :k], s=one.s[:k], loadings=one.loadings[:k])
+def leading(directions: Axes, variance: float) -> Axes:
+    """The fewest directions that hold this share of the variance; all that count for a share of 1."""
+    k = kept(directions.s, variance)
+    return directions._replace(whiten=directions.whiten[:, :k], s=directions.s[:k], loadings=directions.loadings[:k])
 
 
 def kept(s: Float[Tensor, " k"], variance: float) -> int:
-    """How many of the falling singular values s hold this share of the variance, or all of them for 1."""
+    """How many of the descending singular values s hold this share of the variance; all for a share of 1."""
     shares = s.square().cumsum(0) / s.square().sum()
     return len(s) if variance == 1 else int((shares < variance).sum()) + 1
 
 
 def overlap(a: Axes, b: Axes, covariance: Float[Tensor, "d_a d_b"]) -> Float[Tensor, "k l"]:
-    """U_a'U_b, whose singular values are the canonical correlations."""
+    """U_a'U_b; its singular values are the canonical correlations."""
     return a.whiten.T @ covariance @ b.whiten

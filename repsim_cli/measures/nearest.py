@@ -1,6 +1,6 @@
-"""The nearest rows of every row: one table per representation, for all neighbourhood measures.
+"""The nearest rows of every row: a table per representation, for all neighbourhood measures.
 
-Pairs are compared list by list, all rows and many representations at a time.
+Pairs are compared list by list, with all rows and many representations at a time.
 """
 
 import warnings
@@ -16,11 +16,11 @@ from repsim_cli.measures.base import Measure, MeasureWarning, Pairwise, centred
 from repsim_cli.measures.inner import Matrix
 
 _BLOCK = 4096  # rows of the similarity matrix held at a time
-_EXACT = 1024  # of those that are done again in float64
-_SEEN = 100  # rows whose median stands for that of all
+_EXACT = 1024  # rows computed again in float64 at a time
+_SEEN = 100  # rows whose median stands for the median of all
 _TILE = 512
 _CELLS = 1 << 17  # (representation, row) cells compared at a time
-_TIE = 1e-13  # of the squares that a squared distance is made of: rows whose distances differ by less are equally near
+_TIE = 1e-13  # of the squares in a squared distance: rows whose distances differ by less are equally near
 _NEAR = {torch.float32: 3e-6, torch.float64: 2e-12}  # similarities closer than this may have lost their order
 _MANY_TIES = 0.05  # share of rows
 
@@ -28,8 +28,10 @@ Best = tuple[Float[Tensor, "b m"], Int[Tensor, "b m"]]
 
 
 class Neighbours(NamedTuple):
-    """The k nearest rows of every row, nearest first, with their similarities; whether that row finds this one among
-    its own; and the rows, of norm 1."""
+    """The k nearest rows of every row, nearest first.
+
+    similarities: of these rows. mutual: whether they have this row among their k nearest. units: all rows, of norm 1.
+    """
 
     lists: Int[Tensor, "k n"]
     similarities: Float[Tensor, "k n"]
@@ -41,21 +43,21 @@ def unit_rows(x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
     """Centred rows of norm 1, float64. A row at the mean has no direction: similarity 0 to every other row."""
     x = centred(x.double())[0]
     norms = torch.linalg.vector_norm(x, dim=1, keepdim=True)
-    # + 0.0: no negative zeros, so that equal rows have equal bits
+    # + 0.0 removes negative zeros, so that equal rows have equal bits
     return torch.where(norms > 0, x / norms.clamp_min(torch.finfo(x.dtype).tiny), 0.0) + 0.0
 
 
 def neighbours(x: Float[Tensor, "n d"], *, k: int) -> Neighbours:
     """The k nearest rows by cosine of centred rows, self excluded by index, equal similarities in index order.
 
-    Rows whose order the working precision cannot tell are done again in float64. Warns where many rows have more
-    than one candidate for the k-th place.
+    Rows whose order is uncertain in the working precision are computed again in float64. Warns where many rows have
+    several candidates for the k-th place.
     """
     exact = unit_rows(x)
     units = exact.to(torch.promote_types(x.dtype, torch.float32))
     every = torch.arange(len(x), device=x.device)
-    found = [largest(cosines(units, int(rows[0]), len(rows)), rows, k) for rows in every.split(_BLOCK)]
-    values, lists = (torch.cat(part) for part in zip(*found, strict=True))
+    blocks = [largest(cosines(units, int(rows[0]), len(rows)), rows, k) for rows in every.split(_BLOCK)]
+    values, lists = (torch.cat(part) for part in zip(*blocks, strict=True))
     unsure = (values[:, :-1] - values[:, 1:] < _NEAR[units.dtype]).any(1).nonzero()[:, 0]
     tied = 0
     if len(unsure):
@@ -69,52 +71,52 @@ def neighbours(x: Float[Tensor, "n d"], *, k: int) -> Neighbours:
 
 
 def cosines(units: Float[Tensor, "n d"], start: int, size: int) -> Float[Tensor, "b n"]:
-    """Products of some rows with all; of theirs with each other, half are made and mirrored."""
-    found = units.new_empty(size, len(units))
+    """Products of a block of rows with all rows; within the block, half are computed and mirrored."""
+    products = units.new_empty(size, len(units))
     stop = start + size
-    found[:, :start] = units[start:stop] @ units[:start].T
+    products[:, :start] = units[start:stop] @ units[:start].T
     for i in range(start, stop, _TILE):
         rows, after = slice(i - start, i - start + _TILE), min(i + _TILE, stop)
-        found[rows, i:] = units[i:after] @ units[i:].T
-        found[after - start :, i:after] = found[rows, after:stop].T
-    return found
+        products[rows, i:] = units[i:after] @ units[i:].T
+        products[after - start :, i:after] = products[rows, after:stop].T
+    return products
 
 
 def apart(units: Float[Tensor, "n d"]) -> Float[Tensor, "n e"]:
-    """With a coordinate more for each row without a direction, which then is at right angles to every other row."""
+    """With an extra coordinate for each row without a direction, which makes it orthogonal to every other row."""
     lost = (units == 0).all(1).nonzero()[:, 0]
-    own = torch.zeros(len(units), len(lost)).to(units)
-    own[lost, torch.arange(len(lost), device=lost.device)] = 1
-    return torch.cat([units, own], 1) if len(lost) else units
+    directions = torch.zeros(len(units), len(lost)).to(units)
+    directions[lost, torch.arange(len(lost), device=lost.device)] = 1
+    return torch.cat([units, directions], 1) if len(lost) else units
 
 
 def in_order(x: Float[Tensor, "n d"], rows: Int[Tensor, " b"], k: int) -> Iterator[tuple[Int[Tensor, " c"], Best]]:
-    """Blocks of these rows, each with minus half the squared distances of its k + 1 nearest rows, and their indices;
-    equally near ones by index.
+    """Blocks of these rows, each with minus half the squared distances to its k + 1 nearest rows and their indices;
+    equally near rows are ordered by index.
 
-    Distances are of rows seen from the median row of their side, so that a massive feature, in which all rows of a side
-    are alike, takes no digits from the others.
+    Rows are taken relative to the median row of their side, so that a massive feature, which is alike in all rows of a
+    side, does not cost the others digits.
     """
     distinct, which = distinct_rows(x)
     some = x[:: len(x) // _SEEN + 1]
     positive = x[:, int(some.abs().mean(0).argmax())] > 0
     for side in (positive, ~positive):
-        mine = rows[side[rows]]
-        if not len(mine):
+        of_side = rows[side[rows]]
+        if not len(of_side):
             continue
         seen = side.nonzero()[:, 0]
         points = distinct - x[seen[:: len(seen) // _SEEN + 1]].median(0).values
         squares = points.square().sum(1)
-        for block in mine.split(_EXACT):
-            own = which[block]
-            # every distinct row once: then equal rows are equally near to the last bit
-            near = torch.addmm(squares, points[own], points.T, beta=-0.5).sub_(squares[own, None] / 2)[:, which]
-            yield block, ordered(near, block, k, squares[own])
+        for block in of_side.split(_EXACT):
+            places = which[block]
+            # every distinct row once, so that equal rows are equally near to the last bit
+            near = torch.addmm(squares, points[places], points.T, beta=-0.5).sub_(squares[places, None] / 2)[:, which]
+            yield block, ordered(near, block, k, squares[places])
 
 
 def distinct_rows(x: Float[Tensor, "n d"]) -> tuple[Float[Tensor, "m d"], Int[Tensor, " n"]]:
-    """(the distinct rows, which of them every row is)."""
-    # one telling column mostly answers it, and sorting whole rows is slow
+    """(the distinct rows, the index of every row among them)."""
+    # a single column usually tells rows apart, and sorting whole rows is slow
     column = x[:, int(x.abs().amax(0).argmax())]
     if len(column.unique()) == len(x):
         return x, torch.arange(len(x), device=x.device)
@@ -129,8 +131,8 @@ def largest(similarity: Float[Tensor, "b n"], rows: Int[Tensor, " b"], k: int) -
 
 
 def ordered(near: Float[Tensor, "b n"], rows: Int[Tensor, " b"], k: int, squares: Float[Tensor, " b"]) -> Best:
-    """As `largest` of minus half the squared distances of rows with these squared norms; those that only rounding tells
-    apart are equal, and equal ones go by index."""
+    """As `largest`, for minus half the squared distances of rows with these squared norms. Values that differ by
+    rounding alone are equal, and equal values are ordered by index."""
     values, indices = largest(near, rows, k)
     tolerance = _TIE * (squares[:, None] - 2 * values[:, -1:])
     tied = (values[:, :-1] - values[:, 1:] <= tolerance).any(1).nonzero()[:, 0]
@@ -139,13 +141,13 @@ def ordered(near: Float[Tensor, "b n"], rows: Int[Tensor, " b"], k: int, squares
         above = those > last + within
         equal = ~above & (those >= last - within)
         chosen = above | (equal & (equal.cumsum(1) <= count - above.sum(1, keepdim=True)))
-        found = chosen.nonzero()[:, 1].view(-1, count)
-        best, order = those.gather(1, found).sort(dim=1, descending=True)
+        columns = chosen.nonzero()[:, 1].view(-1, count)
+        best, order = those.gather(1, columns).sort(dim=1, descending=True)
         first = torch.nn.functional.pad(best[:, :-1] - best[:, 1:] > within, (1, 0), value=True)
         places = torch.arange(count, device=best.device)
         group = torch.where(first, places, 0).cummax(1).values
-        found = found.gather(1, order)
-        indices[tied] = found.gather(1, (group * near.shape[1] + found).argsort(1))
+        columns = columns.gather(1, order)
+        indices[tied] = columns.gather(1, (group * near.shape[1] + columns).argsort(1))
         values[tied] = best.gather(1, group)
     return values, indices
 
@@ -161,7 +163,7 @@ def warn_of_ties(tied: int, n: int, k: int) -> None:
 
 
 def permuted(state: Neighbours, order: Int[Tensor, " n"]) -> Neighbours:
-    """The table of x[order]; rows that tie keep the places they had in x."""
+    """The table of x[order]; tied rows keep their places from x."""
     lists = order.argsort().int()[state.lists[:, order].long()]
     return Neighbours(lists, state.similarities[:, order], state.mutual[:, order], state.units[order])
 
@@ -179,7 +181,7 @@ def stacked(states: Sequence[Neighbours]) -> Stack:
 
 
 def by_lists(value: Callable[[Neighbours, Stack], Float[Tensor, " r"]], symmetric: bool) -> tuple[Callable, Callable]:
-    """(compare, compare_all) of value(one, many): one representation against many."""
+    """(compare, compare_all) of value(single, many): a representation against many."""
 
     def compare_all(a: Sequence[Neighbours], b: Sequence[Neighbours]) -> Matrix:
         values = torch.empty(len(a), len(b), dtype=torch.float64, device=a[0].lists.device)
@@ -188,15 +190,15 @@ def by_lists(value: Callable[[Neighbours, Stack], Float[Tensor, " r"]], symmetri
         for start in range(0, len(b), size):
             columns = slice(start, start + size)
             many = stacked(b[columns])
-            for i, one in enumerate(a[: columns.stop] if mirrored else a):
-                values[i, columns] = value(one, many)
+            for i, single in enumerate(a[: columns.stop] if mirrored else a):
+                values[i, columns] = value(single, many)
         return values.triu() + values.triu(1).T if mirrored else values
 
     return lambda a, b: float(compare_all([a], [b])), compare_all
 
 
 def measure(functions: tuple[Callable, Callable], k: int, rows: int = 0) -> Measure:
-    """The measure of (compare, compare_all) on the table of k neighbours."""
+    """The measure with these (compare, compare_all), on the table of k neighbours."""
     compare, compare_all = functions
     return Pairwise(
         prepare=partial(neighbours, k=k),

@@ -11,32 +11,32 @@ from repsim_cli.registry import measures
 from repsim_cli.settings import Positive
 
 
-def rank_sums(one: Neighbours, many: Stack) -> tuple[Float[Tensor, "r n"], Int[Tensor, "r n"]]:
-    """Over common neighbours at places p and q: sum 2 / ((1 + |p - q|) (p + q)), divided by that of m equal places,
-    and m, their number."""
+def rank_sums(single: Neighbours, many: Stack) -> tuple[Float[Tensor, "r n"], Int[Tensor, "r n"]]:
+    """For the m common neighbours at places p and q: the sum of 2 / ((1 + |p - q|) (p + q)) over its value for equal
+    places, and m."""
     sums, common = torch.zeros_like(many.similarities[0]), torch.zeros_like(many.lists[0])
-    for p, left in enumerate(one.lists, start=1):
+    for p, left in enumerate(single.lists, start=1):
         for q, right in enumerate(many.lists, start=1):
             equal = left == right
             common += equal
             sums.add_(equal, alpha=2 / ((1 + abs(p - q)) * (p + q)))
-    places = torch.arange(1, len(one.lists) + 1, device=sums.device, dtype=sums.dtype)
+    places = torch.arange(1, len(single.lists) + 1, device=sums.device, dtype=sums.dtype)
     best = torch.cat([places.new_ones(1), (1 / places).cumsum(0)])
     return sums / best[common.long()], common
 
 
-def rank_value(one: Neighbours, many: Stack) -> Float[Tensor, " r"]:
-    return rank_sums(one, many)[0].mean(1, dtype=torch.float64)
+def rank_value(single: Neighbours, many: Stack) -> Float[Tensor, " r"]:
+    return rank_sums(single, many)[0].mean(1, dtype=torch.float64)
 
 
-def rank_jaccard_value(one: Neighbours, many: Stack) -> Float[Tensor, " r"]:
-    ranks, common = rank_sums(one, many)
-    return (ranks * common / (2 * len(one.lists) - common)).mean(1, dtype=torch.float64)
+def rank_jaccard_value(single: Neighbours, many: Stack) -> Float[Tensor, " r"]:
+    ranks, common = rank_sums(single, many)
+    return (ranks * common / (2 * len(single.lists) - common)).mean(1, dtype=torch.float64)
 
 
-def lcs_value(one: Neighbours, many: Stack) -> Float[Tensor, " r"]:
+def lcs_value(single: Neighbours, many: Stack) -> Float[Tensor, " r"]:
     above = [torch.zeros_like(many.lists[0], dtype=torch.int16)] * (len(many.lists) + 1)
-    for left in one.lists:
+    for left in single.lists:
         row = above[:1]
         for q, right in enumerate(many.lists):
             row.append(torch.maximum(above[q] + (left == right), torch.maximum(above[q + 1], row[q])))
@@ -44,10 +44,10 @@ def lcs_value(one: Neighbours, many: Stack) -> Float[Tensor, " r"]:
     return above[-1].double().mean(1)
 
 
-def edit_value(one: Neighbours, many: Stack) -> Float[Tensor, " r"]:
-    k = len(one.lists)
+def edit_value(single: Neighbours, many: Stack) -> Float[Tensor, " r"]:
+    k = len(single.lists)
     above = [torch.full_like(many.lists[0], q, dtype=torch.int16) for q in range(k + 1)]
-    for p, left in enumerate(one.lists, start=1):
+    for p, left in enumerate(single.lists, start=1):
         row = [torch.full_like(above[0], p)]
         for q, right in enumerate(many.lists):
             row.append(torch.minimum(above[q] + (left != right), torch.minimum(above[q + 1], row[q]) + 1))

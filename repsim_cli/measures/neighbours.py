@@ -43,16 +43,16 @@ def by_sets(value: Callable[[Tensor, int], Tensor]) -> tuple[Callable, Callable]
 
 
 def cycle(a: Neighbours, b: Neighbours) -> float:
-    """Share of rows i that are among the a-neighbours of one of their b-neighbours."""
+    """Share of rows i that are a-neighbours of at least one of their b-neighbours."""
     every = torch.arange(a.lists.shape[1], device=a.lists.device)
-    found = torch.zeros(len(every), dtype=torch.bool, device=every.device)
+    cyclic = torch.zeros(len(every), dtype=torch.bool, device=every.device)
     for there in b.lists.long():
-        found |= (a.lists[:, there] == every).any(0)
-    return float(found.double().mean())
+        cyclic |= (a.lists[:, there] == every).any(0)
+    return float(cyclic.double().mean())
 
 
 def second_order_all(a: Sequence[Neighbours], b: Sequence[Neighbours]) -> Matrix:
-    """Mean cosine, over the union of a row's neighbours in both, of how near either representation finds them."""
+    """Mean cosine, over the union of a row's neighbours in both, of their similarities to it in either."""
     both = a if a is b else [*a, *b]
     k, n = a[0].lists.shape
     columns = slice(len(both) - len(b), None)
@@ -60,33 +60,33 @@ def second_order_all(a: Sequence[Neighbours], b: Sequence[Neighbours]) -> Matrix
     for rows in torch.arange(n, device=total.device).split(max(1, _GATHERED // (len(both) ** 2 * k))):
         lists = torch.stack([state.lists[:, rows] for state in both], 1)
         where = lists.flatten(0, 1).long()
-        # near[c, p, e, i]: how near c finds the neighbour that e has at place p
+        # near[c, p, e, i]: the similarity, in c, of the neighbour at place p in e
         near = torch.stack([(s.units @ s.units[rows].T).gather(0, where).view(lists.shape) for s in both])
         every = torch.arange(len(both), device=total.device)
         theirs = near[every, :, every].transpose(0, 1)[:, columns]
         for i in range(len(a)):
             here, there = near[columns, :, i].transpose(0, 1), near[i, :, columns]
-            own = near[i, :, i][:, None]
+            to_row = near[i, :, i][:, None]
             known = torch.zeros_like(there, dtype=torch.bool)
             for left in lists[:, i]:
                 known |= lists[:, columns] == left
             fresh = (~known).to(near.dtype)
-            dot = (own * here).sum(0) + (there * theirs * fresh).sum(0)
-            squares = ((own**2).sum(0) + (there**2 * fresh).sum(0)) * ((here**2).sum(0) + (theirs**2 * fresh).sum(0))
-            # without any direction there is nothing in common
+            dot = (to_row * here).sum(0) + (there * theirs * fresh).sum(0)
+            squares = ((to_row**2).sum(0) + (there**2 * fresh).sum(0)) * ((here**2).sum(0) + (theirs**2 * fresh).sum(0))
+            # rows without a direction have nothing in common
             total[i] += (dot / squares.sqrt().clamp_min(torch.finfo(dot.dtype).tiny)).sum(1, dtype=torch.float64)
     return total / n
 
 
-def masked_hsic(one: Neighbours, many: Stack) -> Float[Tensor, " r"]:
+def masked_hsic(single: Neighbours, many: Stack) -> Float[Tensor, " r"]:
     """n (n - 3) HSIC1 of the similarities K, L at common neighbours, 0 elsewhere: K, L are not symmetric matrices.
 
     tr(K L) + 1'K1 1'L1 / ((n - 1) (n - 2)) - 2 / (n - 2) 1'K L1, in float64.
     """
-    n = one.lists.shape[1]
+    n = single.lists.shape[1]
     row_sums = torch.zeros_like(many.lists[0], dtype=torch.float64)
     column_sums, trace = torch.zeros_like(row_sums), torch.zeros_like(row_sums)
-    for left, kernel, mutual in zip(one.lists, one.similarities.double(), one.mutual, strict=True):
+    for left, kernel, mutual in zip(single.lists, single.similarities.double(), single.mutual, strict=True):
         common = torch.zeros_like(row_sums, dtype=torch.bool)
         other, both_ways = torch.zeros_like(row_sums), torch.zeros_like(common)
         for right, similarity, also in zip(many.lists, many.similarities, many.mutual, strict=True):
@@ -102,8 +102,8 @@ def masked_hsic(one: Neighbours, many: Stack) -> Float[Tensor, " r"]:
     return trace.sum(1) + sums - 2 / (n - 2) * (column_sums * row_sums).sum(1)
 
 
-def own_hsic(state: Neighbours) -> float:
-    """0 where it is rounding of the similarities."""
+def self_hsic(state: Neighbours) -> float:
+    """`masked_hsic` of a representation with itself; 0 where it is within the rounding of the similarities."""
     value = float(masked_hsic(state, stacked([state])))
     floor = 10 * torch.finfo(state.similarities.dtype).eps * float(state.similarities.square().sum())
     return value if value > floor else 0.0
@@ -111,14 +111,14 @@ def own_hsic(state: Neighbours) -> float:
 
 def cknna_all(a: Sequence[Neighbours], b: Sequence[Neighbours]) -> Matrix:
     cross = by_lists(masked_hsic, symmetric=False)[1](a, b)
-    own = [cross.new_tensor([own_hsic(state) for state in side]) for side in ((a,) if a is b else (a, b))]
-    for values in own:
+    norms = [cross.new_tensor([self_hsic(state) for state in side]) for side in ((a,) if a is b else (a, b))]
+    for values in norms:
         if not values.all():
             raise Degenerate(
                 f"cknna: no self-similarity, got 0 for representation {int(values.argmin())} of {len(values)}; "
                 "use more rows or another k"
             )
-    return cross / own[0].sqrt()[:, None] / own[-1].sqrt()
+    return cross / norms[0].sqrt()[:, None] / norms[-1].sqrt()
 
 
 @measures.register(

@@ -1,6 +1,6 @@
 """Single neurons: does each neuron of one representation have a counterpart, or a linear fit, in the other?
 
-Neurons are standardised once; the (d_x, d_y) correlations of several pairs of representations are one product.
+Neurons are standardised once; the (d_x, d_y) correlations of several pairs of representations are a single product.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,11 +18,11 @@ from repsim_cli.measures.inner import Matrix
 from repsim_cli.measures.moments import Axes
 from repsim_cli.registry import measures
 
-_STACKED = 4  # representations on either side of one product
+_STACKED = 4  # representations on either side of a product
 
 
 def standardised(x: Float[Tensor, "n d"]) -> Float[Tensor, "n k"]:
-    """Columns of mean 0 and norm 1: products of two are correlations. Dead neurons are dropped."""
+    """Columns of mean 0 and norm 1, whose products are correlations. Dead neurons are dropped."""
     values = alive(x).values
     return (values / torch.linalg.vector_norm(values, dim=0)).to(working(x))
 
@@ -31,7 +31,7 @@ Value = Callable[[Float[Tensor, "k l"]], tuple[float, float]]
 
 
 def of_correlations(value: Value) -> Measure:
-    """value(correlations of a and b) -> the entries (row a, column b) and (row b, column a)."""
+    """The measure whose entries (row a, column b) and (row b, column a) are value(correlations of a and b)."""
 
     def compare(a: Tensor, b: Tensor) -> float:
         return value(a.T @ b)[0]
@@ -65,7 +65,7 @@ def of_correlations(value: Value) -> Measure:
 
 def best_partners(correlations: Float[Tensor, "k l"]) -> tuple[float, float]:
     strengths = correlations.abs()
-    # rounding of float32 leaves a correlation above 1
+    # float32 rounding can leave a correlation above 1
     return min(1.0, float(strengths.amax(1).double().mean())), min(1.0, float(strengths.amax(0).double().mean()))
 
 
@@ -75,14 +75,14 @@ def soft_partners(correlations: Float[Tensor, "k l"]) -> tuple[float, float]:
 
 
 def hard_partners(correlations: Float[Tensor, "k l"]) -> tuple[float, float]:
-    """The best matching of the narrower side's neurons to different neurons of the wider side."""
+    """The best matching of the neurons of the narrower side to different neurons of the wider side."""
     cells = correlations.double().cpu().numpy()
     matched = float(cells[scipy.optimize.linear_sum_assignment(cells, maximize=True)].mean())
     return matched, matched
 
 
 def transported(correlations: Float[Tensor, "k l"]) -> tuple[float, float]:
-    """The best transport of uniform mass; between equally many neurons a matching is one."""
+    """The best transport of uniform mass; between equal numbers of neurons it is a matching."""
     if correlations.shape[0] == correlations.shape[1]:
         return hard_partners(correlations)
     from ot import emd  # slow to import
@@ -203,15 +203,15 @@ def soft_matching() -> Measure:
 
 
 def fits(a: Basis, b: Basis) -> tuple[float, float]:
-    """Mean over a's neurons of the multiple correlation with all of b's, and the other way round.
+    """Mean over a's neurons of the multiple correlation with all of b's, and the same with a and b exchanged.
 
-    A neuron lies in its own side's basis, so that its part along the other's is a product of small matrices.
+    A neuron lies in the basis of its side, so that its part along the other basis is a product of small matrices.
     """
     return explained(overlap(a, b), a.loadings, b.loadings)
 
 
 def explained(m: Float[Tensor, "k l"], a: Float[Tensor, "k d_a"], b: Float[Tensor, "l d_b"]) -> tuple[float, float]:
-    """`fits` from the overlap of the two bases and the neurons' loadings on their own side's."""
+    """`fits` from the overlap of the two bases, and the neurons' loadings on the basis of their side."""
 
     def mean(m: Tensor, loadings: Tensor) -> float:
         units = loadings / torch.linalg.vector_norm(loadings, dim=0)
@@ -225,7 +225,7 @@ def fits_of_moments(a: Axes, b: Axes, covariance: Tensor) -> tuple[float, float]
 
 
 def fits_all(rows: Sequence[Basis], columns: Sequence[Basis]) -> Matrix:
-    """Both directions of a pair come from one product."""
+    """Both directions of a pair come from the same product."""
     values = torch.empty(len(rows), len(columns), dtype=torch.float64)
     for i, a in enumerate(rows):
         for j, b in enumerate(columns):

@@ -14,7 +14,7 @@ from repsim_cli.measures.inner import Matrix
 from repsim_cli.registry import measures
 
 _BLOCK = 64  # rows held at a time, of all representations
-_CLOSE = 1e-3  # distances below this share of what they are differences of are computed from differences
+_CLOSE = 1e-3  # distances below this share of their terms are computed from differences
 
 
 def varying(x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
@@ -34,7 +34,7 @@ def euclidean_distance(a: Float[Tensor, "n d"], b: Float[Tensor, "n d"]) -> floa
 
 
 def euclidean_all(rows: Sequence[Tensor], columns: Sequence[Tensor]) -> Matrix:
-    """All pairs, a block of rows at a time, by |a|^2 + |b|^2 - 2 ab around the row's mean over all representations."""
+    """All pairs, by blocks of rows, as |a|^2 + |b|^2 - 2 ab relative to the row's mean over all representations."""
     total = torch.zeros(len(rows), len(columns), dtype=torch.float64, device=rows[0].device)
     for start in range(0, len(rows[0]), _BLOCK):
         part = slice(start, start + _BLOCK)
@@ -85,7 +85,7 @@ def euclidean() -> Measure:
 
 
 class Directed(NamedTuple):
-    """Rows, and one over their norms."""
+    """Rows, and 1 / their norms."""
 
     rows: Float[Tensor, "n d"]
     inverse: Float[Tensor, "n 1"]
@@ -101,13 +101,13 @@ def directed(x: Float[Tensor, "n d"]) -> Directed:
 
 
 def cosine_distance(a: Directed, b: Directed) -> float:
-    """From the difference of the unit rows, which keeps the digits of small distances."""
+    """From the difference of the unit rows, which is accurate for small distances."""
     x, y = (torch.nn.functional.normalize(side.rows.double(), dim=1) for side in (a, b))
     return float((x - y).square().sum(1).mean() / 2)
 
 
 def cosine_all(rows: Sequence[Directed], columns: Sequence[Directed]) -> Matrix:
-    """All pairs: the mean cosine of paired rows is one product over all cells of the unit rows."""
+    """All pairs: the mean cosine of paired rows is a product over all cells of the unit rows."""
     total = torch.zeros(len(rows), len(columns), dtype=torch.float64, device=rows[0].rows.device)
 
     def unit(side: Sequence[Directed], part: slice) -> Float[Tensor, "r cells"]:

@@ -23,13 +23,13 @@ from repsim_cli.settings import Above0
 _BLOCK = 512  # rows of a distance matrix held at a time
 _CLOSE = 1e-3  # squared distances below this share of the squared norms are computed from differences
 _EXACT_RANKS = 1 << 16  # more cells than this are ranked by bins in float32
-_TIE = {torch.float64: 1e-12, torch.float32: 1e-6}  # distances this close are equal but for rounding
-_TAIL = 0.025  # share of the cells at either end that is ranked exactly
+_TIE = {torch.float64: 1e-12, torch.float32: 1e-6}  # distances this close are equal up to rounding
+_TAIL = 0.025  # share of cells at either end that is ranked exactly
 _BINS = 1 << 16
 
 
-def mend_close(squared: Tensor, norms: Tensor, x: Tensor, rows: slice, columns: slice) -> Tensor:
-    """Squared distances |x_i|^2 + |x_j|^2 - 2 x_i.x_j of a block, with those mended that cancelled."""
+def exact_where_close(squared: Tensor, norms: Tensor, x: Tensor, rows: slice, columns: slice) -> Tensor:
+    """Squared distances |x_i|^2 + |x_j|^2 - 2 x_i.x_j of a block; where these cancel, from differences."""
     close = squared < _CLOSE * (norms[rows, None] + norms[columns])
     if rows.start == columns.start:
         close.diagonal().fill_(False)
@@ -47,7 +47,7 @@ def distance_rows(x: Float[Tensor, "n d"]) -> Iterator[tuple[int, Float[Tensor, 
     for start in range(0, len(x), _BLOCK):
         rows, columns = slice(start, min(start + _BLOCK, len(x))), slice(start, len(x))
         squared = torch.addmm(norms[columns][None], x[rows], x[columns].T, alpha=-2).add_(norms[rows, None])
-        yield start, mend_close(squared, norms, x, rows, columns)
+        yield start, exact_where_close(squared, norms, x, rows, columns)
 
 
 def packed_distances(x: Float[Tensor, "n d"]) -> Float[Tensor, " cells"]:
@@ -56,7 +56,7 @@ def packed_distances(x: Float[Tensor, "n d"]) -> Float[Tensor, " cells"]:
 
 
 def euclidean(x: Float[Tensor, "n d"]) -> Features:
-    """Distances of rows, in units of the root mean squared distance from the mean."""
+    """Distances between rows, in units of the root mean squared distance from the mean."""
     x, scale = centred(x)
     return Features(packed_distances(x), scale)
 
@@ -74,15 +74,15 @@ def standardised(x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
 def ranks(cells: Float[Tensor, " cells"]) -> Features:
     """Centred mid-ranks of unit variance, of distances between rows whose root mean squared norm is 1.
 
-    Distances that rounding alone can order tie. More than 2^16 float32 cells are ranked by 2^16 bins, whose members
-    tie too, and exactly in the outer 2.5 %, where a few far rows would leave the bins too wide; it moves a rank
-    correlation by less than 1e-6.
+    Distances that differ by rounding alone tie. More than 2^16 float32 cells are sorted into 2^16 bins, whose members
+    tie too, and ranked exactly in the outer 2.5 % at either end, where a few far rows would make the bins too wide.
+    This changes a rank correlation by less than 1e-6.
     """
     cells = cells.div(_TIE[cells.dtype]).round_()
     if len(cells) <= _EXACT_RANKS or cells.dtype == torch.float64:
         ranked = exact_ranks(cells)
     else:
-        # numpy partitions where torch sorts
+        # numpy partitions, torch would sort
         low, high = np.quantile(cells[:: len(cells) // 10_000].cpu().numpy(), [_TAIL, 1 - _TAIL]).tolist()
         bins = cells.sub(low).mul_((_BINS - 1) / max(high - low, 1e-30)).clamp_(0, _BINS - 1).int()
         counts = torch.bincount(bins, minlength=_BINS)
@@ -114,7 +114,7 @@ def euclidean_ranks(x: Float[Tensor, "n d"]) -> Features:
 
 
 class DoubleCentring(NamedTuple):
-    """What turns distances D into D_ij - m_i - m_j + m: features, their squared norms, and m_i - m/2."""
+    """For double-centring distances D to D_ij - m_i - m_j + m: features x, their squared norms, and m_i - m/2."""
 
     x: Float[Tensor, "n d"]
     norms: Float[Tensor, " n"]
@@ -134,7 +134,7 @@ def double_centring(features: AnyFeatures) -> DoubleCentring:
 
 def centred_distances(fit: DoubleCentring, gram: Tensor, rows: slice, columns: slice) -> Tensor:
     squared = gram.mul_(-2).add_(fit.norms[rows, None]).add_(fit.norms[columns])
-    distances = mend_close(squared, fit.norms, fit.x, rows, columns).sqrt_()
+    distances = exact_where_close(squared, fit.norms, fit.x, rows, columns).sqrt_()
     return distances.sub_(fit.means[rows, None]).sub_(fit.means[columns])
 
 
@@ -145,16 +145,16 @@ CENTRED_DISTANCES = Kernel(features=centred_rows, fit=double_centring, cells=cen
 
 
 def difference(unit: Callable[[State], float]) -> InnerProduct:
-    """The norm of the difference of packed cells, each in its unit: |u_a D_a - u_b D_b| over i < j."""
+    """The norm of the difference of packed cells, each scaled: |u_a D_a - u_b D_b| over i < j."""
 
     def squares(products: Products) -> tuple[Matrix, Matrix]:
-        """Squared norms of the differences, and of what they are differences of."""
+        """Squared norms of the differences, and the sums of the squared norms of their terms."""
         rows, columns = (
             torch.tensor([unit(state) for state in side], dtype=torch.float64, device=products.cross.device)
             for side in (products.rows, products.columns)
         )
-        own = (products.row_own * rows**2)[:, None] / 2 + (products.column_own * columns**2)[None] / 2
-        return own - products.cross * rows[:, None] * columns[None], own
+        sizes = (products.row_squares * rows**2)[:, None] / 2 + (products.column_squares * columns**2)[None] / 2
+        return sizes - products.cross * rows[:, None] * columns[None], sizes
 
     def value(products: Products) -> Matrix:
         return squares(products)[0].clamp_min(0).sqrt()
@@ -170,17 +170,17 @@ def difference(unit: Callable[[State], float]) -> InnerProduct:
 
 
 def unit_frobenius(state: State) -> float:
-    """The unit in which the representation has Frobenius norm 1: its rows have mean squared norm 1 here."""
+    """The scale to Frobenius norm 1, since rows have mean squared norm 1 here."""
     return 1 / math.sqrt(rows_of(state))
 
 
 def root_mean(state: State) -> float:
-    """The representation's own unit, over the root of the number of cells."""
+    """The scale back to the units of the activations, over the root of the number of cells."""
     return state.features.scale / math.sqrt(state.features.rows)
 
 
 def rows_of(state: State) -> int:
-    """n from the n (n - 1) / 2 packed cells."""
+    """n, from the n (n - 1) / 2 packed cells."""
     return (1 + math.isqrt(1 + 8 * state.features.rows)) // 2
 
 

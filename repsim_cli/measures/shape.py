@@ -14,11 +14,11 @@ from repsim_cli.measures.bases import NEURONS, nuclear_norm
 from repsim_cli.measures.rdm import SHAPE
 from repsim_cli.registry import measures
 
-_NEAR = 1e-3  # squared distances below this share of what they are differences of are computed from differences
+_NEAR = 1e-3  # squared distances below this share of their terms are computed from differences
 
 
 class Shape(NamedTuple):
-    """A representation, centred, of mean squared row norm 1, in at most n columns (a rotation); its Frobenius norm."""
+    """A centred representation of mean squared row norm 1, rotated into at most n columns; size: its Frobenius norm."""
 
     rows: Float[Tensor, "n k"]
     size: float
@@ -36,20 +36,20 @@ def permuted(state: Shape, order: Tensor) -> Shape:
 
 
 def overlap(a: Shape, b: Shape) -> float:
-    """|a'b|_* of unit Frobenius norms, in [0, 1]: the inner product after the best rotation."""
+    """|a'b|_* at unit Frobenius norms, in [0, 1]: the inner product after the best rotation."""
     dtype = torch.promote_types(a.rows.dtype, b.rows.dtype)
     return min(1.0, nuclear_norm(a.rows.to(dtype).T @ b.rows.to(dtype)) / len(a.rows))
 
 
 def distance(a: Shape, b: Shape, left: float = 1.0, right: float = 1.0) -> float:
-    """Distance after the best rotation, of Frobenius norms left and right; narrower sides count as padded with 0."""
+    """Distance after the best rotation at Frobenius norms left and right; the narrower side is padded with zeros."""
     if a is b:
         return 0.0
     scales = left**2 + right**2
     squared = scales - 2 * left * right * overlap(a, b)
     if squared > _NEAR * scales:
         return math.sqrt(squared)
-    # close together the difference would cancel: measure what remains after the rotation
+    # for close pairs the difference would cancel: take what remains after the rotation
     width = max(a.rows.shape[1], b.rows.shape[1])
     x, y = (torch.nn.functional.pad(s.rows.double(), (0, width - s.rows.shape[1])) for s in (a, b))
     x, y = left * x / torch.linalg.matrix_norm(x), right * y / torch.linalg.matrix_norm(y)
@@ -62,7 +62,7 @@ def size_and_shape_distance(a: Shape, b: Shape) -> float:
 
 
 def angle(a: Shape, b: Shape) -> float:
-    """arccos loses half of the digits near 1, the chord does not."""
+    """From the chord, since arccos loses half of the digits near 1."""
     return 2 * math.asin(min(1.0, distance(a, b) / 2))
 
 
@@ -215,12 +215,12 @@ def aligned_cosine() -> Measure:
 
 
 def unit_neurons(x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
-    """Centred, of mean squared row norm 1, the neurons as they are."""
+    """Centred, with mean squared row norm 1, neurons not rotated."""
     return centred(x)[0]
 
 
 def permutation_distance(a: Float[Tensor, "n d"], b: Float[Tensor, "n l"]) -> float:
-    """Distance after the best matching of neurons, of unit Frobenius norms; those left over are matched to 0."""
+    """Distance after the best matching of neurons at unit Frobenius norms; unmatched neurons are matched to 0."""
     products = (a.T @ b).double().cpu().numpy()
     left, right = scipy.optimize.linear_sum_assignment(products, maximize=True)
     squared = 2 - 2 * float(products[left, right].sum()) / len(a)

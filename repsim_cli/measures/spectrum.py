@@ -1,7 +1,7 @@
 """Spectra of neighbourhood graphs: multi-scale intrinsic distance.
 
-The heat trace tr exp(-tL) of a graph is a sum of Chebyshev moments tr T_m(L - I), which decay so fast in m that a few
-sparse products give it to the last digits: no eigenvalues are needed.
+The heat trace tr exp(-tL) of a graph is a sum of Chebyshev moments tr T_m(L - I). They decay so fast in m that a few
+sparse products give the trace to the last digits, without eigenvalues.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,12 +23,12 @@ from repsim_cli.settings import Medium, Positive
 
 _TIMES = torch.logspace(-1, 1, 256, dtype=torch.float64)
 _WEIGHTS = torch.exp(-2 * (_TIMES + 1 / _TIMES))  # of the times in the distance
-_DEGREE = 24  # of the moments: what is left out of the heat traces is below 1e-14
+_DEGREE = 24  # of the moments: the omitted part of a heat trace is below 1e-14
 _COLUMNS = 128  # of the products held at a time
 
 
 def nearest_rows(x: Float[Tensor, "n d"], k: int) -> Int[Tensor, "n k"]:
-    """The k rows nearest by Euclidean distance, self excluded by index, equal distances in index order."""
+    """The k nearest rows by Euclidean distance, self excluded by index, equal distances in index order."""
     x = centred(x.double())[0]
     lists, tied = torch.empty(len(x), k, dtype=torch.int64, device=x.device), 0
     for rows, (best, where) in in_order(x, torch.arange(len(x), device=x.device), k):
@@ -39,7 +39,7 @@ def nearest_rows(x: Float[Tensor, "n d"], k: int) -> Int[Tensor, "n k"]:
 
 
 def shifted_laplacian(x: Float[Tensor, "n d"], k: int) -> scipy.sparse.csr_matrix:
-    """L - I = -D^(-1/2) A D^(-1/2), A linking rows of which one is among the k nearest of the other."""
+    """L - I = -D^(-1/2) A D^(-1/2), where A links two rows if either is among the k nearest of the other."""
     n = len(x)
     near = nearest_rows(x, k).cpu().numpy()
     links = scipy.sparse.csr_matrix((np.ones(n * k), near.ravel(), np.arange(0, n * k + 1, k)), (n, n))
@@ -49,9 +49,8 @@ def shifted_laplacian(x: Float[Tensor, "n d"], k: int) -> scipy.sparse.csr_matri
 
 
 def probes(n: int, exact_rows: int, count: int) -> Iterator[tuple[float, Float[np.ndarray, "n c"]]]:
-    """Blocks of columns V with tr M = sum of weight tr(V' M V): exactly, or on average over random signs.
-
-    The signs depend on n alone: all representations get the same.
+    """Weighted blocks of columns V such that tr M is the sum of weight tr(V' M V): exactly, or on average over random
+    signs, which are the same for all representations of n rows.
     """
     if n <= exact_rows:
         for start in range(0, n, _COLUMNS):
@@ -72,7 +71,7 @@ def heat_trace(x: Float[Tensor, "n d"], *, k: int, exact_rows: int, signs: int) 
         whole, first = float(np.sum(start * start)), float(np.sum(now * start))
         moments[:2] += weight * whole, weight * first
         for m in range(1, _DEGREE // 2 + 1):
-            # T_2m = 2 T_m^2 - 1 and T_(2m+1) = 2 T_m T_(m+1) - T_1 spare half of the products
+            # T_2m = 2 T_m^2 - 1 and T_(2m+1) = 2 T_m T_(m+1) - T_1 save half of the products
             moments[2 * m] += weight * (2 * float(np.sum(now * now)) - whole)
             if 2 * m < _DEGREE:
                 last, now = now, 2 * (matrix @ now) - last

@@ -1,6 +1,6 @@
-"""Descriptive statistics: one number per representation, compared by its absolute difference.
+"""Descriptive statistics: a number per representation, compared by absolute differences.
 
-The rows need no pairing: a permutation of them changes nothing. 0 does not mean that two representations are equal.
+The rows need no pairing: permuting them changes nothing. 0 does not mean that two representations are equal.
 """
 
 from collections.abc import Callable, Sequence
@@ -43,7 +43,7 @@ def varied(x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
 
 
 def directions(x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
-    """The rows in float64, of norm 1, not centred."""
+    """The rows in float64, scaled to norm 1, not centred."""
     x = varied(x)
     norms = torch.linalg.vector_norm(x, dim=1, keepdim=True)
     zero = int((norms == 0).sum())
@@ -67,8 +67,8 @@ def concentricity(x: Float[Tensor, "n d"]) -> float:
 
 
 def uniformity(x: Float[Tensor, "n d"]) -> float:
-    """log of the mean of exp(-2 |u_i - u_j|^2) over i < j, rows u of norm 1; 0 where all rows have one direction."""
-    # distances do not see an offset, and without it they keep their digits
+    """log of the mean of exp(-2 |u_i - u_j|^2) over i < j, rows u of norm 1; 0 if all rows have the same direction."""
+    # an offset does not change distances but costs them digits
     units = directions(x)
     units, total = units - units.mean(0), 0.0
     for _, block in distance_rows(units.to(torch.promote_types(x.dtype, torch.float32))):
@@ -84,7 +84,7 @@ def tolerance(x: Float[Tensor, "n d"], labels: Int[Tensor, " n"]) -> float:
         raise Degenerate(f"no two rows have the same label, got {len(sizes)} labels; give classes of several rows")
     rows = directions(x)
     sums = rows.new_zeros(len(sizes), rows.shape[1]).index_add_(0, codes, rows)
-    # |sum of a class|^2 counts its rows with themselves, 1 each
+    # |sum of a class|^2 includes the pairs of a row with itself, 1 each
     return (float(sums.square().sum()) - len(x)) / pairs
 
 
@@ -129,7 +129,7 @@ def representation_rank(x: Float[Tensor, "n d"]) -> float:
 
 
 def card(label: str, **claims: Any) -> Card:
-    """Differences of a number are symmetric and obey the triangle inequality, whatever the number."""
+    """The card of a difference of numbers, which is symmetric and satisfies the triangle inequality."""
     shared: dict[str, Any] = {"larger_is_closer": False, "symmetric": True, "is_metric": True, "paired": False}
     return Card(label=label, minimum_rows=2, **shared, **claims)
 

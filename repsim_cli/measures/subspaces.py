@@ -1,6 +1,6 @@
 """Column spaces and regressions: inner products of projectors and ridge smoothers, for all pairs at once.
 
-Of two projectors it is the sum of the squared canonical correlations.
+The inner product of two projectors is the sum of the squared canonical correlations.
 """
 
 import math
@@ -26,7 +26,7 @@ from repsim_cli.settings import From0
 def orthonormal(x: Float[Tensor, "n d"]) -> Features:
     """Features of the projector onto the column space of centred x, by the rule of `rank.py`.
 
-    By a Cholesky factor of the neurons' correlations where their condition allows (another twice as fast).
+    From a Cholesky factor of the neurons' correlations if their condition allows (twice as fast again).
     """
     dtype = working(x)
     neurons = alive(x)
@@ -149,7 +149,7 @@ def eigenspace_overlap() -> Measure:
 
 
 def explained(products: Products) -> Matrix:
-    """<K_a, P_b> / tr K_a; the trace is the number of rows."""
+    """<K_a, P_b> / tr K_a, where the trace is the number of rows."""
     return products.cross / products.rows[0].features.rows
 
 
@@ -196,20 +196,20 @@ def shrunk(x: Float[Tensor, "n d"], lam: float) -> Features:
     return Features((basis.u * (variances / (variances + lam)).sqrt()).to(basis.dtype))
 
 
-def own(states: Sequence[State]) -> Float[Tensor, " r"]:
-    """Squared norms of the smoothers: the columns of their features are orthogonal."""
+def squared_sizes(states: Sequence[State]) -> Float[Tensor, " r"]:
+    """Squared norms of the smoothers, whose features have orthogonal columns."""
     return torch.stack([state.features.values.double().square().sum(0).square().sum() for state in states])
 
 
 def squares(products: Products) -> tuple[Matrix, Matrix]:
-    """Squared norms of the smoothers' differences, and of what they are differences of."""
-    own_sums = own(products.rows)[:, None] + own(products.columns)[None]
-    return own_sums - 2 * products.cross, own_sums
+    """Squared norms of the differences of smoothers, and the sums of the squared norms of their terms."""
+    sizes = squared_sizes(products.rows)[:, None] + squared_sizes(products.columns)[None]
+    return sizes - 2 * products.cross, sizes
 
 
 @cache
 def smoother(lam: float) -> Kernel:
-    """One kernel per lam, so that measures of the same lam share it."""
+    """A kernel per lam, shared by the measures of the same lam."""
     return Kernel(features=partial(shrunk, lam=lam))
 
 
@@ -218,12 +218,12 @@ def smoother_distance(products: Products) -> Matrix:
 
 
 def smoothers_near(products: Products, values: Matrix) -> Tensor:
-    """Where the difference has lost digits to cancellation."""
+    """The cells whose difference has lost digits to cancellation."""
     return values**2 < 0.01 * squares(products)[1]
 
 
 def smoother_difference(a: State, b: State) -> float:
-    """|A A' - B B'| from its cells."""
+    """|A A' - B B'|, from its cells."""
     if a is b:
         return 0.0
     x, y = (state.features.values.double() for state in (a, b))

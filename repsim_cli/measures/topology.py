@@ -1,6 +1,6 @@
 """Persistent homology: representation topology divergence and geometry score.
 
-The barcodes come from ripser and gudhi, which are extras: `pip install 'repsim-cli[topology]'`.
+The barcodes come from ripser and gudhi, in an extra: `pip install 'repsim-cli[topology]'`.
 """
 
 import warnings
@@ -23,7 +23,7 @@ Square = Float[np.ndarray, "n n"]
 SubsetRows = Annotated[int, Field(ge=3, le=4000)]  # so that float32 holds every rank of their distances
 Landmarks = Annotated[int, Field(ge=4, le=10**6)]  # three have no hole
 
-_QUANTILE = 0.9  # of the distances, 0 of a row to itself among them: what they are divided by
+_QUANTILE = 0.9  # the distances are divided by this quantile, which includes the zeros of the diagonal
 _GAMMA = 1 / (128 * 5000)  # per row: the longest relaxation as a share of the largest distance
 
 
@@ -37,10 +37,10 @@ def normalised_distances(x: Float[Tensor, "n d"]) -> Square:
 
 
 def cross_barcode(first: Square, second: Square) -> float:
-    """Total length of the bars in dimension 1 that adding the short edges of `second` to those of `first` makes.
+    """Total length of the bars in dimension 1 that appear when the short edges of `second` are added to `first`.
 
-    They are those of the Rips filtration on two copies of the rows: distances 0 within one, min(first, second)
-    within the other, first between them; of the last, those from row i to row j > i of the copy are not needed.
+    They are the bars of the Rips filtration on two copies of the rows: distances 0 within the first copy,
+    min(first, second) within the second, first between the two; those from row i to row j > i of the copy are omitted.
     """
     from ripser import ripser
 
@@ -103,24 +103,24 @@ def rtd(*, rows: SubsetRows = 500, subsets: Medium = 10, seed: Seed = 0) -> Meas
 
 
 def holes(distances: Float[np.ndarray, "n l"], longest: float) -> Float[np.ndarray, " holes"]:
-    """Shares of [0, longest] in which the relaxed witness complex of the l landmarks has 0, 1, 2 ... holes."""
+    """Shares of [0, longest] for which the relaxed witness complex of the l landmarks has 0, 1, 2 ... holes."""
     import gudhi
 
-    # a landmark further than the third nearest by more than this is in no triangle that the row witnesses
+    # a landmark that is further away than the third nearest by more than this is in no triangle witnessed by the row
     third = np.partition(distances, 2, axis=1)[:, 2]
     count = int((distances <= third[:, None] + longest).sum(1).max())
     order = np.argpartition(distances, count - 1, axis=1)[:, :count]
     order = np.take_along_axis(order, np.take_along_axis(distances, order, 1).argsort(1), 1)
     table = np.stack([order, np.take_along_axis(distances, order, 1)], axis=-1, dtype=np.float64)
     tree = gudhi.WitnessComplex(table).create_simplex_tree(max_alpha_square=longest, limit_dimension=2)
-    # in the highest dimension there is, gudhi counts holes on request alone: a complex of edges has them in dimension 1
+    # gudhi counts holes in the highest dimension only on request: those of a complex of edges are in dimension 1
     tree.compute_persistence(homology_coeff_field=2, persistence_dim_max=tree.dimension() < 2)
     births, deaths = tree.persistence_intervals_in_dimension(1).reshape(-1, 2).T
     times = np.concatenate([[0.0], births, np.minimum(deaths, longest), [longest]])
     steps = np.concatenate([[0], np.ones_like(births), -np.ones_like(deaths), [0]])
     order = np.argsort(times, kind="stable")
     counts = np.cumsum(steps[order])[:-1].astype(int)
-    # of events at one time the sum alone means something; a count below 0 lasts no time
+    # simultaneous events only count as a sum; a negative count in between lasts no time
     return np.bincount(counts.clip(0), np.diff(times[order]) / longest)
 
 
@@ -129,7 +129,7 @@ def living_times(
 ) -> Float[np.ndarray, " holes"]:
     """Mean relative living times of the numbers of holes, over random landmarks.
 
-    The landmarks are drawn from the rows in the order of their norms, so that the order of the rows means nothing.
+    The landmarks are drawn from the rows sorted by norm, so that the order of the rows does not matter.
     """
     x = rows_of_unit_scale(x)
     x = x[squared_norms(x).argsort(stable=True)]
@@ -139,9 +139,9 @@ def living_times(
     total = np.zeros(1)
     for _ in range(repeats):
         near = distances[:, draw.choice(n, landmarks, replace=False)]
-        found = holes(near, share * float(near.max()))
-        total = np.pad(total, (0, max(0, len(found) - len(total))))
-        total[: len(found)] += found
+        times = holes(near, share * float(near.max()))
+        total = np.pad(total, (0, max(0, len(times) - len(total))))
+        total[: len(times)] += times
     if not total[1:].any():
         warnings.warn(
             f"no complex of {landmarks} landmarks of {n} rows has a hole, and layers without holes score 0; "

@@ -26,18 +26,18 @@ from repsim_cli.measures.gromov import (
     permuted,
     space,
 )
-from repsim_cli.measures.rdm import mend_close
+from repsim_cli.measures.rdm import exact_where_close
 from repsim_cli.registry import measures
 from repsim_cli.settings import Seed, Share, Small
 
 
 def coot_objective(x: np.ndarray, y: np.ndarray, samples: Coupling, features: Coupling) -> float:
-    """sum (x_ip - y_jq)^2 S_ij F_pq."""
+    """The sum of (x_ip - y_jq)^2 S_ij F_pq."""
     rows, columns = matching(samples), matching(features)
     if rows is not None and columns is not None:
         return float(np.mean((x - y[np.ix_(rows, columns)]) ** 2))
-    own = samples.sum(1) @ x**2 @ features.sum(1) + samples.sum(0) @ y**2 @ features.sum(0)
-    return max(0.0, float(own - 2 * np.sum((x.T @ samples @ y) * features)))
+    squares = samples.sum(1) @ x**2 @ features.sum(1) + samples.sum(0) @ y**2 @ features.sum(0)
+    return max(0.0, float(squares - 2 * np.sum((x.T @ samples @ y) * features)))
 
 
 def couplings(n: int, starts: int, seed: int) -> Iterator[Coupling]:
@@ -47,7 +47,7 @@ def couplings(n: int, starts: int, seed: int) -> Iterator[Coupling]:
 
 
 def alternate(a: Space, b: Space, samples: Coupling, alpha: float) -> float:
-    """The augmented objective at the end of best features for the rows, best rows for the features, and so on."""
+    """The augmented objective after alternating between the best coupling of features and the best one of rows."""
     left, right, x, y = a.distances, b.distances, a.rows, b.rows
     value = np.inf
     for _ in range(STEPS):
@@ -67,7 +67,7 @@ def augmented_objective(a: Space, b: Space, samples: Coupling, features: Couplin
 
 def augmented(a: Space, b: Space, *, alpha: float, starts: int, seed: int) -> float:
     a, b = in_one_order(a, b)
-    # uniform features, which cost nothing to try: rows by their means
+    # uniform features, which match the rows by their means, are cheap to try
     by_means = plan(-2 * a.rows.mean(1)[:, None] * b.rows.mean(1)[None])
     return min(alternate(a, b, start, alpha) for start in [by_means, *couplings(len(a.rows), starts, seed)])
 
@@ -82,7 +82,7 @@ def assignment_distance(a: Float[Tensor, "n d"], b: Float[Tensor, "n d"]) -> flo
     both = both - both.mean(0)
     norms = both.square().sum(1)
     squared = torch.addmm(norms[:n, None] + norms[None, n:], both[:n], both[n:].T, alpha=-2)
-    cost = mend_close(squared, norms, both, slice(0, n), slice(n, 2 * n)).sqrt_().cpu().numpy()
+    cost = exact_where_close(squared, norms, both, slice(0, n), slice(n, 2 * n)).sqrt_().cpu().numpy()
     return float(np.sum(plan(cost) * cost))
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from repsim_cli.errors import BadInput
 from repsim_cli.measures import InnerProduct, Measure
-from repsim_cli.measures.base import at, inner_values, own_products
+from repsim_cli.measures.base import at, inner_values, self_products
 from repsim_cli.measures.inner import Kernel, states_of, unchanged
 from repsim_cli.measures.inner import State as KernelState
 from repsim_cli.similarity.estimates import Mean, Notices, noticed, of_sums
@@ -133,6 +133,6 @@ def _of_features(
     xy = product(own, other)
     cross = torch.stack([product(own, own), xy, xy, yy]).reshape(2, 2)
     states = [own, other]
-    norms = own_products(measure, cross, len(pair[0]), torch.promote_types(pair[0].dtype, torch.float32))
+    norms = self_products(measure, cross, len(pair[0]), torch.promote_types(pair[0].dtype, torch.float32))
     with blamed(measure, cross, names):
         return inner_values(measure, cross, norms, states, states)[0, 1]

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from repsim_cli.errors import BadInput, Degenerate
 from repsim_cli.measures import InnerProduct, Measure, OfHsic, Pairwise
-from repsim_cli.measures.base import Slow, Solved, at, inner_values, own_products, within
+from repsim_cli.measures.base import Slow, Solved, at, inner_values, self_products, within
 from repsim_cli.measures.inner import AnyKernel, State, products, states_of
 from repsim_cli.results import slug
 from repsim_cli.similarity.processes import COUPLING, Work, opened, solve_all
@@ -168,7 +168,7 @@ def _inner_products(
     states = {kernel: [one[kernel] for one in made] for kernel in kernels}
     n, dtype = len(representations[0]), torch.promote_types(representations[0].dtype, torch.float32)
     for (label, measure), cross in zip(inner.items(), products(wanted, states, n, tile), strict=True):
-        own = own_products(measure, cross, n, dtype)
+        own = self_products(measure, cross, n, dtype)
         given = {"names": names, "rows": n, "tile": tile}
         yield label, PreparedProducts(measure=measure, states=states, cross=cross, own=own, **given)
 
