@@ -247,9 +247,9 @@ def test_numbered_models_are_a_family(trained_once, monkeypatch):
     assert [one.metrics() for one in found.values()] == [{"accuracy": 0.9}, {"accuracy": 0.8}]
     assert found["0"].identity()["weights_hash"] != found["1"].identity()["weights_hash"]
     for settings, message in (
-        ({"hub": "seed"}, r"hub: no one {number} in it, got 'seed'; e.g."),
-        ({"numbers": [1, 1]}, r"numbers: one stands there twice, got \[1, 1\]; name each model once"),
-        ({"metrics": {"accuracy": [0.9]}}, "metrics.accuracy: not one for each of 2 models, got 1; give all"),
+        ({"hub": "seed"}, r"hub: not exactly one {number} in it, got 'seed'; e.g."),
+        ({"numbers": [1, 1]}, r"numbers: a number occurs twice, got \[1, 1\]; name each model once"),
+        ({"metrics": {"accuracy": [0.9]}}, "metrics.accuracy: not a value for each of 2 models, got 1; give all"),
     ):
         with pytest.raises(BadInput, match=message):
             make(**{"hub": "seed_{number}", "numbers": [0, 1], **settings})

@@ -149,7 +149,7 @@ def test_folders_that_lack_something(tiny_folder, tmp_path):
     with pytest.raises(BadInput, match=r"only pickled weights \(pytorch_model.bin\), which can run code"):
         transformers(path=str(folder))
     (folder / "config.json").write_text("{")
-    with pytest.raises(BadInput, match="path: config.json cannot be used, got .*; mend it"):
+    with pytest.raises(BadInput, match="path: config.json cannot be used, got .*; fix it"):
         transformers(path=str(folder))
     (folder / "config.json").write_text('{"model_type": "gpt9"}')
     with pytest.raises(BadInput, match="path: unknown architecture, got model_type 'gpt9' in .*; did you mean"):
@@ -311,10 +311,13 @@ def test_roberta_counts_positions_from_its_padding_id(tiny_folder, tokenizer_fol
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"model_type": "t5"}, "config: encoders with decoders are not read, got model_type 't5'; use another model"),
+        (
+            {"model_type": "t5"},
+            "config: encoder-decoder models are not supported, got model_type 't5'; use another model",
+        ),
         (
             {"model_type": "mamba"},
-            "config.num_attention_heads: mamba has no one number there, got None; use a model of",
+            "config.num_attention_heads: mamba has no single number there, got None; use a model of",
         ),
     ],
 )
@@ -429,11 +432,11 @@ def test_a_folder_in_the_format_of_transformer_lens(tmp_path, tokenizer_folder):
         transformer_lens(path=str(folder)).tokenizer()
     legacy_folder(folder, state, shortformer_pos=True)
     with pytest.raises(
-        BadInput, match="config.json: only shortformer_pos False is read, got True in .*; use another model"
+        BadInput, match="config.json: only shortformer_pos False is supported, got True in .*; use another model"
     ):
         transformer_lens(path=str(folder))
     legacy_folder(folder, state, act_fn=...)
-    with pytest.raises(BadInput, match="config.json: it does not say act_fn, got .*; add it"):
+    with pytest.raises(BadInput, match="config.json: act_fn is missing, got .*; add it"):
         transformer_lens(path=str(folder))
     legacy_folder(folder, state, ln_eps=0.5)
     assert transformer_lens(path=str(folder)).load(False).bridge.cfg.eps == 0.5
@@ -487,7 +490,7 @@ def test_weights_of_another_config_are_refused(tmp_path):
         ({"config": SOLU, "weights": __file__}, "weights: unknown kind of file, got .*; use .safetensors, or a .pth"),
         ({"config": {**SOLU, "d_modle": 3}}, "config.d_modle: a native model has no such setting, got 3; did you mean"),
         ({"config": {"d_model": 32}}, "config.n_layers: missing or no number, got None; set it"),
-        ({"config": {**SOLU, "act_fn": "mish"}}, "config: no native model can be built from it, got .*mish.*; mend it"),
+        ({"config": {**SOLU, "act_fn": "mish"}}, "config: no native model can be built from it, got .*mish.*; fix it"),
         ({"hub": "EleutherAI/none"}, "hub: the model could not be read, got 'EleutherAI/none'"),
         ({"path": "/no/such"}, "path: no such folder, got '/no/such'"),
     ],
@@ -498,7 +501,7 @@ def test_bad_transformer_lens_models(arguments, message):
 
 
 def test_a_native_model_has_no_tokenizer_of_its_own():
-    with pytest.raises(BadInput, match="tokenizer: a native model has none of its own; set tokenizer"):
+    with pytest.raises(BadInput, match="tokenizer: a native model has none; set tokenizer"):
         transformer_lens(config=SOLU).tokenizer()
 
 

@@ -100,7 +100,7 @@ def test_downloads_are_dropped_after_use(tmp_path, monkeypatch, folder):
         ({"hub": "a/b", "steps": [1]}, r"steps: a series needs two checkpoints, got \[1\]; name more"),
         ({"hub": "a/b", "steps": [1, 1]}, r"steps: not distinct numbers from 0 on, got \[1, 1\]; name each step once"),
         ({"hub": "a/b", "steps": [-1, 1]}, r"steps: not distinct numbers from 0 on, got \[-1, 1\]"),
-        ({"hub": "a/b", "steps": [0, 1], "pattern": "main"}, r"pattern: no one {step} in it, got 'main'; e.g. 'step{step}'"),
+        ({"hub": "a/b", "steps": [0, 1], "pattern": "main"}, r"pattern: not exactly one {step} in it, got 'main'; e.g. 'step{step}'"),
         ({"shipped": "tiny_c"}, "shipped: no such series, got 'tiny_c'; did you mean 'tiny_a'?"),
         ({"shipped": "tiny_a", "steps": [100, 101]}, r"steps: 'tiny_a' ships without step 101, got \[100, 101\]; it has \[100, 400, 2000\]"),
     ],

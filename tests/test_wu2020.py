@@ -193,7 +193,7 @@ def test_sentences_that_do_not_fit(tmp_path):
     write_sentences(tmp_path / "b.hdf5", [(["rain falls", "."], np.ones((3, 2, 5))), *written[1:]])
     two = [Reading(name, load(path=str(tmp_path / f"{name}.hdf5")), [], []) for name in ("elmo", "b")]
     with pytest.raises(
-        BadInput, match=r"model.b.path: sentence 0 has other words in .*b.hdf5', got 2 for 3 .'rain falls .'.;"
+        BadInput, match=r"model.b.path: sentence 0 has different words in .*b.hdf5', got 2 for 3 .'rain falls .'.;"
     ):
         paired(two, {}, registry.data.get("embedded_text").function(), Extract(hook_points=["embed"]))
     write_sentences(tmp_path / "few.hdf5", written[:1])

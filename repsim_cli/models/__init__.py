@@ -1,1 +1,1 @@
-"""Model sources, one file per kind. A source answers for a model before any weight loads, and loads it."""
+"""Model sources, one file per kind. A source describes a model before any weights are loaded, and loads it."""

@@ -1,8 +1,8 @@
-"""Where each architecture keeps its hook points: module paths inside the backbone, and which side to read.
+"""The hook points of each architecture: module paths inside the backbone, and which side to read.
 
-Blocks are read through hooks and not through `output_hidden_states`, whose last entry is taken after the final
-norm. `attn_out` and `mlp_out` are read from the output projections: what is added to the residual stream.
-ARCHITECTURES: of transformers' backbones, by `model_type`. LENS: of the same models under TransformerLens.
+Blocks are read by hooks, not from `output_hidden_states`, whose last entry is taken after the final norm. `attn_out`
+and `mlp_out` are read at the output projections: they are what is added to the residual stream.
+ARCHITECTURES: backbones of transformers, by `model_type`. LENS: the same models under TransformerLens.
 """
 
 from collections.abc import Callable
@@ -15,14 +15,14 @@ from repsim_cli.errors import BadInput, RunFailed
 
 
 def first(value: Any, heads: int = 0) -> Tensor:
-    """The hidden states: a module returns them bare or first in a tuple or list."""
+    """The hidden states, which a module returns alone or first in a tuple or list."""
     return value[0] if isinstance(value, tuple | list) else value
 
 
 def weights(value: Any, heads: int = 0) -> Tensor:
     """(batch, heads, query, key) from an attention module's output.
 
-    Raises RunFailed where it has none, as attention that is not eager.
+    Raises RunFailed where it has none, as with attention that is not eager.
     """
     if not isinstance(value, tuple | list) or len(value) < 2 or value[1] is None:
         raise RunFailed("the model keeps no attention weights, got None; use one that runs with eager attention")
@@ -46,14 +46,14 @@ def interleaved(part: int) -> Callable[[Any, int], Tensor]:
 
 
 def batch_first(value: Any, heads: int = 0) -> Tensor:
-    """(batch, position, features) of a model that keeps (position, batch, features) inside."""
+    """(batch, position, features) from a model that uses (position, batch, features) internally."""
     return first(value).transpose(0, 1)
 
 
 class Point(NamedTuple):
-    """One hook point: a module, the side of it that is read, and pick(what it passes, heads) -> tensor.
+    """Where a hook point is read: a module, its side, and pick(the value that passes, heads) -> tensor.
 
-    call: which of the module's calls in one forward pass is read, for modules that several layers share.
+    call: which of the module's calls in a forward pass is read, for modules that several layers share.
     """
 
     module: str
@@ -64,10 +64,11 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True)
 class Architecture:
-    """Places in the backbone. `block` points are relative to one block, `{block list}.{layer}`.
+    """Places in the backbone. `block` points are relative to a block, `{block list}.{layer}`.
 
-    shared: where layers share weights, each layer's block and the number of its call. lacks: why a hook point
-    that others have is not there. other: how the output of any other module is read.
+    shared: for layers that share weights, the block of each layer and the number of its call.
+    lacks: why a hook point that other architectures have is missing.
+    other: how the output of any other module is read.
     """
 
     embed: Point
@@ -79,7 +80,7 @@ class Architecture:
     other: Callable[[Any, int], Tensor] = first
 
     def find(self, kind: str, layer: int | None) -> Point | None:
-        """The hook point's place with its full module path, or None if the architecture lacks it."""
+        """Where the hook point is read, with the full module path; None if the architecture lacks it."""
         if layer is None:
             return {"embed": self.embed, "final_norm": self.final_norm}.get(kind)
         if kind not in self.block:
@@ -115,7 +116,7 @@ _BERT = Architecture(
     ),
 )
 
-# of our own models of modular sums
+# of the models of modular sums
 MODULAR = Architecture(
     embed=Point("embedded"),
     blocks="blocks",
@@ -280,7 +281,7 @@ ARCHITECTURES: dict[str, Architecture] = {
 
 
 def architecture(config: Any) -> Architecture | None:
-    """The table for a transformers config; None for an architecture that has none (use `module:` there)."""
+    """The table for a transformers config; None for an architecture without a table (use `module:` there)."""
     table = ARCHITECTURES.get(config.model_type)
     if table is None:
         return None
@@ -304,7 +305,7 @@ def _without(table: Architecture, why: str, *kinds: str) -> Architecture:
 
 
 def _lens(*, resid_mid: str, mlp_pre: str = "mlp.in.hook_out", attn_scores: bool, final_norm: bool) -> Architecture:
-    """TransformerLens' hook points. Never `hook_attn_out` and `hook_resid_mid`: in BERT they mean other tensors."""
+    """Hook points of TransformerLens. Never `hook_attn_out` and `hook_resid_mid`: in BERT they are other tensors."""
     table = Architecture(
         embed=Point("blocks.0.hook_in"),
         blocks="blocks",
@@ -340,7 +341,7 @@ LENS: dict[str, Architecture] = {
 
 
 def lens_architecture(config: Any) -> Architecture:
-    """The table of a transformers config under TransformerLens. Raises BadInput where it has none that is right."""
+    """The table for a transformers config under TransformerLens. Raises BadInput where there is no correct table."""
     if config.model_type not in LENS:
         why = "loses the causal mask there" if config.model_type == "openai-gpt" else "has no checked hook points there"
         raise BadInput(
@@ -354,7 +355,7 @@ def lens_architecture(config: Any) -> Architecture:
 
 
 def native_architecture(*, gated: bool, attention_only: bool) -> Architecture:
-    """The table of TransformerLens' own models."""
+    """The table of native TransformerLens models."""
     pre = "mlp.gate.hook_out" if gated else "mlp.in.hook_out"
     table = _lens(resid_mid="ln2.hook_in", mlp_pre=pre, attn_scores=False, final_norm=True)
     if attention_only:

@@ -1,4 +1,4 @@
-"""Numbered models of the hub as one entry: the seeds of one training that somebody published."""
+"""Numbered models as a single entry: the published seeds of one training."""
 
 from dataclasses import replace
 from functools import partial
@@ -39,22 +39,24 @@ def transformers_family(
     check_place(path, hub, revision)
     key, pattern = ("path", str(path)) if path is not None else ("hub", str(hub))
     if pattern.count(NUMBER) != 1:
-        raise BadInput(f"{key}: no one {NUMBER} in it, got '{pattern}'; e.g. 'somebody/bert_{{number}}'")
+        raise BadInput(f"{key}: not exactly one {NUMBER} in it, got '{pattern}'; e.g. 'somebody/bert_{{number}}'")
     if len(set(numbers)) < len(numbers):
-        raise BadInput(f"numbers: one stands there twice, got {numbers}; name each model once")
+        raise BadInput(f"numbers: a number occurs twice, got {numbers}; name each model once")
     for name, values in (metrics or {}).items():
         if len(values) != len(numbers):
-            raise BadInput(f"metrics.{name}: not one for each of {len(numbers)} models, got {len(values)}; give all")
+            raise BadInput(
+                f"metrics.{name}: not a value for each of {len(numbers)} models, got {len(values)}; give all"
+            )
 
-    def one(place_of: int, number: int) -> Source:
+    def model(index: int, number: int) -> Source:
         numbered = pattern.replace(NUMBER, str(number))
-        found = from_place(place(*((numbered, None) if key == "path" else (None, numbered)), revision))
-        own = {name: values[place_of] for name, values in (metrics or {}).items()}
+        source = from_place(place(*((numbered, None) if key == "path" else (None, numbered)), revision))
+        published = {name: values[index] for name, values in (metrics or {}).items()}
         return replace(
-            found,
-            tokenizer=partial(tokenizer_of, tokenizer) if tokenizer else found.tokenizer,
-            labels=tuple(labels or found.labels),
-            metrics=(lambda: own) if own else None,
+            source,
+            tokenizer=partial(tokenizer_of, tokenizer) if tokenizer else source.tokenizer,
+            labels=tuple(labels or source.labels),
+            metrics=(lambda: published) if published else None,
         )
 
-    return Family(sources={str(number): one(i, number) for i, number in enumerate(numbers)})
+    return Family(sources={str(number): model(i, number) for i, number in enumerate(numbers)})

@@ -1,7 +1,7 @@
 """The transformer of the modular-sum studies: two tokens, a and b, that attend to each other; ReLU, no normalisation.
 
-As in the protocol that Gao et al. 2024 cite (Nanda et al. 2023, Zhong et al. 2023) but for the missing `=` token:
-learned positions, biases in the MLPs alone, weights drawn with a standard deviation of 1 / sqrt(inputs).
+Except for the missing `=` token, it follows the protocol that Gao et al. 2024 cite (Nanda et al. 2023, Zhong et al.
+2023): learned positions, biases only in the MLPs, weights drawn with a standard deviation of 1 / sqrt(inputs).
 """
 
 import json
@@ -28,7 +28,7 @@ CONFIG, WEIGHTS = "config.json", "model.safetensors"
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """numbers: of which a and b are. outputs: the classes that each head tells apart, by its name."""
+    """numbers: how many values a and b have. outputs: the number of classes of each head, by name."""
 
     numbers: int
     blocks: int
@@ -38,8 +38,8 @@ class Shape:
     mlp: int = 512
 
 
-class Attention(nn.Module):
-    """Both tokens attend to both; what lies between its products are modules, so that it can be read."""
+class PairAttention(nn.Module):
+    """Both tokens attend to both; scores and pattern pass through modules, so that hooks can read them."""
 
     def __init__(self, width: int, heads: int):
         super().__init__()
@@ -55,14 +55,14 @@ class Attention(nn.Module):
         return self.out((pattern[..., None] * v[:, None]).sum(2).flatten(2))
 
     def _read(self, place: nn.Module, x: Float[Tensor, "b q k h"]) -> Float[Tensor, "b q k h"]:
-        """The same, seen by the module as (batch, head, query, key)."""
+        """x unchanged; the module sees it as (batch, head, query, key)."""
         return place(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
 
 
 class Block(nn.Module):
     def __init__(self, width: int, heads: int, mlp: int):
         super().__init__()
-        self.attention = Attention(width, heads)
+        self.attention = PairAttention(width, heads)
         self.mlp_in, self.mlp_out = nn.Linear(width, mlp), nn.Linear(mlp, width)
 
     def forward(self, x: Float[Tensor, "b s d"]) -> Float[Tensor, "b s d"]:
@@ -71,7 +71,7 @@ class Block(nn.Module):
 
 
 class Modular(nn.Module):
-    """heads: c1, c2, ... read from the stream of token a, b1, b2, ... from that of token b."""
+    """The heads c1, c2, ... read the stream of token a, the heads b1, b2, ... that of token b."""
 
     main_input_name = "input_ids"
 
@@ -93,7 +93,7 @@ class Modular(nn.Module):
                     nn.init.zeros_(part.bias)
 
     def stream(self, input_ids: Int[Tensor, "b 2"], blocks: int | None = None) -> Float[Tensor, "b 2 d"]:
-        """The residual stream after the first `blocks` blocks, or all."""
+        """The residual stream after the first `blocks` blocks, or after all."""
         x = self.embedded(self.embed(input_ids) + self.position)
         for block in self.blocks[:blocks]:
             x = block(x)
@@ -103,12 +103,12 @@ class Modular(nn.Module):
         return self.stream(input_ids)
 
     def read(self, name: str, stream: Float[Tensor, "b 2 d"]) -> Float[Tensor, "b c"]:
-        """The logits of one head."""
+        """The logits of a head."""
         return self.heads[name](stream[:, int(name.startswith("b"))])
 
 
 def saved(model: Modular, shape: Shape, folder: Path) -> None:
-    """Writes the model as `loaded` reads it."""
+    """Writes the model in the format that `loaded` reads."""
     state = {name: weights.detach().contiguous() for name, weights in model.state_dict().items()}
     safetensors.torch.save_file(state, folder / WEIGHTS)
     (folder / CONFIG).write_text(json.dumps({"model_type": "modular", **asdict(shape)}, indent=1) + "\n")
@@ -122,7 +122,7 @@ def loaded(folder: Path) -> Modular:
 
 
 def modular_source(shape: Shape, folder: Callable[[], Path], **more: Any) -> Source:
-    """The Source of a model that `folder` gives once it is there."""
+    """The Source of the model in `folder()`, which need not exist before it is loaded."""
     with torch.device("meta"):
         skeleton = Modular(shape)
     return Source(
@@ -151,11 +151,11 @@ def chain(a: Int[Tensor, " n"], b: Int[Tensor, " n"], moduli: Sequence[int]) -> 
     >>> [c.tolist() for c in chain(torch.tensor([58]), torch.tensor([3]), [59, 31, 17])]
     [[2], [5], [8]]
     """
-    found, last = [], a
+    sums, last = [], a
     for modulus in moduli:
         last = (last + b) % modulus
-        found.append(last)
-    return found
+        sums.append(last)
+    return sums
 
 
 @models.register("modular_targets")
@@ -170,14 +170,14 @@ def modular_targets(
     coding: `one_hot`: a feature per class; `scalar`: the number itself.
     """
     a, b = torch.from_numpy(pairs(moduli[0])).unbind(1)
-    found = {}
+    features = {}
     for k, (modulus, c) in enumerate(zip(moduli, chain(a, b, moduli), strict=True), 1):
-        found[f"c{k}"] = nn.functional.one_hot(c, modulus).float() if coding == "one_hot" else c[:, None].float()
+        features[f"c{k}"] = nn.functional.one_hot(c, modulus).float() if coding == "one_hot" else c[:, None].float()
     about = f"sums modulo {', '.join(map(str, moduli))}, {coding}"
     return Precomputed(
-        names=list(found),
+        names=list(features),
         rows=len(a),
-        widths=[x.shape[1] for x in found.values()],
-        read=lambda name, rows: found[name][rows],
+        widths=[x.shape[1] for x in features.values()],
+        read=lambda name, rows: features[name][rows],
         identity=lambda: {"source": about, "weights_hash": about},
     )

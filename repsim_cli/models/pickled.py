@@ -1,6 +1,6 @@
-"""Weights that were published as pickles, rewritten as safetensors by a process that can do nothing else.
+"""Weights published as pickles, rewritten as safetensors by a process that cannot do anything else.
 
-The loader itself reads safetensors alone.
+The loader itself reads only safetensors.
 """
 
 import json
@@ -23,7 +23,7 @@ FORBIDDEN = ("socket.", "subprocess.", "os.system", "os.exec", "os.fork", "os.po
 
 
 def convert(source: str, target: Path, revision: str | None = None) -> Path:
-    """A new folder in the transformers format, with safetensors, of a folder or hub id whose weights are pickled.
+    """A new folder in the transformers format, with safetensors, from a folder or hub id with pickled weights.
 
     Raises BadInput where the target exists, or the weights hold more than tensors.
     """
@@ -60,7 +60,7 @@ def _named(name: str) -> str:
 
 
 def _rewritten(file: Path, target: Path) -> None:
-    """In a process of its own."""
+    """Rewrites the file in a separate process."""
     code = "import sys; from repsim_cli.models.pickled import rewrite; rewrite(*sys.argv[1:])"
     done = subprocess.run([sys.executable, "-c", code, str(file), str(target)], capture_output=True, text=True)
     if done.returncode:
@@ -70,7 +70,7 @@ def _rewritten(file: Path, target: Path) -> None:
 
 
 def rewrite(file: str, target: str) -> None:
-    """The tensors of one pickled file as safetensors. This process can then neither connect nor start another."""
+    """Writes the tensors of a pickled file as safetensors. This process can then neither connect nor start another."""
 
     def refuse(event: str, _: object) -> None:
         if event.startswith(FORBIDDEN):
@@ -80,7 +80,7 @@ def rewrite(file: str, target: str) -> None:
     state = torch.load(file, map_location="cpu", weights_only=True)
     if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
         raise TypeError("no dictionary of tensors")
-    # copies: tensors that share memory cannot be saved as they are
+    # copies, since tensors that share memory cannot be saved
     safetensors.torch.save_file(
         {key: value.clone(memory_format=torch.contiguous_format) for key, value in state.items()},
         target,

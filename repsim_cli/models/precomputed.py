@@ -1,5 +1,5 @@
-"""Activations that another program wrote: .npz, .safetensors or HDF5, one named (n, d) array per layer; or HDF5 with
-one array per sentence, the format of contextual-corr-analysis (Wu et al. 2020) and of ELMo's own tools."""
+"""Activations written by another program: .npz, .safetensors or HDF5 with a named (n, d) array per layer; or HDF5 with
+an array per sentence, the format of contextual-corr-analysis (Wu et al. 2020) and of the ELMo tools."""
 
 import json
 import re
@@ -53,7 +53,7 @@ def precomputed(*, path: str, layers: list[str] | None = None) -> Precomputed:
     rows = {shapes[name][0][0] for name in names}
     if len(rows) != 1:
         raise BadInput(f"path: arrays have different numbers of rows, got {sorted(rows)}; write paired rows")
-    with refusing(*broken):  # a file that another one continues, or a filter that is not installed
+    with refusing(*broken):  # external storage that is missing, or a filter that is not installed
         for name in names:
             read(name, slice(1))
     return Precomputed(
@@ -71,7 +71,7 @@ def natural(name: str) -> list[Any]:
     >>> sorted(["h10", "h9"], key=natural)
     ['h9', 'h10']
     """
-    parts = enumerate(re.split(r"(\d+)", name))  # every second one is digits, of any length
+    parts = enumerate(re.split(r"(\d+)", name))  # every second part is digits, of any length
     return [(0, len(part.lstrip("0")), part.lstrip("0")) if index % 2 else (1, 0, part) for index, part in parts]
 
 
@@ -79,7 +79,7 @@ Reader = Callable[[str, slice], Tensor]
 
 
 def _checked(file: Path, read: Reader) -> Reader:
-    """Raises RunFailed where rows cannot be read, as of a damaged chunk."""
+    """Raises RunFailed where rows cannot be read, as from a damaged chunk."""
 
     def rows_of(name: str, rows: slice) -> Tensor:
         problem, got = f"{file}: rows of '{name}' cannot be read", f"{rows.start} to {rows.stop - 1}"
@@ -90,7 +90,7 @@ def _checked(file: Path, read: Reader) -> Reader:
 
 
 def _floats(array: np.ndarray) -> Tensor:
-    """float32 of any float in any byte order; what is beyond its range is infinite."""
+    """float32 from any float in any byte order; values beyond its range become infinite."""
     with np.errstate(over="ignore"):
         return torch.from_numpy(array.astype(np.float32, copy=False))
 
@@ -123,9 +123,10 @@ INDEX = "sentence_to_index"
 
 
 class SentenceFile(NamedTuple):
-    """keys: by the text of a sentence (its words joined by spaces), that of its array. words: of every array.
+    """A file with an array (layers, words, width) per sentence, or (words, width) if there is a single layer.
 
-    layers, width: of all arrays, which are (layers, words, width), or (words, width) where there is one layer.
+    keys: the key of the array for the text of a sentence (its words joined by spaces).
+    words: the number of words of every array.
     """
 
     file: Path
@@ -137,9 +138,9 @@ class SentenceFile(NamedTuple):
 
 
 def write_sentences(path: Path, sentences: Iterable[tuple[Sequence[str], np.ndarray]]) -> None:
-    """Writes an HDF5 file of one array per sentence, from (words, array (layers, words, d)), in the order given.
+    """Writes an HDF5 file with an array per sentence, from (words, array (layers, words, d)), in the given order.
 
-    Equal sentences share the last one's entry in the index, as in the original format.
+    Equal sentences share the index entry of the last of them, as in the original format.
     """
     import h5py
 
@@ -156,7 +157,7 @@ def write_sentences(path: Path, sentences: Iterable[tuple[Sequence[str], np.ndar
 
 
 def _sentence_file(file: Path) -> SentenceFile | None:
-    """None where the file is of another format."""
+    """The file; None where it has another format."""
     import h5py
 
     archive: Any = h5py.File(file, "r")
@@ -183,30 +184,30 @@ def _sentence_file(file: Path) -> SentenceFile | None:
     return SentenceFile(file, arrays, keys, {key: shape[1] for key, shape in shapes.items()}, first[0], first[2])
 
 
-def _of_sentences(found: SentenceFile, layers: list[str] | None) -> PrecomputedWords:
+def _of_sentences(archive: SentenceFile, layers: list[str] | None) -> PrecomputedWords:
     """All sentences of the file, in the order of their keys."""
-    known = ["embed", *(f"layer@{i}" for i in range(found.layers - 1))]
+    known = ["embed", *(f"layer@{i}" for i in range(archive.layers - 1))]
     for name in layers or ():
         if name not in known:
             raise BadInput(f"layers: no such layer, got '{name}'; {did_you_mean(name, known)}")
-    texts = {key: text for text, key in found.keys.items()}
-    whole = [Sentence(texts.get(key, ""), words) for key, words in found.words.items()]
+    texts = {key: text for text, key in archive.keys.items()}
+    whole = [Sentence(texts.get(key, ""), words) for key, words in archive.words.items()]
     names = layers or known
-    return _rows_of(found, names, [known.index(name) for name in names], list(found.words), whole)
+    return _rows_of(archive, names, [known.index(name) for name in names], list(archive.words), whole)
 
 
 def _rows_of(
-    found: SentenceFile, names: list[str], numbers: list[int], keys: list[str], sentences: Sequence[Sentence]
+    archive: SentenceFile, names: list[str], numbers: list[int], keys: list[str], sentences: Sequence[Sentence]
 ) -> PrecomputedWords:
     """The words of these sentences as rows."""
-    ends = np.cumsum([found.words[key] for key in keys])
+    ends = np.cumsum([archive.words[key] for key in keys])
     place = dict(zip(names, numbers, strict=True))
 
     def read(name: str, rows: slice) -> Tensor:
         first, last = np.searchsorted(ends, [rows.start, min(rows.stop, ends[-1]) - 1], side="right")
         parts = []
         for number in range(first, last + 1):
-            array = found.arrays[keys[number]]
+            array = archive.arrays[keys[number]]
             parts.append(array[place[name]] if array.ndim == 3 else array[()])
         start = ends[first] - len(parts[0])
         return _floats(np.concatenate(parts)[rows.start - start : rows.stop - start])
@@ -214,25 +215,25 @@ def _rows_of(
     def ordered(wanted: Sequence[Sentence]) -> PrecomputedWords:
         chosen = []
         for number, sentence in enumerate(wanted):
-            key = found.keys.get(sentence.text)
+            key = archive.keys.get(sentence.text)
             if key is None:
                 raise BadInput(
-                    f"path: sentence {number} is not in '{found.file}', got {sentence.text!r:.60}; write it there"
+                    f"path: sentence {number} is not in '{archive.file}', got {sentence.text!r:.60}; write it there"
                 )
-            if found.words[key] != sentence.words:
+            if archive.words[key] != sentence.words:
                 raise BadInput(
-                    f"path: sentence {number} has other words in '{found.file}', got {found.words[key]} for "
+                    f"path: sentence {number} has different words in '{archive.file}', got {archive.words[key]} for "
                     f"{sentence.words} ({sentence.text!r:.60}); write it again from the same words"
                 )
             chosen.append(key)
-        return _rows_of(found, names, numbers, chosen, wanted)
+        return _rows_of(archive, names, numbers, chosen, wanted)
 
     return PrecomputedWords(
         names=names,
         rows=int(ends[-1]),
-        widths=[found.width] * len(names),
-        read=_checked(found.file, read),
-        identity=lambda: {"source": str(found.file), "weights_hash": hash_files([found.file])},
+        widths=[archive.width] * len(names),
+        read=_checked(archive.file, read),
+        identity=lambda: {"source": str(archive.file), "weights_hash": hash_files([archive.file])},
         sentences=sentences,
         ordered=ordered,
     )

@@ -1,4 +1,4 @@
-"""A series of checkpoints of one training run, as one model entry: a local folder, hub revisions, or shipped ones."""
+"""Checkpoints of a training run as a single model entry: a local folder, hub revisions, or shipped models."""
 
 import json
 import re
@@ -45,28 +45,30 @@ def series(
     if len(given) != 1:
         raise BadInput(f"folder, hub, shipped: give exactly one of them, got {given or 'none'}; e.g. folder: runs/a")
     if pattern.count(STEP) != 1:
-        raise BadInput(f"pattern: no one {STEP} in it, got '{pattern}'; e.g. 'step{{step}}'")
+        raise BadInput(f"pattern: not exactly one {STEP} in it, got '{pattern}'; e.g. 'step{{step}}'")
     if drop_downloads and hub is None:
         raise BadInput(f"drop_downloads: nothing is downloaded, got true with {', '.join(given)}; leave it false")
     if steps is not None and (len(set(steps)) < len(steps) or min(steps, default=0) < 0):
         raise BadInput(f"steps: not distinct numbers from 0 on, got {steps}; name each step once")
     if shipped is not None:
-        found = _shipped(shipped, steps)
+        checkpoints = _shipped(shipped, steps)
     elif folder is not None:
-        found = [_local(step, place) for step, place in _folders(local(folder), pattern, steps).items()]
+        checkpoints = [_local(step, place) for step, place in _folders(local(folder), pattern, steps).items()]
     else:
         if steps is None:
             raise BadInput("steps: missing, got null with hub; list the steps, e.g. [0, 1000, 143000]")
         if pattern == "step{step}":
             _check_published(str(hub), steps)
-        found = [_revision(step, str(hub), pattern.replace(STEP, str(step)), drop_downloads) for step in steps]
-    if len(found) < 2:
-        raise BadInput(f"steps: a series needs two checkpoints, got {[one.step for one in found]}; name more")
-    return Series(checkpoints=sorted(found, key=lambda one: one.step), local=hub is None)
+        checkpoints = [_revision(step, str(hub), pattern.replace(STEP, str(step)), drop_downloads) for step in steps]
+    if len(checkpoints) < 2:
+        raise BadInput(
+            f"steps: a series needs two checkpoints, got {[checkpoint.step for checkpoint in checkpoints]}; name more"
+        )
+    return Series(checkpoints=sorted(checkpoints, key=lambda checkpoint: checkpoint.step), local=hub is None)
 
 
 def _check_published(hub: str, steps: list[int]) -> None:
-    """Raises BadInput for a step that a published model, whose steps are known, does not have."""
+    """Raises BadInput for a step without a revision, where the steps of a published model are known."""
     shape = shape_of(hub)
     known = (shape.steps if shape is not None else None) or steps
     for step in steps:
@@ -76,7 +78,7 @@ def _check_published(hub: str, steps: list[int]) -> None:
 
 
 def _folders(folder: Path, pattern: str, steps: list[int] | None) -> dict[int, Path]:
-    """The checkpoint folder of each step; of steps that are asked for, whether it is there or not."""
+    """The checkpoint folder of each step; of requested steps even if it does not exist."""
     if not folder.is_dir():
         raise BadInput(f"folder: no such folder, got '{folder}'; check the path")
     expected = re.compile(r"(\d+)".join(re.escape(part) for part in pattern.split(STEP)))
@@ -106,31 +108,31 @@ def _shipped(name: str, steps: list[int] | None) -> list[Checkpoint]:
         if step not in names:
             raise BadInput(f"steps: '{name}' ships without step {step}, got {steps}; it has {list(names)}")
     chosen = {step: names[step] for step in (steps if steps is not None else names)}
-    return [Checkpoint(step=step, open=partial(shipped, name=one)) for step, one in chosen.items()]
+    return [Checkpoint(step=step, open=partial(shipped, name=model)) for step, model in chosen.items()]
 
 
 def _local(step: int, place: Path) -> Checkpoint:
-    def found() -> Source:
+    def opened() -> Source:
         try:
             kind = transformer_lens if (config := place / "config.json").is_file() and _native(config) else transformers
             return replace(kind(path=str(place)), metrics=partial(read_metrics, place))
         except OSError as error:
             raise BadInput(explained(error)) from None
 
-    return Checkpoint(step=step, open=found)
+    return Checkpoint(step=step, open=opened)
 
 
 def _native(config: Path) -> bool:
-    """Whether it is the config of a model in TransformerLens' own format."""
+    """Whether it is the config of a model in the native format of TransformerLens."""
     try:
-        said = json.loads(config.read_text())
+        content = json.loads(config.read_text())
     except ValueError:
-        return False  # the transformers format's own checks say what is wrong
-    return isinstance(said, dict) and "model_type" not in said and "d_model" in said
+        return False  # the checks of the transformers format say what is wrong
+    return isinstance(content, dict) and "model_type" not in content and "d_model" in content
 
 
 def read_metrics(folder: Path) -> dict[str, float]:
-    """What a model was saved with; nothing where it has no metrics.json."""
+    """The metrics saved with a model; empty without a metrics.json."""
     file = folder / METRICS
     return json_file(file) if file.is_file() else {}
 
@@ -144,19 +146,19 @@ def _revision(step: int, hub: str, revision: str, drop: bool) -> Checkpoint:
 
 
 def drop_revision(hub: str, revision: str) -> None:
-    """Takes a revision out of the hub's cache; files that other revisions share stay."""
+    """Removes a revision from the hub's cache, except for files that other revisions share."""
     from huggingface_hub import scan_cache_dir
     from huggingface_hub.errors import CacheNotFound
 
     try:
-        found = scan_cache_dir()
+        scan = scan_cache_dir()
     except CacheNotFound:  # nothing was downloaded yet
         return
     commits = [
-        one.commit_hash
-        for repository in found.repos
+        commit.commit_hash
+        for repository in scan.repos
         if repository.repo_id == hub and repository.repo_type == "model"
-        for one in repository.revisions
-        if revision in one.refs or one.commit_hash == revision
+        for commit in repository.revisions
+        if revision in commit.refs or commit.commit_hash == revision
     ]
-    found.delete_revisions(*commits).execute()
+    scan.delete_revisions(*commits).execute()

@@ -1,4 +1,4 @@
-"""Shapes of published models, which ship with the package (assets/shapes.yaml): all that a dry run knows of them."""
+"""Shapes of published models, shipped with the package (assets/shapes.yaml): all that a dry run needs to know."""
 
 import functools
 import logging
@@ -16,13 +16,13 @@ log = logging.getLogger("repsim")
 
 
 class Vocabulary(NamedTuple):
-    """Stands for the tokenizer of a published model in a dry run; equal for models that share theirs."""
+    """Stands for the tokenizer of a published model in a dry run; equal for models that share a tokenizer."""
 
     name: str
 
 
 class Shape(NamedTuple):
-    """config: of config.json, what decides about shapes. steps: those that are revisions of the repository; () none."""
+    """config: the keys of config.json that determine shapes. steps: those with a revision in the repository."""
 
     config: dict[str, Any]
     tokenizer: Vocabulary
@@ -34,34 +34,34 @@ def shapes() -> dict[str, Shape]:
     """By hub id; {number} in an id stands for any number."""
     return {
         hub: Shape(
-            said.get("config", {}),
-            Vocabulary(said["tokenizer"]),
+            entry.get("config", {}),
+            Vocabulary(entry["tokenizer"]),
             tuple(
                 step
-                for part in said.get("steps", ())
+                for part in entry.get("steps", ())
                 for step in ([part] if isinstance(part, int) else range(part[0], part[1] + 1, part[2]))
             ),
         )
-        for hub, said in yaml.safe_load(FILE.read_text()).items()
+        for hub, entry in yaml.safe_load(FILE.read_text()).items()
     }
 
 
 def shape_of(hub: str) -> Shape | None:
-    """The shipped shape of a hub id; None where it is not known."""
+    """The shipped shape of a hub id; None where it is unknown."""
     known = shapes()
     return known.get(hub) or known.get(re.sub(r"\d+$", "{number}", hub))
 
 
 def planned_shape(hub: str) -> Shape | None:
-    """The shape that stands for a hub id in a dry run; None outside of one, and where it is not known."""
+    """The shape that stands for a hub id in a dry run; None outside dry runs, and where it is unknown."""
     return shape_of(hub) if is_dry() else None
 
 
 @functools.cache
-def compare_with_shipped(hub: str, *said: tuple[str, Any]) -> None:
-    """Warns, once for each config, where what the hub says differs from the shape that ships."""
+def compare_with_shipped(hub: str, *settings: tuple[str, Any]) -> None:
+    """Warns, once for each config, where the config on the hub differs from the shipped shape."""
     shape = shape_of(hub)
-    given = dict(said)
+    given = dict(settings)
     different = [
         f"{key} {given.get(key)} for {value}"
         for key, value in (shape.config if shape else {}).items()

@@ -24,7 +24,7 @@ def headless(auto: str) -> nn.Module:
 
 
 class Short(NamedTuple):
-    """How a trained model falls short of what it was trained for: in a figure's label, and in a sentence."""
+    """How a trained model falls short of its aim: as a mark in figures, and in a sentence."""
 
     mark: str
     why: str
@@ -32,22 +32,28 @@ class Short(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """A model that can be run on tokens or image patches, known from its config alone.
+    """A model that runs on tokens or image patches; all but its weights is known from the config.
 
-    layers, heads, kv_heads, width, context (longest sequence, None: unlimited; of images: the sequence),
-    parameters (of the backbone), vocabulary (token ids below it are known), head_width (features per head), rotary
-    (of them rotated).
-    skeleton: the backbone without weights, to find modules in. tokenizer(): raises BadInput where it is absent;
-    the Patches of an image model. modality: what it reads. segments: it tells the texts of a pair apart by token type.
-    load(eager): the backbone in eval mode, float32, on the CPU; eager attention when patterns are read.
-    identity(): what was loaded (path or hub id, resolved revision, weights hash), once the files are there.
-    modules(backbone or skeleton): by the names that hook points use.
+    context: the longest sequence, None if unlimited; for images, the number of places.
+    parameters: of the backbone.
+    vocabulary: the model knows the token ids below it.
+    skeleton: the backbone without weights, whose modules hook points are looked up in.
+    tokenizer(): the tokenizer, or the Patches of an image model. Raises BadInput where there is none.
+    load(eager): the backbone in eval mode, float32, on the CPU; with eager attention if patterns are read.
+    identity(): what was loaded (path or hub id, resolved revision, weights hash), once the files exist.
+    head_width: features per head; rotary: how many of them are rotated.
+    modules(backbone or skeleton): the modules by the names that hook points use.
+    modality: what it reads.
+    segments: it distinguishes the texts of a pair by token type.
     with_head(auto): the whole model, as the transformers class AutoModelForCausalLM or
-    AutoModelForSequenceClassification has it, float32, in eval mode, on the CPU; raises BadInput where the checkpoint
-    has no such head. make(progress): trains the model now, where it is trained when it is first needed.
-    metrics(): those that the model was saved with. labels: of a classifier, in the order of its logits; else empty.
-    short(): how a model that is trained here falls short of its aim, where it does. trained: whether its weights are
-    not fresh. training: how it was trained here, where that tells models apart.
+    AutoModelForSequenceClassification, float32, in eval mode, on the CPU. Raises BadInput where the checkpoint has no
+    such head.
+    make(progress): trains the model now, for models that are trained when first needed.
+    metrics(): the metrics saved with the model.
+    labels: of a classifier, in the order of its logits.
+    short(): how a model trained here falls short of its aim, or None.
+    trained: whether its weights are trained, not fresh.
+    training: how it was trained here, where that distinguishes models.
     """
 
     layers: int
@@ -78,7 +84,7 @@ class Source:
 
     @property
     def has_head(self) -> bool:
-        """Whether it may have a head; a checkpoint can still lack the one that is asked for."""
+        """Whether it can have a head; a checkpoint may still lack the requested one."""
         return self.with_head is not headless
 
 
@@ -117,16 +123,17 @@ AnySource = Source | Precomputed
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """Several models of one entry: the entry LABEL becomes LABEL_KEY for each of them."""
+    """Several models in a single entry: the entry LABEL becomes LABEL_KEY for each of them."""
 
     sources: dict[str, Source]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """One step of a training run. open(): its Source; BadInput where it is missing or broken.
+    """A step of a training run.
 
-    drop(): frees the disk that a download of it takes.
+    open(): its Source. Raises BadInput where it is missing or broken.
+    drop(): removes its download from the disk.
     """
 
     step: int
@@ -136,9 +143,10 @@ class Checkpoint:
 
 @dataclass(frozen=True, kw_only=True)
 class Series:
-    """Checkpoints of one training run, two or more, in the order of their steps. local: opening them is cheap.
+    """Two or more checkpoints of a training run, in the order of their steps.
 
-    make(progress): trains them now, where they are trained when they are first needed.
+    local: opening them is cheap.
+    make(progress): trains them now, for series that are trained when first needed.
     """
 
     checkpoints: list[Checkpoint]

@@ -1,7 +1,7 @@
-"""Models under TransformerLens: of the hub or a folder through its bridge, and its own ("native") architecture.
+"""Models under TransformerLens: from the hub or a folder through its bridge, and its native architecture.
 
-Raw weights unless `process_weights` says otherwise. The library is imported when a model of this kind is first
-asked for (seconds). Its mistakes are kept out: see `architectures.lens_architecture` and MISNAMED_BERT.
+Weights are raw unless `process_weights` is set. The library takes seconds to import and is imported when first needed.
+Its errors are excluded: see `architectures.lens_architecture` and MISNAMED_BERT.
 """
 
 import copy
@@ -50,7 +50,7 @@ NATIVE = (
     "rotary_dim", "rotary_base", "init_mode", "initializer_range",
 )  # fmt: skip
 NEEDED = NATIVE[:5]
-# in the config.json of models saved in TransformerLens' own format: other names, and what is not read if it differs
+# in the config.json of the native format: older names, and settings that must have these values
 OLD_NAMES = {"normalization": "normalization_type", "ln_eps": "eps"}
 FIXED = {"shortformer_pos": False, "use_attn_scale": True, "use_local_attn": False, "parallel_attn_mlp": False}
 
@@ -93,14 +93,14 @@ def transformer_lens(
     if weights is not None:
         raise BadInput(f"weights: only a native config has them apart, got '{weights}'; give config too")
     check_place(path, hub, revision)
-    own = _own_format(path, hub, revision)
-    if own is not None:
-        return _saved(own, path, hub, revision, tokenizer, process_weights)
+    native_config = _native_format(path, hub, revision)
+    if native_config is not None:
+        return _saved(native_config, path, hub, revision, tokenizer, process_weights)
     return _bridged(path, hub, revision, tokenizer, process_weights)
 
 
 class Backbone(nn.Module):
-    """A bridge, called as a transformers backbone is."""
+    """A bridge that is called like a transformers backbone."""
 
     def __init__(self, bridge: nn.Module):
         super().__init__()
@@ -111,7 +111,7 @@ class Backbone(nn.Module):
 
 
 class LanguageModel(Backbone):
-    """A native model with its head, called as a causal language model of transformers is."""
+    """A native model with its head that is called like a causal language model of transformers."""
 
     base_model_prefix = "native"
 
@@ -124,21 +124,21 @@ class LanguageModel(Backbone):
 
 
 def hooks(backbone: nn.Module, misnamed: str) -> dict[str, nn.Module]:
-    """The hook points that TransformerLens names, each a module that passes its tensor on; without misnamed ones."""
+    """The hook points of TransformerLens by name, each a module that returns its input; without misnamed ones."""
     assert isinstance(backbone, Backbone)
-    found = backbone.bridge.hook_dict
-    return {name: hook for name, hook in found.items() if not re.search(misnamed, name)}
+    by_name = backbone.bridge.hook_dict
+    return {name: hook for name, hook in by_name.items() if not re.search(misnamed, name)}
 
 
-# names under which other tensors lie: after the norm, before the norm, after the softmax
+# names of other tensors: after the norm, before the norm, after the softmax
 MISNAMED_BERT = r"hook_attn_out$|attn\.hook_out$|hook_resid_mid$|hook_attn_scores$|^ln_final\."
 MISNAMED_NATIVE = r"hook_attn_scores$"
 MISNAMED_NONE = r"^$"
 
 
 def _bridged(path: str | None, hub: str | None, revision: str | None, tokenizer: str | None, process: bool) -> Source:
-    found = place(path, hub, revision)
-    settings = found.config.get_text_config()
+    model_place = place(path, hub, revision)
+    settings = model_place.config.get_text_config()
     table = lens_architecture(settings)
     auto = HEADS.get(settings.model_type, "AutoModelForCausalLM")
     if process and settings.model_type in HEADS:
@@ -154,11 +154,11 @@ def _bridged(path: str | None, hub: str | None, revision: str | None, tokenizer:
 
     def ready(eager: bool) -> nn.Module:
         # its attention is always eager
-        model = load(found.where, found.revision, True, auto)
+        model = load(model_place.where, model_place.revision, True, auto)
         return _backbone(bridge(model), process)
 
     def skeleton() -> nn.Module:
-        """The same modules on one narrow head: the bridge splits projections, which needs weights."""
+        """The same modules with a single narrow head: the bridge splits projections, which needs weights."""
         narrow = copy.deepcopy(settings)
         for key, value in NARROW.items():
             if hasattr(narrow, key):
@@ -166,18 +166,18 @@ def _bridged(path: str | None, hub: str | None, revision: str | None, tokenizer:
         with torch.random.fork_rng(devices=[]):
             return _backbone(bridge(getattr(library(), auto).from_config(narrow, attn_implementation="eager")), False)
 
-    def whole(own: str) -> nn.Module:
-        """Of transformers itself, which holds the same activations as the bridge of raw weights."""
+    def whole(auto_class: str) -> nn.Module:
+        """The model in transformers itself, whose activations equal those of the bridge with raw weights."""
         if process:
             raise BadInput("process_weights: with folded norms no head is read, got true; leave it false")
-        return headed(found.where, found.revision, own)
+        return headed(model_place.where, model_place.revision, auto_class)
 
     misnamed = MISNAMED_BERT if auto == "AutoModelForMaskedLM" else MISNAMED_NONE
     like = source(
         settings,
-        lambda: tokenizer_of(tokenizer or found.where, None if tokenizer else found.revision),
+        lambda: tokenizer_of(tokenizer or model_place.where, None if tokenizer else model_place.revision),
         ready,
-        found.identity,
+        model_place.identity,
         None,
     )
     return replace(
@@ -214,37 +214,37 @@ def _backbone(bridge: Any, process: bool) -> nn.Module:
 
 
 def _marked(identity: dict[str, Any], process: bool) -> dict[str, Any]:
-    """Other numbers than those of kind: transformers, so another name in the cache."""
+    """Numbers differ from those of kind: transformers, so the cache needs another name."""
     how = "transformer_lens, processed weights" if process else "transformer_lens"
     return {**identity, "kind": how, "weights_hash": f"{how}: {identity['weights_hash']}"}
 
 
-def _own_format(path: str | None, hub: str | None, revision: str | None) -> dict[str, Any] | None:
-    """config.json of a model in TransformerLens' own format; None for one in the transformers format."""
+def _native_format(path: str | None, hub: str | None, revision: str | None) -> dict[str, Any] | None:
+    """config.json of a model in the native format of TransformerLens; None for the transformers format."""
     if hub is not None and (shape := planned_shape(hub)):
-        said = shape.config
+        content = shape.config
     else:
         where = folder(Path(path).expanduser()) if path is not None else hub_files(str(hub), revision, ["config.json"])
         try:
-            said = json.loads((where / "config.json").read_text())
+            content = json.loads((where / "config.json").read_text())
         except (OSError, ValueError):
-            return None  # the transformers format's own checks say what is wrong
-        if hub is not None and isinstance(said, dict) and (shape := shape_of(hub)):
-            compare_with_shipped(hub, *((key, said.get(key)) for key in shape.config))
-    return said if isinstance(said, dict) and "model_type" not in said and "d_model" in said else None
+            return None  # the checks of the transformers format say what is wrong
+        if hub is not None and isinstance(content, dict) and (shape := shape_of(hub)):
+            compare_with_shipped(hub, *((key, content.get(key)) for key in shape.config))
+    return content if isinstance(content, dict) and "model_type" not in content and "d_model" in content else None
 
 
 def _saved(
-    said: dict[str, Any], path: str | None, hub: str | None, revision: str | None, tokenizer: str | None, process: bool
+    saved: dict[str, Any], path: str | None, hub: str | None, revision: str | None, tokenizer: str | None, process: bool
 ) -> Source:
     for key, value in FIXED.items():
-        if said.get(key, value) != value:
+        if saved.get(key, value) != value:
             raise BadInput(
-                f"config.json: only {key} {value} is read, got {said[key]} in '{path or hub}'; use another model"
+                f"config.json: only {key} {value} is supported, got {saved[key]} in '{path or hub}'; use another model"
             )
-    if not said.get("attn_only") and "act_fn" not in said:
-        raise BadInput(f"config.json: it does not say act_fn, got '{path or hub}'; add it")
-    config = {OLD_NAMES.get(k, k): v for k, v in said.items()}
+    if not saved.get("attn_only") and "act_fn" not in saved:
+        raise BadInput(f"config.json: act_fn is missing, got '{path or hub}'; add it")
+    config = {OLD_NAMES.get(k, k): v for k, v in saved.items()}
     config = {k: v for k, v in config.items() if k in NATIVE}
     about = {"source": str(path or hub)} if revision is None else {"source": hub, "revision": revision}
 
@@ -257,7 +257,7 @@ def _saved(
         file()
         has_tokenizer = any((Path(path).expanduser() / name).is_file() for name in TOKENIZER_FILES)
         tokenizer = tokenizer or (path if has_tokenizer else None)
-    return _native(config, about, file, tokenizer or said.get("tokenizer_name"), 0, process)
+    return _native(config, about, file, tokenizer or saved.get("tokenizer_name"), 0, process)
 
 
 def _weights_in(where: Path) -> Path:
@@ -309,14 +309,14 @@ def _native(
         except (ValueError, TypeError, RuntimeError, NotImplementedError, AssertionError, ZeroDivisionError) as error:
             reason = str(error).splitlines()[0]
             raise BadInput(
-                f"config: no native model can be built from it, got {config} ({reason[:200]}); mend it"
+                f"config: no native model can be built from it, got {config} ({reason[:200]}); fix it"
             ) from error
 
     def ready(eager: bool) -> nn.Module:
-        found = file()
-        bridge = boot(init=found is None)
-        if found is not None:
-            _fill(bridge, found)
+        weights_file = file()
+        bridge = boot(init=weights_file is None)
+        if weights_file is not None:
+            _fill(bridge, weights_file)
         return _backbone(bridge, process)
 
     def whole(auto: str) -> nn.Module:
@@ -331,14 +331,12 @@ def _native(
 
     def own_tokenizer() -> Any:
         if tokenizer is None:
-            raise BadInput(
-                "tokenizer: a native model has none of its own; set tokenizer to a folder, a hub id or tiny_a"
-            )
+            raise BadInput("tokenizer: a native model has none; set tokenizer to a folder, a hub id or tiny_a")
         return tokenizer_of(tokenizer)
 
     def identity() -> dict[str, Any]:
-        found = file()
-        weights = f"seed {seed}" if found is None else hash_files([found])
+        weights_file = file()
+        weights = f"seed {seed}" if weights_file is None else hash_files([weights_file])
         return _marked({**about, "weights_hash": weights, "config_hash": config_hash(settings)}, process)
 
     with torch.device("meta"):
@@ -374,7 +372,7 @@ def _near(key: str) -> str:
 
 
 def _fill(bridge: Any, file: Path) -> None:
-    """The weights of a file into a native model; those saved under TransformerLens' old names are converted."""
+    """Loads the weights of a file into a native model; older names of TransformerLens are converted."""
     from transformer_lens.utilities.tl_checkpoint_conversion import convert_tl_checkpoint
 
     try:

@@ -53,7 +53,7 @@ def transformers(*, path: str | None = None, hub: str | None = None, revision: s
 
 
 class Place(NamedTuple):
-    """Where a model lies: its config, a folder or hub id with a revision, and identity() once the files are there."""
+    """Where a model is: its config, a folder or hub id with a revision, and identity() once the files exist."""
 
     config: Any
     where: str
@@ -150,7 +150,7 @@ def random(
                 model = getattr(library(), auto).from_config(settings, dtype=torch.float32)
         except ValueError as error:
             raise BadInput(f"config: no head for {auto}, got model_type {settings.model_type}; {HEADLESS}") from error
-        # the same backbone as without a head; one of them may lack a pooler
+        # the same backbone as without a head; either may lack a pooler
         model.base_model.load_state_dict(fresh(False).state_dict(), strict=False)
         return uncached(model)
 
@@ -162,7 +162,7 @@ def random(
 
 
 def library() -> Any:
-    """transformers, imported when first needed (seconds) and without its chatter."""
+    """transformers, imported when first needed, since that takes seconds, and without its messages."""
     import transformers
 
     transformers.logging.set_verbosity_error()
@@ -187,14 +187,14 @@ def _alone() -> Iterator[None]:
 
 @contextmanager
 def _silent() -> Iterator[None]:
-    """Its load report goes to the log at error level; missing weights are our error, raised by us."""
+    """Silences the load report, which transformers logs as an error; missing weights are reported here."""
     logger = logging.getLogger("transformers")
     level = logger.level
     logger.setLevel(logging.CRITICAL)
-    # the filters are the process's: a thread that loads must not set them back under one that computes
-    own = threading.current_thread() is threading.main_thread()
+    # filters belong to the process: a thread that loads must not reset them while another computes
+    in_main_thread = threading.current_thread() is threading.main_thread()
     try:
-        with warnings.catch_warnings(action="ignore") if own else nullcontext():
+        with warnings.catch_warnings(action="ignore") if in_main_thread else nullcontext():
             yield
     finally:
         logger.setLevel(level)
@@ -211,22 +211,22 @@ def folder(path: Path) -> Path:
         near = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
         hint = f"; {did_you_mean(path.name, near)}" if 0 < len(near) <= 20 else "; check the path"
         raise BadInput(f"path: no such folder, got '{path}'{hint}")
-    os.listdir(path)  # what cannot be listed would seem empty
+    os.listdir(path)  # a folder that cannot be listed would seem empty
     if not (path / "config.json").is_file():
         raise BadInput(f"path: no config.json in it, got '{path}'; give a folder in the transformers format")
     for file in path.iterdir():
-        if file.exists() and not (file.is_file() or file.is_dir()):  # a pipe would be waited for
+        if file.exists() and not (file.is_file() or file.is_dir()):  # reading a pipe would block
             raise BadInput(f"path: neither a file nor a folder, got '{file}'; remove it")
     return path
 
 
 def weight_files(path: Path) -> list[Path]:
-    """The folder's safetensors files, each with a whole header; BadInput says what is missing."""
+    """The safetensors files of the folder, each with a whole header. Raises BadInput with what is missing."""
     index = path / "model.safetensors.index.json"
     if index.is_file():
         names = json_file(index).get("weight_map")
         if not isinstance(names, dict) or any(name != Path(str(name)).name for name in names.values()):
-            raise BadInput(f"path: {index.name} names no files of its folder, got '{names}'; copy it again")
+            raise BadInput(f"path: {index.name} does not name files of its folder, got '{names}'; copy it again")
         files = [path / name for name in sorted(set(names.values()))]
     else:
         files = [path / "model.safetensors"]
@@ -269,7 +269,7 @@ def _hub_place(hub: str, revision: str | None) -> Place:
 
 
 def hub_files(hub: str, revision: str | None, patterns: list[str]) -> Path:
-    """The folder of a hub repository's snapshot, with the files that match."""
+    """The snapshot folder of a hub repository, with the files that match."""
     from huggingface_hub import snapshot_download
 
     try:
@@ -278,16 +278,16 @@ def hub_files(hub: str, revision: str | None, patterns: list[str]) -> Path:
         raise _unreachable(hub, revision, error) from error
 
 
-def from_place(found: Place) -> Source:
-    metrics = Path(found.where) / "metrics.json"  # of a model that the package trained
+def from_place(model_place: Place) -> Source:
+    metrics = Path(model_place.where) / "metrics.json"  # of models that the package trained
     return source(
-        found.config,
-        lambda: tokenizer_of(found.where, found.revision),
-        lambda eager: load(found.where, found.revision, eager),
-        found.identity,
-        found.where,
-        found.revision,
-        lambda auto: headed(found.where, found.revision, auto),
+        model_place.config,
+        lambda: tokenizer_of(model_place.where, model_place.revision),
+        lambda eager: load(model_place.where, model_place.revision, eager),
+        model_place.identity,
+        model_place.where,
+        model_place.revision,
+        lambda auto: headed(model_place.where, model_place.revision, auto),
         (lambda: json_file(metrics)) if metrics.is_file() else None,
     )
 
@@ -320,25 +320,25 @@ def _unreachable(where: str, revision: str | None, error: Exception) -> BadInput
 
 
 def _check_config_file(file: Path) -> None:
-    """What the library would say at length: broken JSON, an unknown architecture, code that comes with a model."""
+    """Raises BadInput for broken JSON, an unknown architecture, or a model with code, where the library is verbose."""
     given = json_file(file)
     kind = given.get("model_type")
     if not isinstance(kind, str):
-        raise BadInput(f"path: config.json cannot be used, got model_type {kind!r:.60} in '{file}'; mend it")
+        raise BadInput(f"path: config.json cannot be used, got model_type {kind!r:.60} in '{file}'; fix it")
     if "auto_map" in given:
         raise BadInput(
             f"path: the model needs code that comes with it, which is never run, got auto_map in '{file}'; "
             "use a model that transformers knows"
         )
     known = library().CONFIG_MAPPING
-    if kind not in known:  # all its keys take a tenth of a second
+    if kind not in known:  # listing the keys takes a tenth of a second
         hint = did_you_mean(kind, known.keys())
         raise BadInput(f"path: unknown architecture, got model_type '{kind}' in '{file}'; {hint}")
     _check_numbers(given)
 
 
 def _check_numbers(given: dict[Any, Any], path: str = "config") -> None:
-    """Raises BadInput for whole numbers that no model has; some make the library fill the memory."""
+    """Raises BadInput for whole numbers that no model has; some would make the library fill the memory."""
     for key, value in given.items():
         if isinstance(value, dict):
             _check_numbers(value, f"{path}.{key}")
@@ -353,10 +353,10 @@ def config_of(where: str, revision: str | None = None) -> Any:
         return _config(where, None)
     if shape := planned_shape(where):
         return inline_config(shape.config)
-    found = _config(where, revision)
+    config = _config(where, revision)
     if shape := shape_of(where):
-        compare_with_shipped(where, *((key, getattr(found, key, None)) for key in shape.config))
-    return found
+        compare_with_shipped(where, *((key, getattr(config, key, None)) for key in shape.config))
+    return config
 
 
 def _config(where: str, revision: str | None) -> Any:
@@ -365,9 +365,9 @@ def _config(where: str, revision: str | None) -> Any:
         return library().AutoConfig.from_pretrained(
             where, revision=revision, trust_remote_code=False, local_files_only=local or local_only()
         )
-    except Exception as error:  # the library checks little, and what it meets it raises
+    except Exception as error:  # the library checks little and raises anything
         if local:
-            raise BadInput(f"path: config.json cannot be used, got '{where}' ({_reason(error)}); mend it") from error
+            raise BadInput(f"path: config.json cannot be used, got '{where}' ({_reason(error)}); fix it") from error
         raise _unreachable(where, revision, error) from error
 
 
@@ -384,11 +384,11 @@ def inline_config(given: dict[str, Any]) -> Any:
     if unknown:
         hint = did_you_mean(unknown[0], default.to_dict())
         raise BadInput(f"config.{unknown[0]}: {kind} has no such setting, got {rest[unknown[0]]!r}; {hint[:200]}")
-    with refusing(f"config: not usable for {kind}", rest, "mend it"):
+    with refusing(f"config: not usable for {kind}", rest, "fix it"):
         return library().AutoConfig.for_model(kind, **rest)
 
 
-PROBE = "a \uffff"  # a word, and a character that no vocabulary has: what fails here would fail in the middle of a run
+PROBE = "a \uffff"  # a word, and a character outside every vocabulary, so that errors occur before a run
 
 
 def tokenizer_of(where: str, revision: str | None = None) -> Any:
@@ -406,18 +406,18 @@ def tokenizer_of(where: str, revision: str | None = None) -> Any:
             readable(file)
     try:
         with _silent():
-            found = library().AutoTokenizer.from_pretrained(
+            tokenizer = library().AutoTokenizer.from_pretrained(
                 where, revision=revision, trust_remote_code=False, local_files_only=local or local_only()
             )
-            found(PROBE, verbose=False)
-            return found
+            tokenizer(PROBE, verbose=False)
+            return tokenizer
     except Exception as error:
         if local:
             raise BadInput(
                 f"path: its tokenizer cannot be used, got '{where}' ({_reason(error)}); save it again"
             ) from error
         if isinstance(error, OSError):
-            # a repository of a tokenizer alone has no config.json, which its id asks for and its folder does not
+            # a repository with only a tokenizer has no config.json, which is required for ids but not for folders
             return tokenizer_of(str(hub_files(where, revision, [*TOKENIZER_FILES, *BESIDE_TOKENIZER])))
         raise _unreachable(where, revision, error) from error
 
@@ -425,7 +425,7 @@ def tokenizer_of(where: str, revision: str | None = None) -> Any:
 def load(where: str, revision: str | None, eager: bool, auto: str = "AutoModel") -> Any:
     """The model of a transformers auto class, float32. Raises BadInput where a weight of the backbone is missing.
 
-    A head or pooler that the checkpoint lacks is NaN: what is computed from it is refused, not random.
+    A head or pooler that the checkpoint lacks is NaN, so that its outputs are refused instead of random.
     """
     model, lacking = _loaded(where, revision, eager, auto)
     weights = model.state_dict()
@@ -446,14 +446,14 @@ HEADLESS = "use a model that was trained with that head"
 
 
 def uncached(model: Any) -> Any:
-    """In eval mode, and keeping nothing from one forward pass to the next."""
+    """The model in eval mode, with nothing kept between forward passes."""
     model.config.use_cache = False
     model.config.use_mems_eval = False  # XLNet's name for it
     return model.eval()
 
 
 def _loaded(where: str, revision: str | None, eager: bool, auto: str) -> tuple[Any, list[str]]:
-    """The model, and the names of the weights beyond the backbone that the checkpoint lacks."""
+    """The model, and the names of weights outside the backbone that the checkpoint lacks."""
     try:
         with _alone():
             model, info = getattr(library(), auto).from_pretrained(
@@ -497,11 +497,11 @@ def source(
 ) -> Source:
     """A model from its transformers config. Raises BadInput where it is not a stack of blocks on tokens or patches.
 
-    where, revision: the folder or hub id in which an image model's preprocessor is looked for; None: nowhere.
+    where, revision: the folder or hub id with the preprocessor of an image model; None: there is none.
     """
     whole, config = config, config.get_text_config()
     if not hasattr(config, "model_type"):
-        raise BadInput(f"config.text_config: not a config, got {config!r:.60} in a {whole.model_type}; mend it")
+        raise BadInput(f"config.text_config: not a config, got {config!r:.60} in a {whole.model_type}; fix it")
     images = config.model_type in IMAGE_MODELS
     if not images and not hasattr(config, "vocab_size"):
         known = ", ".join(IMAGE_MODELS)
@@ -510,42 +510,42 @@ def source(
         size = getattr(config, name, None)
         if not isinstance(size, int):
             raise BadInput(
-                f"config.{name}: {config.model_type} has no one number there, got {size}; "
+                f"config.{name}: {config.model_type} has no single number there, got {size}; "
                 "use a model of equal blocks with attention"
             )
         if not 0 < size <= most:
             raise BadInput(f"config.{name}: out of range, got {size}; from 1 to {most}")
     for name in ("output_hidden_states", "output_attentions"):
         if not isinstance(getattr(config, name, False), bool):
-            raise BadInput(f"config.{name}: not true or false, got {getattr(config, name)!r:.60}; mend it")
+            raise BadInput(f"config.{name}: not true or false, got {getattr(config, name)!r:.60}; fix it")
     _check_quantization(config)
     if getattr(config, "is_encoder_decoder", False):
         raise BadInput(
-            f"config: encoders with decoders are not read, got model_type '{config.model_type}'; use another model"
+            f"config: encoder-decoder models are not supported, got model_type '{config.model_type}'; use another model"
         )
-    with refusing(f"config: no {config.model_type} can be built from it", where or config.model_type, "mend it"):
+    with refusing(f"config: no {config.model_type} can be built from it", where or config.model_type, "fix it"):
         skeleton = _skeleton(config)
 
     def ready(eager: bool) -> nn.Module:
         return uncached(load(eager))
 
-    # positions that are counted from the padding id on (RoBERTa) take the first ones away
+    # RoBERTa counts positions from the padding id, so that the first ones are lost
     embeddings = getattr(skeleton, "embeddings", None)
     padding = getattr(getattr(embeddings, "position_embeddings", None), "padding_idx", None)
     context = patch_grid(config).places if images else getattr(config, "max_position_embeddings", None)
-    if context is not None and context <= 0:  # XLNet's way to say that there is no limit
+    if context is not None and context <= 0:  # no limit, in XLNet
         context = None
     if context is not None and padding is not None:
         context -= padding + 1
 
     def checked() -> Any:
-        found = tokenizer()
-        if padding is not None and found.pad_token_id != padding:
+        loaded = tokenizer()
+        if padding is not None and loaded.pad_token_id != padding:
             raise BadInput(
-                f"tokenizer: it pads with id {found.pad_token_id}, by which {config.model_type} counts positions, "
+                f"tokenizer: it pads with id {loaded.pad_token_id}, by which {config.model_type} counts positions, "
                 f"got pad_token_id {padding} in the config; use the model's own tokenizer"
             )
-        return found
+        return loaded
 
     head_width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return Source(
@@ -565,7 +565,7 @@ def source(
         head_width=head_width,
         rotary=rotary(config, head_width),
         modality="images" if images else "text",
-        # others take token types for ids of words (GPT-2), or have one type alone (RoBERTa); XLNet counts none
+        # others take token types for word ids (GPT-2) or have a single type (RoBERTa); XLNet's config has no number
         segments=getattr(config, "type_vocab_size", 1) > 1 or config.model_type == "xlnet",
         with_head=with_head,
         metrics=metrics,
@@ -574,7 +574,7 @@ def source(
 
 
 def _check_quantization(config: Any) -> None:
-    """Raises BadInput for weights whose quantization needs a package or a device that is not here."""
+    """Raises BadInput for quantized weights that need a missing package or device."""
     given = getattr(config, "quantization_config", None)
     if given is None:
         return
@@ -587,7 +587,7 @@ def _check_quantization(config: Any) -> None:
 
 
 def class_names(config: Any) -> tuple[str, ...]:
-    """The labels of a classifier's config, in the order of its logits; () of other models."""
+    """The labels in a classifier's config, in the order of its logits; () for other models."""
     named = config.architectures if isinstance(config.architectures, list) else []
     if not any(str(name).endswith("ForSequenceClassification") for name in named):
         return ()
@@ -598,7 +598,7 @@ _skeletons: dict[str, nn.Module] = {}
 
 
 def _skeleton(config: Any) -> nn.Module:
-    """The backbone without weights; one for all checkpoints of a training run."""
+    """The backbone without weights, shared by all checkpoints of a training run."""
     known = config_hash(config.to_dict())
     if known not in _skeletons:
         with _alone(), torch.device("meta"):
@@ -607,13 +607,13 @@ def _skeleton(config: Any) -> nn.Module:
 
 
 def config_hash(config: dict[str, Any]) -> str:
-    """sha256 of what decides about the activations beside the weights: the same weights can mean two models."""
-    said = {k: v for k, v in config.items() if k not in ("_name_or_path", "transformers_version", "dtype")}
-    return hashlib.sha256(json.dumps(said, sort_keys=True, default=str).encode()).hexdigest()
+    """sha256 of the settings that, with the weights, determine the activations: equal weights can be two models."""
+    settings = {k: v for k, v in config.items() if k not in ("_name_or_path", "transformers_version", "dtype")}
+    return hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def rotary(config: Any, head_width: int) -> int:
-    """Features per head that are rotated by position; 0 where positions enter otherwise."""
+    """The number of features per head that are rotated by position; 0 for other position encodings."""
     settings = getattr(config, "rope_parameters", None)
     if not settings:
         return 0
@@ -621,7 +621,7 @@ def rotary(config: Any, head_width: int) -> int:
 
 
 def patch_grid(config: Any, preprocessor: Mapping[str, Any] | None = None) -> Patches:
-    """How a model of this config reads images; pixels go from -1 to 1 unless its preprocessor says otherwise."""
+    """How a model with this config reads images; pixels range from -1 to 1 unless its preprocessor differs."""
     size, patch = (_pair(value) for value in (config.image_size, config.patch_size))
     if min(*size, *patch, config.num_channels) < 1 or min(patch) > min(size):
         raise BadInput(f"config: no patches, got image_size {size}, patch_size {patch}; patches must fit the image")
@@ -638,7 +638,7 @@ def _pair(value: Any) -> tuple[int, int]:
 
 
 def _preprocessor(where: str | None, revision: str | None) -> dict[str, Any]:
-    """preprocessor_config.json of a folder or hub model; empty where it has none."""
+    """preprocessor_config.json of a folder or hub model; empty if there is none."""
     if where is None:
         return {}
     file = Path(where) / "preprocessor_config.json"
@@ -648,7 +648,7 @@ def _preprocessor(where: str | None, revision: str | None) -> dict[str, Any]:
 
         try:
             file = Path(hf_hub_download(where, file.name, revision=revision, local_files_only=local_only()))
-        except LocalEntryNotFoundError as error:  # it may have one
+        except LocalEntryNotFoundError as error:  # there may be a file
             raise _unreachable(where, revision, error) from error
         except EntryNotFoundError:
             return {}
