@@ -83,7 +83,11 @@ CONFIGS = {
     "random model without a tokenizer": ["+model.x={kind: random, config: {model_type: gpt2, n_embd: 8, n_head: 2}}"],
     "no model": ["model=[]"],
     "no measure": ["measure=[]"],
-    "no view": ["study=views", "extract.estimate=full", "options.views=[]"],
+    "no view": [
+        "study=views",
+        "extract.estimate=full",
+        *(f"+options.{view}=null" for view in ("histograms", "neighbours", "couplings")),
+    ],
     "no modulus": ["model=[modsum_0]", "model.modsum_0.recipe.moduli=[]"],
     "too small a share": ["experiment=tiny/modsum_probes", "options.train_share=0.001"],
     "layer": ["extract.layers=[0,6]"],
@@ -184,9 +188,9 @@ VALUES = {
     "measure.mutual_knn.k": [2**64],
     "measure.msid.signs": [10**9],
     "measure.rtd.subsets": [10**9],
-    "+options.bins": [10**9],
-    "+options.restarts": [1000000],
-    "+options.perplexity": ["inf"],
+    "+options.histograms.bins": [10**9],
+    "+options.couplings.restarts": [1000000],
+    "+options.neighbours.perplexity": ["inf"],
 }
 for key, values in VALUES.items():
     start = ["study=views", "extract.estimate=full"] if key.startswith("+options") else []

@@ -16,12 +16,9 @@ from repsim_cli.analysis.claims.probes import PROBE_CLAIMS, Probed
 from repsim_cli.analysis.claims.shapes import SHAPE_CLAIMS
 from repsim_cli.analysis.claims.stitching import STITCHING_CLAIMS
 from repsim_cli.analysis.claims.sub_networks import LAYER_CLAIMS, Layers
-from repsim_cli.analysis.claims.views import OVERLAP_CLAIMS, PLAN_CLAIMS, SHIFT_CLAIMS
-from repsim_cli.analysis.couplings import Plan
 from repsim_cli.analysis.curves import curve as curve_of
 from repsim_cli.analysis.distances import hierarchical, recovered
 from repsim_cli.analysis.groups import Depths
-from repsim_cli.analysis.neighbourhoods import chance
 from repsim_cli.analysis.sub_networks import spectral
 from repsim_cli.content import Table
 from repsim_cli.findings.claims import FAILS, HOLDS, UNCLEAR, UNTESTABLE, judged, known
@@ -37,12 +34,12 @@ from repsim_cli.findings.evidence import (
     thirds,
 )
 from repsim_cli.findings.maps import Map, best_of
+from repsim_cli.findings.neighbours import chance
 from repsim_cli.findings.ranks import COLUMNS
 
 ALL = {
     **CLASSIFIER_CLAIMS, **GROUP_CLAIMS, **PENALTY_CLAIMS, **DISTANCE_CLAIMS, **{claim.name: claim for claim in known(registry.claims.names())},
     **MODULAR_CLAIMS, **PROBE_CLAIMS, **SHAPE_CLAIMS, **STITCHING_CLAIMS, **LAYER_CLAIMS,
-    **SHIFT_CLAIMS, **OVERLAP_CLAIMS, **PLAN_CLAIMS,
 }  # fmt: skip
 TRUTH, FALSEHOOD, NOISE = 1, -1, 0  # the sign of a planted effect
 DRAWS, RATE = 100, 0.1  # of noise, and the share of it that may hold, or fail
@@ -389,7 +386,7 @@ def overlaps(sign, rng):
 
 def plans(sign, rng):
     better = {TRUTH: np.ones(10), FALSEHOOD: np.zeros(10), NOISE: rng.integers(0, 2, 10)}[sign]
-    return ([Plan(np.eye(3)[[1, 0, 2]] / 3, 1.0 - 0.5 * float(one), "pot", 0.9) for one in better],)
+    return ([(1.0 - 0.5 * float(each), 0.9) for each in better],)
 
 
 # noise has no clusters, does not reach full accuracy, and is no small head

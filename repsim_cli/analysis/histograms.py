@@ -1,11 +1,11 @@
-"""Distances among the rows of each layer: their histograms in bins that the layers of a model share, and how far the
-distribution moves from one layer to the next (Gao et al. 2024, figures 2 and 11)."""
+"""Distances among the rows of each layer: their spread and their histograms, in bins that the layers of a model share,
+of all rows and without a part of them (Gao et al. 2024, figures 2 and 11)."""
 
 from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from repsim_cli.errors import Degenerate
@@ -13,9 +13,9 @@ from repsim_cli.measures.base import FLAT, centred
 from repsim_cli.measures.rdm import distance_rows
 
 DistanceScale = Literal["none", "mean"]
-Counts = Int[np.ndarray, " bins"]
+Subsets = Bool[np.ndarray, "subsets n"]  # which rows are in each
 
-PSEUDO = 0.5  # distances added to every bin before two histograms are compared
+LEFT_OUT = 10  # groups of neighbouring rows that are left out in turn
 
 
 class Spread(NamedTuple):
@@ -37,55 +37,61 @@ def apart(x: Float[Tensor, "n d"]) -> tuple[Float[Tensor, "n d"], float]:
     return unit, scale
 
 
-def distances(x: Float[Tensor, "n d"]) -> Iterator[Float[np.ndarray, " cells"]]:
-    """Euclidean distances of all rows i < j, float64, a block of rows at a time."""
+def subsets(n: int) -> Subsets:
+    """All rows, then all but those of each of LEFT_OUT groups of neighbouring rows (at most n groups)."""
+    groups = np.array_split(np.arange(n), min(LEFT_OUT, n))
+    return np.stack([np.ones(n, bool), *(~np.isin(np.arange(n), group) for group in groups)])
+
+
+def distances(x: Float[Tensor, "n d"], of: Subsets) -> Iterator[tuple[int, Float[np.ndarray, " _"]]]:
+    """(subset, Euclidean distances of its rows i < j), float64, a block of rows i at a time."""
     unit, scale = apart(x)
-    for _, squared in distance_rows(unit):
+    for first, squared in distance_rows(unit):
         rows, columns = np.triu_indices(len(squared), 1, squared.shape[1])
-        yield squared.sqrt_().mul_(scale).cpu().numpy()[rows, columns]
+        cells = squared.sqrt_().mul_(scale).cpu().numpy()[rows, columns]
+        for subset, kept in enumerate(of[:, first:]):
+            yield subset, cells if kept.all() else cells[kept[rows] & kept[columns]]
 
 
-def spread(x: Float[Tensor, "n d"]) -> Spread:
-    total = squares = largest = 0.0
-    cells = len(x) * (len(x) - 1) // 2
-    for block in distances(x):
-        total, squares = total + float(block.sum()), squares + float(block @ block)
-        largest = max(largest, float(block.max(initial=0.0)))
-    mean = total / cells
-    return Spread(mean, max(0.0, squares / cells - mean**2) ** 0.5, largest)
+def spreads(x: Float[Tensor, "n d"], of: Subsets) -> list[Spread]:
+    """Of each subset, which has two rows or more."""
+    totals, squares, largest = np.zeros((3, len(of)))
+    for subset, cells in distances(x, of):
+        totals[subset] += cells.sum()
+        squares[subset] += cells @ cells
+        largest[subset] = max(largest[subset], cells.max(initial=0.0))
+    sizes = of.sum(1)
+    pairs = sizes * (sizes - 1) // 2
+    means, mean_squares = totals / pairs, squares / pairs
+    deviations = np.sqrt(np.maximum(0.0, mean_squares - means**2))
+    return [Spread(*each) for each in zip(means.tolist(), deviations.tolist(), largest.tolist(), strict=True)]
 
 
 class Histograms(NamedTuple):
-    """Of the layers of one model: bin b of each counts distances from edges[b] to edges[b + 1], the last one both."""
+    """Of the layers of one model. Of all rows (the first subset), bin b counts distances from edges[b] to edges[b + 1],
+    the last bin both; every other subset has as many equal bins, up to its own largest distance."""
 
     edges: Float[np.ndarray, " edges"]
-    counts: Int[np.ndarray, "layers bins"]
+    counts: Int[np.ndarray, "subsets layers bins"]
 
 
 def histograms(
-    layers: Sequence[Float[Tensor, "n _"]], spreads: Sequence[Spread], *, bins: int, scale: DistanceScale
+    layers: Sequence[Float[Tensor, "n _"]],
+    of: Subsets,
+    spread: Sequence[Sequence[Spread]],
+    *,
+    bins: int,
+    scale: DistanceScale,
 ) -> Histograms:
-    """How many of the n (n - 1) / 2 distances of each layer fall into each of `bins` equal bins from 0 to the largest
-    distance of any layer. spreads: of the layers. scale: distances as they are (`none`), or over the mean of their
-    layer (`mean`)."""
-    units = [found.mean if scale == "mean" else 1.0 for found in spreads]
-    top = max(found.largest / unit for found, unit in zip(spreads, units, strict=True))
-    counts = np.zeros((len(layers), bins), int)
-    for own, x, unit in zip(counts, layers, units, strict=True):
-        for block in distances(x):
+    """How many of the distances of each layer fall into each of `bins` equal bins from 0 to the largest distance of any
+    layer. spread: of the subsets of each layer. scale: distances as they are (`none`), or over the mean of their layer
+    (`mean`)."""
+    units = np.array([[own.mean if scale == "mean" and own.mean else 1.0 for own in layer] for layer in spread])
+    tops = (np.array([[own.largest for own in layer] for layer in spread]) / units).max(0)
+    counts = np.zeros((len(of), len(layers), bins), int)
+    for layer, x in enumerate(layers):
+        for subset, cells in distances(x, of):
             # rounding may leave the largest distance above the last edge
-            own += np.histogram((block / unit).clip(max=top), bins, (0, top))[0]
-    return Histograms(np.linspace(0, top, bins + 1), counts)
-
-
-def divergence(a: Counts, b: Counts) -> float:
-    """KL(a || b) = sum p log(p / q) in nats, of two histograms in the same bins, where p and q are the shares of the
-    bins after half a distance is added to each: no bin is empty, and equal histograms are at 0.
-
-    Shares 0.7, 0.3 and 0.3, 0.7 are 0.4 log(7 / 3) apart:
-
-    >>> round(divergence(np.array([3, 1]), np.array([1, 3])), 6)
-    0.338919
-    """
-    p, q = ((one + PSEUDO) / (one + PSEUDO).sum() for one in (a, b))
-    return max(0.0, float(np.sum(p * np.log(p / q))))
+            scaled = (cells / units[layer, subset]).clip(max=tops[subset])
+            counts[subset, layer] += np.histogram(scaled, bins, (0, tops[subset]))[0]
+    return Histograms(np.linspace(0, tops[0], bins + 1), counts)

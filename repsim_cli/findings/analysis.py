@@ -18,6 +18,7 @@ from repsim_cli.content import Curve, Facts, Matrix, Measured, Results, Table, V
 from repsim_cli.findings.claims import Claim
 
 Job = tuple[str, Callable[[], Any]]  # the name of a figure, and what makes it
+FEW = 3  # models up to which each has figures of its own in the overview
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +82,10 @@ class Finished:
 
     def array(self, path: str) -> np.ndarray:
         return results.read_array(self.folder, path)
+
+    def measured(self, kind: str) -> list[Matrix]:
+        """The matrices of a study that are no similarity of layers, by their `about.kind`."""
+        return [matrix for matrix in self.results.matrices.values() if matrix.about.get("kind") == kind]
 
     @cached_property
     def maps(self) -> dict[str, LayerMap]:

@@ -7,7 +7,7 @@ without error, such as the shape of a model, have no p and are never unclear.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 from repsim_cli import registry
@@ -102,6 +102,10 @@ class Claim:
         """As results.json keeps it. measure: what it is tested on."""
         about = {key: getattr(self, key) for key in ("name", "source", "says", "statistic", "threshold", "analysis")}
         return Verdict(measure=measure, **about, **vars(self(*given)))
+
+    def untestable(self, measure: str, why: str) -> Verdict:
+        """The verdict where a run has nothing to give to the claim."""
+        return replace(self, function=lambda: Untestable(why)).verdict(measure)
 
 
 def claim(

@@ -73,8 +73,9 @@ def pairs_time(
 
 
 def distances_time(widths: list[int], rows: int, hardware: Hardware) -> float:
-    """Seconds for the distances of all rows of these layers, in float64, and where they stand in a histogram."""
-    return rows**2 * (4.0 * sum(widths) + 400 * len(widths)) / _speed(hardware)
+    """Seconds for the distances of all rows of these layers, in float64, and their histograms with and without
+    each tenth of the rows."""
+    return rows**2 * (4.0 * sum(widths) + 7000 * len(widths)) / _speed(hardware)
 
 
 def moments_time(measures: Iterable[Measure], widths: list[int], pairs: int, rows: int, hardware: Hardware) -> float:

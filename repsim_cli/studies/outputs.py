@@ -11,6 +11,7 @@ from repsim_cli.activations.inputs import check_modality, named, tokenizers
 from repsim_cli.activations.outputs import outputs
 from repsim_cli.activations.rows import devices
 from repsim_cli.analysis.outputs import CARDS, Sums
+from repsim_cli.content import Matrix, Measured, Results, Side, Table
 from repsim_cli.data.base import Data, Sequences
 from repsim_cli.data.labels import Scoring, scoring
 from repsim_cli.errors import BadInput
@@ -110,7 +111,7 @@ class Outputs:
         heads = not self.classify
         return forward_time(self.models.values(), count, length, self.hardware, vocabularies=heads)
 
-    def run(self, run: Run) -> dict[str, Any]:
+    def run(self, run: Run) -> Results:
         hardware = self.hardware
         prepare(run, hardware)
         with run.stage("data"):
@@ -168,30 +169,28 @@ class Outputs:
         right = next(iter(scored.values())).data[one.labels.codes[batch]]
         return kept, torch.stack(answers), torch.from_numpy(right)
 
-    def _results(self, run: Run, sums: Sums) -> dict[str, Any]:
+    def _results(self, run: Run, sums: Sums) -> Results:
         labels = list(self.models)
-        side = {"model": "outputs", "layers": labels}
-        records = []
+        side = Side(model="outputs", layers=labels)
+        measures = []
         for name in self.measures:
             values, se = sums.matrix(name)
-            arrays = {
-                key: None if found is None else run.write_array(f"{slug(name)}-{key}", found.numpy())
-                for key, found in (("values", values), ("se", se))
-            }
-            records.append(
-                {
-                    "name": name,
-                    "label": name,
-                    "settings": {},
-                    "estimate": {"kind": "full", "rows": sums.rows, "rows_available": sums.rows, "batches": 1},
-                    "null": None,
-                    "card": CARDS[name].record(),
-                    "matrices": [{"rows": side, "columns": side, **arrays, "p": None, "n": sums.rows}],
-                }
+            matrix = Matrix(
+                rows=side,
+                columns=side,
+                values=run.write_array(f"{slug(name)}-values", values.numpy()),
+                se=None if se is None else run.write_array(f"{slug(name)}-se", se.numpy()),
+                n=sums.rows,
+            )
+            estimate = {"kind": "full", "rows": sums.rows, "rows_available": sums.rows, "batches": 1}
+            card = CARDS[name].record()
+            measures.append(
+                Measured(name=name, label=name, settings={}, estimate=estimate, card=card, matrices=[matrix])
             )
         accuracy = sums.accuracy()
-        rows = (
-            [] if accuracy is None else [[label, value] for label, value in zip(labels, accuracy.tolist(), strict=True)]
+        if accuracy is None:
+            return Results(study="outputs", measures=measures)
+        rows = [[label, value] for label, value in zip(labels, accuracy.tolist(), strict=True)]
+        return Results(
+            study="outputs", measures=measures, tables={"accuracy": Table(columns=["model", "accuracy"], rows=rows)}
         )
-        tables = {"accuracy": {"columns": ["model", "accuracy"], "rows": rows}} if rows else {}
-        return {"measures": records, "tables": tables, "curves": {}, "claims": []}

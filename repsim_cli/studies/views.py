@@ -1,10 +1,10 @@
 """The rows of every layer looked at directly: their distances, their neighbours, and how layers match them."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from itertools import combinations, pairwise
-from typing import Annotated, Any, Literal
+from itertools import combinations
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -20,48 +20,61 @@ from repsim_cli.activations.rows import (
     row_labels,
     row_numbers,
 )
-from repsim_cli.analysis.claims.finding import check_names
-from repsim_cli.analysis.claims.views import SHIFT_CLAIMS, VIEW_CLAIMS, overlap_verdicts, plan_verdicts, shift_verdicts
-from repsim_cli.analysis.couplings import Plan, matched
-from repsim_cli.analysis.histograms import DistanceScale, apart, divergence, histograms, spread
-from repsim_cli.analysis.neighbourhoods import chance, nearest, overlap, plane
-from repsim_cli.analysis.sub_networks import in_order
+from repsim_cli.analysis.couplings import matched
+from repsim_cli.analysis.histograms import DistanceScale, apart, histograms, spreads, subsets
+from repsim_cli.analysis.neighbourhoods import FULL, PLANE, nearest, plane
+from repsim_cli.content import Matrix, Results, Side
 from repsim_cli.data.base import Data, Sequences, draw
 from repsim_cli.errors import BadInput, Degenerate, RunFailed
-from repsim_cli.findings.evidence import without
+from repsim_cli.findings.layers import in_order
 from repsim_cli.measures.gromov import Space, space
 from repsim_cli.models.source import AnySource, Source
 from repsim_cli.registry import did_you_mean, studies
 from repsim_cli.results import Run, slug
 from repsim_cli.settings import Above0, Extract, Hardware, Medium, NotNegative, Positive, Tries
-
-
-@dataclass(frozen=True)
-class Part:
-    tables: Any = None
-    curves: Any = None
-    claims: Any = ()
-    more: Any = None
-
-
-def joined(parts: Any) -> Any:
-    raise NotImplementedError
-
-
 from repsim_cli.studies.bounds import check_rows_fit, in_gb, most_rows, passing, shown, usual_length
 from repsim_cli.studies.cost import distances_time, forward_time, times
 from repsim_cli.studies.sample import counted, inputs, prepare, sample
 
-View = Literal["histograms", "neighbours", "couplings"]
-ALL: tuple[View, ...] = ("histograms", "neighbours", "couplings")
 SAMPLES, PAIRS = 3, 5  # drawn where none are named, as published
-PLANE, FULL = "t-SNE plane", "full space"
-DISTANCES = ["model", "layer", "mean", "standard deviation", "KL(layer || previous)", "KL(previous || layer)"]
-KEPT = ["model", "space", "sample", "mean with the first layer", "mean without it", "by chance"]
-COUPLED = [
-    "model", "rows", "columns", "starts", "objective", "from", "objective of the identity", "coupling",
-    "on the diagonal", "within classes",
-]  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Histograms:
+    """Histograms of the distances of all rows within each layer, in bins that the layers of a model share.
+
+    bins: how many equal bins, from 0 to the largest distance in any layer of the model.
+    scale: distances as they are (`none`), or divided by the mean of their layer (`mean`).
+    """
+
+    bins: Annotated[int, Field(ge=2, le=10_000)] = 50
+    scale: DistanceScale = "none"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Neighbours:
+    """The nearest rows of each row of the batch, in the plane of a t-SNE and in the full space of each layer.
+
+    k: how many nearest rows.
+    perplexity: of the t-SNE; below the number of rows of the batch.
+    samples: rows whose neighbours are drawn and listed, as places in the batch from 0; null: three drawn at random.
+    """
+
+    k: Positive = 5
+    perplexity: Above0 = 5.0
+    samples: list[NotNegative] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Couplings:
+    """How Gromov-Wasserstein matches the rows of the batch between pairs of layers of a model.
+
+    pairs: [[LAYER, LAYER], ...], the same for each model; null: five of each model, drawn at random.
+    restarts: random starts beside POT's and the identity.
+    """
+
+    pairs: list[list[str]] | None = None
+    restarts: Tries = 0
 
 
 @dataclass(frozen=True)
@@ -76,25 +89,25 @@ class Batch:
     def __len__(self) -> int:
         return len(self.numbers)
 
-    def name(self, place: int) -> str:
-        return f"row {self.numbers[place]}" + (f" ({self.classes[place]})" if self.classes else "")
-
-    def codes(self) -> Int[np.ndarray, " n"] | None:
-        return None if self.classes is None else np.unique(self.classes, return_inverse=True)[1]
+    @property
+    def names(self) -> list[str]:
+        classes = [f" ({name})" for name in self.classes] if self.classes else [""] * len(self)
+        return [f"row {number}{own}" for number, own in zip(self.numbers, classes, strict=True)]
 
 
 @studies.register("views")
 class Views:
-    """Analyses of the activations of any run: with its model, data and extract no model runs again.
+    """Looks at the rows of the layers themselves: their distances, their neighbours, and how layers match them.
 
-    views: which ones (null: all). `histograms`: of all distances within each layer, in `bins` equal bins from 0 to the
-    largest distance of the model (distance_scale: as they are, or over the mean of their layer), with the KL
-    divergence between layers that follow each other in the network. `neighbours`: `batch` rows in the plane of a
-    t-SNE (perplexity), and how many of the k nearest rows of some samples are those of the model's first layer, in
-    that plane and in the full space. `couplings`: how Gromov-Wasserstein matches the batch between pairs of layers,
-    from POT's start and as the best of this one, the identity and `restarts` drawn ones.
-    samples: places in the batch, from 0 (null: 3 drawn). pairs: [[LAYER, LAYER], ...] of each model (null: 5 drawn).
-    The batch is drawn from the rows of the run, and sorted by class where these have one.
+    With the model, data and extract of a finished run no model runs again. All three views are made unless some are
+    null.
+
+    histograms: settings of the distances' histograms; null: none are made.
+    neighbours: settings of the nearest rows; null: none are looked for.
+    couplings: settings of the couplings between layers; null: none are computed.
+    batch: how many rows neighbours and couplings look at, drawn from those of the run and sorted by class.
+
+    Example: repsim run --from latest study=views extract.estimate=full +options.couplings=null
     """
 
     def __init__(
@@ -107,49 +120,32 @@ class Views:
         seed: int,
         cache: bool = True,
         base: str | None = None,
-        views: list[View] | None = None,
-        bins: Annotated[int, Field(ge=2, le=10_000)] = 50,
-        distance_scale: DistanceScale = "none",
+        histograms: Histograms | None,
+        neighbours: Neighbours | None,
+        couplings: Couplings | None,
         batch: Medium = 16,
-        perplexity: Above0 = 5.0,
-        k: Positive = 5,
-        samples: list[NotNegative] | None = None,
-        pairs: list[list[str]] | None = None,
-        restarts: Tries = 0,
-        claims: list[str] | None = None,
     ):
         if not model:
             raise BadInput("model: no model is selected, got none; e.g. model=[tiny_a,tiny_b]")
-        if views == []:
-            raise BadInput(f"options.views: none is selected, got []; choose of {', '.join(ALL)}, or null for all")
+        views = {"histograms": histograms, "neighbours": neighbours, "couplings": couplings}
+        self.views = [name for name, settings in views.items() if settings is not None]
+        if not self.views:
+            raise BadInput(f"options: no view is made, got null for {', '.join(views)}; leave one of these out")
         if extract.estimate != "full":
             raise BadInput(f"extract.estimate: views are of one sample of rows, got {extract.estimate}; use full")
         self.models, self.data, self.extract, self.hardware = dict(model), data, extract, hardware
-        self.seed, self.cache, self.base = seed, cache, base
-        self.views: list[View] = list(dict.fromkeys(views or ALL))
-        self.bins, self.perplexity, self.k, self.restarts = bins, perplexity, k, restarts
-        self.distance_scale: DistanceScale = distance_scale
-        self.batch, self.samples, self.pairs, self.claims = batch, samples, pairs, claims or []
+        self.seed, self.cache, self.batch = seed, cache, batch
+        self.histograms, self.neighbours, self.couplings = histograms, neighbours, couplings
         self.live = {label: source for label, source in model.items() if isinstance(source, Source)}
         check_modality(self.live, data)
         self.readings = readings(model, extract)
         self.layers = [layer for reading in self.readings for layer in reading.layers]
-        self._check_claims()
         self._check_layers()
         self.most = min(extract.rows, most_rows(self.models, extract))
         self._check_rows(self.most)
         self.devices = devices(hardware, list(model))
         check_rows_fit(self.memory, self.most, hardware, self.live, least=max(4, batch))
         self.tokenizers = tokenizers(self.live, data, extract)
-
-    def _check_claims(self) -> None:
-        check_names(self.claims, VIEW_CLAIMS)
-        for name in self.claims:
-            if VIEW_CLAIMS[name] not in self.views:
-                raise BadInput(
-                    f"options.claims: {name} is about {VIEW_CLAIMS[name]}, got views {self.views}; add it to "
-                    "options.views, or drop the claim"
-                )
 
     def _check_layers(self) -> None:
         for reading in self.readings:
@@ -159,42 +155,46 @@ class Views:
                     f"{len(reading.layers)}; read two or more"
                 )
             narrow = min(reading.layers, key=lambda layer: layer.width)
-            if "neighbours" in self.views and narrow.width < 2:
+            if self.neighbours and narrow.width < 2:
                 raise BadInput(
-                    f"options.views: a plane needs 2 features, got {narrow.width} ({narrow}); leave this layer out, or "
-                    "drop neighbours"
+                    f"options.neighbours: a plane needs 2 features, got {narrow.width} ({narrow}); leave this layer "
+                    "out, or set options.neighbours=null"
                 )
             known = [layer.name for layer in reading.layers]
-            for pair in self.pairs or ():
+            for pair in (self.couplings and self.couplings.pairs) or ():
                 if len(pair) != 2:
-                    raise BadInput(f"options.pairs: two layers make a pair, got {pair}; give [[LAYER, LAYER], ...]")
+                    raise BadInput(
+                        f"options.couplings.pairs: two layers make a pair, got {pair}; give [[LAYER, LAYER], ...]"
+                    )
                 for name in pair:
                     if name not in known:
                         raise BadInput(
-                            f"options.pairs, model.{reading.label}: no such layer, got '{name}'; "
+                            f"options.couplings.pairs, model.{reading.label}: no such layer, got '{name}'; "
                             f"{did_you_mean(name, known)}"
                         )
 
     def _check_rows(self, rows: int) -> None:
         """Raises BadInput where what is asked for needs more rows than these."""
-        closely = [view for view in self.views if view != "histograms"]
-        if rows < (least := max(2, self.batch if closely else 0)):
+        closely = bool(self.neighbours or self.couplings)
+        if rows < (least := max(3, self.batch if closely else 0)):
             raise BadInput(
-                f"extract.rows: {'a batch' if closely else 'a distance'} needs {least} rows, got {rows}; "
-                "raise extract.rows and extract.sequences, or lower options.batch"
+                f"extract.rows: {'a batch needs' if closely else 'histograms need'} {least} rows, got {rows}; "
+                "raise extract.rows and extract.sequences" + (", or lower options.batch" if closely else "")
             )
         if closely and self.batch < 3:
             raise BadInput(f"options.batch: neighbours and couplings need 3 rows, got {self.batch}; raise it")
-        if "neighbours" not in self.views:
+        if self.neighbours is None:
             return
-        for key, value in (("k", self.k), ("perplexity", self.perplexity)):
-            if value >= self.batch:
-                raise BadInput(f"options.{key}: not below the {self.batch} rows of the batch, got {value}; lower it")
-        chosen = self.samples or []
+        for key in ("k", "perplexity"):
+            if (value := getattr(self.neighbours, key)) >= self.batch:
+                raise BadInput(
+                    f"options.neighbours.{key}: not below the {self.batch} rows of the batch, got {value}; lower it"
+                )
+        chosen = self.neighbours.samples or []
         if len(set(chosen)) < len(chosen) or not set(chosen) <= set(range(self.batch)):
             raise BadInput(
-                f"options.samples: not distinct places from 0 to {self.batch - 1} of the batch, got {chosen}; "
-                "name others"
+                f"options.neighbours.samples: not distinct places from 0 to {self.batch - 1} of the batch, got "
+                f"{chosen}; name others"
             )
 
     def memory(self, rows: int) -> dict[str, float]:
@@ -205,9 +205,9 @@ class Views:
             "Python and its libraries": 0.6e9,
             **passing(self.live, self.extract, self.hardware, features),
             "rows": 4.0 * 2 * rows * features + 8.0 * 3 * rows * widest,
-            # a block of 512 rows against all: squared, as distances, and where they stand
-            "distances": 8.0 * 8 * min(rows, 512) * rows if "histograms" in self.views else 0.0,
-            "batch": 8.0 * self.batch**2 * (10 + len(self.layers)) if set(self.views) - {"histograms"} else 0.0,
+            # a block of 512 rows against all: squared, as distances, where they stand, and without a tenth of the rows
+            "distances": 8.0 * 10 * min(rows, 512) * rows if self.histograms else 0.0,
+            "batch": 8.0 * self.batch**2 * (10 + len(self.layers)) if self.neighbours or self.couplings else 0.0,
         }
 
     def plan(self) -> dict[str, Any]:
@@ -229,39 +229,35 @@ class Views:
         hardware, widths = self.hardware, [layer.width for layer in self.layers]
         length = usual_length(self.live, self.data, self.extract)
         parts = {"forward passes": forward_time(self.live.values(), self.extract.sequences, length, hardware)}
-        if "histograms" in self.views:
+        if self.histograms:
             parts["distances"] = distances_time(widths, self.most, hardware)
         return parts
 
-    def run(self, run: Run) -> dict[str, Any]:
+    def run(self, run: Run) -> Results:
         prepare(run, self.hardware)
         with run.stage("data"):
             sequences = inputs(run, self.live, self.tokenizers, self.data, self.extract, self.seed)
             self.readings = paired(self.readings, sequences, self.data, self.extract)
             total = counted(run, self, sequences)
             self._check_rows(min(total, self.extract.rows))
-        taken = iter(sample(run, self, sequences, total))
-        rows = {reading.label: [next(taken) for _ in reading.layers] for reading in self.readings}
+        sampled = iter(sample(run, self, sequences, total))
+        rows = {reading.label: [next(sampled) for _ in reading.layers] for reading in self.readings}
         orders = {reading.label: in_order([layer.name for layer in reading.layers]) for reading in self.readings}
-        rows = {label: [own[i] for i in orders[label]] for label, own in rows.items()}
+        rows = {label: [layers[i] for i in orders[label]] for label, layers in rows.items()}
         self.layers = [reading.layers[i] for reading in self.readings for i in orders[reading.label]]
         batch = self._drawn_batch(sequences, total)
-        makers: dict[View, Callable[[], Part]] = {
-            "histograms": lambda: self._histograms(run, rows),
-            "neighbours": lambda: self._neighbours(run, rows, batch),
-            "couplings": lambda: self._couplings(run, rows, batch),
-        }
-        parts = []
-        for view in self.views:
-            with run.stage(view):
-                parts.append(makers[view]())
-        found = joined(parts)
-        shown = {view: found.pop(view) for view in self.views}
-        return {
-            "measures": [],
-            **found,
-            "views": {"batch": {"rows": batch.numbers, "classes": batch.classes}, **shown},
-        }
+        matrices: dict[str, Matrix] = {}
+        if self.histograms:
+            with run.stage("histograms"):
+                matrices |= self._histograms(run, rows, self.histograms)
+        if self.neighbours:
+            with run.stage("neighbours"):
+                matrices |= self._neighbours(run, rows, batch, self.neighbours)
+        if self.couplings:
+            with run.stage("couplings"):
+                matrices |= self._couplings(run, rows, batch, self.couplings)
+        about = {"batch": {"rows": batch.numbers, "classes": batch.classes}}
+        return Results(study="views", matrices=matrices, about=about)
 
     def _drawn_batch(self, sequences: Mapping[str, Sequences], total: int) -> Batch:
         """Rows drawn from the sampled ones, those of a class together."""
@@ -287,150 +283,98 @@ class Views:
             except Degenerate as error:
                 raise RunFailed(f"{layer}: {error}") from error
 
-        given = [x for own in rows.values() for x in own]
+        given = [x for layers in rows.values() for x in layers]
         numbered = run.progress(range(len(given)), label=name, unit="layers")
         done = iter([made(self.layers[i], given[i]) for i in numbered])
-        return {label: [next(done) for _ in own] for label, own in rows.items()}
+        return {label: [next(done) for _ in layers] for label, layers in rows.items()}
 
-    def _histograms(self, run: Run, rows: Mapping[str, list[Tensor]]) -> Part:
-        spreads = self._each(run, rows, spread, "distances")
-        records, table, shifts, lines = [], [], {}, {}
-        for number, (label, own) in enumerate(rows.items()):
-            names = self._names(label)
-            found = histograms(own, spreads[label], bins=self.bins, scale=self.distance_scale)
-            forward = [divergence(after, before) for before, after in pairwise(found.counts)]
-            backward = [divergence(before, after) for before, after in pairwise(found.counts)]
-            for name, one, there, back in zip(names, spreads[label], [None, *forward], [None, *backward], strict=True):
-                table.append([label, name, one.mean, one.deviation, there, back])
-            shifts[label] = _between_blocks(names, forward)
-            lines[label] = {"layers": names[1:], "KL": forward}
+    def _histograms(self, run: Run, rows: Mapping[str, list[Tensor]], settings: Histograms) -> dict[str, Matrix]:
+        count = len(next(iter(rows.values()))[0])
+        of, bins = subsets(count), settings.bins
+        spread = self._each(run, rows, partial(spreads, of=of), "distances")
+        matrices = {}
+        for number, (label, layers) in enumerate(rows.items()):
+            edges, counts = histograms(layers, of, spread[label], bins=bins, scale=settings.scale)
             stem = f"histograms-{number:02d}-{slug(label)}"
-            records.append(
-                {
-                    "model": label,
-                    "layers": names,
-                    "rows": len(own[0]),
-                    "scale": self.distance_scale,
-                    "edges": run.write_array(f"{stem}-edges", found.edges),
-                    "counts": run.write_array(stem, found.counts),
-                    "kl": forward,
-                }
+            matrices[f"histograms of {label}"] = Matrix(
+                rows=Side(model=label, layers=self._names(label)),
+                columns=Side(model="bins", layers=[str(place) for place in range(bins)]),
+                values=run.write_array(stem, counts[0]),
+                n=count,
+                label="pairs of rows",
+                details={
+                    "edges": run.write_array(f"{stem}-edges", edges),
+                    "spread": run.write_array(f"{stem}-spread", np.array([own[0] for own in spread[label]])),
+                    "left out": run.write_array(f"{stem}-left_out", counts[1:]),
+                },
+                about={"kind": "histograms", "scale": settings.scale},
             )
-        return Part(
-            tables={"distances": {"columns": DISTANCES, "rows": table}},
-            curves={"KL from previous layer": {"label": "KL(layer || previous layer), nats", "by_layer": lines}},
-            claims=shift_verdicts(self.claims, shifts, self._shifts_left_out(rows), self.base),
-            more={"histograms": records},
-        )
+        return matrices
 
-    def _shifts_left_out(self, rows: Mapping[str, list[Tensor]]) -> list[dict[str, list[float]]]:
-        """KL between consecutive blocks of every model without each tenth of the rows, where claims ask for it."""
-        if not any(name in SHIFT_CLAIMS for name in self.claims):
-            return []
-        total, found = len(next(iter(rows.values()))[0]), []
-        for kept in without(total):
-            parts = {label: [x[torch.from_numpy(kept)] for x in own] for label, own in rows.items()}
-            counts = {
-                label: histograms(own, [spread(x) for x in own], bins=self.bins, scale=self.distance_scale).counts
-                for label, own in parts.items()
-            }
-            found.append(
-                {
-                    label: _between_blocks(self._names(label), [divergence(b, a) for a, b in pairwise(own)])
-                    for label, own in counts.items()
-                }
-            )
-        return found
-
-    def _neighbours(self, run: Run, rows: Mapping[str, list[Tensor]], batch: Batch) -> Part:
-        taken = self._taken(rows, batch)
-        planes = self._each(run, taken, partial(plane, perplexity=self.perplexity, seed=self.seed), "t-SNE")
-        chosen = self.samples or draw(len(batch), SAMPLES, self.seed).tolist()
-        names, by_chance = [batch.name(place) for place in chosen], chance(len(batch), self.k)
-        records, tables, means, lines = [], {}, [], {}
-        overlaps: dict[str, list[np.ndarray]] = {PLANE: [], FULL: []}
-        for number, (label, own) in enumerate(taken.items()):
-            layers, shown = self._names(label), []
+    def _neighbours(
+        self, run: Run, rows: Mapping[str, list[Tensor]], batch: Batch, settings: Neighbours
+    ) -> dict[str, Matrix]:
+        drawn, k = self._of_batch(rows, batch), settings.k
+        planes = self._each(run, drawn, partial(plane, perplexity=settings.perplexity, seed=self.seed), "t-SNE")
+        samples = settings.samples or draw(len(batch), SAMPLES, self.seed).tolist()
+        matrices = {}
+        for number, (label, layers) in enumerate(drawn.items()):
             around = {
-                PLANE: np.stack([nearest(torch.from_numpy(x), self.k) for x in planes[label]]),
-                FULL: np.stack([nearest(x, self.k) for x in own]),
+                PLANE: np.stack([nearest(torch.from_numpy(x), k) for x in planes[label]]),
+                FULL: np.stack([nearest(x, k) for x in layers]),
             }
-            for which, found in around.items():
-                of_all = overlap(found[:1], found)
-                kept = of_all[:, chosen]
-                shown += [[which, layer, *row] for layer, row in zip(layers, kept.tolist(), strict=True)]
-                for name, row in zip(names, kept.T, strict=True):
-                    means.append([label, which, name, float(row.mean()), float(row[1:].mean()), by_chance])
-                overlaps[which].append(of_all[1:])
-                lines[label] = {**lines.get(label, {"layers": layers[1:]}), which: kept[1:].mean(1).tolist()}
-            tables[f"neighbours of {label}"] = {"columns": ["space", "layer", *names], "rows": shown}
             stem = f"neighbours-{number:02d}-{slug(label)}"
-            records.append(
-                {
-                    "model": label,
-                    "layers": layers,
-                    "k": self.k,
-                    "samples": chosen,
-                    "planes": run.write_array(f"{stem}-planes", np.stack(planes[label])),
-                    "nearest": run.write_array(f"{stem}-nearest", around[PLANE][:, chosen]),
-                }
+            matrices[f"neighbours of {label}"] = Matrix(
+                rows=Side(model=label, layers=self._names(label)),
+                columns=Side(model="rows", layers=batch.names),
+                values=run.write_array(f"{stem}-planes", np.stack(planes[label])),
+                n=len(batch),
+                label="place in the plane of a t-SNE",
+                details={
+                    where: run.write_array(f"{stem}-nearest-{slug(where)}", places) for where, places in around.items()
+                },
+                about={"kind": "neighbours", "k": k, "samples": samples},
             )
-        about = f"overlap with the first layer's\n{self.k} nearest rows (by chance: {by_chance:.2f})"
-        return Part(
-            tables={"neighbours kept": {"columns": KEPT, "rows": means}, **tables},
-            curves={"neighbours kept": {"label": about, "by_layer": lines}},
-            claims=overlap_verdicts(self.claims, overlaps, by_chance),
-            more={"neighbours": records},
-        )
+        return matrices
 
-    def _couplings(self, run: Run, rows: Mapping[str, list[Tensor]], batch: Batch) -> Part:
-        spaces = self._each(run, self._taken(rows, batch), _space, "distances")
-        wanted = [(label, *pair) for label in rows for pair in self._pairs(label)]
-        codes, records, table = batch.codes(), [], []
-        plans: dict[str, list[Plan]] = {}
+    def _couplings(
+        self, run: Run, rows: Mapping[str, list[Tensor]], batch: Batch, settings: Couplings
+    ) -> dict[str, Matrix]:
+        spaces = self._each(run, self._of_batch(rows, batch), _space, "distances")
+        wanted = [(label, *pair) for label in rows for pair in self._pairs(label, settings.pairs)]
+        matrices = {}
         for number in run.progress(range(len(wanted)), label="couplings", unit="pairs of layers"):
-            label, one, other = wanted[number]
+            label, row, column = wanted[number]
             names = self._names(label)
-            a, b = (spaces[label][names.index(name)] for name in (one, other))
-            for way, found in matched(a, b, restarts=self.restarts, seed=self.seed).items():
-                plans.setdefault(way, []).append(found)
-                kind = "permutation" if found.is_permutation else "spread"
-                inside = None if codes is None else found.within(codes)
-                solved = [found.objective, found.start, found.of_identity]
-                table.append([label, one, other, way, *solved, kind, found.diagonal, inside])
-                stem = f"couplings-{number:03d}-{slug(label)}-{slug(one)}-{slug(other)}-{slug(found.start)}"
-                records.append(
-                    {
+            a, b = (spaces[label][names.index(name)] for name in (row, column))
+            for starts, plan in matched(a, b, restarts=settings.restarts, seed=self.seed).items():
+                stem = f"couplings-{number:03d}-{slug(label)}-{slug(row)}-{slug(column)}-{slug(plan.start)}"
+                matrices[f"coupling of {label}, {row} and {column}, {starts}"] = Matrix(
+                    rows=Side(model=row, layers=batch.names),
+                    columns=Side(model=column, layers=batch.names),
+                    values=run.write_array(stem, plan.coupling),
+                    n=len(batch),
+                    label="mass",
+                    about={
+                        "kind": "couplings",
                         "model": label,
-                        "rows": one,
-                        "columns": other,
-                        "starts": way,
-                        "coupling": run.write_array(stem, found.coupling),
-                        "objective": found.objective,
-                        "diagonal": found.diagonal,
-                    }
+                        "starts": starts,
+                        "objective": plan.objective,
+                        "from": plan.start,
+                        "objective of the identity": plan.of_identity,
+                    },
                 )
-        return Part(
-            tables={"couplings": {"columns": COUPLED, "rows": table}},
-            claims=plan_verdicts(self.claims, plans),
-            more={"couplings": records},
-        )
+        return matrices
 
-    def _taken(self, rows: Mapping[str, list[Tensor]], batch: Batch) -> dict[str, list[Tensor]]:
-        return {label: [x[torch.from_numpy(batch.places)] for x in own] for label, own in rows.items()}
+    def _of_batch(self, rows: Mapping[str, list[Tensor]], batch: Batch) -> dict[str, list[Tensor]]:
+        return {label: [x[torch.from_numpy(batch.places)] for x in layers] for label, layers in rows.items()}
 
-    def _pairs(self, label: str) -> list[tuple[str, str]]:
+    def _pairs(self, label: str, named: list[list[str]] | None) -> list[tuple[str, str]]:
         """The pairs of layers that are named, or some of all, drawn under the seed."""
-        if self.pairs is not None:
-            return [(one, other) for one, other in self.pairs]
+        if named is not None:
+            return [(row, column) for row, column in named]
         known = list(combinations(self._names(label), 2))
         return [known[i] for i in draw(len(known), PAIRS, self.seed)]
-
-
-def _between_blocks(names: Sequence[str], kl: Sequence[float]) -> list[float]:
-    """Of KL from each layer to the next those between the same point of two blocks: claims compare blocks."""
-    points = [name.split("@")[0].rstrip("0123456789") for name in names]
-    return [one for one, (before, after) in zip(kl, pairwise(points), strict=True) if before == after]
 
 
 def _space(x: Tensor) -> Space:

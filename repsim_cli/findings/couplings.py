@@ -1,0 +1,152 @@
+"""Whether Gromov-Wasserstein matches each row with itself between two layers (Gao et al. 2024, figure 10)."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from repsim_cli.content import Matrix, Table
+from repsim_cli.draw.panels import headline, panels
+from repsim_cli.findings.analysis import FEW, Finished, Job, Part, analysis
+from repsim_cli.findings.claims import Claim, Weighed, claim
+from repsim_cli.findings.evidence import by_sign
+from repsim_cli.results import slug
+
+COLUMNS = [
+    "model", "rows", "columns", "starts", "objective", "from", "objective of the identity", "coupling",
+    "on the diagonal", "within classes",
+]  # fmt: skip
+Square = Float[np.ndarray, "n n"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Couplings:
+    """How much of each coupling stays with its row and within its class, and whether the identity would have a smaller
+    objective. It has no settings."""
+
+
+def is_permutation(coupling: Square) -> bool:
+    """Whether each row goes to one row.
+
+    >>> is_permutation(np.eye(2) / 2), is_permutation(np.full((2, 2), 0.25))
+    (True, False)
+    """
+    cells = coupling != 0
+    return bool((cells.sum(0) == 1).all() and (cells.sum(1) == 1).all())
+
+
+def on_diagonal(coupling: Square) -> float:
+    """The mass that stays with its row: 1 for the identity, 1 / n on average for a random permutation."""
+    return float(np.trace(coupling))
+
+
+def within(coupling: Square, classes: Sequence[str]) -> float:
+    """The mass that goes to a row of the same class.
+
+    >>> within(np.array([[0.0, 0.5], [0.5, 0.0]]), ["a", "a"]), within(np.eye(2)[::-1] / 2, ["a", "b"])
+    (1.0, 0.0)
+    """
+    of = np.array(classes)
+    return float(coupling[of[:, None] == of].sum())
+
+
+# ---- claims ----
+
+NEEDS = "needs a run that computed couplings (options.couplings={})"
+SAME = 1e-9  # by which two objectives may differ and be of one plan
+
+
+@claim(
+    "Gao et al. 2024, figure 10",
+    statistic="share of the pairs of layers whose plan has a smaller objective than the identity",
+    threshold=0.5,
+)
+def couplings_are_not_the_identity(objectives: Sequence[tuple[float, float]]) -> Weighed:
+    """The transport plan does not conform to the identity."""
+    # whether the solver ends there depends on its start, so the objectives of the plan and the identity are compared
+    better = [plan < identity * (1 - SAME) for plan, identity in objectives]
+    evidence = by_sign(sum(better), len(better), "pairs of layers, each as likely better as not")
+    return Weighed(float(np.mean(better)), evidence)
+
+
+# ---- figures ----
+
+SIDE = 1.8  # of a panel, inches
+ACROSS = 5  # as published
+
+
+def figures(run: Finished, whole: bool) -> Iterator[Job]:
+    """couplings-NUMBER-MODEL, with all pairs of layers of a model, on demand or where there are few models"""
+    measured = run.measured("couplings")
+    models = list(dict.fromkeys(matrix.about["model"] for matrix in measured))
+    for number, model in enumerate(models if whole or len(models) <= FEW else ()):
+        plans = [matrix for matrix in measured if matrix.about["model"] == model]
+        yield f"couplings-{number:02d}-{slug(model)}", partial(_panels, run, model, plans)
+
+
+def _panels(run: Finished, model: str, plans: Sequence[Matrix]) -> Any:
+    """The mass of every cell over that of a row, 1 / n; lines separate classes."""
+    classes, n = run.results.about["batch"]["classes"], len(plans[0].rows.layers)
+    starts = list(dict.fromkeys(matrix.about["starts"] for matrix in plans))
+    pairs = len(plans) // len(starts)
+    across = min(pairs, ACROSS)
+    down = len(starts) * -(-pairs // across)
+    figure, axes = panels(across * down, across, SIDE, SIDE, gaps=(0.25, 0.55))
+    ends = [i + 0.5 for i, (a, b) in enumerate(pairwise(classes)) if a != b] if classes else []
+    used: dict[int, Any] = {}
+    image: Any = None
+    for number, matrix in enumerate(plans):
+        pair, way = divmod(number, len(starts))
+        place = (pair // across * len(starts) + way) * across + pair % across
+        panel = used[place] = axes[place]
+        coupling = run.array(matrix.values)
+        image = panel.imshow(n * coupling, cmap="Greys", vmin=0, vmax=1)
+        panel.plot([-0.5, n - 0.5], [-0.5, n - 0.5], color="#c44e52", linewidth=0.6, alpha=0.8)
+        for end in ends:
+            panel.axhline(end, color="#3b75af", linewidth=0.7)
+            panel.axvline(end, color="#3b75af", linewidth=0.7)
+        panel.set_xticks([])
+        panel.set_yticks([])
+        panel.set_ylabel(matrix.rows.model, fontsize=7, labelpad=2, parse_math=False)
+        panel.set_xlabel(matrix.columns.model, fontsize=7, labelpad=2, parse_math=False)
+        numbers = f"on the diagonal {on_diagonal(coupling):.2f}\nobjective {matrix.about['objective']:.2g}"
+        panel.set_title(f"{matrix.about['starts']}\n{numbers}", fontsize=6.5, pad=3, loc="left")
+    for place, panel in enumerate(axes):
+        if place not in used:
+            panel.remove()
+    bar = figure.colorbar(image, ax=list(used.values()), fraction=0.12 / (across * SIDE), pad=0.015, shrink=0.8)
+    bar.set_label("share of the row's mass", fontsize=7)
+    bar.ax.tick_params(labelsize=6)
+    order = f", by class ({', '.join(dict.fromkeys(classes))})" if classes else ""
+    headline(figure, f"{model}: couplings of {n} rows{order}; objective in squared mean distances", 0.5)
+    return figure
+
+
+@analysis(studies=("views",), unasked=lambda planned: planned.options.get("couplings", {}) is not None, figures=figures)
+def couplings(run: Finished, options: Couplings, claims: Sequence[Claim]) -> Part:
+    measured = run.measured("couplings")
+    if not measured:
+        return Part(claims=[each.untestable("gromov_wasserstein", NEEDS) for each in claims])
+    classes = run.results.about["batch"]["classes"]
+    rows: list[list[Any]] = []
+    objectives: dict[str, list[tuple[float, float]]] = {}
+    for matrix in measured:
+        about, coupling = matrix.about, run.array(matrix.values)
+        kind = "permutation" if is_permutation(coupling) else "spread"
+        inside = None if classes is None else within(coupling, classes)
+        solved = [about[key] for key in ("starts", "objective", "from", "objective of the identity")]
+        head = [about["model"], matrix.rows.model, matrix.columns.model]
+        rows.append([*head, *solved, kind, on_diagonal(coupling), inside])
+        objectives.setdefault(about["starts"], []).append((about["objective"], about["objective of the identity"]))
+    return Part(
+        tables={"couplings": Table(columns=COLUMNS, rows=rows)},
+        claims=[
+            each.verdict(f"gromov_wasserstein, {starts}", pairs)
+            for each in claims
+            for starts, pairs in objectives.items()
+        ],
+    )
