@@ -12,6 +12,7 @@ import kills
 import numpy as np
 import pytest
 import torch
+import yaml
 from recorded import recorded
 
 from repsim_cli import results
@@ -119,6 +120,15 @@ def test_resume_of_another_configuration_is_refused(repsim, broken_off):
         "has another configuration, got seed: 0 then, 3 now; extract.layers: all then, [0] now; start a new run" in err
     )
     assert results.read_manifest(folder)["status"] == "interrupted"
+
+
+def test_a_key_that_is_null_and_one_that_is_not_there_are_alike(repsim, broken_off):
+    folder = broken_off()
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    config["hardware"]["devices"] = None
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    code, _, err = repsim("run", *SMALL, "resume=latest")
+    assert (code, f"resuming {folder}" in err) == (0, True)
 
 
 def test_resume_latest_without_one(repsim):
