@@ -1,0 +1,141 @@
+"""`repsim analyse` and `repsim claims`: from the run folder alone, to the same bytes; and what they refuse."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from recorded import recorded
+
+from repsim_cli import registry, results
+from repsim_cli.cli.claims import table
+from repsim_cli.findings.claims import known
+
+SMALL = (
+    "model=[tiny_a,tiny_b]", "measure=[cka,rsa,mutual_knn]", "extract.estimate=full", "extract.rows=200", "base=tiny_a",
+    "claims=[falls_with_layer_distance]", "hardware.threads=1",
+)  # fmt: skip
+
+
+def test_analysing_again_changes_no_byte(repsim, newest):
+    code, _, err = repsim("run", *SMALL, "+analyses.agreement={}")
+    assert code == 0, err
+    folder = newest()
+    first, manifest = (folder / "results.json").read_bytes(), results.read_manifest(folder)
+    again = repsim("analyse", folder)
+    assert again[0] == 0, again[2]
+    assert (folder / "results.json").read_bytes() == first
+    assert results.read_manifest(folder)["files"].keys() == manifest["files"].keys()
+    assert results.read_manifest(folder)["seconds"] == manifest["seconds"]
+    found = recorded(folder)
+    assert set(found["analyses"]) == {"agreement", "base_model", "maps"}
+    assert {claim["name"] for claim in found["claims"]} == {"falls_with_layer_distance"}
+    assert {"version", "commit", "dirty"} == set(found["analyses"]["agreement"]["code"])
+
+
+@pytest.mark.drawn
+def test_an_analysis_is_added_and_replaced(repsim, newest):
+    assert repsim("run", "-q", *SMALL)[0] == 0
+    folder = newest()
+    before = recorded(folder)
+    code, out, err = repsim("analyse", folder, "+analyses.blocks={least: 5}")
+    assert code == 0, err
+    assert "block structure:" in out
+    added = recorded(folder)
+    assert added["analyses"]["blocks"]["options"] == {"least": 5}
+    assert added["tables"]["block structure"]["analysis"] == "blocks"
+    assert (folder / "figures" / "by-layer-neighbours_cka.png").is_file()
+    assert {key: added[key] for key in ("measures", "claims")} == {key: before[key] for key in ("measures", "claims")}
+    assert repsim("analyse", folder, "+analyses.blocks={least: 50}")[0] == 0
+    replaced = recorded(folder)
+    assert (replaced["tables"]["block structure"]["rows"], replaced["curves"].keys()) == ([], before["curves"].keys())
+    assert repsim("analyse", folder, "claims=[early_layers_agree]")[0] == 0
+    assert {claim["name"] for claim in recorded(folder)["claims"]} == {"early_layers_agree"}
+
+
+def test_an_analysis_loads_neither_torch_nor_a_model(repsim, newest, monkeypatch):
+    assert repsim("run", "-q", *SMALL)[0] == 0
+    script = (
+        "import sys\nfrom repsim_cli.cli import main\n"
+        f"try: main(['analyse', {str(newest())!r}, '+analyses.agreement={{}}'])\nexcept SystemExit as end: assert not end.code\n"
+        "assert not {'torch', 'transformers', 'hydra'} & {name.split('.')[0] for name in sys.modules}"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("+analyses.agreemnt={}", "analyses: unknown analysis, got 'agreemnt'; did you mean 'agreement'?"),
+        ("+analyses.blocks={leest: 3}", "analyses.blocks.leest: unknown key, got 3; did you mean 'least'?"),
+        ("+analyses.blocks={least: many}", "analyses.blocks.least: wrong value, got 'many'; give integer"),
+        ("+analyses.ranks={}", "analyses.ranks: it is about runs of the study effective_rank, got similarity; drop it"),
+        ("+analyses.agreement={}", "analyses.agreement: 3 measures are needed, got 1; select more"),
+        (
+            "claims=[falls_with_distance]",
+            "claims: unknown claim, got 'falls_with_distance'; did you mean 'falls_with_la",
+        ),
+        (
+            "claims=[larger_models_converge_earlier]",
+            "claims: larger_models_converge_earlier is about runs of the study",
+        ),
+        ("options.rows=3", "analyse: neither analyses nor claims, got 'options'; write +analyses.NAME={}"),
+    ],
+)
+def test_what_cannot_be_analysed(repsim, shared, word, message):
+    folder = shared("one-measure", lambda place: measured(place))
+    code, _, err = repsim("analyse", folder, word)
+    assert (code, err.count("\n")) == (2, 1)
+    assert err.startswith(f"error: {message}")
+
+
+def measured(place: Path) -> None:
+    words = ("run", "-q", *SMALL, "measure=[cka]", "base=null", f"hydra.run.dir={place / 'run'}")
+    code = f"from repsim_cli.cli import main; main({list(words)!r})"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=place)
+    for file in (place / "run").iterdir():
+        file.rename(place / file.name)
+
+
+def test_a_failed_analysis_keeps_what_was_measured(repsim, newest, monkeypatch):
+    from repsim_cli.errors import BadInput
+    from repsim_cli.findings import agreement
+
+    def fails(maps):
+        raise BadInput("cka is the same for all pairs of layers, got 1; leave it out of the agreement")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(agreement, "correlations", fails)
+        code, _, err = repsim("run", "-q", *SMALL, "+analyses.agreement={}")
+    assert (code, err.startswith("error: analyses.agreement: cka is the same for all pairs of layers")) == (1, True)
+    assert results.read_manifest(newest())["status"] == "failed"
+    assert [measure["label"] for measure in recorded(newest())["measures"]] == ["cka", "rsa", "mutual_knn"]
+    assert repsim("analyse", newest())[0] == 0
+    assert "agreement" in recorded(newest())["analyses"]
+
+
+def test_claims_are_listed_with_the_verdicts_of_the_newest_runs(repsim):
+    code, out, _ = repsim("claims", "falls_with_layer_distance")
+    assert code == 0
+    assert out.splitlines() == [
+        "falls_with_layer_distance (Brown et al. 2023, section 4, analysis maps)",
+        "  Within a model, similarity falls with the distance between layers.",
+        "  holds where mean over models of Spearman's rho between similarity and layer distance is at most -0.5",
+    ]
+    assert repsim("run", "-q", *SMALL, "name=mine")[0] == 0
+    out = repsim("claims", "falls_with_layer_distance")[1]
+    assert "  mine: cka " in out
+    assert "rsa " in out
+    assert repsim("claims", "falls_with_layer_distanse")[2] == (
+        "error: claims: unknown claim, got 'falls_with_layer_distanse'; did you mean 'falls_with_layer_distance'?\n"
+    )
+
+
+def test_the_page_lists_every_claim():
+    """Its verdicts are those of `repsim claims --check tiny`, which CI runs."""
+    page = (Path(__file__).parent.parent / "experiments" / "claims.md").read_text()
+    claims = sorted(known(registry.claims.names()), key=lambda claim: (claim.source, claim.name))
+    rows = [line for line in page.splitlines() if line.startswith("| `")]
+    expected = list(table(claims, {}))[2:]
+    assert [row.split(" | ")[:4] for row in rows] == [row.split(" | ")[:4] for row in expected]
