@@ -30,7 +30,30 @@ Fields = dict[str, Any]
 
 
 class RunKeys(BaseModel):
-    """The keys of conf/config.yaml; what the groups hold is checked by the functions they name."""
+    """The keys of conf/config.yaml; what the groups hold is checked by the functions they name.
+
+    name: of the run folder, after its time.
+    study: what the run measures; see `repsim list study`.
+    seed: of all that is random: samples, fresh weights, permutations, training.
+    dry_run: print the plan and stop.
+    resume: a run folder, or `latest`, the newest unfinished run of the same configuration; null: a new run.
+    cache: read and write stored activations.
+    skip_unsuitable: leave out measures that do not suit the study, its settings or its data, with a warning; otherwise
+        they stop the run before it starts.
+    options: the settings of the study, by name; see `repsim describe STUDY`.
+    analyses: what follows from what the study measured: {NAME: {SETTING: VALUE}}.
+    claims: the names of published findings to test.
+    figures: `overview` leaves out figures of single pairs of models and of standard errors.
+    groups: groups of models by name: {NAME: [LABEL, ...]}, or by a metric that they were saved with,
+        {NAME: {top: 10, by: METRIC}} or {NAME: {bottom: 10, by: METRIC}}; null: none.
+    base: the label of the model that others are compared with; null: none.
+    model: the models by label; `model=[NAME,NAME]` selects from `repsim list model`.
+    measure: the measures by label; `measure=[NAME,NAME]` selects from `repsim list measure`.
+    data: the data set; `data=NAME` selects from `repsim list data`.
+    extract: which activations become rows, and how they are used; `extract=NAME` selects from `repsim list extract`.
+    significance: how far from chance; `significance=NAME` selects from `repsim list significance`.
+    hardware: devices, batch sizes, memory; `hardware=NAME` selects from `repsim list hardware`.
+    """
 
     model_config = STRICT
 

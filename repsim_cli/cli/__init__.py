@@ -15,6 +15,7 @@ from repsim_cli.cli.show import (
     cache_command,
     compare_command,
     convert_command,
+    describe_command,
     doctor_command,
     list_command,
     plot_command,
@@ -84,7 +85,19 @@ def parser() -> argparse.ArgumentParser:
     sub.usage = "repsim run [-q] [-m] [--from RUN] [KEY=VALUE ...]"
 
     sub = add("list", list_command, "list what can be selected, or the runs", "repsim list experiment")
-    sub.add_argument("what", nargs="?", choices=(*GROUPS, "run"), help="one group (all groups by default)")
+    sub.add_argument("what", nargs="?", choices=("study", *GROUPS, "run"), help="one group (all groups by default)")
+
+    sub = add(
+        "describe",
+        describe_command,
+        "explain a study, analysis, measure, model, data set or setting",
+        "repsim describe extract.estimate",
+        "Explain a study, analysis, measure, model, data set, or one setting of them: what it means, what it may be,\n"
+        "its default, and a command.",
+    )
+    sub.add_argument(
+        "name", metavar="NAME", help="e.g. similarity, cka, tiny_nli, extract, hardware.tile, mutual_knn.k"
+    )
 
     sub = add("show", show_command, "show a run: how it ended, its numbers, its files", "repsim show latest")
     sub.add_argument("run", metavar="RUN", help="a path, `latest`, or a name")

@@ -1,4 +1,4 @@
-"""The commands beside run: list, show, plot, report, compare, convert, doctor, cache."""
+"""The commands beside run: list, describe, show, plot, report, compare, convert, doctor, cache."""
 
 import argparse
 import importlib.util
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from repsim_cli import results
+from repsim_cli.cli import docstrings
 from repsim_cli.cli.configs import GROUPS, described
 from repsim_cli.cli.terminal import Bar, check_torch
 from repsim_cli.content import Matrix, Measured, Table, Verdict
@@ -264,6 +265,20 @@ def _unavailable(comment: list[str]) -> str:
     return ""
 
 
+STUDY = "study"
+
+
+def _list_studies(whole: bool) -> None:
+    """whole: with a command for one's own models."""
+    texts = docstrings.studies()
+    if not whole:
+        print(f"{STUDY}:")
+    for name, text in sorted(texts.items()):
+        print(f"{'' if whole else '  '}{name:{max(map(len, texts))}}  {text.sentence}")
+        if whole:
+            print(f"  {text.example}")
+
+
 def list_command(parsed: argparse.Namespace) -> int:
     if parsed.what == "run":
         root = results.outputs_root()
@@ -274,11 +289,20 @@ def list_command(parsed: argparse.Namespace) -> int:
             manifest = results.read_manifest(folder)
             print(f"{manifest['started']}  {manifest['status']:11}  {manifest['name']:24}  {folder}")
         return 0
-    for group in (parsed.what,) if parsed.what else GROUPS:
+    if parsed.what in (None, STUDY):
+        _list_studies(whole=parsed.what == STUDY)
+    for group in {None: GROUPS, STUDY: ()}.get(parsed.what, (parsed.what,)):
         if not parsed.what:
             print(f"{group}:")
         comments = described(group)
         width = max(map(len, comments))
         for name, comment in comments.items():
             print(f"{'' if parsed.what else '  '}{name:{width}}  {_headline(comment)}{_unavailable(comment)}")
+    return 0
+
+
+def describe_command(parsed: argparse.Namespace) -> int:
+    from repsim_cli.cli import describe
+
+    print("\n\n".join(map(describe.shown, describe.meanings(parsed.name))))
     return 0

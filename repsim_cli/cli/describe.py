@@ -1,0 +1,378 @@
+"""`repsim describe`: what a name means. Texts come from docstrings, defaults from signatures, ranges from types."""
+
+import difflib
+import inspect
+import shlex
+import textwrap
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, is_dataclass, replace
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
+
+from annotated_types import Ge, Gt, Le, Lt, MinLen
+
+from repsim_cli import registry
+from repsim_cli.cli.docstrings import parsed
+from repsim_cli.cli.terminal import conf_dir, config_files, config_names
+from repsim_cli.config import RunKeys
+from repsim_cli.documents import read_yaml
+from repsim_cli.errors import BadInput
+from repsim_cli.registry import did_you_mean
+from repsim_cli.settings import ESTIMATES, Extract, Hardware, Significance
+
+ROOMS = {"study": registry.studies, "measure": registry.measures, "model": registry.models, "data": registry.data}
+SETTINGS = {"extract": Extract, "significance": Significance, "hardware": Hardware}
+SEVERAL = ("model", "measure")  # groups of which several entries are selected, by label
+OWN = "mine"  # the label of a model in examples
+REQUIRED = "???"
+SUGGESTED = 3
+WIDTH = 100
+EMPTY = inspect.Parameter.empty
+WORDS = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "text",
+    NoneType: "null",
+    Any: "any value",
+}
+PLACEHOLDERS = {int: 8, float: 0.1, str: "TEXT"}
+GUARD = 10**9  # bounds from here on keep numbers in range and mean nothing else
+
+
+def in_words(annotation: Any) -> str:
+    """The range of a setting.
+
+    >>> in_words(Literal["all"] | list[int] | None)
+    'all, or a list, each a whole number, or null'
+    """
+    origin, inner = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        bounds = [bound for data in inner[1:] for bound in getattr(data, "metadata", [data])]
+        return in_words(inner[0]) + "".join(map(_bound, bounds))
+    if origin in (Union, UnionType):
+        return ", or ".join(map(in_words, inner))
+    if origin is Literal:
+        return f"one of {', '.join(map(plain, inner))}" if len(inner) > 1 else plain(*inner)
+    if origin is list:
+        return f"a list, each {in_words(inner[0])}"
+    if origin is dict:
+        return f"a mapping from {in_words(inner[0])} to {in_words(inner[1])}"
+    return WORDS.get(annotation) or ("settings of their own" if is_dataclass(annotation) else "an entry of data")
+
+
+def _bound(bound: Any) -> str:
+    match bound:
+        case MinLen(min_length=least):
+            return f", at least {least} of them"
+        case Ge(ge=int() | float() as limit) if abs(limit) < GUARD:
+            return f" from {limit}"
+        case Gt(gt=int() | float() as limit):
+            return f" above {limit}"
+        case Le(le=int() | float() as limit) if abs(limit) < GUARD:
+            return f" to {limit}"
+        case Lt(lt=int() | float() as limit) if abs(limit) < GUARD:
+            return f" below {limit}"
+    return ""
+
+
+def plain(value: Any) -> str:
+    """A value as YAML has it."""
+    if isinstance(value, list):
+        return f"[{', '.join(map(plain, value))}]"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{key}: {plain(inner)}' for key, inner in value.items())}}}"
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+class Setting(NamedTuple):
+    """What a keyword argument means, its type, and its default (Parameter.empty where it must be given)."""
+
+    meaning: str
+    annotation: Any
+    default: Any
+
+    @property
+    def group(self) -> type | None:
+        """The dataclass, where the setting is a group of settings."""
+        options = (self.annotation, *get_args(self.annotation))
+        return next((option for option in options if isinstance(option, type) and is_dataclass(option)), None)
+
+
+def settings(function: Callable, without: Collection[str] = ()) -> dict[str, Setting]:
+    """The keyword arguments of a component, or the fields of a dataclass."""
+    said = parsed(inspect.getdoc(function)).settings
+    return {
+        key: Setting(said.get(key, ""), parameter.annotation, parameter.default)
+        for key, parameter in inspect.signature(function).parameters.items()
+        if key not in without
+    }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Topic:
+    """One meaning of a name. path: what precedes its settings on the command line. header: the comment of its file.
+
+    given: the values that this file sets. facts: lines about it beside its settings. example: a command.
+    """
+
+    name: str
+    title: str
+    path: str = ""
+    header: str = ""
+    prose: Sequence[str] = ()
+    settings: Mapping[str, Setting] = field(default_factory=dict)
+    given: Mapping[str, Any] = field(default_factory=dict)
+    facts: Sequence[str] = ()
+    example: str = ""
+
+
+def described(name: str) -> list[Topic]:
+    """All meanings of a name, or of a setting `NAME.KEY`. Raises BadInput with the near misses where there is none."""
+    first, *keys = name.split(".")
+    if first in SETTINGS:
+        return [_narrowed(_settings_topic(first), keys)]
+    if first in RunKeys.model_fields and not keys:
+        return [_narrowed(_run_topic(), [first])]
+    topics = catalogue()
+    found = [topic for topic in topics if topic.name == first]
+    if keys and (of := [topic for topic in topics if topic.name == keys[0] and topic.path.split(".")[0] == first]):
+        found, keys = of, keys[1:]  # measure.mutual_knn
+    elif keys and not found:  # data.split, options.within: of every data set or study that has it
+        found = _alike([topic for topic in topics if topic.path == first and keys[0] in topic.settings], keys[0])
+    if not found:
+        raise _unknown(name, [*map(_settings_topic, SETTINGS), *topics])
+    return [_narrowed(topic, keys) for topic in found]
+
+
+def _alike(topics: Sequence[Topic], key: str) -> list[Topic]:
+    """One topic for all those of which the setting is the same."""
+    alike: dict[str, list[Topic]] = {}
+    for topic in topics:
+        alike.setdefault(topic.settings[key].meaning, []).append(topic)
+    return [replace(first, title=", ".join(t.title for t in (first, *others))) for first, *others in alike.values()]
+
+
+def _unknown(name: str, topics: Sequence[Topic]) -> BadInput:
+    """With the near misses among names and settings; a setting may be called by its last part alone."""
+    names = [topic.name for topic in topics]
+    whole = [topic for topic in topics if topic.path not in SETTINGS or topic.path == topic.name]
+    dotted = [f"{topic.name}.{key}" for topic in whole for key in topic.settings]
+    near = [path for path in dotted if path.endswith(f".{name}")]
+    near = near or difflib.get_close_matches(name, [*names, *dotted], n=SUGGESTED)
+    quoted = " or ".join(f"'{path}'" for path in near[:SUGGESTED])
+    hint = f"did you mean {quoted}?" if near else "see repsim list"
+    return BadInput(f"NAME: nothing is called that, got '{name}'; {hint}")
+
+
+def _narrowed(topic: Topic, keys: Sequence[str]) -> Topic:
+    """The setting of these keys, one inside the other."""
+    command = "repsim run" if topic.name in SETTINGS else topic.example
+    of = "" if topic.path in SETTINGS else f", a setting of {topic.title}"
+    for key in keys:
+        if key not in topic.settings:
+            hint = did_you_mean(key, topic.settings) if topic.settings else f"{topic.name} has no settings"
+            raise BadInput(f"{topic.title}: no such setting, got '{key}'; {hint}")
+        setting, path, value = topic.settings[key], f"{topic.path}.{key}".lstrip("."), topic.given.get(key)
+        topic = Topic(
+            name=key,
+            title=f"{path}{of}",
+            path=path,
+            prose=[setting.meaning],
+            settings=settings(setting.group) if setting.group else {},
+            given=value if isinstance(value, dict) else {},
+            facts=[_range(setting, topic.given, key)],
+            example=f"{command} {shlex.quote(f'{path}={_sample(setting, value)}')}",
+        )
+    return topic
+
+
+def _sample(setting: Setting, value: Any) -> str:
+    """A value to set: another choice where there are some, else the one that it has, else a placeholder."""
+    value = setting.default if value is None else value
+    options = [setting.annotation, *get_args(setting.annotation)]
+    choices = [choice for option in options if get_origin(option) is Literal for choice in get_args(option)]
+    if isinstance(value, bool):
+        value = not value
+    elif others := [choice for choice in choices if choice != value]:
+        value = others[0]
+    elif value is None or value is EMPTY:
+        value = next((PLACEHOLDERS[option] for option in options if option in PLACEHOLDERS), "VALUE")
+    return plain(value).replace(", ", ",")
+
+
+def _range(setting: Setting, given: Mapping[str, Any], key: str) -> str:
+    """What a setting may be, what it is by default, and what it is here."""
+    parts = [] if setting.annotation is EMPTY else [in_words(setting.annotation)]
+    parts.append("required" if setting.default is EMPTY else f"default {plain(setting.default)}")
+    if key in given and not setting.group and given[key] not in (setting.default, REQUIRED):
+        parts.append(f"here {plain(given[key])}")
+    return "; ".join(parts)
+
+
+def _settings_topic(name: str) -> Topic:
+    """A group of settings that studies share."""
+    text = parsed(inspect.getdoc(SETTINGS[name]))
+    own = settings(SETTINGS[name])
+    return Topic(name=name, title=name, path=name, prose=text.prose, settings=own, example=text.example)
+
+
+def _run_topic() -> Topic:
+    """The keys of a run beside its groups."""
+    content = read_yaml(conf_dir() / "config.yaml")
+    chosen = {
+        group: choice for entry in content["defaults"] if isinstance(entry, dict) for group, choice in entry.items()
+    }
+    own = {
+        key: setting._replace(default=content[key]) if key in content else Setting(setting.meaning, EMPTY, chosen[key])
+        for key, setting in settings(RunKeys).items()
+    }
+    return Topic(name="run", title="a run", settings=own, example="repsim run")
+
+
+def catalogue() -> list[Topic]:
+    """All studies, analyses, measures, kinds of models and data, and all that can be selected."""
+    topics: list[Topic] = []
+    for group, room in ROOMS.items():
+        files = {name: (comment, entry) for name, comment, entry in _entries(group)}
+        for kind in room.names():
+            if files.get(kind, ("", {}))[1].get("kind") != kind:
+                of = next((name for name, (_, entry) in files.items() if entry["kind"] == kind), None)
+                topics.append(_component(group, kind, kind, of))
+        topics += [
+            _component(group, name, entry["kind"], name, *file) for name, file in files.items() for entry in file[1:]
+        ]
+    for name in registry.analyses.names():
+        options = registry.analyses.get(name).card.options
+        text = parsed(inspect.getdoc(options))
+        topics.append(
+            Topic(
+                name=name,
+                title=f"analysis {name}",
+                path=f"analyses.{name}",
+                prose=text.prose,
+                settings=settings(options),
+                example=text.example or f"repsim analyse latest +analyses.{name}={{}}",
+            )
+        )
+    for group in SETTINGS:
+        for name, comment, entry in _entries(group):
+            own = replace(_settings_topic(group), name=name, title=f"{group} {name}", header=comment, given=entry)
+            topics.append(replace(own, prose=[], example=f"repsim run {group}={name}"))
+    for name, comment, _ in _entries("experiment"):
+        example = f"repsim run experiment={name}"
+        topics.append(Topic(name=name, title=f"experiment {name}", header=comment, example=example))
+    return topics
+
+
+def _entries(group: str) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Name, comment and content of all that can be selected of a group."""
+    for name, file in zip(config_names(group), config_files(group), strict=True):
+        comment = [line.lstrip("# ") for line in file.read_text().splitlines() if line.startswith("#")]
+        content = {} if group == "experiment" else read_yaml(file)
+        yield name, "\n".join(c for c in comment if "@package" not in c), content[name] if group in SEVERAL else content
+
+
+def _component(
+    group: str, name: str, kind: str, file: str | None, comment: str = "", given: Mapping[str, Any] | None = None
+) -> Topic:
+    """What is registered as `kind`, as it is or with what the entry of this name sets."""
+    if kind not in ROOMS[group].names():  # measure=all
+        return Topic(name=name, title=f"{group} {name}", header=comment, example=f"repsim run {group}=[{name}]")
+    function = ROOMS[group].get(kind).function
+    text = parsed(inspect.getdoc(function))
+    label = file or name
+    if own := name == kind and bool(text.example):
+        label = OWN if group == "model" else label
+    return Topic(
+        name=name,
+        title=f"{group} {name}" if given is not None or group == "study" else f"{group} kind {name}",
+        path={"study": "options", "data": "data"}.get(group, f"{group}.{label}"),
+        header=comment if given is None or name == kind else f"{comment}\n\nkind: {kind}",
+        prose=text.prose,
+        settings=settings(function, RunKeys.model_fields if group == "study" else ()),
+        given=given or {},
+        facts=_card(kind) if group == "measure" else _taken(function) if group == "study" else (),
+        example=text.example if own else f"repsim run {group}=" + (f"[{label}]" if group in SEVERAL else label),
+    )
+
+
+def _taken(study: Callable) -> list[str]:
+    """What a study takes of the run beside its options."""
+    return [f"takes: {', '.join(key for key in inspect.signature(study).parameters if key in RunKeys.model_fields)}"]
+
+
+def _card(name: str) -> list[str]:
+    """What a measure claims, and what a run may ask of it."""
+    card = registry.measures.get(name).card
+    low, high = ("unbounded" if bound is None else f"{bound:g}" for bound in card.bounds)
+    kinds = [*["symmetric"] * card.symmetric, *["a metric"] * card.is_metric]
+    return [
+        "; ".join([f"{'larger' if card.larger_is_closer else 'smaller'} is closer", f"from {low} to {high}", *kinds]),
+        f"unchanged by: {', '.join(sorted(card.invariant_to)) or 'nothing'}",
+        f"rows: at least {card.minimum_rows}",
+        f"cost: {card.cost}",
+        f"source: {card.source}",
+        f"estimates; significance: {allowed(name)}",
+        *([card.note] if card.note else []),
+    ]
+
+
+def allowed(name: str) -> str:
+    """The estimates that a measure has in a run, and the significance: `full, per_batch; permutation`."""
+    from repsim_cli import significance
+    from repsim_cli.similarity import check_estimate
+
+    entry = registry.measures.get(name)
+    if entry.card.infinite_to_itself:
+        return "repsim measure alone"
+    if entry.card.reads == "attention":
+        return "full"
+    measure = replace(entry.function(), name=name, card=entry.card)
+    judged = {
+        "closed_form": Significance(method="closed_form"),
+        "permutation": Significance(method="permutation"),
+        "jackknife": Significance(jackknife=True),
+    }
+    estimates = [estimate for estimate in get_args(ESTIMATES) if _passes(check_estimate, measure, estimate)]
+    nulls = [name for name, asked in judged.items() if _passes(significance.check_measure, asked, measure)]
+    return "; ".join(", ".join(names) for names in (estimates, nulls) if names)
+
+
+def _passes(check: Callable, *arguments: Any) -> bool:
+    try:
+        check(*arguments)
+    except BadInput:
+        return False
+    return True
+
+
+def shown(topic: Topic) -> str:
+    """A topic as text for a terminal."""
+    blocks = [topic.title, textwrap.indent(topic.header, "  ")]
+    blocks += [_paragraph(paragraph) for paragraph in topic.prose]
+    if topic.settings:
+        lines = _lines(topic.settings, topic.given, "    ")
+        blocks.append("\n".join([f"  settings ({topic.path}.KEY=VALUE):", *lines]))
+    blocks.append("\n".join(_filled(fact, "  ", "    ") for fact in topic.facts))
+    blocks.append(f"  example: {topic.example}")
+    return "\n\n".join(filter(None, blocks))
+
+
+def _lines(described: Mapping[str, Setting], given: Mapping[str, Any], indent: str) -> Iterator[str]:
+    for key, setting in described.items():
+        yield _filled(f"{key}: {setting.meaning}", indent, f"{indent}    ")
+        yield _filled(_range(setting, given, key), f"{indent}    ", f"{indent}    ")
+        if setting.group:
+            inner = given.get(key)
+            yield from _lines(settings(setting.group), inner if isinstance(inner, dict) else {}, f"{indent}    ")
+
+
+def _paragraph(text: str) -> str:
+    return textwrap.indent(text, "  ") if ">>>" in text else _filled(text, "  ", "  ")
+
+
+def _filled(text: str, first: str, others: str) -> str:
+    return textwrap.fill(
+        text, WIDTH, initial_indent=first, subsequent_indent=others, break_long_words=False, break_on_hyphens=False
+    )

@@ -1,0 +1,64 @@
+"""Docstrings that are shown to users: what a thing is, what each of its settings means, an example.
+
+The first paragraph says what it is. Further down stands one line `KEY: meaning` per keyword argument, continued on
+indented lines, and where it helps `Example: repsim run ...`.
+"""
+
+import ast
+import inspect
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+LINE = re.compile(r"([a-z]\w*): (.+)")
+EXAMPLE = "Example: "
+REGISTERED = re.compile(r"studies\.register\('(\w+)'\)")
+
+
+class Text(NamedTuple):
+    """A docstring: its paragraphs, the meaning of each setting, the example command."""
+
+    prose: list[str]
+    settings: dict[str, str]
+    example: str
+
+    @property
+    def sentence(self) -> str:
+        """The first one, on one line."""
+        return " ".join(self.prose[0].split()).partition(". ")[0].removesuffix(".")
+
+
+def parsed(docstring: str | None) -> Text:
+    r"""
+    >>> parsed("One row per example.\n\nrows: how many are drawn,\n    under the seed\nExample: repsim run").settings
+    {'rows': 'how many are drawn, under the seed'}
+    """
+    first, *rest = re.split(r"\n{2,}", inspect.cleandoc(docstring or ""))
+    prose, said = [first], {EXAMPLE: ""}
+    for block in rest:
+        others, key = [], None
+        for line in block.split("\n"):
+            if line.startswith(EXAMPLE):
+                key = EXAMPLE
+                said[key] = line.removeprefix(EXAMPLE)
+            elif found := LINE.fullmatch(line):
+                key = found[1]
+                said[key] = found[2]
+            elif key and line.startswith("    "):
+                said[key] += f" {line.strip()}"
+            else:
+                key = None
+                others.append(line)
+        if others:
+            prose.append("\n".join(others))
+    return Text(prose, said, said.pop(EXAMPLE))
+
+
+def studies() -> dict[str, Text]:
+    """Of every study; read from the source, as importing the studies takes seconds."""
+    files = (Path(__file__).parent.parent / "studies").glob("*.py")
+    classes = [node for file in files for node in ast.parse(file.read_text()).body if isinstance(node, ast.ClassDef)]
+    registered = {
+        REGISTERED.fullmatch(ast.unparse(decorator)): node for node in classes for decorator in node.decorator_list
+    }
+    return {name[1]: parsed(ast.get_docstring(node)) for name, node in registered.items() if name is not None}
