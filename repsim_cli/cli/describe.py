@@ -95,8 +95,17 @@ class Setting(NamedTuple):
     @property
     def group(self) -> type | None:
         """The dataclass, where the setting is a group of settings."""
-        options = (self.annotation, *get_args(self.annotation))
+        options = _options(self.annotation)
         return next((option for option in options if isinstance(option, type) and is_dataclass(option)), None)
+
+
+def _options(annotation: Any) -> list[Any]:
+    """The types of which a value may be, without their bounds."""
+    if get_origin(annotation) is Annotated:
+        return _options(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, UnionType):
+        return [option for part in get_args(annotation) for option in _options(part)]
+    return [annotation]
 
 
 def settings(function: Callable, without: Collection[str] = ()) -> dict[str, Setting]:
@@ -190,7 +199,7 @@ def _narrowed(topic: Topic, keys: Sequence[str]) -> Topic:
 def _sample(setting: Setting, value: Any) -> str:
     """A value to set: another choice where there are some, else the one that it has, else a placeholder."""
     value = setting.default if value is None else value
-    options = [setting.annotation, *get_args(setting.annotation)]
+    options = _options(setting.annotation)
     choices = [choice for option in options if get_origin(option) is Literal for choice in get_args(option)]
     if isinstance(value, bool):
         value = not value

@@ -31,12 +31,15 @@ STAGE = "attention and similarity"
 
 @studies.register("attention")
 class Attention:
-    """Attention maps by words, compared for all layers of all models in one pass over the sentences. The maps are not
-    stored: the pass keeps sums over pairs of heads, and an interrupted run resumes from those it saved.
+    """Compares the attention maps of all layers of all models, by words, in one pass over the sentences.
 
-    base: the model that others were fine-tuned from.
-    special: tokens of no word ([CLS], separators) are left out and the rows renormalised (`drop_renormalise`), or are
-        words themselves (`keep`).
+    The maps are not stored: the pass keeps sums over pairs of heads, and an interrupted run resumes from the last ones
+    saved. `base` is the model that others were fine-tuned from.
+
+    special: tokens that belong to no word ([CLS], separators) are left out and the rows renormalised
+        (`drop_renormalise`), or are words of their own (`keep`).
+    Example: repsim run study=attention model=[] +model.mine='{kind: transformers, path: DIR}' +model.other='{kind:
+        transformers, path: DIR}' data=embedded_sentences extract=attention measure=[attention_js]
     """
 
     reads: ClassVar[str] = "attention"

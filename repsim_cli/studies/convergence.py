@@ -66,12 +66,12 @@ Visit = Callable[["Training", Opened], None]
 
 @studies.register("convergence")
 class Convergence:
-    """Similarity of the layers of every checkpoint to the same layers of the last one, per measure and hook point.
+    """Compares the layers of every checkpoint of a training with the same layers of the last one.
 
-    skip_unsuitable: measures that do not suit the other settings or the data are skipped; the manifest says why.
-    previous: also to the checkpoint before.
-    pairs: also of all checkpoints with all, a matrix per layer.
-    missing: a checkpoint that is missing or broken stops the run (`stop`), or is left as a gap (`skip`).
+    previous: compare every checkpoint with the one before it too.
+    pairs: compare all checkpoints with all, which gives a matrix per layer.
+    missing: a checkpoint that is missing or broken stops the run (`stop`), or is left out and shown as a gap (`skip`).
+    Example: repsim run study=convergence model=[] +model.mine='{kind: series, folder: DIR}' measure=[cka]
     """
 
     takes_series: ClassVar[bool] = True

@@ -41,13 +41,18 @@ class Rank(NamedTuple):
 
 @studies.register("effective_rank")
 class EffectiveRank:
-    """Proportional effective rank per layer and checkpoint, of parameters and of gradients of the next-token loss on
-    the sequences of the run, and the convergence of the same layers under one measure (as the study `convergence`).
+    """Measures the effective rank of parameters and of gradients, per layer and checkpoint, beside convergence.
 
-    attention: mean over `heads` of W_O, the `circuit` W_O W_V of each head, or the `whole` W_O.
-    normaliser: ranks are over the largest rank possible (`min`), or over the number of inner features (`H`).
-    gradients: whether the ranks of gradients are computed too.
-    missing: a checkpoint that is missing or broken stops the run (`stop`), or is left as a gap (`skip`).
+    Ranks are proportional, as `normaliser` says. The gradients are those of the next-token loss on the sequences of the
+    run. The convergence of the same layers is measured as in the study `convergence`, under one measure.
+
+    attention: the matrices of an attention layer: the mean over `heads` of W_O, the mean over heads of the `circuit`
+        W_O W_V, or the `whole` W_O.
+    normaliser: what ranks are divided by: the largest possible rank (`min`) or the number of inner features (`H`).
+    gradients: compute the ranks of gradients too.
+    missing: a checkpoint that is missing or broken stops the run (`stop`), or is left out and shown as a gap (`skip`).
+    Example: repsim run study=effective_rank model=[] +model.mine='{kind: series, folder: DIR}' measure=[cka]
+        extract=writers extract.length=auto
     """
 
     takes_series: ClassVar[bool] = True

@@ -20,7 +20,8 @@ class Finetune:
     names each for {kind: trained, run: RUN, name: LABEL}. All weights are trained; what is trained is set by the
     entries.
 
-    Example: repsim run study=finetune model=[tiny_nli] model.tiny_nli.train='{kind: mnli, path: FILE}'
+    Example: repsim run study=finetune model=[] +model.mine='{kind: finetuned, path: DIR, train: {kind: mnli, path:
+        FILE}, evaluate: {kind: mnli, path: FILE}, seeds: [0, 1]}'
     """
 
     def __init__(self, *, model: Mapping[str, AnySource]):

@@ -41,11 +41,12 @@ FULL = 0.9  # of the rows: a test on fewer is warned about
 
 @studies.register("similarity")
 class Similarity:
-    """plan() answers for the run before any weight loads; run() does it and returns the results.
+    """Compares all layers of all models under one or several measures.
 
-    skip_unsuitable: measures that do not suit the other settings or the data are skipped; `skipped` says why.
-    within: compare layers of one model alone, and all with those of `targets`.
-    targets: the label of known functions of the input (kind: modular_targets, or precomputed); null: none.
+    within: compare only layers of the same model, and all layers with those of `targets`.
+    targets: the label of known functions of the input (kind: modular_targets or precomputed); null: none.
+    Example: repsim run study=similarity model=[] +model.mine='{kind: transformers, path: DIR}' +model.other='{kind:
+        transformers, path: DIR}' data=local_text data.path=FILE
     """
 
     def __init__(

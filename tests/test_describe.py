@@ -1,0 +1,234 @@
+"""`repsim describe` and `repsim list study`: one text for docstring and terminal, every setting told, examples that run."""
+
+import inspect
+import re
+import shlex
+from collections.abc import Collection, Iterator
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import pytest
+from pydantic import Field
+
+from repsim_cli import registry
+from repsim_cli.cli import docstrings
+from repsim_cli.cli.describe import ROOMS, SETTINGS, in_words, settings
+from repsim_cli.cli.docstrings import LINE, parsed
+from repsim_cli.config import RunKeys
+from repsim_cli.settings import Above0, Fraction, Layer, Positive, Ranked, Seed, Share, Significance
+
+STILL = {
+    "identity_stitching", "pretrain", "probes", "stitching", "views",
+    "finetuned", "modular", "pretrained", "pretrained_series", "trained",
+}  # fmt: skip
+
+
+def described() -> Iterator[tuple[str, Any, Collection[str]]]:
+    """Whatever has settings, and those it has: components, groups of settings, and the groups inside them."""
+    for room, kinds in ROOMS.items():
+        for name in kinds.names():
+            own = settings(kinds.get(name).function, RunKeys.model_fields if room == "study" else ())
+            yield f"{room} {name}", kinds.get(name).function, own
+            for key, setting in own.items():
+                if setting.group:
+                    yield f"{room} {name}.{key}", setting.group, settings(setting.group)
+    for name in registry.analyses.names():
+        yield f"analysis {name}", (options := registry.analyses.get(name).card.options), settings(options)
+    for name, function in {"run": RunKeys, "groups": Ranked, **SETTINGS}.items():
+        yield name, function, settings(function)
+
+
+DESCRIBED = {name: (function, own) for name, function, own in described() if name.split()[-1] not in STILL}
+
+
+@pytest.mark.parametrize("name", DESCRIBED)
+def test_every_setting_has_its_line(name):
+    """And no line is of a setting that there is not."""
+    function, own = DESCRIBED[name]
+    text = parsed(inspect.getdoc(function))
+    assert set(text.settings) == set(own)
+    assert text.prose[0], "the first paragraph says what it is"
+    assert not LINE.match(text.prose[0])
+    assert not [line for line in "\n".join(text.prose).split("\n") if re.search(r"[.;] \w+: ", line)], "a packed key"
+
+
+@pytest.mark.parametrize(
+    ("annotation", "words"),
+    [
+        (Positive, "a whole number from 1"),
+        (Seed, "a whole number from 0"),
+        (Layer, "a whole number from -10000 to 10000"),
+        (Annotated[int, Field(ge=16, lt=512)], "a whole number from 16 below 512"),
+        (Above0, "a number above 0"),
+        (Share, "a number from 0 to 1"),
+        (Fraction, "a number above 0 below 1"),
+        (bool, "true or false"),
+        (str | None, "text, or null"),
+        (Literal["full", "per_batch"], "one of full, per_batch"),
+        (Literal["all"] | list[Layer], "all, or a list, each a whole number from -10000 to 10000"),
+        (Annotated[list[str], Field(min_length=2)], "a list, each text, at least 2 of them"),
+        (dict[str, list[str]] | None, "a mapping from text to a list, each text, or null"),
+        (Ranked | None, "settings of their own, or null"),
+    ],
+)
+def test_ranges_in_words(annotation, words):
+    assert in_words(annotation) == words
+
+
+def test_a_docstring_is_prose_settings_and_an_example():
+    text = parsed(
+        """What it is. And more.
+
+        More of it:
+            indented.
+
+        rows: how many,
+            and why
+        share: of them
+        Example: repsim run
+            seed=1
+
+        >>> dict(rows=1)
+        {'rows': 1}
+        """
+    )
+    assert text.sentence == "What it is"
+    assert text.settings == {"rows": "how many, and why", "share": "of them"}
+    assert text.example == "repsim run seed=1"
+    assert text.prose == ["What it is. And more.", "More of it:\n    indented.", ">>> dict(rows=1)\n{'rows': 1}"]
+
+
+ONE_OF_EACH = {
+    "similarity": ("study similarity", "within: compare only layers of the same model", "takes: model, data, measure"),
+    "agreement": ("analysis agreement", "example: repsim analyse latest +analyses.agreement={}"),
+    "mutual_knn": ("measure mutual_knn", "a whole number from 1; default 10", "larger is closer; from 0 to 1; symmetric"),
+    "transformers": ("model kind transformers", "settings (model.mine.KEY=VALUE):", "hub: the id of a model on the"),
+    "random_tiny": ("model random_tiny", "kind: random", "text, or null; default null; here tiny_a"),
+    "precomputed": ("model kind precomputed", "text; required", "'{kind: precomputed, path: FILE}'"),
+    "overlap_nli": ("data overlap_nli", "a number from 0 to 1; default 0.5", "example: repsim run data=overlap_nli"),
+    "hans_lexical_overlap": ("data hans_lexical_overlap", "kind: hans", "or null; default null; here [lexical_overlap]"),
+    "words": ("extract words", "default token; here word", "example: repsim run extract=words"),
+    "cuda": ("hardware cuda", "default cpu; here cuda"),
+    "hardware": ("hardware", "a whole number from 16 to 65536; default 512", "batch_size: sequences per forward pass."),
+    "hardware.tile": ("hardware.tile", "a whole number from 16 to 65536; default 512", "repsim run hardware.tile=512"),
+    "extract.estimate": ("extract.estimate", "one of full, per_batch, ratio_of_sums, moments; default per_batch"),
+    "similarity.within": ("options.within, a setting of study similarity", "options.within=true"),
+    "options.within": ("options.within, a setting of study similarity", "true or false; default false"),
+    "mutual_knn.k": ("measure.mutual_knn.k, a setting of measure mutual_knn", "neighbours per row."),
+    "measure.mutual_knn.k": ("measure.mutual_knn.k, a setting of measure mutual_knn", "measure.mutual_knn.k=10"),
+    "data.words": ("data.words, a setting of data ewt", "one of surface, syntactic; default surface"),
+    "groups": ("groups, a setting of a run", "{NAME: {top: 10, by: METRIC}}"),
+    "seed": ("seed, a setting of a run", "a whole number from 0; default 0", "example: repsim run seed=0"),
+    "data": ("data, a setting of a run", "default embedded", "example: repsim run data=embedded"),
+    "pythia_cka": ("experiment pythia_cka", "Question: which layers of the Pythia models agree"),
+    "all": ("measure all", "Every measure that reads what the study reads"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ONE_OF_EACH)
+def test_describe(repsim, name):
+    code, out, err = repsim("describe", name)
+    assert (code, err) == (0, "")
+    first, *others = ONE_OF_EACH[name]
+    assert out.splitlines()[0] == first
+    spoken = " ".join(out.split())
+    for said in others:
+        assert " ".join(said.split()) in spoken
+    assert "example: repsim " in out
+
+
+def test_all_meanings_of_a_name_are_shown(repsim):
+    _, out, _ = repsim("describe", "attention")
+    assert [line for line in out.splitlines() if line[:1].strip()] == ["study attention", "extract attention"]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("cka_unbaised", "NAME: nothing is called that, got 'cka_unbaised'; did you mean 'cka_unbiased'"),
+        ("estimate", "NAME: nothing is called that, got 'estimate'; did you mean 'extract.estimate'?"),
+        ("qqqqq", "NAME: nothing is called that, got 'qqqqq'; see repsim list"),
+        ("extract.unti", "extract: no such setting, got 'unti'; did you mean 'unit'?"),
+        ("extract.unit.token", "extract.unit: no such setting, got 'token'; unit has no settings"),
+        ("mutual_knn.kk", "measure mutual_knn: no such setting, got 'kk'; did you mean 'k'?"),
+        ("data.spilt", "NAME: nothing is called that, got 'data.spilt'; "),
+        ("", "NAME: nothing is called that, got ''; see repsim list"),
+    ],
+)
+def test_a_name_of_nothing(repsim, tmp_path, name, message):
+    code, out, err = repsim("describe", name)
+    assert (code, out) == (2, "")
+    assert err.startswith(f"error: {message}")
+    assert len(err.splitlines()) == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_group_of_settings_is_told_with_its_settings():
+    """As part of what has it, and by its key."""
+    from repsim_cli.cli import describe
+
+    def study(*, model: Any, significance: Significance, ranked: Ranked | None = None) -> None:
+        """A study.
+
+        significance: of its numbers
+        ranked: who
+        """
+
+    assert settings(study)["significance"].group is Significance
+    topic = describe.Topic(
+        name="study", title="study x", path="options", settings=settings(study), example="repsim run"
+    )
+    told = describe.shown(topic)
+    assert (
+        "    ranked: who\n        settings of their own, or null; default null\n        by: the name of a metric"
+        in told
+    )
+    inner = describe._narrowed(topic, ["ranked", "top"])
+    assert inner.title == "options.ranked.top, a setting of study x"
+    assert inner.facts == ["a whole number from 2, or null; default null"]
+    assert inner.example == "repsim run options.ranked.top=8"
+
+
+def test_the_list_of_studies(repsim):
+    """Read from the source, and the same as what is registered."""
+    texts = docstrings.studies()
+    assert texts == {
+        name: parsed(inspect.getdoc(registry.studies.get(name).function)) for name in ROOMS["study"].names()
+    }
+    code, out, _ = repsim("list", "study")
+    assert code == 0
+    assert out.split("\n")[0::2][:-1] == [f"{name:18}  {texts[name].sentence}" for name in sorted(texts)]
+    assert out.split("\n")[1::2] == [f"  {texts[name].example}" for name in sorted(texts)]
+    assert repsim("list")[1].startswith("study:\n  architecture ")
+
+
+@pytest.fixture
+def places(tmp_path):
+    """What a user has, by the place of it in the examples: a folder of a model, or of checkpoints, and a file."""
+    shipped = Path(str(resources.files("repsim_cli"))) / "assets" / "models"
+    (tmp_path / "run").mkdir()
+    for name in ("step100", "step400"):
+        (tmp_path / "run" / name).symlink_to(shipped / f"tiny_a_{name}")
+    (tmp_path / "text.txt").write_text("Any text will do here.\n\n" * 2000)
+    (tmp_path / "pairs.tsv").write_text("gold_label\tsentence1\tsentence2\n" + "neutral\tIt is.\tIt was.\n" * 20)
+    return {
+        "{kind: transformers, path: DIR}": f"{{kind: transformers, path: {shipped / 'tiny_a'}}}",
+        "{kind: finetuned, path: DIR,": f"{{kind: finetuned, path: {shipped / 'tiny_a'},",
+        "{kind: series, folder: DIR}": f"{{kind: series, folder: {tmp_path / 'run'}}}",
+        "{kind: mnli, path: FILE}": f"{{kind: mnli, path: {tmp_path / 'pairs.tsv'}}}",
+        "data.path=FILE": f"data.path={tmp_path / 'text.txt'}",
+    }
+
+
+@pytest.mark.parametrize("name", [name for name in ROOMS["study"].names() if name not in STILL])
+def test_the_command_of_every_study(repsim, places, name):
+    """On models of one's own: those that ship, in a folder of theirs."""
+    command = docstrings.studies()[name].example
+    assert command.startswith(f"repsim run study={name} model=[")
+    for place, there in places.items():
+        command = command.replace(place, there)
+    assert not re.search(r"\b[A-Z]{3,}\b", re.sub(r"/\S+", "", command)), "a place that is not filled"
+    code, out, err = repsim(*shlex.split(command)[1:], "dry_run=true")
+    assert code == 0, err
+    assert "models" in out
