@@ -109,8 +109,9 @@ def _options(annotation: Any) -> list[Any]:
 
 
 def settings(function: Callable, without: Collection[str] = ()) -> dict[str, Setting]:
-    """The keyword arguments of a component, or the fields of a dataclass."""
-    said = parsed(inspect.getdoc(function)).settings
+    """The keyword arguments of a component, or the fields of a dataclass, whose bases tell of those they give it."""
+    classes = [*reversed(inspect.getmro(function))] if isinstance(function, type) else [function]
+    said = {key: text for one in classes for key, text in parsed(one.__doc__).settings.items()}
     return {
         key: Setting(said.get(key, ""), parameter.annotation, parameter.default)
         for key, parameter in inspect.signature(function).parameters.items()
