@@ -19,10 +19,14 @@ LABELS = {"loss": "nats per token", "accuracy": "share of next tokens ranked fir
 
 @studies.register("pretrain")
 class Pretrain:
-    """Trains one model on running text. Every twentieth sequence is held out; beside the weights of every kept step,
-    float16 in models/stepN of the run folder, lies what they, in float32, score on these.
+    """Trains one language model on running text, with its tokenizer, and keeps checkpoints.
+
+    Every twentieth sequence is held out. The weights of each kept step lie in models/stepN of the run folder as
+    float16; beside them lies metrics.json, with the loss of the float32 weights on the held-out sequences.
 
     recipe: of the model, its tokenizer and its training.
+    Example: repsim run study=pretrain data=local_text data.path=FILE +options.recipe='{config: {model_type: gpt_neox,
+        hidden_size: 64, num_hidden_layers: 6, num_attention_heads: 4, intermediate_size: 256}}'
     """
 
     def __init__(self, *, data: Data, hardware: Hardware, seed: int, recipe: PretrainRecipe):

@@ -15,8 +15,12 @@ from repsim_cli.training.trained import stored
 
 @models.register("trained")
 def trained(*, run: str, name: str) -> Source:
-    """run: a run folder, its name, or latest. name: of a model that the run trained: the label in its results, or
-    stepN of a pre-training."""
+    """A model that an earlier run trained.
+
+    run: the run folder, its name, or `latest`.
+    name: the label of the model in the run's results, or stepN of a pre-training.
+    Example: repsim run model=[] +model.mine='{kind: trained, run: RUN, name: LABEL}'
+    """
     folder = find(run)
     known = _trained(folder)
     if not known:
