@@ -13,7 +13,8 @@ from pydantic import Field
 
 from repsim_cli import registry
 from repsim_cli.cli import docstrings
-from repsim_cli.cli.describe import ROOMS, SETTINGS, in_words, settings
+from repsim_cli.cli.configs import described
+from repsim_cli.cli.describe import ROOMS, SETTINGS, allowed, in_words, settings
 from repsim_cli.cli.docstrings import LINE, parsed
 from repsim_cli.config import RunKeys
 from repsim_cli.settings import Above0, Fraction, Layer, Positive, Ranked, Seed, Share, Significance
@@ -21,7 +22,7 @@ from repsim_cli.settings import Above0, Fraction, Layer, Positive, Ranked, Seed,
 STILL = {"identity_stitching", "probes", "stitching", "views"}
 
 
-def described() -> Iterator[tuple[str, Any, Collection[str]]]:
+def with_settings() -> Iterator[tuple[str, Any, Collection[str]]]:
     """Whatever has settings, and those it has: components, groups of settings, and the groups inside them."""
     for room, kinds in ROOMS.items():
         for name in kinds.names():
@@ -36,7 +37,7 @@ def described() -> Iterator[tuple[str, Any, Collection[str]]]:
         yield name, function, settings(function)
 
 
-DESCRIBED = {name: (function, own) for name, function, own in described() if name.split()[-1] not in STILL}
+DESCRIBED = {name: (function, own) for name, function, own in with_settings() if name.split()[-1] not in STILL}
 
 
 @pytest.mark.parametrize("name", DESCRIBED)
@@ -230,3 +231,27 @@ def test_the_command_of_every_study(repsim, places, name):
     code, out, err = repsim(*shlex.split(command)[1:], "dry_run=true")
     assert code == 0, err
     assert out.startswith("plan of demo")
+
+
+def test_the_list_of_measures_says_what_each_allows(repsim):
+    """In the table's comments, so that the list imports no measure; computed again from the measures."""
+    lines = dict(line.split(None, 1) for line in repsim("list", "measure")[1].splitlines())
+    for name in ROOMS["measure"].names():
+        assert f"# Allows: {allowed(name)}" in described("measure")[name], "conf/measures.yaml"
+        assert f" [{allowed(name)}]" in lines[name]
+    assert "[" not in lines["all"]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("cka", "full, per_batch, ratio_of_sums, moments; closed_form, permutation, jackknife"),
+        ("procrustes", "full, per_batch; permutation"),
+        ("gromov_wasserstein", "full, per_batch"),
+        ("mean_cca", "full, per_batch, moments; permutation"),
+        ("attention_js", "full"),
+        ("gaussian_mutual_information", "repsim measure alone"),
+    ],
+)
+def test_what_a_measure_allows(name, words):
+    assert allowed(name) == words

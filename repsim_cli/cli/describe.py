@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_ori
 from annotated_types import Ge, Gt, Le, Lt, MinLen
 
 from repsim_cli import registry
+from repsim_cli.cli.configs import TABLES, conf_dir, described, entries
 from repsim_cli.cli.docstrings import parsed
-from repsim_cli.cli.terminal import conf_dir, config_files, config_names
 from repsim_cli.config import RunKeys
 from repsim_cli.documents import read_yaml
 from repsim_cli.errors import BadInput
@@ -22,7 +22,7 @@ from repsim_cli.settings import ESTIMATES, Extract, Hardware, Significance
 
 ROOMS = {"study": registry.studies, "measure": registry.measures, "model": registry.models, "data": registry.data}
 SETTINGS = {"extract": Extract, "significance": Significance, "hardware": Hardware}
-SEVERAL = ("model", "measure")  # groups of which several entries are selected, by label
+UNTOLD = ("# @package", "# Allows:")  # lines of comments that say nothing, or what a measure says itself
 OWN = "mine"  # the label of a model in examples
 REQUIRED = "???"
 SUGGESTED = 3
@@ -137,7 +137,7 @@ class Topic:
     example: str = ""
 
 
-def described(name: str) -> list[Topic]:
+def meanings(name: str) -> list[Topic]:
     """All meanings of a name, or of a setting `NAME.KEY`. Raises BadInput with the near misses where there is none."""
     first, *keys = name.split(".")
     if first in SETTINGS:
@@ -277,10 +277,12 @@ def catalogue() -> list[Topic]:
 
 def _entries(group: str) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """Name, comment and content of all that can be selected of a group."""
-    for name, file in zip(config_names(group), config_files(group), strict=True):
-        comment = [line.lstrip("# ") for line in file.read_text().splitlines() if line.startswith("#")]
-        content = {} if group == "experiment" else read_yaml(file)
-        yield name, "\n".join(c for c in comment if "@package" not in c), content[name] if group in SEVERAL else content
+    for name, lines in described(group).items():
+        if group in TABLES:
+            content = entries(group)[name]
+        else:
+            content = {} if group == "experiment" else read_yaml(conf_dir() / group / f"{name}.yaml")
+        yield name, "\n".join(line.lstrip("# ") for line in lines if not line.startswith(UNTOLD)), content
 
 
 def _component(
@@ -303,7 +305,7 @@ def _component(
         settings=settings(function, RunKeys.model_fields if group == "study" else ()),
         given=given or {},
         facts=_card(kind) if group == "measure" else _taken(function) if group == "study" else (),
-        example=text.example if own else f"repsim run {group}=" + (f"[{label}]" if group in SEVERAL else label),
+        example=text.example if own else f"repsim run {group}=" + (f"[{label}]" if group in TABLES else label),
     )
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from repsim_cli import results
-from repsim_cli.cli import docstrings
 from repsim_cli.cli.configs import GROUPS, described
 from repsim_cli.cli.terminal import Bar, check_torch
 from repsim_cli.content import Matrix, Measured, Table, Verdict
@@ -249,12 +248,17 @@ def convert_command(parsed: argparse.Namespace) -> int:
     return 0
 
 
-NEEDS = "# Needs: "
+NEEDS, ALLOWS = "# Needs: ", "# Allows: "
 
 
 def _headline(comment: list[str]) -> str:
     lines = [line.lstrip("# ").removeprefix("Question: ") for line in comment if "@package" not in line]
     return lines[0] if lines else ""
+
+
+def _allowed(comment: list[str]) -> str:
+    """The estimates and the significance of a measure."""
+    return "".join(f" [{line.removeprefix(ALLOWS)}]" for line in comment if line.startswith(ALLOWS))
 
 
 def _unavailable(comment: list[str]) -> str:
@@ -270,6 +274,8 @@ STUDY = "study"
 
 def _list_studies(whole: bool) -> None:
     """whole: with a command for one's own models."""
+    from repsim_cli.cli import docstrings
+
     texts = docstrings.studies()
     if not whole:
         print(f"{STUDY}:")
@@ -297,7 +303,8 @@ def list_command(parsed: argparse.Namespace) -> int:
         comments = described(group)
         width = max(map(len, comments))
         for name, comment in comments.items():
-            print(f"{'' if parsed.what else '  '}{name:{width}}  {_headline(comment)}{_unavailable(comment)}")
+            indent = "" if parsed.what else "  "
+            print(f"{indent}{name:{width}}  {_headline(comment)}{_allowed(comment)}{_unavailable(comment)}")
     return 0
 
 
