@@ -1,4 +1,4 @@
-"""Documents in JSON and YAML that anybody may have written: regular files of bounded size, read without expansion."""
+"""Documents in JSON and YAML of unknown origin: regular files of bounded size, read without expansion."""
 
 import json
 import stat
@@ -13,20 +13,20 @@ WORDS |= {dict: "a mapping", type(None): "null"}
 
 
 class Unreadable(ValueError):
-    """Why a document cannot be read, in a few words."""
+    """The reason why a document cannot be read."""
 
 
 def read(file: Path, most: int = MOST) -> str:
-    """The text of a regular file of at most `most` bytes: a pipe would block, a device never end.
+    """The text of a regular file of at most `most` bytes; a pipe would block, and a device never end.
 
     Raises Unreadable, and OSError where the file may not be read.
     """
     try:
-        found = file.stat()
-        if not stat.S_ISREG(found.st_mode):
+        status = file.stat()
+        if not stat.S_ISREG(status.st_mode):
             raise Unreadable("no regular file")
-        if found.st_size > most:
-            raise Unreadable(f"{found.st_size:,} bytes, more than {most:,}")
+        if status.st_size > most:
+            raise Unreadable(f"{status.st_size:,} bytes, more than {most:,}")
         return file.read_bytes().decode()
     except FileNotFoundError as error:
         raise Unreadable(f"'{error.strerror}'") from None
@@ -56,7 +56,7 @@ def read_json(file: Path) -> Any:
 
 
 def read_yaml(file: Path) -> Any:
-    """YAML without aliases, by which a small file becomes a huge document. Raises Unreadable."""
+    """YAML without aliases, which let a small file expand to a huge document. Raises Unreadable."""
     import yaml
 
     class Plain(yaml.SafeLoader):
@@ -75,10 +75,10 @@ def read_yaml(file: Path) -> Any:
 
 
 def misfit(value: Any, shape: Any, path: str = "") -> str | None:
-    """Where and how a document does not have this shape; None where it has.
+    """Where and how a document differs from this shape; None where it fits.
 
-    A shape is a type (or several, `str | None`), a list of one shape, a mapping {str: shape}, or a record of shapes by
-    key; more keys may be there, and those that end in `?` may be absent.
+    A shape is a type (or several, `str | None`), a list with the shape of its items, a mapping {str: shape}, or a
+    record of shapes by key. A record may have further keys, and may lack keys that end in `?`.
 
     >>> misfit({"seed": 0, "timings": None}, {"seed": int, "timings": {str: float}})
     'timings: not a mapping, got null'
@@ -87,25 +87,25 @@ def misfit(value: Any, shape: Any, path: str = "") -> str | None:
     at = f"{path}: " if path else ""
     kind = type(shape) if isinstance(shape, list | dict) else shape
     if not _of_kind(value, kind):
-        return f"{at}not {' or '.join(WORDS[one] for one in get_args(kind) or [kind])}, got {shown(value)}"
+        return f"{at}not {' or '.join(WORDS[item] for item in get_args(kind) or [kind])}, got {shown(value)}"
     if kind is shape:
         return None
     if isinstance(shape, list):
-        inner = [(i, one, shape[0]) for i, one in enumerate(value)]
+        inner = [(i, item, shape[0]) for i, item in enumerate(value)]
     elif str in shape:
-        inner = [(key, one, shape[str]) for key, one in value.items()]
+        inner = [(key, item, shape[str]) for key, item in value.items()]
     else:
         missing = [key for key in shape if not key.endswith("?") and key not in value]
         if missing:
             return f"{at}no {missing[0]}, got {shown(list(value))}"
-        keys = {key.removesuffix("?"): one for key, one in shape.items()}
-        inner = [(key, value[key], one) for key, one in keys.items() if key in value]
-    found = (misfit(one, own, f"{path}.{key}" if path else str(key)) for key, one, own in inner)
-    return next(filter(None, found), None)
+        keys = {key.removesuffix("?"): item for key, item in shape.items()}
+        inner = [(key, value[key], item) for key, item in keys.items() if key in value]
+    problems = (misfit(item, form, f"{path}.{key}" if path else str(key)) for key, item, form in inner)
+    return next(filter(None, problems), None)
 
 
 def _of_kind(value: Any, kind: Any) -> bool:
-    """isinstance, but that truth values are no numbers."""
+    """isinstance, except that truth values are not numbers."""
     return kind in (bool, object) if isinstance(value, bool) else isinstance(value, kind)
 
 

@@ -1,11 +1,11 @@
-"""The errors a user can meet.
+"""The errors that a user may see.
 
 Every message is one line: `<key path or object>: <what is wrong>, got <value>; <what to do>`.
 """
 
 
 class RepsimError(Exception):
-    """Something the user can act on; shown as one line, never as a traceback."""
+    """An error that the user can act on; shown as a single line, never as a traceback."""
 
 
 class BadInput(RepsimError):
@@ -13,7 +13,7 @@ class BadInput(RepsimError):
 
 
 class Unreachable(BadInput):
-    """A model of the hub, which cannot be reached. what: its id, with the revision. reason: why."""
+    """A model on the hub, which cannot be reached. what: its id, with the revision. reason: why."""
 
     def __init__(self, message: str, what: str, reason: str):
         super().__init__(message)
@@ -21,7 +21,7 @@ class Unreachable(BadInput):
 
 
 class BadConfig(BadInput):
-    """All problems of one configuration, each `key.path: what is wrong, got VALUE; what to do`."""
+    """All problems of a configuration, each `key.path: what is wrong, got VALUE; what to do`."""
 
     def __init__(self, problems: list[str]):
         super().__init__("\n".join(problems))
@@ -29,7 +29,7 @@ class BadConfig(BadInput):
 
 
 class RunFailed(RepsimError):
-    """A run that had started could not go on (exit code 1)."""
+    """A run failed after it had started (exit code 1)."""
 
 
 class Degenerate(RepsimError):

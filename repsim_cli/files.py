@@ -1,8 +1,7 @@
-"""Files and folders that cannot be used: the one place that turns an OSError into a line with the path, the system's
-reason and what to do.
+"""Files and folders that cannot be used: an OSError becomes a line with the path, the system's reason and advice.
 
 Readers and writers let an OSError pass, or call `explained`. It becomes an error of the project where a component is
-bound (with its key path), where a run ends, and at the end of the command.
+bound (with its key path), at the end of a run, and at the end of the command.
 """
 
 import errno
@@ -27,8 +26,10 @@ ADVICE = {
 
 
 def explained(error: OSError, path: Path | str | None = None, advice: str | None = None) -> str:
-    """`PATH: cannot be used, got 'REASON'; ADVICE`. path, advice: where they say more than the error does; of a missing
-    permission the folder on the way that refuses is named."""
+    """`PATH: cannot be used, got 'REASON'; ADVICE`. For a missing permission, the folder that denies access is named.
+
+    path, advice: where they tell more than the error does.
+    """
     place = path or error.filename or "a file"
     reason = f"'{error.strerror or error}'"
     if error.errno in (errno.EACCES, errno.EPERM) and (closed := _closed(Path(os.fsdecode(place)))):
@@ -37,7 +38,7 @@ def explained(error: OSError, path: Path | str | None = None, advice: str | None
 
 
 def _closed(path: Path) -> Path | None:
-    """The first folder above the path that may not be entered."""
+    """The first folder above the path that cannot be entered."""
     effective = os.access in os.supports_effective_ids
     for folder in reversed(path.absolute().parents):
         if not os.access(folder, os.X_OK, effective_ids=effective):
@@ -46,8 +47,8 @@ def _closed(path: Path) -> Path | None:
 
 
 def in_utf8(path: Path, variable: str) -> Path:
-    """The path that an environment variable gives. Raises BadInput where it is not UTF-8: neither JSON nor the
-    weights' format can name such files."""
+    """The path in an environment variable. Raises BadInput where it is not UTF-8, since neither JSON nor safetensors
+    can name such files."""
     try:
         str(path).encode()
     except UnicodeEncodeError:
@@ -56,7 +57,7 @@ def in_utf8(path: Path, variable: str) -> Path:
 
 
 def readable(file: Path) -> Path:
-    """The file, for a library whose own error would not name the cause. Raises OSError where it cannot be opened."""
+    """The file, for a library whose errors do not name the cause. Raises OSError where it cannot be opened."""
     with file.open("rb"):
         return file
 
@@ -66,7 +67,7 @@ def _raised(error: OSError) -> None:
 
 
 def walk(folder: Path, refused: Callable[[OSError], None] = _raised) -> Iterator[tuple[Path, list[str], list[str]]]:
-    """os.walk in order of names; the error of a folder that cannot be listed is raised, or passed to `refused`."""
+    """os.walk sorted by name; the error of a folder that cannot be listed is raised, or passed to `refused`."""
     for place, folders, names in os.walk(folder, onerror=refused):
         folders.sort()
         yield Path(place), folders, sorted(names)
@@ -74,10 +75,10 @@ def walk(folder: Path, refused: Callable[[OSError], None] = _raised) -> Iterator
 
 @contextmanager
 def refusing(problem: str, got: object, advice: str, kind: type[RepsimError] = BadInput) -> Iterator[None]:
-    """Raises `problem, got 'got' (reason); advice` for whatever a library raises inside.
+    """Raises `problem, got 'got' (reason); advice` for any exception of a library inside.
 
-    Parsers raise anything on bytes that are not what they expect, so only their calls belong inside. Errors of the
-    project pass unchanged, and those of the system.
+    Parsers raise anything on unexpected bytes, so only their calls belong inside. Errors of the project and of the
+    system pass unchanged.
     """
     try:
         yield

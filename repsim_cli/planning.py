@@ -1,4 +1,4 @@
-"""What a configuration is checked for: a run is refused for what does not fit this machine, a dry run only says it."""
+"""Checks of a configuration: a run is refused if it does not fit this machine, a dry run only reports it."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,7 +18,7 @@ _check: ContextVar[_Check | None] = ContextVar("_check", default=None)
 
 @contextmanager
 def checking(*, dry: bool) -> Iterator[list[str]]:
-    """While it is open, `unfit` adds to the list that it gives. dry: published models are known by shipped shapes."""
+    """Inside, `unfit` adds to the list that this yields. dry: the shapes of published models are the shipped ones."""
     check = _Check([], dry)
     token = _check.set(check)
     try:
@@ -29,7 +29,7 @@ def checking(*, dry: bool) -> Iterator[list[str]]:
 
 @contextmanager
 def noting_under(path: str) -> Iterator[None]:
-    """What is noted inside is about keys under this path."""
+    """Problems noted inside are about keys under this path."""
     check = _check.get()
     first = len(check.misfits) if check else 0
     yield
@@ -43,7 +43,7 @@ def is_dry() -> bool:
 
 
 def unfit(problem: str) -> None:
-    """Notes that settings cannot run on this machine; raises BadInput where nothing is being checked."""
+    """Notes that settings cannot run on this machine; raises BadInput outside of `checking`."""
     check = _check.get()
     if check is None:
         raise BadInput(problem)
@@ -51,11 +51,11 @@ def unfit(problem: str) -> None:
 
 
 def check_device(key: str, device: str) -> None:
-    """`unfit` where torch cannot use the device that the setting `key` names."""
+    """Notes, as `unfit`, that torch cannot use the device of the setting `key`."""
     import torch
 
     try:
-        torch.zeros(1, device=device).item()  # of the device meta there are no values
+        torch.zeros(1, device=device).item()  # fails on the device meta, which has no values
     except (RuntimeError, AssertionError, ImportError) as error:
         reason = str(error).splitlines()[0][:100]
         unfit(f"{key}: not usable here, got '{device}' ({reason}); use cpu")

@@ -1,6 +1,6 @@
-"""What the signals do that ask a command to end: Ctrl-C, a scheduler's or the system's request, a closed terminal.
+"""Handling of the signals that end a command: Ctrl-C, a request of the scheduler or the system, a closed terminal.
 
-While jobs run they are KeyboardInterrupts, so that each job records its end. Before and after there is nothing to
+While jobs run, signals raise KeyboardInterrupt, so that each job records its end. Before and after, there is nothing to
 record, and Python may be importing or shutting down, where an exception would be lost: the process ends at once.
 """
 
@@ -15,11 +15,11 @@ ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 INTERRUPTED = 130  # the exit code
 
 _asked = False  # whether a signal came while jobs ran
-_held = 0  # how many sections delay it
+_held = 0  # how many sections are delaying it
 
 
 def end(number: int, frame: Any) -> None:
-    """Ends the process at once, with a word."""
+    """Ends the process at once, with a message."""
     with contextlib.suppress(OSError):
         os.write(2, b"interrupted\n")
     os._exit(INTERRUPTED)
@@ -36,8 +36,8 @@ OURS = (signal.SIG_DFL, signal.default_int_handler, end, _interrupt)
 
 
 def answer(handler: Callable[[int, Any], None]) -> dict[signal.Signals, Any]:
-    """From here on the handler answers these signals; returns what did before. One that is ignored (nohup, a shell's
-    background) stays so, and one that a scheduler's library answers."""
+    """Installs the handler for these signals; returns the previous handlers. Signals that are ignored (nohup, a
+    background job) or handled by a scheduler's library are left alone."""
     if threading.current_thread() is not threading.main_thread():
         return {}
     known = {number: signal.getsignal(number) for number in ENDS}
@@ -54,7 +54,7 @@ def restore(before: dict[signal.Signals, Any]) -> None:
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """Inside, the signals are KeyboardInterrupts."""
+    """Inside, the signals raise KeyboardInterrupt."""
     global _asked
     _asked = False
     before = answer(_interrupt)
@@ -65,13 +65,13 @@ def interruptible() -> Iterator[None]:
 
 
 def asked() -> bool:
-    """Whether jobs were asked to end: an error that follows is the interrupt's, whatever a library made of it."""
+    """Whether jobs were asked to end; the error that follows is due to the interrupt, whatever a library made of it."""
     return _asked
 
 
 @contextlib.contextmanager
 def held() -> Iterator[None]:
-    """Inside, an interrupt waits until the end."""
+    """Inside, an interrupt is delayed until the end."""
     global _held
     before, _held = _asked, _held + 1
     try:

@@ -1,8 +1,8 @@
-"""How far a similarity is from chance: permutation nulls in closed form or drawn, and standard errors.
+"""How far a similarity is from chance: permutation nulls in closed form or sampled, and standard errors.
 
-The null: rows of one side are paired with those of the other at random. Where rows depend on each other (tokens of
-one document), segments of equal length trade places, one per document, and no closed form is used: `segments.py` says
-which. The similarity that is tested is the one of the rows in these segments.
+Under the null, the rows of one side are paired at random with those of the other. Where rows depend on each other
+(tokens of a document), segments of equal length trade places, one per document (see `segments.py`), and there is no
+closed form. The tested similarity is then that of the rows in these segments.
 """
 
 import itertools
@@ -26,19 +26,20 @@ from repsim_cli.settings import Significance
 from repsim_cli.similarity import Beside, Key, SimilarityMatrix, Statistics, all_pairs, pairs
 from repsim_cli.similarity.pairs import Prepared, PreparedProducts, PreparedStates
 
-TOGETHER = 8  # permutations of one tiled pass
-SMALLEST = 1e-6  # p value of the closed form
-SKEWED = 3.0  # skewness of a null above which its p values by closed form are warned about
-GROUPS = 512  # clusters whose influence is held at a time: more are joined with their neighbours
+TOGETHER = 8  # permutations in a tiled pass
+SMALLEST = 1e-6  # lower limit of p values in closed form
+SKEWED = 3.0  # skewness of a null above which p values in closed form cause a warning
+GROUPS = 512  # clusters whose influence is held: if there are more, neighbours are merged
 
 
 class Moments(NamedTuple):
-    """What the permutation null of an inner product needs to know of one symmetric matrix M.
+    """What the permutation null of an inner product needs from a symmetric matrix M.
 
-    M_ij = U_ij + a_i + a_j + mean off the diagonal, the rows of U summing to 0. norm, trace, cubes: |U|^2, tr U^3
-    and the sum of U_ij^3. linear F: a and the centred diagonal, weighted so that inner products of permuted linear
-    parts are sums of products. constant: what adds up whatever the order. squares: F' (row sums of U_ij^2);
-    form: F' U F.
+    Off the diagonal, M_ij = U_ij + a_i + a_j + mean, where the rows of U sum to 0.
+    norm, trace, cubes: |U|^2, tr U^3 and the sum of U_ij^3.
+    linear: F, a and the centred diagonal, weighted so that inner products of permuted parts are sums of products.
+    constant: the part that does not depend on the order.
+    squares: F' (row sums of U_ij^2). form: F' U F.
     """
 
     norm: float
@@ -75,7 +76,7 @@ def moments(matrix: Float[Tensor, "n n"]) -> Moments:
 
 
 class Null(NamedTuple):
-    """Mean, standard deviation and skewness of inner products of all pairs when one side's rows are permuted."""
+    """Mean, standard deviation and skewness of the inner products of all pairs if the rows of a side are permuted."""
 
     mean: Matrix
     deviation: Matrix
@@ -114,18 +115,19 @@ def closed_form(rows: Sequence[Moments], columns: Sequence[Moments]) -> Null:
 
 
 def tail(z: Matrix, skewness: Matrix) -> Matrix:
-    """P(Z >= z) for a Pearson type III variable of mean 0, variance 1 and this skewness.
+    """P(Z >= z) for a Pearson type III variable with mean 0, variance 1 and this skewness.
 
-    Not below SMALLEST: three moments do not tell how far a tail goes. Against 600 to 1000 permutations of 40 to 300
-    rows (normal, lognormal, t, one large row) the p value is within 0.10, or 0.07 where it is below 0.1, at a skewness
-    up to SKEWED. Above that, where a few rows hold most of the variance, it differs by up to 0.58.
+    At least SMALLEST, since three moments do not determine how far a tail reaches. Compared with 600 to 1000
+    permutations of 40 to 300 rows (normal, lognormal, t, one large row), the p value differs by up to 0.10, or 0.07
+    where it is below 0.1, at a skewness up to SKEWED. Above that, where a few rows hold most of the variance, it
+    differs by up to 0.58.
     """
-    found = scipy.stats.pearson3.sf(z.cpu().numpy(), skewness.cpu().numpy())
-    return torch.from_numpy(np.asarray(found, dtype=np.float64)).clamp_min(SMALLEST)
+    p = scipy.stats.pearson3.sf(z.cpu().numpy(), skewness.cpu().numpy())
+    return torch.from_numpy(np.asarray(p, dtype=np.float64)).clamp_min(SMALLEST)
 
 
 def check_measure(settings: Significance, measure: Measure) -> None:
-    """Raises BadInput where the settings do not go with the measure."""
+    """Raises BadInput where the settings do not suit the measure."""
     if settings.method == "closed_form" and not isinstance(measure, InnerProduct):
         raise BadInput(
             f"significance.method: {measure.name} has no closed form, got closed_form; use "
@@ -138,16 +140,16 @@ def check_measure(settings: Significance, measure: Measure) -> None:
         )
     if settings.jackknife and not is_cosine(measure):
         raise BadInput(
-            f"significance.jackknife: {measure.name} is no normalised inner product, got jackknife; leave it "
+            f"significance.jackknife: {measure.name} is not a normalised inner product, got jackknife; leave it "
             "out, or use per_batch, which has standard errors for every measure"
         )
 
 
 def check(settings: Significance, estimate: str, dependent: bool) -> None:
-    """Raises BadInput where the settings do not go with the estimate or with rows that depend."""
+    """Raises BadInput where the settings do not suit the estimate, or rows that depend on each other."""
     if settings.method == "closed_form" and dependent:
         raise BadInput(
-            "significance.method: tokens of one document depend on each other and the closed form takes rows as "
+            "significance.method: tokens of a document depend on each other and the closed form takes rows as "
             "independent, got closed_form; use significance=permutation, pooled rows, or significance.clusters=row"
         )
     if estimate == "moments" and (settings.method != "none" or settings.jackknife or settings.bands):
@@ -158,7 +160,7 @@ def check(settings: Significance, estimate: str, dependent: bool) -> None:
     if settings.method != "none" and estimate == "ratio_of_sums":
         raise BadInput("significance.method: sums over batches have no null, got ratio_of_sums; use per_batch or full")
     if settings.jackknife and estimate != "full":
-        raise BadInput(f"significance.jackknife: it is for one sample, got {estimate}; use extract.estimate=full")
+        raise BadInput(f"significance.jackknife: it needs a single sample, got {estimate}; use extract.estimate=full")
     if settings.bands and estimate == "full":
         raise BadInput("significance.bands: they need several batches, got full; use per_batch, or jackknife")
 
@@ -171,7 +173,7 @@ def silent(steps: Sequence[Any], measure: str) -> Iterable[Any]:
 
 
 def statistics(settings: Significance, clusters: Callable[[int], np.ndarray]) -> Statistics:
-    """What is to be averaged over batches; clusters(batch): an id per row of what moves as a whole."""
+    """The statistics that are averaged over batches. clusters(batch): an id per row; a cluster moves as a whole."""
 
     def observe(batch: int, measure: Measure, prepared: Prepared, values: Matrix) -> dict[str, Tensor]:
         observed = {}
@@ -200,39 +202,41 @@ def drawn(
     notes: Notes,
     progress: Progress = silent,
 ) -> Beside:
-    """Of every batch the values on the rows in segments (`tested`), and those under random pairings (`null`).
+    """For every batch, the values on the rows in segments (`tested`), and those under random pairings (`null`).
 
-    labels(batch): a class code per row. notes(batch, label, shape): a file of numbers for each measure, NaN at first,
-    so that an interrupted run resumes among the permutations. progress(steps, measure): goes over the steps of a
-    measure's permutations in one batch, and shows it.
+    labels(batch): a class code per row.
+    notes(batch, label, shape): a file of numbers for each measure, initially NaN, from which a stopped run resumes.
+    progress(steps, measure): iterates over the permutations of a measure in a batch, and shows the progress.
     """
 
     def beside(batch: int, representations: Sequence[Tensor]) -> dict[Key, Tensor]:
-        found: dict[Key, Tensor] = {}
+        values_by_key: dict[Key, Tensor] = {}
         rows = torch.from_numpy(segments.rows(batch))
         if not len(rows):
-            return found
+            return values_by_key
         orders = torch.from_numpy(segments.orders(batch, settings.permutations, [seed, batch]))
         codes = labels(batch)
 
         def observe(label: str, measure: Measure, prepared: Prepared, values: Matrix) -> None:
             noted = notes(batch, label, (len(orders), *values.shape))
             null = permuted(prepared, orders, progress, noted)
-            # either side may be the one that is permuted: one null for both entries of a symmetric measure
+            # permuting either side is equivalent: both entries of a symmetric measure share the null
             null = null.triu() + null.triu(1).mT if measure.card.symmetric else null
-            found.update({(label, "tested"): values, (label, "null"): null})
+            values_by_key.update({(label, "tested"): values, (label, "null"): null})
 
         chosen = [x[rows.to(x.device)] for x in representations]
         all_pairs(measures, chosen, names, tile=tile, labels=None if codes is None else codes[rows], observe=observe)
-        return found
+        return values_by_key
 
     return beside
 
 
 class Judged(NamedTuple):
-    """p: of the null that rows are paired at random; calibrated: the score above chance, in [0, 1].
+    """The significance of all values of a measure.
 
-    tested: the values that p and calibrated are of, where these are not those of all rows. null: what was done.
+    p: under the null that rows are paired at random. calibrated: the score above chance, in [0, 1].
+    tested: the values that p and calibrated refer to, if not those of all rows.
+    null: a record of the method.
     """
 
     p: Matrix | None
@@ -242,14 +246,14 @@ class Judged(NamedTuple):
 
 
 def judge(settings: Significance, measure: Measure, matrix: SimilarityMatrix, segments: Segments | None) -> Judged:
-    """What the observed statistics say. The closed form's p is of the inner products' z, summed over batches."""
-    found, card = matrix.statistics, measure.card
+    """The significance from the observed statistics. In closed form, p is that of z summed over batches."""
+    observed, card = matrix.statistics, measure.card
     if settings.method == "closed_form":
         root = math.sqrt(matrix.batches)
-        skewness = found["skewness"] / root
+        skewness = observed["skewness"] / root
         null = {"method": "closed_form", "clusters": "row", "alpha": settings.alpha}
         null["skewed"] = int((skewness > SKEWED).sum())
-        return Judged(tail(found["z"] * root, skewness), None, None, null)
+        return Judged(tail(observed["z"] * root, skewness), None, None, null)
     if segments is not None:
         null = {
             "method": "permutation",
@@ -259,9 +263,9 @@ def judge(settings: Significance, measure: Measure, matrix: SimilarityMatrix, se
             "segments": segments.count,
             "share": segments.share,
         }
-        tested = found["tested"]
-        scores = calibrated(tested, found["null"], card, settings.alpha)
-        return Judged(p_values(tested, found["null"], card), scores, tested if segments.share < 1 else None, null)
+        tested = observed["tested"]
+        scores = calibrated(tested, observed["null"], card, settings.alpha)
+        return Judged(p_values(tested, observed["null"], card), scores, tested if segments.share < 1 else None, null)
     return Judged(None, None, None, None)
 
 
@@ -272,9 +276,9 @@ def best_pairs(
     places: Mapping[str, slice],
     names: Sequence[str],
 ) -> list[list[Any]]:
-    """Per pair of models their closest pair of layers on all rows; of an asymmetric measure both ways.
+    """For every pair of models, the closest pair of layers on all rows; for an asymmetric measure, in both directions.
 
-    p and calibrated score: of the closest pair on the tested rows, as the maximum of all pairs.
+    p and the calibrated score belong to the closest pair on the tested rows, as the maximum over all pairs.
     """
     sign = 1 if measure.card.larger_is_closer else -1
     rows = []
@@ -293,7 +297,7 @@ def best_pairs(
 
 
 def standardised(prepared: PreparedProducts) -> dict[str, Tensor]:
-    """z and skewness of the inner products of all pairs under the null, by its closed form."""
+    """z and skewness of the inner products of all pairs under the null, in closed form."""
     measure = prepared.measure
     known = {
         kernel: [moments(_square(kernel, state, prepared.rows)) for state in prepared.states[kernel]]
@@ -304,7 +308,7 @@ def standardised(prepared: PreparedProducts) -> dict[str, Tensor]:
 
 
 def _square(kernel: AnyKernel, state: State, n: int) -> Float[Tensor, "n n"]:
-    """The whole matrix of one representation."""
+    """The whole (n, n) matrix of a representation."""
     values = state.features.values
     if isinstance(kernel, Packed):
         return unpacked(values, n)
@@ -317,9 +321,9 @@ def permuted(
     progress: Progress = silent,
     noted: Float[np.ndarray, "k r r"] | None = None,
 ) -> Float[Tensor, "k r r"]:
-    """The measure for all pairs with the rows of the column's side in each of the orders, nothing refitted.
+    """The measure for all pairs with the column's rows in each of the orders, without refitting.
 
-    noted: where values are kept as they come, NaN at first; those that are there are not computed again.
+    noted: stores values as they are computed, initially NaN; finished values are not computed again.
     """
     count = len(prepared.names)
     values = np.full((len(orders), count, count), np.nan) if noted is None else noted
@@ -334,7 +338,7 @@ def permuted(
     rows, columns = prepared.states[measure.row], prepared.states[measure.column]
     steps = [left[start : start + TOGETHER] for start in range(0, len(left), TOGETHER)]
     for some in progress(steps, measure.name):
-        # as kernels of their own, the permuted matrices share the pass with those that stay
+        # as separate kernels, the permuted matrices share the pass with the unpermuted ones
         moved = {
             _alias(measure.column): [_moved(measure.column, state, orders[k], n) for state in columns] for k in some
         }
@@ -351,7 +355,7 @@ def _alias(kernel: AnyKernel) -> AnyKernel:
 
 
 def _moved(kernel: AnyKernel, state: State, order: Tensor, n: int) -> State:
-    """The state of the reordered rows: what a fit holds of tensors has one entry per row."""
+    """The state of the reordered rows; the tensors of a fit have an entry per row."""
     values, scale = state.features.values, state.features.scale
     if isinstance(kernel, Packed):
         return State(Features(packed(unpacked(values, n)[order][:, order]), scale))
@@ -364,7 +368,7 @@ def _moved(kernel: AnyKernel, state: State, order: Tensor, n: int) -> State:
 
 
 def p_values(observed: Float[Tensor, "r r"], null: Float[Tensor, "k r r"], card: Card) -> Matrix:
-    """(1 + permutations that are at least as close) / (1 + permutations)."""
+    """(1 + the number of permutations that are at least as close) / (1 + the number of permutations)."""
     sign = 1 if card.larger_is_closer else -1
     # equal values may differ by rounding
     as_close = sign * null >= sign * observed - 1e-12 * observed.abs()
@@ -372,9 +376,9 @@ def p_values(observed: Float[Tensor, "r r"], null: Float[Tensor, "k r r"], card:
 
 
 def calibrated(observed: Float[Tensor, "r r"], null: Float[Tensor, "k r r"], card: Card, alpha: float) -> Matrix:
-    """The score above its null's 1 - alpha quantile, as a share of what is possible (Groeger et al. 2026).
+    """The score above the 1 - alpha quantile of its null, as a share of the possible range (Groeger et al. 2026).
 
-    In [0, 1], or the excess itself where the measure has no best value; 0: not told from chance.
+    In [0, 1], or the excess itself for measures without a best value; 0 if indistinguishable from chance.
     """
     sign = 1 if card.larger_is_closer else -1
     pool = torch.cat([sign * observed[None], sign * null]).sort(0).values
@@ -385,11 +389,11 @@ def calibrated(observed: Float[Tensor, "r r"], null: Float[Tensor, "k r r"], car
 
 
 def jackknife(prepared: PreparedProducts, values: Matrix, clusters: np.ndarray) -> Matrix:
-    """Standard errors of a normalised inner product by the infinitesimal jackknife over clusters of rows.
+    """Standard errors of a normalised inner product from the infinitesimal jackknife over clusters of rows.
 
-    The weight of row i moves <M_a, M_b> by twice its share h_i = sum_j M_a,ij M_b,ij; the influence on the ratio
+    The weight of row i changes <M_a, M_b> by twice its share h_i = sum_j M_a,ij M_b,ij. The influence on the ratio
     follows by the chain rule, and its squares add up over clusters (Efron 1982, section 6). The error is biased
-    upwards: of Gaussian rows (n from 50 to 800) by 0 to 20 % above chance, by 25 to 60 % at chance.
+    upwards: for Gaussian rows (n from 50 to 800) by 0 to 20 % above chance, by 25 to 60 % at chance.
     """
     kernel, n = prepared.measure.row, prepared.rows
     states = prepared.states[kernel]
@@ -405,9 +409,9 @@ def jackknife(prepared: PreparedProducts, values: Matrix, clusters: np.ndarray) 
             block = torch.stack([_block(kernel, state, rows, columns, n) for state in states], 1)
             share += torch.bmm(block, block.mT).double().cpu()
         shares.index_add_(0, groups[rows], share)
-    own = prepared.own.cpu()
-    relative = shares.diagonal(dim1=1, dim2=2) / own
-    norms = own.sqrt()[:, None] * own.sqrt()
+    squares = prepared.own.cpu()
+    relative = shares.diagonal(dim1=1, dim2=2) / squares
+    norms = squares.sqrt()[:, None] * squares.sqrt()
     influence = 2 * shares / norms - values.cpu() * (relative[:, :, None] + relative[:, None, :])
     return influence.square().sum(0).sqrt()
 
@@ -422,9 +426,9 @@ def _block(kernel: AnyKernel, state: State, rows: slice, columns: slice, n: int)
 def bands(
     values: Float[Tensor, "..."], se: Float[Tensor, "..."], batches: int, settings: Significance, card: Card
 ) -> tuple[Tensor, Tensor]:
-    """(low, high): t intervals of a mean over batches, cut at the card's bounds.
+    """(low, high): t intervals of a mean over batches, clipped to the card's bounds.
 
-    The batches' values are taken as independent and their mean as normal, with batches - 1 degrees of freedom.
+    The values of batches are assumed independent and their mean normal, with batches - 1 degrees of freedom.
     """
     half = float(scipy.stats.t.ppf((1 + settings.level) / 2, batches - 1)) * se
     lowest, highest = card.bounds
@@ -433,8 +437,8 @@ def bands(
 
 
 def without_each(per_batch: Float[np.ndarray, "b r r"], finish: Callable[[Tensor], Tensor]) -> Float[Tensor, "r r"]:
-    """Standard errors of finish(the mean over batches): the jackknife that leaves one batch out (Efron 1982)."""
+    """Standard errors of finish(the mean over batches), from the leave-one-batch-out jackknife (Efron 1982)."""
     count = len(per_batch)
     total = torch.from_numpy(per_batch.sum(0))
-    left = torch.stack([finish((total - torch.from_numpy(np.array(one))) / (count - 1)) for one in per_batch])
+    left = torch.stack([finish((total - torch.from_numpy(np.array(batch))) / (count - 1)) for batch in per_batch])
     return ((count - 1) / count * (left - left.mean(0)).square().sum(0)).sqrt()

@@ -1,4 +1,4 @@
-"""Processes that work for this one. They end with it, however it ends, and leave to it what a terminal sends to all."""
+"""Worker processes. They end with this process, however it ends, and leave the signals of a terminal to it."""
 
 import contextlib
 import ctypes
@@ -15,18 +15,18 @@ from multiprocessing.connection import wait
 from typing import Any
 
 PR_SET_PDEATHSIG = 1
-LOOK_EVERY = 0.5  # seconds, where the system tells nobody that a parent died
-GRACE = 1.5  # seconds in which a job of a sweep may record that it was interrupted
+LOOK_EVERY = 0.5  # seconds, on systems that do not report the death of a parent
+GRACE = 1.5  # seconds for a job of a sweep to record that it was interrupted
 
 
 def follow(parent: int) -> None:
-    """This process ends when the process `parent`, which started it, does: by the kernel's doing on Linux, elsewhere by
-    a thread that looks."""
+    """Makes this process end with the process `parent` that started it: by the kernel on Linux, elsewhere by a thread
+    that checks."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     else:
         threading.Thread(target=_look, args=(parent,), daemon=True).start()
-    if os.getppid() != parent:  # it was faster
+    if os.getppid() != parent:  # the parent has already ended
         os._exit(1)
 
 
@@ -37,8 +37,8 @@ def _look(parent: int) -> None:
 
 
 def spawned(parent: int, target: str, *arguments: Any) -> None:
-    """What a process runs that `multiprocessing` spawns: `module:function`, imported only when the parent is followed,
-    since what it imports may take seconds."""
+    """The main function of a process that `multiprocessing` spawns: runs `module:function`, imported only once the
+    parent is followed, since imports may take seconds."""
     follow(parent)
     module, _, name = target.partition(":")
     getattr(importlib.import_module(module), name)(*arguments)
@@ -46,7 +46,7 @@ def spawned(parent: int, target: str, *arguments: Any) -> None:
 
 @contextlib.contextmanager
 def starting() -> Iterator[None]:
-    """Processes that are started inside do not get the interrupts of a terminal; this one does, and ends them."""
+    """Processes that are started inside do not receive a terminal's interrupts; this process does, and ends them."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
     try:
         yield
@@ -56,16 +56,16 @@ def starting() -> Iterator[None]:
 
 @cache
 def followed_joblib() -> None:
-    """From here on the processes of joblib follow this one; where it gives up its work they may say so first."""
+    """Makes the processes of joblib follow this one; when it aborts, they first get time to record it."""
     import joblib
     from joblib._parallel_backends import LokyBackend
 
     class Followed(LokyBackend):
         def configure(self, *arguments: Any, **settings: Any) -> int:
-            with starting():  # loky's resource tracker, which lets interrupts through again
+            with starting():  # loky's resource tracker, which unblocks interrupts
                 count = super().configure(*arguments, initializer=follow, initargs=(os.getpid(),), **settings)
             with starting():
-                self._workers.submit(int)  # type: ignore[union-attr]  # which starts them all
+                self._workers.submit(int)  # type: ignore[union-attr]  # this starts all of them
             return count
 
         def abort_everything(self, ensure_ready: bool = True) -> None:

@@ -290,7 +290,7 @@ def test_best_pair_of_layers_is_judged_as_a_maximum():
         (["significance=closed_form", "measure=[mutual_knn]"], "significance.method: mutual_knn has no closed form"),
         (
             ["significance=closed_form", "measure=[cka]"],
-            "tokens of one document depend on each other and the closed form",
+            "tokens of a document depend on each other and the closed form",
         ),
         (
             ["significance=permutation", "measure=[cka]", "extract.estimate=ratio_of_sums"],
@@ -298,9 +298,9 @@ def test_best_pair_of_layers_is_judged_as_a_maximum():
         ),
         (
             ["significance.jackknife=true", "measure=[cka]"],
-            "significance.jackknife: it is for one sample, got per_batch",
+            "significance.jackknife: it needs a single sample, got per_batch",
         ),
-        (["significance.jackknife=true", "extract.estimate=full"], "mutual_knn is no normalised inner product"),
+        (["significance.jackknife=true", "extract.estimate=full"], "mutual_knn is not a normalised inner product"),
         (
             ["significance=permutation", "measure=[magnitude_difference]"],
             "magnitude_difference does not depend on how rows are paired, so that random pairs are no null for it",
