@@ -4,8 +4,15 @@ BIN := .venv/bin
 
 PYTEST := $(BIN)/python -m pytest
 ELSEWHERE := not network and not gpu
+# the tiny studies that train for minutes; the others are run by CI
+LONG := finetune_nli hans_% mnli_% pythia_convergence pythia_effective_rank solu_gelu_stitching training_view
+TINY := $(notdir $(basename $(wildcard conf/experiment/tiny/*.yaml)))
+comma := ,
+empty :=
+listed = $(subst $(empty) ,$(comma),$(strip $(1:%=tiny/%)))
+STUDIES := $(BIN)/repsim run -q -m hydra/launcher=joblib hydra.launcher.n_jobs=2 hardware.threads=1
 
-.PHONY: demo test slow types nightly tiny check clean
+.PHONY: demo test slow types tiny nightly check clean
 
 demo: .venv/ready
 	$(BIN)/repsim run
@@ -20,8 +27,12 @@ slow: .venv/ready-test
 types: .venv/ready-test
 	REPSIM_TYPES=1 $(PYTEST) -m "(not commands or drawn) and not slow and not nightly and $(ELSEWHERE)"
 
+tiny: .venv/ready-test
+	$(STUDIES) experiment=$(call listed,$(filter-out $(LONG),$(TINY)))
+
 nightly: .venv/ready-test
 	$(PYTEST) -m "nightly and $(ELSEWHERE)"
+	$(STUDIES) experiment=$(call listed,$(filter $(LONG),$(TINY)))
 
 check: .venv/ready-dev
 	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/check
