@@ -17,6 +17,7 @@ import logging
 import mmap
 import os
 import re
+import resource
 import shutil
 import socket
 import time
@@ -40,6 +41,7 @@ log = logging.getLogger("repsim")
 ELSEWHERE = "set REPSIM_CACHE to a folder that can be written"
 RECORD = "entry"
 DEFAULT_LIMIT = 20 * 10**9
+OTHER_FILES = 512  # that a run may have open
 STALE = 24 * 3600  # seconds after which another machine's reader counts as gone
 
 
@@ -201,6 +203,7 @@ def using(kind: str, keys: list[str]) -> Iterator[dict[str, Entry]]:
     """
     folder = root() / kind
     folder.mkdir(parents=True, exist_ok=True)
+    _allow_open(len(keys))
     entries: dict[str, Entry] = {}
     locks: list[filelock.BaseFileLock] = []
     marks: list[Path] = []
@@ -227,6 +230,15 @@ def using(kind: str, keys: list[str]) -> Iterator[dict[str, Entry]]:
             lock.release()
         for mark in marks:
             mark.unlink(missing_ok=True)
+
+
+def _allow_open(locks: int) -> None:
+    """Raises the limit of open files, where it may be raised, to so many locks beside OTHER_FILES."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = locks + OTHER_FILES
+    if resource.RLIM_INFINITY != soft < needed:
+        most = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def _in_use(folder: Path) -> bool:

@@ -394,6 +394,7 @@ def test_a_damaged_entry_is_computed_again(repsim, newest, own_cache):
     first = arrays(newest())
     part = next(f for f in own_cache.rglob("*+8-*") if f.is_file())
     part.write_bytes(part.read_bytes()[:-1] + b"\0\0")
+    shutil.rmtree(own_cache / "matrices")
     code, _, err = repsim("run", *SMALL, "measure=[cka]")
     assert code == 0
     assert "WARNING: cache: " in err
@@ -404,7 +405,7 @@ def test_a_damaged_entry_is_computed_again(repsim, newest, own_cache):
 def test_too_large_for_the_limit_is_streamed(repsim, newest, own_cache):
     cache.set_limit(1000)
     assert repsim("run", "-q", *SMALL, "measure=[cka]")[0] == 0
-    assert not list(own_cache.rglob("entry-*"))
+    assert not list(own_cache.rglob("activations/*/entry-*"))
 
 
 def test_a_full_disk_is_a_warning(repsim, newest, monkeypatch):
@@ -418,7 +419,9 @@ def test_a_full_disk_is_a_warning(repsim, newest, monkeypatch):
     monkeypatch.setattr(cache.Entry, "write", full)
     code, _, err = repsim(*first_run)
     assert code == 0
-    assert err.count("cannot be written (No space left on device); continuing without it") == 1
+    for kind in ("activations", "matrices"):
+        (line,) = (line for line in err.splitlines() if f"/{kind}/" in line)
+        assert line.endswith("cannot be written (No space left on device); continuing without it")
     assert arrays(newest()) == expected
 
 
@@ -437,8 +440,9 @@ def test_the_cache_command(repsim, own_cache):
     assert code == 0
     assert f"{own_cache}: limit 5 GB" in out
     assert "activations: 1 entries" in out
+    assert "matrices: 1 entries" in out
     code, out, _ = repsim("cache", "--clear")
-    assert "removed 1 entries, 0.000 GB left" in out
+    assert "removed 2 entries, 0.000 GB left" in out
     code, out, err = repsim("cache", "--limit", "many")
     assert (code, out) == (2, "")
     assert "size: not a size, got 'many'; e.g. 20GB" in err

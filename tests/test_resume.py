@@ -181,21 +181,21 @@ def test_two_writers_in_one_folder(repsim, broken_off):
 
 
 def test_the_output_folder_is_removed_during_the_run(repsim, newest, monkeypatch, tmp_path):
-    from repsim_cli.studies import similarity
+    from repsim_cli.studies import matrices
 
-    original = similarity.estimated
+    original = matrices.estimated
 
     def removing(run, *rest, **more):
         shutil.rmtree(run.folder)
         return original(run, *rest, **more)
 
     monkeypatch.setattr("repsim_cli.studies.matrices.SAVE_EVERY", 1e9)
-    monkeypatch.setattr(similarity, "estimated", removing)
+    monkeypatch.setattr(matrices, "estimated", removing)
     code, out, err = repsim("run", *SMALL)
     assert (code, out) == (1, "")
     assert "No such file or directory" in err
     assert "Traceback" not in err
-    monkeypatch.setattr(similarity, "estimated", original)
+    monkeypatch.setattr(matrices, "estimated", original)
     assert repsim("run", "-q", *SMALL)[0] == 0
     assert results.read_manifest(newest())["models_run"] == []
 

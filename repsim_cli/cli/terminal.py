@@ -42,20 +42,23 @@ def complain(error: RepsimError, job: str = "") -> None:
 
 
 class Bar:
-    """Progress: a bar on a terminal, plain lines elsewhere, nothing when quiet."""
+    """Progress: a bar on a terminal, plain lines elsewhere, nothing when quiet.
 
-    def __call__(self, items: Iterable, *, label: str, unit: str) -> Iterator:
+    later: how many more items are to come in later calls; the time that is left counts them.
+    """
+
+    def __call__(self, items: Iterable, *, label: str, unit: str, later: int = 0) -> Iterator:
         sized = list(items) if not hasattr(items, "__len__") else items
         if os.environ.get(QUIET):
             return iter(sized)
         if sys.stderr.isatty():
             from tqdm import tqdm
 
-            return iter(tqdm(sized, desc=label, unit=f" {unit}", leave=False))
-        return self._lines(sized, label, unit)
+            return iter(tqdm(sized, total=len(sized) + later, desc=label, unit=f" {unit}", leave=False))
+        return self._lines(sized, label, unit, later)
 
-    def _lines(self, items: Any, label: str, unit: str) -> Iterator:
-        start, total = time.monotonic(), len(items)
+    def _lines(self, items: Any, label: str, unit: str, later: int) -> Iterator:
+        start, total = time.monotonic(), len(items) + later
         shown = start
         for done, item in enumerate(items, 1):
             yield item

@@ -3,13 +3,14 @@
 import math
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from repsim_cli.activations.maps import Maps
@@ -35,7 +36,23 @@ class MeasureWarning(UserWarning):
     """Input with a value that needs care: dropped neurons, ties, too few rows.
 
     Issued by `prepare` and `compare` through `warnings.warn`; a run records it with the name of the layer.
+    measures: the labels of the measures that it concerns, where the engine knows them.
     """
+
+    measures: tuple[str, ...] = ()
+
+
+@contextmanager
+def issued_by(labels: Iterable[str] = ()) -> Iterator[list[warnings.WarningMessage]]:
+    """Measures' warnings say which measures they concern, unless they do already; gives those that were issued."""
+    measures = tuple(labels)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", MeasureWarning)
+        yield caught
+    for notice in caught:
+        if isinstance(notice.message, MeasureWarning):
+            notice.message.measures = notice.message.measures or measures
+        warnings.warn(notice.message, notice.category, stacklevel=3)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,15 +120,10 @@ class Moments:
 
 
 class Solved(NamedTuple):
-    """The value of a pair.
-
-    details: further numbers, whose names are in `Slow.details`.
-    matched: where rows are matched to rows, the column's row for every row; -1 where the weight of a row is split.
-    """
+    """The value of a pair. details: further numbers, whose names are in `Slow.details`."""
 
     value: float
     details: tuple[float, ...] = ()
-    matched: Int[np.ndarray, " n"] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,9 +149,8 @@ class Slow:
 
     Prepared states are arrays or tensors, or named tuples of them; functions can be pickled by name and issue no
     warnings.
-    solve(a, b): the pair with its details and its matching; by default `compare` alone.
+    solve(a, b): the pair with its details; by default `compare` alone.
     details: their names.
-    matches: whether rows are matched.
     squares: the number of (n, n) matrices of float64 that a pair needs at a time.
     products: the number of products of (n, n) matrices in float32 that take as long as a pair, to estimate the time.
     audit: a second solver that checks some of the pairs.
@@ -147,7 +158,6 @@ class Slow:
 
     solve: Callable[[Any, Any], Solved] | None = None
     details: tuple[str, ...] = ()
-    matches: bool = False
     squares: int = 8
     products: float = 8.0
     audit: Audit | None = None

@@ -226,12 +226,7 @@ def gromov_solved(a: Space, b: Space, *, start: GromovStart, restarts: int, seed
     left, right = in_one_order(a, b)
     won = (float(best.start == name) for name in starts(start, restarts))
     details = (float(best.steps), *won, *(lower_bounds(left, right) if bounds else ()))
-    matched = matching(best.coupling)
-    if matched is None:
-        matched = np.full(len(a.rows), -1)
-    elif left is not a:
-        matched = matched.argsort()
-    return Solved(best.value, details, matched)
+    return Solved(best.value, details)
 
 
 def by_pot(a: Space, b: Space) -> Solved:
@@ -365,7 +360,6 @@ def gromov_wasserstein(
         slow=Slow(
             solve=partial(gromov_solved, **settings, bounds=bounds),
             details=("steps", *won, *(("second_bound", "third_bound") if bounds else ())),
-            matches=True,
             audit=checked if start != "identity" else None,
             products=4.0 * len(starts(start, restarts)),
         ),

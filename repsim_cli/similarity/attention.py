@@ -9,7 +9,7 @@ from torch import Tensor
 from repsim_cli.activations.maps import Maps
 from repsim_cli.measures import OfAttention
 from repsim_cli.measures.base import at
-from repsim_cli.similarity.estimates import Notices, State, noticed
+from repsim_cli.similarity.estimates import Notices, State, joined, noticed
 from repsim_cli.similarity.pairs import SimilarityMatrix
 
 
@@ -42,10 +42,11 @@ def estimate_attention(
                 total[key] = total[key] + value.cpu() if key in total else value.cpu()
         seen += 1
         save({"seen": torch.tensor(seen), **{f"{i}\t{k}": v for i, t in enumerate(totals) for k, v in t.items()}})
-    matrices, notices = {}, Notices()
+    matrices: dict[str, SimilarityMatrix] = {}
+    notices: Notices = {}
     for label, measure in measures.items():
         total = totals[kinds.index(sums[label])]
-        with noticed(notices):
+        with noticed(notices, [label]):
             at(label, partial(measure.check_count, total))
             values = at(label, partial(measure.layers, total, layers))
         matrices[label] = SimilarityMatrix(
@@ -58,5 +59,6 @@ def estimate_attention(
                 **({} if measure.heads is None else {"heads": measure.heads(total)}),
                 **{key: total[key] for key in ("left_out",) if key in total},
             },
+            notices=notices.get(label, []),
         )
-    return matrices, list(notices.values())
+    return matrices, joined(matrices.values())

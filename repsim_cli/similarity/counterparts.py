@@ -1,5 +1,6 @@
 """Every representation of one side with the one at the same place of the other."""
 
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -14,7 +15,7 @@ from repsim_cli.measures import InnerProduct, Measure
 from repsim_cli.measures.base import at, inner_values, self_products
 from repsim_cli.measures.inner import Kernel, states_of, unchanged
 from repsim_cli.measures.inner import State as KernelState
-from repsim_cli.similarity.estimates import Mean, Notices, noticed, of_sums
+from repsim_cli.similarity.estimates import Mean, Notices, distinct, noticed, of_sums
 from repsim_cli.similarity.pairs import all_pairs, blamed, by_preparation, hsic_products
 
 STRIP_ROWS = 1024  # rows of one float32 product of features
@@ -50,7 +51,7 @@ def estimate_counterparts(
     seen = rows = 0
     sides: list[dict[Any, Any]] = [({} if kept is None else kept.setdefault(i, {})) for i in range(len(names))]
     for left, right in batches:
-        with noticed(notices):
+        with noticed(notices, measures):
             made = [
                 hsic_products(measures, (x, y), both, tile=tile)
                 if estimate == "ratio_of_sums"
@@ -70,7 +71,7 @@ def estimate_counterparts(
             hsic = zip(values, names, strict=True)
             values, se = torch.stack([of_sums(measures[label], x, both)[0, 1] for x, both in hsic]), None
         found[label] = Counterparts(values=values, se=se, rows=rows, batches=seen)
-    return found, list(notices.values())
+    return found, distinct(itertools.chain.from_iterable(notices.values()))
 
 
 def _pair(

@@ -69,20 +69,38 @@ def check_estimate(measure: Measure, estimate: str) -> None:
 Key = tuple[str] | tuple[str, str]  # (label,) of values, (label, statistic)
 Beside = Callable[[int, Sequence[Tensor]], Mapping[Key, Tensor]]
 State = dict[str, Tensor]
-Notices = dict[str, str]
+Notices = dict[str, list[str]]  # by the label of a measure
 
 
 @contextmanager
-def noticed(notices: Notices) -> Iterator[None]:
-    """Adds the warnings of measures, the first of each kind: numbers may differ between batches."""
+def noticed(notices: Notices, labels: Iterable[str]) -> Iterator[None]:
+    """Adds the warnings of measures to those that they concern, or to all of these labels."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", MeasureWarning)
         yield
     for notice in caught:
-        if notice.category is MeasureWarning:
-            notices.setdefault(re.sub(r"\d[\d.]* ", "# ", str(notice.message)), str(notice.message))
+        if isinstance(notice.message, MeasureWarning):
+            for label in notice.message.measures or labels:
+                notices[label] = distinct([*notices.get(label, []), str(notice.message)])
         else:
             warnings.warn(notice.message, notice.category, stacklevel=2)
+
+
+def distinct(notices: Iterable[str]) -> list[str]:
+    """The first of each kind: numbers may differ between batches.
+
+    >>> distinct(["x: got 3 of 8", "y: got 3 of 8", "x: got 4 of 8"])
+    ['x: got 3 of 8', 'y: got 3 of 8']
+    """
+    found: dict[str, str] = {}
+    for notice in notices:
+        found.setdefault(re.sub(r"\d[\d.]* ", "# ", notice), notice)
+    return list(found.values())
+
+
+def joined(matrices: Iterable[SimilarityMatrix]) -> list[str]:
+    """The warnings of several measures."""
+    return distinct(notice for matrix in matrices for notice in matrix.notices)
 
 
 def estimate_all_pairs(
@@ -128,7 +146,7 @@ def estimate_all_pairs(
         notices = json.loads(bytes(state["notices"].tolist()))
     summed = estimate == "ratio_of_sums"
     for batch in batches(seen):
-        with noticed(notices):
+        with noticed(notices, measures):
             if summed:
                 found = {(label,): hsic for label, hsic in hsic_products(measures, batch, names, tile=tile).items()}
             else:
@@ -152,8 +170,9 @@ def estimate_all_pairs(
             rows=rows,
             batches=seen,
             statistics={key[1]: m.mean for key, m in means.items() if key[0] == label and key[1:]},
+            notices=notices.get(label, []),
         )
-    return matrices, list(notices.values())
+    return matrices, joined(matrices.values())
 
 
 def _observed(

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from repsim_cli.errors import BadInput
 from repsim_cli.measures import Measure, rank
-from repsim_cli.measures.base import at, within
+from repsim_cli.measures.base import at, issued_by, within
 from repsim_cli.measures.moments import Second
-from repsim_cli.similarity.estimates import Notices, check_estimate, noticed
+from repsim_cli.similarity.estimates import Notices, check_estimate, joined, noticed
 from repsim_cli.similarity.pairs import Matrix, SimilarityMatrix
 
 Passes = Callable[[Sequence[int]], Iterable[Sequence[Tensor]]]
@@ -41,25 +41,29 @@ def moment_pairs(
         for label, form in forms.items():
             cells = covariance[alive[a]][:, alive[b]] if form.drops_dead else covariance
             both = partial(form.compare, states[form.prepare, a], states[form.prepare, b], cells)
-            values[label][a, b], values[label][b, a] = at(f"{names[a]} and {names[b]}", both)
+            with issued_by([label]):
+                values[label][a, b], values[label][b, a] = at(f"{names[a]} and {names[b]}", both)
 
     def prepare(a: int, x: Second) -> None:
         living = x
-        if any(form.drops_dead for form in forms.values()):
-            alive[a] = at(names[a], partial(rank.varying, x.covariance.diagonal().clamp_min(0).sqrt(), x.sizes, x.eps))
+        if dropping := [label for label, form in forms.items() if form.drops_dead]:
+            lengths = x.covariance.diagonal().clamp_min(0).sqrt()
+            with issued_by(dropping):
+                alive[a] = at(names[a], partial(rank.varying, lengths, x.sizes, x.eps))
             living = x._replace(covariance=x.covariance[alive[a]][:, alive[a]], sizes=x.sizes[alive[a]])
         for label, form in forms.items():
             given = living if form.drops_dead else x
             measures[label].check([names[a]], [(x.rows, len(given.sizes))], None)
             if (form.prepare, a) not in states:
-                states[form.prepare, a] = at(names[a], partial(form.prepare, given))
+                with issued_by(other for other, one in forms.items() if one.prepare == form.prepare):
+                    states[form.prepare, a] = at(names[a], partial(form.prepare, given))
 
     rows = 0
     for block in blocks:
         whole, own = _own_moments(passes(block))
         rows = own[0].rows
         cells = _cells(whole, own, own)
-        with noticed(notices):
+        with noticed(notices, measures):
             for i, a in enumerate(block):
                 found[a] = own[i]
                 prepare(a, own[i].second(cells[i, i]))
@@ -69,15 +73,22 @@ def moment_pairs(
     for left, right in itertools.combinations(blocks, 2):
         means = [torch.cat([found[a].mean for a in block]) for block in (left, right)]
         whole = _cross_moments(passes([*left, *right]), len(left), *means)
-        with noticed(notices):
+        with noticed(notices, measures):
             for (i, j), cell in _cells(whole, [found[a] for a in left], [found[b] for b in right]).items():
                 compare(left[i], right[j], cell)
-    return {
+    matrices = {
         label: SimilarityMatrix(
-            values=within(measures[label].card, one), se=None, estimate="moments", rows=rows, batches=1, statistics={}
+            values=within(measures[label].card, one),
+            se=None,
+            estimate="moments",
+            rows=rows,
+            batches=1,
+            statistics={},
+            notices=notices.get(label, []),
         )
         for label, one in values.items()
-    }, list(notices.values())
+    }
+    return matrices, joined(matrices.values())
 
 
 def blocks_of(widths: Sequence[int], side: int) -> list[list[int]]:

@@ -13,15 +13,17 @@ from typing import Any
 
 import numpy as np
 import torch
+import xxhash
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from repsim_cli.errors import BadInput, Degenerate
 from repsim_cli.measures import InnerProduct, Measure, OfHsic, Pairwise
-from repsim_cli.measures.base import Slow, Solved, at, inner_values, self_products, within
-from repsim_cli.measures.inner import AnyKernel, State, products, states_of
+from repsim_cli.measures.base import Slow, Solved, at, inner_values, issued_by, self_products, within
+from repsim_cli.measures.inner import AnyKernel, Packed, State, products, states_of
 from repsim_cli.results import slug
-from repsim_cli.similarity.processes import COUPLING, Work, opened, solve_all
+from repsim_cli.similarity.known import AUDIT, VALUES, Cell, KnownPairs
+from repsim_cli.similarity.processes import Turn, Work, opened, solve_all
 
 Matrix = Float[Tensor, "r r"]
 Wanted = Bool[Tensor, "r r"]
@@ -32,7 +34,7 @@ class SimilarityMatrix:
     """values[a, b]: the entry (row a, column b) of all representations against all, float64.
 
     se: standard errors of the mean over batches (None for one batch or another estimate). rows: rows used.
-    statistics: means over batches of what was observed beside the values.
+    statistics: means over batches of what was observed beside the values. notices: the measure's warnings.
     """
 
     values: Matrix
@@ -41,6 +43,7 @@ class SimilarityMatrix:
     rows: int
     batches: int
     statistics: dict[str, Tensor]
+    notices: Sequence[str] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +109,7 @@ def all_pairs(
     found = {}
     for label, prepared in _inner_products(measures, representations, names, tile):
         measure, states = prepared.measure, prepared.states
-        with blamed(measure, prepared.cross, names):
+        with blamed(measure, prepared.cross, names), issued_by([label]):
             values = inner_values(measure, prepared.cross, prepared.own, states[measure.row], states[measure.column])
         found[label] = within(measure.card, values)
         observe(label, measure, prepared, found[label])
@@ -114,16 +117,18 @@ def all_pairs(
         some = next(iter(group.values()))
         made = (some.prepared(x, name, labels) for x, name in zip(representations, names, strict=True))
         filed = work is not None and any(measure.slow is not None for measure in group.values())
-        kept = [work.keep(state) if work is not None and filed else state for state in made]
+        with issued_by(group):
+            kept = [work.keep(state) if work is not None and filed else state for state in made]
         states = [opened(state) for state in kept]
         for label, measure in group.items():
             n = len(representations[0])
             prepared = PreparedStates(measure=measure, names=names, rows=n, tile=tile, states=states)
             if measure.slow is None:
-                values = pairs(measure, states, states, names, wanted)
+                known = None if work is None else work.known.get(label)
+                with issued_by([label]):
+                    values = pairs(measure, states, states, names, wanted, known, batch)
             else:
-                note = note_name(measures, label)
-                values, details = slow_pairs(measure, measure.slow, kept, prepared, wanted, work, batch, note)
+                values, details = slow_pairs(measure, measure.slow, kept, prepared, wanted, work, batch, label)
                 prepared = replace(prepared, details=details)
             found[label] = within(measure.card, values)
             observe(label, measure, prepared, found[label])
@@ -164,8 +169,16 @@ def _inner_products(
         return
     wanted = [(one.row, one.column) for one in inner.values()]
     kernels = list(dict.fromkeys(kernel for pair in wanted for kernel in pair))
-    made = [at(name, partial(states_of, kernels, x, {})) for x, name in zip(representations, names, strict=True)]
-    states = {kernel: [one[kernel] for one in made] for kernel in kernels}
+    sharing: dict[Any, list[str]] = {}  # the measures that are made of the same features
+    for label, one in inner.items():
+        for feature in {_made_of(one.row), _made_of(one.column)}:
+            sharing.setdefault(feature, []).append(label)
+    states: dict[AnyKernel, list[State]] = {kernel: [] for kernel in kernels}
+    for x, name in zip(representations, names, strict=True):
+        features: dict[Any, Any] = {}
+        for kernel in kernels:
+            with issued_by(sharing[_made_of(kernel)]):
+                states[kernel].append(at(name, partial(states_of, [kernel], x, features))[kernel])
     n, dtype = len(representations[0]), torch.promote_types(representations[0].dtype, torch.float32)
     for (label, measure), cross in zip(inner.items(), products(wanted, states, n, tile), strict=True):
         own = self_products(measure, cross, n, dtype)
@@ -182,6 +195,11 @@ def blamed(measure: Measure, cross: Matrix, names: Sequence[str]) -> Iterator[No
         raise Degenerate(f"{names[int(cross.diagonal().argmin())]}: {measure.name}: {error}") from None
 
 
+def _made_of(kernel: AnyKernel) -> Any:
+    """The function of a representation that kernels may share."""
+    return kernel.cells if isinstance(kernel, Packed) else kernel.features
+
+
 def by_preparation(measures: Mapping[str, Measure]) -> list[dict[str, Pairwise]]:
     """The other measures, grouped by what they prepare."""
     groups: dict[Any, dict[str, Pairwise]] = {}
@@ -195,27 +213,41 @@ def by_preparation(measures: Mapping[str, Measure]) -> list[dict[str, Pairwise]]
 
 
 def pairs(
-    measure: Pairwise, rows: Sequence[Any], columns: Sequence[Any], names: Sequence[str], wanted: Wanted | None = None
+    measure: Pairwise,
+    rows: Sequence[Any],
+    columns: Sequence[Any],
+    names: Sequence[str],
+    wanted: Wanted | None = None,
+    known: KnownPairs | None = None,
+    batch: int = 0,
 ) -> Matrix:
-    """A measure that is no inner product, for all pairs of prepared representations, or NaN where none is wanted."""
+    """A measure that is no inner product, for all pairs of prepared representations, or NaN where none is wanted.
+
+    known: the pairs of the batch in the cache, where they are compared one by one.
+    """
     if measure.compare_all is not None:
         return measure.compare_all(rows, columns)
     mirrored = measure.card.symmetric and rows is columns
-    values = torch.empty(len(rows), len(columns), dtype=torch.float64)
+    values = torch.full((len(rows), len(columns)), torch.nan, dtype=torch.float64)
+    if known is not None:
+        known.fill(VALUES, batch, values[..., None].numpy())
     for a, x in enumerate(rows):
         for b, y in enumerate(columns):
-            if wanted is not None and not wanted[a, b]:
-                values[a, b] = torch.nan
-            elif mirrored and b < a:
+            if (wanted is not None and not wanted[a, b]) or not values[a, b].isnan():
+                continue
+            if mirrored and b < a:
                 values[a, b] = values[b, a]
-            else:
+                continue
+            with issued_by() as caught:
                 values[a, b] = at(f"{names[a]} and {names[b]}", partial(measure.compare, x, y))
+            if known is not None and not caught:  # what is warned of is computed and warned of each time
+                known.add(VALUES, batch, (a, b), [float(values[a, b])])
     return values
 
 
-def note_name(measures: Mapping[str, Measure], label: str) -> str:
-    """Of the notes on a measure's pairs; labels of one slug are told apart by their places."""
-    return f"{list(measures).index(label):02d}-{slug(label)}"
+def note_name(label: str) -> str:
+    """Of the notes on a measure's pairs; labels of one slug are told apart by their hashes."""
+    return f"{slug(label)}-{xxhash.xxh3_64_hexdigest(label.encode())[:6]}"
 
 
 AUDITED = 40  # pairs at most: POT takes seconds for each
@@ -229,7 +261,7 @@ def slow_pairs(
     wanted: Wanted | None,
     work: Work | None,
     batch: int,
-    note: str,
+    label: str,
 ) -> tuple[Matrix, dict[str, Matrix]]:
     """A slow measure for all pairs that are wanted, and its details; with work the first batch is audited.
 
@@ -240,11 +272,10 @@ def slow_pairs(
     cells = [cell for cell in cells if wanted is None or wanted[cell]]
     solve = slow.solve or partial(plain, measure.compare)
     shape = (count, count, 1 + len(slow.details))
+    note, known = note_name(label), None if work is None else work.known.get(label)
     noted = np.full(shape, np.nan) if work is None else work.notes(batch, note, shape)
-    matched = None
-    if work is not None and work.couplings and slow.matches:
-        matched = work.notes(batch, note + COUPLING, (count, count, prepared.rows), np.int32)
-    solve_all(solve, states, cells, noted, name=measure.name, names=names, matched=matched, work=work)
+    turn = Turn(VALUES, batch, _later(cells, count, work, known, batch), known)
+    solve_all(solve, states, cells, noted, name=measure.name, names=names, work=work, turn=turn)
     numbers = np.array(noted)
     if measure.card.symmetric:
         below = np.tril_indices(count, -1)
@@ -255,11 +286,21 @@ def slow_pairs(
     if slow.audit is not None and slow.audit.share and work is not None and seed is not None:
         drawn = audited(cells, slow.audit.share, seed)
         checked = work.notes(batch, f"{note}-audit", (count, count, 2))
-        solve_all(slow.audit.reference, states, drawn, checked, name=f"{measure.name}, audit", names=names, work=work)
+        audit, turn = f"{measure.name}, audit", Turn(AUDIT, batch, 0, known)
+        solve_all(slow.audit.reference, states, drawn, checked, name=audit, names=names, work=work, turn=turn)
         reference, tied = torch.from_numpy(np.array(checked)).unbind(2)
         own = torch.where(reference.isnan(), reference, value)
         found |= {"audit_value": own, "audit_reference": reference, "audit_tied": tied}
     return value, found
+
+
+def _later(cells: Sequence[Cell], count: int, work: Work | None, known: KnownPairs | None, batch: int) -> int:
+    """Pairs that are left to solve in the batches after this one."""
+    later = range(batch + 1, 1 if work is None else work.batches)
+    if known is None:
+        return len(later) * len(cells)
+    held = [known.holds(VALUES, number, count) for number in later]
+    return sum(not one[cell] for one in held for cell in cells)
 
 
 def plain(compare: Callable[[Any, Any], float], a: Any, b: Any) -> Solved:

@@ -12,7 +12,7 @@ import shutil
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -27,6 +27,7 @@ from torch import Tensor
 from repsim_cli.errors import Degenerate, RunFailed
 from repsim_cli.measures.base import MeasureWarning, Solved
 from repsim_cli.results import PAIRS, Progress, quiet, write
+from repsim_cli.similarity.known import Cell, KnownPairs
 from repsim_cli.workers import spawned, starting
 
 PATIENCE = 1.0  # seconds in this process, before others are thought of
@@ -34,10 +35,19 @@ WORTH = 5.0  # seconds that must be left for them: each takes about two to start
 BLOCK = 0.25  # seconds of work in one message
 AHEAD = 2  # messages that a process has to work on
 
-COUPLING = "-coupling"  # behind the name of a measure's notes
-
 Solve = Callable[[Any, Any], Solved]
-Cell = tuple[int, int]
+
+
+class Turn(NamedTuple):
+    """Which pairs are solved: of which kind, of which batch, and how many are left for later batches."""
+
+    kind: str
+    batch: int
+    later: int
+    known: KnownPairs | None
+
+
+ALONE = Turn("", 0, 0, None)
 
 
 class Stored(NamedTuple):
@@ -74,16 +84,18 @@ class Work:
     """Where slow pairs are solved, and noted so that a killed run goes on: a context that ends its processes.
 
     folder: of the run. processes: at most, 1: this one alone; they start when they are worth their start.
-    couplings: whether the pairs' matchings are kept too (see `matchings`). seed: of the pairs that are audited (None:
-    none are). call: of several calls in one folder each has its own notes (see `of`).
+    seed: of the pairs that are audited (None: none are). call: of several calls in one folder each has its own notes
+    (see `of`). known: by the label of a measure, the pairs in the cache. batches: of the run, for the time that is
+    left.
     """
 
     folder: Path
     processes: int = 1
     progress: Progress = quiet
-    couplings: bool = False
     seed: int | None = 0
     call: str = ""
+    known: Mapping[str, KnownPairs] = field(default_factory=dict)
+    batches: int = 1
     _pool: "list[Worker]" = field(default_factory=list)
 
     def __enter__(self) -> "Work":
@@ -119,8 +131,8 @@ class Work:
     def drop_inputs(self) -> None:
         shutil.rmtree(self._inputs, ignore_errors=True)
 
-    def notes(self, batch: int, name: str, shape: Sequence[int], dtype: Any = np.float64) -> np.ndarray:
-        """A file of numbers that a killed run finds again; new ones are NaN, or -1. Those of other batches go."""
+    def notes(self, batch: int, name: str, shape: Sequence[int]) -> np.ndarray:
+        """A file of numbers that a killed run finds again; new ones are NaN. Those of other batches go."""
         notes = self.folder / PAIRS / self.call
         own = notes / f"batch-{batch}"
         for other in notes.glob("batch-*"):
@@ -131,16 +143,10 @@ class Work:
         if file.is_file() and np.load(file, mmap_mode="r").shape == tuple(shape):
             return np.lib.format.open_memmap(file, "r+")
         fresh = file.with_suffix(".partial")
-        made = np.lib.format.open_memmap(fresh, "w+", dtype, tuple(shape))
-        made[:] = np.nan if dtype is np.float64 else -1
+        made = np.lib.format.open_memmap(fresh, "w+", np.float64, tuple(shape))
+        made[:] = np.nan
         fresh.rename(file)
         return made
-
-    def matchings(self, name: str) -> np.ndarray:
-        """matched[a, b] (r, r, n) of the first batch, where couplings are kept: columns' rows by row."""
-        return np.load(
-            self.folder / PAIRS / self.call / "batch-0" / f"{name}{COUPLING}.npy", mmap_mode="r", allow_pickle=False
-        )
 
     def workers(self) -> "list[Worker]":
         if not self._pool:
@@ -253,15 +259,24 @@ def solve_all(
     *,
     name: str,
     names: Sequence[str],
-    matched: np.ndarray | None = None,
     work: Work | None = None,
+    turn: Turn = ALONE,
 ) -> None:
-    """Fills noted[a, b] with the value and its details, and matched[a, b] (r, r, n), where they are not there yet."""
+    """Fills noted[a, b] with the value and its details, where they are not there yet."""
+    kind, batch, later, known = turn
+    if known is not None:
+        # those that this run noted before it was killed, and those that others solved
+        held, asked = known.holds(kind, batch, len(states)), np.zeros(noted.shape[:2], bool)
+        for cell in cells:
+            asked[cell] = True
+            if not held[cell] and not np.isnan(noted[cell][0]):
+                known.add(kind, batch, cell, noted[cell].tolist())
+        known.fill(kind, batch, noted, asked)
     left = [cell for cell in cells if np.isnan(noted[cell][0])]
     progress = quiet if work is None else work.progress
     found = answers(solve, states, left, work)
     with one_thread(), contextlib.closing(found):
-        for _, ((a, b), one) in zip(progress(left, label=name, unit="pairs"), found, strict=True):
+        for _, ((a, b), one) in zip(progress(left, label=name, unit="pairs", later=later), found, strict=True):
             if isinstance(one, Degenerate):
                 raise Degenerate(f"{names[a]} and {names[b]}: {one}")
             if isinstance(one, str):
@@ -271,14 +286,8 @@ def solve_all(
                     f"{names[a]} and {names[b]}: {name} is not finite, got {one.value}; please report this with the "
                     "run's config"
                 )
-            if matched is not None:
-                assert one.matched is not None
-                matched[a, b], matched[b, a] = one.matched, inverse(one.matched)
             # the value last: without it the pair is not done
             noted[a, b, 1:] = one.details
             noted[a, b, 0] = one.value
-
-
-def inverse(matched: np.ndarray) -> np.ndarray:
-    """The row matched to each column; -1 as it is, where weight is split."""
-    return matched if (matched < 0).any() else matched.argsort()
+            if known is not None:
+                known.add(kind, batch, (a, b), [one.value, *one.details])

@@ -15,23 +15,28 @@ from repsim_cli import significance as judging
 from repsim_cli.activations.rows import Reading, row_beginnings, row_documents, row_numbers, rows_of
 from repsim_cli.content import Measured, Table
 from repsim_cli.data.base import Sequences
+from repsim_cli.errors import Degenerate, RunFailed
 from repsim_cli.measures import Measure
 from repsim_cli.models.source import PrecomputedWords
 from repsim_cli.results import STATE, Run, slug, write
 from repsim_cli.segments import BOTH, Segments, segments
 from repsim_cli.settings import Extract, Significance
 from repsim_cli.similarity import (
+    KnownPairs,
     SimilarityMatrix,
     State,
     Wanted,
     Work,
     estimate_all_pairs,
+    joined,
     moment_pairs,
     note_name,
     of_sums,
 )
+from repsim_cli.similarity.moments import blocks_of
+from repsim_cli.studies.cached import Content, digest, finished, known_pairs
 from repsim_cli.studies.record import measure_record, places_of
-from repsim_cli.studies.sample import Rows, batch_labels
+from repsim_cli.studies.sample import Rows, Study, batch_labels, identified, opened
 from repsim_cli.training.state import SAVE_EVERY
 
 CLOSEST = ["measure", "model a", "model b", "layer a", "layer b", "value", "p", "calibrated"]
@@ -94,6 +99,75 @@ def clusters_of(
     return Clusters(documents=documents, beginnings=beginnings, whole=whole if sampled else None)
 
 
+def matrices_of(
+    run: Run,
+    study: Study,
+    measures: Mapping[str, Measure],
+    significance: Significance,
+    sequences: Mapping[str, Sequences],
+    total: int,
+    *,
+    clusters: Clusters,
+    trading: Segments | None,
+    wanted: Wanted | None,
+    side: int,
+) -> Matrices:
+    """Of every measure the matrix of all layers, from the cache where it is known; no model runs where all are.
+
+    trading: the rows that permutations move, where significance is by permutation. side: features of a block, of
+    second moments.
+    """
+    identities, estimate = identified(run, study), study.extract.estimate
+    content = None
+    if study.cache:
+        widths = [layer.width for reading in study.readings for layer in reading.layers]
+        null = significance.method != "none" or significance.jackknife
+        content = Content.of(
+            study,
+            sequences,
+            identities,
+            total,
+            clusters.whole,
+            significance={
+                "method": significance.method,
+                "permutations": None if trading is None else significance.permutations,
+                "segments": None if trading is None else digest(group for batch in trading.batches for group in batch),
+                "documents": digest([clusters.documents]) if null else None,
+                "jackknife": [significance.jackknife, _jackknifed(significance, estimate)],
+            },
+            wanted=None if wanted is None else wanted.tolist(),
+            blocks=blocks_of(widths, side) if estimate == "moments" else None,
+        )
+    with finished(run, measures, content) as known:
+        if known.missing:
+            with (
+                known_pairs(run, known.missing, content, wanted) as pairs,
+                opened(run, study, sequences, total, clusters.whole, identities=identities) as rows,
+                run.stage("activations and similarity"),
+            ):
+                try:
+                    if estimate == "moments":
+                        made = by_moments(run, rows, known.missing, side)
+                    else:
+                        made = estimated(
+                            run,
+                            rows,
+                            known.missing,
+                            significance,
+                            clusters=clusters,
+                            trading=trading,
+                            wanted=wanted,
+                            known=pairs,
+                        )
+                except Degenerate as error:
+                    raise RunFailed(str(error)) from error
+            known.keep(made)
+        matrices = {label: known.matrices[label] for label in measures}
+    for notice in joined(matrices.values()):
+        run.warn(notice)
+    return matrices
+
+
 def estimated(
     run: Run,
     rows: Rows,
@@ -103,13 +177,16 @@ def estimated(
     clusters: Clusters,
     trading: Segments | None,
     wanted: Wanted | None,
+    known: Mapping[str, KnownPairs],
 ) -> Matrices:
     """From one pass over the rows, resumed from the means that an interrupted run saved.
 
-    trading: the rows that permutations move, where significance is by permutation.
+    trading: the rows that permutations move, where significance is by permutation. known: pairs in the cache.
     """
     file = run.folder / STATE
     state, save = resumed(file, always=any(measure.slow is not None for measure in measures.values()))
+    if state is not None and not all(f"{label}.mean" in state for label in measures):
+        state = None  # of a time when the cache held the matrix of one of them
     names = [str(layer) for reading in rows.readings for layer in reading.layers]
     labels = batch_labels(rows.sequences, rows.extract, rows.numbers)
 
@@ -122,6 +199,8 @@ def estimated(
         processes=rows.hardware.workers,
         progress=run.progress,
         seed=rows.seed,
+        known=known,
+        batches=1 if rows.extract.estimate == "full" else rows.total // rows.extract.batch_rows,
     ) as work:
         null = None
         if trading is not None:
@@ -133,10 +212,10 @@ def estimated(
                 seed=rows.seed,
                 tile=rows.hardware.tile,
                 labels=labels,
-                notes=lambda batch, label, shape: work.notes(batch, f"{note_name(measures, label)}-null", shape),
+                notes=lambda batch, label, shape: work.notes(batch, f"{note_name(label)}-null", shape),
                 progress=permutations,
             )
-        matrices, notices = estimate_all_pairs(
+        matrices, _ = estimate_all_pairs(
             measures,
             lambda seen: rows.stream(progress, seen=seen),
             names=names,
@@ -151,9 +230,14 @@ def estimated(
             wanted=wanted,
             work=work,
         )
-    for notice in notices:
-        run.warn(notice)
-    file.unlink(missing_ok=True)
+    if _jackknifed(significance, rows.extract.estimate):
+        for label, matrix in matrices.items():
+            kept = np.load(_per_batch_file(run, label), mmap_mode="r")[: matrix.batches]
+            se = judging.without_each(kept, partial(of_sums, measures[label], names=names))
+            matrices[label] = replace(matrix, se=se)
+    file.unlink(missing_ok=True)  # first: without it the run begins with the first batch, and keeps all of them again
+    for label in matrices:
+        _per_batch_file(run, label).unlink(missing_ok=True)
     return matrices
 
 
@@ -179,10 +263,7 @@ def by_moments(run: Run, rows: Rows, measures: Mapping[str, Measure], side: int)
             yield [batch[a] for a in kept]
 
     names, widths = [str(layer) for layer in layers], [layer.width for layer in layers]
-    matrices, notices = moment_pairs(measures, passes, names=names, widths=widths, side=side)
-    for notice in notices:
-        run.warn(notice)
-    return matrices
+    return moment_pairs(measures, passes, names=names, widths=widths, side=side)[0]
 
 
 def records(
@@ -215,9 +296,6 @@ def records(
         }
         if measure.slow is not None:
             extra |= {key: matrix.statistics[key] for key in measure.slow.details}
-        if _jackknifed(significance, matrix.estimate):
-            kept = np.load(_per_batch_file(run, label), mmap_mode="r")[: matrix.batches]
-            extra["se"] = judging.without_each(kept, partial(of_sums, measure, names=names))
         if significance.bands and extra["se"] is not None:
             extra["low"], extra["high"] = judging.bands(
                 matrix.values, extra["se"], matrix.batches, significance, measure.card
@@ -226,7 +304,6 @@ def records(
         if significance.method == "permutation":
             best = judging.best_pairs(significance, measure, matrix, places, names)
             closest += [[label, *row] for row in best]
-        _per_batch_file(run, label).unlink(missing_ok=True)
     return found, {"closest layers": Table(columns=CLOSEST, rows=closest)} if closest else {}
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from repsim_cli.activations.cached import cached, from_cache
+from repsim_cli.activations.cached import Identities, cached, from_cache
 from repsim_cli.activations.inputs import described, named, sequences_of
 from repsim_cli.activations.rows import Reading, batches, blocks, row_labels, row_numbers, total_rows
 from repsim_cli.activations.stored import Recorder
@@ -86,7 +86,7 @@ class Rows:
     extract: Extract
     hardware: Hardware
     seed: int
-    identities: Mapping[str, dict[str, Any]]
+    identities: Identities
     entries: Mapping[str, Entry]
     modules: Mapping[str, nn.Module]
     recorders: Mapping[str, Recorder]
@@ -107,16 +107,29 @@ class Rows:
         return batches(rows, self.extract, self.total, self.seed, first, self.whole)
 
 
-@contextmanager
-def opened(
-    run: Run, study: Study, sequences: Mapping[str, Sequences], total: int, whole: np.ndarray | None = None
-) -> Iterator[Rows]:
-    """The rows, with the models loaded that are to be run; the manifest says which, and the hashes of all."""
-    extract, hardware = study.extract, study.hardware
+def identified(run: Run, study: Study) -> Identities:
+    """What each model is, with the hashes of its weights, noted in the manifest."""
     with run.stage("hashes"):
         identities = {label: one.identity() for label, one in study.models.items()}
         run.input("models", identities)
+        run.manifest["models_run"] = []
     run.save_manifest()
+    return identities
+
+
+@contextmanager
+def opened(
+    run: Run,
+    study: Study,
+    sequences: Mapping[str, Sequences],
+    total: int,
+    whole: np.ndarray | None = None,
+    *,
+    identities: Identities | None = None,
+) -> Iterator[Rows]:
+    """The rows, with the models loaded that are to be run; the manifest says which. identities: if they are known."""
+    extract, hardware = study.extract, study.hardware
+    identities = identities or identified(run, study)
     live = [one for one in study.readings if study.cache and isinstance(one.source, Source)]
     with cached(live, sequences, identities, extract, hardware.dtype, run.warn) as entries:
         found = [from_cache(reading, entries, identities) for reading in study.readings]

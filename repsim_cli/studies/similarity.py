@@ -12,7 +12,7 @@ from repsim_cli.activations.inputs import check_modality, paired, tokenizers
 from repsim_cli.activations.rows import devices, readings
 from repsim_cli.content import Results
 from repsim_cli.data.base import Data, Sequences
-from repsim_cli.errors import BadInput, Degenerate, RunFailed
+from repsim_cli.errors import BadInput
 from repsim_cli.measures import InnerProduct, Measure
 from repsim_cli.measures.inner import Kernel, Packed
 from repsim_cli.models.source import AnySource, PrecomputedWords, Source
@@ -32,8 +32,8 @@ from repsim_cli.studies.checks import (
 )
 from repsim_cli.studies.cost import forward_time, moments_time, pairs_time, times
 from repsim_cli.studies.grouped import chosen, listed, of_groups
-from repsim_cli.studies.matrices import Clusters, Matrices, by_moments, clusters_of, estimated, records
-from repsim_cli.studies.sample import counted, inputs, opened, prepare
+from repsim_cli.studies.matrices import Clusters, Matrices, clusters_of, matrices_of, records
+from repsim_cli.studies.sample import counted, inputs, prepare
 from repsim_cli.studies.solved import solved
 
 FULL = 0.9  # of the rows: a test on fewer is warned about
@@ -202,23 +202,18 @@ class Similarity:
             total = self.counted(run, sequences)
             clusters = clusters_of(self.significance, self.readings, sequences, self.extract, total)
             trading = self._trading(run, clusters)
-        with opened(run, self, sequences, total, clusters.whole) as rows, run.stage("activations and similarity"):
-            try:
-                if self.extract.estimate == "moments":
-                    matrices = by_moments(run, rows, self.measures, self._side())
-                else:
-                    matrices = estimated(
-                        run,
-                        rows,
-                        self.measures,
-                        self.significance,
-                        clusters=clusters,
-                        trading=trading,
-                        wanted=self._wanted(),
-                    )
-            except Degenerate as error:
-                raise RunFailed(str(error)) from error
-        del rows
+        matrices = matrices_of(
+            run,
+            self,
+            self.measures,
+            self.significance,
+            sequences,
+            total,
+            clusters=clusters,
+            trading=trading,
+            wanted=self._wanted(),
+            side=self._side(),
+        )
         with run.stage("results"):
             return self._results(run, matrices, trading)
 

@@ -1,0 +1,225 @@
+"""Finished matrices and solved pairs in the cache, by content: what one run computed no other one computes again.
+
+What is computed together is one entry. A measure whose pairs come from one product gives the same bits for the same
+models alone: its matrix of all models is an entry. Where pairs are solved one by one, a pair has the same bits in any
+company: each pair of models is an entry too, and a run with one more model solves the new pairs only.
+"""
+
+import hashlib
+import inspect
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.torch
+import torch
+
+from repsim_cli import registry
+from repsim_cli.activations.cached import Identities
+from repsim_cli.activations.rows import Reading, row_labels, row_numbers
+from repsim_cli.activations.stored import activations_key
+from repsim_cli.cache import Entry, key, trim, using
+from repsim_cli.data.base import Sequences
+from repsim_cli.measures import Measure, Pairwise
+from repsim_cli.models.source import Precomputed
+from repsim_cli.results import Run, sha256
+from repsim_cli.similarity import KnownPairs, SimilarityMatrix, Wanted
+from repsim_cli.studies.record import places_of
+from repsim_cli.studies.sample import Study
+
+CODE = 1  # raise when a change of the code changes what an entry holds; a measure's own file is in the key
+
+
+@dataclass(frozen=True, kw_only=True)
+class Content:
+    """What the matrices of a run are made of.
+
+    models: of each reading what stands for its rows, None where nothing does. shared: for solved pairs too. whole: of
+    the matrix of all models. labels: a digest of the rows' classes.
+    """
+
+    readings: Sequence[Reading]
+    models: Sequence[str | None]
+    shared: Mapping[str, Any]
+    whole: Mapping[str, Any]
+    labels: str | None
+
+    @classmethod
+    def of(
+        cls,
+        study: Study,
+        sequences: Mapping[str, Sequences],
+        identities: Identities,
+        total: int,
+        sample: np.ndarray | None,
+        **whole: Any,
+    ) -> "Content":
+        """sample: as `whole` in `row_numbers`. whole: what else the matrices of all models depend on."""
+        extract, hardware = study.extract, study.hardware
+        codes = row_labels(next(iter(sequences.values())), extract) if sequences else None
+
+        def rows_of(reading: Reading) -> str | None:
+            identity, source = identities[reading.label], reading.source
+            if not identity["weights_hash"]:
+                return None
+            if isinstance(source, Precomputed):
+                words = None if source.sentences is None else [sentence.text for sentence in source.sentences]
+                return key({"arrays": identity["weights_hash"], "names": source.names, "words": words})
+            return activations_key(identity, sequences[reading.label], extract, reading.points, hardware.dtype)
+
+        return cls(
+            readings=study.readings,
+            models=[rows_of(reading) for reading in study.readings],
+            shared={
+                "code": CODE,
+                "estimate": extract.estimate,
+                "rows": [total, digest([row_numbers(extract, total, study.seed, 0, sample)])],
+                "device": torch.device(hardware.device).type,
+            },
+            whole={"seed": study.seed, "tile": hardware.tile, **whole},
+            labels=None if codes is None else digest([codes]),
+        )
+
+    def of_matrix(self, measure: Measure) -> str | None:
+        """The entry of the measure's matrix of all models, if it can have one."""
+        code, layers = code_of(measure), [[reading.label, *map(str, reading.layers)] for reading in self.readings]
+        if code is None or None in self.models:
+            return None
+        return key({**self.shared, **self.whole, **self._measure(measure), "models": self.models, "layers": layers})
+
+    def of_pairs(self, measure: Measure, wanted: Wanted | None) -> dict[tuple[int, int], str]:
+        """The entries of the measure's solved pairs, by the numbers of two models; none where it solves no pairs."""
+        together = not isinstance(measure, Pairwise) or measure.compare_all is not None
+        if together or self.shared["estimate"] == "moments" or code_of(measure) is None:
+            return {}
+        parts, places = {**self.shared, **self._measure(measure)}, places_of(self.readings)
+        return {
+            (i, j): key({**parts, "models": [a, b]})
+            for i, a in enumerate(self.models)
+            for j, b in enumerate(self.models)
+            if a is not None and b is not None and (i <= j or not measure.card.symmetric)
+            if wanted is None or bool(wanted[places[i], places[j]].any())
+        }
+
+    def _measure(self, measure: Measure) -> dict[str, Any]:
+        return {
+            "measure": measure.name,
+            "settings": dict(measure.settings),
+            "its code": code_of(measure),
+            "labels": self.labels if measure.card.labelled else None,
+        }
+
+
+def code_of(measure: Measure) -> str | None:
+    """The hash of the file that the measure is written in, None where there is no file."""
+    try:
+        return sha256(Path(inspect.getfile(inspect.unwrap(registry.measures.get(measure.name).function))))
+    except (TypeError, OSError):
+        return None
+
+
+def digest(arrays: Iterable[np.ndarray]) -> str:
+    found = hashlib.sha256()
+    for array in arrays:
+        found.update(f"{array.dtype} {array.shape}".encode() + np.ascontiguousarray(array).tobytes())
+    return found.hexdigest()
+
+
+@dataclass(kw_only=True)
+class Finished:
+    """matrices: those that the cache holds, by the label of their measure. missing: measures whose matrix it lacks."""
+
+    run: Run
+    matrices: dict[str, SimilarityMatrix] = field(default_factory=dict)
+    missing: dict[str, Measure] = field(default_factory=dict)
+    entries: dict[str, Entry] = field(default_factory=dict)
+
+    def keep(self, made: Mapping[str, SimilarityMatrix]) -> None:
+        """Adds the matrices that were missing, here and in the cache."""
+        self.matrices |= made
+        for label in made.keys() & self.entries.keys():
+            entry, matrix = self.entries[label], made[label]
+            parts = {"values": matrix.values, **{f"observed {k}": part for k, part in matrix.statistics.items()}}
+            if matrix.se is not None:
+                parts["se"] = matrix.se
+            whole = {name: part.cpu().contiguous() for name, part in parts.items()}
+            try:
+                entry.write("matrix", lambda path, whole=whole: safetensors.torch.save_file(whole, path))
+                entry.finish(
+                    estimate=matrix.estimate, rows=matrix.rows, batches=matrix.batches, notices=list(matrix.notices)
+                )
+            except OSError as error:
+                self.run.warn(f"cache: {entry.folder} cannot be written ({error.strerror}); continuing without it")
+                return
+
+
+def matrix_from(entry: Entry) -> SimilarityMatrix:
+    """A complete entry's matrix."""
+    assert entry.meta is not None
+    parts = safetensors.torch.load_file(entry.files["matrix"])
+    about = {name: entry.meta[name] for name in ("estimate", "rows", "batches", "notices")}
+    values, se = parts.pop("values"), parts.pop("se", None)
+    observed = {name.removeprefix("observed "): part for name, part in parts.items()}
+    return SimilarityMatrix(values=values, se=se, statistics=observed, **about)
+
+
+@contextmanager
+def finished(run: Run, measures: Mapping[str, Measure], content: Content | None) -> Iterator[Finished]:
+    """What the cache holds of these measures' matrices; no content: nothing, and nothing is kept."""
+    keys = {} if content is None else {label: content.of_matrix(measure) for label, measure in measures.items()}
+    with _using(run, "matrices", [one for one in keys.values() if one is not None]) as entries:
+        found = Finished(run=run)
+        for label, measure in measures.items():
+            entry = entries.get(keys.get(label) or "")
+            if entry is not None and entry.complete:
+                found.matrices[label] = matrix_from(entry)
+                continue
+            found.missing[label] = measure
+            if entry is not None:
+                found.entries[label] = entry
+        run.manifest["matrices_cached"] = list(found.matrices)
+        yield found
+
+
+@contextmanager
+def known_pairs(
+    run: Run, measures: Mapping[str, Measure], content: Content | None, wanted: Wanted | None
+) -> Iterator[dict[str, KnownPairs]]:
+    """The solved pairs of measures that solve them one by one; new ones are written, also where the run breaks off."""
+    keys = {} if content is None else {label: content.of_pairs(one, wanted) for label, one in measures.items()}
+    with _using(run, "pairs", [one for of_measure in keys.values() for one in of_measure.values()]) as entries:
+        found = {
+            label: KnownPairs(
+                places=places_of(content.readings),
+                entries={models: entries[one] for models, one in of_measure.items()},
+            )
+            for label, of_measure in keys.items()
+            if content is not None and entries and of_measure
+        }
+        try:
+            yield found
+        except BaseException:
+            for known in found.values():
+                known.save()
+            raise
+        for known in found.values():
+            known.finish()
+
+
+@contextmanager
+def _using(run: Run, kind: str, keys: list[str]) -> Iterator[dict[str, Entry]]:
+    """The entries, or none where the cache cannot be used."""
+    with ExitStack() as stack:
+        entries: dict[str, Entry] = {}
+        if keys:
+            try:
+                entries = stack.enter_context(using(kind, keys))
+            except OSError as error:
+                run.warn(f"cache: {error.filename} cannot be used ({error.strerror}); continuing without it")
+        lacking = any(not entry.complete for entry in entries.values())
+        yield entries
+    if lacking:
+        trim()
