@@ -13,7 +13,7 @@ import pytest
 from repsim_cli import cache, measures, registry, results
 from repsim_cli.content import to_json
 from repsim_cli.measures import gromov
-from repsim_cli.measures.base import Measure, MeasureWarning
+from repsim_cli.measures.base import Measure, MeasureWarning, Pairwise
 from repsim_cli.models.precomputed import precomputed
 from repsim_cli.settings import Extract, Hardware, Significance
 from repsim_cli.similarity import known
@@ -99,6 +99,12 @@ def solved(monkeypatch):
     return pairs
 
 
+def pairwise(name):
+    bound = measures.get(name)
+    assert isinstance(bound, Pairwise)
+    return bound
+
+
 def refused(*_, **__):
     raise AssertionError("computed again")
 
@@ -154,7 +160,7 @@ def test_one_more_model_solves_the_new_pairs_only(compared, solved, estimate):
 def test_pairs_of_a_measure_in_this_process(compared, monkeypatch):
     """Those that are compared one by one too."""
     calls = []
-    bound = measures.get("procrustes")
+    bound = pairwise("procrustes")
     counting = replace(bound, compare=lambda a, b: calls.append(1) or bound.compare(a, b))
     compared("ab", {"procrustes": counting})
     assert len(calls) == 21
@@ -341,7 +347,7 @@ def test_warnings_are_of_the_measure_that_gave_them(compared):
 
 
 def test_pairs_that_are_warned_of_are_warned_of_again(compared):
-    bound = measures.get("procrustes")
+    bound = pairwise("procrustes")
 
     def compare(a, b):
         import warnings
@@ -434,7 +440,8 @@ def test_many_entries_need_many_files(monkeypatch):
     set_to = []
     monkeypatch.setattr(cache.resource, "getrlimit", lambda which: (256, 4096))
     monkeypatch.setattr(cache.resource, "setrlimit", lambda which, both: set_to.append(both))
-    cache._allow_open(10_000), cache._allow_open(1000)
+    cache._allow_open(10_000)
+    cache._allow_open(1000)
     monkeypatch.setattr(cache.resource, "getrlimit", lambda which: (256, cache.resource.RLIM_INFINITY))
     cache._allow_open(10_000)
     monkeypatch.setattr(cache.resource, "getrlimit", lambda which: (20_000, 20_000))

@@ -24,7 +24,7 @@ from repsim_cli.activations.stored import activations_key
 from repsim_cli.cache import Entry, key, trim, using
 from repsim_cli.data.base import Sequences
 from repsim_cli.measures import Measure, Pairwise
-from repsim_cli.models.source import Precomputed
+from repsim_cli.models.source import Precomputed, PrecomputedWords
 from repsim_cli.results import Run, sha256
 from repsim_cli.similarity import KnownPairs, SimilarityMatrix, Wanted
 from repsim_cli.studies.record import places_of
@@ -66,7 +66,7 @@ class Content:
             if not identity["weights_hash"]:
                 return None
             if isinstance(source, Precomputed):
-                words = None if source.sentences is None else [sentence.text for sentence in source.sentences]
+                words = [one.text for one in source.sentences] if isinstance(source, PrecomputedWords) else None
                 return key({"arrays": identity["weights_hash"], "names": source.names, "words": words})
             return activations_key(identity, sequences[reading.label], extract, reading.points, hardware.dtype)
 
