@@ -94,7 +94,7 @@ def run(words: list[str]) -> int:
             results.drop_empty(Path(error.filename or root).parent)
             raise BadInput(explained(error, advice=results.ELSEWHERE)) from None
         except ValueError as error:
-            raise BadInput(f"options: {error}, got {' '.join(rest)}; see repsim run --help") from None
+            raise BadInput(f"options: {error}, got {' '.join(map(as_typed, rest))}; see repsim run --help") from None
         finally:
             lines = status_file.read_text().split("\n") if status_file.is_file() else []
             ended = [json.loads(line) for line in lines if line]
@@ -272,7 +272,9 @@ def _jobs(overrides: list[str]) -> list[list[str]]:
     batches = BasicSweeper.split_arguments(parsed, max_batch_size=None)
     jobs = [list(job) for batch in batches for job in batch]
     if not jobs:
-        raise BadInput(f"overrides: the sweep expands to no jobs, got {' '.join(overrides)}; check its globs")
+        raise BadInput(
+            f"overrides: the sweep expands to no jobs, got {' '.join(map(as_typed, overrides))}; check its globs"
+        )
     return jobs
 
 
@@ -284,8 +286,8 @@ def _hydra_line(error: Exception, overrides: list[str]) -> str:
         if labelled is not None:
             return _in_braces(labelled[1], labelled[2], labelled[3])
         return (
-            f"overrides: cannot be read, got {' '.join(overrides)[:200]}; write KEY=VALUE, with quotes around values "
-            "that hold spaces or symbols; unusual names go into a YAML of your own (--config-dir)"
+            f"overrides: cannot be read, got {' '.join(map(as_typed, overrides))[:200]}; write KEY=VALUE, with "
+            "quotes around values that hold spaces or symbols; unusual names go into a YAML of your own (--config-dir)"
         )
     cause = f" {error.__cause__}" if error.__cause__ else ""
     missing = re.search(r"Could not (?:find|load) '([^']+)'", text)
