@@ -14,7 +14,7 @@ from repsim_cli.documents import Unreadable, shown
 SCHEMA = 2
 Numbers = list[float | None]  # None: a gap
 # how a model of modular sums was trained; Models 0, E and L of Gao et al. 2024
-ONE_SUM, END_TO_END, BY_BLOCK = "one sum", "end to end", "block by block"
+ONE_SUM, END_TO_END, BY_BLOCK = "on one sum", "end to end", "block by block"
 
 
 @dataclass(frozen=True, kw_only=True)

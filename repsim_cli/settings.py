@@ -166,20 +166,3 @@ class Ranked:
 
 
 Group = list[str] | Ranked
-
-
-@dataclass(frozen=True, kw_only=True)
-class SubNetworks:
-    """Groups of a model's layers that are close to each other and far from the rest, from its matrix of all layers.
-
-    method: `spectral` clusters, contiguous `segments`, or both.
-    clusters: how many groups; null: as many as the data suggest, possibly one.
-    by: what chooses the number of spectral clusters where `clusters` is null; segments are chosen by their cost.
-    given: groups to compare with, by model: {LABEL: [0-11 73-92, 12-72]}, ranges of its layers in the order of the
-        network, from 0.
-    """
-
-    method: Literal["spectral", "segments", "both"] = "both"
-    clusters: Several | None = None
-    by: Literal["eigengap", "silhouette"] = "eigengap"
-    given: dict[str, list[str]] | None = None

@@ -9,19 +9,13 @@ import pytest
 import scipy.stats
 
 from repsim_cli import registry
-from repsim_cli.analysis.claims.classifiers import CLASSIFIER_CLAIMS, OVERLAP
-from repsim_cli.analysis.claims.groups import DISTANCE_CLAIMS, GROUP_CLAIMS, PENALTY_CLAIMS
-from repsim_cli.analysis.claims.modular import MODULAR_CLAIMS
 from repsim_cli.analysis.claims.probes import PROBE_CLAIMS, Probed
-from repsim_cli.analysis.claims.shapes import SHAPE_CLAIMS
 from repsim_cli.analysis.claims.stitching import STITCHING_CLAIMS
-from repsim_cli.analysis.claims.sub_networks import LAYER_CLAIMS, Layers
 from repsim_cli.analysis.curves import curve as curve_of
-from repsim_cli.analysis.distances import hierarchical, recovered
-from repsim_cli.analysis.groups import Depths
-from repsim_cli.analysis.sub_networks import spectral
-from repsim_cli.content import Table
+from repsim_cli.content import BY_BLOCK, END_TO_END, ONE_SUM, Table
 from repsim_cli.findings.claims import FAILS, HOLDS, UNCLEAR, UNTESTABLE, judged, known
+from repsim_cli.findings.classifiers import OVERLAP
+from repsim_cli.findings.distances import Between, hierarchical, recovered
 from repsim_cli.findings.evidence import (
     Evidence,
     by_depths,
@@ -33,13 +27,17 @@ from repsim_cli.findings.evidence import (
     orders,
     thirds,
 )
+from repsim_cli.findings.groups import Depths
 from repsim_cli.findings.maps import Map, best_of
+from repsim_cli.findings.modular_layers import Layers
 from repsim_cli.findings.neighbours import chance
+from repsim_cli.findings.partitions import spectral
 from repsim_cli.findings.ranks import COLUMNS
+from repsim_cli.findings.sub_networks import Clustered
+from repsim_cli.findings.targets import Near
 
 ALL = {
-    **CLASSIFIER_CLAIMS, **GROUP_CLAIMS, **PENALTY_CLAIMS, **DISTANCE_CLAIMS, **{claim.name: claim for claim in known(registry.claims.names())},
-    **MODULAR_CLAIMS, **PROBE_CLAIMS, **SHAPE_CLAIMS, **STITCHING_CLAIMS, **LAYER_CLAIMS,
+    **{claim.name: claim for claim in known(registry.claims.names())}, **PROBE_CLAIMS, **STITCHING_CLAIMS,
 }  # fmt: skip
 TRUTH, FALSEHOOD, NOISE = 1, -1, 0  # the sign of a planted effect
 DRAWS, RATE = 100, 0.1  # of noise, and the share of it that may hold, or fail
@@ -106,8 +104,7 @@ def other_clusters(sign, rng):
 
 def clustered(values):
     np.fill_diagonal(values, 0)
-    agreed = vars(recovered(GROUPS, hierarchical(values, 2)[1], 0))
-    return GROUPS, values, {"agreement": {"hierarchical": agreed}}
+    return (Between(GROUPS, values, agreement={"hierarchical": recovered(GROUPS, hierarchical(values, 2), 0)}),)
 
 
 # maps of all layers of all models: seven models of six layers, of four families
@@ -232,7 +229,6 @@ def is_solu(name):
 POINTS = [*(f"q@{{}}.h{i}" for i in range(3)), "attn_scores@{}", "pattern@{}", "z@{}", "mlp_pre@{}", "mlp_post@{}", "mlp_out@{}", "resid_post@{}"]  # fmt: skip
 THREE = [point.format(block) for block in range(3) for point in POINTS]
 ONE = [*(f"q@0.h{i}" for i in range(10)), *(f"attn_scores@0.h{i}" for i in range(4)), *(f"mlp_out@{i}" for i in range(15))]  # fmt: skip
-APART = np.abs(np.arange(30)[:, None] - np.arange(30))
 NUMBER = np.arange(30) // 10
 
 
@@ -242,11 +238,12 @@ def apart(values):
     return values
 
 
-def layers(**more):
-    models = more.get("own", {"modsum_l": APART + 0.0})
-    return (
-        Layers(names={label: ONE if label == "modsum_0" else THREE for label in models}, **{"own": models, **more}),
-    )
+def layers(**models):
+    """Distances by how a model was trained."""
+    trained = {
+        {"by_block": BY_BLOCK, "end_to_end": END_TO_END, "one_sum": ONE_SUM}[key]: x for key, x in models.items()
+    }
+    return (Layers(names={key: ONE if key == ONE_SUM else THREE for key in trained}, apart=trained),)
 
 
 def target(name, *points) -> Make:
@@ -256,7 +253,7 @@ def target(name, *points) -> Make:
         names = [f"{point}{copy}" for copy in ("", "_") for point in THREE]
         values = rng.uniform(1, 2, 60)
         values[[names.index(point) for point in points]] -= 5 * sign
-        return (Layers(names={"modsum_l": names}, own={}, targets={"modsum_l": {name: values}}),)
+        return (Near(names=names, values={name: values}),)
 
     return made
 
@@ -265,38 +262,39 @@ def groups_of_layers(sign, rng):
     """Three groups, five, or none."""
     groups = {TRUTH: NUMBER, FALSEHOOD: np.arange(30) // 6, NOISE: np.zeros(30)}[sign]
     values = apart(1 + symmetric(rng, 30, 0.1) + 2 * (groups[:, None] != groups))
-    return layers(clusters={"modsum_l": spectral(values, False, count=None, by="eigengap").count})
+    return (Clustered(count=spectral(values, False, count=None, by="eigengap").count),)
 
 
 def published_groups(sign, rng):
     """Found as they were given, less alike than under any shift, or anywhere."""
     given = np.repeat([2, 1, 0, 1, 0, 2], [3, 2, 9, 1, 6, 9])
     other = np.repeat([0, 1, 2], [19, 5, 6])
-    found, given = {
+    labels, given = {
         TRUTH: (given, given),
         FALSEHOOD: (other, np.roll(given, 6)),
         NOISE: (other, np.roll(given, rng.integers(30))),
     }[sign]
-    return layers(as_given={"modsum_l": (found.tolist(), given.tolist())})
+    return (Clustered(labels=labels.tolist(), given=given.tolist()),)
 
 
 def end(sign, rng):
     last = (NUMBER[:, None] == 2) & (NUMBER == 2)
-    return layers(own={"modsum_e": apart(2 + symmetric(rng, 30, 0.3) - 1.5 * sign * last)})
+    return layers(end_to_end=apart(2 + symmetric(rng, 30, 0.3) - 1.5 * sign * last))
 
 
 def larger(sign, rng):
-    own = {label: apart(3 + symmetric(rng, 30, 0.3) + level) for label, level in (("modsum_l", sign), ("modsum_e", 0))}
-    return layers(own=own)
+    by_block, end_to_end = (apart(3 + symmetric(rng, 30, 0.3) + level) for level in (sign, 0))
+    return layers(by_block=by_block, end_to_end=end_to_end)
 
 
 def patterns(sign, rng):
     """Layers as points: of two networks, or of one. Noise: no pattern at all."""
     if sign == NOISE:
-        return layers(own={label: apart(1 + symmetric(rng, 30, 0.3)) for label in ("modsum_l", "modsum_e")})
+        by_block, end_to_end = (apart(1 + symmetric(rng, 30, 0.3)) for _ in range(2))
+        return layers(by_block=by_block, end_to_end=end_to_end)
     points = [np.column_stack([np.arange(30), rng.normal(0, 8, (30, 8))]) for _ in range(2)]
     distances = [np.linalg.norm(x[:, None] - x, axis=-1) for x in points]
-    return layers(own={"modsum_l": distances[0], "modsum_e": distances[1 if sign == TRUTH else 0]})
+    return layers(by_block=distances[0], end_to_end=distances[1 if sign == TRUTH else 0])
 
 
 def at_attention(sign, rng):
@@ -304,7 +302,7 @@ def at_attention(sign, rng):
     attention = np.array([name.startswith("attn") for name in ONE])
     steps = np.arange(len(ONE) - 1)
     values[steps, steps + 1] += sign * (attention[:-1] | attention[1:])
-    return layers(own={"modsum_0": values})
+    return layers(one_sum=values)
 
 
 # training curves of five sizes

@@ -1,9 +1,8 @@
 """Groups of models: pairs, bands, permuted labels, distances and clusters, on planted groups and on none."""
 
 import itertools
-import json
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -13,25 +12,41 @@ from hydra import compose, initialize_config_dir
 from test_config import CONF
 
 from repsim_cli import measures, registry, results
-from repsim_cli.analysis.claims import groups as claims
-from repsim_cli.analysis.distances import adjusted_rand, angles, between_models, clusters, distances, recovered
-from repsim_cli.analysis.groups import (
+from repsim_cli.config import validate
+from repsim_cli.content import Facts, Matrix, Measured, Results, Side
+from repsim_cli.errors import BadConfig, BadInput
+from repsim_cli.findings import penalties
+from repsim_cli.findings.analyse import card_of
+from repsim_cli.findings.analysis import Finished
+from repsim_cli.findings.distances import (
+    Between,
+    adjusted_rand,
+    angles,
+    between,
+    between_group_distances_are_larger,
+    clusters,
+    clusters_are_the_groups,
+    over_layers,
+    recovered,
+    tree,
+)
+from repsim_cli.findings.groups import (
     Depths,
     _draws,
     arrangements,
-    by_depth,
+    curves,
+    groups_alike_early,
+    groups_differ_late,
     kinds,
-    resolve,
+    points_of,
     separated,
     separation,
     smallest_p,
-    ties,
 )
-from repsim_cli.config import validate
-from repsim_cli.errors import BadConfig, BadInput, Degenerate, RunFailed
+from repsim_cli.models.source import facts
 from repsim_cli.settings import Extract, Hardware, Ranked, Significance
 from repsim_cli.similarity import estimate_all_pairs
-from repsim_cli.studies.grouped import Distances
+from repsim_cli.studies.grouped import resolve, ties
 
 GROUPS = {"a": ["u", "v", "w"], "b": ["x", "y"]}
 
@@ -61,34 +76,40 @@ def test_every_pair_stands_in_one_kind():
     assert [len(pairs) for pairs in published.values()] == [45, 100, 45]
 
 
+def by_depth(depths, *, level=0.95, seed=0):
+    """The curves by kind of pair."""
+    layers = [f"h{i}" for i in range(len(depths.shares))]
+    made = curves("cka", "CKA", "layers", layers, depths, level=level, seed=seed)
+    return {tuple(curve.about["pairs_of"]): curve for curve in made.values()}
+
+
 def test_means_by_depth_take_both_directions_of_a_pair():
     values = np.random.default_rng(0).normal(size=(5, 5, 2))
-    found = by_depth(Depths(GROUPS, values, np.array([0.5, 1.0]), True), level=0.95, seed=0)
+    found = by_depth(Depths(GROUPS, values, np.array([0.5, 1.0]), True))
     between = [(values[i, j] + values[j, i]) / 2 for i in range(3) for j in (3, 4)]
-    np.testing.assert_allclose(found["a", "b"]["mean"], np.mean(between, 0))
-    np.testing.assert_allclose(found["a", "b"]["values"], between)
-    assert found["a", "b"]["models"][1] == ["u", "y"]
-    assert found["b", "b"]["models"] == [["x", "y"]]
+    curve = found["a", "b"]
+    np.testing.assert_allclose(curve.mean, np.mean(between, 0))
+    np.testing.assert_allclose(list(curve.lines.values()), between)
+    assert list(curve.lines)[1] == "u and y"
+    assert (curve.at, curve.about["shares"]) == (["h0", "h1"], [0.5, 1.0])
+    assert list(found["b", "b"].lines) == ["x and y"]
     # draws of two models, or of a single pair, tell nothing
-    assert [found[kind]["low"] is None for kind in found] == [False, True, True]
-    assert [found[kind]["pairs_low"] is None for kind in found] == [False, False, True]
+    assert [list(each.bands) for each in found.values()] == [["models", "pairs"], ["pairs"], []]
+    assert curve.bands["pairs"].of == "95 % over draws of pairs"
 
 
 def test_bands_over_models_cover_where_bands_over_pairs_are_too_narrow():
     """Values made of an effect of each of two models: 45 pairs, but ten numbers."""
     rng = np.random.default_rng(1)
-    covered = {"": 0, "pairs_": 0}
+    covered = {"models": 0, "pairs": 0}
     for seed in range(60):
         effects = rng.normal(size=10)
-        values = (effects[:, None] + effects[None])[..., None]
-        one = by_depth(
-            Depths(models(10, 2), np.pad(values, ((0, 2), (0, 2), (0, 0))), np.ones(1), True), level=0.95, seed=seed
-        )
-        for prefix in covered:
-            band = one["a", "a"]
-            covered[prefix] += band[f"{prefix}low"][0] <= 0 <= band[f"{prefix}high"][0]
-    assert covered[""] >= 51
-    assert covered["pairs_"] <= 45
+        values = np.pad((effects[:, None] + effects[None])[..., None], ((0, 2), (0, 2), (0, 0)))
+        bands = by_depth(Depths(models(10, 2), values, np.ones(1), True), seed=seed)["a", "a"].bands
+        for of, band in bands.items():
+            covered[of] += band.low[0] <= 0 <= band.high[0]
+    assert covered["models"] >= 51
+    assert covered["pairs"] <= 45
 
 
 def test_bands_are_those_of_drawn_models():
@@ -103,8 +124,22 @@ def test_bands_are_those_of_drawn_models():
         model_of = np.repeat(np.arange(7), weights)
         picked = [values[i, j, 1] for i, j in itertools.combinations(model_of, 2) if i < 4 and j < 4 and i != j]
         means.append(np.mean(picked))
-    found = by_depth(depths, level=0.9, seed=3)["a", "a"]
-    np.testing.assert_allclose([found["low"][1], found["high"][1]], np.quantile(means, [0.05, 0.95]))
+    band = by_depth(depths, level=0.9, seed=3)["a", "a"].bands["models"]
+    np.testing.assert_allclose([band.low[1], band.high[1]], np.quantile(means, [0.05, 0.95]))
+    assert band.of == "90 % over draws of models"
+
+
+def test_depths_are_shares_of_the_blocks():
+    layers = ["embed", "mlp_out@0", "mlp_out@3", "q@1.h0", "q@1.h1", "module:lm_head"]
+    points = points_of(Facts(kind="live", family="bert", layers=layers, widths=[4] * 6, blocks=4))
+    assert points == {
+        "embed": ([0], [0.0]),
+        "mlp_out": ([1, 2], [0.25, 1.0]),
+        "q": ([3, 4], [0.5, 0.5]),
+        "module:lm_head": ([5], [0.0]),
+    }
+    stored = Facts(kind="stored", family="a", layers=["in@5", "out@9"], widths=[4, 4])
+    assert points_of(stored) == {"layers": ([0, 1], [0.5, 1.0])}
 
 
 def test_arrangements_are_all_of_their_sizes():
@@ -146,9 +181,9 @@ def test_distances_by_hand():
     cosines = np.ones((2, 2, 3))
     cosines[0, 1] = cosines[1, 0] = [0.5, 0.0, 1 + 1e-9]
     third, half = np.pi / 3, np.pi / 2
-    np.testing.assert_allclose(distances(angles(cosines)), np.hypot(third, half) * (1 - np.eye(2)))
+    np.testing.assert_allclose(over_layers(angles(cosines)), np.hypot(third, half) * (1 - np.eye(2)))
     assert angles(np.array([[[-1.0]]])).item() == np.pi
-    with pytest.raises(Degenerate, match=r"distances: no cosine, got 1.2; arccos needs values from -1 to 1"):
+    with pytest.raises(BadInput, match=r"no cosine, got 1.2; arccos needs values from -1 to 1"):
         angles(cosines * 1.2)
 
 
@@ -170,7 +205,7 @@ def test_distances_are_a_metric(name):
     if name == "cka_unbiased":
         assert (values < 0).any()
     at = np.arange(32).reshape(8, 4)
-    whole = distances(angles(values[at[:, None], at[None]]))
+    whole = over_layers(angles(values[at[:, None], at[None]]))
     assert (whole >= 0).all()
     assert (whole == whole.T).all()
     for i, j, k in itertools.permutations(range(8), 3):
@@ -180,62 +215,84 @@ def test_distances_are_a_metric(name):
 def test_planted_groups_are_found():
     rng = np.random.default_rng(5)
     groups = models(5, 5)
-    found = between_models(groups, distances(planted(rng)), 0)
-    for one in found["agreement"].values():
-        assert one == {"value": 1.0, "p": pytest.approx(2 / 252), "opposite_p": 1.0, "arrangements": 252, "exact": True}
-    assert len(found["pairs"]["a-b"]["values"]) == 25
-    assert found["linkage"].shape == (9, 4)
-    assert np.mean(found["pairs"]["a-b"]["values"]) > np.max(found["pairs"]["a-a"]["values"])
+    found = between(groups, over_layers(planted(rng)), 0)
+    for agreed in found.agreement.values():
+        assert vars(agreed) == {
+            "value": 1.0,
+            "p": pytest.approx(2 / 252),
+            "opposite_p": 1.0,
+            "arrangements": 252,
+            "exact": True,
+        }
+    assert list(found.clusters) == ["hierarchical", "spectral"]
+    assert tree(found.values).shape == (9, 4)
 
 
 def test_no_groups_are_not_found():
     """p values of groups that are not there are spread over (0, 1]."""
     rng = np.random.default_rng(6)
     groups = models(5, 5)
-    whole = [distances(planted(rng, apart=0.0)) for _ in range(60)]
+    whole = [over_layers(planted(rng, apart=0.0)) for _ in range(60)]
     apart = [separated(one, groups, 0).p for one in whole]
-    found = [recovered(groups, own, 0).p for one in whole for own in clusters(one, 2)[1].values()]
+    found = [recovered(groups, own, 0).p for one in whole for own in clusters(one, 2).values()]
     assert np.mean(np.array(apart) <= 0.05) <= 0.12
     assert np.mean(np.array(found) <= 0.05) <= 0.12
     assert 0.3 < np.mean(apart) < 0.7
 
 
 def test_copies_have_no_clusters(tmp_path):
-    with pytest.raises(Degenerate, match="half of the pairs of models are the same, got a median of 0; drop copies"):
-        clusters(np.zeros((4, 4)), 2)
-    run = results.create(tmp_path / "run", name="x", study="similarity", seed=0, command=[], overrides=[])
     copies = Depths(models(2, 2), np.ones((4, 4, 3)), np.ones(3), True)
-    with pytest.raises(RunFailed, match="cka, mlp_out: distances: half of the pairs of models are the same"):
-        Distances().add(run, "cka, mlp_out", measures.get("cka"), copies, [], 0)
-    run.discard()
+    run, message = (
+        folder_of(copies, tmp_path),
+        "half of the pairs of models are the same, got a median of 0; drop copies",
+    )
+    with pytest.raises(BadInput, match=f"^cka, layers: {message}"):
+        card_of("distances").compute(run, None, [])
+
+
+def folder_of(depths, folder):
+    """A finished run of CKA between stored layers of these models."""
+    names = [f"h{i}" for i in range(len(depths.shares))]
+    labels = [label for members in depths.groups.values() for label in members]
+    sides = [Side(model=label, layers=names) for label in labels]
+    (folder / "arrays").mkdir()
+    matrices = []
+    for i, j in itertools.combinations_with_replacement(range(len(labels)), 2):
+        file = f"arrays/{i}-{j}.npy"
+        np.save(folder / file, np.diag(depths.values[i, j]))
+        matrices.append(Matrix(rows=sides[i], columns=sides[j], values=file))
+    card = {"label": "CKA", "larger_is_closer": True, "symmetric": True, "is_metric": False, "cosine": True}
+    measured = Measured(name="cka", label="cka", settings={}, estimate={}, card=card, matrices=matrices)
+    about = asdict(Facts(kind="stored", family="", layers=names, widths=[1] * len(names)))
+    manifest = {"seed": 0, "models": labels, "facts": dict.fromkeys(labels, about), "groups": depths.groups}
+    return Finished(folder=folder, manifest=manifest, results=Results(study="similarity", measures=[measured]))
 
 
 def test_claims_on_similarity_and_distance():
     rng, shares = np.random.default_rng(7), np.array([0.25, 0.5, 0.75, 1.0])
     groups = models(5, 5)
     here, gone = (Depths(groups, planted(rng, apart=apart), shares, False) for apart in (0.5, 0.0))
-    assert claims.groups_differ_late(here).verdict == "holds"
+    assert groups_differ_late(here).verdict == "holds"
     turned = replace(here, values=-here.values, larger_is_closer=True)
-    assert claims.groups_differ_late(turned) == claims.groups_differ_late(here)
-    late = claims.groups_differ_late(here)
+    assert groups_differ_late(turned) == groups_differ_late(here)
+    late = groups_differ_late(here)
     assert (late.why, round(late.p, 4)) == ("252 groupings of the models", 0.0079)
-    assert claims.groups_differ_late(gone).verdict == "unclear"
+    assert groups_differ_late(gone).verdict == "unclear"
     no_early = replace(here, shares=np.array([0.6, 0.7, 0.8, 1.0]))
-    assert claims.groups_alike_early(no_early).why == "needs layers in the first half and beyond 75 % of the depth"
-    assert claims.groups_alike_early(gone).why.startswith("the groups do not differ in late layers (p = ")
-    assert claims.early_layers_cost_little(replace(here, shares=shares + 0.5)).why == "no layer lies there"
+    assert groups_alike_early(no_early).why == "needs layers in the first half and beyond 75 % of the depth"
+    assert groups_alike_early(gone).why.startswith("the groups do not differ in late layers (p = ")
+    assert penalties.early_layers_cost_little(replace(here, shares=shares + 0.5)).why == "no layer lies there"
     pair = replace(here, groups=models(2), values=here.values[:2, :2])
     why = "needs pairs of models whichever model is left out"
-    assert claims.early_layers_cost_little(pair).why == why
-    whole = distances(here.values)
-    found = between_models(groups, whole, 0)
-    assert claims.between_group_distances_are_larger(groups, whole, found).verdict == "holds"
-    assert claims.clusters_are_the_groups(groups, whole, found).verdict == "holds"
+    assert penalties.early_layers_cost_little(pair).why == why
+    found = between(groups, over_layers(here.values), 0)
+    assert between_group_distances_are_larger(found).verdict == "holds"
+    assert clusters_are_the_groups(found).verdict == "holds"
     small = Depths(models(3, 3), here.values[2:8, 2:8], shares, False)
-    assert claims.groups_differ_late(small).why == "groups of this size have no p below 0.1; needs larger groups"
-    assert claims.groups_differ_late(replace(small, groups=models(6))).why == "needs two groups"
-    assert claims.groups_differ_late(replace(here, shares=shares / 2)).why == "no layer lies beyond 75 % of the depth"
-    assert claims.clusters_are_the_groups(small.groups, whole, found).verdict == "not testable here"
+    assert groups_differ_late(small).why == "groups of this size have no p below 0.1; needs larger groups"
+    assert groups_differ_late(replace(small, groups=models(6))).why == "needs two groups"
+    assert groups_differ_late(replace(here, shares=shares / 2)).why == "no layer lies beyond 75 % of the depth"
+    assert clusters_are_the_groups(Between(small.groups, found.values)).verdict == "not testable here"
 
 
 METRICS = {
@@ -282,10 +339,9 @@ def configured(*overrides):
         (["groups={one: 3}"], "groups.one"),
         (["groups=[tiny_a]"], "groups: wrong value, got ['tiny_a']; give dictionary"),
         (["groups={one: [tiny_a, gelu_tiny_3l]}", "model=[tiny_a,gelu_tiny_3l]"], "groups: models of equal depth are needed, got 6 layers of 'tiny_a' and 3 of 'gelu_tiny_3l'; leave one of them out"),
-        (["+options.distances=true"], "options.distances: clusters need 2 groups, got 0; set groups"),
-        (["+options.distances=true", "groups={one: [tiny_a, tiny_b], two: [tiny_a_step100, tiny_a_step400]}", "measure=[mutual_knn]"], "options.distances: mutual_knn is neither a metric nor a cosine, got no angle; use cka_unbiased"),
+        (["+analyses.distances={}"], "analyses.distances: clusters need 2 groups, got 0; set groups"),
+        (["+analyses.distances={}", "groups={one: [tiny_a, tiny_b], two: [tiny_a_step100, tiny_a_step400]}", "measure=[mutual_knn]"], "analyses.distances: mutual_knn is neither a metric nor a cosine, got no angle; use cka_unbiased"),
         (["study=architecture", "base=tiny_a"], "base: the study architecture takes none, got 'tiny_a'; set base=null"),
-        (["+options.claims=[groups_differ_late]"], "options.claims: unknown claim, got 'groups_differ_late'"),
     ],
 )  # fmt: skip
 def test_bad_roles_are_refused(overrides, message):
@@ -319,37 +375,61 @@ def test_the_study_on_planted_groups(repsim, newest, tmp_path):
         layers[3] = own[group] + rng.normal(size=(300, 6)) / 2
         np.savez(tmp_path / f"{name}.npz", **{f"h{i}": x for i, x in enumerate(layers)})
         words.append(f"+model.{name}={{kind: precomputed, path: {tmp_path / name}.npz}}")
-    wanted = [*claims.OF_GROUPS]
-    code, _, err = repsim("run", "model=[]", *words, "measure=[cka_unbiased]", "extract.batch_rows=100", "groups={one: [a0, a1, a2, a3], two: [b0, b1, b2, b3]}", "+options.distances=true", f"+options.claims=[{','.join(wanted)}]")  # fmt: skip
+    wanted = [
+        "groups_differ_late",
+        "groups_alike_early",
+        "between_group_distances_are_larger",
+        "clusters_are_the_groups",
+    ]
+    code, _, err = repsim("run", "model=[]", *words, "measure=[cka_unbiased]", "extract.batch_rows=100", "groups={one: [a0, a1, a2, a3], two: [b0, b1, b2, b3]}", "+analyses.distances={}", f"claims=[{','.join(wanted)}]")  # fmt: skip
     assert code == 0, err
-    found = results.read_results(newest())
-    assert found["groups"] == {"one": {f"a{i}": {} for i in range(4)}, "two": {f"b{i}": {} for i in range(4)}}
-    assert "aside" not in results.read_manifest(newest())["models"]
-    verdicts = {one["name"]: one for one in found["claims"]}
-    assert {name: one["verdict"] for name, one in verdicts.items()} == dict.fromkeys(wanted, "holds")
+    found, manifest = results.read_results(newest()), results.read_manifest(newest())
+    assert manifest["groups"] == {"one": {f"a{i}": {} for i in range(4)}, "two": {f"b{i}": {} for i in range(4)}}
+    assert "aside" not in manifest["models"]
+    verdicts = {verdict.name: verdict for verdict in found.claims}
+    assert {name: verdict.verdict for name, verdict in verdicts.items()} == dict.fromkeys(wanted, "holds")
     late = verdicts["groups_differ_late"]
-    assert (late["p"], late["opposite_p"], late["why"]) == (2 / 70, 1.0, "70 groupings of the models")
-    assert verdicts["groups_alike_early"]["se"] > 0
+    assert (late.p, late.opposite_p, late.why) == (2 / 70, 1.0, "70 groupings of the models")
+    assert verdicts["groups_alike_early"].se > 0
     said = repsim("show", newest())[1]
-    value = f"holds ({late['value']:.3f}, threshold 0.0, p = 0.029)"
+    value = f"holds ({late.value:.3f}, threshold 0.0, p = 0.029)"
     assert f"  claim groups_differ_late (cka_unbiased, layers): {value}\n" in said
-    curve = found["curves"]["cka_unbiased, layers, one-two"]
-    assert len(curve["values"]) == 16
-    block = next(
-        m for m in found["measures"][0]["matrices"] if (m["rows"]["model"], m["columns"]["model"]) == ("a0", "b2")
-    )
-    one_way = np.diagonal(results.read_array(newest(), block["values"]))
-    np.testing.assert_allclose(curve["values"][2], one_way, rtol=1e-14)
-    own = found["distances"]["cka_unbiased, layers"]
-    values = results.read_array(newest(), own["values"])
-    assert values[0, 6] == pytest.approx(np.sqrt(np.square(np.arccos(curve["values"][2])).sum()))
-    expected = {"value": 1.0, "p": pytest.approx(2 / 70), "opposite_p": 1.0, "arrangements": 70, "exact": True}
-    assert own["agreement"]["spectral"] == expected
-    rows = found["tables"]["distances by groups"]["rows"]
-    assert [row[1:3] for row in rows] == [["one-one", 6], ["one-two", 16], ["two-two", 6]]
+    curve = found.curves["cka_unbiased, layers, one-two"]
+    assert len(curve.lines) == 16
+    block = next(m for m in found.measures[0].matrices if (m.rows.model, m.columns.model) == ("a0", "b2"))
+    counterparts = np.diagonal(results.read_array(newest(), block.values))
+    np.testing.assert_array_equal(curve.lines["a0 and b2"], counterparts)
+    matrix = found.matrices["cka_unbiased, layers, between models"]
+    assert (matrix.rows.layers[6], matrix.analysis) == ("b2", "distances")
+    distance = results.read_array(newest(), matrix.values)[0, 6]
+    assert distance == pytest.approx(np.sqrt(np.square(np.arccos(counterparts)).sum()))
+    rows = {row[1]: row[2:] for row in found.tables["clusters and groups"].rows}
+    assert rows["spectral"] == rows["hierarchical"] == [1.0, pytest.approx(2 / 70), 70, True]
+    of_models = {row[1]: row[2:] for row in found.tables["clusters of models"].rows}
+    assert list(of_models) == [*(f"a{i}" for i in range(4)), *(f"b{i}" for i in range(4))]
+    assert of_models["a1"][0] == "one"
+    assert of_models["a1"] == of_models["a0"]
+    assert of_models["a1"][1:] != of_models["b0"][1:]
+    assert [row[1:3] for row in found.tables["distances by groups"].rows] == [["one-one", 6], ["one-two", 16], ["two-two", 6]]  # fmt: skip
     drawn = {file.stem for file in (newest() / "figures").glob("*.png")}
     assert {"cka_unbiased-layers-groups", "cka_unbiased__layers-distances", "cka_unbiased__layers-models"} <= drawn
-    json.dumps(found, allow_nan=False)
+
+
+def test_claims_bring_their_analyses_and_without_groups_are_not_testable(repsim, newest):
+    wanted = "claims=[groups_differ_late,groups_alike_early,clusters_are_the_groups]"
+    words = ["model=[tiny_a,tiny_a_step100]", "measure=[cka_unbiased,mutual_knn]", "extract.hook_points=[mlp_out]"]
+    code, _, err = repsim("run", *words, "extract.sequences=16", wanted)
+    assert code == 0, err
+    found = results.read_results(newest())
+    assert set(found.analyses) == {"maps", "groups", "distances"}
+    assert {(verdict.name, verdict.measure): verdict.why for verdict in found.claims} == {
+        ("groups_differ_late", "cka_unbiased, mlp_out"): "needs two groups",
+        ("groups_differ_late", "mutual_knn, mlp_out"): "needs two groups",
+        ("groups_alike_early", "cka_unbiased, mlp_out"): "needs two groups",
+        ("groups_alike_early", "mutual_knn, mlp_out"): "needs two groups",
+        ("clusters_are_the_groups", "cka_unbiased, mlp_out"): "needs two groups",
+    }
+    assert not found.curves
 
 
 def test_models_are_chosen_by_their_metrics(tmp_path):
@@ -374,18 +454,22 @@ def test_models_are_chosen_by_their_metrics(tmp_path):
         groups={"low": Ranked(by="hans", bottom=2), "high": Ranked(by="hans", top=2)},
     )
     assert study.plan()["groups"]
+    read = {reading.label: reading.layers for reading in study.readings}
     run = results.create(tmp_path / "run", name="x", study="similarity", seed=0, command=[], overrides=[])
-    found = study.run(run)
-    assert found["groups"] == {
+    measured = study.run(run)
+    assert run.manifest["groups"] == {
         "low": {"tiny_a": {"hans": 0.2}, "copy": {"hans": 0.1}},
         "high": {"tiny_a_step100": {"hans": 0.9}, "tiny_b": {"hans": 0.7}},
     }
     assert run.manifest["models_run"] == ["tiny_a", "copy", "tiny_a_step100", "tiny_b"]
-    curve = found["curves"]["cka_unbiased, mlp_out, low-high"]
-    assert curve["layers"] == [f"mlp_out@{i}" for i in range(6)]
-    assert curve["shares"] == [(i + 1) / 6 for i in range(6)]
-    assert curve["models"][3] == ["copy", "tiny_b"]
-    np.testing.assert_allclose(curve["values"][3], 1)
+    about = {label: asdict(facts(label, source, read[label])) for label, source in sources.items()}
+    run.manifest.update(facts=about)
+    part = card_of("groups").compute(Finished(folder=run.folder, manifest=run.manifest, results=measured), None, [])
+    curve = part.curves["cka_unbiased, mlp_out, low-high"]
+    assert curve.at == [f"mlp_out@{i}" for i in range(6)]
+    assert curve.about["shares"] == [(i + 1) / 6 for i in range(6)]
+    assert list(curve.lines)[3] == "copy and tiny_b"
+    np.testing.assert_allclose(curve.lines["copy and tiny_b"], 1)
     run.discard()
 
 

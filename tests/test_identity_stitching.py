@@ -1,6 +1,6 @@
 """The study of identity stitches by groups: against the models' own modules, from the cache, and its refusals."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -9,7 +9,11 @@ from conftest import TINY
 
 from repsim_cli import registry, results
 from repsim_cli.errors import BadInput
-from repsim_cli.settings import Extract, Hardware, Ranked, Significance
+from repsim_cli.findings.analyse import card_of
+from repsim_cli.findings.analysis import Finished
+from repsim_cli.findings.claims import known
+from repsim_cli.models.source import facts
+from repsim_cli.settings import Extract, Hardware, Ranked
 
 LABELS = {"id2label": {0: "entailment", 1: "neutral", 2: "contradiction"}, "pad_token_id": 0, "initializer_range": 0.3}
 EXTRACT = Extract(hook_points=["resid_post"], length=40, sequences=30)
@@ -28,7 +32,6 @@ def source(tokenizer_folder):
 def study(model, groups, data=None, **settings):
     settings = {
         "extract": EXTRACT,
-        "significance": Significance(),
         "hardware": Hardware(batch_size=15),
         "seed": 0,
         **settings,
@@ -37,10 +40,13 @@ def study(model, groups, data=None, **settings):
     return registry.studies.get("identity_stitching").function(model=model, groups=groups, data=data, **settings)
 
 
-def ran(one, folder):
+def ran(made, folder):
+    """The run, what the study measured, and what follows from it."""
     run = results.create(folder, name="x", study="identity_stitching", seed=0, command=[], overrides=[])
-    found = one.run(run)
-    return run, found
+    measured = made.run(run)
+    about = {label: asdict(facts(label, source, [])) for label, source in made.models.items()}
+    finished = Finished(folder=folder, manifest={**run.manifest, "facts": about}, results=measured)
+    return run, measured, card_of("penalties").compute(finished, None, known(CLAIMS))
 
 
 GROUPS = {"one": ["a", "b", "c"], "two": ["x", "y", "copy"]}
@@ -56,12 +62,16 @@ def test_the_study(source, tmp_path, monkeypatch):
     monkeypatch.setenv("REPSIM_CACHE", str(tmp_path / "cache"))
     models = {label: source(seed) for seed, label in enumerate("abcxy")}
     models["copy"] = source(4)  # of y
-    one = study(models, GROUPS, claims=CLAIMS)
+    one = study(models, GROUPS)
     plan = one.plan()
     assert (plan["pairs of models"], plan["passes of tails"]) == (15, 6 * 5 * 3 * 2)
-    run, found = ran(one, tmp_path / "run")
-    values = {name: results.read_array(run.folder, each["values"]) for name, each in found["stitched"].items()}
-    labels = found["stitched"]["accuracy"]["heads"]
+    run, measured, part = ran(one, tmp_path / "run")
+    values: dict = {}
+    for matrix in measured.matrices.values():
+        block = results.read_array(run.folder, matrix.values)
+        values.setdefault(matrix.about["quantity"], []).append(block)
+    values = {name: np.stack(blocks, 2) for name, blocks in values.items()}
+    labels = measured.matrices["accuracy, resid_post@1"].rows.layers
     assert labels == [*GROUPS["one"], *GROUPS["two"]]
 
     # by hand: what block 1 of a gives, through the last block and the head of x
@@ -79,7 +89,7 @@ def test_the_study(source, tmp_path, monkeypatch):
     at = (labels.index("a"), labels.index("x"), 1)
     assert values["accuracy"][at] == np.mean(correct)
     assert values["accuracy_penalty"][at] == pytest.approx(np.mean(own) - np.mean(correct))
-    rows = {row[0]: row for row in found["tables"]["models"]["rows"]}
+    rows = {row[0]: row for row in measured.tables["models"].rows}
     assert rows["x"][1:3] == ["two", np.mean(own)]
 
     # a copy goes on as the model itself would
@@ -89,20 +99,20 @@ def test_the_study(source, tmp_path, monkeypatch):
         assert (values[name][pair[::-1]] == 0).all()
     assert np.abs(values["loss_penalty"][:3, 3:]).min() > 0
 
-    curve = found["curves"]["loss_penalty, resid_post, one-two"]
+    curve = part.curves["loss_penalty, resid_post, one-two"]
     both = (values["loss_penalty"][0, 3] + values["loss_penalty"][3, 0]) / 2
-    np.testing.assert_allclose(curve["values"][0], both)
-    assert curve["shares"] == [1 / 3, 2 / 3, 1]
-    direction = {tuple(row[:3]): row[3:] for row in found["tables"]["by direction"]["rows"]}
+    np.testing.assert_allclose(curve.lines["a and x"], both)
+    assert curve.about["shares"] == [1 / 3, 2 / 3, 1]
+    direction = {tuple(row[:3]): row[3:] for row in part.tables["by direction"].rows}
     assert len(direction) == 12
     assert direction["one", "two", "resid_post@2"][2] == pytest.approx(values["loss_penalty"][:3, 3:, 2].mean())
-    assert [one["name"] for one in found["claims"]] == ["groups_keep_apart_on_hans", *CLAIMS[:3]]
-    assert {one["measure"] for one in found["claims"]} == {"accuracy", "accuracy_penalty"}
+    assert [verdict.name for verdict in part.claims] == ["groups_keep_apart_on_hans", *CLAIMS[:3]]
+    assert {verdict.measure for verdict in part.claims} == {"accuracy", "accuracy_penalty"}
 
     # a second run finds every batch in the cache
     monkeypatch.setattr("repsim_cli.stitching.evaluate.Streams", None)
-    again, second = ran(study(models, GROUPS, claims=CLAIMS), tmp_path / "again")
-    assert second == found
+    again, *second = ran(study(models, GROUPS), tmp_path / "again")
+    assert second == [measured, part]
     run.discard()
     again.discard()
 
@@ -111,13 +121,13 @@ def test_models_are_chosen_by_their_metrics(source, tmp_path, monkeypatch):
     monkeypatch.setenv("REPSIM_CACHE", str(tmp_path / "cache"))
     models = {label: replace(source(i), metrics=lambda i=i: {"hans": i / 10}) for i, label in enumerate("abcde")}
     groups = {"good": Ranked(by="hans", top=2), "bad": Ranked(by="hans", bottom=2)}
-    run, found = ran(study(models, groups, extract=replace(EXTRACT, layers=[-1])), tmp_path / "run")
-    assert found["groups"] == {
+    run, _, part = ran(study(models, groups, extract=replace(EXTRACT, layers=[-1])), tmp_path / "run")
+    assert run.manifest["groups"] == {
         "good": {"e": {"hans": 0.4}, "d": {"hans": 0.3}},
         "bad": {"b": {"hans": 0.1}, "a": {"hans": 0.0}},
     }
     assert list(run.manifest["models"]) == ["e", "d", "b", "a"]
-    assert found["curves"]["accuracy, resid_post, good-bad"]["layers"] == ["resid_post@2"]
+    assert part.curves["accuracy, resid_post, good-bad"].at == ["resid_post@2"]
     run.discard()
 
 
@@ -133,7 +143,6 @@ def test_what_cannot_be_stitched_is_refused(source):
         ({"a": source(0), "b": source(1, hidden_size=64)}, {}, r"groups: models of equal width are needed, got 32 \('a'\) and 64 \('b'\); leave one"),
         ({"a": source(0), "b": source(1)}, {"extract": replace(EXTRACT, length=65)}, "extract.length, model.a: longer than the model's context, got 65; at most 64"),
         ({"a": source(0), "b": source(1)}, {"extract": replace(EXTRACT, layers=[3])}, "extract.layers: no such layer, got 3; give embed, or a block from -3 to 2"),
-        ({"a": source(0), "b": source(1)}, {"claims": ["groups_differ_late"]}, "options.claims: unknown claim, got 'groups_differ_late'"),
         ({"a": source(0), "b": source(1)}, {"hardware": Hardware(memory_gb=0.1)}, "hardware.memory_gb: the run needs about .* GB, got a limit of 0.10 GB; lower hardware.batch_size"),
         ({"a": source(0), "b": source(1)}, {"groups": {"one": Ranked(by="hans", top=2)}}, "groups.one.by: 'a' has no metrics, got hans; name the models of the group"),
     ):  # fmt: skip

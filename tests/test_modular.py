@@ -361,7 +361,7 @@ def test_checkpoints_survive_a_kill_at_the_very_end(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("given", "name"),
     [
-        ({"moduli": [5]}, "one sum"),
+        ({"moduli": [5]}, "on one sum"),
         ({"moduli": [5, 3], "blocks": 2}, "end to end"),
         ({"moduli": [5, 3], "blocks": 2, "training": "by_block"}, "block by block"),
         ({"moduli": [5, 3], "blocks": 2, "training": "by_block", "patience": None, "save": [0, 3]}, "block by block"),

@@ -1,8 +1,6 @@
 """Sub-networks: planted ones are found, none where there are none; targets; pairs within models alone."""
 
 import itertools
-import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,27 +8,35 @@ import sklearn.metrics
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from repsim_cli.plots.heatmap import together
 from sklearn.cluster import SpectralClustering
 
-from repsim_cli import measures
-from repsim_cli.analysis import targets
-from repsim_cli.analysis.claims import sub_networks as claims
-from repsim_cli.analysis.claims.sub_networks import LAYER_CLAIMS, Layers, layer_verdicts
-from repsim_cli.analysis.sub_networks import (
+from repsim_cli import measures, results
+from repsim_cli.content import BY_BLOCK, END_TO_END, ONE_SUM
+from repsim_cli.draw.heatmap import together
+from repsim_cli.errors import BadInput
+from repsim_cli.findings import modular_layers, targets
+from repsim_cli.findings.modular_layers import Layers
+from repsim_cli.findings.partitions import (
     affinities,
     agreement,
     clusters,
     decomposed,
     divided,
-    found_in,
     parsed,
     segments,
     spectral,
+)
+from repsim_cli.findings.sub_networks import (
+    Clustered,
+    SubNetworks,
+    clustered,
+    curves,
+    layer_wise_groups_are_the_published,
+    layer_wise_training_gives_three_groups,
+    of_model,
     tables,
 )
-from repsim_cli.errors import BadInput
-from repsim_cli.settings import SubNetworks
+from repsim_cli.findings.targets import Near
 from repsim_cli.similarity import all_pairs
 
 SEEDS = st.integers(0, 10_000)
@@ -188,103 +194,128 @@ def test_what_is_recorded_is_in_the_order_of_the_network():
     labels, values = planted((6, 6), 0)
     names = [f"{kind}@{block}" for kind in "abcdef" for block in range(2)]
     shuffled = [0, 6, 1, 7, 2, 8, 3, 9, 4, 10, 5, 11]  # by kind, as hook points are asked for
-    found = found_in(
-        values[np.ix_(shuffled, shuffled)], names, False, SubNetworks(), parsed(["0-2 6-8", "3-5 9-11"], 12)
-    )
-    assert found["layers"] == [f"{kind}@{block}" for block in range(2) for kind in "abcdef"]
-    assert [names[i] for i in found["order"]] == found["layers"]
-    np.testing.assert_allclose(found["consecutive"], values.diagonal(1))
-    for groups in found["groups"].values():
-        assert groups["labels"] == labels.tolist()
-        assert groups["boundaries"] == [6]
+    given = parsed(["0-2 6-8", "3-5 9-11"], 12)
+    found = of_model(values[np.ix_(shuffled, shuffled)], names, False, SubNetworks(), given)
+    assert found.layers == [f"{kind}@{block}" for block in range(2) for kind in "abcdef"]
+    np.testing.assert_allclose(found.following, values.diagonal(1))
+    assert [groups.labels.tolist() for groups in found.groups.values()] == [labels.tolist()] * 2
     own = pytest.approx(sklearn.metrics.adjusted_rand_score(labels, [0, 0, 0, 1, 1, 1] * 2))
-    assert found["agreement"] == {
+    assert found.agreement == {
         "spectral and segments": 1,
         "spectral and transformer blocks": 1,
         "segments and transformer blocks": 1,
         **{f"{one} and given": own for one in ("spectral", "segments", "spectral, as many,", "segments, as many,")},
     }
-    rows = tables({"gw": {"m": found}})["sub-networks"]["rows"]
-    assert [row[:5] for row in rows] == [
+    made = tables({"gw": {"m": found}})
+    assert [row[:5] for row in made["sub-networks"].rows] == [
         ["gw", "m", "spectral", 2, "0-5, 6-11"],
         ["gw", "m", "segments", 2, "0-5, 6-11"],
     ]
-    one = found_in(values, [f"h{i}" for i in range(12)], False, SubNetworks(method="segments", clusters=3), None)
-    assert list(one["groups"]) == ["segments"]
-    assert one["groups"]["segments"]["count"] == 3
-    assert one["agreement"] == {}
+    lines = curves({"gw": {"m": found}}, {"gw": "GW"})
+    assert lines["sub-networks, gw, m"].at == found.layers
+    assert lines["sub-networks, gw, m"].lines == {
+        **dict.fromkeys(["spectral", "segments"], labels.tolist()),
+        **dict.fromkeys(["spectral, as many as given", "segments, as many as given"], labels.tolist()),
+    }
+    following = lines["to the next layer, gw, m"]
+    assert (following.at, str(following.y)) == (found.layers[:-1], "GW")
+    gap, scores = found.groups["spectral"], lines["scores of spectral, gw, m"]
+    assert (scores.at, scores.lines["score"]) == ([2, 3, 4, 5, 6], list(gap.scores.values()))
+    assert scores.lines["without blocks"] == list(gap.reference.values())
+    assert lines["eigenvalues, gw, m"].lines["spectral"] == gap.eigenvalues.tolist()
+    assert clustered(found, SubNetworks(), given) == Clustered(2, labels.tolist(), given.tolist())
+    assert clustered(found, SubNetworks(clusters=2), None) == clustered(None, SubNetworks(), None) == Clustered()
+    one = of_model(values, [f"h{i}" for i in range(12)], False, SubNetworks(method="segments", clusters=3), None)
+    assert list(one.groups) == ["segments"]
+    assert one.groups["segments"].count == 3
+    assert one.agreement == {}
+    assert [name.partition(",")[0] for name in curves({"gw": {"m": one}}, {"gw": "GW"})] == [
+        "sub-networks",
+        "to the next layer",
+        "scores of segments",
+    ]
 
 
 def test_closest_layers():
-    near = {"m": {"c1": np.array([0.5, 0.2, 0.21, 0.9])}}
-    found = targets.tables({"gw": (near, False), "cka": (near, True)}, {"m": ["a", "b", "c", "d"]})
-    assert found["closest to targets"]["rows"] == [["gw", "m", "c1", "b", 0.2, 1], ["cka", "m", "c1", "d", 0.9, 0]]
-    ranked = found["layers by target"]["rows"]
+    near = {"names": ["a", "b", "c", "d"], "values": {"c1": np.array([0.5, 0.2, 0.21, 0.9])}}
+    found = targets.tables({"gw": {"m": Near(**near)}, "cka": {"m": Near(**near, larger_is_closer=True)}})
+    assert found["closest to targets"].rows == [["gw", "m", "c1", "b", 0.2, 1], ["cka", "m", "c1", "d", 0.9, 0]]
+    ranked = found["layers by target"].rows
     assert [row[4] for row in ranked] == ["b", "c", "a", "d", "d", "a", "c", "b"]
     assert ranked[1] == ["gw", "m", "c1", 2, "c", 0.21]
-    assert targets.ranking(np.ones(3), False) == targets.ranking(np.ones(3), True) == [0, 1, 2]
+    assert targets.ranking(np.ones(3)) == [0, 1, 2]
 
 
-def test_claims_on_single_models():
+def test_claims_on_targets():
+    names = [f"{kind}@{block}" for block in range(3) for kind in ("resid_pre", "attn_scores.h0", "resid_post")]
+    at = np.arange(9)
+    near = Near(names=names, values={"c1": np.abs(at - 2.0), "c2": np.abs(at - 4.0), "c3": np.abs(at - 5.5)})
+    claims = (
+        targets.c1_is_nearest_to_the_first_block,
+        targets.c2_is_nearest_to_the_second_block,
+        targets.c_is_near_the_last_blocks,
+    )
+    found = [claim(near) for claim in claims]
+    assert [judgement.value for judgement in found] == [1, 2, 5]
+    similar = Near(names=names, values={c: -x for c, x in near.values.items()}, larger_is_closer=True)
+    assert [claim(similar) for claim in claims] == found
+    why = "no p below 0.11 can be reached (any of 9 layers may be the nearest by chance); needs more"
+    assert (found[0].verdict, found[0].why) == ("not testable here", why)
+    assert [claim(Near()).why for claim in claims] == [
+        "needs a model trained block by block with resid_post@0, and options.targets with c1",
+        "needs a model trained block by block with resid_post@1, and options.targets with c2",
+        "needs a model trained block by block with resid_post@1, and options.targets with c3",
+    ]
+
+
+def test_claims_on_sub_networks():
+    three = layer_wise_training_gives_three_groups
+    assert [three(Clustered(count)).verdict for count in (3, 4, 1)] == ["holds", "fails", "unclear"]
+    why = "needs a model trained block by block, and sub_networks with spectral clusters to be chosen"
+    assert three(Clustered()).why == why
+    labels, given = [0, 0, 0, 1, 1, 1, 2, 2, 2], [0, 0, 0, 1, 1, 1, 2, 2, 1]
+    published = layer_wise_groups_are_the_published(Clustered(labels=labels, given=given))
+    assert published.value == pytest.approx(sklearn.metrics.adjusted_rand_score(labels, given))
+    why = "needs sub_networks.given of a model trained block by block"
+    assert layer_wise_groups_are_the_published(Clustered(3)).why == why
+
+
+def test_claims_on_the_layers_of_single_models():
     names = [f"{kind}@{block}" for block in range(3) for kind in ("resid_pre", "attn_scores.h0", "resid_post")]
     at = np.arange(9)
     steps = np.abs(at[:, None] - at).astype(float)
     flat = np.ones((9, 9)) - np.eye(9)
     ends = np.where((at[:, None] > 5) & (at > 5), 0.1, 1.0) * flat
-    one = Layers(
-        names={"modsum_l": names, "modsum_e": names, "modsum_0": names[:3]},
-        own={"modsum_l": steps, "modsum_e": ends, "modsum_0": mirrored(np.array([[0, 3, 9], [0, 0, 2.0], [0, 0, 0]]))},
-        targets={"modsum_l": {"c1": np.abs(at - 2.0), "c2": np.abs(at - 4.0), "c3": np.abs(at - 5.5)}},
-        clusters={"modsum_l": 3},
-        as_given={"modsum_l": ([0, 0, 0, 1, 1, 1, 2, 2, 2], [0, 0, 0, 1, 1, 1, 2, 2, 1])},
+    whole = Layers(
+        names={BY_BLOCK: names, END_TO_END: names, ONE_SUM: names[:3]},
+        apart={BY_BLOCK: steps, END_TO_END: ends, ONE_SUM: mirrored(np.array([[0, 3, 9], [0, 0, 2.0], [0, 0, 0]]))},
     )
-    found = {row["name"]: row for row in layer_verdicts(list(LAYER_CLAIMS), "gw", one)}
-    expected = {
-        "c1_is_nearest_to_the_first_block": 1,
-        "c2_is_nearest_to_the_second_block": 2,
-        "c_is_near_the_last_blocks": 5,
-        "layer_wise_training_gives_three_groups": 3,
-        "layer_wise_groups_are_the_published": sklearn.metrics.adjusted_rand_score([0, 0, 0, 1, 1, 1, 2, 2, 2], [0, 0, 0, 1, 1, 1, 2, 2, 1]),
-        "end_to_end_training_ends_alike": 0.1,
-        "layer_wise_distances_are_larger": steps.sum() / 72 - ends.sum() / 72,
-        "training_changes_the_pattern": None,
-        "attention_makes_the_first_differences": None,
-    }  # fmt: skip
-    assert {name: row["value"] for name, row in found.items()} == pytest.approx(expected)
-    assert found["c1_is_nearest_to_the_first_block"]["verdict"] == "not testable here"
-    why = "no p below 0.11 can be reached (any of 9 layers may be the nearest by chance); needs more"
-    assert found["c1_is_nearest_to_the_first_block"]["why"] == why
-    assert found["layer_wise_distances_are_larger"]["verdict"] == "holds"
-    why = "the distances of modsum_e do not grow with the layers between (p = 0.081): no pattern"
-    assert found["training_changes_the_pattern"]["why"] == why
-    # tiny models are the same by letter; without what a claim needs it is not testable
-    none = Layers(names={"modsum_tiny_e": names[:3], "modsum_tiny_l": names}, own={"modsum_tiny_e": flat[:3, :3], "modsum_tiny_l": flat})  # fmt: skip
-    verdicts = layer_verdicts(list(LAYER_CLAIMS), "gw", none)
-    why = {row["name"]: row["why"] for row in verdicts if row["verdict"] == "not testable here"}
-    assert why == {
-        "c1_is_nearest_to_the_first_block": "needs modsum_tiny_l with resid_post@0, and options.targets with c1",
-        "c2_is_nearest_to_the_second_block": "needs modsum_tiny_l with resid_post@1, and options.targets with c2",
-        "c_is_near_the_last_blocks": "needs modsum_tiny_l with resid_post@1, and options.targets with c3",
-        "layer_wise_training_gives_three_groups": "needs modsum_tiny_l and options.sub_networks, with clusters to be chosen",
-        "layer_wise_groups_are_the_published": "needs options.sub_networks.given of modsum_tiny_l",
-        "end_to_end_training_ends_alike": "needs a last block of two layers, and one before it",
-        "layer_wise_distances_are_larger": "needs four layers of each",
-        "training_changes_the_pattern": "the two models have different layers",
-        "attention_makes_the_first_differences": "needs modsum_0",
-    }
-    plain = Layers(names={"modsum_0": ["resid_pre@0", "z@0.h0"]}, own={"modsum_0": flat[:2, :2]})
-    assert claims.attention_makes_the_first_differences(plain).why == "no attention map is among the layers"
-    assert claims.layer_wise_distances_are_larger(plain).why == "needs modsum_l and modsum_e"
+    alike, larger = modular_layers.end_to_end_training_ends_alike, modular_layers.layer_wise_distances_are_larger
+    pattern, first = modular_layers.training_changes_the_pattern, modular_layers.attention_makes_the_first_differences
+    assert alike(whole).value == pytest.approx(0.1)
+    assert larger(whole).value == pytest.approx(steps.sum() / 72 - ends.sum() / 72)
+    assert larger(whole).verdict == "holds"
+    assert (pattern(whole).value, first(whole).value) == (None, None)
+    why = "the distances of the model trained end to end do not grow with the layers between (p = 0.081): no pattern"
+    assert pattern(whole).why == why
+    other = Layers(names={END_TO_END: names[:3], BY_BLOCK: names}, apart={END_TO_END: flat[:3, :3], BY_BLOCK: flat})
+    assert alike(other).why == "needs a last block of two layers, and one before it"
+    assert larger(other).why == "needs four layers of each"
+    assert pattern(other).why == "the two models have different layers"
+    assert first(other).why == "needs a model trained on one sum"
+    plain = Layers(names={ONE_SUM: ["resid_pre@0", "z@0.h0"]}, apart={ONE_SUM: flat[:2, :2]})
+    assert first(plain).why == "no attention map is among the layers"
+    assert larger(plain).why == "needs a model trained block by block and a model trained end to end"
     # too few layers give no number at all
     for count in (1, 2):
+        trainings = (ONE_SUM, END_TO_END, BY_BLOCK)
         few = Layers(
-            names={f"modsum_{letter}": ["pattern@0.h0", "z@0.h0"][:count] for letter in "0el"},
-            own={f"modsum_{letter}": flat[:count, :count] for letter in "0el"},
+            names=dict.fromkeys(trainings, ["pattern@0.h0", "z@0.h0"][:count]),
+            apart=dict.fromkeys(trainings, flat[:count, :count]),
         )
-        assert claims.training_changes_the_pattern(few).why == "needs four layers that are not all as far apart"
-        why = "needs three layers, and two in a row that are no attention map"
-        assert claims.attention_makes_the_first_differences(few).why == why
-        assert claims.layer_wise_distances_are_larger(few).why == "needs four layers of each"
+        assert pattern(few).why == "needs four layers that are not all as far apart"
+        assert first(few).why == "needs three layers, and two in a row that are no attention map"
+        assert larger(few).why == "needs four layers of each"
 
 
 def test_pairs_that_are_not_wanted_are_skipped():
@@ -325,40 +356,53 @@ def networks(tmp_path_factory):
     return folder
 
 
-def words(networks, *labels, **options):
+def words(networks, *labels, **settings):
+    """settings: options of the study, or whole keys."""
     entries = [f"+model.{label}={{kind: precomputed, path: {networks / label}.npz}}" for label in labels]
-    given = [f"+options.{key}={value}" for key, value in options.items()]
+    whole = ("claims", "+analyses")
+    given = [f"{'' if key.startswith(whole) else '+options.'}{key}={value}" for key, value in settings.items()]
     return ["run", "model=[]", *entries, "extract.estimate=full", "extract.rows=40", "hardware.threads=1", *given]
 
 
 @pytest.mark.drawn
-def test_planted_networks_from_the_command_line(repsim, networks):
-    measure = "measure=[gromov_wasserstein,cka]"
-    options = {"within": "true", "targets": "sums", "sub_networks": "{given: {blocks: [0-3, 4-7, 8-11]}}"}
-    code, out, err = repsim(*words(networks, "blocks", "even", "sums", **options), measure)
+def test_planted_networks_from_the_command_line(repsim, newest, networks):
+    options = ["+options.within=true", "+options.targets=sums"]
+    given = "+analyses.sub_networks={given: {blocks: [0-3, 4-7, 8-11]}}"
+    wanted = "claims=[layer_wise_training_gives_three_groups,attention_makes_the_first_differences,c_is_near_the_last_blocks]"
+    code, out, err = repsim(*words(networks, "blocks", "even", "sums"), *options, given, wanted, "measure=[gromov_wasserstein,cka]")  # fmt: skip
     assert code == 0, err
-    folder = Path(next(line.split(": ", 1)[1] for line in out.splitlines() if line.strip().startswith("folder: ")))
-    results = json.loads((folder / "results.json").read_text())
-    for measure in results["measures"]:
-        sides = [(m["rows"]["model"], m["columns"]["model"]) for m in measure["matrices"]]
+    folder, found = newest(), results.read_results(newest())
+    for measure in found.measures:
+        sides = [(m.rows.model, m.columns.model) for m in measure.matrices]
         assert sides == [("blocks", "blocks"), ("blocks", "sums"), ("even", "even"), ("even", "sums"), ("sums", "sums")]
-    found = results["sub_networks"]["gromov_wasserstein"]
-    assert list(found) == ["blocks", "even"]
-    for groups in found["blocks"]["groups"].values():
-        assert groups["boundaries"] == [4, 8]
-    assert found["blocks"]["agreement"]["spectral and given"] == 1
-    assert [groups["count"] for groups in found["even"]["groups"].values()] == [1, 1]
-    closest = {tuple(row[:3]): row[3:5] for row in results["tables"]["closest to targets"]["rows"]}
-    for measure in results["measures"]:
-        own = measure["matrices"][1]
-        values = np.load(folder / own["values"])[:, 0]
-        best = values.argmin() if measure["name"] == "gromov_wasserstein" else values.argmax()
-        assert closest[measure["label"], "blocks", "c1"] == [f"h{best}", pytest.approx(values[best])]
+    rows = {tuple(row[:3]): row[3:5] for row in found.tables["sub-networks"].rows if row[0] == "gromov_wasserstein"}
+    assert {model for _, model, _ in rows} == {"blocks", "even"}
+    assert rows["gromov_wasserstein", "blocks", "segments"] == [3, "0-3, 4-7, 8-11"]
+    assert rows["gromov_wasserstein", "blocks", "spectral"] == [3, "0-3, 4-7, 8-11"]
+    assert rows["gromov_wasserstein", "even", "spectral"] == [1, "0-11"]
+    agreed = {tuple(row[:3]): row[3] for row in found.tables["agreement of sub-networks"].rows}
+    assert agreed["gromov_wasserstein", "blocks", "spectral and given"] == 1
+    assert found.curves["sub-networks, cka, even"].analysis == "sub_networks"
+    closest = {tuple(row[:3]): row[3:5] for row in found.tables["closest to targets"].rows}
+    for measure in found.measures:
+        values = np.load(folder / measure.matrices[1].values)[:, 0]
+        best = values.argmin() if measure.name == "gromov_wasserstein" else values.argmax()
+        assert closest[measure.label, "blocks", "c1"] == [f"h{best}", pytest.approx(values[best])]
         assert 4 <= best < 8
+    assert {verdict.name: verdict.why for verdict in found.claims} == {
+        "layer_wise_training_gives_three_groups": "needs a model trained block by block, and sub_networks with spectral clusters to be chosen",
+        "attention_makes_the_first_differences": "needs a model trained on one sum",
+        "c_is_near_the_last_blocks": "needs a model trained block by block with resid_post@1, and options.targets with c3",
+    }  # fmt: skip
     figures = {file.stem for file in (folder / "figures").glob("*.png")}
-    assert {"gromov_wasserstein-blocks-layers", "cka-even-layers", "cka-00-02-blocks-sums"} <= figures
-    assert not [name for name in figures if name.endswith("-all") or name.startswith("cka-00-00")]
+    assert figures == {
+        f"{name}-{model}-layers" for name in ("gromov_wasserstein", "cka") for model in ("blocks", "even")
+    }
     assert "gromov_wasserstein-blocks-layers.png" in out
+    assert repsim("plot", newest(), "--all")[0] == 0
+    figures = {file.stem for file in (folder / "figures").glob("*.png")}
+    assert "cka-00-02-blocks-sums" in figures
+    assert not [name for name in figures if name.endswith("-all") or name.startswith("cka-00-00")]
 
 
 @pytest.mark.parametrize(
@@ -366,13 +410,13 @@ def test_planted_networks_from_the_command_line(repsim, networks):
     [
         (("blocks", "sums"), {"targets": "sum"}, "options.targets: no such model, got 'sum'; did you mean"),
         (("sums",), {"targets": "sums"}, "options.targets: a model to compare with is needed, got 'sums' alone; add one"),
-        (("blocks", "even"), {"within": "true", "by_layer": "true"}, "options.within: options.by_layer needs the layers of all models, got pairs within models alone; drop one"),
-        (("blocks", "even"), {"within": "true", "claims": "[early_layers_agree]"}, "options.within: options.claims needs the layers of all models"),
-        (("sums",), {"sub_networks": "{}"}, "options.sub_networks: 4 layers of a model are needed, got 1; read more"),
-        (("blocks",), {"sub_networks": "{clusters: 13}"}, "options.sub_networks.clusters: more than the layers of 'blocks', got 13 of 12; lower it"),
-        (("blocks",), {"sub_networks": "{given: {block: [0-11]}}"}, "options.sub_networks.given: no such model, got 'block'; did you mean"),
-        (("blocks",), {"sub_networks": "{given: {blocks: [0-10]}}"}, "options.sub_networks.given.blocks: all of its 12 layers are needed, got none for 11; put it in a group"),
-        (("blocks",), {"sub_networks": "{method: spectra}"}, "options.sub_networks.method: wrong value, got 'spectra'; give"),
+        (("blocks", "even"), {"within": "true", "+analyses.localization": "{}"}, "options.within: analyses.localization needs the layers of all models, got pairs within models alone; drop one"),
+        (("blocks", "even"), {"within": "true", "claims": "[early_layers_agree]"}, "options.within: claims needs the layers of all models"),
+        (("sums",), {"+analyses.sub_networks": "{}"}, "analyses.sub_networks: 4 layers of a model are needed, got 1; read more"),
+        (("blocks",), {"+analyses.sub_networks": "{clusters: 13}"}, "analyses.sub_networks.clusters: more than the layers of 'blocks', got 13 of 12; lower it"),
+        (("blocks",), {"+analyses.sub_networks": "{given: {block: [0-11]}}"}, "analyses.sub_networks.given: no such model, got 'block'; did you mean"),
+        (("blocks",), {"+analyses.sub_networks": "{given: {blocks: [0-10]}}"}, "analyses.sub_networks.given.blocks: all of its 12 layers are needed, got none for 11; put it in a group"),
+        (("blocks",), {"+analyses.sub_networks": "{method: spectra}"}, "analyses.sub_networks.method: wrong value, got 'spectra'; give"),
         (("blocks", "short"), {"targets": "short"}, "model: models have different numbers of rows, got blocks: 40, short: 30; rows must be paired"),
     ],
 )  # fmt: skip

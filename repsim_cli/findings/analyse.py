@@ -1,12 +1,13 @@
 """The analyses of a run: which ones it has, their results beside the measured ones, and all figures."""
 
 import dataclasses
+import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from repsim_cli import registry, results
-from repsim_cli.content import Results
+from repsim_cli.content import Matrix, Results
 from repsim_cli.draw.frame import save
 from repsim_cli.errors import BadInput, RunFailed
 from repsim_cli.findings.analysis import Analysis, Finished, Part, Planned
@@ -42,11 +43,18 @@ def chosen(planned: Planned, given: Mapping[str, Any], claims: Sequence[str]) ->
                 f"analyses.{name}: it is about runs of the study {' or '.join(cards[name].studies)}, got "
                 f"{planned.study}; drop it"
             )
+        if planned.options.get("within") and not cards[name].within and name in {*given, *of_claims}:
+            key = f"analyses.{name}" if name in given else "claims"
+            raise BadInput(
+                f"options.within: {key} needs the layers of all models, got pairs within models alone; drop one"
+            )
         if hasattr(own, "check") and (name in given or cards[name].unasked(planned)):
             try:
                 own.check(planned)
             except BadInput as error:
-                raise BadInput(f"analyses.{name}: {error}") from None
+                # a problem with one setting starts with its name, and so continues the key path
+                key = re.split("[.,:]", str(error))[0] in {setting.name for setting in dataclasses.fields(own)}
+                raise BadInput(f"analyses.{name}{'.' if key else ': '}{error}") from None
     return options, tested
 
 
@@ -77,10 +85,12 @@ def analyse(run: Run, options: Mapping[str, Any], claims: Sequence[Claim], level
 
 def added(run: Run, whole: Results, name: str, part: Part, options: Mapping[str, Any]) -> Results:
     """The results with a part of this analysis, its arrays saved."""
-    matrices = {
-        label: dataclasses.replace(matrix, values=run.write_array(f"{name}-{slug(label)}", array), analysis=name)
-        for label, (array, matrix) in part.matrices.items()
-    }
+    matrices: dict[str, Matrix] = {}
+    for label, (array, matrix) in part.matrices.items():
+        stem = f"{name}-{slug(label)}"
+        if slug(label) in map(slug, matrices):
+            stem += f"-{len(matrices)}"
+        matrices[label] = dataclasses.replace(matrix, values=run.write_array(stem, array), analysis=name)
     return dataclasses.replace(
         whole,
         matrices=whole.matrices | matrices,

@@ -80,6 +80,11 @@ class Finished:
     def models(self) -> dict[str, Facts]:
         return {label: Facts(**facts) for label, facts in self.manifest["facts"].items()}
 
+    @property
+    def trained(self) -> dict[str, str]:
+        """By how models were trained here, where that tells models apart, the first such model."""
+        return {about.training: label for label, about in reversed(self.models.items()) if about.training}
+
     def array(self, path: str) -> np.ndarray:
         return results.read_array(self.folder, path)
 
@@ -106,7 +111,7 @@ class Finished:
         for matrix in measured.matrices:
             rows, columns = places[matrix.rows.model], places[matrix.columns.model]
             values[rows, columns] = self.array(matrix.values)
-            if measured.card["symmetric"]:
+            if measured.card["symmetric"] and rows != columns:
                 values[columns, rows] = values[rows, columns].T
         names = [name for own in layers.values() for name in own]
         widths = [width for model in layers for width in self.models[model].widths]
@@ -127,7 +132,7 @@ class Part:
 @dataclass(frozen=True)
 class Analysis:
     """studies: whose runs it takes. unasked: whether it is part of a run that does not ask for it. options: its
-    dataclass."""
+    dataclass. within: whether it can do without comparisons of layers of different models."""
 
     name: str
     studies: Collection[str]
@@ -135,6 +140,7 @@ class Analysis:
     options: type
     compute: Callable[..., Part]
     figures: Callable[..., Iterator[Job]] | None
+    within: bool = False
 
 
 def analysis(
@@ -142,6 +148,7 @@ def analysis(
     studies: Sequence[str],
     unasked: Callable[[Planned], bool] = lambda planned: False,
     figures: Callable[..., Iterator[Job]] | None = None,
+    within: bool = False,
 ) -> Callable[[Callable[..., Part]], Callable[..., Part]]:
     """Registers `NAME(run, options, claims)` under its name; the type of `options` is the dataclass of its settings.
 
@@ -149,12 +156,13 @@ def analysis(
     claims: those of its file that are asked for.
     figures(run, whole): the jobs that draw what the study measured and the analysis added; whole: all figures, not
     those of the overview alone.
+    within: whether it can do without comparisons of layers of different models.
     """
 
     def register(compute: Callable[..., Part]) -> Callable[..., Part]:
         name = compute.__name__
         options = get_type_hints(compute)[list(inspect.signature(compute).parameters)[1]]
-        card = Analysis(name, studies, unasked, options, compute, figures)
+        card = Analysis(name, studies, unasked, options, compute, figures, within)
         return registry.analyses.register(name, card)(compute)
 
     return register

@@ -13,6 +13,7 @@ from jaxtyping import Float
 
 from repsim_cli.content import Matrix, Measured
 from repsim_cli.draw.heatmap import BAR, TICK, by_block, colour_range, colours, heatmap, inches, outer_names
+from repsim_cli.findings import sub_networks
 from repsim_cli.findings.analysis import Finished, Job, Part, analysis, asked
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
 from repsim_cli.findings.evidence import (
@@ -339,7 +340,7 @@ def figures(run: Finished, whole: bool) -> Iterator[Job]:
     """NAME-all of every measure, or NAME-panels where models are compared with themselves alone. On demand, or where
     there are few pairs of models, NAME-MODEL-MODEL of each; on demand NAME-all-se. What another analysis draws with its
     sub-networks is not drawn twice."""
-    drawn_with_layers = "sub_networks" in run.results.analyses
+    drawn_with_layers = sub_networks.drawn(run, whole)
     count = sum(len(measured.matrices) for measured in run.results.measures)
     each = (whole or count <= MOST_PAIRS) and not run.groups
     for number, measured in enumerate(run.results.measures):

@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from repsim_cli.plots.sub_networks import block_of
+from repsim_cli.findings.layers import block_of
 from repsim_cli.results import read_array, slug
 
 CELL = 0.115, 0.17  # inches

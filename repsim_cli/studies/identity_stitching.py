@@ -10,17 +10,16 @@ import torch
 
 from repsim_cli.activations.inputs import check_modality, tokenizers
 from repsim_cli.activations.rows import devices
-from repsim_cli.analysis.claims.finding import check_names, record
-from repsim_cli.analysis.claims.groups import PENALTY_CLAIMS, TESTED_ON
-from repsim_cli.analysis.groups import Depths, Members, codes
 from repsim_cli.cache import Entry, key, using
+from repsim_cli.content import Matrix, Results, Side, Table
 from repsim_cli.data.base import Data, Sequences
 from repsim_cli.data.labelled import Examples
 from repsim_cli.errors import BadInput
+from repsim_cli.findings.groups import Members
 from repsim_cli.models.source import AnySource, Source
 from repsim_cli.registry import studies
-from repsim_cli.results import Run
-from repsim_cli.settings import Extract, Group, Hardware, Significance
+from repsim_cli.results import Run, slug
+from repsim_cli.settings import Extract, Group, Hardware
 from repsim_cli.stitching.evaluate import (
     Estimate,
     Head,
@@ -34,13 +33,12 @@ from repsim_cli.stitching.evaluate import (
 from repsim_cli.stitching.models import check_stitchable, layer_name, layer_number, open_whole
 from repsim_cli.studies.bounds import check_memory, shown, usual_length
 from repsim_cli.studies.cost import forward_time, times
-from repsim_cli.studies.grouped import check_metrics, chosen, curves, listed, of_groups
+from repsim_cli.studies.grouped import check_metrics, chosen, listed, of_groups
 from repsim_cli.studies.sample import inputs, prepare
 
 AUTO = "AutoModelForSequenceClassification"
 CODE = 1  # raise when a change of the code changes what a stitched model scores
 OWN = ["model", "group", "accuracy", "standard error", "loss"]
-DIRECTIONS = ["head of", "tail of", "layer", "accuracy", "accuracy lost", "loss added", "disagreement"]
 
 
 class Quantity(NamedTuple):
@@ -66,7 +64,7 @@ class IdentityStitching:
     groups, both ways, at every block l; nothing is trained.
 
     extract.layers says which blocks, extract.length and extract.sequences on which examples; attention never reads
-    padding, so that how far examples are padded changes nothing. claims: published findings about such penalties.
+    padding, so that how far examples are padded changes nothing.
     """
 
     def __init__(
@@ -75,12 +73,10 @@ class IdentityStitching:
         model: Mapping[str, AnySource],
         data: Data,
         extract: Extract,
-        significance: Significance,
         hardware: Hardware,
         seed: int,
         cache: bool = True,
         groups: Mapping[str, Group] | None = None,
-        claims: list[str] | None = None,
     ):
         if not groups:
             raise BadInput(
@@ -103,9 +99,7 @@ class IdentityStitching:
         self._check_length()
         chosen_layers = range(self.depth) if extract.layers == "all" else extract.layers
         self.layers = [layer_number(layer, self.depth, "extract.layers") for layer in chosen_layers]
-        self.hardware, self.level, self.seed, self.cache = hardware, significance.level, seed, cache
-        self.claims = claims or []
-        check_names(self.claims, PENALTY_CLAIMS)
+        self.hardware, self.seed, self.cache = hardware, seed, cache
         self.devices = devices(hardware, list(self.models))
         self.tokenizers = tokenizers(self.models, data, self.extract)
         check_memory(self.memory(), hardware, "lower hardware.batch_size, or use fewer models")
@@ -163,7 +157,7 @@ class IdentityStitching:
             "tails": models * (models - 1) * len(self.layers) * whole / 2,
         }
 
-    def run(self, run: Run) -> dict[str, Any]:
+    def run(self, run: Run) -> Results:
         hardware = self.hardware
         prepare(run, hardware)
         with run.stage("groups"):
@@ -221,44 +215,31 @@ class IdentityStitching:
         with using("stitched", [name]) as entries:
             yield entries[name]
 
-    def _results(self, run: Run, members: Members, scores: Scores) -> dict[str, Any]:
+    def _results(self, run: Run, members: Members, scores: Scores) -> Results:
+        """A matrix of all ordered pairs of models per quantity and layer: the head is the row, the tail the column."""
         labels = [label for group in members.values() for label in group]
-        layers = [layer_name(layer) for layer in self.layers]
-        shares = np.array([(layer + 1) / self.depth for layer in self.layers])
-        arrays: dict[str, np.ndarray] = {}
-        by_depth, stitched, claims = {}, {}, []
+        rows, columns = (Side(model=f"{part} of the stitched model", layers=labels) for part in ("head", "tail"))
+        matrices = {}
         for name, quantity in QUANTITIES.items():
-            found = np.zeros((2, len(labels), len(labels), len(layers)))
-            for i, head in enumerate(labels):
-                for j, tail in enumerate(labels):
-                    for place, layer in enumerate(self.layers) if head != tail else ():
-                        found[:, i, j, place] = quantity.of(scores, Stitch(Head(head), tail, layer, layer))
-            arrays[name] = found[0]
-            depths = Depths(members, found[0], shares, larger_is_closer=name == "accuracy")
-            by_depth |= curves(name, quantity.label, "resid_post", layers, depths, self.level, self.seed)
-            stitched[name] = {
-                "heads": labels,
-                "tails": labels,
-                "layers": layers,
-                "values": run.write_array(f"{name}-values", found[0]),
-                "se": run.write_array(f"{name}-se", found[1]),
-            }
-            claims += [
-                record(claim, name, claim(depths))
-                for claim in (PENALTY_CLAIMS[word] for word in self.claims)
-                if TESTED_ON[claim.__name__] == name
-            ]
-        return {
-            "measures": [],
-            "tables": {
-                "models": {"columns": OWN, "rows": _own(members, scores)},
-                "by direction": {"columns": DIRECTIONS, "rows": _directions(members, layers, arrays)},
-            },
-            "curves": by_depth,
-            "groups": run.manifest["groups"],
-            "stitched": stitched,
-            "claims": claims,
-        }
+            for layer in self.layers:
+                values = np.zeros((2, len(labels), len(labels)))
+                for i, head in enumerate(labels):
+                    for j, tail in enumerate(labels):
+                        if head != tail:
+                            values[:, i, j] = quantity.of(scores, Stitch(Head(head), tail, layer, layer))
+                place = layer_name(layer)
+                stem = f"{name}-{slug(place)}"
+                matrices[f"{name}, {place}"] = Matrix(
+                    rows=rows,
+                    columns=columns,
+                    values=run.write_array(f"{stem}-values", values[0]),
+                    se=run.write_array(f"{stem}-se", values[1]),
+                    n=run.manifest["rows"],
+                    label=quantity.label,
+                    about={"kind": "identity stitches", "quantity": name, "layer": place},
+                )
+        tables = {"models": Table(columns=OWN, rows=_own(members, scores))}
+        return Results(study="identity_stitching", matrices=matrices, tables=tables)
 
 
 def _own(members: Members, scores: Scores) -> list[list[Any]]:
@@ -268,17 +249,4 @@ def _own(members: Members, scores: Scores) -> list[list[Any]]:
         for label in labels:
             correct = scores.of_own(label, "correct")
             rows.append([label, group, correct.value, correct.se, scores.of_own(label, "loss").value])
-    return rows
-
-
-def _directions(members: Members, layers: list[str], found: Mapping[str, np.ndarray]) -> list[list[Any]]:
-    """Means over pairs of different models by the groups of head and tail."""
-    own = codes(members)
-    different = ~np.eye(len(own), dtype=bool)
-    rows = []
-    for i, head in enumerate(members):
-        for j, tail in enumerate(members):
-            pairs = (own[:, None] == i) & (own == j) & different
-            for place, layer in enumerate(layers):
-                rows.append([head, tail, layer, *(float(values[pairs, place].mean()) for values in found.values())])
     return rows

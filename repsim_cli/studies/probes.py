@@ -11,9 +11,9 @@ from repsim_cli.activations.inputs import check_modality, paired, tokenizers
 from repsim_cli.activations.rows import devices, readings
 from repsim_cli.analysis.claims.finding import check_names
 from repsim_cli.analysis.claims.probes import PROBE_CLAIMS, probe_verdicts
-from repsim_cli.analysis.sub_networks import in_order
 from repsim_cli.data.base import Data
 from repsim_cli.errors import BadInput
+from repsim_cli.findings.layers import in_order
 from repsim_cli.models.source import AnySource, Precomputed, Source
 from repsim_cli.registry import did_you_mean, studies
 from repsim_cli.results import Run, slug, write

@@ -1,5 +1,4 @@
-"""Sub-networks: groups of a model's layers that are close to each other and far from the rest, from a matrix of
-distances alone (Gao et al. 2024, section 5.2).
+"""Groups of layers that are close to each other and far from the rest, from a matrix of distances alone.
 
 Two ways: spectral clusters, which need not be contiguous, and contiguous segments. Both may find that there is one
 group only. A matrix without blocks is not without structure: distances grow with the number of layers between, and
@@ -9,7 +8,7 @@ the order along which the layers spread most).
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Literal
@@ -19,10 +18,8 @@ import scipy.linalg
 from jaxtyping import Float, Int
 from scipy.sparse.csgraph import laplacian
 
-from repsim_cli.analysis.distances import adjusted_rand
 from repsim_cli.errors import BadInput
-from repsim_cli.findings.layers import block_of, in_order
-from repsim_cli.settings import SubNetworks
+from repsim_cli.findings.distances import adjusted_rand
 
 Square = Float[np.ndarray, "n n"]
 Labels = Int[np.ndarray, " n"]
@@ -255,71 +252,3 @@ def ranges(labels: Sequence[int]) -> list[str]:
         first, *more = run
         found.setdefault(group, []).append(f"{first}-{more[-1]}" if more else str(first))
     return [" ".join(parts) for parts in found.values()]
-
-
-def found_in(
-    values: Square, names: Sequence[str], larger_is_closer: bool, options: SubNetworks, given: Labels | None
-) -> dict[str, Any]:
-    """The sub-networks of one model, as results.json keeps them. values, names: of its layers, in any order; `order`
-    puts them in that of the network, in which all else is. consecutive: of each layer with the next one.
-
-    agreement: adjusted Rand indices of the two ways, with the transformer blocks where every layer is of one of
-    several, and with the given groups, also of as many groups as these are: `as many as given`."""
-    order = in_order(names)
-    names = [names[i] for i in order]
-    values = values[np.ix_(order, order)]
-    found: dict[str, Callable[[int | None], Groups]] = {}
-    if options.method != "segments":
-        found["spectral"] = lambda count: spectral(values, larger_is_closer, count=count, by=options.by)
-    if options.method != "spectral":
-        found["segments"] = lambda count: segments(values, larger_is_closer, count=count)
-    groups = {method: make(options.clusters) for method, make in found.items()}
-    agreed = {" and ".join(groups): agreement(*(one.labels for one in groups.values()))} if len(groups) == 2 else {}
-    blocks = [block_of(name) for name in names]
-    if None not in blocks and len(set(blocks)) > 1:
-        agreed |= {f"{method} and transformer blocks": agreement(one.labels, blocks) for method, one in groups.items()}
-    as_given = {}
-    if given is not None:
-        count = len(np.unique(given))
-        as_given = {method: make(count).labels for method, make in found.items()}
-        agreed |= {f"{method} and given": agreement(one.labels, given) for method, one in groups.items()}
-        agreed |= {f"{method}, as many, and given": agreement(own, given) for method, own in as_given.items()}
-    return {
-        "layers": names,
-        "order": order,
-        "consecutive": ((values + values.T) / 2).diagonal(1).tolist(),
-        "groups": {method: _recorded(one) for method, one in groups.items()},
-        "agreement": agreed,
-        "as many as given": {method: own.tolist() for method, own in as_given.items()},
-    }
-
-
-def _recorded(one: Groups) -> dict[str, Any]:
-    """boundaries: the layers at which another group begins than the layer before is of."""
-    return {
-        "count": one.count,
-        "labels": one.labels.tolist(),
-        "boundaries": (np.flatnonzero(np.diff(one.labels)) + 1).tolist(),
-        "scores": [[k, one.scores[k], one.reference[k]] for k in one.scores],
-        "eigenvalues": None if one.eigenvalues is None else one.eigenvalues.tolist(),
-    }
-
-
-COLUMNS = ["measure", "model", "found by", "sub-networks", "layers", "score", "without blocks"]
-AGREEMENT = ["measure", "model", "partitions", "adjusted Rand"]
-
-
-def tables(found: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> dict[str, Any]:
-    """What was found by measure and model, as results.json keeps tables."""
-    rows, agreements = [], []
-    for measure, models in found.items():
-        for model, one in models.items():
-            for method, groups in one["groups"].items():
-                scores = {k: (score, flat) for k, score, flat in groups["scores"]}
-                count, layers = groups["count"], ", ".join(ranges(groups["labels"]))
-                rows.append([measure, model, method, count, layers, *scores.get(count, (None, None))])
-            agreements += [[measure, model, pair, value] for pair, value in one["agreement"].items()]
-    return {
-        "sub-networks": {"columns": COLUMNS, "rows": rows},
-        "agreement of sub-networks": {"columns": AGREEMENT, "rows": agreements},
-    }

@@ -1,0 +1,289 @@
+"""One distance per pair of models from their layers, and whether clusters of models are the groups."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import scipy.cluster.hierarchy as hierarchy
+from jaxtyping import Float, Int
+from scipy.spatial.distance import squareform
+
+from repsim_cli.content import Matrix, Side, Table
+from repsim_cli.draw.frame import COLOURS, cycled
+from repsim_cli.draw.heatmap import add_tree, heatmap
+from repsim_cli.draw.lines import PANEL, plain
+from repsim_cli.errors import BadInput
+from repsim_cli.findings.analysis import Finished, Job, Part, Planned, analysis
+from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
+from repsim_cli.findings.evidence import arrangements, by_jackknife
+from repsim_cli.findings.groups import Members, Permuted, at_points, codes, kinds, no_groups, permuted, separated
+from repsim_cli.results import slug
+
+ROUNDING = 1e-6  # by which a cosine may leave [-1, 1]
+VIOLIN = 8  # pairs from which a violin says more than the points
+CLUSTERS, AGREEMENT, SPREAD = "clusters of models", "clusters and groups", "distances by groups"
+COLUMNS = {
+    CLUSTERS: ["distance", "model", "group", "hierarchical", "spectral"],
+    AGREEMENT: ["distance", "clusters", "adjusted Rand", "p", "arrangements", "exact"],
+    SPREAD: ["distance", "pairs of", "pairs", "mean", "standard deviation", "smallest", "largest"],
+}
+Square = Float[np.ndarray, "m m"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Distances:
+    """One distance per pair of models and hook point, over all layers (Brown et al. 2023, eq. 2), and clusters of the
+    models against their groups. It has no settings."""
+
+    def check(self, planned: Planned) -> None:
+        if len(planned.groups) < 2:
+            raise BadInput(f"clusters need 2 groups, got {len(planned.groups)}; set groups")
+        for label, card in planned.measures.items():
+            if not has_distance(card):
+                raise BadInput(f"{label} is neither a metric nor a cosine, got no angle; use cka_unbiased")
+
+
+def has_distance(card: Mapping[str, Any]) -> bool:
+    """Whether distances of models follow from a measure: itself, or its angle."""
+    return card["is_metric"] or card["cosine"]
+
+
+def angles(similarities: Float[np.ndarray, "m m l"]) -> Float[np.ndarray, "m m l"]:
+    """arccos of normalised inner products, in radians.
+
+    A negative one (unbiased CKA may be) is an angle above pi/2: U-centred Gram matrices have inner products like any
+    others, and the mean of their cosines over batches is the cosine of the batches' unit vectors laid end to end; so
+    the angles are a metric whatever the sign. One above 1 by rounding counts as 1. Angles below 1e-4 are rounding.
+    Raises BadInput for a value beyond [-1, 1].
+    """
+    worst = float(np.abs(similarities).max())
+    if worst > 1 + ROUNDING:
+        raise BadInput(f"no cosine, got {worst:.6g}; arccos needs values from -1 to 1")
+    return np.arccos(np.clip(similarities, -1, 1))
+
+
+def over_layers(layers: Float[np.ndarray, "m m l"]) -> Square:
+    """sqrt(sum over layers of d^2), a metric where d is one of counterparts (Brown et al. 2023, eq. 2)."""
+    whole = np.sqrt(np.square((layers + layers.transpose(1, 0, 2)) / 2).sum(2))
+    np.fill_diagonal(whole, 0)
+    return whole
+
+
+def clusters(values: Square, count: int) -> dict[str, Int[np.ndarray, " m"]]:
+    """`count` clusters each: hierarchical by average linkage, spectral from the affinity exp(-d^2 / (2 s^2)), s the
+    median distance.
+
+    Raises BadInput where half of the models are the same.
+    """
+    from sklearn.cluster import SpectralClustering
+
+    scale = float(np.median(squareform(values, checks=False)))
+    if not scale:
+        raise BadInput("half of the pairs of models are the same, got a median of 0; drop copies")
+    affinity = np.exp(-np.square(values / scale) / 2)
+    spectral = SpectralClustering(count, affinity="precomputed", assign_labels="cluster_qr", random_state=0)
+    return {"hierarchical": hierarchical(values, count), "spectral": np.asarray(spectral.fit_predict(affinity))}
+
+
+def tree(values: Square) -> Float[np.ndarray, "n 4"]:
+    """The merges of an average-linkage clustering."""
+    return hierarchy.linkage(squareform(values, checks=False), "average", optimal_ordering=True)
+
+
+def hierarchical(values: Square, count: int) -> Int[np.ndarray, " m"]:
+    """`count` clusters by average linkage."""
+    return hierarchy.cut_tree(tree(values), count)[:, 0]
+
+
+def adjusted_rand(labels: Int[np.ndarray, "k m"], cut: Int[np.ndarray, " m"]) -> Float[np.ndarray, " k"]:
+    """Hubert and Arabie's adjusted Rand index of each row with these clusters: 1 is equal, 0 expected by chance."""
+
+    def pairs(counts: np.ndarray) -> np.ndarray:
+        return counts * (counts - 1) / 2
+
+    table = (labels[:, :, None] == np.unique(labels)).astype(float).transpose(0, 2, 1) @ (
+        cut[:, None] == np.unique(cut)
+    )
+    together = pairs(table).sum((1, 2))
+    rows, columns = pairs(table.sum(2)).sum(1), pairs(table.sum(1)).sum(1)
+    expected = rows * columns / math.comb(len(cut), 2)
+    most = (rows + columns) / 2
+    return np.where(most == expected, 1.0, (together - expected) / np.where(most == expected, 1.0, most - expected))
+
+
+def recovered(groups: Members, cut: Int[np.ndarray, " m"], seed: int) -> Permuted:
+    """The adjusted Rand index of clusters and groups, against all other ways to group the models."""
+    labels, exact = arrangements(codes(groups), seed)
+    return permuted(adjusted_rand(labels, cut), float(adjusted_rand(codes(groups)[None], cut)[0]), exact)
+
+
+@dataclass(frozen=True)
+class Between:
+    """Distances between the models of the groups, in their order, the clusters by method, and how far each method's
+    clusters are the groups."""
+
+    groups: Members
+    values: Square
+    clusters: Mapping[str, Int[np.ndarray, " m"]] = field(default_factory=dict)
+    agreement: Mapping[str, Permuted] = field(default_factory=dict)
+
+
+def between(groups: Members, values: Square, seed: int) -> Between:
+    """Raises BadInput as `clusters` does."""
+    cut = clusters(values, len(groups))
+    return Between(groups, values, cut, {method: recovered(groups, own, seed) for method, own in cut.items()})
+
+
+# ---- claims ----
+
+
+@claim("Brown et al. 2023, figure 8", statistic="mean distance between groups minus within", threshold=0.0)
+def between_group_distances_are_larger(models: Between) -> Weighed | Untestable:
+    """Models of two groups are farther apart than models of one."""
+    if why := no_groups(models.groups):
+        return Untestable(why)
+    apart = separated(models.values, models.groups, seed=0)
+    return Weighed(apart.value, apart.evidence)
+
+
+@claim(
+    "Brown et al. 2023, figure 8",
+    statistic="adjusted Rand index of hierarchical clusters and groups",
+    threshold=0.5,
+)
+def clusters_are_the_groups(models: Between) -> Weighed | Untestable:
+    """The groups form two distinct clusters; here these are found from distances alone."""
+    if why := no_groups(models.groups):
+        return Untestable(why)
+    agreed, numbers = models.agreement["hierarchical"], codes(models.groups)
+
+    def without(model: int) -> float:
+        kept = np.delete(np.arange(len(numbers)), model)
+        cut = hierarchical(models.values[np.ix_(kept, kept)], len(models.groups))
+        return float(adjusted_rand(numbers[kept][None], cut)[0])
+
+    how = f"standard error over {len(numbers)} models, and {agreed.evidence.how}"
+    evidence = by_jackknife(agreed.value, 0.5, [without(model) for model in range(len(numbers))], how)
+    return Weighed(agreed.value, replace(evidence, above=max(evidence.above, agreed.p)))
+
+
+# ---- figures ----
+
+
+def figures(run: Finished, whole: bool) -> Iterator[Job]:
+    """NAME-distances and NAME-models of every distance between models"""
+    for number, matrix in enumerate(x for x in run.results.matrices.values() if x.analysis == "distances"):
+        stem = slug(matrix.about["distance"])
+        stem = f"{stem}-{number}" if number else stem
+        yield f"{stem}-distances", partial(_distances, run, matrix)
+        yield f"{stem}-models", partial(_models, run, matrix)
+
+
+def _distances(run: Finished, matrix: Matrix) -> Any:
+    """Box, violin and the points of every kind of pair."""
+    from matplotlib.figure import Figure
+
+    whole, by_kind = run.array(matrix.values), kinds(run.groups)
+    figure = Figure(figsize=(1.2 + 1.2 * len(by_kind), PANEL[1]))
+    axes = figure.add_axes((0, 0, 1, 1))
+    rng = np.random.default_rng(0)  # points beside each other, the same in every drawing
+    names = []
+    for place, (kind, pairs) in enumerate(by_kind.items()):
+        values, colour = whole[tuple(np.array(pairs).T)], cycled(COLOURS, place + 1)[place]
+        names.append(f"{kind[0]} –\n{kind[1]}\n{len(values)} pairs")
+        if len(values) >= VIOLIN and np.ptp(values):
+            drawn: Any = axes.violinplot(values, [place], widths=0.8, showextrema=False)
+            drawn["bodies"][0].set(facecolor=colour, alpha=0.2)
+        grey = {"color": "0.3"}
+        median = {"color": "black", "linewidth": 1.4}
+        lines = {"medianprops": median, "boxprops": grey, "whiskerprops": grey, "capprops": grey}
+        axes.boxplot(values, positions=[place], widths=0.28, showfliers=False, **lines)
+        aside = rng.uniform(-0.1, 0.1, len(values))
+        axes.plot(place + aside, values, "o", color=colour, markersize=3.5, alpha=0.65, markeredgewidth=0, zorder=3)
+    axes.set_xticks(range(len(names)), names, fontsize=8, parse_math=False)
+    axes.set_ylabel(f"distance\n(root of the sum over layers of {matrix.about['layers']}²)", fontsize=8)
+    plain(axes)
+    axes.set_title(f"Distances between models\n{matrix.about['distance']}", loc="left", parse_math=False)
+    return figure
+
+
+def _models(run: Finished, matrix: Matrix) -> Any:
+    """The matrix of distances in the order of the tree's leaves; names in the colours of their groups."""
+    name, whole = matrix.about["distance"], run.array(matrix.values)
+    merges = tree(whole)
+    order = hierarchy.leaves_list(merges)
+    values, names = whole[np.ix_(order, order)], [matrix.rows.layers[i] for i in order]
+    agreed = [f"{row[1]} {row[2]:.2f} (p = {row[3]:.2g})" for row in run.results.tables[AGREEMENT].rows
+              if row[0] == name]  # fmt: skip
+    apart = values[~np.eye(len(values), dtype=bool)]
+    title = f"Distances between models: {name}\nclusters against groups, adjusted Rand:\n{', '.join(agreed)}"
+    limits = (float(apart.min()), float(apart.max()))
+    figure, axes = heatmap(values, names, names, title, matrix.label, limits, "viridis_r", "{:.2f}")
+    colours = cycled(COLOURS[::2] + COLOURS[1::2], len(run.groups))
+    of_models = dict(zip(matrix.rows.layers, codes(run.groups), strict=True))
+    for axis in (axes.xaxis, axes.yaxis):
+        for label in axis.get_ticklabels():
+            label.set_color(colours[of_models[label.get_text()]])
+    beside = add_tree(figure, axes, merges, "distance")
+    beside.set_xlim(0.9 * merges[0, 2], None)
+    height = figure.get_size_inches()[1]
+    for i, (group, colour) in enumerate(zip(run.groups, colours, strict=True)):
+        place = {"fontsize": 8, "va": "top", "parse_math": False, "transform": beside.transAxes}
+        beside.text(0, -(0.55 + 0.18 * i) / height, f"■ {group}", color=colour, **place)
+    return figure
+
+
+@analysis(studies=("similarity",), figures=figures)
+def distances(run: Finished, options: Distances, claims: Sequence[Claim]) -> Part:
+    matrices: dict[str, tuple[np.ndarray, Matrix]] = {}
+    rows: dict[str, list[list[Any]]] = {table: [] for table in COLUMNS}
+    verdicts = []
+    for name, measure, _, _, depths in at_points(run):
+        if not has_distance(measure.card):
+            continue
+        groups, card = depths.groups, measure.card
+        if len(groups) < 2:
+            models = Between(groups, depths.values[..., 0])
+        else:
+            try:
+                values = over_layers(depths.values if card["is_metric"] else angles(depths.values))
+                models = between(groups, values, run.seed)
+            except BadInput as error:
+                raise BadInput(f"{name}: {error}") from None
+            layers = card["label"] if card["is_metric"] else f"arccos {card['label']}"
+            matrices[f"{name}, between models"] = (values, _matrix(name, groups, layers))
+            for table, more in _rows(name, models).items():
+                rows[table] += more
+        verdicts += [each.verdict(name, models) for each in claims]
+    tables = {name: Table(columns=COLUMNS[name], rows=lines) for name, lines in rows.items() if lines}
+    return Part(matrices=matrices, tables=tables, claims=verdicts)
+
+
+def _matrix(name: str, groups: Members, layers: str) -> Matrix:
+    models = Side(model="models", layers=[model for members in groups.values() for model in members])
+    about = {"distance": name, "layers": layers}
+    return Matrix(rows=models, columns=models, label="distance (smaller is closer)", bounds=[0.0, None], about=about)
+
+
+def _rows(name: str, models: Between) -> dict[str, list[list[Any]]]:
+    """Of one distance, by table."""
+    labels = [(model, group) for group, members in models.groups.items() for model in members]
+    spread = []
+    for kind, pairs in kinds(models.groups).items():
+        values = models.values[tuple(np.array(pairs).T)]
+        deviation = float(values.std(ddof=1)) if len(values) > 1 else None
+        numbers = [float(values.mean()), deviation, float(values.min()), float(values.max())]
+        spread.append([name, "-".join(kind), len(values), *numbers])
+    return {
+        CLUSTERS: [
+            [name, *label, *(int(cut[i]) for cut in models.clusters.values())] for i, label in enumerate(labels)
+        ],
+        AGREEMENT: [
+            [name, method, agreed.value, agreed.p, agreed.arrangements, agreed.exact]
+            for method, agreed in models.agreement.items()
+        ],
+        SPREAD: spread,
+    }

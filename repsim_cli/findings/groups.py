@@ -1,0 +1,390 @@
+"""Named groups of models: all pairs within each group and between groups, by depth, with bands and p values.
+
+A model stands in many pairs, so pairs are not independent. Bands here draw models, not pairs: each replicate draws
+the models of every group anew (with replacement) and averages over the pairs of different models that it has. Bands
+over pairs, as published by Brown et al. 2023, stand beside them. p values permute the groups' labels over the models.
+"""
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from repsim_cli.content import Axis, Band, Curve, Facts, Measured
+from repsim_cli.draw.frame import COLOURS, MARKERS, cycled, legend_beside
+from repsim_cli.draw.lines import PANEL, gaps, plain
+from repsim_cli.findings.analysis import Finished, Job, LayerMap, Part, analysis
+from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
+from repsim_cli.findings.evidence import EXACT, LEVEL, ROUNDING, SAMPLED, Evidence, arrangements, by_jackknife
+from repsim_cli.findings.layers import block_of, point_of
+from repsim_cli.results import slug
+
+Members = Mapping[str, Sequence[str]]
+Pairs = list[tuple[int, int]]
+Kind = tuple[str, str]  # the groups that a pair's models come from
+
+REPLICATES = 2000
+FEWEST = 3  # models of a group below which draws of them say nothing
+LATE, EARLY = 0.75, 0.5  # beyond, and up to which share of the blocks a depth is late or early
+ALIKE = 0.25  # share of the late gap that an early gap may have
+
+
+@dataclass(frozen=True, kw_only=True)
+class Groups:
+    """Similarity of models of one group, and of models of two, by depth, for each measure and hook point. It has no
+    settings."""
+
+
+@dataclass(frozen=True)
+class Depths:
+    """values[a, b, l]: of models a and b (in the order of the groups) at their l-th depth; its mirror image, where
+    it differs, is the same pair the other way, and a pair's value is the mean of both. The diagonal is not read.
+
+    shares: of the blocks that lie at or below each depth, in (0, 1].
+    """
+
+    groups: Members
+    values: Float[np.ndarray, "m m l"]
+    shares: Float[np.ndarray, " l"]
+    larger_is_closer: bool
+
+    @property
+    def symmetric(self) -> Float[np.ndarray, "m m l"]:
+        return (self.values + self.values.transpose(1, 0, 2)) / 2
+
+
+# ---- the layers that are counterparts ----
+
+
+class Point(NamedTuple):
+    """The layers of one hook point: their places among the model's, and the share of blocks at or below each."""
+
+    places: list[int]
+    shares: list[float]
+
+
+def points_of(model: Facts) -> dict[str, Point]:
+    """By hook point, e.g. `mlp_out`; stored activations are one point."""
+    if model.kind == "stored":
+        count = len(model.layers)
+        return {"layers": Point(list(range(count)), [(i + 1) / count for i in range(count)])}
+    points: dict[str, Point] = {}
+    for i, name in enumerate(model.layers):
+        point, block = points.setdefault(point_of(name), Point([], [])), block_of(name)
+        point.places.append(i)
+        point.shares.append(0.0 if block is None or not model.blocks else (block + 1) / model.blocks)
+    return points
+
+
+def counterparts(layers: LayerMap, models: Sequence[str], places: Sequence[int]) -> Float[np.ndarray, "m m l"]:
+    """Of these models in this order, the similarity of layers at the same place. places: among those of each model."""
+    starts = np.array([layers.places[model].start for model in models], int)
+    at = starts[:, None] + np.array(places)
+    return layers.values[at[:, None], at[None]]
+
+
+class AtPoint(NamedTuple):
+    """What the groups have under one measure at one hook point. name: `MEASURE, POINT`. layers: their names."""
+
+    name: str
+    measure: Measured
+    point: str
+    layers: list[str]
+    depths: Depths
+
+
+def at_points(run: Finished) -> Iterator[AtPoint]:
+    """For every measure and hook point; without groups, of no models."""
+    models = [model for members in run.groups.values() for model in members]
+    for label, layers in run.maps.items():
+        first = run.models[next(iter(models or layers.places))]
+        for point, (places, shares) in points_of(first).items():
+            values = counterparts(layers, models, places)
+            depths = Depths(run.groups, values, np.array(shares), layers.measure.larger_is_closer)
+            names = [first.layers[place] for place in places]
+            yield AtPoint(f"{label}, {point}", layers.measure, point, names, depths)
+
+
+# ---- pairs of models ----
+
+
+def codes(groups: Members) -> Int[np.ndarray, " m"]:
+    """The number of each model's group, models in the order of the groups."""
+    return np.repeat(np.arange(len(groups)), [len(members) for members in groups.values()])
+
+
+def kinds(groups: Members) -> dict[Kind, Pairs]:
+    """All unordered pairs of different models by their groups, as places in the order of the groups."""
+    starts = np.cumsum([0, *(len(members) for members in groups.values())])
+    places = {name: range(starts[i], starts[i + 1]) for i, name in enumerate(groups)}
+    return {
+        (a, b): list(itertools.combinations(places[a], 2) if a == b else itertools.product(places[a], places[b]))
+        for a, b in itertools.combinations_with_replacement(places, 2)
+    }
+
+
+def curves(
+    quantity: str, label: str, point: str, layers: list[str], depths: Depths, *, level: float, seed: int
+) -> dict[str, Curve]:
+    """By name, one curve per kind of pair: a line per pair of models, their mean, and bands of `level` over draws of
+    models (not with fewer than 3 models in a group) and of pairs (not with fewer than 3). label: of the axis."""
+    values, share = depths.symmetric, f"{100 * level:.0f} %"
+    names = [model for members in depths.groups.values() for model in members]
+    weights = _draws(depths.groups, seed)
+    by_name = {}
+    for kind, pairs in kinds(depths.groups).items():
+        a, b = np.array(pairs).T
+        lines = values[a, b]
+        bands = {}
+        if min(len(depths.groups[name]) for name in kind) >= FEWEST:
+            bands["models"] = _band(weights[:, a] * weights[:, b], lines, level, f"{share} over draws of models")
+        if len(pairs) >= FEWEST:
+            drawn = np.random.default_rng(seed).multinomial(len(pairs), [1 / len(pairs)] * len(pairs), REPLICATES)
+            bands["pairs"] = _band(drawn, lines, level, f"{share} over draws of pairs")
+        by_name[f"{quantity}, {point}, {'-'.join(kind)}"] = Curve(
+            x=Axis(name="layer"),
+            y=Axis(name=label),
+            at=layers,
+            lines={f"{names[i]} and {names[j]}": line for (i, j), line in zip(pairs, lines.tolist(), strict=True)},
+            mean=lines.mean(0).tolist(),
+            bands=bands,
+            about={
+                "quantity": quantity,
+                "point": point,
+                "pairs_of": list(kind),
+                "shares": depths.shares.tolist(),
+                "replicates": REPLICATES,
+            },
+        )
+    return by_name
+
+
+def _draws(groups: Members, seed: int) -> Int[np.ndarray, "k m"]:
+    """How often each model is drawn in each replicate; every group of two or more has two different ones."""
+    rng = np.random.default_rng(seed)
+    parts = []
+    for members in groups.values():
+        size, kept = len(members), np.empty((0, len(members)), int)
+        while len(kept) < REPLICATES:
+            drawn = rng.multinomial(size, [1 / size] * size, REPLICATES)
+            kept = np.concatenate([kept, drawn[(drawn > 0).sum(1) > 1]])[:REPLICATES]
+        parts.append(kept)
+    return np.concatenate(parts, 1)
+
+
+def _band(weights: np.ndarray, values: np.ndarray, level: float, of: str) -> Band:
+    """The middle `level` of the replicates' weighted means at each depth."""
+    means = weights @ values / weights.sum(1, keepdims=True)
+    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2], axis=0)
+    return Band(low=low.tolist(), high=high.tolist(), of=of)
+
+
+# ---- groups against all other ways to group the models ----
+
+
+@dataclass(frozen=True)
+class Permuted:
+    """A statistic of the groups. p: the share of the arrangements of their labels whose statistic is as large.
+    opposite_p: of those whose statistic is as small. exact: whether all arrangements were enumerated."""
+
+    value: float
+    p: float
+    opposite_p: float
+    arrangements: int
+    exact: bool
+
+    @property
+    def evidence(self) -> Evidence:
+        how = f"{self.arrangements:,} {'' if self.exact else 'drawn '}groupings of the models"
+        return Evidence(self.p, self.opposite_p, how)
+
+
+def permuted(statistics: Float[np.ndarray, " k"], value: float, exact: bool) -> Permuted:
+    """statistics: of all arrangements, or of the groups (`value`) and of those that were drawn."""
+    near = ROUNDING * max(1.0, abs(value))
+    p, opposite = float((statistics >= value - near).mean()), float((statistics <= value + near).mean())
+    return Permuted(value, p, opposite, len(statistics), exact)
+
+
+def separation(values: Float[np.ndarray, "m m"], labels: Int[np.ndarray, "k m"]) -> Float[np.ndarray, " k"]:
+    """Mean over the pairs between groups minus mean over those within, for each way to label the models."""
+    a, b = np.triu_indices(len(values), k=1)
+    pairs = values[a, b]
+    parts = []
+    for part in np.array_split(labels, -(-len(labels) // 10_000)):
+        same = part[:, a] == part[:, b]
+        within = same @ pairs / same.sum(1)
+        parts.append((pairs.sum() - same @ pairs) / (~same).sum(1) - within)
+    return np.concatenate(parts)
+
+
+def separated(values: Float[np.ndarray, "m m"], groups: Members, seed: int) -> Permuted:
+    """Mean between minus mean within the groups, against all other ways to group the models.
+
+    Pairs within count alike whichever group they are of: the larger group has more of them.
+    """
+    labels, exact = arrangements(codes(groups), seed)
+    return permuted(separation(values, labels), float(separation(values, codes(groups)[None])[0]), exact)
+
+
+def smallest_p(groups: Members) -> float:
+    """The p of groups that stand apart from all other arrangements: groups of one size may swap their names.
+
+    >>> smallest_p({"a": "uvw", "b": "xyz"})
+    0.1
+    """
+    sizes = [len(members) for members in groups.values()]
+    alike = math.prod(math.factorial(sizes.count(size)) for size in set(sizes))
+    count = math.factorial(sum(sizes)) // math.prod(map(math.factorial, sizes))
+    return alike / count if count <= EXACT else 1 / (1 + SAMPLED)
+
+
+def no_groups(groups: Members) -> str:
+    """Why these groups cannot be told apart; empty where they can."""
+    if len(groups) < 2:
+        return "needs two groups"
+    least = smallest_p(groups)
+    return f"groups of this size have no p below {least:.2g}; needs larger groups" if least > LEVEL else ""
+
+
+def without_each(count: int) -> list[Int[np.ndarray, " kept"]]:
+    """The places that are left without each model."""
+    return [np.delete(np.arange(count), place) for place in range(count)]
+
+
+# ---- claims ----
+
+
+def late_gap(depths: Depths) -> Weighed | Untestable:
+    """How far apart the groups are in late layers, positive where models of one group are closer."""
+    late = depths.shares > LATE
+    why = no_groups(depths.groups) or ("" if late.any() else "no layer lies beyond 75 % of the depth")
+    if why:
+        return Untestable(why)
+    apart = _separated(depths, late)
+    return Weighed(apart.value, apart.evidence)
+
+
+def _separated(depths: Depths, at: np.ndarray) -> Permuted:
+    values = depths.symmetric[..., at].mean(2)
+    return separated(-values if depths.larger_is_closer else values, depths.groups, seed=0)
+
+
+@claim(
+    "Brown et al. 2023, figure 2 right",
+    statistic="similarity beyond 75 % of the depth: pairs within groups minus pairs between",
+    threshold=0.0,
+)
+def groups_differ_late(depths: Depths) -> Weighed | Untestable:
+    """In late layers models of two groups are less similar than models of one."""
+    return late_gap(depths)
+
+
+@claim(
+    "Brown et al. 2023, figure 2 right",
+    statistic="|within minus between| in the first half of the depth, as a share of the same beyond 75 %",
+    threshold=ALIKE,
+    published="below",
+)
+def groups_alike_early(depths: Depths) -> Weighed | Untestable:
+    """In early layers similarity does not tell the groups apart."""
+    early, late = depths.shares <= EARLY, depths.shares > LATE
+    if not early.any() or not late.any():
+        return Untestable("needs layers in the first half and beyond 75 % of the depth")
+    if why := no_groups(depths.groups):
+        return Untestable(why)
+    apart = _separated(depths, late)
+    if apart.value <= 0 or apart.p > LEVEL:
+        return Untestable(f"the groups do not differ in late layers (p = {apart.p:.2g})")
+    numbers, sign = codes(depths.groups), -1 if depths.larger_is_closer else 1
+    sides = [sign * depths.symmetric[..., at].mean(2) for at in (early, late)]
+
+    def both_gaps(kept: np.ndarray) -> np.ndarray:
+        return np.array([separation(x[np.ix_(kept, kept)], numbers[kept][None])[0] for x in sides])
+
+    gap = both_gaps(np.arange(len(numbers)))
+    left_out = np.array([both_gaps(kept) for kept in without_each(len(numbers))])
+    # alike: the early gap lies above the negative and below the positive share of the late one
+    how = f"standard error over {len(numbers)} models"
+    above = by_jackknife(gap[0] - ALIKE * gap[1], 0.0, left_out @ [1, -ALIKE], how)
+    below = by_jackknife(gap[0] + ALIKE * gap[1], 0.0, left_out @ [1, ALIKE], how)
+    share = by_jackknife(float(gap[0] / gap[1]), ALIKE, left_out[:, 0] / left_out[:, 1], how)
+    p, opposite = max(above.below, below.above), min(1.0, 2 * min(above.above, below.below))
+    return Weighed(float(abs(gap[0] / gap[1])), Evidence(opposite, p, how, se=share.se))
+
+
+# ---- figures ----
+
+
+def figures(run: Finished, whole: bool) -> Iterator[Job]:
+    """QUANTITY-POINT-groups"""
+    yield from of_groups(run.results.curves, "groups")
+
+
+def of_groups(every: Mapping[str, Curve], analysis: str) -> Iterator[Job]:
+    """QUANTITY-POINT-groups for the curves of kinds of pairs that an analysis made."""
+    by_figure: dict[tuple[str, str], list[Curve]] = {}
+    for curve in every.values():
+        if curve.analysis == analysis and "pairs_of" in curve.about:
+            by_figure.setdefault((curve.about["quantity"], curve.about["point"]), []).append(curve)
+    for (quantity, point), kept in by_figure.items():
+        yield f"{slug(quantity)}-{slug(point)}-groups", partial(_by_depth, kept)
+
+
+def _by_depth(every: Sequence[Curve]) -> Any:
+    """A line and a band over models for each kind of pair; single pairs where there is no band."""
+    from matplotlib.figure import Figure
+
+    first = every[0]
+    layers, about = first.at, first.about
+    figure = Figure(figsize=PANEL)
+    axes = figure.add_axes((0, 0, 1, 1))
+    at = np.arange(len(layers))
+    late = [i for i, share in enumerate(about["shares"]) if share > LATE]
+    if late:
+        axes.axvspan(late[0] - 0.5, at[-1] + 0.5, color="0.94", linewidth=0)
+        corner = {"ha": "right", "fontsize": 7, "color": "0.4", "transform": axes.get_xaxis_transform()}
+        axes.text(at[-1] + 0.42, 0.02, "beyond 75 %", **corner)
+    styles = zip(cycled(COLOURS, len(every)), cycled(MARKERS, len(every)), strict=True)
+    for curve, (colour, marker) in zip(every, styles, strict=True):
+        pairs, mean = len(curve.lines), gaps(curve.mean or [])
+        label = f"{' – '.join(curve.about['pairs_of'])} ({pairs} {'pair' if pairs == 1 else 'pairs'})"
+        axes.plot(at, mean, color=colour, marker=marker, markersize=4, linewidth=1.6, label=label, zorder=3)
+        if band := curve.bands.get("models"):
+            low, high = gaps(band.low), gaps(band.high)
+            axes.fill_between(at, low, high, color=colour, alpha=0.15, linewidth=0)
+            for edge in (low, high):
+                axes.plot(at, edge, color=colour, alpha=0.6, linewidth=0.6)
+        else:
+            lines = np.transpose([gaps(line) for line in curve.lines.values()])
+            axes.plot(at, lines, color=colour, alpha=0.3, linewidth=0.6)
+    axes.set_xlim(-0.5, at[-1] + 0.5)
+    step = -(-len(at) // 24)
+    names = [name.rpartition("@")[2] for name in layers[::step]]
+    axes.set_xticks(at[::step], names, fontsize=8, parse_math=False)
+    axes.set_xlabel("block" if "@" in layers[0] else "layer")
+    axes.set_ylabel(str(first.y), parse_math=False)
+    plain(axes)
+    legend_beside(axes, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    shown = [curve.bands["models"].of for curve in every if "models" in curve.bands]
+    said = f"mean over pairs{f'; bands: {shown[0]}' if shown else ''}"
+    title = f"{about['quantity']}, {about['point']}, by groups of models\n{said}"
+    axes.set_title(title, loc="left", parse_math=False)
+    return figure
+
+
+@analysis(studies=("similarity",), unasked=lambda planned: bool(planned.groups), figures=figures)
+def groups(run: Finished, options: Groups, claims: Sequence[Claim]) -> Part:
+    lines: dict[str, Curve] = {}
+    verdicts = []
+    for name, measure, point, layers, depths in at_points(run):
+        if run.groups:
+            label = measure.card["label"]
+            lines |= curves(measure.label, label, point, layers, depths, level=run.level, seed=run.seed)
+        verdicts += [each.verdict(name, depths) for each in claims]
+    return Part(curves=lines, claims=verdicts)

@@ -1,0 +1,345 @@
+"""Sub-networks: groups of a model's layers that are close to each other and far from the rest (Gao et al. 2024, section
+5.2), and figures of the layers of single models."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import groupby, pairwise
+from typing import Any, Literal
+
+import numpy as np
+
+from repsim_cli.content import BY_BLOCK, Axis, Curve, Matrix, Measured, Table
+from repsim_cli.draw.frame import COLOURS
+from repsim_cli.draw.heatmap import TIGHT, colour_range, colours, outer_names, together
+from repsim_cli.draw.lines import gaps
+from repsim_cli.errors import BadInput
+from repsim_cli.findings.analysis import Finished, Job, Part, Planned, analysis
+from repsim_cli.findings.claims import FAILS, HOLDS, UNCLEAR, Claim, Fact, Untestable, Weighed, claim
+from repsim_cli.findings.distances import adjusted_rand
+from repsim_cli.findings.evidence import by_chance
+from repsim_cli.findings.layers import block_of, in_order
+from repsim_cli.findings.partitions import FEWEST, Groups, Labels, Square, agreement, parsed, ranges, segments, spectral
+from repsim_cli.registry import did_you_mean
+from repsim_cli.results import slug
+from repsim_cli.settings import Several
+
+FEW = 3  # models up to which each has its figures in the overview
+LABELS, NEXT, SCORES, EIGENVALUES = "sub-networks", "to the next layer", "scores", "eigenvalues"  # what a curve is of
+COLUMNS = ["measure", "model", "found by", "sub-networks", "layers", "score", "without blocks"]
+AGREEMENT = ["measure", "model", "partitions", "adjusted Rand"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SubNetworks:
+    """Groups of a model's layers that are close to each other and far from the rest, from its matrix of all layers.
+
+    method: `spectral` clusters, contiguous `segments`, or both.
+    clusters: how many groups; null: as many as the data suggest, possibly one.
+    by: what chooses the number of spectral clusters where `clusters` is null; segments are chosen by their cost.
+    given: groups to compare with, by model: {LABEL: [0-11 73-92, 12-72]}, ranges of its layers in the order of the
+        network, from 0.
+    """
+
+    method: Literal["spectral", "segments", "both"] = "both"
+    clusters: Several | None = None
+    by: Literal["eigengap", "silhouette"] = "eigengap"
+    given: dict[str, list[str]] | None = None
+
+    def check(self, planned: Planned) -> None:
+        count, targets = self.clusters or 1, planned.options.get("targets")
+        depths = {label: len(about.layers) for label, about in planned.models.items() if label != targets}
+        if max(depths.values(), default=0) < FEWEST:
+            raise BadInput(f"{FEWEST} layers of a model are needed, got {max(depths.values(), default=0)}; read more")
+        for label, depth in depths.items():
+            if FEWEST <= depth < count:
+                raise BadInput(f"clusters: more than the layers of '{label}', got {count} of {depth}; lower it")
+        for label, groups in (self.given or {}).items():
+            if label not in depths:
+                raise BadInput(f"given: no such model, got '{label}'; {did_you_mean(label, depths)}")
+            try:
+                parsed(groups, depths[label])
+            except BadInput as error:
+                raise BadInput(f"given.{label}: {error}") from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfModel:
+    """The sub-networks of one model under one measure.
+
+    layers: their names in the order of the network, in which all else is.
+    following: (n - 1,) the measure's value of each layer and the next one, both directions averaged.
+    groups: by method.
+    as_given: by method, the group of every layer in as many groups as were given.
+    agreement: adjusted Rand indices of the two methods, with the transformer blocks where every layer is of one of
+        several, and with the given groups, also of as many groups as these are.
+    """
+
+    layers: list[str]
+    following: list[float]
+    groups: Mapping[str, Groups]
+    as_given: Mapping[str, Labels] = field(default_factory=dict)
+    agreement: Mapping[str, float] = field(default_factory=dict)
+
+
+def of_model(
+    values: Square, names: Sequence[str], larger_is_closer: bool, options: SubNetworks, given: Labels | None
+) -> OfModel:
+    """values, names: of the layers of one model, in any order. given: the group of every layer, in network order."""
+    order = in_order(names)
+    names = [names[i] for i in order]
+    values = values[np.ix_(order, order)]
+    makers: dict[str, Callable[[int | None], Groups]] = {}
+    if options.method != "segments":
+        makers["spectral"] = lambda count: spectral(values, larger_is_closer, count=count, by=options.by)
+    if options.method != "spectral":
+        makers["segments"] = lambda count: segments(values, larger_is_closer, count=count)
+    groups = {method: make(options.clusters) for method, make in makers.items()}
+    agreed = {" and ".join(groups): agreement(*(x.labels for x in groups.values()))} if len(groups) == 2 else {}
+    blocks = [block_of(name) for name in names]
+    if None not in blocks and len(set(blocks)) > 1:
+        agreed |= {f"{method} and transformer blocks": agreement(x.labels, blocks) for method, x in groups.items()}
+    as_given = {}
+    if given is not None:
+        count = len(np.unique(given))
+        as_given = {method: make(count).labels for method, make in makers.items()}
+        agreed |= {f"{method} and given": agreement(x.labels, given) for method, x in groups.items()}
+        agreed |= {f"{method}, as many, and given": agreement(labels, given) for method, labels in as_given.items()}
+    return OfModel(
+        layers=names,
+        following=((values + values.T) / 2).diagonal(1).tolist(),
+        groups=groups,
+        as_given=as_given,
+        agreement=agreed,
+    )
+
+
+ByModel = Mapping[str, Mapping[str, OfModel]]  # by measure and model
+
+
+def tables(every: ByModel) -> dict[str, Table]:
+    rows, agreed = [], []
+    for measure, models in every.items():
+        for model, layers in models.items():
+            for method, groups in layers.groups.items():
+                count, named = groups.count, ", ".join(ranges(groups.labels.tolist()))
+                score = [groups.scores.get(count), groups.reference.get(count)]
+                rows.append([measure, model, method, count, named, *score])
+            agreed += [[measure, model, pair, value] for pair, value in layers.agreement.items()]
+    return {
+        "sub-networks": Table(columns=COLUMNS, rows=rows),
+        "agreement of sub-networks": Table(columns=AGREEMENT, rows=agreed),
+    }
+
+
+def curves(every: ByModel, labels: Mapping[str, str]) -> dict[str, Curve]:
+    """Of every model the group of each layer, its similarity to the next one, the scores by the number of groups, also
+    of a reference without blocks, and the Laplacian's eigenvalues. labels: of axes, by measure."""
+    return {
+        f"{curve.about['of']}, {measure}, {model}": curve
+        for measure, models in every.items()
+        for model, layers in models.items()
+        for curve in _curves(layers, labels[measure], {"measure": measure, "model": model})
+    }
+
+
+def _curves(layers: OfModel, label: str, about: Mapping[str, str]) -> Iterator[Curve]:
+    names, layer = layers.layers, Axis(name="layer")
+    groups: dict[str, list[Any]] = {method: x.labels.tolist() for method, x in layers.groups.items()}
+    groups |= {f"{method}, as many as given": labels.tolist() for method, labels in layers.as_given.items()}
+    yield Curve(x=layer, y=Axis(name="sub-network"), at=names, lines=groups, about={"of": LABELS, **about})
+    following: dict[str, list[Any]] = {NEXT: layers.following}
+    yield Curve(x=layer, y=Axis(name=label), at=names[:-1], lines=following, about={"of": NEXT, **about})
+    for method, x in layers.groups.items():
+        number, kept = Axis(name="number of groups"), {"found by": method, **about}
+        lines = {"score": list(x.scores.values()), "without blocks": list(x.reference.values())}
+        named = {"of": f"{SCORES} of {method}", **kept}
+        yield Curve(x=number, y=Axis(name="score"), at=list(x.scores), lines=lines, about=named)
+        if x.eigenvalues is not None:
+            values, axis = x.eigenvalues.tolist(), Axis(name="eigenvalue of the Laplacian")
+            at, named = list(range(1, len(values) + 1)), {"of": EIGENVALUES, **kept}
+            yield Curve(x=Axis(name="number"), y=axis, at=at, lines={method: values}, about=named)
+
+
+# ---- claims ----
+
+
+@dataclass(frozen=True)
+class Clustered:
+    """Spectral clusters of the model that was trained block by block. count: how many, where the data choose it.
+    labels, given: the group of every layer in as many clusters as groups were given, and in these."""
+
+    count: int | None = None
+    labels: Sequence[int] = ()
+    given: Sequence[int] = ()
+
+
+def clustered(layers: OfModel | None, options: SubNetworks, given: Labels | None) -> Clustered:
+    if layers is None or "spectral" not in layers.groups:
+        return Clustered()
+    count = layers.groups["spectral"].count if options.clusters is None else None
+    return Clustered(count, *(() if given is None else (layers.as_given["spectral"].tolist(), given.tolist())))
+
+
+@claim("Gao et al. 2024, section 5.1", statistic="spectral clusters of Model L", threshold=3.0)
+def layer_wise_training_gives_three_groups(model: Clustered) -> Fact | Untestable:
+    """Model L has predominantly 3 groupings of layers, as many as functions trained."""
+    if model.count is None:
+        return Untestable(f"needs a model trained {BY_BLOCK}, and sub_networks with spectral clusters to be chosen")
+    if model.count == 1:
+        return Fact(1.0, UNCLEAR, "no clusters are told from a smooth gradient")
+    why = "more than one cluster is found in about 5 % of gradients and noise"
+    return Fact(float(model.count), HOLDS if model.count == 3 else FAILS, why)
+
+
+@claim(
+    "Gao et al. 2024, section 5.1",
+    statistic="adjusted Rand index of three spectral clusters of Model L and the published groups",
+    threshold=0.5,
+)
+def layer_wise_groups_are_the_published(model: Clustered) -> Weighed | Untestable:
+    """In Model L layers 20 to 44 and 52 to 72, 12 to 19 and 45 to 51, and the rest."""
+    if not model.given:
+        return Untestable(f"needs sub_networks.given of a model trained {BY_BLOCK}")
+    labels, given = (np.unique(side, return_inverse=True)[1] for side in (model.labels, model.given))
+    shifted = np.stack([np.roll(given, by) for by in range(len(given))])
+    values = adjusted_rand(shifted, labels)
+    how = f"{len(given)} shifts of the given groups along the layers"
+    return Weighed(float(values[0]), by_chance(float(values[0]), values, how))
+
+
+# ---- figures ----
+
+INCHES_PER_CELL, SMALLEST, LARGEST = 0.16, 3.4, 8.4  # of the matrix
+STRIP, BAND, GAP = 1.0, 0.14, 0.08  # height of the values to the next layer, width of a band of groups, inches
+BAR, BAR_GAP = 0.15, 0.2
+# beyond the colours of groups of models, for up to ten groups of layers
+SHADES = (*COLOURS, "#F0E442", "#000000", "#999999", "#882255")
+
+
+def drawn(run: Finished, whole: bool) -> bool:
+    """Whether the layers of each model have a figure: on demand, or where there are few models."""
+    models = {curve.about["model"] for curve in run.results.curves.values() if curve.analysis == "sub_networks"}
+    return bool(models) and (whole or len(models) <= FEW)
+
+
+def figures(run: Finished, whole: bool) -> Iterator[Job]:
+    """NAME-MODEL-layers of every measure and model"""
+    own = [curve for curve in run.results.curves.values() if curve.analysis == "sub_networks"]
+    by_model = {(curve.about["of"], curve.about["measure"], curve.about["model"]): curve for curve in own}
+    for measure in run.results.measures if drawn(run, whole) else ():
+        for matrix in (matrix for matrix in measure.matrices if matrix.rows == matrix.columns):
+            labels, following = (by_model.get((of, measure.label, matrix.rows.model)) for of in (LABELS, NEXT))
+            if labels is not None and following is not None:
+                name = f"{slug(measure.label)}-{slug(matrix.rows.model)}-layers"
+                yield name, partial(_layers, run, measure, matrix, labels, following)
+
+
+def _layers(run: Finished, measure: Measured, matrix: Matrix, labels: Curve, following: Curve) -> Any:
+    """The matrix in the order of the network, the value of each layer and the next, and the sub-networks."""
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Rectangle
+
+    card, names, order = measure.card, labels.at, in_order(matrix.rows.layers)
+    groups = {method: gaps(line).astype(int) for method, line in labels.lines.items() if "given" not in method}
+    bounds = {method: (np.flatnonzero(np.diff(line)) + 1).tolist() for method, line in groups.items()}
+    values = run.array(matrix.values)[np.ix_(order, order)]
+    side = float(np.clip(INCHES_PER_CELL * len(names), SMALLEST, LARGEST))
+    bands = len(groups) * (BAND + GAP)
+    width, height = side + bands + BAR_GAP + BAR, side + GAP + STRIP
+    figure = Figure(figsize=(width, height))
+
+    def placed(left: float, bottom: float, wide: float, high: float) -> Any:
+        return figure.add_axes((left / width, bottom / height, wide / width, high / height))
+
+    axes = placed(0.0, STRIP + GAP, side, side)
+    low, high = colour_range(values, card, "values")
+    image = axes.imshow(values, cmap=colours(card, "values"), vmin=low, vmax=high, aspect="auto")
+    strip = placed(0.0, 0.0, side, STRIP)
+    strip.bar(np.arange(len(names) - 1) + 0.5, gaps(following.lines[NEXT]), width=0.8, color="0.35")
+    strip.set_xlim(axes.get_xlim())
+    strip.set_ylabel("to the next", fontsize=7)
+    strip.tick_params(axis="y", labelsize=6, length=2)
+    strip.spines[["top", "right"]].set_visible(False)
+    _ticks(axes.yaxis, axes, names, side)
+    _ticks(strip.xaxis, strip, names, side)
+    axes.set_xticks([])
+    for at, (method, line) in enumerate(groups.items()):
+        band = placed(side + GAP + at * (BAND + GAP), STRIP + GAP, BAND, side)
+        band.imshow(np.array([_shade(label) for label in line])[:, None], aspect="auto")
+        band.set_xticks([0], [method], fontsize=7, rotation=90)
+        band.xaxis.tick_top()
+        band.set_yticks([])
+        band.tick_params(length=0)
+        band.spines[:].set_visible(False)
+    for start in bounds.get("segments", next(iter(bounds.values()))):
+        strip.axvline(start - 0.5, color="black", linewidth=1.0)
+    if "segments" in groups:
+        for first, end in pairwise([0, *bounds["segments"], len(names)]):
+            corner, size = (first - 0.5, first - 0.5), end - first
+            axes.add_patch(Rectangle(corner, size, size, fill=False, edgecolor="black", linewidth=1.3))
+    beside = placed(side + bands + BAR_GAP, STRIP + GAP + 0.1 * side, BAR, 0.8 * side)
+    better = "larger" if card["larger_is_closer"] else "smaller"
+    figure.colorbar(image, cax=beside).set_label(f"{card['label']} ({better} is closer)", fontsize=8)
+    beside.tick_params(labelsize=7)
+    said = [_counted(method, int(line.max()) + 1) for method, line in groups.items()]
+    title = f"{matrix.rows.model}: {card['label']}\n{measure.estimate['rows']:,} rows; {', '.join(said)}"
+    axes.set_title(title, loc="left", parse_math=False, fontsize=9)
+    return figure
+
+
+def _ticks(axis: Any, axes: Any, names: list[str], inches: float) -> None:
+    """Short names, heads together, with the blocks beyond them and lines between the blocks."""
+    blocks = [(block, len(list(layers))) for block, layers in groupby(names, key=block_of)]
+    ends = np.cumsum([0, *(size for _, size in blocks)])
+    several = len(blocks) > 1 and all(block is not None for block, _ in blocks)
+    ticks = [(at, name.partition("@")[0] if several else name) for at, name in together(names)]
+    step = max(1, int(np.ceil(TIGHT * len(ticks) / inches)))
+    at, shown = zip(*ticks[::step], strict=True)
+    axis.set_ticks(at, shown, fontsize=6.5, parse_math=False)
+    axis.set_tick_params(length=2)
+    upright = axis.axis_name == "x"
+    if upright:
+        axis.set_tick_params(rotation=90)
+    draw = axes.axvline if upright else axes.axhline
+    for end in ends[1:-1]:
+        draw(end - 0.5, color="0.6" if upright else "white", linewidth=0.8, zorder=0 if upright else 2)
+        if not upright:
+            axes.axvline(end - 0.5, color="white", linewidth=0.8)
+    if several:
+        outer_names(axes, axis.axis_name, [f"block {block}" for block, _ in blocks], ends, inches, max(map(len, shown)))
+
+
+def _shade(label: int) -> tuple[float, float, float]:
+    from matplotlib.colors import to_rgb
+
+    return to_rgb(SHADES[label % len(SHADES)])
+
+
+def _counted(method: str, count: int) -> str:
+    what = {"spectral": "cluster", "segments": "segment"}[method]
+    return f"no {what}s" if count == 1 else f"{count} {what}s"
+
+
+@analysis(studies=("similarity",), figures=figures, within=True)
+def sub_networks(run: Finished, options: SubNetworks, claims: Sequence[Claim]) -> Part:
+    targets, trained = run.options.get("targets"), run.trained.get(BY_BLOCK)
+    every: dict[str, dict[str, OfModel]] = {}
+    verdicts = []
+    for label, layers in run.maps.items():
+        deep = {m: at for m, at in layers.places.items() if m != targets and at.stop - at.start >= FEWEST}
+        given = {m: parsed(x, deep[m].stop - deep[m].start) for m, x in (options.given or {}).items() if m in deep}
+        every[label] = {
+            model: of_model(
+                layers.values[place, place],
+                layers.names[place],
+                layers.measure.larger_is_closer,
+                options,
+                given.get(model),
+            )
+            for model, place in deep.items()
+        }
+        model = clustered(every[label].get(trained or ""), options, given.get(trained or ""))
+        verdicts += [each.verdict(label, model) for each in claims]
+    labels = {label: layers.measure.card["label"] for label, layers in run.maps.items()}
+    return Part(tables=tables(every), curves=curves(every, labels), claims=verdicts)
