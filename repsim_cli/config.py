@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
-from repsim_cli import registry
+from repsim_cli import registry, schema1
 from repsim_cli.content import Facts, Results
 from repsim_cli.errors import BadConfig, BadInput, Unreachable
 from repsim_cli.files import explained
@@ -219,6 +219,8 @@ def analyses_of(
             raise BadInput(f"analyse: neither analyses nor claims, got '{key}'; write +analyses.NAME={{}}")
     keys: Fields = {str(key): value for key, value in given.items()}
     asked = keys if changes else config
+    if not changes and any(about["kind"] == schema1.UNKNOWN for about in manifest["facts"].values()):
+        asked = {**config, "claims": []}  # nothing is known of the models, and so the verdicts stay as they are
     problems: list[str] = []
     bound = _analyses(problems, asked.get("analyses") or {})
     _give_up(problems)

@@ -5,7 +5,7 @@ where it is empty.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -203,6 +203,10 @@ class Results:
             claims=[x for x in self.claims if x.analysis != analysis],
             analyses={name: x for name, x in self.analyses.items() if name != analysis},
         )
+
+    def without_claims(self, names: Collection[str]) -> "Results":
+        """The same without the verdicts on these claims."""
+        return dataclasses.replace(self, claims=[claim for claim in self.claims if claim.name not in names])
 
 
 def to_json(results: Results) -> dict[str, Any]:

@@ -30,6 +30,7 @@ from typing import Any
 
 import numpy as np
 
+from repsim_cli import schema1
 from repsim_cli.content import SCHEMA, Results, Verdict, from_json, to_json
 from repsim_cli.documents import Unreadable, misfit, read_json, read_yaml
 from repsim_cli.errors import BadInput
@@ -304,7 +305,7 @@ def amending(folder: Path) -> Iterator[Run]:
     manifest = read_manifest(folder)
     if not has_results(manifest):
         raise BadInput(f"{folder}: it has no results (status {manifest['status']}), got no results.json; run it again")
-    run = Run(folder, manifest, claim(folder))
+    run = Run(folder, read_facts(folder), claim(folder))
     try:
         yield run
     finally:
@@ -321,7 +322,8 @@ def differences(one: Any, other: Any, path: str = "") -> list[str]:
 
 def read_config(folder: Path) -> dict[str, Any]:
     """The configuration of a run, without the keys that say how it was started."""
-    return what(_read(folder / "config.yaml", read_yaml, CONFIG))
+    config = what(_read(folder / "config.yaml", read_yaml, CONFIG))
+    return config if "analyses" in config else schema1.config(config)
 
 
 def what(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -494,6 +496,15 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     return manifest
 
 
+def read_facts(folder: Path) -> dict[str, Any]:
+    """The manifest of a run with results, with what findings need of its models, whichever schema it has."""
+    manifest = read_manifest(folder)
+    if manifest["schema"] == 1:
+        facts = schema1.facts(_read_json(folder / "results.json", dict), list(manifest.get("models", {})))
+        manifest.update(schema=SCHEMA, facts=facts, base=read_config(folder).get("base"))
+    return manifest
+
+
 def held(folder: Path) -> bool:
     """Whether a process writes this run, or might, where its lock cannot be read."""
     import filelock
@@ -517,9 +528,12 @@ def read_results(folder: Path) -> Results:
                 raise BadInput(f"{file}: not as the run left it, got another or no file; run it again")
     file = folder / "results.json"
     try:
-        return from_json(_read_json(file, dict))
+        document = _read_json(file, dict)
+        return from_json(schema1.results(document) if document["schema"] == 1 else document)
     except Unreadable as error:
         raise BadInput(f"{file}: {error}; the run is damaged, run it again") from None
+    except (AttributeError, KeyError, TypeError, ValueError) as error:  # schema 1 says nothing of the types inside
+        raise BadInput(f"{file}: not as schema 1 has it, got {error!r}; the run is damaged, run it again") from None
 
 
 def has_results(manifest: Mapping[str, Any]) -> bool:
@@ -532,7 +546,7 @@ def _read_json(file: Path, shape: Any) -> dict[str, Any]:
     schema = value.get("schema") if isinstance(value, dict) else None
     if schema is None:
         raise BadInput(f"{file}: not a file of repsim, got no schema; the run is damaged, run it again")
-    if schema != SCHEMA:
+    if schema not in (1, SCHEMA):
         raise BadInput(f"{file}: not a file of this version, got schema {schema} (this is {SCHEMA}); update repsim")
     return _shaped(file, value, shape)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "repsim_cli"
 ORDER = [
-    "errors", "files", "documents", "signals", "workers", "planning", "registry", "settings", "segments", "content", "results",
+    "errors", "files", "documents", "signals", "workers", "planning", "registry", "settings", "segments", "content", "schema1", "results",
     "cache", "data", "models", "activations", "measures", "similarity", "significance", "stitching", "training", "analysis",
     "draw", "plots", "findings", "comparison", "report", "studies", "config", "doctor", "cli", "__main__",
 ]  # fmt: skip

@@ -158,8 +158,8 @@ def analyse_command(parsed: argparse.Namespace) -> int:
     from repsim_cli.findings.analyse import analyse, draw
 
     folder = results.find(parsed.run)
-    manifest, config = results.read_manifest(folder), results.read_config(folder)
-    options, claims = analyses_of(manifest, results.read_results(folder), config, parsed.changes)
+    whole, config = results.read_results(folder), results.read_config(folder)
+    options, claims = analyses_of(results.read_facts(folder), whole, config, parsed.changes)
     with results.amending(folder) as run:
         run.progress = Bar()
         analyse(run, options, claims, config["significance"]["level"])

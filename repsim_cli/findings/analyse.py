@@ -70,10 +70,11 @@ def analyse(run: Run, options: Mapping[str, Any], claims: Sequence[Claim], level
     """
     whole = results.read_results(run.folder)
     for name, own in options.items():
-        whole = whole.without(name)
+        tested = [claim for claim in claims if claim.analysis == name]
+        whole = whole.without(name).without_claims({claim.name for claim in tested})
         finished = Finished(folder=run.folder, manifest=run.manifest, results=whole, level=level)
         try:
-            part = card_of(name).compute(finished, own, [claim for claim in claims if claim.analysis == name])
+            part = card_of(name).compute(finished, own, tested)
         except BadInput as error:
             raise RunFailed(f"analyses.{name}: {error}") from error
         for warning in part.warnings:
@@ -110,7 +111,7 @@ def draw(
     whole: all figures, not those of the overview alone. only: those of these analyses.
     """
     found = results.read_results(folder)
-    manifest = results.read_manifest(folder)
+    manifest = results.read_facts(folder)
     drawn = [card_of(name).figures for name in found.analyses if only is None or name in only]
     kinds = [figures for figures in drawn if figures is not None]
 

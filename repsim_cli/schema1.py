@@ -1,0 +1,218 @@
+"""Run folders of the first schema, read as those of the second.
+
+Their curves had six forms and their studies keys of their own. Numbers are kept as they are. What an analysis can make
+again from the matrices is left to `repsim analyse`; nothing is known of the models' families and training.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+Fields = dict[str, Any]
+ON_MAPS = ("similarity", "attention")
+ALWAYS = {
+    "convergence": ["maps", "convergence"],
+    "effective_rank": ["convergence"],
+    "training_view": ["maps", "convergence", "training_view"],
+    "outputs": ["maps"],
+    "similarity": ["maps"],
+    "attention": ["maps"],
+    "pretrain": ["pretraining"],
+}
+ANALYSES = {"agreement": "agreement", "distances": "distances", "by_layer": "localization"}
+THRESHOLDS = ("early_similarity", "early_share", "large_parameters", "large_gradients")
+CELLS = ("se", "p", "calibrated", "tested", "low", "high")
+UNKNOWN = "unknown"
+
+
+def results(document: Mapping[str, Any]) -> Fields:
+    """results.json of schema 1 as that of schema 2."""
+    study = document.get("study")
+    curves = {name: curve for old, form in document.get("curves", {}).items() for name, curve in _curves(old, form)}
+    made = {curve.get("analysis") for curve in curves.values()} - {None}
+    matrices = dict(_matrices(document))
+    if "agreement" in document:
+        made.add("agreement")
+    names = [*ALWAYS.get(str(study), []), *sorted(made)]
+    return {
+        "study": study,
+        "measures": [_measured(measure) for measure in document.get("measures", [])],
+        "matrices": matrices,
+        "tables": {name: dict(table) for name, table in document.get("tables", {}).items()},
+        "curves": curves,
+        "claims": [_verdict(claim) for claim in document.get("claims", [])],
+        "analyses": {name: {"options": {}, "code": "schema 1"} for name in dict.fromkeys(names)},
+        "about": {"heads": document["heads"]} if "heads" in document else {},
+        "warnings": document.get("warnings", []),
+        "marks": document.get("marks", {}),
+    }
+
+
+def _measured(measure: Mapping[str, Any]) -> Fields:
+    keys = ("name", "label", "settings", "estimate", "card", "null")
+    return {
+        **{key: measure[key] for key in keys if key in measure},
+        "matrices": [
+            {
+                **{key: matrix[key] for key in ("rows", "columns", "values", "n", *CELLS) if key in matrix},
+                "details": {
+                    key: path
+                    for key, path in matrix.items()
+                    if key not in ("rows", "columns", "values", "n", *CELLS) and path is not None
+                },
+            }
+            for matrix in measure["matrices"]
+        ],
+    }
+
+
+def _matrices(document: Mapping[str, Any]) -> Iterator[tuple[str, Fields]]:
+    agreed = document.get("agreement")
+    if agreed:
+        side = {"model": "measures", "layers": agreed["measures"]}
+        about = {"n": agreed["pairs"], "label": "Spearman's rho", "bounds": [-1.0, 1.0], "analysis": "agreement"}
+        yield "agreement of measures", {"rows": side, "columns": side, "values": agreed["rho"], **about}
+    heads = [
+        f"{model['model']} {layer}.h{head}"
+        for model in document.get("heads", [])
+        for layer in model["layers"]
+        for head in range(model["heads"])
+    ]
+    for measure in document.get("measures", []):
+        if "heads" in measure:
+            side = {"model": "heads", "layers": heads}
+            label = f"{measure['card']['label']} of two heads"
+            about = {"label": label, "about": {"measure": measure["label"]}, "n": measure["estimate"]["rows"]}
+            yield f"heads, {measure['label']}", {"rows": side, "columns": side, "values": measure["heads"], **about}
+
+
+def _verdict(claim: Mapping[str, Any]) -> Fields:
+    source, _, says = claim.get("source", "").partition(": ")
+    known = {
+        key: claim.get(key) for key in ("name", "measure", "statistic", "value", "se", "threshold", "p", "opposite_p")
+    }
+    return {**known, "source": source, "says": says, "verdict": claim["verdict"], "why": claim.get("why", "")}
+
+
+def _curves(name: str, old: Any) -> Iterator[tuple[str, Fields]]:
+    """The curves that one of an old form has become."""
+    if isinstance(old, list):  # a loss of every step
+        yield (
+            "training loss",
+            _line("loss", "nats per token", list(range(len(old))), old, {"quantity": "training loss"}),
+        )
+    elif "by_layer" in old:
+        yield from _by_layer(name, old)
+    elif "pairs_of" in old:
+        yield name, _of_groups(old)
+    elif "percentiles" in old:
+        yield name, _of_training(old)
+    elif "head layer" in old:
+        about = {key: old[key] for key in ("quantity", "head", "tail", "head layer", "tail layer", "own", "diverged")}
+        yield name, _line("training loss", "nats", old["steps"], old["values"], about, of="loss")
+    elif "stage" in old:
+        about = {key: old[key] for key in ("quantity", "model", "stage")}
+        yield name, {**_line(old["label"], "", old["steps"], old["mean"], about, of=old["rows"]), "x": _axis("epoch")}
+    elif "loss" in old:
+        yield name, _line("training loss", "nats", old["steps"], old["loss"], {"quantity": name}, of="loss")
+    else:
+        quantity = old["quantity"]
+        of = quantity.removeprefix("held-out ")
+        yield quantity, _line(of, old["label"], old["steps"], old["mean"], {"quantity": quantity}, of=of)
+
+
+def _axis(name: str, unit: str = "") -> Fields:
+    return {"name": name, "unit": unit}
+
+
+def _line(name: str, unit: str, at: list[Any], values: list[Any], about: Fields, of: str = "loss") -> Fields:
+    return {"x": _axis("step"), "y": _axis(name, unit), "at": at, "lines": {of: values}, "about": about}
+
+
+def _by_layer(name: str, old: Mapping[str, Any]) -> Iterator[tuple[str, Fields]]:
+    for model, values in old["by_layer"].items():
+        lines = {way: line for way, line in values.items() if way != "layers"}
+        of = {"row": "localization", "same layer": "base_model", "KL": "histograms"}
+        yield (
+            f"{name}, {model}",
+            {
+                "x": _axis("layer"),
+                "y": _axis(old["label"]),
+                "at": values["layers"],
+                "lines": lines,
+                "about": {"quantity": name, "model": model},
+                "analysis": of.get(next(iter(lines)), "neighbours"),
+            },
+        )
+
+
+def _of_groups(old: Mapping[str, Any]) -> Fields:
+    level = f"{100 * old['level']:.0f} %"
+    sides = {"models": ("", f"{level} over draws of models"), "pairs": ("pairs_", f"{level} over draws of pairs")}
+    return {
+        "x": _axis("layer"),
+        "y": _axis(old["label"]),
+        "at": old["layers"],
+        "lines": {" and ".join(pair): line for pair, line in zip(old["models"], old["values"], strict=True)},
+        "mean": old["mean"],
+        "bands": {
+            name: {"low": old[f"{prefix}low"], "high": old[f"{prefix}high"], "of": of}
+            for name, (prefix, of) in sides.items()
+            if old.get(f"{prefix}low") is not None
+        },
+        "about": {key: old[key] for key in ("quantity", "point", "pairs_of", "shares", "replicates")},
+        "analysis": "groups",
+    }
+
+
+def _of_training(old: Mapping[str, Any]) -> Fields:
+    bands = {"quartiles": ("25", "75"), "deciles": ("10", "90")}
+    quantity = old["quantity"]
+    measure = {"measure": quantity.rpartition(" to ")[0], "larger_is_closer": True} if " to " in quantity else {}
+    return {
+        "x": _axis("step"),
+        "y": _axis(old["label"]),
+        "at": old["steps"],
+        "lines": dict(zip(old["layers"], old["values"], strict=True)),
+        "mean": old["mean"],
+        "bands": {
+            name: {
+                "low": old["percentiles"][low],
+                "high": old["percentiles"][high],
+                "of": f"{low}th to {high}th percentile of layers",
+            }
+            for name, (low, high) in bands.items()
+        },
+        "errors": dict(zip(old["layers"], old["se"], strict=True)) if old.get("se") else {},
+        "bounds": old["bounds"],
+        "about": {**{key: old[key] for key in ("quantity", "point", "model", "parameters")}, **measure},
+    }
+
+
+def config(document: Mapping[str, Any]) -> Fields:
+    """A configuration of schema 1 as that of schema 2: claims and analyses have keys of their own."""
+    options = dict(document.get("options") or {})
+    analyses: Fields = {}
+    for old, name in ANALYSES.items():
+        if options.pop(old, False):
+            analyses[name] = {}
+    if (sub_networks := options.pop("sub_networks", None)) is not None:
+        analyses["sub_networks"] = sub_networks
+    if (factor := options.pop("factor", None)) is not None:
+        analyses["architecture"] = {"factor": factor}
+    if thresholds := {key: options.pop(key) for key in THRESHOLDS if key in options}:
+        analyses["ranks"] = thresholds
+    options.pop("couplings", None)
+    claims = options.pop("claims", None) or []
+    return {**document, "options": options, "analyses": analyses, "claims": claims}
+
+
+def facts(document: Mapping[str, Any], labels: list[str]) -> dict[str, Fields]:
+    """What results of schema 1 say of the models of a run: the layers that were read. labels: of the models."""
+    layers: dict[str, list[str]] = {}
+    for measure in document.get("measures", []):
+        for matrix in measure["matrices"]:
+            for side in (matrix["rows"], matrix["columns"]):
+                layers[side["model"]] = side["layers"]
+    return {
+        label: {"kind": UNKNOWN, "family": UNKNOWN, "layers": layers.get(label, []), "widths": []} for label in labels
+    }
