@@ -14,7 +14,12 @@ from repsim_cli.analysis.couplings import BEST, PUBLISHED, matched
 from repsim_cli.analysis.histograms import histograms, spreads, subsets
 from repsim_cli.analysis.neighbourhoods import nearest, plane
 from repsim_cli.config import validate
+from repsim_cli.content import Matrix, Results, Side
 from repsim_cli.errors import BadConfig, Degenerate
+from repsim_cli.findings import couplings as coupling_findings
+from repsim_cli.findings import histograms as histogram_findings
+from repsim_cli.findings import neighbours as neighbour_findings
+from repsim_cli.findings.analysis import Finished
 from repsim_cli.findings.couplings import is_permutation, on_diagonal, within
 from repsim_cli.findings.histograms import (
     base_distances_stay,
@@ -229,6 +234,17 @@ def test_neighbours_without_any_relation_are_no_change():
     assert few.value == pytest.approx(by_chance, abs=0.03)
     assert few.why == "standard error over 16 rows, below 0.33 and above chance (0.21)"
     assert (many.verdict, many.value) == ("fails", 0.5)
+
+
+@pytest.mark.parametrize(("count", "whole", "each"), [(3, False, 3), (4, False, 0), (4, True, 4)])
+@pytest.mark.parametrize("topic", [histogram_findings, neighbour_findings, coupling_findings])
+def test_figures_of_single_models_where_these_are_few(tmp_path, topic, count, whole, each):
+    kind = topic.__name__.rpartition(".")[2]
+    sides = [Side(model=f"m{i}", layers=["h0", "h1"]) for i in range(count)]
+    about = [{"kind": kind, "model": side.model} for side in sides]
+    matrices = {x["model"]: Matrix(rows=side, columns=side, about=x) for side, x in zip(sides, about, strict=True)}
+    run = Finished(folder=tmp_path, manifest={}, results=Results(study="views", matrices=matrices))
+    assert [name for name, _ in topic.figures(run, whole)] == [f"{kind}-{i:02d}-m{i}" for i in range(each)]
 
 
 def table(found, name):

@@ -157,11 +157,11 @@ def _panels(run: Finished, matrix: Matrix) -> Any:
         if number + across < len(shares):
             panel.set_xticklabels([])
     width, height = figure.get_size_inches()
-    figure.supylabel("share of pairs,\nscale of each panel", fontsize=8, x=0.125 - 0.2 / width)
+    figure.supylabel("share of pairs", fontsize=8, x=0.125 - 0.2 / width)
     below = f"{SCALES[matrix.about['scale']]} (outlined: the layer before; KL from it in nats)"
     figure.supxlabel(below, fontsize=8, y=0.11 - 0.3 / height, va="top")
     title = f"{matrix.rows.model}: distances within layers, {int(counts[0].sum()):,} pairs of rows"
-    headline(figure, title + (f"; {said}" if said else ""), 0.28)
+    headline(figure, f"{title}\n{said + '; ' if said else ''}each panel to its own height", 0.28)
     return figure
 
 
