@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Num
 
 from repsim_cli.content import Axis, Curve, Matrix, Table
 from repsim_cli.draw.heatmap import by_block
@@ -33,20 +33,20 @@ class Histograms:
     """KL divergence between the distances within layers that follow each other in the network. It has no settings."""
 
 
-def divergence(a: Float[np.ndarray, " bins"], b: Float[np.ndarray, " bins"]) -> float:
+def divergence(a: Num[np.ndarray, " bins"], b: Num[np.ndarray, " bins"]) -> float:
     """KL(a || b) = sum p log(p / q) in nats, of two histograms in the same bins, where p and q are the shares of the
     bins after half a distance is added to each: no bin is empty, and equal histograms are at 0.
 
     Shares 0.7, 0.3 and 0.3, 0.7 are 0.4 log(7 / 3) apart:
 
-    >>> round(divergence(np.array([3.0, 1.0]), np.array([1.0, 3.0])), 6)
+    >>> round(divergence(np.array([3, 1]), np.array([1, 3])), 6)
     0.338919
     """
     p, q = ((counts + PSEUDO) / (counts + PSEUDO).sum() for counts in (a, b))
     return max(0.0, float(np.sum(p * np.log(p / q))))
 
 
-def shifts(counts: Float[np.ndarray, "layers bins"]) -> list[float]:
+def shifts(counts: Num[np.ndarray, "layers bins"]) -> list[float]:
     """KL(layer || the layer before) from the second layer on."""
     return [divergence(after, before) for before, after in pairwise(counts)]
 
