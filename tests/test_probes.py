@@ -7,13 +7,15 @@ from sklearn.linear_model import LinearRegression
 from sklearn.neural_network import MLPClassifier, MLPRegressor
 
 from repsim_cli import results
-from repsim_cli.analysis.claims.probes import PROBE_CLAIMS, probe_verdicts
+from repsim_cli.content import BY_BLOCK, END_TO_END, ONE_SUM
 from repsim_cli.data.modular import modular_pairs
 from repsim_cli.errors import BadInput
+from repsim_cli.findings.claims import known
+from repsim_cli.findings.probes import nearest, verdicts
 from repsim_cli.models.modular import modular_targets
 from repsim_cli.settings import Extract, Hardware
 from repsim_cli.studies import probes as study
-from repsim_cli.studies.probes import Probes, classes_of, nearest
+from repsim_cli.studies.probes import Probes, classes_of
 from repsim_cli.training.modular import ModularRecipe, modular
 from repsim_cli.training.probes import PROBES, fit, fit_linear, split_of
 
@@ -93,23 +95,31 @@ def test_the_nearest_layers():
 
 
 def test_claims():
-    """By the lowest error of each target; the last target is the one that Model E was trained on."""
+    """By the lowest error of each target; the last target is the one that Model E was trained on. Models are known by
+    their training, not by their labels."""
+    found_all = {("layers", c): 0.0 for c in ("c1", "c2", "c3")}
     lowest = {
-        **{("modsum_l", c, probe): 0.0 for c in ("c1", "c2", "c3") for probe in ("linear_regression", "mlp_classification")},
-        **{("modsum_e", c, "linear_regression"): error for c, error in (("c1", 0.5), ("c2", 0.9), ("c3", 0.005))},
-        **{("modsum_e", c, "mlp_classification"): error for c, error in (("c1", 0.0), ("c2", 0.04), ("c3", 0.0))},
-    }  # fmt: skip
-    found = {one["name"]: one for one in probe_verdicts(list(PROBE_CLAIMS), lowest, 0.01, 700)}
-    assert {name: (one["verdict"], one["value"], one["measure"]) for name, one in found.items()} == {
+        "linear_regression": {**found_all, ("whole", "c1"): 0.5, ("whole", "c2"): 0.9, ("whole", "c3"): 0.005},
+        "mlp_classification": {**found_all, ("whole", "c1"): 0.0, ("whole", "c2"): 0.04, ("whole", "c3"): 0.0},
+    }
+    claims = known(
+        [
+            "linear_probes_find_all_sums_in_model_l", "linear_probes_miss_inner_sums_in_model_e",
+            "linear_probes_find_the_last_sum_in_model_e", "mlp_probes_find_all_sums_in_model_e",
+        ]
+    )  # fmt: skip
+    trained = {BY_BLOCK: "layers", END_TO_END: "whole"}
+    found = {each.name: each for each in verdicts(claims, lowest, 700, trained)}
+    assert {name: (each.verdict, each.value, each.measure) for name, each in found.items()} == {
         "linear_probes_find_all_sums_in_model_l": ("holds", 0.0, "linear_regression"),
         "linear_probes_miss_inner_sums_in_model_e": ("holds", 0.5, "linear_regression"),
         "linear_probes_find_the_last_sum_in_model_e": ("holds", 0.005, "linear_regression"),
         "mlp_probes_find_all_sums_in_model_e": ("fails", 0.04, "mlp_classification"),
     }
     mlp = found["mlp_probes_find_all_sums_in_model_e"]
-    assert mlp["opposite_p"] == pytest.approx(binomtest(28, 700, 0.01, alternative="greater").pvalue)
-    alone = probe_verdicts(list(PROBE_CLAIMS), {("modsum_0", "c1", "linear_regression"): 0.0}, 0.01, 700)
-    assert {one["verdict"] for one in alone} == {"not testable here"}
+    assert mlp.opposite_p == pytest.approx(binomtest(28, 700, 0.01, alternative="greater").pvalue)
+    alone = verdicts(claims, {"linear_regression": {("modsum_e", "c1"): 0.0}}, 700, {ONE_SUM: "modsum_e"})
+    assert {each.verdict for each in alone} == {"not testable here"}
 
 
 MODELS = {"m": modular(recipe=ModularRecipe(moduli=[5])), "t": modular_targets(moduli=[5])}
@@ -129,7 +139,6 @@ GIVEN = {
         ({"model": {**MODELS, "u": MODELS["t"]}}, "model.u: stored representations beside the targets, got 'u'; drop it"),
         ({"probes": []}, "options.probes: none is selected, got \\[\\]; choose of linear_regression, "),
         ({"probes": ["mlp"]}, "options.probes: no such probe, got 'mlp'; "),
-        ({"claims": ["x"]}, "options.claims: unknown claim, got 'x'"),
         ({"hardware": Hardware(memory_gb=0.1)}, "hardware.memory_gb: the run needs about .* GB, got a limit of 0.10 GB; hardware.memory_gb=.* would do"),
         ({"extract": Extract(hook_points=["resid_post"], unit="sequence", length=2)}, "extract.estimate: probes are fitted on one sample, got per_batch; use full"),
     ],
@@ -176,13 +185,15 @@ def test_a_run_that_was_killed_goes_on(repsim, newest, monkeypatch):
     assert repsim("run", *RUN, "name=again", "resume=latest")[0] == 0
     assert len(calls) == 5 + 5 * 2 * 2 - 3
     found = results.read_results(newest())
-    assert {key: found[key] for key in ("tables", "probes", "claims")} == {key: whole[key] for key in ("tables", "probes", "claims")}  # fmt: skip
+    assert (found.tables, found.matrices, found.about, found.claims) == (
+        whole.tables, whole.matrices, whole.about, whole.claims
+    )  # fmt: skip
     assert not (newest() / study.DONE).exists()
-    rows = found["tables"]["probes"]["rows"]
+    rows = found.tables["probes"].rows
     assert len(rows) == 5 * 2 * 3
-    one = next(entry for entry in found["probes"]["errors"] if entry["probe"] == "mlp_classification")
-    values = results.read_array(newest(), one["values"])
+    matrix = found.matrices["mlp_classification, modsum_tiny_l"]
+    values = results.read_array(newest(), matrix.values)
     assert values.shape == (5, 2)
     assert [row[4] for row in rows if row[3] == "mlp_classification"] == list(values.T.ravel())
     assert (newest() / "figures" / "probes-modsum_tiny_l.png").is_file()
-    assert found["probes"]["settings"]["mlp_classification"]["parameters"]["max_iter"] == 200
+    assert matrix.about["settings"]["parameters"]["max_iter"] == 200

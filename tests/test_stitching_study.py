@@ -1,6 +1,5 @@
 """The study of stitched models: what it refuses, what a run leaves, what its claims and figures say."""
 
-import json
 from dataclasses import replace
 
 import numpy as np
@@ -8,11 +7,14 @@ import pytest
 from conftest import TINY
 
 from repsim_cli import registry, results
-from repsim_cli.analysis.claims.stitching import STITCHING_CLAIMS, directions
 from repsim_cli.cli.show import _table_lines
+from repsim_cli.content import Table
 from repsim_cli.data.labelled import Example, Examples
 from repsim_cli.errors import BadInput, RunFailed
-from repsim_cli.plots.stitching import figures as stitching_figures
+from repsim_cli.findings.analysis import Finished
+from repsim_cli.findings.claims import known
+from repsim_cli.findings.stitching import Stitching as Options
+from repsim_cli.findings.stitching import directions, figures, stitching
 from repsim_cli.settings import Extract, Hardware
 from repsim_cli.stitching.train import StitchRecipe
 from repsim_cli.studies import stitching as study_module
@@ -47,7 +49,12 @@ def run_in(folder, found):
 
 
 def records(out):
-    return [dict(zip(PENALTIES, row, strict=True)) for row in out["tables"]["stitching"]["rows"]]
+    return [dict(zip(PENALTIES, row, strict=True)) for row in out.tables["stitching"].rows]
+
+
+CLAIMS = known(
+    ["solu_into_gelu_costs_more", "solu_stitches_better_to_itself", "crossing_costs_more_than_gelu_to_itself"]
+)
 
 
 @pytest.mark.parametrize(
@@ -67,7 +74,6 @@ def records(out):
         ({"pairs": [["a"]]}, r"options.pairs: not a head and a tail, got \['a'\]; write \[\[HEAD, TAIL\], ...\]"),
         ({"pairs": [["a", "c"]]}, r"options.pairs: no such model, got 'c'; known: a, b"),
         ({"models": {"a": model(n_layer=1), "b": model()}, "pairs": [["a", "b"]], "hook_points": ["resid_post@-1"]}, r"extract.layers: no pair of models shares a layer, got all; use all, or grid"),
-        ({"claims": ["solu_costs"]}, r"options.claims: unknown claim, got 'solu_costs'; "),
     ],
 )  # fmt: skip
 def test_what_is_refused_before_any_weight_loads(options, match):
@@ -124,7 +130,7 @@ def test_an_identity_study_of_a_model_with_itself_costs_nothing(tmp_path, monkey
         own = row["head"] == row["tail"]
         assert (row["penalty"] == row["penalty se"] == row["KL"] == 0.0) == own
         assert row["loss"] == pytest.approx(row["own loss"] + row["penalty"])
-    assert out["curves"] == {}
+    assert out.curves == {}
 
 
 def test_classifiers_lose_accuracy(tmp_path, monkeypatch):
@@ -139,7 +145,7 @@ def test_classifiers_lose_accuracy(tmp_path, monkeypatch):
     models = {name: model(**classifier, seed=seed) for seed, name in enumerate("ab")}
     found = study(models, data, recipe={"layer": "least_squares"}, extract={"sequences": 12})
     out, _ = run_in(tmp_path / "run", found)
-    assert out["stitching"]["predicts"] == "label"
+    assert out.about["predicts"] == "label"
     assert {row["ended"] for row in records(out)} == {"not trained"}
     assert all(-1 <= row["accuracy lost"] <= 1 for row in records(out))
     other = {**models, "b": model(**{**classifier, "id2label": {0: "neutral", 1: "entailment", 2: "contradiction"}})}
@@ -169,8 +175,8 @@ def test_a_run_with_everything(repsim, newest, tmp_path):
     figures = {file.name for file in (folder / "figures").glob("*.png")}
     assert {f"stitching-{name}.png" for name in ("loss-all", "loss-baselines", "kl-all", "curves-all")} <= figures
     assert (folder / "report.html").is_file()
-    curve = found["curves"]["tiny_a_step100 -> tiny_a, resid_post@4"]
-    assert curve["steps"] == [1, 2, 3, 4, 5, 6]
+    curve = found.curves["tiny_a_step100 -> tiny_a, resid_post@4"]
+    assert curve.at == [1, 2, 3, 4, 5, 6]
     code, _, err = repsim(*words, "+options.baselines=[self,random,shuffled]")
     again = newest()
     assert (again / "results.json").read_bytes() == (folder / "results.json").read_bytes()
@@ -195,12 +201,15 @@ def test_a_training_that_diverged_has_no_numbers(tmp_path, monkeypatch):
     assert run.manifest["warnings"][0] == (
         "a -> b, resid_post@1 into resid_post@0: its training diverged at step 3; it has no penalty"
     )
-    for make in dict(stitching_figures(tmp_path, out)).values():
+    finished = Finished(folder=tmp_path, manifest=run.manifest, results=out)
+    out.analyses["stitching"] = {"options": {"metric": "loss"}}
+    out.tables.update(stitching(finished, Options(), []).tables)
+    for make in dict(figures(finished, True)).values():
         make()
 
 
 def test_a_long_table_is_printed_in_part():
-    lines = list(_table_lines("stitching", {"columns": ["head", "loss"], "rows": [["a", float(i)] for i in range(30)]}))
+    lines = list(_table_lines("stitching", Table(columns=["head", "loss"], rows=[["a", float(i)] for i in range(30)])))
     assert len(lines) == 1 + 1 + 24 + 1
     assert lines[-1] == "    and 6 more rows: see results.json"
 
@@ -223,18 +232,18 @@ def test_directions_and_claims():
     rows = [cell("s", "g", 0.5), cell("s", "h", 0.7), cell("g", "s", 0.2), cell("h", "s", 0.4), cell("g", "g", 0.1)]
     rows += [cell("h", "h", 0.3), cell("s", "s", 0.05), cell("big", "s", 9.0), cell("s (random weights)", "s", 5.0)]
     rows += [cell("g", "h", None)]
-    found = {tuple(row[:4]): row[4:] for row in directions(rows, KINDS)}
+    found = {tuple(row[:4]): row[4:] for row in directions(rows, KINDS).rows}
     across = found["resid_post@0", "solu_ln, 3 blocks", "gelu, 3 blocks", "different"]
     assert across == pytest.approx([2, 0.6, 0.1])
     assert found["resid_post@0", "solu_ln, 3 blocks", "solu_ln, 3 blocks", "the same"] == [1, 0.05, None]
-    values = {name: claim(rows, KINDS) for name, claim in STITCHING_CLAIMS.items()}
+    values = {claim.name: claim(rows, KINDS) for claim in CLAIMS}
     assert values["solu_into_gelu_costs_more"].value == pytest.approx(0.3)
     assert values["solu_stitches_better_to_itself"].value == pytest.approx(0.15)
     assert values["crossing_costs_more_than_gelu_to_itself"].value == pytest.approx(0.1)
     assert values["solu_into_gelu_costs_more"].verdict == "unclear"  # two pairs each way, 0.14 apart
     # of one pair each the error is that of the sequences; a layer at which it is not so is enough
     alone, later = [rows[0], rows[2]], [cell("s", "g", 0.1, "resid_post@1"), cell("g", "s", 0.2, "resid_post@1")]
-    claim = STITCHING_CLAIMS["solu_into_gelu_costs_more"]
+    claim = CLAIMS[0]
     assert [claim(one, KINDS).verdict for one in (alone, [*alone, *later])] == ["holds", "fails"]
     assert claim(alone, KINDS).se == pytest.approx(0.01 * 2**0.5)
     assert claim(rows[:2], KINDS).verdict == "not testable here"
@@ -243,8 +252,8 @@ def test_directions_and_claims():
 def test_published_settings():
     from test_config import composed
 
-    options = composed("experiment=solu_gelu_stitching").options
-    recipe = options.recipe
+    config = composed("experiment=solu_gelu_stitching")
+    recipe = config.options.recipe
     assert (recipe.layer, recipe.steps, recipe.warm_up, recipe.learning_rate) == ("affine", 2000, 200, 1.0)
     assert (recipe.scale_rate, recipe.clip, recipe.decay) == (False, None, False)
-    assert json.dumps(sorted(STITCHING_CLAIMS)) == json.dumps(sorted(options.claims))
+    assert [claim.name for claim in CLAIMS] == list(config.claims)

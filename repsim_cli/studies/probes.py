@@ -2,15 +2,14 @@
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from repsim_cli.activations.inputs import check_modality, paired, tokenizers
 from repsim_cli.activations.rows import devices, readings
-from repsim_cli.analysis.claims.finding import check_names
-from repsim_cli.analysis.claims.probes import PROBE_CLAIMS, probe_verdicts
+from repsim_cli.content import Matrix, Results, Side, Table
 from repsim_cli.data.base import Data
 from repsim_cli.errors import BadInput
 from repsim_cli.findings.layers import in_order
@@ -38,20 +37,21 @@ from repsim_cli.workers import followed_joblib
 
 DONE = ".probes.json"  # what a run that was killed has finished, until its end
 FIT = 2.0  # seconds of CPU time that an MLP takes on 3000 rows
-PERFECT = 0.01  # an error up to here counts as none
 COLUMNS = ["model", "layer", "target", "probe", "error", "error on fitted rows", "control", "converged"]
-BEST = ["model", "target", "probe", "perfect", "nearest", "others as near", "lowest error", "control"]
 
 
 @studies.register("probes")
 class Probes:
-    """Every representation of the live models against every target: held-out errors of linear probes and of 2-layer
-    MLPs, of scikit-learn with its defaults, on features as they are, each with a control of shuffled targets.
+    """Fits probes to every representation of the models that are run, for every target: linear ones and 2-layer MLPs of
+    scikit-learn with its defaults, on features as they are, each with a control of shuffled targets. Errors are of rows
+    that were held out. Fits run in the processes of hardware.
 
-    targets: the label of the stored representations that are the targets: one feature per class with a single 1 in
-    each row, or one whole number. probes: of linear_regression, linear_classification (least squares on indicators of
-    the classes), logistic_classification, mlp_regression, mlp_classification. train_share: of the rows, that probes are
-    fitted on; drawn under the run's seed. Fits run in the processes of hardware.
+    targets: the label of the stored representations that are the targets: one feature per class with a single 1 in each
+        row, or one whole number.
+    probes: of linear_regression, linear_classification (least squares on indicators of the classes),
+        logistic_classification, mlp_regression, mlp_classification.
+    train_share: of the rows, that probes are fitted on; drawn under the run's seed.
+    Example: repsim run experiment=tiny/modsum_probes options.probes=[linear_regression]
     """
 
     def __init__(
@@ -66,7 +66,6 @@ class Probes:
         targets: str,
         probes: list[str],
         train_share: Fraction = 0.8,
-        claims: list[str] | None = None,
     ):
         stored = {label: source for label, source in model.items() if isinstance(source, Precomputed)}
         self.live = {label: source for label, source in model.items() if isinstance(source, Source)}
@@ -87,12 +86,11 @@ class Probes:
                 raise BadInput(f"options.probes: no such probe, got '{name}'; {did_you_mean(name, PROBES)}")
         if extract.estimate != "full":
             raise BadInput(f"extract.estimate: probes are fitted on one sample, got {extract.estimate}; use full")
-        check_names(claims or [], PROBE_CLAIMS)
         check_modality(self.live, data)
         self.models, self.data, self.extract, self.hardware = dict(model), data, extract, hardware
         self.seed, self.cache, self.targets = seed, cache, targets
         self.probes = {name: PROBES[name] for name in dict.fromkeys(probes)}
-        self.train_share, self.claims = train_share, claims or []
+        self.train_share = train_share
         self.readings = readings(model, extract)
         self.layers = [layer for reading in self.readings for layer in reading.layers if reading.label != targets]
         self.names = stored[targets].names
@@ -147,7 +145,7 @@ class Probes:
             "fits": features / speed_of("cpu")[0] + slow * FIT * self.most / 3000 / self.hardware.workers,
         }
 
-    def run(self, run: Run) -> dict[str, Any]:
+    def run(self, run: Run) -> Results:
         prepare(run, self.hardware)
         rows = self._rows(run)
         targets = {name: classes_of(name, rows.pop((self.targets, name))) for name in self.names}
@@ -204,67 +202,52 @@ class Probes:
         fits: Mapping[tuple[str, str], Mapping[Record, Fit]],
         targets: Mapping[str, np.ndarray],
         split: Split,
-    ) -> dict[str, Any]:
-        rows, best, errors = [], [], []
+    ) -> Results:
+        """A row per fit; and of every model and probe the errors, layers in the order of the network by targets."""
+        rows: list[list[Any]] = []
+        matrices: dict[str, Matrix] = {}
         for label in self.live:
             named = [layer.name for layer in self.layers if layer.model == label]
             layers = [named[place] for place in in_order(named)]
             for probe in self.probes:
-                values, control = (
+                errors, control = (
                     np.array(
                         [[fits[label, layer][probe, target, way].error for target in self.names] for layer in layers]
                     )
                     for way in (False, True)
                 )
                 stem = f"probes-{slug(probe)}-{slug(label)}"
-                errors.append(
-                    {
-                        "model": label,
+                matrices[f"{probe}, {label}"] = Matrix(
+                    rows=Side(model=label, layers=layers),
+                    columns=Side(model=self.targets, layers=list(self.names)),
+                    values=run.write_array(stem, errors),
+                    n=len(split.held_out),
+                    details={"control": run.write_array(f"{stem}-control", control)},
+                    label="held-out error (0: perfect)",
+                    bounds=[0.0, 1.0],
+                    about={
                         "probe": probe,
                         "label": self.probes[probe].label,
                         "error": ERRORS[self.probes[probe].task],
-                        "layers": layers,
-                        "targets": self.names,
-                        "values": run.write_array(stem, values),
-                        "control": run.write_array(f"{stem}-control", control),
-                    }
+                        "settings": settings_of(self.probes[probe], self.seed),
+                    },
                 )
-                for place, target in enumerate(self.names):
-                    best.append([label, target, probe, *nearest(layers, values[:, place], control[:, place])])
+                for target in self.names:
                     for layer in layers:
-                        one, shuffled = (fits[label, layer][probe, target, way] for way in (False, True))
+                        fit, shuffled = (fits[label, layer][probe, target, way] for way in (False, True))
                         rows.append(
-                            [label, layer, target, probe, one.error, one.fitted_error, shuffled.error, one.converged]
+                            [label, layer, target, probe, fit.error, fit.fitted_error, shuffled.error, fit.converged]
                         )
-        lowest = {(model, target, probe): row[3] for model, target, probe, *row in best}
-        return {
-            "measures": [],
-            "tables": {
-                "nearest to the targets": {"columns": BEST, "rows": best},
-                "probes": {"columns": COLUMNS, "rows": rows},
-            },
-            "curves": {},
-            "claims": probe_verdicts(self.claims, lowest, PERFECT, len(split.held_out)),
-            "probes": {
-                "errors": errors,
-                "targets": {name: {"classes": len(np.unique(classes))} for name, classes in targets.items()},
+        return Results(
+            study="probes",
+            matrices=matrices,
+            tables={"probes": Table(columns=COLUMNS, rows=rows)},
+            about={
+                "classes": {name: len(np.unique(classes)) for name, classes in targets.items()},
                 "rows fitted on": len(split.fitted),
                 "rows held out": len(split.held_out),
-                "seed": self.seed,
-                "perfect up to": PERFECT,
-                "settings": {name: settings_of(probe, self.seed) for name, probe in self.probes.items()},
             },
-        }
-
-
-def nearest(layers: Sequence[str], errors: np.ndarray, controls: np.ndarray) -> list[Any]:
-    """Whether the target can be told (up to PERFECT), from which layer, from how many others as well, with which error
-    and control. Of layers that are as near the first residual stream stands for all, as in the paper, or the first.
-    """
-    lowest = float(errors.min())
-    near = np.flatnonzero(errors <= (PERFECT if lowest <= PERFECT else lowest)).tolist()
-    place = next((place for place in near if layers[place].startswith("resid_post")), near[0])
-    return [lowest <= PERFECT, layers[place], len(near) - 1, lowest, float(controls[place])]
+        )
 
 
 def classes_of(name: str, x: np.ndarray) -> np.ndarray:

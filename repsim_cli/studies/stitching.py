@@ -1,9 +1,9 @@
-"""Stitching of all ordered pairs of models: what is lost where the blocks of one go on from the stream of another."""
+"""Stitching of pairs of models: what is lost where the later blocks of one model run on the stream of another."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -12,17 +12,17 @@ from torch import nn
 from repsim_cli.activations.hook_points import expand
 from repsim_cli.activations.inputs import check_modality, tokenizers
 from repsim_cli.activations.rows import devices
-from repsim_cli.analysis.claims.finding import check_names
-from repsim_cli.analysis.claims.stitching import DIRECTIONS, STITCHING_CLAIMS, directions, stitching_verdicts
 from repsim_cli.cache import Entry, key, trim, using
+from repsim_cli.content import Axis, Curve, Matrix, Results, Side, Table
 from repsim_cli.data.base import Data, Sequences
 from repsim_cli.data.labelled import Examples
 from repsim_cli.errors import BadInput, RunFailed
 from repsim_cli.models.source import AnySource, Source
 from repsim_cli.registry import did_you_mean, studies
-from repsim_cli.results import Run
-from repsim_cli.settings import Extract, Hardware, Several
+from repsim_cli.results import Run, slug
+from repsim_cli.settings import Extract, Group, Hardware, Several
 from repsim_cli.stitching.evaluate import (
+    Estimate,
     Head,
     HeadKind,
     Scores,
@@ -36,34 +36,51 @@ from repsim_cli.stitching.models import EMBED, Layer, Whole, check_stitchable, l
 from repsim_cli.stitching.train import Fit, StitchRecipe, fit_key, fit_stitches
 from repsim_cli.studies.bounds import check_memory, in_gb, shown, usual_length
 from repsim_cli.studies.cost import forward_time, times
+from repsim_cli.studies.grouped import check_metrics, chosen, listed, of_groups
 from repsim_cli.studies.sample import inputs, prepare
 
 CODE = 1  # raise when a change of the code changes what a stitched model scores
 Baseline = Literal["self", "random", "shuffled"]
 AS_HEAD: dict[Baseline, HeadKind] = {"self": "model", "random": "random", "shuffled": "shuffled"}
-Metric = Literal["loss", "accuracy", "kl"]
 POINTS_DRAWN = 50  # of a learning curve; each the mean over some steps
 PENALTIES = [
     "head", "tail", "head layer", "tail layer", "loss", "own loss", "penalty", "penalty se", "accuracy lost",
     "accuracy lost se", "KL", "KL se", "ended",
 ]  # fmt: skip
+OWN = ["loss", "loss se", "accuracy", "accuracy se"]
+
+
+class Quantity(NamedTuple):
+    """What a stitched model has, and what the axis calls it."""
+
+    label: str
+    of: Callable[[Scores, Stitch], Estimate]
+
+
+QUANTITIES = {
+    "accuracy": Quantity("accuracy of the stitched model", lambda scores, stitch: scores.of(stitch, "correct")),
+    "accuracy_penalty": Quantity(
+        "accuracy lost against the tail alone", lambda scores, stitch: scores.penalty(stitch, "correct")
+    ),
+    "loss_penalty": Quantity("cross-entropy added, nats", lambda scores, stitch: scores.penalty(stitch, "loss")),
+    "disagreement": Quantity("share of answers not the tail's", lambda scores, stitch: scores.of(stitch, "differs")),
+}
 
 
 @studies.register("stitching")
 class Stitching:
-    """Blocks 0..l of a head, a stitch layer, blocks l+1..last of a tail; at every layer of extract.hook_points
-    (`embed`, `resid_post`), or with grid after every layer of the head into every layer of the tail.
-
-    Language models on text lose cross-entropy of the next token, classifiers on labelled examples lose accuracy too.
+    """Blocks 0..l of one model (the head), a stitch layer, blocks l+1..last of another (the tail), at every layer of
+    extract.hook_points (`embed`, `resid_post`). Language models on text lose cross-entropy of the next token,
+    classifiers on labelled examples lose accuracy too. With groups every model of the groups goes before every other.
 
     pairs: [head, tail], by label (null: every model before every model).
-    grid: whether every layer of the head goes before every layer of the tail.
-    evaluation: the last so many of extract.sequences are not trained on, nor is any document in them.
+    grid: whether the blocks after every layer of the tail follow every layer of the head, not the same one alone.
+    evaluation: the last so many of extract.sequences are not trained on, nor is any document in them (null: all of
+        them, for stitch layers that are not fitted).
     baselines: before every tail also itself: as it is (self), with weights (random) or rows (shuffled) in random order.
-    metric: which loss the figures show.
     recipe: of the stitch layers.
     labels: of classifiers' outputs, where configs name none.
-    claims: published findings that are checked.
+    Example: repsim run study=stitching measure=[] data=embedded model=[tiny_a,tiny_b] options.recipe.steps=300
     """
 
     def __init__(
@@ -75,37 +92,29 @@ class Stitching:
         hardware: Hardware,
         seed: int,
         cache: bool = True,
+        groups: Mapping[str, Group] | None = None,
         pairs: list[list[str]] | None = None,
         grid: bool = False,
-        evaluation: Several = 64,
+        evaluation: Several | None = 64,
         baselines: list[Baseline] | None = None,
-        metric: Metric = "loss",
         recipe: StitchRecipe,
         labels: list[str] | None = None,
-        claims: list[str] | None = None,
     ):
         self.data, self.hardware, self.seed, self.cache = data, hardware, seed, cache
-        self.grid, self.evaluation, self.metric = grid, evaluation, metric
+        self.groups, self.grid, self.evaluation, self.baselines = groups or {}, grid, evaluation, baselines or []
         self.extract = replace(extract, unit="token", padding="drop")
-        self.recipe = recipe
-        self.models = self._models(model)
+        self.recipe, self.labels = recipe, labels
+        given = of_groups(model, listed(self.groups))
+        check_metrics(self.groups, given)
+        self.models = self._models(given)
         check_modality(self.models, data)
-        self._check_settings()
-        self.claims = claims or []
-        check_names(self.claims, STITCHING_CLAIMS)
-        self.pairs = self._pairs(pairs)
-        self.heads: dict[str, list[Head]] = {}
-        for tail in dict.fromkeys(tail for _, tail in self.pairs):
-            own = [Head(head) for head, other in self.pairs if other == tail]
-            # the same stitch by two names is one
-            self.heads[tail] = list(dict.fromkeys([*own, *(Head(tail, AS_HEAD[word]) for word in baselines or ())]))
+        self._check_settings(pairs)
         self.layers = {label: self._layers(label, source) for label, source in self.models.items()}
-        self.stitches = [s for tail, heads in self.heads.items() for head in heads for s in self._between(head, tail)]
+        self._stitch(self._different() if self.groups else self._pairs(pairs))
         if not self.stitches:
             raise BadInput(f"extract.layers: no pair of models shares a layer, got {extract.layers}; use all, or grid")
         for stitch in self.stitches:
             self._check_widths(stitch)
-        self.labels = labels
         self.devices = devices(hardware, list(self.models))
         self.tokenizers = tokenizers(self.models, data, self.extract)
         if isinstance(data, Examples):
@@ -133,15 +142,33 @@ class Stitching:
             found[label] = source
         return found
 
-    def _check_settings(self) -> None:
-        recipe, extract = self.recipe, self.extract
-        if self.evaluation >= extract.sequences and recipe.fitted:
+    def _check_settings(self, pairs: list[list[str]] | None) -> None:
+        recipe, sequences = self.recipe, self.extract.sequences
+        if recipe.fitted and (self.evaluation or sequences) >= sequences:
             raise BadInput(
-                f"options.evaluation: no sequences are left to train on, got {self.evaluation} of {extract.sequences}; "
+                f"options.evaluation: no sequences are left to train on, got {self.evaluation} of {sequences}; "
                 "raise extract.sequences"
             )
         if self.hardware.dtype == "float16" and recipe.trained:
             raise BadInput("hardware.dtype: gradients underflow, got float16; use bfloat16 or float32")
+        if not self.groups:
+            return
+        for name, value in {"pairs": pairs, "grid": self.grid, "baselines": self.baselines}.items():
+            if value:
+                raise BadInput(
+                    f"options.{name}: all pairs of models of groups are stitched, at equal layers, got {value}; drop "
+                    "it, or set groups=null"
+                )
+        depths = {source.layers: label for label, source in self.models.items()}
+        if len(depths) > 1:
+            (one, a), (other, b), *_ = depths.items()
+            raise BadInput(
+                f"groups: models of equal depth are needed, got {one} ('{a}') and {other} ('{b}'); leave one of them "
+                "out"
+            )
+
+    def _different(self) -> list[tuple[str, str]]:
+        return [(head, tail) for tail in self.models for head in self.models if head != tail]
 
     def _pairs(self, given: list[list[str]] | None) -> list[tuple[str, str]]:
         if given is None:
@@ -166,6 +193,17 @@ class Stitching:
                 )
         return [EMBED if point.layer is None else point.layer for point in points]
 
+    def _stitch(self, pairs: Sequence[tuple[str, str]]) -> None:
+        """What is stitched: heads by their tails, and all stitches."""
+        self.heads: dict[str, list[Head]] = {}
+        for tail in dict.fromkeys(tail for _, tail in pairs):
+            others = [Head(head) for head, other in pairs if other == tail]
+            # the same stitch by two names is one
+            baselines = [Head(tail, AS_HEAD[word]) for word in self.baselines]
+            self.heads[tail] = list(dict.fromkeys([*others, *baselines]))
+        self.pairs = list(pairs)
+        self.stitches = [s for tail, heads in self.heads.items() for head in heads for s in self._between(head, tail)]
+
     def _between(self, head: Head, tail: str) -> Iterator[Stitch]:
         for at in self.layers[head.model]:
             for into in self.layers[tail]:
@@ -188,43 +226,63 @@ class Stitching:
             "weights": sum(4.0 * s.parameters for s in self.models.values()) * (1 + random / len(self.models)),
             "streams": 4.0 * places * sum(s.width * (s.layers + 1) for s in self.models.values()),
             "outputs": 4.0 * 4 * places * most,
-            "gradients": 4.0 * places * widest * 24 * blocks,
-            "stitch layers": 4.0 * 3 * len(self.stitches) * (widest + 1) ** 2,
+            "gradients": 4.0 * places * widest * 24 * blocks * self.recipe.trained,
+            "stitch layers": 4.0 * 3 * len(self.stitches) * (widest + 1) ** 2 * self.recipe.fitted,
         }
 
     def plan(self) -> dict[str, Any]:
         recipe, length = self.recipe, self.extract.length
         steps = recipe.steps if recipe.trained else 0
+        groups = {"groups": dict(self.groups)} if self.groups else {}
         return {
             "models": shown(self.models),
-            "stitches": len(self.stitches),
-            "pairs of models": len(self.pairs),
+            **groups,
+            "stitches": self._planned()[1],
+            "pairs of models": self._planned()[0],
             "stitch layer": recipe.layer,
             "training steps of each": steps,
             "tokens per step, at most": recipe.batch * length if steps else 0,
             "training tokens of each, at most": steps * recipe.batch * length,
-            "evaluation tokens, at most": self.evaluation * length,
+            "evaluation tokens, at most": self._evaluated() * length,
             "memory, GB": in_gb(self.memory()),
             "time, roughly": times(self.times(steps), self.hardware),
         }
 
+    def _planned(self) -> tuple[int, int]:
+        """Pairs of models and stitches; models of groups may be chosen in the run."""
+        sizes = [len(group) if isinstance(group, list) else group.top or group.bottom for group in self.groups.values()]
+        count = sum(size or 0 for size in sizes)
+        pairs = count * (count - 1) if self.groups else len(self.pairs)
+        return pairs, len(self.stitches) * pairs // len(self.pairs)
+
+    def _evaluated(self) -> int:
+        return min(self.evaluation or self.extract.sequences, self.extract.sequences)
+
     def times(self, steps: int) -> dict[str, float]:
-        """Seconds, roughly: of a stitch the head's and tail's forward pass, and the tail's backward one."""
+        """Seconds, roughly: a step is the head's and the tail's forward pass and the tail's backward one; evaluated,
+        every model runs once, and of every stitch a tail, half a model on average."""
         length, count = usual_length(self.models, self.data, self.extract), len(self.models)
         vocabularies = self.auto.endswith("LM")
+        stitches = self._planned()[1]
 
         def each(sequences: int) -> float:
             models = self.models.values()
             return forward_time(models, sequences, length, self.hardware, vocabularies=vocabularies) / count
 
         return {
-            "training of stitches": 2.5 * len(self.stitches) * each(steps * self.recipe.batch),
-            "evaluation": len(self.stitches) * each(self.evaluation),
+            "training of stitches": 2.5 * stitches * each(steps * self.recipe.batch),
+            "evaluation": (count + stitches / 2) * each(self._evaluated()),
         }
 
-    def run(self, run: Run) -> dict[str, Any]:
+    def run(self, run: Run) -> Results:
         hardware = self.hardware
         prepare(run, hardware)
+        members: dict[str, list[str]] = {}
+        if self.groups:
+            with run.stage("groups"):
+                members = chosen(run, self.groups, self.models)
+                self.models = {label: self.models[label] for group in members.values() for label in group}
+                self._stitch(self._different())
         with run.stage("data"):
             train, held = self._data(run)
             task = classification(self.models, held.labels.names, self.labels) if held.labels else next_token()
@@ -263,10 +321,10 @@ class Stitching:
             if fit.diverged is not None:
                 run.warn(f"{stitch}: its training diverged at step {fit.diverged}; it has no penalty")
         whole = [s for s in self.stitches if s not in fits or fits[s].diverged is None]
-        if not whole:
-            raise RunFailed(
-                f"options.recipe.learning_rate: every training diverged, got {self.recipe.learning_rate}; lower it"
-            )
+        lost = len(self.stitches) - len(whole)
+        if lost and (members or not whole):  # a map of all pairs has no gaps
+            what = f"{lost} of {len(self.stitches)} trainings" if whole else "every training"
+            raise RunFailed(f"options.recipe.learning_rate: {what} diverged, got {self.recipe.learning_rate}; lower it")
         maps: dict[Stitch, nn.Module] = {s: fits[s].layer for s in whole if s in fits}
         name = key({"code": CODE, "stitches": [keys[s] for s in whole], "data": _content(held), **settings})
         with run.stage("stitched models"), self._entries("stitched", [name]) as found:
@@ -283,11 +341,15 @@ class Stitching:
                 entry=found.get(name),
             )
         with run.stage("results"):
-            return self._results(scores, fits, task.outputs != (), len(train.ids))
+            classifiers = task.outputs != ()
+            if members:
+                return self._of_groups(run, members, scores)
+            return self._of_pairs(scores, fits, classifiers, len(train.ids))
 
     def _data(self, run: Run) -> tuple[Sequences, Sequences]:
         """What is trained on and what is not, noted in the manifest."""
-        found = inputs(run, self.models, self.tokenizers, self.data, self.extract, self.seed)
+        own = {label: self.tokenizers[label] for label in self.models}
+        found = inputs(run, self.models, own, self.data, self.extract, self.seed)
         sequences = next(iter(found.values()))
         if isinstance(self.data, Examples) and sequences.labels is None:
             raise BadInput(
@@ -309,49 +371,64 @@ class Stitching:
             yield entries
         trim()
 
-    def _results(self, scores: Scores, fits: Mapping[Stitch, Fit], classifiers: bool, sequences: int) -> dict[str, Any]:
-        rows = [_row(stitch, scores, fits.get(stitch)) for stitch in self.stitches]
+    def _of_pairs(self, scores: Scores, fits: Mapping[Stitch, Fit], classifiers: bool, sequences: int) -> Results:
+        """A row per stitch."""
         trained = self.recipe.trained
-        kinds = {label: f"{s.model_type.split()[-1]}, {s.layers} blocks" for label, s in self.models.items()}
-        records = [dict(zip(PENALTIES, row, strict=True)) for row in rows]
-        own = [
-            [tail, *scores.of_own(tail, "loss"), *scores.of_own(tail, "correct")]
-            for tail in self.heads
-            if tail in scores.own
-        ]
-        return {
-            "measures": [],
-            "tables": {
-                "stitching": {"columns": PENALTIES, "rows": rows},
-                "models": {
-                    "columns": ["model", "loss", "loss se", "accuracy", "accuracy se"],
-                    "rows": own,
-                },
-                "directions": {"columns": DIRECTIONS, "rows": directions(records, kinds)},
+        return Results(
+            study="stitching",
+            tables={
+                "stitching": Table(columns=PENALTIES, rows=[_row(s, scores, fits.get(s)) for s in self.stitches]),
+                "models": Table(columns=["model", *OWN], rows=[[tail, *_own(scores, tail)] for tail in scores.own]),
             },
-            "curves": {str(s): _curve(s, fit, scores) for s, fit in fits.items() if len(fit.losses)},
-            "stitching": {
+            curves={str(s): _curve(s, fit, scores) for s, fit in fits.items() if len(fit.losses)},
+            about={
                 "layer": self.recipe.layer,
                 "init": self.recipe.init,
-                "metric": self.metric,
                 "grid": self.grid,
                 "predicts": "label" if classifiers else "next token",
                 "steps": self.recipe.steps if trained else 0,
                 "tokens_per_step": self.recipe.batch * self.extract.length,
                 "training_sequences": sequences if trained else min(sequences, self.recipe.init_sequences),
                 "evaluation_sequences": len(scores.weights),
-                "kinds": kinds,
+                "kinds": {label: f"{s.model_type.split()[-1]}, {s.layers} blocks" for label, s in self.models.items()},
             },
-            "claims": stitching_verdicts(self.claims, "stitching penalty", records, kinds),
-        }
+        )
+
+    def _of_groups(self, run: Run, members: Mapping[str, Sequence[str]], scores: Scores) -> Results:
+        """A matrix of all ordered pairs of models per quantity and layer: the head is the row, the tail the column."""
+        labels = list(self.models)
+        rows, columns = (Side(model=f"{part} of the stitched model", layers=labels) for part in ("head", "tail"))
+        matrices = {}
+        for name, quantity in QUANTITIES.items():
+            for layer in self.layers[labels[0]]:
+                values = np.zeros((2, len(labels), len(labels)))
+                for head, tail in self.pairs:
+                    stitch = Stitch(Head(head), tail, layer, layer)
+                    values[:, labels.index(head), labels.index(tail)] = quantity.of(scores, stitch)
+                place = layer_name(layer)
+                stem = f"{name}-{slug(place)}"
+                matrices[f"{name}, {place}"] = Matrix(
+                    rows=rows,
+                    columns=columns,
+                    values=run.write_array(f"{stem}-values", values[0]),
+                    se=run.write_array(f"{stem}-se", values[1]),
+                    n=len(scores.weights),
+                    label=quantity.label,
+                    about={"quantity": name, "layer": place},
+                )
+        own = [[label, group, *_own(scores, label)] for group, labels in members.items() for label in labels]
+        tables = {"models": Table(columns=["model", "group", *OWN], rows=own)}
+        return Results(study="stitching", matrices=matrices, tables=tables)
 
 
-def split(sequences: Sequences, evaluation: int, fitted: bool) -> tuple[Sequences, Sequences]:
-    """The first sequences for training and the last `evaluation` for evaluation; none of a document is in both.
+def split(sequences: Sequences, evaluation: int | None, fitted: bool) -> tuple[Sequences, Sequences]:
+    """The first sequences for training and the last `evaluation` (None: all) for evaluation; none of a document is in
+    both.
 
     fitted: whether anything is made from the first ones; else they are left out. Raises BadInput where a side is empty.
     """
     count = len(sequences.ids)
+    evaluation = count if evaluation is None else evaluation
     if fitted and count <= evaluation:
         raise BadInput(
             f"options.evaluation: no evaluation rows are left beside the training, got {count} sequences for "
@@ -387,17 +464,26 @@ def _row(stitch: Stitch, scores: Scores, fit: Fit | None) -> list[Any]:
     return [*place, loss, own, *spread, "trained" if fit is not None and len(fit.losses) else "not trained"]
 
 
-def _curve(stitch: Stitch, fit: Fit, scores: Scores) -> dict[str, Any]:
+def _own(scores: Scores, label: str) -> list[float]:
+    """What the model itself loses, and how often it is right, each with its standard error."""
+    return [*scores.of_own(label, "loss"), *scores.of_own(label, "correct")]
+
+
+def _curve(stitch: Stitch, fit: Fit, scores: Scores) -> Curve:
     """The training loss, averaged over stretches of steps, each placed at its last."""
     parts = np.array_split(fit.losses, min(POINTS_DRAWN, len(fit.losses)))
-    return {
-        "quantity": "training loss of stitch layers",
-        "head": str(stitch.head),
-        "tail": stitch.tail,
-        "head layer": layer_name(stitch.at),
-        "tail layer": layer_name(stitch.into),
-        "steps": np.cumsum([len(part) for part in parts]).tolist(),
-        "values": [float(part.mean()) for part in parts],
-        "own": scores.of_own(stitch.tail, "loss").value if stitch.tail in scores.own else None,
-        "diverged": fit.diverged,
-    }
+    return Curve(
+        x=Axis(name="step"),
+        y=Axis(name="training loss", unit="nats"),
+        at=np.cumsum([len(part) for part in parts]).tolist(),
+        lines={"loss": [float(part.mean()) for part in parts]},
+        about={
+            "quantity": "training loss of stitch layers",
+            "head": str(stitch.head),
+            "tail": stitch.tail,
+            "head layer": layer_name(stitch.at),
+            "tail layer": layer_name(stitch.into),
+            "own": scores.of_own(stitch.tail, "loss").value if stitch.tail in scores.own else None,
+            "diverged": fit.diverged,
+        },
+    )
