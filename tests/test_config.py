@@ -177,7 +177,7 @@ def test_all_problems_at_once():
         "extract.length=0",
         "extract.padding=kep",
         "data=local_text",
-        "+options.claim=[]",
+        "options.target=[]",
     )
     with pytest.raises(BadConfig) as caught:
         validate(config)
@@ -192,7 +192,7 @@ def test_all_problems_at_once():
         "measure.e.kk: unknown key, got 3; did you mean 'k'?",
         "extract.length: wrong value, got 0; give greater than or equal to 1",
         "extract.padding: wrong value, got 'kep'; give 'drop' or 'keep'",
-        "options.claim: unknown key, got []; did you mean 'claims'?",
+        "options.target: unknown key, got []; did you mean 'targets'?",
     ]
     assert [p for p in expected if p not in problems] == []
 
@@ -208,7 +208,7 @@ def test_all_problems_at_once():
         (["extract.batch_rows=3"], "extract.batch_rows: cka_unbiased needs at least 4 rows, got 3; raise it"),
         (["hardware.device=tpu9"], "hardware.device: not usable here, got 'tpu9'"),
         (["hardware.memory_gb=0.1"], "hardware.memory_gb: the run needs about 0.52 GB, got a limit of 0.10 GB; hardware.memory_gb=0.6 would do"),
-        (["+options.claims=[falls_with_distance]"], "options.claims: unknown claim, got 'falls_with_distance'; did you mean 'falls_with_layer_distance'"),
+        (["claims=[falls_with_distance]"], "claims: unknown claim, got 'falls_with_distance'; did you mean 'falls_with_layer_distance'"),
         (["extract.estimate=full", "extract.rows=90000000", "extract.sequences=1000000"], r"extract.rows=\d+ would fit"),
         (["extract.estimate=ratio_of_sums", "measure=[mutual_knn]"], "mutual_knn is not made of HSIC; use per_batch"),
         (["name=${nothing}"], "name: Interpolation key 'nothing' not found; mend the YAML"),
