@@ -16,11 +16,12 @@ if os.environ.get("REPSIM_TYPES"):  # `make types`: checks shapes and types of e
 
     install_import_hook("repsim_cli", "beartype.beartype")
 
+import hashlib
 import shutil
 import socket
 import warnings
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from unittest import mock
@@ -246,15 +247,41 @@ def repsim(monkeypatch, tmp_path, capsys, request):
     def run(*words: str) -> tuple[int, str, str]:
         capsys.readouterr()
         monkeypatch.delenv("REPSIM_QUIET", raising=False)
-        with ExitStack() as undrawn, pytest.raises(SystemExit) as stopped:
-            if words[0] == "run" and not request.node.get_closest_marker("drawn"):
-                undrawn.enter_context(mock.patch("repsim_cli.findings.analyse.draw", return_value=[]))
-                undrawn.enter_context(mock.patch("repsim_cli.report.save"))
+        drawn = words[0] != "run" or request.node.get_closest_marker("drawn")
+        with nullcontext() if drawn else undrawn(), pytest.raises(SystemExit) as stopped:
             cli.main([str(word) for word in words])
         out, err = capsys.readouterr()
         return stopped.value.code or 0, out, err
 
     return run
+
+
+@contextmanager
+def undrawn() -> Iterator[None]:
+    """Runs that leave no figures and no report."""
+    with mock.patch("repsim_cli.findings.analyse.draw", return_value=[]), mock.patch("repsim_cli.report.save"):
+        yield
+
+
+@pytest.fixture(scope="session")
+def finished(shared) -> Callable[..., Path]:
+    """finished(words...): a complete run of these words, made once for all workers; a test reads it, or changes a copy."""
+    from repsim_cli import cli
+
+    def make(words: tuple[str, ...], folder: Path) -> None:
+        with pytest.MonkeyPatch.context() as patch, undrawn(), pytest.raises(SystemExit) as stopped:
+            patch.setenv("REPSIM_OUTPUTS", str(folder))
+            patch.setenv("REPSIM_CACHE", str(folder / "cache"))
+            patch.setattr("sys.argv", ["repsim"])
+            cli.main(["run", "-q", *words])
+        assert not stopped.value.code
+
+    def made(*words: str) -> Path:
+        name = hashlib.sha256(" ".join(words).encode()).hexdigest()
+        (manifest,) = shared(f"run-{name[:16]}", partial(make, words)).rglob("manifest.json")
+        return manifest.parent
+
+    return made
 
 
 @pytest.fixture

@@ -890,20 +890,10 @@ def test_edited_configurations(damaged_run, what):
     assert text in err
 
 
-@pytest.fixture(scope="module")
-def a_run(tmp_path_factory):
+@pytest.fixture
+def a_run(finished):
     """A small complete run."""
-    from repsim_cli import cli
-
-    outputs = tmp_path_factory.mktemp("run")
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as stopped:
-        patch.setenv("REPSIM_OUTPUTS", str(outputs))
-        patch.setenv("REPSIM_CACHE", str(outputs / "cache"))
-        patch.setattr("sys.argv", ["repsim"])
-        cli.main(["run", "-q", *MANY, "extract.sequences=10"])
-    assert not stopped.value.code
-    (manifest,) = outputs.rglob("manifest.json")
-    return manifest.parent
+    return finished(*MANY, "extract.sequences=10")
 
 
 def test_how_many():

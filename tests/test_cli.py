@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -725,8 +726,8 @@ def test_an_empty_outputs_variable_counts_as_unset(repsim, tmp_path, monkeypatch
     assert len(results.runs(tmp_path / "outputs")) == 1
 
 
-def test_a_damaged_run_is_not_shown(repsim, newest):
-    assert repsim("run", "-q", "model=[tiny_a]", "extract.sequences=10", "measure=[cka]")[0] == 0
+def test_a_damaged_run_is_not_shown(repsim, newest, finished, tmp_path):
+    shutil.copytree(finished("model=[tiny_a]", "measure=[cka]", "extract.sequences=10"), tmp_path / "outputs" / "run")
     array = next((newest() / "arrays").iterdir())
     array.write_bytes(b"")
     for command in ("show", "plot"):
@@ -745,10 +746,10 @@ def test_an_environment_with_which_torch_does_not_start(tmp_path, words):
     assert not (tmp_path / "outputs").exists()
 
 
-def test_an_environment_with_another_backend_of_figures(tmp_path, repsim, newest):
-    assert repsim("run", "-q", "model=[tiny_a]", "measure=[cka]", "extract.sequences=10")[0] == 0
+def test_an_environment_with_another_backend_of_figures(tmp_path, finished):
+    shutil.copytree(finished("model=[tiny_a]", "measure=[cka]", "extract.sequences=10"), tmp_path / "run")
     environment = {**os.environ, "MPLBACKEND": "nonsense"}
-    command = [sys.executable, "-m", "repsim_cli", "plot", str(newest())]
+    command = [sys.executable, "-m", "repsim_cli", "plot", str(tmp_path / "run")]
     found = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert (found.returncode, found.stderr) == (0, "")
 
