@@ -150,7 +150,8 @@ class Ranked:
     top: how many models with the largest values.
     bottom: how many models with the smallest values.
 
-    Example: repsim run 'groups={good: {top: 10, by: accuracy}, poor: {bottom: 10, by: accuracy}}'
+    Example: repsim run model=[tiny_nli] data=overlap_nli extract=pooled extract.length=32
+        'groups={good: {top: 10, by: accuracy}, poor: {bottom: 10, by: accuracy}}'
     """
 
     by: str

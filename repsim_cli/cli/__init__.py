@@ -11,6 +11,7 @@ from repsim_cli.cli.claims import claims_command
 from repsim_cli.cli.configs import GROUPS
 from repsim_cli.cli.measure import measure_command
 from repsim_cli.cli.show import (
+    UNSELECTED,
     analyse_command,
     cache_command,
     compare_command,
@@ -85,7 +86,7 @@ def parser() -> argparse.ArgumentParser:
     sub.usage = "repsim run [-q] [-m] [--from RUN] [KEY=VALUE ...]"
 
     sub = add("list", list_command, "list what can be selected, or the runs", "repsim list experiment")
-    sub.add_argument("what", nargs="?", choices=("study", *GROUPS, "run"), help="one group (all groups by default)")
+    sub.add_argument("what", nargs="?", choices=(*UNSELECTED, *GROUPS, "run"), help="one group (all groups by default)")
 
     sub = add(
         "describe",

@@ -36,7 +36,7 @@ WORDS = {
     NoneType: "null",
     Any: "any value",
 }
-PLACEHOLDERS = {int: 8, float: 0.1, str: "TEXT"}
+PLACEHOLDERS = {int: 8, float: 0.1, str: "TEXT", dict: "{...}"}
 GUARD = 10**9  # bounds from here on keep numbers in range and mean nothing else
 
 
@@ -207,14 +207,24 @@ def _sample(setting: Setting, value: Any) -> str:
     elif others := [choice for choice in choices if choice != value]:
         value = others[0]
     elif value is None or value is EMPTY:
-        value = next((PLACEHOLDERS[option] for option in options if option in PLACEHOLDERS), "VALUE")
+        value = next(filter(None, map(_placeholder, options)), "VALUE")
     return plain(value).replace(", ", ",")
+
+
+def _placeholder(option: Any) -> Any:
+    """What stands for a value of a type; None where nothing does."""
+    if get_origin(option) is list:
+        return [_placeholder(inner) for inner in _options(get_args(option)[0])[:1]]
+    return PLACEHOLDERS.get(option)
 
 
 def _range(setting: Setting, given: Mapping[str, Any], key: str) -> str:
     """What a setting may be, what it is by default, and what it is here."""
     parts = [] if setting.annotation is EMPTY else [in_words(setting.annotation)]
-    parts.append("required" if setting.default is EMPTY else f"default {plain(setting.default)}")
+    if setting.default is not EMPTY:
+        parts.append(f"default {plain(setting.default)}")
+    elif setting.group is None:  # a group that is not given has its own defaults
+        parts.append("required")
     if key in given and not setting.group and given[key] not in (setting.default, REQUIRED):
         parts.append(f"here {plain(given[key])}")
     return "; ".join(parts)
@@ -253,15 +263,16 @@ def catalogue() -> list[Topic]:
             _component(group, name, entry["kind"], name, *file) for name, file in files.items() for entry in file[1:]
         ]
     for name in registry.analyses.names():
-        options = registry.analyses.get(name).card.options
-        text = parsed(inspect.getdoc(options))
+        card = registry.analyses.get(name).card
+        text = parsed(inspect.getdoc(card.options))
         topics.append(
             Topic(
                 name=name,
                 title=f"analysis {name}",
                 path=f"analyses.{name}",
                 prose=text.prose,
-                settings=settings(options),
+                settings=settings(card.options),
+                facts=[f"of runs of: {', '.join(card.studies)}"],
                 example=text.example or f"repsim analyse latest +analyses.{name}={{}}",
             )
         )

@@ -7,6 +7,7 @@ indented lines, and where it helps `Example: repsim run ...`.
 import ast
 import inspect
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -56,9 +57,30 @@ def parsed(docstring: str | None) -> Text:
 
 def studies() -> dict[str, Text]:
     """Of every study; read from the source, as importing the studies takes seconds."""
-    files = (Path(__file__).parent.parent / "studies").glob("*.py")
-    classes = [node for file in files for node in ast.parse(file.read_text()).body if isinstance(node, ast.ClassDef)]
-    registered = {
-        REGISTERED.fullmatch(ast.unparse(decorator)): node for node in classes for decorator in node.decorator_list
-    }
-    return {name[1]: parsed(ast.get_docstring(node)) for name, node in registered.items() if name is not None}
+    texts = {}
+    for classes, _ in _sources("studies"):
+        for node in classes.values():
+            for name in filter(None, map(REGISTERED.fullmatch, map(ast.unparse, node.decorator_list))):
+                texts[name[1]] = parsed(ast.get_docstring(node))
+    return dict(sorted(texts.items()))
+
+
+def analyses() -> dict[str, Text]:
+    """Of the settings of every analysis, its function's second parameter; read from the source."""
+    texts = {}
+    for classes, functions in _sources("findings"):
+        for node in functions.values():
+            if any(ast.unparse(decorator).startswith("analysis(") for decorator in node.decorator_list):
+                options = node.args.args[1].annotation
+                texts[node.name] = parsed(ast.get_docstring(classes[ast.unparse(options)])) if options else parsed("")
+    return dict(sorted(texts.items()))
+
+
+def _sources(room: str) -> Iterator[tuple[dict[str, ast.ClassDef], dict[str, ast.FunctionDef]]]:
+    """The classes and functions of every file of a room, by name."""
+    for file in (Path(__file__).parent.parent / room).glob("*.py"):
+        body = ast.parse(file.read_text()).body
+        yield (
+            {node.name: node for node in body if isinstance(node, ast.ClassDef)},
+            {node.name: node for node in body if isinstance(node, ast.FunctionDef)},
+        )

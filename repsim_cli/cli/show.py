@@ -269,20 +269,22 @@ def _unavailable(comment: list[str]) -> str:
     return ""
 
 
-STUDY = "study"
+UNSELECTED = ("study", "analysis")  # what is named by a key of the run, and is no group of files
 
 
-def _list_studies(whole: bool) -> None:
-    """whole: with a command for one's own models."""
+def _list_texts(what: str | None) -> None:
+    """The studies and the analyses, or one of the two with commands."""
     from repsim_cli.cli import docstrings
 
-    texts = docstrings.studies()
-    if not whole:
-        print(f"{STUDY}:")
-    for name, text in sorted(texts.items()):
-        print(f"{'' if whole else '  '}{name:{max(map(len, texts))}}  {text.sentence}")
-        if whole:
-            print(f"  {text.example}")
+    texts = {"study": docstrings.studies(), "analysis": docstrings.analyses()}
+    for kind in (what,) if what else UNSELECTED:
+        if not what:
+            print(f"{kind}:")
+        width = max(map(len, texts[kind]))
+        for name, text in texts[kind].items():
+            print(f"{'' if what else '  '}{name:{width}}  {text.sentence}")
+            if what and text.example:
+                print(f"  {text.example}")
 
 
 def list_command(parsed: argparse.Namespace) -> int:
@@ -295,9 +297,9 @@ def list_command(parsed: argparse.Namespace) -> int:
             manifest = results.read_manifest(folder)
             print(f"{manifest['started']}  {manifest['status']:11}  {manifest['name']:24}  {folder}")
         return 0
-    if parsed.what in (None, STUDY):
-        _list_studies(whole=parsed.what == STUDY)
-    for group in {None: GROUPS, STUDY: ()}.get(parsed.what, (parsed.what,)):
+    if parsed.what in (None, *UNSELECTED):
+        _list_texts(parsed.what)
+    for group in {None: GROUPS, **dict.fromkeys(UNSELECTED, ())}.get(parsed.what, (parsed.what,)):
         if not parsed.what:
             print(f"{group}:")
         comments = described(group)

@@ -31,17 +31,18 @@ EVERYTHING = 1 << 30
 
 @dataclass(frozen=True, kw_only=True)
 class FineTuneRecipe:
-    """How a classifier is trained: AdamW, all weights, the rate rising linearly and then falling linearly to zero.
+    """How a classifier is trained: AdamW on all weights, with a rate that rises linearly and then falls linearly to
+    zero.
 
-    length: tokens per example at most.
-    epochs: over the data.
-    steps: of the training (null: as many as `epochs` take).
+    length: examples are cut to so many tokens.
+    epochs: passes over the data, where `steps` is null.
+    steps: how many steps of training; null: as many as `epochs` take.
     batch_size: examples per step.
-    learning_rate: of AdamW, after the warm-up.
-    warm_up: steps over which the rate rises.
+    learning_rate: the largest rate, after the warm-up.
+    warm_up: the steps over which the rate rises.
     weight_decay: of AdamW.
-    clip: the largest norm of the gradients.
-    device: that the models are trained on.
+    clip: gradients of a larger norm are scaled down to this one.
+    device: the torch device that models are trained on.
     """
 
     length: Medium = 128

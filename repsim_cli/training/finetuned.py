@@ -55,11 +55,11 @@ SHARED_SEED = 2**32 - 1  # the highest there is, and no model's: none has the he
 
 @dataclass(frozen=True, kw_only=True)
 class SharedEncoder:
-    """The training of the encoder that all seeds start from, under a seed of its own.
+    """How the encoder that all seeds start from is trained, under a seed of its own.
 
-    data: labelled examples.
-    steps: of the training.
-    learning_rate: after the warm-up; the rest is as in the recipe.
+    data: the labelled examples to train on.
+    steps: how many steps of training.
+    learning_rate: the largest rate, after the warm-up. Everything else is as in `recipe`.
     """
 
     data: Data
@@ -82,21 +82,27 @@ def finetuned(
     seeds: Annotated[list[Seed], Field(min_length=1)],
     recipe: FineTuneRecipe,
 ) -> Family:
-    """Classifiers of the labels of `train`, one for each seed: LABEL_0, LABEL_1, ... The encoder is pretrained (`path`
-    or `hub`), or made of `config`: with random weights under each seed, or with `shared` ones, so that all seeds start
-    from one encoder, as those of a pretrained one do. The head is fresh under each seed.
+    """Classifiers of the labels of `train`, one per seed (LABEL_0, LABEL_1, ...), trained when they are first needed.
 
-    config: of an encoder, by the transformers library.
+    The encoder is pretrained (`path` or `hub`), or made from `config`: with random weights under each seed, or with
+    `shared` ones, so that all seeds start from the same encoder, as with a pretrained one. The classification head is
+    random under each seed. All weights are trained.
+
+    config: a transformers config of an encoder, with its `model_type`; give one of config, path and hub.
     path: a folder with a pretrained encoder and its tokenizer.
-    hub: the hub id of one.
-    revision: of the hub's.
-    tokenizer: of `config`: a folder or hub id (null: the config.vocab_size most frequent words of `train`).
-    shared: of `config`: the training of the encoder that all seeds start from (null: fresh weights under each seed).
-    train: labelled examples.
-    evaluate: gives the metrics accuracy and loss (nats). With other data to evaluate on the models are trained again.
-    hans: examples with heuristics; gives hans_accuracy and accuracies by heuristic and label and by subcase.
-    seeds: of the fresh weights, the order of the examples and dropout.
-    recipe: of the training.
+    hub: the hub id of a pretrained encoder.
+    revision: a branch, tag or commit of the hub id; null: its main branch.
+    tokenizer: with `config`, a folder or hub id; null: one of the config.vocab_size most frequent words of `train`.
+    shared: with `config`, how the encoder that all seeds start from is trained; null: random weights under each seed.
+    train: the labelled examples to train on.
+    evaluate: the examples of the metrics accuracy and loss (nats). The models are trained again if these examples
+        change.
+    hans: examples with heuristics, for the metric hans_accuracy and the accuracies by heuristic and label and by
+        subcase; null: none.
+    seeds: of the random weights, the order of the examples and dropout.
+    recipe: how each classifier is trained.
+    Example: repsim run model=[] +model.mine='{kind: finetuned, path: DIR, train: {kind: mnli, path: FILE}, evaluate:
+        {kind: mnli, path: FILE}, seeds: [0, 1]}' data=mnli data.path=FILE extract=pooled
     """
     if config is not None and (path, hub, revision) != (None, None, None):
         raise BadInput(

@@ -56,24 +56,28 @@ Keep = Callable[[Modular, int, Metrics], None]
 
 @dataclass(frozen=True, kw_only=True)
 class ModularRecipe:
-    """All that decides about a model of modular sums, beside the seed. Trained with AdamW (betas 0.9, 0.98). A stream
-    of large norm saturates the attention of the next block, hence the penalty. The best look of a stage is chosen on
-    the validation rows (see `kept_look`). Raises BadInput where stages, rows or saved epochs do not fit together.
+    """All that decides about a model of modular sums, beside the seed.
 
-    moduli: p1, p2, ...; the numbers a and b are below p1.
-    blocks: of the transformer; by block, one for each sum.
-    training: end_to_end, on the last sum, or by_block, each on its sum with all before it frozen.
-    epochs: of each stage at most.
-    batch_size: rows per step (null: all at once).
+    It is trained with AdamW (betas 0.9 and 0.98). A stream of large norm saturates the attention of the next block,
+    hence the penalty. The best look of a stage is chosen on the validation rows (see `kept_look`). Raises BadInput
+    where stages, rows or saved epochs do not fit together.
+
+    moduli: p1, p2, ... of the sums c1 = (a + b) mod p1, c2 = (c1 + b) mod p2, ...; a and b are whole numbers below p1.
+    blocks: of the transformer; with training `by_block`, one for each sum.
+    training: `end_to_end`: on the last sum alone; `by_block`: each block on its sum, with all before it frozen.
+    epochs: of each stage, at most.
+    batch_size: rows per step; null: all rows.
     learning_rate: of AdamW.
     weight_decay: of AdamW.
-    penalty: times the mean squared norm of the last trained block's output, added to the loss.
-    average: weights are looked at and kept as averages over steps: the share that a step leaves (0: the last weights).
-    train_share: of all pairs, that are trained on.
+    penalty: the weight of the mean squared norm of the last trained block's output, which is added to the loss.
+    average: weights are evaluated and kept as running averages over steps, of which this share is left after a step; 0:
+        no average.
+    train_share: the share of all pairs that is trained on.
     check: epochs between two looks at the validation rows.
-    patience: looks in a row at 100 % that end a stage, which keeps its best look (null: all epochs, and the last look).
-    save: the epochs whose weights are kept, as a series, counted on over stages; 0 is before the first (null: none).
-    device: that the model is trained on.
+    patience: a stage ends after so many looks in a row at 100 % accuracy, and keeps its best look; null: it takes all
+        epochs and keeps the last look.
+    save: the epochs whose weights are kept as a series, counted over all stages; 0 is before the first; null: none.
+    device: the torch device that the model is trained on.
     """
 
     moduli: Annotated[list[Modulus], Field(min_length=1)]
@@ -138,12 +142,16 @@ class ModularRecipe:
 
 @models.register("modular")
 def modular(*, recipe: ModularRecipe, seed: Seed = 0) -> Source | Series:
-    """A small transformer that is trained on the sums of all pairs (a, b) when it is first needed; with recipe.save the
-    series of those checkpoints. Its metrics: of each stage, named by its output, the accuracy and the loss (nats) on
-    the validation rows and the epochs; the learning curves lie in curves.json beside them.
+    """A small transformer for modular sums of all pairs (a, b), trained when it is first needed.
 
-    recipe: of the model and its training.
+    With recipe.save it is the series of those checkpoints. Its metrics are the epochs of each stage, and the accuracy
+    and the loss (nats) on the validation rows, by the stage's output; the learning curves lie in curves.json beside
+    them.
+
+    recipe: the model and its training.
     seed: of the weights, of the split and of the order of the rows.
+    Example: repsim run model=[] +model.mine='{kind: modular, recipe: {moduli: [11, 7], blocks: 2}}' data=modular_pairs
+        data.numbers=11 extract=modsum extract.estimate=full
     """
     check_device("recipe.device", recipe.device)
 

@@ -31,14 +31,16 @@ Steps = list[NotNegative] | Literal["log"]
 
 @dataclass(frozen=True, kw_only=True)
 class TextRecipe:
-    """How a causal language model is trained on text: AdamW (betas 0.9, 0.95, weight decay 0.1), gradients clipped to
-    the norm 1; the rate falls along a cosine to a tenth.
+    """How a causal language model is trained on text: AdamW, with a rate that rises linearly and falls along a cosine
+    to a tenth.
+
+    The betas are 0.9 and 0.95, the weight decay is 0.1, and gradients are clipped to the norm 1.
 
     length: tokens per sequence.
-    steps: of the training, each on sequences drawn with replacement.
+    steps: how many steps of training, each on sequences drawn with replacement.
     batch_size: sequences per step.
-    learning_rate: of AdamW, after the warm-up.
-    warm_up: steps over which the rate rises linearly.
+    learning_rate: the largest rate, after the warm-up.
+    warm_up: the steps over which the rate rises.
     """
 
     length: Medium = 128
@@ -55,12 +57,13 @@ class TextRecipe:
 
 @dataclass(frozen=True, kw_only=True)
 class PretrainRecipe(TextRecipe):
-    """All that decides about a model and its tokenizer, beside the text and the seed. Raises BadInput for a config that
-    the library does not know, and for steps that do not come.
+    """All that decides about a language model and its tokenizer, beside the text and the seed.
 
-    config: of the transformers library, with `model_type`, without the vocabulary.
-    vocabulary: tokens of the byte-level BPE tokenizer that is made of the text.
-    save: the steps whose weights are kept; `log` keeps 0, 1, 2, 4, ... and the last.
+    Raises BadInput for a config that the library does not know, and for kept steps that are never reached.
+
+    config: a transformers config with its `model_type`, without the vocabulary.
+    vocabulary: the number of tokens of the byte-level BPE tokenizer that is made from the text.
+    save: the steps whose weights are kept; `log`: 0, 1, 2, 4, ... and the last.
     """
 
     config: dict[str, Any]

@@ -32,14 +32,17 @@ def pretrained(
     recipe: TextRecipe,
     seed: Seed = 0,
 ) -> Source:
-    """A native model of TransformerLens, trained on packed text when it is first needed. Its metrics: held_out_loss in
-    nats per token, on every twentieth sequence, which is not trained on.
+    """A native model of TransformerLens that is trained on packed text when it is first needed.
 
-    config: of the model, as of kind: transformer_lens.
-    tokenizer: a folder, hub id or shipped model.
-    path: of the text, a file or folder (null: the training split of the embedded text).
-    recipe: of the training.
+    Its metric is held_out_loss (nats per token), on every twentieth sequence, which is not trained on.
+
+    config: the model, as of kind: transformer_lens.
+    tokenizer: a folder, a hub id or a shipped model.
+    path: the text, a file or folder; null: the training split of the embedded text.
+    recipe: how it is trained.
     seed: of the weights and of the order of the text.
+    Example: repsim run model=[] +model.mine='{kind: pretrained, config: {d_model: 64, n_layers: 2, n_heads: 4, n_ctx:
+        128, d_vocab: 512, act_fn: gelu}, tokenizer: tiny_a}'
     """
     fresh = transformer_lens(config=config, tokenizer=tokenizer, seed=seed)
     text = embedded_text(split="train") if path is None else local_text(path=path)

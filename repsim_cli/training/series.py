@@ -21,10 +21,12 @@ CODE = 1  # raise when a change of the code changes what is trained
 
 @models.register("pretrained_series")
 def pretrained_series(*, recipe: PretrainRecipe, seed: Seed = 0) -> Series:
-    """Checkpoints of a model that is trained on the embedded text when it is first needed, as the study pretrain does.
+    """Checkpoints of a language model that is trained on the embedded text when it is first needed, as by the study
+    pretrain.
+
     The last bits of the weights depend on the number of threads of the training.
 
-    recipe: of the model and its training.
+    recipe: the model and its training.
     seed: of the weights and of the order of the text.
     """
 
