@@ -136,7 +136,7 @@ def check_measure(settings: Significance, measure: Measure) -> None:
     if settings.method == "permutation" and not measure.card.paired:
         raise BadInput(
             f"significance.method: {measure.name} does not depend on how rows are paired, so that random pairs are "
-            "no null for it, got permutation; leave it out, or use significance.bands=true"
+            "not a null for it, got permutation; leave it out, or use significance.bands=true"
         )
     if settings.jackknife and not is_cosine(measure):
         raise BadInput(

@@ -172,8 +172,8 @@ ONE_WORD = [np.ones((2, 1, 1))] * 6
         ("attention_js", {}, [np.eye(3)], [np.eye(3)], r"x, sentence 0: not maps \(heads, T, T\), got \(3, 3\); give T x T per head"),
         ("attention_js", {}, draw(0), [one / 2 for one in draw(1)], r"y, sentence 0: not attention weights, got a smallest weight of .* sum is 0.5 from 1; renormalise"),
         ("attention_js", {}, [np.full((1, 2, 2), np.nan)], [np.eye(2)[None]], r"x, sentence 0: not attention weights, got .* nan from 1"),
-        ("attention_js", {}, draw(0), draw(1, lengths=(4, 1, 6, 5)), r"attention_js: other words in sentence 2, got maps \(3, 7, 7\) and \(3, 6, 6\); compare the same words"),
-        ("attention_js", {}, draw(0), [*draw(1)[:3], draw(1, heads=2)[3]], r"attention_js: other heads in sentence 3 than before, got 3 and 2; give all heads"),
+        ("attention_js", {}, draw(0), draw(1, lengths=(4, 1, 6, 5)), r"attention_js: different words in sentence 2, got maps \(3, 7, 7\) and \(3, 6, 6\); compare the same words"),
+        ("attention_js", {}, draw(0), [*draw(1)[:3], draw(1, heads=2)[3]], r"attention_js: different heads in sentence 3 than before, got 3 and 2; give all"),
         ("attention_pearson", {}, ONE_WORD, ONE_WORD, r"attention_pearson: two heads have no word in common that attends unevenly, .* use attention_js"),
         ("attention_pearson", {}, UNIFORM, draw(0, lengths=(3, 5)), r"attention_pearson: two heads have no word in common"),
         ("attention_cka", {}, ONE_WORD, ONE_WORD, r"attention_cka: all attention weights of a layer are equal, got no variance in heads 0 to 1; give longer"),
@@ -246,7 +246,7 @@ def test_special_tokens_that_are_kept_are_words_of_their_own(both):
     with pytest.raises(
         BadInput,
         match=r"options.special: different sizes of maps in sentence 0, got 5 words and special tokens for 'pieces' and 4 "
-        "for 'bytes'; use drop_renormalise, or models of one tokenizer",
+        "for 'bytes'; use drop_renormalise, or models with the same tokenizer",
     ):
         check_units(of, both)
 
@@ -451,7 +451,7 @@ def test_a_model_without_attention_weights(two_folders, both):
     """What transformers' SDPA gives: nothing, without a word."""
     with pytest.raises(
         RunFailed,
-        match="model.m: the model keeps no attention weights, got None; use one that runs with eager attention",
+        match="model.m: the model returns no attention weights, got None; use one that runs with eager attention",
     ):
         stream(two_folders["bert"], False, both["pieces"])
 

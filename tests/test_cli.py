@@ -538,7 +538,7 @@ BAD = [
         "extract.batch_rows: the data has fewer rows than one batch, got at most 8192 for 100000",
     ),
     (["data=local_text"], "data.path: missing, got nothing; set data.path=VALUE"),
-    (["data=local_text", "data.path=EMPTY"], "no text in it, got nothing or white space alone; give"),
+    (["data=local_text", "data.path=EMPTY"], "it has no text, got white space or nothing; give"),
     (["data=local_text", "data.path=/no/file.txt"], "data.path: no such file, got '/no/file.txt'; check the path"),
     (["data=local_text", "data.path=JSONL", "data.column=body"], "no column 'body', got text; set data.column"),
     (
@@ -553,7 +553,7 @@ BAD = [
     ),
     (
         ["+model.x=LLAMA", "extract.length=64"],
-        "model: tokenizers differ, got another vocabulary for 'x' than for 'tiny_a'; use extract=pooled",
+        "model: tokenizers differ, got a different vocabulary for 'x' than for 'tiny_a'; use extract=pooled",
     ),
     (["hardware.memory_gb=0"], "hardware.memory_gb: wrong value, got 0; give greater than 0"),
     (["--bogus"], "repsim run: unknown option, got '--bogus'; known: "),

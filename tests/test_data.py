@@ -150,14 +150,14 @@ def test_pile_without_network():
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.txt", b"", "no text in it, got nothing or white space alone; give"),
-        ("a.txt", b" \n\n", "no text in it, got nothing or white space alone"),
+        ("a.txt", b"", "it has no text, got white space or nothing; give"),
+        ("a.txt", b" \n\n", "it has no text, got white space or nothing"),
         ("a.txt", b"caf\xe9 au lait", "not UTF-8, got byte 0xe9; convert it"),
-        ("a.jsonl", b"", "no text in it, got nothing or white space alone"),
+        ("a.jsonl", b"", "it has no text, got white space or nothing"),
         ("a.jsonl", b'{"text": "x"', r"line 1: not JSON, got '\{\"text\": \"x\"'"),
         ("a.jsonl", b"[1]\n", "line 1: not an object, got '\[1\]'; one JSON object a line"),
         ("a.jsonl", b'{"text": 3}\n', "line 1: column 'text' is not text, got 3; set data.column"),
-        ("a.jsonl.zst", b"not zstd", "not a whole .zst file"),
+        ("a.jsonl.zst", b"not zstd", "not a complete .zst file"),
         ("a.parquet", b"PAR1", "not a parquet file"),
         ("a.csv", b"text\nx\n", r"path: unknown kind of file, got '.*a.csv'; use .txt, .jsonl"),
     ],
@@ -173,7 +173,7 @@ def test_truncated_zst(tmp_path):
     file = tmp_path / "a.jsonl.zst"
     file.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(
-        BadInput, match=r"a.jsonl.zst: not a whole .zst file, got 'the file ends inside a frame'; download it again"
+        BadInput, match=r"a.jsonl.zst: not a complete .zst file, got 'the file ends inside a frame'; download it again"
     ):
         list(local_text(path=str(file)).documents())
 

@@ -152,7 +152,7 @@ def test_the_hub_has_the_last_word(monkeypatch):
     assert transformers.config_of(hub) is said
     assert transformers.config_of(hub, "step1000") is said
     assert warned == [
-        f"{hub}: the config on the hub is not the shape that ships, got hidden_size 256 for 512; the run uses the "
+        f"{hub}: the config on the hub differs from the shipped shape, got hidden_size 256 for 512; runs use the "
         "hub's, dry runs the shipped one"
     ]
     with checking(dry=True):
@@ -176,7 +176,9 @@ def test_tokenizers_are_shared_by_name():
 
     text, extract = validate(composed("dry_run=true")).study.data, Extract(hook_points=["resid_post"])
     assert len(found("openai-community/gpt2", "openai-community/gpt2-medium")) == 2
-    with pytest.raises(BadInput, match="model: tokenizers differ, got another vocabulary for 'openai-community/gpt2'"):
+    with pytest.raises(
+        BadInput, match="model: tokenizers differ, got a different vocabulary for 'openai-community/gpt2'"
+    ):
         found("EleutherAI/pythia-70m-deduped", "openai-community/gpt2")
 
 

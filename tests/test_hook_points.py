@@ -241,7 +241,7 @@ def test_a_module_that_never_runs_is_an_error(tiny_folder):
         ),
         (["q@1.h4"], "all", r"head out of range, got 'q@1.h4'; the model has heads 0 to 3"),
         (["module:layer.1"], "all", "no such module, got 'module:layer.1'; did you mean 'layers.1'"),
-        (["resid_post", "resid_post@-1"], "all", "'resid_post@2' is asked for twice; name each once"),
+        (["resid_post", "resid_post@-1"], "all", "'resid_post@2' occurs twice; name each once"),
     ],
 )
 def test_bad_names(tiny_folder, names, layers, message):
@@ -462,7 +462,7 @@ def test_native_models_by_arithmetic(config):
 
 
 def test_attention_alone_has_no_mlp():
-    with pytest.raises(BadInput, match=r"native gelu has no mlp_out \(it has attention alone\), got 'mlp_out@0'"):
+    with pytest.raises(BadInput, match=r"native gelu has no mlp_out \(it has only attention\), got 'mlp_out@0'"):
         expand(["mlp_out"], "all", native(attn_only=True))
 
 

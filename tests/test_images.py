@@ -112,7 +112,7 @@ def test_digits():
     assert pixels.shape == (1797, 8, 8, 1)
     assert (pixels.min(), pixels.max(), white) == (0, 16, 16)
     assert np.bincount(codes).tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
-    with pytest.raises(BadInput, match=r"data: images of another shape than the model's, got 8 x 8 x 1 for 32 x 32 x 3 \(scikit-learn digits\); use a model"):  # fmt: skip
+    with pytest.raises(BadInput, match=r"data: images differ in shape from the model's input, got 8 x 8 x 1 for 32 x 32 x 3 \(scikit-learn digits\); use a model"):  # fmt: skip
         data.sequences(COLOUR, Extract(hook_points=["embed"]), 0)
 
 
@@ -124,7 +124,7 @@ def test_digits():
         ("a.bin", b"", f"a.bin: not the binary version, got 0 bytes; a whole number of records of {RECORD}"),
         ("a.bin", bytes(RECORD + 1), "a.bin: not the binary version, got 3074 bytes"),
         ("a.bin", b"\x0a" + bytes(RECORD - 1), "a.bin: unknown label, got 10; labels go from 0 to 9"),
-        ("a.npz", b"x", "a.npz: not a whole .npz file of numbers"),
+        ("a.npz", b"x", "a.npz: not a complete .npz file of numbers"),
         ("a.npz", {"x": np.zeros((2, 32, 32, 3), np.uint8)}, r"a.npz: no column 'labels', got x; name it labels or y or label"),
         ("a.npz", {"x": np.zeros((2, 28, 28), np.uint8), "y": [1, 2]}, r"a.npz: not images with labels, got 2 x 28 x 28 and 2; \(n, 32 x 32 x 3\) and n"),
         ("a.npz", {"x": np.zeros((2, 32, 32, 3), np.uint8), "y": [1]}, "a.npz: not images with labels, got 2 x 32 x 32 x 3 and 1"),
@@ -156,7 +156,7 @@ def test_a_folder_without_the_batches(tmp_path):
 
 def test_images_of_several_shapes(tmp_path, pictures):
     as_hub([pictures[0][0], pictures[0][1][:8]], [0, 1]).to_parquet(tmp_path / "a.parquet")
-    with pytest.raises(BadInput, match="row 1: an image of another size, got 32 x 8; give 32 x 32"):
+    with pytest.raises(BadInput, match="row 1: an image of a different size, got 32 x 8; give 32 x 32"):
         load("cifar10", tmp_path / "a.parquet").read()
 
 
@@ -251,9 +251,9 @@ def test_a_run_on_digits(repsim, newest, vit_folder, unit):
 
 def test_models_and_data_of_other_kinds_are_refused(repsim):
     for words, message in [
-        (["data=digits", "model=[tiny_a]"], "error: model.tiny_a: a model of text (gpt_neox) reads no images, got scikit-learn digits; choose other data"),
-        (["data=embedded", "model=[vit_digits]"], "error: model.vit_digits: a model of images (vit) reads no text, got Jargon File"),
-        (["data=digits", "model=[vit_digits,vit_cifar10]"], "got another grid of patches for 'vit_cifar10' than for 'vit_digits'"),
+        (["data=digits", "model=[tiny_a]"], "error: model.tiny_a: a model of text (gpt_neox) cannot read images, got scikit-learn digits; choose other data"),
+        (["data=embedded", "model=[vit_digits]"], "error: model.vit_digits: a model of images (vit) cannot read text, got Jargon File"),
+        (["data=digits", "model=[vit_digits,vit_cifar10]"], "got a different grid of patches for 'vit_cifar10' than for 'vit_digits'"),
         (["experiment=pretrain_tiny", "data=digits"], "error: data: pre-training needs running text, got scikit-learn digits; use embedded_train"),
     ]:  # fmt: skip
         code, _, err = repsim("run", *words, *(["measure=[cka]"] if len(words[0]) < 20 else []))

@@ -301,9 +301,9 @@ def test_a_special_token_in_the_text_is_no_row(tmp_path, gpt_tokenizer):
 @pytest.mark.parametrize(
     ("kind", "name", "content", "message"),
     [
-        ("mnli", "a.tsv", "", "a.tsv: no example in it, got none; give another file or split"),
+        ("mnli", "a.tsv", "", "a.tsv: it has no examples, got none; give another file or split"),
         ("mnli", "a.tsv", "sentence1\tsentence2\tgold_label\nA\tB\t-\nC\tD\nE\t \tneutral\n",
-         "no example in it, got 1 with no gold label, 1 with missing or surplus columns, 1 with an empty text; give"),
+         "it has no examples, got 1 with no gold label, 1 with missing or surplus columns, 1 with an empty text; give"),
         ("mnli", "a.tsv", "sentence1\tgold_label\nA\tneutral\n", "line 2: no column 'sentence2', got 'sentence1', 'gold_label'; name"),
         ("mnli", "a.tsv", "sentence1\tsentence2\tgold_label\nA\tB\tneutrl\n", "line 2: unknown label, got 'neutrl'; known: entailment, neutral, contradiction; set"),
         ("hans", "a.txt", "sentence1\tsentence2\tgold_label\nA\tB\tneutral\n", "unknown label, got 'neutral'; known: entailment, non-entailment"),
@@ -313,7 +313,7 @@ def test_a_special_token_in_the_text_is_no_row(tmp_path, gpt_tokenizer):
         ("yelp", "a.csv", '"1","' + "x" * 200_000 + '"\n', r"a.csv, line \d+: not CSV, got 'field larger than field limit .*; write it again"),
         ("mnli", "a.xml", "", "path: unknown kind of file, got '.*a.xml'; use .tsv, .txt, .csv"),
         ("mnli", "b.tsv", None, "path: no such file, got '.*b.tsv'"),
-        ("ptb", "a.txt", "\n \n", "a.txt: no sentence in it, got nothing or white space alone; give another file"),
+        ("ptb", "a.txt", "\n \n", "a.txt: it has no sentences, got white space or nothing; give another file"),
         ("ewt", "a.conllu", "# text = x\n", "a.conllu: no sentence in it, got nothing"),
         ("ewt", "a.conllu", "1\tA\n", r"a.conllu, line 1: not a line of CoNLL-U, got '1\\tA'; ten columns"),
         ("ewt", "a.txt", "A\n", "path: unknown kind of file, got '.*a.txt'; use .conllu"),
@@ -328,7 +328,7 @@ def test_bad_files(tmp_path, gpt_tokenizer, kind, name, content, message):
 
 def test_an_example_without_tokens(tmp_path, bert_tokenizer):
     file = table(tmp_path / "a.tsv", ["sentence", "label"], [{"sentence": "\x00", "label": 1}])
-    with pytest.raises(BadInput, match=r"a.tsv: an example gives no token, got \('\\x00',\); leave it out of the data"):
+    with pytest.raises(BadInput, match=r"a.tsv: an example has no tokens, got \('\\x00',\); leave it out of the data"):
         load("sst2", file).sequences(bert_tokenizer, EXTRACT, 0)
 
 

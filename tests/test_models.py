@@ -140,7 +140,7 @@ def test_folders_that_lack_something(tiny_folder, tmp_path):
     (folder / "tokenizer.json").write_bytes(tokenizer)
     weights = (folder / "model.safetensors").read_bytes()
     (folder / "model.safetensors").write_bytes(weights[:-100])
-    with pytest.raises(BadInput, match="path: model.safetensors is not a whole safetensors file.*copy it again"):
+    with pytest.raises(BadInput, match="path: model.safetensors is not a complete safetensors file.*copy it again"):
         transformers(path=str(folder))
     (folder / "model.safetensors").unlink()
     with pytest.raises(BadInput, match="path: no model.safetensors in it, got .*; give a folder with weights"):
@@ -454,7 +454,7 @@ def test_code_in_a_weights_file_is_never_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     torch.save({"embed.W_E": Evil()}, tmp_path / "w.pth")
     source = transformer_lens(config=SOLU, weights=str(tmp_path / "w.pth"))
-    with pytest.raises(BadInput, match="weights: not a whole file of weights alone, got .*w.pth'.*; copy it again"):
+    with pytest.raises(BadInput, match="weights: not a complete file of weights, got .*w.pth'.*; copy it again"):
         source.load(False)
     assert not (tmp_path / "evil").exists()
 
@@ -485,11 +485,14 @@ def test_weights_of_another_config_are_refused(tmp_path):
         ({}, "path, hub: give exactly one of them"),
         ({"config": SOLU, "hub": "a/b"}, "config, path, hub: give exactly one, got config and 'a/b'; leave"),
         ({"config": SOLU, "revision": "step1"}, "config, path, hub: give exactly one, got config and 'step1'"),
-        ({"hub": "a/b", "weights": "w.pth"}, "weights: only a native config has them apart, got 'w.pth'; give config"),
+        (
+            {"hub": "a/b", "weights": "w.pth"},
+            "weights: only a native config takes separate weights, got 'w.pth'; give config",
+        ),
         ({"config": SOLU, "weights": "/no/w.pth"}, "weights: no such file, got '/no/w.pth'; check the path"),
         ({"config": SOLU, "weights": __file__}, "weights: unknown kind of file, got .*; use .safetensors, or a .pth"),
         ({"config": {**SOLU, "d_modle": 3}}, "config.d_modle: a native model has no such setting, got 3; did you mean"),
-        ({"config": {"d_model": 32}}, "config.n_layers: missing or no number, got None; set it"),
+        ({"config": {"d_model": 32}}, "config.n_layers: missing or not a number, got None; set it"),
         ({"config": {**SOLU, "act_fn": "mish"}}, "config: no native model can be built from it, got .*mish.*; fix it"),
         ({"hub": "EleutherAI/none"}, "hub: the model could not be read, got 'EleutherAI/none'"),
         ({"path": "/no/such"}, "path: no such folder, got '/no/such'"),
@@ -529,7 +532,9 @@ def test_a_head_that_the_checkpoint_lacks_is_never_read(tiny_folder):
 
 
 def test_processing_is_refused_where_it_means_nothing(tiny_folder):
-    with pytest.raises(BadInput, match="process_weights: nothing folds where norms follow .*, got model_type 'bert'"):
+    with pytest.raises(
+        BadInput, match="process_weights: norms after the additions cannot be folded, got model_type 'bert'"
+    ):
         transformer_lens(path=str(tiny_folder("bert")), process_weights=True)
 
 
@@ -663,7 +668,7 @@ def test_bad_precomputed_arrays(tmp_path, name, arrays, layers, message):
 def test_broken_precomputed_files(tmp_path, kind):
     file = tmp_path / f"acts.{kind}"
     file.write_bytes(b"nonsense that is long enough to be a header")
-    with pytest.raises(BadInput, match=f"not a whole .{kind} file of numbers, got .*; write it again"):
+    with pytest.raises(BadInput, match=f"not a complete .{kind} file of numbers, got .*; write it again"):
         precomputed(path=str(file))
     with pytest.raises(BadInput, match=r"path: no such file"):
         precomputed(path=str(file) + "x")
@@ -675,5 +680,5 @@ def test_broken_precomputed_files(tmp_path, kind):
 
 def test_object_arrays_are_never_unpickled(tmp_path):
     np.savez(tmp_path / "acts.npz", a=np.array([[{}]], dtype=object))
-    with pytest.raises(BadInput, match="not a whole .npz file of numbers, got .*Object arrays cannot be loaded"):
+    with pytest.raises(BadInput, match="not a complete .npz file of numbers, got .*Object arrays cannot be loaded"):
         precomputed(path=str(tmp_path / "acts.npz"))

@@ -300,7 +300,7 @@ def run(repsim, *words):
 def test_whole_sequences_need_one_length(repsim):
     """Tokens of documents alone: how many a sequence has depends on where documents end."""
     words = ["model=[tiny_a]", "extract.unit=sequence", "extract.length=128", "extract.batch_rows=16"]
-    assert repsim("run", *words)[2].startswith("error: extract.unit: sequences of one length are needed, got ")
+    assert repsim("run", *words)[2].startswith("error: extract.unit: sequences of equal length are needed, got ")
 
 
 def test_the_recipe_is_checked(repsim):

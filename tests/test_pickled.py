@@ -76,7 +76,7 @@ def test_what_is_no_dictionary_of_tensors_is_refused(pickled, tmp_path, content)
         torch.save({"weight": "text"}, folder / "pytorch_model.bin")
     else:
         (folder / "pytorch_model.bin").write_bytes(given[content])
-    with pytest.raises(BadInput, match="^source: pytorch_model.bin cannot be read as tensors alone, got '"):
+    with pytest.raises(BadInput, match="^source: pytorch_model.bin cannot be read as tensors only, got '"):
         convert(str(folder), tmp_path / "new")
     assert not trap.exists()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["old"]
@@ -86,7 +86,7 @@ def test_places_that_cannot_be_used(repsim, pickled, tiny_folder, tmp_path):
     folder, _ = pickled
     code, _, err = repsim("convert", folder, tmp_path)
     assert (code, err.count("\n")) == (2, 1)
-    assert "target: it exists, got" in err
+    assert "target: it already exists, got" in err
     with pytest.raises(BadInput, match=r"source: no pytorch_model.bin in it, got .*; its weights are not pickled"):
         convert(str(tiny_folder("bert")), tmp_path / "new")
     assert not (tmp_path / "new").exists()

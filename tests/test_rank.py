@@ -123,7 +123,7 @@ def test_float64_keeps_what_float32_cannot_tell():
             side=8,
         )[1]
         assert notices == [
-            f"{name}: directions were left out whose variance second moments cannot tell from rounding, got 1 of 4; use "
+            f"{name}: directions were left out whose variance is within the rounding of second moments, got 1 of 4; use "
             "the estimate full"
             for name in expected
         ]

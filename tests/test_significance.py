@@ -303,7 +303,7 @@ def test_best_pair_of_layers_is_judged_as_a_maximum():
         (["significance.jackknife=true", "extract.estimate=full"], "mutual_knn is not a normalised inner product"),
         (
             ["significance=permutation", "measure=[magnitude_difference]"],
-            "magnitude_difference does not depend on how rows are paired, so that random pairs are no null for it",
+            "magnitude_difference does not depend on how rows are paired, so that random pairs are not a null for it",
         ),
         (["measure=[tolerance_difference]"], "tolerance_difference needs a label per row, got data without labels"),
         (

@@ -109,7 +109,9 @@ def test_named_models_of_transformer_lens(tmp_path, tokenizer_folder):
         found.tail(1)(found.streams(inputs, [1])[1], inputs),
         model(input_ids=inputs.ids, attention_mask=inputs.mask.long()).logits,
     )
-    with pytest.raises(BadInput, match=r"model.m.process_weights: with folded norms no head is read, got true; leave"):
+    with pytest.raises(
+        BadInput, match=r"model.m.process_weights: a model with folded norms has no head, got true; leave"
+    ):
         open_whole("m", named(path=str(tmp_path), process_weights=True), CAUSAL, "cpu")
 
 
@@ -445,7 +447,7 @@ def test_what_cannot_be_stitched_is_refused(tmp_path, tiny_folder):
     ):
         source("distilbert").with_head(CAUSAL)
     with pytest.raises(
-        BadInput, match=r"kind: a native model with raw weights has the head of AutoModelForCausalLM alone"
+        BadInput, match=r"kind: a native model with raw weights has only the head of AutoModelForCausalLM"
     ):
         source("native").with_head(CLASSES)
     with pytest.raises(BadInput, match=r"options.layers: no such layer, got 3; give embed, or a block from -3 to 2"):

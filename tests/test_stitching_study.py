@@ -91,7 +91,7 @@ def test_no_model_and_other_tokenizers_are_refused(tokenizer_folder):
             seed=0,
             recipe=StitchRecipe(),
         )
-    with pytest.raises(BadInput, match=r"model: tokenizers differ, got another vocabulary for 'b' than for 'a'"):
+    with pytest.raises(BadInput, match=r"model: tokenizers differ, got a different vocabulary for 'b' than for 'a'"):
         study({"a": model(), "b": model(tokenizer=tokenizer_folder)})
 
 

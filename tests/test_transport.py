@@ -170,7 +170,7 @@ def test_unfinished_solvers_are_errors(monkeypatch):
     with pytest.raises(Degenerate, match=r"transport: no optimal coupling, got 'numItermax.*' for 30 x 30 rows; use f"):
         measures.get("wasserstein")(x, y)
     monkeypatch.setattr(gromov, "STEPS", 1)
-    with pytest.raises(Degenerate, match=r"transport: the entropic coupling did not settle, got epsilon 0.5; raise"):
+    with pytest.raises(Degenerate, match=r"transport: the entropic coupling did not converge, got epsilon 0.5; raise"):
         measures.get("gromov_wasserstein_entropic")(x, y)
 
 

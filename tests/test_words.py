@@ -206,7 +206,7 @@ def test_what_cannot_be_aligned(three):
         aligned(SENTENCES, three, length=2)
     text = registry.data.get("embedded_text").function()
     source = registry.models.get("shipped").function(name="tiny_a")
-    with pytest.raises(BadInput, match="extract.unit: words need data that is sentences of words, got Jargon File"):
+    with pytest.raises(BadInput, match="extract.unit: words need data with sentences of words, got Jargon File"):
         tokenizers({"m": source}, text, extract())
 
 

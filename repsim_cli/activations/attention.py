@@ -79,7 +79,7 @@ def check_units(of: Mapping[str, Int[np.ndarray, "N L"]], sequences: Mapping[str
             raise BadInput(
                 f"options.special: different sizes of maps in sentence {at if example is None else int(example[at])}, "
                 f"got {sizes[first][at]} words and special tokens for '{first}' and {sizes[label][at]} for '{label}'; "
-                "use drop_renormalise, or models of one tokenizer"
+                "use drop_renormalise, or models with the same tokenizer"
             )
 
 

@@ -91,7 +91,7 @@ def expand(names: list[str], layers: str | list[int], source: Source) -> list[Ho
         locate(point, source)
     if len(set(points)) < len(points):
         twice = next(str(p) for p in points if points.count(p) > 1)
-        raise BadInput(f"hook_points: '{twice}' is asked for twice; name each once")
+        raise BadInput(f"hook_points: '{twice}' occurs twice; name each once")
     return points
 
 

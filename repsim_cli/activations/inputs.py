@@ -14,7 +14,7 @@ from repsim_cli.models.shapes import Vocabulary
 from repsim_cli.models.source import PrecomputedWords, Sentence, Source
 from repsim_cli.settings import Extract
 
-OTHER = {"text": "another vocabulary", "images": "another grid of patches", "numbers": "other numbers"}
+OTHER = {"text": "a different vocabulary", "images": "a different grid of patches", "numbers": "different numbers"}
 
 
 def named(label: str, step: Callable[..., Any], *arguments: Any) -> Any:
@@ -30,7 +30,7 @@ def check_modality(live: Mapping[str, Source], data: Data) -> None:
     for label, source in live.items():
         if source.modality != data.modality:
             raise BadInput(
-                f"model.{label}: a model of {source.modality} ({source.model_type}) reads no "
+                f"model.{label}: a model of {source.modality} ({source.model_type}) cannot read "
                 f"{data.modality}, got {data.source}; choose other data or another model"
             )
 
@@ -45,7 +45,7 @@ def tokenizers(live: Mapping[str, Source], data: Data, extract: Extract) -> dict
     if extract.unit == "word":
         if by_label and not data.worded:
             raise BadInput(
-                f"extract.unit: words need data that is sentences of words, got {data.source}; use data=ewt or data=ptb"
+                f"extract.unit: words need data with sentences of words, got {data.source}; use data=ewt or data=ptb"
             )
         for label, tokenizer in by_label.items():
             if not isinstance(tokenizer, Vocabulary):
@@ -82,13 +82,13 @@ def sequences_of(
         sequences[label] = made[first_label]
         first = next(iter(sequences))
         if not same_rows(sequences[first], sequences[label], extract):
-            raise _other_tokenizer(first, label, "other tokens on the same text")
+            raise _other_tokenizer(first, label, "different tokens on the same text")
     if extract.unit == "sequence":
         for label, given in sequences.items():
             counts = kept(given, extract).sum(1)
             if counts.min() < counts.max():
                 raise BadInput(
-                    f"extract.unit: sequences of one length are needed, got {counts.min()} to {counts.max()} tokens "
+                    f"extract.unit: sequences of equal length are needed, got {counts.min()} to {counts.max()} tokens "
                     f"for '{label}'; use unit=mean, or packed text with extract.padding=keep"
                 )
     for label, source in live.items():
@@ -136,7 +136,7 @@ def described(sequences: Mapping[str, Sequences], data: Data, extract: Extract) 
     drawn = sample.documents if extract.unit == "word" else count
     if drawn < extract.sequences:
         notices.append(
-            f"extract.sequences: {data.source} gave {drawn} sequences, {extract.sequences} were asked for; all are used"
+            f"extract.sequences: {data.source} gave {drawn} sequences, {extract.sequences} were requested; all are used"
         )
     for label, cut in truncated.items():
         what = "words have their pieces" if extract.unit == "word" else f"of {count} examples were"
@@ -144,7 +144,7 @@ def described(sequences: Mapping[str, Sequences], data: Data, extract: Extract) 
     if sample.split:
         notices.append(
             f"extract.length: {sample.split} sentences are longer than {extract.length} tokens for some model and are "
-            "read in several stretches, split at the same words for all models; words see no further than theirs"
+            "read in several stretches, split at the same words for all models; a word sees only its own stretch"
         )
     for reason, left_out in sample.dropped.items():
         notices.append(f"data: {left_out} examples of {data.source} are left out ({reason})")

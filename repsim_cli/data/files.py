@@ -61,7 +61,7 @@ def lines_of(file: Path) -> Iterator[Iterator[str]]:
         except UnicodeDecodeError as error:
             raise BadInput(f"{file}: not UTF-8, got byte {error.object[error.start]:#04x}; convert it") from None
         except (zstandard.ZstdError, EOFError) as error:
-            raise BadInput(f"{file}: not a whole .zst file, got '{error}'; download it again") from None
+            raise BadInput(f"{file}: not a complete .zst file, got '{error}'; download it again") from None
 
     with file.open("rb") as raw:
         stream = io.BufferedReader(_Unpacked(raw)) if file.name.endswith(".zst") else raw
@@ -136,7 +136,7 @@ def parquet_rows(file: Path, table: Any, columns: list[str] | None = None) -> It
     """The rows of an opened file, by column."""
     batches = table.iter_batches(columns=columns)
     while True:
-        with refusing(f"{file}: not a whole parquet file", file.name, "download it again"):
+        with refusing(f"{file}: not a complete parquet file", file.name, "download it again"):
             batch = next(batches, None)
             rows = None if batch is None else batch.to_pylist()
         if rows is None:
@@ -147,13 +147,13 @@ def parquet_rows(file: Path, table: Any, columns: list[str] | None = None) -> It
 def npz_arrays(file: Path) -> dict[str, np.ndarray]:
     """All arrays of an .npz file. Nothing is unpickled."""
     with (
-        refusing(f"{file}: not a whole .npz file of numbers", file.name, "write it again with numpy.savez"),
+        refusing(f"{file}: not a complete .npz file of numbers", file.name, "write it again with numpy.savez"),
         zipfile.ZipFile(file),  # what is no archive, numpy would take for a pickle
         np.load(file, allow_pickle=False) as archive,
     ):
         size, most = sum(member.file_size for member in archive.zip.infolist()), Hardware().memory_limit
         if size > most:
-            raise BadInput(f"{file}: larger than the memory, got {size / 1e9:.1f} GB for {most / 1e9:.1f} GB; split it")
+            raise BadInput(f"{file}: larger than memory, got {size / 1e9:.1f} GB for {most / 1e9:.1f} GB; split it")
         arrays = {name: archive[name] for name in archive.files}
     for name, array in arrays.items():
         if not isinstance(array, np.ndarray):

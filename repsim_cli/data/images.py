@@ -73,7 +73,7 @@ class Images(Data):
         wanted = (*tokenizer.size, tokenizer.channels)
         if pixels.shape[1:] != wanted:
             raise BadInput(
-                f"data: images of another shape than the model's, got {_by(pixels.shape[1:])} for {_by(wanted)} "
+                f"data: images differ in shape from the model's input, got {_by(pixels.shape[1:])} for {_by(wanted)} "
                 f"({self.source}); use a model of that image_size and num_channels"
             )
         drawn = draw(len(pixels), extract.sequences, seed)
@@ -178,14 +178,14 @@ def _image(value: Any, where: str) -> Shaped[np.ndarray, "H W 3"]:
 
     content = value.get("bytes") if isinstance(value, dict) else None
     if not isinstance(content, bytes):
-        raise BadInput(f"{where}: no image, got {value!r:.60}; write {{bytes: the image's file}}")
+        raise BadInput(f"{where}: not an image, got {value!r:.60}; write {{bytes: the image's file}}")
     with (
-        refusing(f"{where}: not a whole image", content[:20], f"write one of {', '.join(IMAGE_FILES)}"),
+        refusing(f"{where}: not a complete image", content[:20], f"write one of {', '.join(IMAGE_FILES)}"),
         warnings.catch_warnings(action="ignore", category=PIL.Image.DecompressionBombWarning),
         PIL.Image.open(io.BytesIO(content), formats=IMAGE_FILES) as opened,
     ):
         if opened.size != (SIDE, SIDE):
-            raise BadInput(f"{where}: an image of another size, got {_by(opened.size)}; give {SIDE} x {SIDE}")
+            raise BadInput(f"{where}: an image of a different size, got {_by(opened.size)}; give {SIDE} x {SIDE}")
         return np.asarray(opened.convert("RGB"))
 
 

@@ -156,7 +156,7 @@ class Examples(Data):
                 dropped[example] = dropped.get(example, 0) + 1
         if not examples:
             left_out = ", ".join(f"{count} with {reason}" for reason, count in dropped.items()) or "none"
-            raise BadInput(f"{self.source}: no example in it, got {left_out}; give another file or split")
+            raise BadInput(f"{self.source}: it has no examples, got {left_out}; give another file or split")
         return examples, dropped
 
     def sequences(self, tokenizer: Any, extract: Extract, seed: int) -> Sequences:

@@ -56,7 +56,7 @@ def pad(
         text[row, inside] = ~added & ~np.isin(tokens, [i for i in special if i is not None])
         if not text[row].any():
             raise BadInput(
-                f"{source}: an example gives no token, got {texts[drawn[row]]!r:.80}; leave it out of the data"
+                f"{source}: an example has no tokens, got {texts[drawn[row]]!r:.80}; leave it out of the data"
             )
     return Sequences(
         inputs=ids,

@@ -40,7 +40,7 @@ def local_text(
                 empty = False
                 yield text
         if empty:
-            raise BadInput(f"{path}: no text in it, got nothing or white space alone; give a file with text")
+            raise BadInput(f"{path}: it has no text, got white space or nothing; give a file with text")
 
     with closing(documents()) as first:
         next(first)

@@ -50,7 +50,7 @@ class Treebank(Data):
         sentences = list(self.read())
         filled = [words for words in sentences if words]
         if not filled:
-            raise BadInput(f"{self.source}: no sentence in it, got nothing or white space alone; give another file")
+            raise BadInput(f"{self.source}: it has no sentences, got white space or nothing; give another file")
         return filled, len(sentences) - len(filled)
 
     def sequences(self, tokenizer: Any, extract: Extract, seed: int) -> Sequences:

@@ -247,7 +247,7 @@ def _moments(zeros: Zeros, maps: Maps) -> dict[str, Tensor]:
         if some:
             raise Degenerate(
                 f"some layers can attend where others are masked, got {some} of {cells.shape[1]} cells; use "
-                "zeros=drop or keep, or compare models of one kind, causal or not"
+                "zeros=drop or keep, or compare models of the same kind, causal or not"
             )
     if zeros == "drop":
         cells = cells[:, (cells != 0).all(0)]

@@ -335,13 +335,13 @@ class OfAttention(Measure):
         for i, (a, b) in enumerate(zip(*sides, strict=True)):
             if a.shape[1:] != b.shape[1:]:
                 raise Degenerate(
-                    f"{self.name}: other words in sentence {i}, got maps {tuple(a.shape)} and {tuple(b.shape)}; "
+                    f"{self.name}: different words in sentence {i}, got maps {tuple(a.shape)} and {tuple(b.shape)}; "
                     "compare the same words"
                 )
             places = [slice(0, len(a)), slice(len(a), len(a) + len(b))]
             if layers and places != layers:
                 raise Degenerate(
-                    f"{self.name}: other heads in sentence {i} than before, got {len(a)} and {len(b)}; give all heads"
+                    f"{self.name}: different heads in sentence {i} than before, got {len(a)} and {len(b)}; give all"
                 )
             layers = places
             sentences.append(torch.cat([a, b]))

@@ -287,7 +287,7 @@ def gromov_entropic(a: Space, b: Space, *, epsilon: float) -> float:
         coupling, column = sinkhorn(constant - 4 * left @ last @ right, epsilon, column)
         if np.linalg.norm(coupling - last) < 1e-11:
             return gromov_objective(left, right, coupling)
-    raise Degenerate(f"transport: the entropic coupling did not settle, got epsilon {epsilon}; raise epsilon")
+    raise Degenerate(f"transport: the entropic coupling did not converge, got epsilon {epsilon}; raise epsilon")
 
 
 LOCAL = "A local minimum, the best of several starts: an upper bound. "

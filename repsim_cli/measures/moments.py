@@ -62,7 +62,7 @@ def axes(x: Second) -> Axes:
     directions = principal(x)
     if x.eps < SINGLE and len(directions.s) < len(x.sizes):
         warnings.warn(
-            "directions were left out whose variance second moments cannot tell from rounding, got "
+            "directions were left out whose variance is within the rounding of second moments, got "
             f"{len(x.sizes) - len(directions.s)} of {len(x.sizes)}; use the estimate full",
             MeasureWarning,
             stacklevel=2,

@@ -25,7 +25,7 @@ def weights(value: Any, heads: int = 0) -> Tensor:
     Raises RunFailed where it has none, as with attention that is not eager.
     """
     if not isinstance(value, tuple | list) or len(value) < 2 or value[1] is None:
-        raise RunFailed("the model keeps no attention weights, got None; use one that runs with eager attention")
+        raise RunFailed("the model returns no attention weights, got None; use one that runs with eager attention")
     return value[1]
 
 
@@ -359,5 +359,5 @@ def native_architecture(*, gated: bool, attention_only: bool) -> Architecture:
     pre = "mlp.gate.hook_out" if gated else "mlp.in.hook_out"
     table = _lens(resid_mid="ln2.hook_in", mlp_pre=pre, attn_scores=False, final_norm=True)
     if attention_only:
-        return _without(table, "it has attention alone", "resid_mid", "mlp_pre", "mlp_post", "mlp_out")
+        return _without(table, "it has only attention", "resid_mid", "mlp_pre", "mlp_post", "mlp_out")
     return table

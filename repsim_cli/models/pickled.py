@@ -28,7 +28,7 @@ def convert(source: str, target: Path, revision: str | None = None) -> Path:
     Raises BadInput where the target exists, or the weights hold more than tensors.
     """
     if target.exists():
-        raise BadInput(f"target: it exists, got '{target}'; name a new folder")
+        raise BadInput(f"target: it already exists, got '{target}'; name a new folder")
     local = Path(source).expanduser()
     given = folder(local) if local.is_dir() else hub_files(source, revision, [f"{WEIGHTS}*.bin", *BESIDE])
     index = given / INDEX
@@ -66,7 +66,7 @@ def _rewritten(file: Path, target: Path) -> None:
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no reason"])[-1]
         reason = re.sub(r"\s+", " ", last)[:200]
-        raise BadInput(f"source: {file.name} cannot be read as tensors alone, got '{reason}'; ask who published it")
+        raise BadInput(f"source: {file.name} cannot be read as tensors only, got '{reason}'; ask who published it")
 
 
 def rewrite(file: str, target: str) -> None:

@@ -36,7 +36,7 @@ def precomputed(*, path: str, layers: list[str] | None = None) -> Precomputed:
     """
     openers = {".npz": _open_npz, ".safetensors": _open_safetensors, ".hdf5": _open_hdf5, ".h5": _open_hdf5}
     file = existing(path, list(openers))
-    broken = (f"path: not a whole {file.suffix} file of numbers", path, "write it again")
+    broken = (f"path: not a complete {file.suffix} file of numbers", path, "write it again")
     with refusing(*broken):
         if file.suffix in (".hdf5", ".h5") and (found := _sentence_file(file)) is not None:
             return _of_sentences(found, layers)
@@ -47,7 +47,7 @@ def precomputed(*, path: str, layers: list[str] | None = None) -> Precomputed:
             raise BadInput(f"layers: no such array, got '{name}'; {did_you_mean(name, shapes)}")
         shape, kind = shapes[name]
         if len(shape) != 2 or 0 in shape or kind not in FLOATS:
-            raise BadInput(f"path: array '{name}' must be (n, d) of floats, got {kind} {shape}; write it so")
+            raise BadInput(f"path: array '{name}' must be (n, d) of floats, got {kind} {shape}; write it in this form")
     if not names:
         raise BadInput(f"path: no arrays at its top level, got '{path}'; write one (n, d) array per layer")
     rows = {shapes[name][0][0] for name in names}
@@ -165,7 +165,7 @@ def _sentence_file(file: Path) -> SentenceFile | None:
         return None
     keys = json.loads(np.asarray(archive[INDEX]).ravel()[0])
     if not isinstance(keys, dict) or not all(isinstance(key, str) for key in keys.values()):
-        raise BadInput(f"path: {INDEX} is no mapping of sentences to arrays, got {str(keys)[:60]}; write it again")
+        raise BadInput(f"path: {INDEX} is not a mapping of sentences to arrays, got {str(keys)[:60]}; write it again")
     arrays = {key: archive[key] for key in sorted(archive, key=natural) if key != INDEX}
     shapes = {key: (1, *a.shape) if len(a.shape) == 2 else a.shape for key, a in arrays.items()}
     kinds = {key: a.dtype.name for key, a in arrays.items()}

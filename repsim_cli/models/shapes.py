@@ -69,7 +69,7 @@ def compare_with_shipped(hub: str, *settings: tuple[str, Any]) -> None:
     ]
     if different:
         log.warning(
-            "%s: the config on the hub is not the shape that ships, got %s; the run uses the hub's, dry runs the "
+            "%s: the config on the hub differs from the shipped shape, got %s; runs use the hub's, dry runs the "
             "shipped one",
             hub,
             ", ".join(different),

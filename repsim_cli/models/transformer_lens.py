@@ -91,7 +91,7 @@ def transformer_lens(
         native = _native(config, about, lambda: file, tokenizer, seed, process_weights)
         return replace(native, trained=weights is not None)
     if weights is not None:
-        raise BadInput(f"weights: only a native config has them apart, got '{weights}'; give config too")
+        raise BadInput(f"weights: only a native config takes separate weights, got '{weights}'; give config too")
     check_place(path, hub, revision)
     native_config = _native_format(path, hub, revision)
     if native_config is not None:
@@ -143,7 +143,7 @@ def _bridged(path: str | None, hub: str | None, revision: str | None, tokenizer:
     auto = HEADS.get(settings.model_type, "AutoModelForCausalLM")
     if process and settings.model_type in HEADS:
         raise BadInput(
-            f"process_weights: nothing folds where norms follow the additions, got model_type '{settings.model_type}'; "
+            f"process_weights: norms after the additions cannot be folded, got model_type '{settings.model_type}'; "
             "leave it false"
         )
 
@@ -169,7 +169,7 @@ def _bridged(path: str | None, hub: str | None, revision: str | None, tokenizer:
     def whole(auto_class: str) -> nn.Module:
         """The model in transformers itself, whose activations equal those of the bridge with raw weights."""
         if process:
-            raise BadInput("process_weights: with folded norms no head is read, got true; leave it false")
+            raise BadInput("process_weights: a model with folded norms has no head, got true; leave it false")
         return headed(model_place.where, model_place.revision, auto_class)
 
     misnamed = MISNAMED_BERT if auto == "AutoModelForMaskedLM" else MISNAMED_NONE
@@ -288,7 +288,7 @@ def _native(
             raise BadInput(f"config.{key}: a native model has no such setting, got {config[key]!r}; {_near(key)}")
     for key in NEEDED:
         if not isinstance(config.get(key), int):
-            raise BadInput(f"config.{key}: missing or no number, got {config.get(key)!r}; set it")
+            raise BadInput(f"config.{key}: missing or not a number, got {config.get(key)!r}; set it")
     settings = {
         "d_head": config["d_model"] // max(config["n_heads"], 1),
         "act_fn": "gelu",
@@ -322,7 +322,7 @@ def _native(
     def whole(auto: str) -> nn.Module:
         if auto != "AutoModelForCausalLM" or process:
             raise BadInput(
-                f"kind: a native model with raw weights has the head of AutoModelForCausalLM alone, got {auto}"
+                f"kind: a native model with raw weights has only the head of AutoModelForCausalLM, got {auto}"
                 f"{' and process_weights' if process else ''}; {HEADLESS}"
             )
         backbone = ready(False)
@@ -383,7 +383,7 @@ def _fill(bridge: Any, file: Path) -> None:
     except Exception as error:  # a broken archive raises anything
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise BadInput(
-            f"weights: not a whole file of weights alone, got '{file}' ({reason[:160]}); copy it again"
+            f"weights: not a complete file of weights, got '{file}' ({reason[:160]}); copy it again"
         ) from error
     if not isinstance(state, dict):
         raise BadInput(f"weights: not a state dict, got {type(state).__name__} in '{file}'; save model.state_dict()")

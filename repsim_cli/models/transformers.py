@@ -206,7 +206,7 @@ def _attention(eager: bool) -> str | None:
 
 def folder(path: Path) -> Path:
     if path.is_file():
-        raise BadInput(f"path: not a folder, got '{path}'; name the folder that it is in")
+        raise BadInput(f"path: not a folder, got '{path}'; name the folder that holds it")
     if not path.is_dir():
         near = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
         hint = f"; {did_you_mean(path.name, near)}" if 0 < len(near) <= 20 else "; check the path"
@@ -244,7 +244,9 @@ def weight_files(path: Path) -> list[Path]:
             with safetensors.safe_open(readable(file), framework="pt"):
                 pass
         except safetensors.SafetensorError as error:
-            raise BadInput(f"path: {file.name} is not a whole safetensors file, got '{error}'; copy it again") from None
+            raise BadInput(
+                f"path: {file.name} is not a complete safetensors file, got '{error}'; copy it again"
+            ) from None
     return files
 
 
