@@ -413,7 +413,7 @@ def test_an_interrupted_run_goes_on_with_the_same_bits(repsim, newest, words, mo
         (["extract=tokens"], "extract: attention is compared by words, got hook_points ['resid_post'] and unit token; select extract=attention"),
         (["extract.length=128"], "extract.length, model.gpt: longer than the model's context, got 128; at most 64"),
         (["extract.layers=[5]"], "extract.layers, model.gpt: layers: layer out of range, got 5; the model has layers 0 to 2"),
-        (["data=embedded"], "extract.unit: words need data that is sentences of words"),
+        (["data=embedded"], "extract.unit: words need data with sentences of words"),
         (["hardware.memory_gb=0.1"], "hardware.memory_gb: the run needs about 0.5"),
         (["+options.claims=[adjacent]"], "options.claims: unknown claim, got 'adjacent'"),
         (["+options.special=drop"], "options.special: wrong value, got 'drop'; give 'drop_renormalise' or 'keep'"),

@@ -314,7 +314,7 @@ def test_a_special_token_in_the_text_is_no_row(tmp_path, gpt_tokenizer):
         ("mnli", "a.xml", "", "path: unknown kind of file, got '.*a.xml'; use .tsv, .txt, .csv"),
         ("mnli", "b.tsv", None, "path: no such file, got '.*b.tsv'"),
         ("ptb", "a.txt", "\n \n", "a.txt: it has no sentences, got white space or nothing; give another file"),
-        ("ewt", "a.conllu", "# text = x\n", "a.conllu: no sentence in it, got nothing"),
+        ("ewt", "a.conllu", "# text = x\n", "a.conllu: it has no sentences, got white"),
         ("ewt", "a.conllu", "1\tA\n", r"a.conllu, line 1: not a line of CoNLL-U, got '1\\tA'; ten columns"),
         ("ewt", "a.txt", "A\n", "path: unknown kind of file, got '.*a.txt'; use .conllu"),
     ],
