@@ -25,13 +25,13 @@ def save(folder: Path, jobs: Sequence[tuple[str, Callable[[], Any]]], progress: 
 
     import matplotlib
 
-    folder.mkdir(parents=True, exist_ok=True)
     written = []
     settings: Any = {**matplotlib.rcParamsDefault, **STYLE}
     with matplotlib.rc_context(settings), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing")
         for name, make in progress(jobs, label="figures", unit="figures"):
             figure = make()
+            folder.mkdir(parents=True, exist_ok=True)  # not before: of what cannot be drawn nothing is left
             box = figure.get_tightbbox().padded(0.1)
             for suffix, options in (("png", {"dpi": DPI}), ("svg", {"metadata": {"Date": None}})):
                 stream = io.BytesIO()
