@@ -219,7 +219,18 @@ def analyses_of(
             raise BadInput(f"analyse: neither analyses nor claims, got '{key}'; write +analyses.NAME={{}}")
     keys: Fields = {str(key): value for key, value in given.items()}
     asked = keys if changes else config
-    if not changes and any(about["kind"] == schema1.UNKNOWN for about in manifest["facts"].values()):
+    old = any(about["kind"] == schema1.UNKNOWN for about in manifest["facts"].values())
+    if old and manifest["study"] not in schema1.ANALYSED:
+        raise BadInput(
+            f"RUN: a run of the study {manifest['study']} by an earlier version holds too little, got schema 1; "
+            "run it again: repsim run --from RUN"
+        )
+    if old and asked.get("claims") and changes:
+        raise BadInput(
+            f"claims: a run by an earlier version says too little of its models, got {', '.join(asked['claims'])}; "
+            "run it again: repsim run --from RUN"
+        )
+    if old and not changes:
         asked = {**config, "claims": []}  # nothing is known of the models, and so the verdicts stay as they are
     problems: list[str] = []
     bound = _analyses(problems, asked.get("analyses") or {})

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 Fields = dict[str, Any]
-ON_MAPS = ("similarity", "attention")
 ALWAYS = {
     "convergence": ["maps", "convergence"],
     "effective_rank": ["convergence"],
@@ -17,10 +16,14 @@ ALWAYS = {
     "similarity": ["maps"],
     "attention": ["maps"],
     "pretrain": ["pretraining"],
+    "stitching": ["stitching"],
+    "finetune": ["classifiers"],
 }
+ANALYSED = ("similarity", "attention", "outputs", "convergence", "effective_rank", "training_view")  # again
 ANALYSES = {"agreement": "agreement", "distances": "distances", "by_layer": "localization"}
 THRESHOLDS = ("early_similarity", "early_share", "large_parameters", "large_gradients")
 CELLS = ("se", "p", "calibrated", "tested", "low", "high")
+COSINES = ("cka", "cka_rbf", "cka_unbiased", "rsa", "rsa_euclidean")
 UNKNOWN = "unknown"
 
 
@@ -41,7 +44,7 @@ def results(document: Mapping[str, Any]) -> Fields:
         "curves": curves,
         "claims": [_verdict(claim) for claim in document.get("claims", [])],
         "analyses": {name: {"options": {}, "code": "schema 1"} for name in dict.fromkeys(names)},
-        "about": {"heads": document["heads"]} if "heads" in document else {},
+        "about": {"heads": document["heads"]} if "heads" in document else document.get("stitching", {}),
         "warnings": document.get("warnings", []),
         "marks": document.get("marks", {}),
     }
@@ -51,6 +54,7 @@ def _measured(measure: Mapping[str, Any]) -> Fields:
     keys = ("name", "label", "settings", "estimate", "card", "null")
     return {
         **{key: measure[key] for key in keys if key in measure},
+        "card": {**measure["card"], "cosine": measure["name"] in COSINES},
         "matrices": [
             {
                 **{key: matrix[key] for key in ("rows", "columns", "values", "n", *CELLS) if key in matrix},

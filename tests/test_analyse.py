@@ -18,7 +18,7 @@ SMALL = (
 
 
 def test_analysing_again_changes_no_byte(repsim, newest):
-    code, _, err = repsim("run", *SMALL, "+analyses.agreement={}")
+    code, _, err = repsim("run", *SMALL, "analyses.agreement={}")
     assert code == 0, err
     folder = newest()
     first, manifest = (folder / "results.json").read_bytes(), results.read_manifest(folder)
@@ -38,7 +38,7 @@ def test_an_analysis_is_added_and_replaced(repsim, newest):
     assert repsim("run", "-q", *SMALL)[0] == 0
     folder = newest()
     before = recorded(folder)
-    code, out, err = repsim("analyse", folder, "+analyses.blocks={least: 5}")
+    code, out, err = repsim("analyse", folder, "analyses.blocks={least: 5}")
     assert code == 0, err
     assert "block structure:" in out
     added = recorded(folder)
@@ -46,7 +46,7 @@ def test_an_analysis_is_added_and_replaced(repsim, newest):
     assert added["tables"]["block structure"]["analysis"] == "blocks"
     assert (folder / "figures" / "by-layer-neighbours_cka.png").is_file()
     assert {key: added[key] for key in ("measures", "claims")} == {key: before[key] for key in ("measures", "claims")}
-    assert repsim("analyse", folder, "+analyses.blocks={least: 50}")[0] == 0
+    assert repsim("analyse", folder, "analyses.blocks={least: 50}")[0] == 0
     replaced = recorded(folder)
     assert (replaced["tables"]["block structure"]["rows"], replaced["curves"].keys()) == ([], before["curves"].keys())
     assert repsim("analyse", folder, "claims=[early_layers_agree]")[0] == 0
@@ -67,11 +67,11 @@ def test_an_analysis_loads_neither_torch_nor_a_model(repsim, newest, monkeypatch
 @pytest.mark.parametrize(
     ("word", "message"),
     [
-        ("+analyses.agreemnt={}", "analyses: unknown analysis, got 'agreemnt'; did you mean 'agreement'?"),
-        ("+analyses.blocks={leest: 3}", "analyses.blocks.leest: unknown key, got 3; did you mean 'least'?"),
-        ("+analyses.blocks={least: many}", "analyses.blocks.least: wrong value, got 'many'; give integer"),
-        ("+analyses.ranks={}", "analyses.ranks: it is about runs of the study effective_rank, got similarity; drop it"),
-        ("+analyses.agreement={}", "analyses.agreement: 3 measures are needed, got 1; select more"),
+        ("analyses.agreemnt={}", "analyses: unknown analysis, got 'agreemnt'; did you mean 'agreement'?"),
+        ("analyses.blocks={leest: 3}", "analyses.blocks.leest: unknown key, got 3; did you mean 'least'?"),
+        ("analyses.blocks={least: many}", "analyses.blocks.least: wrong value, got 'many'; give integer"),
+        ("analyses.ranks={}", "analyses.ranks: it is about runs of the study effective_rank, got similarity; drop it"),
+        ("analyses.agreement={}", "analyses.agreement: 3 measures are needed, got 1; select more"),
         (
             "claims=[falls_with_distance]",
             "claims: unknown claim, got 'falls_with_distance'; did you mean 'falls_with_la",
@@ -107,7 +107,7 @@ def test_a_failed_analysis_keeps_what_was_measured(repsim, newest, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(agreement, "correlations", fails)
-        code, _, err = repsim("run", "-q", *SMALL, "+analyses.agreement={}")
+        code, _, err = repsim("run", "-q", *SMALL, "analyses.agreement={}")
     assert (code, err.startswith("error: analyses.agreement: cka is the same for all pairs of layers")) == (1, True)
     assert results.read_manifest(newest())["status"] == "failed"
     assert [measure["label"] for measure in recorded(newest())["measures"]] == ["cka", "rsa", "mutual_knn"]

@@ -1,0 +1,158 @@
+"""Run folders of the first schema: shown, compared, reported, drawn and analysed as those of the second."""
+
+import json
+
+import numpy as np
+import pytest
+from recorded import recorded
+
+from repsim_cli import results, schema1
+from repsim_cli.content import from_json
+
+LAYERS = [f"resid_post@{i}" for i in range(4)]
+CARD = {"label": "CKA (biased)", "larger_is_closer": True, "bounds": [0.0, 1.0], "symmetric": True, "is_metric": False}
+CLAIM = {
+    "name": "same_family_is_closer", "source": "Wu et al. 2020, section 5.1: models of one family are closer.",
+    "measure": "cka", "statistic": "a mean", "value": 0.1, "se": None, "threshold": 0.0, "p": 0.01, "opposite_p": 1.0,
+    "verdict": "holds", "why": "6 ways",
+}  # fmt: skip
+CURVES = {
+    "mean cka": {"label": "mean cka over all other layers", "by_layer": {
+        m: {"layers": LAYERS, "row": [0.1, 0.2, 0.3, 0.4], "column": [0.1, 0.2, 0.3, 0.4]} for m in ("a", "b")}},
+    "cka with a": {"label": "CKA with a", "base": "a", "by_layer": {"b": {"layers": LAYERS, "same layer": [1.0] * 4}}},
+    "cka, resid_post, x-y": {
+        "quantity": "cka", "label": "CKA", "point": "resid_post", "pairs_of": ["x", "y"], "layers": LAYERS,
+        "shares": [0.25, 0.5, 0.75, 1.0], "models": [["a", "b"]], "values": [[0.1, 0.2, 0.3, 0.4]],
+        "mean": [0.1, 0.2, 0.3, 0.4], "low": [0.0] * 4, "high": [1.0] * 4, "pairs_low": None, "pairs_high": None,
+        "level": 0.95, "replicates": 2000},
+    "cka to last, attn_out, m": {
+        "quantity": "cka to last", "label": "CKA", "point": "attn_out", "model": "m", "parameters": 10,
+        "bounds": [0.0, 1.0], "steps": [0, 5, 10], "layers": ["attn_out@0", "attn_out@1"],
+        "values": [[0.1, None, 1.0], [0.2, None, 1.0]], "se": None, "mean": [0.15, None, 1.0],
+        "percentiles": {p: [0.1, None, 1.0] for p in ("10", "25", "50", "75", "90")}},
+    "a -> b, resid_post@0": {
+        "quantity": "training loss of stitch layers", "head": "a", "tail": "b", "head layer": "resid_post@0",
+        "tail layer": "resid_post@0", "steps": [1, 2], "values": [3.0, 2.0], "own": 1.0, "diverged": None},
+    "training loss of c1, m": {"quantity": "loss", "label": "nats", "model": "m", "stage": "c1", "rows": "training",
+                               "steps": [1, 2], "mean": [3.0, 2.0]},
+    "training loss of m, nats": {"steps": [10, 20], "loss": [1.0, 0.5]},
+    "training loss, nats per token": [6.0, 5.5, 5.0],
+    "held-out loss, nats per token": {"quantity": "held-out loss", "label": "nats per token", "steps": [0, 2], "mean": [6.0, 5.0]},
+}  # fmt: skip
+
+
+def test_every_form_of_curve_keeps_its_numbers():
+    whole = from_json(schema1.results({"study": "similarity", "measures": [], "curves": CURVES}))
+    kept = whole.curves
+    assert kept["mean cka, b"].lines["row"] == [0.1, 0.2, 0.3, 0.4]
+    assert (kept["mean cka, b"].at, kept["mean cka, b"].analysis) == (LAYERS, "localization")
+    assert kept["cka with a, b"].analysis == "base_model"
+    groups = kept["cka, resid_post, x-y"]
+    assert (groups.lines, groups.bands.keys(), groups.about["pairs_of"]) == (
+        {"a and b": [0.1, 0.2, 0.3, 0.4]}, {"models"}, ["x", "y"],
+    )  # fmt: skip
+    training = kept["cka to last, attn_out, m"]
+    assert training.lines == {"attn_out@0": [0.1, None, 1.0], "attn_out@1": [0.2, None, 1.0]}
+    assert (training.mean, training.bands["deciles"].low) == ([0.15, None, 1.0], [0.1, None, 1.0])
+    assert training.about["measure"] == "cka"
+    assert kept["a -> b, resid_post@0"].about["head"] == "a"
+    assert (kept["training loss of c1, m"].x.name, kept["training loss of c1, m"].lines) == (
+        "epoch",
+        {"training": [3.0, 2.0]},
+    )
+    assert kept["training loss of m, nats"].lines == {"loss": [1.0, 0.5]}
+    assert (kept["training loss"].at, kept["training loss"].lines) == ([0, 1, 2], {"loss": [6.0, 5.5, 5.0]})
+    assert kept["held-out loss"].lines == {"loss": [6.0, 5.0]}
+    assert set(whole.analyses) == {"maps", "localization", "base_model", "groups"}
+
+
+@pytest.fixture
+def folder(tmp_path, repsim):
+    """A run folder as version 0.1 wrote it."""
+    place = tmp_path / "outputs" / "old"
+    (place / "arrays").mkdir(parents=True)
+    values = np.eye(8) * 0.5 + 0.5 - 0.05 * np.abs(np.arange(8)[:, None] % 4 - np.arange(8) % 4)
+    matrices = []
+    for i, row in enumerate("ab"):
+        for j, column in enumerate("ab"[i:], i):
+            file = f"arrays/{i}-{j}.npy"
+            np.save(place / file, values[4 * i : 4 * i + 4, 4 * j : 4 * j + 4])
+            sides = {"rows": {"model": row, "layers": LAYERS}, "columns": {"model": column, "layers": LAYERS}}
+            matrices.append({**sides, "values": file, "se": None, "p": None, "n": 100})
+    measure = {
+        "name": "cka", "label": "cka", "settings": {}, "null": None, "card": CARD, "matrices": matrices,
+        "estimate": {"kind": "full", "rows": 100, "rows_available": 100, "batches": 1},
+    }  # fmt: skip
+    document = {
+        "schema": 1, "study": "similarity", "measures": [measure], "tables": {}, "claims": [CLAIM], "warnings": [],
+        "curves": {"mean cka": CURVES["mean cka"]},
+    }  # fmt: skip
+    (place / "results.json").write_text(json.dumps(document))
+    (place / "config.yaml").write_text(
+        "name: old\nstudy: similarity\nseed: 0\nbase: null\nsignificance: {level: 0.95}\n"
+        "options: {by_layer: true, claims: [same_family_is_closer]}\n"
+    )
+    manifest = {
+        "schema": 1, "name": "old", "study": "similarity", "status": "complete", "error": None, "resumed": [],
+        "started": "2026-01-01T00:00:00+00:00", "command": ["repsim", "run"], "overrides": [], "seed": 0, "git": None,
+        "packages": {}, "timings": {}, "peak_memory_mb_after": {}, "warnings": [], "rows": 100,
+        "models": {"a": {"source": "a"}, "b": {"source": "b"}},
+        "files": {str(file.relative_to(place)): results.sha256(file) for file in place.rglob("*") if file.is_file()},
+    }  # fmt: skip
+    (place / "manifest.json").write_text(json.dumps(manifest))
+    return place
+
+
+def test_an_old_run_is_shown_reported_and_compared(repsim, folder, tmp_path):
+    code, out, err = repsim("show", folder)
+    assert code == 0, err
+    assert "claim same_family_is_closer (cka): holds (0.100, threshold 0.0, p = 0.01)" in out
+    assert repsim("report", folder)[0] == 0
+    other = tmp_path / "outputs" / "other"
+    import shutil
+
+    shutil.copytree(folder, other)
+    assert "largest         0" in repsim("compare", folder, other)[1]
+
+
+@pytest.mark.drawn
+def test_an_old_run_is_drawn_and_analysed(repsim, folder):
+    code, out, err = repsim("plot", folder)
+    assert code == 0, err
+    assert {"cka-all.png", "by-layer-mean_cka.png"} <= {line.rpartition("/")[2] for line in out.splitlines()}
+    assert repsim("analyse", folder)[0] == 0
+    again = recorded(folder)
+    assert json.loads((folder / "results.json").read_text())["schema"] == 2
+    assert [claim["verdict"] for claim in again["claims"]] == ["holds"]  # nothing is known of the families
+    values = np.load(folder / "arrays" / "0-1.npy")
+    own = np.load(folder / "arrays" / "0-0.npy")
+    wanted = (own.sum(1) - own.diagonal() + values.sum(1)) / 7
+    np.testing.assert_allclose(again["curves"]["mean cka, a"]["lines"]["row"], wanted)
+    assert repsim("analyse", folder, "+analyses.blocks={}")[0] == 0
+    assert recorded(folder)["tables"]["block structure"]["rows"][0][:2] == ["cka", "a"]
+
+
+def test_what_an_old_run_does_not_say(repsim, folder):
+    _, _, err = repsim("analyse", folder, "claims=[same_family_is_closer]")
+    assert err.startswith("error: claims: a run by an earlier version says too little of its models, got same_family")
+    for name in ("results.json", "manifest.json"):
+        document = json.loads((folder / name).read_text())
+        (folder / name).write_text(json.dumps({**document, "study": "views"}))
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["files"]["results.json"] = results.sha256(folder / "results.json")
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    _, _, err = repsim("analyse", folder)
+    assert err.startswith("error: RUN: a run of the study views by an earlier version holds too little, got schema 1")
+
+
+def test_a_damaged_old_run_is_one_line(folder):
+    document = json.loads((folder / "results.json").read_text())
+    document["curves"]["mean cka"] = {"by_layer": {"a": {"row": [1.0]}}}
+    (folder / "results.json").write_text(json.dumps(document))
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["files"]["results.json"] = results.sha256(folder / "results.json")
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(
+        results.BadInput, match=r"results.json: not as schema 1 has it, got KeyError\('la.*run it again"
+    ):
+        results.read_results(folder)
