@@ -13,7 +13,7 @@ import pytest
 from repsim_cli import cache, measures, registry, results
 from repsim_cli.content import to_json
 from repsim_cli.measures import gromov
-from repsim_cli.measures.base import Measure, MeasureWarning, Pairwise
+from repsim_cli.measures.base import MeasureWarning, Pairwise
 from repsim_cli.models.precomputed import precomputed
 from repsim_cli.settings import Extract, Hardware, Significance
 from repsim_cli.similarity import known
@@ -57,15 +57,14 @@ def compared(files, tmp_path):
         within=False,
         change=(),
         progress=results.quiet,
+        data=None,
         **extract,
     ):
         sources = {label: precomputed(path=str(files / f"{label[0]}.npz")) for label in labels}
         study = registry.studies.get("similarity").function(
             model={**sources, **dict(change)},
-            data=registry.data.get("embedded_text").function(split="validation"),
-            measure={name: name if isinstance(name, Measure) else measures.get(name) for name in names}
-            if not isinstance(names, dict)
-            else names,
+            data=data or registry.data.get("embedded_text").function(split="validation"),
+            measure=names if isinstance(names, dict) else {name: measures.get(name) for name in names},
             extract=Extract(
                 hook_points=["resid_post"], **{"estimate": "full", "rows": 96, "batch_rows": 24, **extract}
             ),
@@ -285,6 +284,18 @@ def test_layers_in_another_order_are_another_matrix(compared, files, tmp_path, s
     assert run.manifest["matrices_cached"] == []
     assert len(solved) == 6 + 9  # a with itself and with b
     assert found == compared("ab", ["gromov_wasserstein", "cka"], change=turned, cache=False)[0]
+
+
+def test_other_classes_of_the_rows_are_another_matrix(compared, monkeypatch):
+    """Of a measure that reads them, not of the others."""
+    tiny = registry.models.get("shipped").function(name="tiny_a")
+    data = registry.data.get("overlap_nli").function(examples=60)
+    settings = {"change": [("m", tiny)], "data": data, "unit": "mean", "length": 32, "sequences": 60}
+    names = ["tolerance_difference", "cka_unbiased"]
+    compared("", names, **settings)
+    original = cached.row_labels
+    monkeypatch.setattr(cached, "row_labels", lambda *given: original(*given)[::-1])
+    assert compared("", names, **settings)[1].manifest["matrices_cached"] == ["cka_unbiased"]
 
 
 def test_a_measure_whose_file_changed_is_computed_again(compared, monkeypatch):

@@ -203,7 +203,7 @@ def test_the_output_folder_is_removed_during_the_run(repsim, newest, monkeypatch
 def test_the_disk_fills_up_while_results_are_written(repsim, newest, monkeypatch):
     original = results.Run.write_array
 
-    def full(self, name, array):
+    def full(self, name, array, *_):
         raise OSError(28, "No space left on device", str(self.folder))
 
     monkeypatch.setattr(results.Run, "write_array", full)
