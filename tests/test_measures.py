@@ -211,14 +211,15 @@ def test_invariant_if_and_only_if_claimed(name, kind):
 
 
 @pytest.mark.parametrize("name", [n for n in NAMES if not measures.card(n).infinite_to_itself])
-@given(seed=st.integers(0, 10**6), tile=st.integers(1, 50))
-def test_all_pairs_equal_single_pairs(name, seed, tile):
+def test_all_pairs_equal_single_pairs(name):
     """The tiled pass, or compare_all, gives what `compare` gives pair by pair, whatever the tile."""
-    x, y = draw(seed, n=ROWS.get(name, 40))
-    sides = [x, y, narrower(name, x, 3), narrower(name, y, 5)]
-    together = pairs_of(name, [torch.from_numpy(side) for side in sides], tile=tile)
-    single = torch.tensor([[value(name, a, b) for b in sides] for a in sides], dtype=torch.float64)
-    torch.testing.assert_close(together, single, atol=1e-9, rtol=0)
+    for seed, tiles in enumerate([(1, 50), (2, 17), (3, 39)]):
+        x, y = draw(seed, n=ROWS.get(name, 40))
+        sides = [x, y, narrower(name, x, 3), narrower(name, y, 5)]
+        single = torch.tensor([[value(name, a, b) for b in sides] for a in sides], dtype=torch.float64)
+        for tile in tiles:
+            together = pairs_of(name, [torch.from_numpy(side) for side in sides], tile=tile)
+            torch.testing.assert_close(together, single, atol=1e-9, rtol=0)
 
 
 def pairs_of(name: str, sides: list[torch.Tensor], **settings) -> torch.Tensor:
