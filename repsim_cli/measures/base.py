@@ -120,7 +120,7 @@ class Moments:
 
 
 class Solved(NamedTuple):
-    """The value of a pair. details: further numbers, whose names are in `Slow.details`."""
+    """The value of a pair. details: further numbers, those of `Slow.details` in order."""
 
     value: float
     details: tuple[float, ...] = ()
@@ -143,6 +143,16 @@ class Audit:
     claim: str
 
 
+class Detail(NamedTuple):
+    """A number of every pair beside its value; label: in the table of solved pairs.
+
+    kind: a `count`, whether a start `won` (1, else 0), or a lower `bound` on the value.
+    """
+
+    kind: Literal["count", "won", "bound"]
+    label: str
+
+
 @dataclass(frozen=True, kw_only=True)
 class Slow:
     """For measures whose pairs take a millisecond or more: pairs are solved one by one, in several processes.
@@ -150,14 +160,14 @@ class Slow:
     Prepared states are arrays or tensors, or named tuples of them; functions can be pickled by name and issue no
     warnings.
     solve(a, b): the pair with its details; by default `compare` alone.
-    details: their names.
+    details: by their keys in results.json.
     squares: the number of (n, n) matrices of float64 that a pair needs at a time.
     products: the number of products of (n, n) matrices in float32 that take as long as a pair, to estimate the time.
     audit: a second solver that checks some of the pairs.
     """
 
     solve: Callable[[Any, Any], Solved] | None = None
-    details: tuple[str, ...] = ()
+    details: Mapping[str, Detail] = field(default_factory=dict)
     squares: int = 8
     products: float = 8.0
     audit: Audit | None = None

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from repsim_cli.errors import Degenerate
 from repsim_cli.measures.assignment import TIE, Coupling, Matched, assign, coupling_of, matching
-from repsim_cli.measures.base import FLAT, Audit, Card, Measure, Pairwise, Slow, Solved, centred
+from repsim_cli.measures.base import FLAT, Audit, Card, Detail, Measure, Pairwise, Slow, Solved, centred
 from repsim_cli.measures.inner import unpacked
 from repsim_cli.measures.rdm import SHAPE, packed_distances
 from repsim_cli.registry import measures
@@ -351,7 +351,10 @@ def gromov_wasserstein(
         claim="within 1e-9 of" if alone else "at most",
     )
     settings: dict[str, Any] = {"start": start, "restarts": restarts, "seed": seed}
-    won = (f"won_{name}" for name in starts(start, restarts))
+    details = {"steps": Detail("count", "steps")}
+    details |= {f"won_{name}": Detail("won", name.replace("_", " ")) for name in starts(start, restarts)}
+    if bounds:
+        details |= {f"{nth}_bound": Detail("bound", f"{nth} lower bound") for nth in ("second", "third")}
     return Pairwise(
         prepare=partial(space, cost_scale=cost_scale, bounds=bounds),
         compare=partial(gromov, **settings),
@@ -359,7 +362,7 @@ def gromov_wasserstein(
         squares=1,
         slow=Slow(
             solve=partial(gromov_solved, **settings, bounds=bounds),
-            details=("steps", *won, *(("second_bound", "third_bound") if bounds else ())),
+            details=details,
             audit=checked if start != "identity" else None,
             products=4.0 * len(starts(start, restarts)),
         ),

@@ -38,8 +38,8 @@ def precomputed(*, path: str, layers: list[str] | None = None) -> Precomputed:
     file = existing(path, list(openers))
     broken = (f"path: not a complete {file.suffix} file of numbers", path, "write it again")
     with refusing(*broken):
-        if file.suffix in (".hdf5", ".h5") and (found := _sentence_file(file)) is not None:
-            return _of_sentences(found, layers)
+        if file.suffix in (".hdf5", ".h5") and (archive := _sentence_file(file)) is not None:
+            return _of_sentences(archive, layers)
         shapes, read = openers[file.suffix](file)
     names = layers if layers is not None else sorted(shapes, key=natural)
     for name in names:

@@ -8,7 +8,7 @@ from jaxtyping import Float
 
 from repsim_cli.content import Table
 from repsim_cli.measures import Measure
-from repsim_cli.measures.base import Audit
+from repsim_cli.measures.base import Audit, Detail
 from repsim_cli.results import Run
 from repsim_cli.similarity import SimilarityMatrix
 
@@ -70,11 +70,8 @@ def audited(
     )
 
 
-WON = "won_"
-
-
 def summary(
-    details: Sequence[str], values: Float[np.ndarray, "r r"], numbers: Mapping[str, np.ndarray]
+    details: Mapping[str, Detail], values: Float[np.ndarray, "r r"], numbers: Mapping[str, np.ndarray]
 ) -> list[list[str | int | float]]:
     """[number, value] of the pairs of different layers: what each start won, steps, and how far bounds are below.
 
@@ -84,14 +81,15 @@ def summary(
     above = np.triu(~np.isnan(values), 1)
     own = values[above]
     rows: list[list[str | int | float]] = [["pairs", len(own)]]
-    for name in details:
+    for name, detail in details.items():
         of_pairs = numbers[name][above]
-        if name.startswith(WON):
-            rows.append([f"won from {name.removeprefix(WON).replace('_', ' ')}, pairs", float(of_pairs.sum())])
-        elif name.endswith("_bound"):
+        if detail.kind == "won":
+            rows.append([f"won from {detail.label}, pairs", float(of_pairs.sum())])
+        elif detail.kind == "bound":
             gaps = (own - of_pairs)[own > 0] / own[own > 0]
             if len(gaps):
-                rows.append([f"gap to the {name.replace('_bound', ' lower bound')}, median", float(np.median(gaps))])
+                rows.append([f"gap to the {detail.label}, median", float(np.median(gaps))])
         else:
-            rows += [[f"{name}, median", float(np.median(of_pairs))], [f"{name}, mean", float(of_pairs.mean())]]
+            rows.append([f"{detail.label}, median", float(np.median(of_pairs))])
+            rows.append([f"{detail.label}, mean", float(of_pairs.mean())])
     return rows
