@@ -9,10 +9,8 @@ import pytest
 import scipy.stats
 
 from repsim_cli import registry
-from repsim_cli.analysis.claims.probes import PROBE_CLAIMS, Probed
-from repsim_cli.analysis.claims.stitching import STITCHING_CLAIMS
 from repsim_cli.analysis.curves import curve as curve_of
-from repsim_cli.content import BY_BLOCK, END_TO_END, ONE_SUM, Table
+from repsim_cli.content import BY_BLOCK, END_TO_END, ONE_SUM, Facts, Table
 from repsim_cli.findings.claims import FAILS, HOLDS, UNCLEAR, UNTESTABLE, judged, known
 from repsim_cli.findings.classifiers import OVERLAP
 from repsim_cli.findings.distances import Between, hierarchical, recovered
@@ -32,13 +30,12 @@ from repsim_cli.findings.maps import Map, best_of
 from repsim_cli.findings.modular_layers import Layers
 from repsim_cli.findings.neighbours import chance
 from repsim_cli.findings.partitions import spectral
+from repsim_cli.findings.probes import Probed
 from repsim_cli.findings.ranks import COLUMNS
 from repsim_cli.findings.sub_networks import Clustered
 from repsim_cli.findings.targets import Near
 
-ALL = {
-    **{claim.name: claim for claim in known(registry.claims.names())}, **PROBE_CLAIMS, **STITCHING_CLAIMS,
-}  # fmt: skip
+ALL = {claim.name: claim for claim in known(registry.claims.names())}
 TRUTH, FALSEHOOD, NOISE = 1, -1, 0  # the sign of a planted effect
 DRAWS, RATE = 100, 0.1  # of noise, and the share of it that may hold, or fail
 Make = Callable[[int, np.random.Generator], tuple]
@@ -55,6 +52,13 @@ def symmetric(rng, size, noise=0.05):
 def classifiers(sign, rng):
     spread = {TRUTH: 0.1, FALSEHOOD: 0.004, NOISE: 0.03}[sign]
     return ([{OVERLAP: rng.normal(0.7, spread), "accuracy": rng.normal(0.98, 0.01)} for _ in range(20)],)
+
+
+def shapes(ratio):
+    """A model of the shape of Pythia 2.8b whose heads are as many times as wide as those of two others."""
+    more = {"kind": "live", "layers": [], "widths": [], "blocks": 32, "parameters": 1}
+    others = {label: Facts(family="gpt_neox", width=64, head_width=1000, **more) for label in "ab"}
+    return {"m": Facts(family="gpt_neox", width=2560, head_width=round(1000 * ratio), **more), **others}
 
 
 # groups of five models each, at four depths
@@ -182,14 +186,15 @@ def changed(sign, rng):
 # probes with 700 rows held out; errors of rows
 
 
-def probed(letter, linear, mlp) -> Make:
+def probed(training, linear, mlp) -> Make:
     """linear, mlp: by sign, the true errors of c1, c2 and c3."""
 
     def made(sign, rng):
         def drawn(errors):
-            return {(f"modsum_{letter}", f"c{i}"): rng.binomial(700, e) / 700 for i, e in enumerate(errors[sign], 1)}
+            return {("m", f"c{i}"): rng.binomial(700, e) / 700 for i, e in enumerate(errors[sign], 1)}
 
-        return (Probed(lowest=drawn(linear), mlp=drawn(mlp), number=False, perfect=0.01, held_out=700),)
+        given = {"lowest": drawn(linear), "mlp": drawn(mlp), "trained": {training: "m"}}
+        return (Probed(**given, number=False, held_out=700),)
 
     return made
 
@@ -415,11 +420,11 @@ TABLE: dict[str, Make] = {
     "all_models_reach_full_accuracy": lambda sign, rng: (
         {"m": {"c_accuracy": 1.0 if sign == TRUTH else rng.uniform()}},
     ),
-    "pythia_2_8b_has_a_small_head": lambda sign, rng: ({"pythia_2_8b": rng.uniform(0.9, 1.1) - 0.5 * (sign > 0)}, 1.5),
-    "linear_probes_find_all_sums_in_model_l": probed("l", PERFECT, PERFECT),
-    "linear_probes_find_the_last_sum_in_model_e": probed("e", PERFECT, PERFECT),
-    "mlp_probes_find_all_sums_in_model_e": probed("e", PERFECT, PERFECT),
-    "linear_probes_miss_inner_sums_in_model_e": probed("e", MISSED, LEARNED),
+    "pythia_2_8b_has_a_small_head": lambda sign, rng: (shapes(rng.uniform(0.9, 1.1) - 0.5 * (sign > 0)),),
+    "linear_probes_find_all_sums_in_model_l": probed(BY_BLOCK, PERFECT, PERFECT),
+    "linear_probes_find_the_last_sum_in_model_e": probed(END_TO_END, PERFECT, PERFECT),
+    "mlp_probes_find_all_sums_in_model_e": probed(END_TO_END, PERFECT, PERFECT),
+    "linear_probes_miss_inner_sums_in_model_e": probed(END_TO_END, MISSED, LEARNED),
     "solu_into_gelu_costs_more": stitches(lambda head, tail: 0.2 * (is_solu(head) and not is_solu(tail))),
     "solu_stitches_better_to_itself": stitches(lambda head, tail: 0.2 * (head == tail and not is_solu(head))),
     "crossing_costs_more_than_gelu_to_itself": stitches(lambda head, tail: 0.2 * (is_solu(head) != is_solu(tail))),
@@ -553,7 +558,13 @@ def test_a_difference_as_small_as_its_error_is_unclear():
 def test_an_inner_sum_that_no_probe_tells_is_no_finding():
     claim = ALL["linear_probes_miss_inner_sums_in_model_e"]
     linear = {("modsum_e", "c1"): 0.97, ("modsum_e", "c2"): 0.92, ("modsum_e", "c3"): 0.0}
-    known = Probed(lowest=linear, mlp=dict.fromkeys(linear, 0.0), number=False, perfect=0.01, held_out=700)
+    known = Probed(
+        lowest=linear,
+        mlp=dict.fromkeys(linear, 0.0),
+        number=False,
+        held_out=700,
+        trained={END_TO_END: "modsum_e"},
+    )
     assert claim(known).verdict == HOLDS
     assert claim(replace(known, mlp=linear)).why == "no MLP tells c1 either (error 0.97): it may not be known"
     assert claim(replace(known, mlp={})).why == "needs an MLP probe beside it: a model may not know the sums at all"

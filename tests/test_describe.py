@@ -20,8 +20,6 @@ from repsim_cli.cli.docstrings import LINE, parsed
 from repsim_cli.config import RunKeys
 from repsim_cli.settings import Above0, Fraction, Layer, Positive, Ranked, Seed, Share, Significance
 
-STILL = {"identity_stitching", "probes", "stitching"}
-
 
 def with_settings() -> Iterator[tuple[str, Any, Collection[str]]]:
     """Whatever has settings, and those it has: components, groups of settings, and the groups inside them."""
@@ -38,7 +36,7 @@ def with_settings() -> Iterator[tuple[str, Any, Collection[str]]]:
         yield name, function, settings(function)
 
 
-DESCRIBED = {name: (function, own) for name, function, own in with_settings() if name.split()[-1] not in STILL}
+DESCRIBED = {name: (function, own) for name, function, own in with_settings()}
 
 
 @pytest.mark.parametrize("name", DESCRIBED)
@@ -198,7 +196,8 @@ def test_the_list_of_studies(repsim):
     }
     code, out, _ = repsim("list", "study")
     assert code == 0
-    lines = [(f"{name:18}  {texts[name].sentence}", f"  {texts[name].example}") for name in sorted(texts)]
+    width = max(map(len, texts))
+    lines = [(f"{name:{width}}  {texts[name].sentence}", f"  {texts[name].example}") for name in sorted(texts)]
     assert out.splitlines() == [line for both in lines for line in both if line.strip()]
     assert repsim("list")[1].startswith("study:\n  architecture ")
 
@@ -249,7 +248,7 @@ def test_the_command_of_an_example(repsim, places, name):
     assert out.startswith("plan of demo")
 
 
-@pytest.mark.parametrize("name", [name for name in ROOMS["study"].names() if name not in STILL])
+@pytest.mark.parametrize("name", ROOMS["study"].names())
 def test_every_study_has_a_command(name):
     assert EXAMPLES[f"study {name}"].startswith(f"repsim run study={name} ")
 

@@ -14,6 +14,8 @@ from repsim_cli.findings.analysis import Finished
 from repsim_cli.findings.claims import known
 from repsim_cli.models.source import facts
 from repsim_cli.settings import Extract, Hardware, Ranked
+from repsim_cli.stitching.train import StitchRecipe
+from repsim_cli.studies.stitching import Stitching
 
 LABELS = {"id2label": {0: "entailment", 1: "neutral", 2: "contradiction"}, "pad_token_id": 0, "initializer_range": 0.3}
 EXTRACT = Extract(hook_points=["resid_post"], length=40, sequences=30)
@@ -37,12 +39,14 @@ def study(model, groups, data=None, **settings):
         **settings,
     }
     data = data or registry.data.get("overlap_nli").function(examples=30)
-    return registry.studies.get("identity_stitching").function(model=model, groups=groups, data=data, **settings)
+    return Stitching(
+        model=model, groups=groups, data=data, evaluation=None, recipe=StitchRecipe(layer="identity"), **settings
+    )
 
 
 def ran(made, folder):
     """The run, what the study measured, and what follows from it."""
-    run = results.create(folder, name="x", study="identity_stitching", seed=0, command=[], overrides=[])
+    run = results.create(folder, name="x", study="stitching", seed=0, command=[], overrides=[])
     measured = made.run(run)
     about = {label: asdict(facts(label, source, [])) for label, source in made.models.items()}
     finished = Finished(folder=folder, manifest={**run.manifest, "facts": about}, results=measured)
@@ -64,7 +68,7 @@ def test_the_study(source, tmp_path, monkeypatch):
     models["copy"] = source(4)  # of y
     one = study(models, GROUPS)
     plan = one.plan()
-    assert (plan["pairs of models"], plan["passes of tails"]) == (15, 6 * 5 * 3 * 2)
+    assert (plan["pairs of models"], plan["stitches"]) == (6 * 5, 6 * 5 * 3)
     run, measured, part = ran(one, tmp_path / "run")
     values: dict = {}
     for matrix in measured.matrices.values():
@@ -90,7 +94,7 @@ def test_the_study(source, tmp_path, monkeypatch):
     assert values["accuracy"][at] == np.mean(correct)
     assert values["accuracy_penalty"][at] == pytest.approx(np.mean(own) - np.mean(correct))
     rows = {row[0]: row for row in measured.tables["models"].rows}
-    assert rows["x"][1:3] == ["two", np.mean(own)]
+    assert (rows["x"][1], rows["x"][4]) == ("two", np.mean(own))
 
     # a copy goes on as the model itself would
     pair = (labels.index("y"), labels.index("copy"))
@@ -135,14 +139,16 @@ def test_what_cannot_be_stitched_is_refused(source):
     groups = {"one": ["a", "b"]}
     packed = registry.data.get("embedded_text").function(split="validation")
     for model, settings, message in (
-        ({"a": source(0), "b": source(1)}, {"groups": None}, "groups: pairs are made of the models of groups, got none; set groups="),
-        ({"a": source(0), "b": source(1)}, {"data": packed}, "data: classifiers need labelled examples, got .*; use e.g. data=mnli"),
+        ({"a": source(0), "b": source(1)}, {"data": packed}, "model.a: its blocks cannot be stitched under AutoModelForCausalLM, got model_type 'bert'"),
+        ({"a": source(0), "b": source(1)}, {"pairs": [["a", "b"]]}, r"options.pairs: all pairs of models of groups are stitched, at equal layers, got \[\['a', 'b'\]\]; drop it"),
+        ({"a": source(0), "b": source(1)}, {"grid": True}, "options.grid: all pairs of models of groups are stitched, at equal layers, got True; drop it"),
+        ({"a": source(0), "b": source(1)}, {"baselines": ["self"]}, r"options.baselines: all pairs of models of groups are stitched, at equal layers, got \['self'\]; drop it"),
         ({"a": source(0), "b": source(1, id2label={0: "neutral", 1: "entailment", 2: "contradiction"})}, {}, "model.b: its labels differ in order or number, got .* stitch classifiers with the same labels"),
         ({"a": source(0), "b": source(1, id2label={0: "entailment", 1: "neutral"})}, {}, "model.b: its labels differ in order or number"),
         ({"a": source(0), "b": source(1, num_hidden_layers=2)}, {}, r"groups: models of equal depth are needed, got 3 \('a'\) and 2 \('b'\); leave one"),
-        ({"a": source(0), "b": source(1, hidden_size=64)}, {}, r"groups: models of equal width are needed, got 32 \('a'\) and 64 \('b'\); leave one"),
+        ({"a": source(0), "b": source(1, hidden_size=64)}, {}, r"options.recipe.layer: identity needs equal widths, got 64 \(b\) and 32 \(a\); use affine"),
         ({"a": source(0), "b": source(1)}, {"extract": replace(EXTRACT, length=65)}, "extract.length, model.a: longer than the model's context, got 65; at most 64"),
-        ({"a": source(0), "b": source(1)}, {"extract": replace(EXTRACT, layers=[3])}, "extract.layers: no such layer, got 3; give embed, or a block from -3 to 2"),
+        ({"a": source(0), "b": source(1)}, {"extract": replace(EXTRACT, layers=[3])}, "extract.hook_points, model.a: layers: layer out of range, got 3; the model has layers 0 to 2"),
         ({"a": source(0), "b": source(1)}, {"hardware": Hardware(memory_gb=0.1)}, "hardware.memory_gb: the run needs about .* GB, got a limit of 0.10 GB; lower hardware.batch_size"),
         ({"a": source(0), "b": source(1)}, {"groups": {"one": Ranked(by="hans", top=2)}}, "groups.one.by: 'a' has no metrics, got hans; name the models of the group"),
     ):  # fmt: skip

@@ -1,4 +1,4 @@
-"""What identity stitching of classifiers costs: within and between groups of models, by depth."""
+"""What stitching costs within and between groups of models, by depth."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -143,7 +143,7 @@ def stitched(run: Finished) -> dict[str, Stitched]:
     blocks = next(iter(run.models.values())).blocks or 1
     by_quantity = {}
     for quantity in COLUMNS:
-        matrices = [x for x in run.measured("identity stitches") if x.about["quantity"] == quantity]
+        matrices = [x for x in run.measured("stitches") if x.about["quantity"] == quantity]
         if not matrices:
             continue
         layers = [matrix.about["layer"] for matrix in matrices]
@@ -154,7 +154,7 @@ def stitched(run: Finished) -> dict[str, Stitched]:
     return by_quantity
 
 
-@analysis(studies=("identity_stitching",), unasked=lambda planned: bool(planned.groups), figures=figures)
+@analysis(studies=("stitching",), unasked=lambda planned: bool(planned.groups), figures=figures)
 def penalties(run: Finished, options: Penalties, claims: Sequence[Claim]) -> Part:
     lines: dict[str, Curve] = {}
     by_quantity = stitched(run)

@@ -141,13 +141,9 @@ def nearest(layers: Sequence[str], errors: np.ndarray, controls: np.ndarray) -> 
     return [lowest <= PERFECT, layers[place], len(near) - 1, lowest, float(controls[place])]
 
 
-def probed(run: Finished) -> list[Matrix]:
-    return [matrix for matrix in run.results.matrices.values() if "probe" in matrix.about]
-
-
 def figures(run: Finished, whole: bool) -> Iterator[Job]:
     """probes-MODEL"""
-    matrices = probed(run)
+    matrices = run.measured("probes")
     for model in dict.fromkeys(matrix.rows.model for matrix in matrices):
         yield f"probes-{slug(model)}", partial(_model, run, [x for x in matrices if x.rows.model == model])
 
@@ -191,7 +187,7 @@ def _model(run: Finished, matrices: Sequence[Matrix]) -> Any:
 def probes(run: Finished, options: Probes, claims: Sequence[Claim]) -> Part:
     rows = [
         [matrix.rows.model, target, matrix.about["probe"], *nearest(matrix.rows.layers, errors, control)]
-        for matrix in probed(run)
+        for matrix in run.measured("probes")
         for target, errors, control in zip(
             matrix.columns.layers, run.array(matrix.values).T, run.array(matrix.details["control"]).T, strict=True
         )

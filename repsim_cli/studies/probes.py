@@ -51,7 +51,8 @@ class Probes:
     probes: of linear_regression, linear_classification (least squares on indicators of the classes),
         logistic_classification, mlp_regression, mlp_classification.
     train_share: of the rows, that probes are fitted on; drawn under the run's seed.
-    Example: repsim run experiment=tiny/modsum_probes options.probes=[linear_regression]
+    Example: repsim run study=probes model=[modsum_tiny_l,modsum_tiny_targets] measure=[] data=modular_pairs
+        data.numbers=23 extract=modsum options.targets=modsum_tiny_targets options.probes=[linear_regression]
     """
 
     def __init__(
@@ -226,6 +227,7 @@ class Probes:
                     label="held-out error (0: perfect)",
                     bounds=[0.0, 1.0],
                     about={
+                        "kind": "probes",
                         "probe": probe,
                         "label": self.probes[probe].label,
                         "error": ERRORS[self.probes[probe].task],

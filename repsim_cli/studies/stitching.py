@@ -80,7 +80,7 @@ class Stitching:
     baselines: before every tail also itself: as it is (self), with weights (random) or rows (shuffled) in random order.
     recipe: of the stitch layers.
     labels: of classifiers' outputs, where configs name none.
-    Example: repsim run study=stitching measure=[] data=embedded model=[tiny_a,tiny_b] options.recipe.steps=300
+    Example: repsim run study=stitching model=[tiny_a,tiny_b] measure=[] extract.sequences=500 options.recipe.steps=300
     """
 
     def __init__(
@@ -414,7 +414,7 @@ class Stitching:
                     se=run.write_array(f"{stem}-se", values[1]),
                     n=len(scores.weights),
                     label=quantity.label,
-                    about={"quantity": name, "layer": place},
+                    about={"kind": "stitches", "quantity": name, "layer": place},
                 )
         own = [[label, group, *_own(scores, label)] for group, labels in members.items() for label in labels]
         tables = {"models": Table(columns=["model", "group", *OWN], rows=own)}
