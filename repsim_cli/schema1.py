@@ -24,6 +24,12 @@ ANALYSES = {"agreement": "agreement", "distances": "distances", "by_layer": "loc
 THRESHOLDS = ("early_similarity", "early_share", "large_parameters", "large_gradients")
 CELLS = ("se", "p", "calibrated", "tested", "low", "high")
 COSINES = ("cka", "cka_rbf", "cka_unbiased", "rsa", "rsa_euclidean")
+# by view, the old and the new names of its settings
+VIEWS = {
+    "histograms": {"bins": "bins", "distance_scale": "scale"},
+    "neighbours": {"k": "k", "perplexity": "perplexity", "samples": "samples"},
+    "couplings": {"pairs": "pairs", "restarts": "restarts"},
+}
 UNKNOWN = "unknown"
 
 
@@ -35,7 +41,10 @@ def results(document: Mapping[str, Any]) -> Fields:
     matrices = dict(_matrices(document))
     if "agreement" in document:
         made.add("agreement")
-    names = [*ALWAYS.get(str(study), []), *sorted(made)]
+    views = document.get("views", {})
+    names = [*ALWAYS.get(str(study), []), *sorted(made), *(view for view in VIEWS if view in views)]
+    about = document.get("stitching", {}) | {key: document[key] for key in ("heads",) if key in document}
+    about |= {"batch": views["batch"]} if views else {}
     return {
         "study": study,
         "measures": [_measured(measure) for measure in document.get("measures", [])],
@@ -44,7 +53,7 @@ def results(document: Mapping[str, Any]) -> Fields:
         "curves": curves,
         "claims": [_verdict(claim) for claim in document.get("claims", [])],
         "analyses": {name: {"options": {}, "code": "schema 1"} for name in dict.fromkeys(names)},
-        "about": {"heads": document["heads"]} if "heads" in document else document.get("stitching", {}),
+        "about": about,
         "warnings": document.get("warnings", []),
         "marks": document.get("marks", {}),
     }
@@ -87,6 +96,37 @@ def _matrices(document: Mapping[str, Any]) -> Iterator[tuple[str, Fields]]:
             label = f"{measure['card']['label']} of two heads"
             about = {"label": label, "about": {"measure": measure["label"]}, "n": measure["estimate"]["rows"]}
             yield f"heads, {measure['label']}", {"rows": side, "columns": side, "values": measure["heads"], **about}
+    yield from _views(document)
+
+
+def _views(document: Mapping[str, Any]) -> Iterator[tuple[str, Fields]]:
+    """What the figures of histograms and couplings are drawn of. Of neighbours, too little was kept."""
+    views = document.get("views", {})
+    for old in views.get("histograms", []):
+        yield (
+            f"histograms of {old['model']}",
+            {
+                "rows": {"model": old["model"], "layers": old["layers"]},
+                "columns": {"model": "bins", "layers": []},
+                "values": old["counts"],
+                "n": old["rows"],
+                "details": {"edges": old["edges"]},
+                "about": {"kind": "histograms", "scale": old["scale"]},
+            },
+        )
+    for old in views.get("couplings", []):
+        names = [f"row {number}" for number in views["batch"]["rows"]]
+        about = {key: old[key] for key in ("model", "starts", "objective")}
+        yield (
+            f"coupling of {old['model']}, {old['rows']} and {old['columns']}, {old['starts']}",
+            {
+                "rows": {"model": old["rows"], "layers": names},
+                "columns": {"model": old["columns"], "layers": names},
+                "values": old["coupling"],
+                "n": len(names),
+                "about": {"kind": "couplings", **about},
+            },
+        )
 
 
 def _verdict(claim: Mapping[str, Any]) -> Fields:
@@ -206,6 +246,11 @@ def config(document: Mapping[str, Any]) -> Fields:
     if thresholds := {key: options.pop(key) for key in THRESHOLDS if key in options}:
         analyses["ranks"] = thresholds
     options.pop("couplings", None)
+    if document.get("study") == "views":
+        made = options.pop("views", None) or list(VIEWS)
+        for view, keys in VIEWS.items():
+            settings = {new: options.pop(old) for old, new in keys.items() if old in options}
+            options[view] = settings if view in made else None
     claims = options.pop("claims", None) or []
     return {**document, "options": options, "analyses": analyses, "claims": claims}
 

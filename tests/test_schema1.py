@@ -66,6 +66,30 @@ def test_every_form_of_curve_keeps_its_numbers():
     assert set(whole.analyses) == {"maps", "localization", "base_model", "groups"}
 
 
+def test_views_of_rows():
+    batch = {"rows": [5, 9], "classes": None}
+    histogram = {"model": "m", "layers": LAYERS, "rows": 40, "scale": "none", "edges": "arrays/e.npy", "counts": "arrays/h.npy", "kl": [0.1] * 3}  # fmt: skip
+    coupling = {"model": "m", "rows": LAYERS[0], "columns": LAYERS[1], "starts": "POT's start", "coupling": "arrays/c.npy", "objective": 0.5, "diagonal": 1.0}  # fmt: skip
+    views = {"batch": batch, "histograms": [histogram], "couplings": [coupling]}
+    whole = from_json(schema1.results({"study": "views", "measures": [], "views": views}))
+    assert whole.about["batch"] == batch
+    assert set(whole.analyses) == {"histograms", "couplings"}
+    counts, plan = whole.matrices.values()
+    assert (counts.rows.layers, counts.values, counts.n) == (LAYERS, "arrays/h.npy", 40)
+    assert (counts.details, counts.about) == ({"edges": "arrays/e.npy"}, {"kind": "histograms", "scale": "none"})
+    assert (plan.rows.model, plan.columns.model, plan.rows.layers) == (*LAYERS[:2], ["row 5", "row 9"])
+    assert plan.about == {"kind": "couplings", "model": "m", "starts": "POT's start", "objective": 0.5}
+
+
+def test_settings_of_views():
+    old = {"views": ["histograms", "neighbours"], "distance_scale": "mean", "batch": 8, "k": 3, "restarts": 5}
+    kept = schema1.config({"study": "views", "options": {**old, "claims": ["neighbours_change"]}})
+    assert kept["options"] == {"batch": 8, "histograms": {"scale": "mean"}, "neighbours": {"k": 3}, "couplings": None}
+    assert kept["claims"] == ["neighbours_change"]
+    every = schema1.config({"study": "views", "options": {"restarts": 5}})["options"]
+    assert every == {"histograms": {}, "neighbours": {}, "couplings": {"restarts": 5}}
+
+
 @pytest.fixture
 def folder(tmp_path, repsim):
     """A run folder as version 0.1 wrote it."""

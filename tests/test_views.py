@@ -262,7 +262,8 @@ def test_stored_activations_are_analysed_and_no_model_runs(repsim, newest):
         "extract.hook_points=[embed,resid_post]",
         "extract.layers=[0,3]",
     )
-    assert repsim("run", "-q", *words, *small, "measure=[cka]", "+options.within=true")[0] == 0  # views have no such
+    others = ("measure=[cka]", "+options.within=false", "+analyses.localization={}")  # views have no such
+    assert repsim("run", "-q", *words, *small, *others)[0] == 0
     asked = [f"claims=[{','.join(CLAIMS)}]", "base=tiny_a_step100", "+options.neighbours={samples: [0, 9]}"]
     asked += ["+options.couplings={pairs: [[embed, resid_post@3], [resid_post@3, embed]], restarts: 3}"]
     code, _, err = repsim("run", "-q", "--from", newest(), "study=views", *asked)

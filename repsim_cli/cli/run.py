@@ -159,7 +159,7 @@ def _repeated(words: list[str], scratch: Path) -> tuple[list[str], Path, str]:
     """Takes `--from RUN` out of the words: that run's configuration instead of conf/config.yaml.
 
     A group that is selected anew (model=[a], data=pile) is left out of the run's configuration; with another study its
-    options are.
+    options, analyses and claims are.
     """
     import yaml
 
@@ -181,7 +181,7 @@ def _repeated(words: list[str], scratch: Path) -> tuple[list[str], Path, str]:
         raise BadInput(f"--from: not a key that a run writes, got '{key}' in its config.yaml; drop it there")
     kept = {key: value for key, value in repeated.items() if not _selected(key, rest)}
     if any(word.startswith("study=") for word in rest):
-        kept["options"] = {}
+        kept |= {"options": {}, "analyses": {}, "claims": []}
     content = {
         "defaults": [*anew, "_self_", *logging_off],
         **kept,

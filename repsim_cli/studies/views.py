@@ -107,8 +107,8 @@ class Views:
     couplings: settings of the couplings between layers; null: none are computed.
     batch: how many rows neighbours and couplings look at, drawn from those of the run and sorted by class.
 
-    Example: repsim run study=views model=[] +model.mine='{kind: transformers, path: DIR}' data=local_text data.path=FILE
-        extract.estimate=full
+    Example: repsim run study=views model=[] +model.mine='{kind: transformers, path: DIR}' data=local_text
+        data.path=FILE extract.estimate=full
     """
 
     def __init__(
