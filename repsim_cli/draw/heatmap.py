@@ -49,7 +49,7 @@ def heatmap(
         step = max(1, int(np.ceil(TICK * len(names) / room)))
         at = [i for a, b in pairwise([*starts, len(names)]) for i in range(a, max(b - step // 2, a + 1), step)]
         axis.set_ticks(at, [names[i] for i in at], fontsize=7, parse_math=False)
-    axes.tick_params(axis="x", rotation=90)
+    axes.tick_params(axis="x", rotation=0 if max(map(len, columns)) < 3 else 90)
     axes.tick_params(length=2)
     if values.size <= WRITTEN:
         for (i, j), value in np.ndenumerate(values):
@@ -71,18 +71,19 @@ HOOK_POINT = re.compile(r"(\w+)@(\d+)")
 
 
 def by_block(names: Sequence[str]) -> tuple[list[str], str]:
-    """The names of layers as their blocks alone where all are of one hook point, and what is then said once.
+    """The names of layers as their blocks alone where those of blocks are all of one hook point, and what is then said
+    once.
 
-    >>> by_block(["resid_post@0", "resid_post@1"])
-    (['0', '1'], 'resid_post by block')
-    >>> by_block(["embed", "resid_post@0"])
-    (['embed', 'resid_post@0'], '')
+    >>> by_block(["embed", "resid_post@0", "resid_post@1"])
+    (['embed', '0', '1'], 'resid_post by block')
+    >>> by_block(["attn_out@0", "resid_post@0"])
+    (['attn_out@0', 'resid_post@0'], '')
     """
     matches = [HOOK_POINT.fullmatch(name) for name in names]
-    kinds = {match[1] if match else "" for match in matches}
-    if len(kinds) > 1 or "" in kinds:
+    kinds = {match[1] for match in matches if match}
+    if len(kinds) != 1 or any("@" in name for name, match in zip(names, matches, strict=True) if not match):
         return list(names), ""
-    return [match[2] for match in matches if match], f"{kinds.pop()} by block"
+    return [match[2] if match else name for name, match in zip(names, matches, strict=True)], f"{kinds.pop()} by block"
 
 
 def together(names: Sequence[str]) -> list[tuple[float, str]]:
@@ -110,7 +111,7 @@ def outer_names(axes: Any, which: str, models: list[str], ends: np.ndarray, inch
     axis.set_ticks((ends[:-1] + ends[1:] - 1) / 2, models, fontsize=size, parse_math=False, rotation=90 * upright)
     for label in axis.get_yticklabels() if upright else ():
         label.set_verticalalignment("center")
-    axis.tick_params(length=0, pad=8 + 4.2 * layer_name)
+    axis.tick_params(length=0, pad=12 + 4.2 * layer_name)
     axis.spines[:].set_visible(False)
 
 
