@@ -9,7 +9,7 @@ if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
 def main() -> None:
     from repsim_cli import signals
 
-    signals.answer(signals.end)
+    signals.handle(signals.end)
     from repsim_cli import cli
 
     cli.main()

@@ -14,8 +14,8 @@ from typing import Any
 ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 INTERRUPTED = 130  # the exit code
 
-_asked = False  # whether a signal came while jobs ran
-_held = 0  # how many sections are delaying it
+_interrupted = False  # whether a signal came while jobs ran
+_delays = 0  # how many sections are delaying it
 
 
 def end(number: int, frame: Any) -> None:
@@ -26,16 +26,16 @@ def end(number: int, frame: Any) -> None:
 
 
 def _interrupt(number: int, frame: Any) -> None:
-    global _asked
-    _asked = True
-    if not _held:
+    global _interrupted
+    _interrupted = True
+    if not _delays:
         raise KeyboardInterrupt
 
 
 OURS = (signal.SIG_DFL, signal.default_int_handler, end, _interrupt)
 
 
-def answer(handler: Callable[[int, Any], None]) -> dict[signal.Signals, Any]:
+def handle(handler: Callable[[int, Any], None]) -> dict[signal.Signals, Any]:
     """Installs the handler for these signals; returns the previous handlers. Signals that are ignored (nohup, a
     background job) or handled by a scheduler's library are left alone."""
     if threading.current_thread() is not threading.main_thread():
@@ -55,28 +55,28 @@ def restore(before: dict[signal.Signals, Any]) -> None:
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
     """Inside, the signals raise KeyboardInterrupt."""
-    global _asked
-    _asked = False
-    before = answer(_interrupt)
+    global _interrupted
+    _interrupted = False
+    before = handle(_interrupt)
     try:
         yield
     finally:
         restore(before)
 
 
-def asked() -> bool:
+def interrupted() -> bool:
     """Whether jobs were asked to end; the error that follows is due to the interrupt, whatever a library made of it."""
-    return _asked
+    return _interrupted
 
 
 @contextlib.contextmanager
-def held() -> Iterator[None]:
+def delayed() -> Iterator[None]:
     """Inside, an interrupt is delayed until the end."""
-    global _held
-    before, _held = _asked, _held + 1
+    global _delays
+    before, _delays = _interrupted, _delays + 1
     try:
         yield
     finally:
-        _held -= 1
-    if _asked and not before:
+        _delays -= 1
+    if _interrupted and not before:
         raise KeyboardInterrupt

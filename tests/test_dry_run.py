@@ -209,7 +209,7 @@ def test_the_hub_is_asked_once(no_hub):
     for _ in range(3):
         assert network.local_only()
     with pytest.raises(ConnectionError, match="no route to it"):
-        network.knock()
+        network.check_hub()
     assert len(no_hub) == 1
 
 

@@ -9,7 +9,16 @@ import torch
 from recorded import recorded
 
 from repsim_cli import registry, results
-from repsim_cli.activations.rows import blocks, kept, pool, readings, row_documents, row_labels, rows_of, same_rows
+from repsim_cli.activations.rows import (
+    blocks,
+    places_read,
+    pool,
+    readings,
+    row_documents,
+    row_labels,
+    rows_of,
+    same_rows,
+)
 from repsim_cli.activations.stored import activations_key
 from repsim_cli.settings import Extract, Hardware
 
@@ -105,11 +114,11 @@ def test_pool():
 def test_kept_and_counts(data, bert_tokenizer):
     sequences = data.sequences(bert_tokenizer, extract("mean"), 0)
     for unit in ("first", "last"):
-        alone = kept(sequences, extract(unit))
+        alone = places_read(sequences, extract(unit))
         place = 0 if unit == "first" else sequences.mask.sum(1) - 1
         assert (alone.sum(1) == 1).all()
         assert (alone.argmax(1) == place).all()
-    assert not (kept(sequences, extract("mean", padding="keep")) & ~sequences.mask).any()
+    assert not (places_read(sequences, extract("mean", padding="keep")) & ~sequences.mask).any()
     assert rows_of(sequences, extract("mean")).tolist() == [1] * 5
     assert rows_of(sequences, extract("token")).tolist() == sequences.text.sum(1).tolist()
 

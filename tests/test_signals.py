@@ -63,7 +63,7 @@ def ours():
 def test_jobs_are_interrupted(ours, number):
     with pytest.raises(KeyboardInterrupt), signals.interruptible():
         os.kill(os.getpid(), number)
-    assert signals.asked()
+    assert signals.interrupted()
     assert signal.getsignal(number) is signal.SIG_DFL
 
 
@@ -71,7 +71,7 @@ def test_what_is_ignored_stays_ignored(ours):
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     with signals.interruptible():
         os.kill(os.getpid(), signal.SIGHUP)
-    assert not signals.asked()
+    assert not signals.interrupted()
 
 
 def test_another_library_keeps_its_handler(ours):
@@ -85,7 +85,7 @@ def test_another_library_keeps_its_handler(ours):
 def test_an_interrupt_waits_for_the_end_of_a_held_section(ours):
     done = []
     with signals.interruptible(), pytest.raises(KeyboardInterrupt):
-        with signals.held():
+        with signals.delayed():
             os.kill(os.getpid(), signal.SIGTERM)
             done.append("recorded")
         done.append("not reached")
@@ -98,7 +98,7 @@ def test_a_second_interrupt_does_not_disturb_the_record_of_the_first(ours):
         try:
             os.kill(os.getpid(), signal.SIGHUP)
         finally:
-            with signals.held():
+            with signals.delayed():
                 os.kill(os.getpid(), signal.SIGHUP)
                 done.append("recorded")
             done.append("ended")

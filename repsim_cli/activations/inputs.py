@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from repsim_cli.activations.rows import Reading, kept, rows_of, same_rows
+from repsim_cli.activations.rows import Reading, places_read, rows_of, same_rows
 from repsim_cli.data.base import Data, Sequences
 from repsim_cli.data.images import Patches
 from repsim_cli.data.modular import Numbers
@@ -85,7 +85,7 @@ def sequences_of(
             raise _other_tokenizer(first, label, "different tokens on the same text")
     if extract.unit == "sequence":
         for label, given in sequences.items():
-            counts = kept(given, extract).sum(1)
+            counts = places_read(given, extract).sum(1)
             if counts.min() < counts.max():
                 raise BadInput(
                     f"extract.unit: sequences of equal length are needed, got {counts.min()} to {counts.max()} tokens "

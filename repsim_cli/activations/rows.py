@@ -107,7 +107,7 @@ def width(point: HookPoint, source: Source) -> int:
     return 4 * source.width if point.kind in ("mlp_pre", "mlp_post", "module") else source.width
 
 
-def kept(sequences: Sequences, extract: Extract) -> Bool[np.ndarray, "N L"]:
+def places_read(sequences: Sequences, extract: Extract) -> Bool[np.ndarray, "N L"]:
     """Which places are read. Of tokens: only those of documents (`drop`), or all (`keep`). Of words: the pieces that
     stand for them. Of pooled rows: those that are pooled, never padding."""
     if extract.unit == "word":
@@ -136,16 +136,16 @@ def _of_words(sequences: Sequences) -> dict[str, Bool[np.ndarray, "N L"]]:
     return {"last": last, "first": first, "mean": pieces}
 
 
-def _one_each(sequences: Sequences, extract: Extract) -> Bool[np.ndarray, "N L"]:
+def _row_places(sequences: Sequences, extract: Extract) -> Bool[np.ndarray, "N L"]:
     """One place for every row, unless rows are pooled sequences."""
     if extract.unit == "word" and extract.piece == "mean":
         return _of_words(sequences)["first"]
-    return kept(sequences, extract)
+    return places_read(sequences, extract)
 
 
 def rows_of(sequences: Sequences, extract: Extract) -> Int[np.ndarray, " N"]:
     """How many rows each sequence gives: its places or words, or one if any place is pooled."""
-    places = _one_each(sequences, extract)
+    places = _row_places(sequences, extract)
     return places.sum(1) if extract.unit in ("token", "word") else places.any(1).astype(int)
 
 
@@ -159,7 +159,7 @@ def row_labels(sequences: Sequences, extract: Extract) -> Int[np.ndarray, " n"] 
 def row_documents(sequences: Sequences, extract: Extract) -> Int[np.ndarray, " n"]:
     """The document or sentence of every row of the run, in row order; for pooled rows, their sequence."""
     if extract.unit in ("token", "word"):
-        return sequences.document[_one_each(sequences, extract)]
+        return sequences.document[_row_places(sequences, extract)]
     return np.flatnonzero(rows_of(sequences, extract))
 
 
@@ -167,7 +167,7 @@ def row_beginnings(sequences: Sequences, extract: Extract) -> Int[np.ndarray, " 
     """What every row of the run is the first row of: DOCUMENT + SEQUENCE of `segments.py`, or 0."""
     if extract.unit not in ("token", "word"):
         return np.full(rows_of(sequences, extract).sum(), BOTH)
-    places = _one_each(sequences, extract)
+    places = _row_places(sequences, extract)
     first = places & (places.cumsum(1) == 1)
     document = np.where(places, sequences.document, -1)
     # a document that begins inside a sequence, wherever its first row is in it
@@ -183,7 +183,7 @@ def same_rows(a: Sequences, b: Sequences, extract: Extract) -> bool:
     if not np.array_equal(rows_of(a, extract), rows_of(b, extract)):
         return False
     if extract.unit == "word":
-        rows_a, rows_b = ([x.position[_one_each(x, extract)], row_documents(x, extract)] for x in (a, b))
+        rows_a, rows_b = ([x.position[_row_places(x, extract)], row_documents(x, extract)] for x in (a, b))
         return np.array_equal(rows_a, rows_b)
     if extract.unit != "token" and a.example is not None and b.example is not None:
         return np.array_equal(a.example, b.example)
@@ -266,7 +266,7 @@ class Forward:
 
     def __init__(self, reading: Reading, read: Reader, module: nn.Module, sequences: Sequences, extract: Extract):
         self.reading, self.read, self.sequences = reading, read, sequences
-        self.keep, self.extract = kept(sequences, extract), extract
+        self.keep, self.extract = places_read(sequences, extract), extract
         weights = next(module.parameters())
         self.device, self.dtype = weights.device, weights.dtype
         self.fits: int | None = None

@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     words = list(sys.argv[1:] if arguments is None else arguments)
     os.environ["MPLBACKEND"] = "agg"  # figures go to files alone, whatever a shell or a notebook has set
     terminal = terminal_log()
-    before = signals.answer(signals.end)
+    before = signals.handle(signals.end)
     try:
         if words[:1] == ["run"] and not {"-h", "--help"} & set(words):
             from repsim_cli.cli.run import run

@@ -393,7 +393,7 @@ def _job(config: Any, folder: Path) -> str:
     current, handler = None, logging.NullHandler()
     status, problem = "failed", "unknown"
     try:
-        with signals.held():  # once its folder is there, the run's end is recorded
+        with signals.delayed():  # once its folder is there, the run's end is recorded
             current = _open(checked, folder)
         if current is None:
             return "complete"
@@ -416,7 +416,7 @@ def _job(config: Any, folder: Path) -> str:
             draw(current.folder, current.progress, whole=checked.keys.figures == "all")
         status, problem = "complete", None
     except BaseException as error:
-        if isinstance(error, KeyboardInterrupt) or signals.asked():
+        if isinstance(error, KeyboardInterrupt) or signals.interrupted():
             status, problem = "interrupted", "interrupted by the user"
             raise KeyboardInterrupt from error
         if isinstance(error, RepsimError):
@@ -437,7 +437,7 @@ def _job(config: Any, folder: Path) -> str:
         with suppress(OSError):  # the last lines of a log on a full disk
             handler.close()
         if current is not None:
-            with signals.held():
+            with signals.delayed():
                 if status == "refused":
                     current.discard()
                 else:

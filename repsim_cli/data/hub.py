@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from repsim_cli.data.files import parquet, parquet_rows
-from repsim_cli.data.network import knock, reaching
+from repsim_cli.data.network import check_hub, reaching
 from repsim_cli.files import refusing
 
 NO_LABEL = "-"  # in MNLI, where the annotators did not agree; -1 on the hub
@@ -36,7 +36,7 @@ def hub_records(table: HubTable, split: str) -> Iterator[Record]:
 
     datasets.disable_progress_bars()
     with reaching(table.hub):
-        knock()
+        check_hub()
         records = datasets.load_dataset(table.hub, table.config, split=split, revision=table.revision)
     for name, feature in records.features.items():
         if isinstance(feature, datasets.Image):

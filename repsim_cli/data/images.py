@@ -160,15 +160,15 @@ def _binary(file: Path) -> Pixels:
 
 def _arrays(file: Path) -> Pixels:
     arrays = npz_arrays(file)
-    images, labels = (_one_of(arrays, COLUMNS[what], file) for what in ("images", "labels"))
+    images, labels = (_column(arrays, COLUMNS[what], file) for what in ("images", "labels"))
     return _checked(images, labels, file, arrays.get("label_names", np.array(CIFAR10)).ravel().tolist())
 
 
 def _decoded(records: Iterable[Record]) -> Pixels:
     images, codes, where = [], [], "data"
     for where, fields in records:
-        images.append(_image(_one_of(fields, COLUMNS["images"], where), where))
-        codes.append(_code(str(_one_of(fields, COLUMNS["labels"], where)), where))
+        images.append(_image(_column(fields, COLUMNS["images"], where), where))
+        codes.append(_code(str(_column(fields, COLUMNS["labels"], where)), where))
     return _checked(np.array(images), np.array(codes), where)
 
 
@@ -189,7 +189,7 @@ def _image(value: Any, where: str) -> Shaped[np.ndarray, "H W 3"]:
         return np.asarray(opened.convert("RGB"))
 
 
-def _one_of(fields: dict[str, Any], names: tuple[str, ...], where: Any) -> Any:
+def _column(fields: dict[str, Any], names: tuple[str, ...], where: Any) -> Any:
     for name in names:
         if name in fields:
             return fields[name]

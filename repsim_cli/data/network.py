@@ -20,7 +20,7 @@ def offline() -> bool:
     return os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
 
 
-def knock() -> None:
+def check_hub() -> None:
     """Raises OSError where the hub cannot be reached; its library would need half a minute or more to notice."""
     if not offline() and (why := unreachable()):
         raise ConnectionError(why)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from repsim_cli.data.files import existing, json_line, lines_of, parquet, parquet_rows
-from repsim_cli.data.network import knock
+from repsim_cli.data.network import check_hub
 from repsim_cli.data.packing import Text
 from repsim_cli.errors import BadInput
 from repsim_cli.registry import data
@@ -78,7 +78,7 @@ def pile(*, files: str = "hf://datasets/monology/pile-uncopyrighted/val.jsonl.zs
         logging.getLogger("datasets").setLevel(logging.CRITICAL)  # its message is part of the error
         try:
             if "://" in files:
-                knock()
+                check_hub()
             stream = datasets.load_dataset("json", data_files=files, split="train", streaming=True)
             for record in stream:
                 if record["text"].strip():

@@ -103,7 +103,7 @@ def permuted(basis: Basis, order: Tensor) -> Basis:
 
 def leading(basis: Basis, variance: float) -> Basis:
     """The fewest directions that hold this share of the variance; all that count for a share of 1."""
-    k = moments.kept(basis.s, variance)
+    k = moments.directions_kept(basis.s, variance)
     return Basis(basis.u[:, :k], basis.s[:k], basis.loadings[:k], basis.dtype)
 
 

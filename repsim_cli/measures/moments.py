@@ -111,11 +111,11 @@ def condition(whiten: Float[Tensor, "d d"], sizes: Float[Tensor, " d"]) -> float
 
 def leading(directions: Axes, variance: float) -> Axes:
     """The fewest directions that hold this share of the variance; all that count for a share of 1."""
-    k = kept(directions.s, variance)
+    k = directions_kept(directions.s, variance)
     return directions._replace(whiten=directions.whiten[:, :k], s=directions.s[:k], loadings=directions.loadings[:k])
 
 
-def kept(s: Float[Tensor, " k"], variance: float) -> int:
+def directions_kept(s: Float[Tensor, " k"], variance: float) -> int:
     """How many of the descending singular values s hold this share of the variance; all for a share of 1."""
     shares = s.square().cumsum(0) / s.square().sum()
     return len(s) if variance == 1 else int((shares < variance).sum()) + 1

@@ -61,7 +61,7 @@ def neighbours(x: Float[Tensor, "n d"], *, k: int) -> Neighbours:
     unsure = (values[:, :-1] - values[:, 1:] < _NEAR[units.dtype]).any(1).nonzero()[:, 0]
     tied = 0
     if len(unsure):
-        for rows, (best, where) in in_order(apart(exact), unsure, k):
+        for rows, (best, where) in in_order(with_directions(exact), unsure, k):
             tied += int((best[:, k - 1 : k] == best[:, k:]).sum())
             values[rows], lists[rows] = (1 + best).to(values.dtype), where
     warn_of_ties(tied, len(x), k)
@@ -82,7 +82,7 @@ def cosines(units: Float[Tensor, "n d"], start: int, size: int) -> Float[Tensor,
     return products
 
 
-def apart(units: Float[Tensor, "n d"]) -> Float[Tensor, "n e"]:
+def with_directions(units: Float[Tensor, "n d"]) -> Float[Tensor, "n e"]:
     """With an extra coordinate for each row without a direction, which makes it orthogonal to every other row."""
     lost = (units == 0).all(1).nonzero()[:, 0]
     directions = torch.zeros(len(units), len(lost)).to(units)
