@@ -138,3 +138,16 @@ def test_the_page_lists_every_claim():
     rows = [line for line in page.splitlines() if line.startswith("| `")]
     expected = list(table(claims, {}))[2:]
     assert [row.split(" | ")[:4] for row in rows] == [row.split(" | ")[:4] for row in expected]
+
+
+def test_claims_of_an_experiment_are_not_tested_on_other_models(repsim, newest):
+    words = ("-q", "experiment=tiny/pythia_cka", "extract.estimate=full", "extract.rows=200", "hardware.threads=1")
+    assert repsim("run", *words, "model=[tiny_a]")[0] == 0
+    assert recorded(newest())["claims"] == []
+    assert repsim("run", *words, "model=[tiny_a]", "claims=[falls_with_layer_distance]")[0] == 0
+    assert {claim["name"] for claim in recorded(newest())["claims"]} == {"falls_with_layer_distance"}
+    assert repsim("run", *words)[0] == 0
+    assert {claim["name"] for claim in recorded(newest())["claims"]} >= {
+        "falls_with_layer_distance",
+        "early_layers_agree",
+    }

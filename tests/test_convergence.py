@@ -21,6 +21,7 @@ from repsim_cli.similarity import estimate_all_pairs, estimate_counterparts
 
 SMALL = (
     "experiment=tiny/pythia_convergence",
+    "claims=[larger_models_converge_earlier,earlier_layers_converge_faster]",
     "model=[]",
     "extract.length=32",
     "extract.sequences=6",

@@ -193,7 +193,8 @@ Run an experiment, or the default one, into a new folder under outputs/ (or REPS
 
   KEY=VALUE           sets a key or selects from a group: experiment=NAME model=[a,b] data=local_text seed=1
   +model.NAME='{kind: transformers, path: DIR}'
-                      adds a model of your own
+                      adds a model of your own; an experiment's claims are about its own models and are then
+                      tested only where claims=[NAME,...] asks for them
   -m, --multirun      runs every combination of the values given with commas: seed=0,1,2
   -q, --quiet         prints errors only
   dry_run=true        prints the plan (models, layers, pairs, forward passes, memory, time) and stops

@@ -48,6 +48,7 @@ def run(words: list[str]) -> int:
     os.environ["REPSIM_OUTPUTS"] = str(results.outputs_root())
     with tempfile.TemporaryDirectory() as scratch:
         rest, configs, config_name = _repeated(rest, Path(scratch))
+        rest += _unasked(rest)
         flags, overrides = _split(rest)
         check_torch()
         store()
@@ -112,6 +113,13 @@ def run(words: list[str]) -> int:
     if set(statuses) == {"refused"}:
         return 2
     return 1 if bad or code not in (0, None) else 0
+
+
+def _unasked(words: list[str]) -> list[str]:
+    """With other models than an experiment's, its claims are not tested: they are about its own. claims=[...] asks."""
+    keys = [word.partition("=")[0].lstrip("+") for word in words]
+    selected = any(re.fullmatch(r"model|model\.[^.]+", key) for key in keys)
+    return ["claims=[]"] if selected and "claims" not in keys else []
 
 
 def _sweep_table(folder: Path) -> None:
