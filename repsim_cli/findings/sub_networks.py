@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from repsim_cli.content import BY_BLOCK, Axis, Curve, Matrix, Measured, Table
+from repsim_cli.content import BY_BLOCK, Axis, Curve, Matrix, Measured, Numbers, Table
 from repsim_cli.draw.frame import COLOURS
 from repsim_cli.draw.heatmap import TIGHT, colour_range, colours, outer_names, together
 from repsim_cli.draw.lines import gaps
@@ -145,14 +145,14 @@ def curves(every: ByModel, labels: Mapping[str, str]) -> dict[str, Curve]:
 
 def _curves(layers: OfModel, label: str, about: Mapping[str, str]) -> Iterator[Curve]:
     names, layer = layers.layers, Axis(name="layer")
-    groups: dict[str, list[Any]] = {method: x.labels.tolist() for method, x in layers.groups.items()}
+    groups: dict[str, Numbers] = {method: x.labels.tolist() for method, x in layers.groups.items()}
     groups |= {f"{method}, as many as given": labels.tolist() for method, labels in layers.as_given.items()}
     yield Curve(x=layer, y=Axis(name="sub-network"), at=names, lines=groups, about={"of": LABELS, **about})
-    following: dict[str, list[Any]] = {NEXT: layers.following}
+    following: dict[str, Numbers] = {NEXT: [*layers.following]}
     yield Curve(x=layer, y=Axis(name=label), at=names[:-1], lines=following, about={"of": NEXT, **about})
     for method, x in layers.groups.items():
         number, kept = Axis(name="number of groups"), {"found by": method, **about}
-        lines = {"score": list(x.scores.values()), "without blocks": list(x.reference.values())}
+        lines: dict[str, Numbers] = {"score": [*x.scores.values()], "without blocks": [*x.reference.values()]}
         named = {"of": f"{SCORES} of {method}", **kept}
         yield Curve(x=number, y=Axis(name="score"), at=list(x.scores), lines=lines, about=named)
         if x.eigenvalues is not None:
