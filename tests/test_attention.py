@@ -19,6 +19,7 @@ from repsim_cli.errors import BadInput, Degenerate, RunFailed
 from repsim_cli.models.source import Precomputed
 from repsim_cli.settings import Extract, Hardware
 from repsim_cli.similarity import estimate_attention
+from repsim_cli.studies import attention
 
 GOLDEN = Path(__file__).parent / "golden"
 NAMES = measures.names("attention")
@@ -117,11 +118,11 @@ def test_one_pass_over_all_layers_equals_pairs_of_layers():
     batches = [batch._replace(cells=batch.cells.float()) for batch in batches]
     states = []
 
-    def run(state=None):
+    def run(state=None, some=chosen):
         def save(state):
             states.append({key: tensor.clone() for key, tensor in state.items()})
 
-        return estimate_attention(chosen, lambda seen: batches[seen:], batches[0].layers, state=state, save=save)[0]
+        return estimate_attention(some, lambda seen: batches[seen:], batches[0].layers, state=state, save=save)[0]
 
     found = run()
     for name, matrix in found.items():
@@ -132,6 +133,10 @@ def test_one_pass_over_all_layers_equals_pairs_of_layers():
     again = run(states[1])
     assert all(torch.equal(again[name].values, found[name].values) for name in NAMES)
     assert len(states) == 4
+    # the sums of other measures are none of these
+    last = {NAMES[-1]: chosen[NAMES[-1]]}
+    assert torch.equal(run(states[1], last)[NAMES[-1]].values, found[NAMES[-1]].values)
+    assert len(states) == 7
 
 
 def test_heads_that_hardly_differ():
@@ -379,7 +384,7 @@ def test_heads_of_a_run_without_them(repsim, newest):
 def test_an_interrupted_run_goes_on_with_the_same_bits(repsim, newest, words, monkeypatch):
 
     words = [*[word for word in words if "model.gpt" not in word], "measure=[attention_norm]"]
-    assert repsim("run", "-q", *words)[0] == 0
+    assert repsim("run", "-q", *words, "cache=false")[0] == 0
     expected = {f.name: f.read_bytes() for f in (newest() / "arrays").iterdir()}
     monkeypatch.setattr("repsim_cli.studies.matrices.SAVE_EVERY", -1.0)
     seen = []
@@ -401,6 +406,22 @@ def test_an_interrupted_run_goes_on_with_the_same_bits(repsim, newest, words, mo
     assert len(seen) == 5  # two sums of the first run, one that was broken off, two left
     assert {f.name: f.read_bytes() for f in (folder / "arrays").iterdir()} == expected
     assert not (folder / results.STATE).exists()
+
+
+def test_finished_matrices_are_not_computed_again(repsim, newest, words, monkeypatch):
+    words = [word for word in words if "model.gpt" not in word]
+    assert repsim("run", "-q", *words, "measure=[attention_norm,attention_js]")[0] == 0
+    expected = {f.name: f.read_bytes() for f in (newest() / "arrays").iterdir()}
+    original, runs = attention.maps, []
+    monkeypatch.setattr(attention, "maps", lambda *given: runs.append(1) or original(*given))
+    assert repsim("run", "-q", *words, "measure=[attention_js]")[0] == 0
+    for file in (newest() / "arrays").iterdir():
+        assert file.read_bytes() == expected[file.name]
+    manifest = results.read_manifest(newest())
+    assert (manifest["models_run"], manifest["matrices_cached"], runs) == ([], ["attention_js"], [])
+    for count, more in enumerate((["cache=false"], ["+options.special=keep"], ["hardware.batch_size=2"]), 1):
+        code, _, err = repsim("run", "-q", *words, "measure=[attention_js]", *more)
+        assert (code, len(runs)) == (0, count), err
 
 
 @pytest.mark.parametrize(

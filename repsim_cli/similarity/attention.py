@@ -32,8 +32,8 @@ def estimate_attention(
     kinds = list(dict.fromkeys(sums.values()))
     firsts = [next(label for label, own in sums.items() if own is kind) for kind in kinds]
     totals: list[dict[str, Tensor]] = [{} for _ in kinds]
-    seen = 0
-    if state is not None:
+    seen, whose = 0, torch.tensor(list("\t".join(measures).encode()), dtype=torch.uint8)
+    if state is not None and torch.equal(state["measures"], whose):
         seen = int(state["seen"])
         totals = [{k.split("\t")[1]: v for k, v in state.items() if k.startswith(f"{i}\t")} for i in range(len(kinds))]
     for maps in batches(seen):
@@ -41,7 +41,8 @@ def estimate_attention(
             for key, value in at(first, partial(kind, maps)).items():
                 total[key] = total[key] + value.cpu() if key in total else value.cpu()
         seen += 1
-        save({"seen": torch.tensor(seen), **{f"{i}\t{k}": v for i, t in enumerate(totals) for k, v in t.items()}})
+        sums_so_far = {f"{i}\t{k}": v for i, total in enumerate(totals) for k, v in total.items()}
+        save({"seen": torch.tensor(seen), "measures": whose, **sums_so_far})
     matrices: dict[str, SimilarityMatrix] = {}
     notices: Notices = {}
     for label, measure in measures.items():

@@ -19,12 +19,13 @@ from repsim_cli.models.source import AnySource, Source
 from repsim_cli.registry import studies
 from repsim_cli.results import STATE, Run, slug
 from repsim_cli.settings import Extract, Hardware
-from repsim_cli.similarity import SimilarityMatrix, estimate_attention
+from repsim_cli.similarity import SimilarityMatrix, estimate_attention, joined
 from repsim_cli.studies.bounds import check_memory, in_gb, usual_length
+from repsim_cli.studies.cached import Content, finished
 from repsim_cli.studies.cost import forward_time, speed_of, times
 from repsim_cli.studies.matrices import resumed
 from repsim_cli.studies.record import measure_record
-from repsim_cli.studies.sample import inputs, prepare
+from repsim_cli.studies.sample import identified, inputs, prepare
 
 STAGE = "attention and similarity"
 
@@ -53,6 +54,7 @@ class Attention:
         extract: Extract,
         hardware: Hardware,
         seed: int,
+        cache: bool = True,
         base: str | None = None,
         special: Special = "drop_renormalise",
     ):
@@ -71,7 +73,7 @@ class Attention:
             )
         self.data, self.extract, self.hardware = data, extract, hardware
         self.measures = {label: bound for label, bound in measure.items() if isinstance(bound, OfAttention)}
-        self.seed, self.base = seed, base
+        self.seed, self.cache, self.base = seed, cache, base
         self.special: Special = special
         self.models = {label: source for label, source in model.items() if isinstance(source, Source)}
         check_modality(self.models, data)
@@ -130,26 +132,30 @@ class Attention:
         with run.stage("data"):
             sequences = inputs(run, self.models, self.tokenizers, self.data, self.extract, self.seed)
             check_units({label: units(one, self.special) for label, one in sequences.items()}, sequences)
-        with run.stage("hashes"):
-            run.input("models", {label: source.identity() for label, source in self.models.items()})
-        run.save_manifest()
-        with run.stage("models"):
-            modules = {
-                label: named(label, source.load, True).to(self.devices[label], getattr(torch, hardware.dtype))
-                for label, source in self.models.items()
-            }
-        with run.stage(STAGE):
-            try:
-                matrices = self._matrices(run, modules, sequences)
-            except Degenerate as error:
-                raise RunFailed(str(error)) from error
-        del modules
+        identities, content = identified(run, self), None
+        if self.cache:
+            sentences = len(next(iter(sequences.values())).inputs)
+            more = {"special": self.special, "batch_size": hardware.batch_size}
+            content = Content.of(self, sequences, identities, sentences, None, **more)
+        with finished(run, self.measures, content) as known:
+            if known.missing:
+                missing = {label: self.measures[label] for label in known.missing}
+                known.keep(self._matrices(run, missing, sequences))
+            matrices = {label: known.matrices[label] for label in self.measures}
+        for notice in joined(matrices.values()):
+            run.warn(notice)
         with run.stage("results"):
             return self._results(run, matrices)
 
     def _matrices(
-        self, run: Run, modules: Mapping[str, torch.nn.Module], sequences: Mapping[str, Sequences]
+        self, run: Run, measures: Mapping[str, OfAttention], sequences: Mapping[str, Sequences]
     ) -> dict[str, SimilarityMatrix]:
+        run.manifest["models_run"] = list(self.models)
+        with run.stage("models"):
+            modules = {
+                label: named(label, source.load, True).to(self.devices[label], getattr(torch, self.hardware.dtype))
+                for label, source in self.models.items()
+            }
         file = run.folder / STATE
         state, save = resumed(file)
 
@@ -158,11 +164,11 @@ class Attention:
         def stream(seen: int) -> Iterator[Maps]:
             return maps(self.readings, modules, sequences, self.special, self.hardware, progress, seen)
 
-        matrices, notices = estimate_attention(
-            self.measures, stream, head_places(self.readings), state=state, save=save
-        )
-        for notice in notices:
-            run.warn(notice)
+        with run.stage(STAGE):
+            try:
+                matrices, _ = estimate_attention(measures, stream, head_places(self.readings), state=state, save=save)
+            except Degenerate as error:
+                raise RunFailed(str(error)) from error
         file.unlink(missing_ok=True)
         return matrices
 

@@ -25,13 +25,15 @@ from repsim_cli.settings import Extract, Hardware
 class Study(Protocol):
     """What a study says of its rows."""
 
-    models: dict[str, AnySource]
     readings: list[Reading]
     devices: dict[str, str]
     extract: Extract
     hardware: Hardware
     seed: int
     cache: bool
+
+    @property
+    def models(self) -> Mapping[str, AnySource]: ...
 
 
 def prepare(run: Run, hardware: Hardware) -> None:
