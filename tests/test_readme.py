@@ -55,6 +55,7 @@ def test_planned(repsim, place, tmp_path, words):
 
 MAPS = ("study=attention", "data=embedded_sentences", "extract=attention", "measure=[attention_js]")
 ROWS = ("measure=[cka]",)
+SEVERAL = ("measure=[cka,procrustes,mutual_knn]",)  # which agreement needs
 NAMES = {
     "A": "A",
     "B": "B",
@@ -71,7 +72,8 @@ def test_run(repsim, finished, place, tmp_path, words):
         torch.save(load_file(weights), "ID/pytorch_model.bin")
         weights.unlink()
     for name in NAMES.keys() & {*words}:
-        run = finished("model=[tiny_a,tiny_b]", *(MAPS if "--heads" in words else ROWS), "extract.sequences=10")
+        measured = MAPS if "--heads" in words else SEVERAL if words[0] == "analyse" else ROWS
+        run = finished("model=[tiny_a,tiny_b]", *measured, "extract.sequences=10")
         shutil.copytree(run, tmp_path / "outputs" / NAMES[name])
     code, out, err = repsim(*words)
     assert code == 0, err
