@@ -7,7 +7,8 @@ import pytest
 import torch
 from scipy.spatial.distance import jensenshannon
 from scipy.stats import entropy
-from test_finetune import TINY_FINETUNED, composed
+from test_config import composed
+from test_finetune import TINY_FINETUNED
 
 from repsim_cli.analysis.outputs import CARDS, Sums
 
