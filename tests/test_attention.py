@@ -322,7 +322,7 @@ def test_a_run_is_what_the_definition_gives(repsim, newest, words, two_folders, 
     """From text to matrices, against loops over the library's attention; then the heads, drawn on demand."""
     monkeypatch.setattr("repsim_cli.findings.maps.MOST_PAIRS", 0)
     claims = ["falls_with_layer_distance", "top_attention_changes_most", "single_heads_match_across_families"]
-    more = ["base=bert", f"+options.claims=[{','.join(claims)}]"]
+    more = ["base=bert", f"claims=[{','.join(claims)}]"]
     code, out, err = repsim("run", *words, "measure=[attention_js,attention_cka]", *more)
     assert code == 0, err
     folder = newest()
@@ -345,20 +345,21 @@ def test_a_run_is_what_the_definition_gives(repsim, newest, words, two_folders, 
                     cells = [np.concatenate([o.reshape(4, -1) for o in side], 1).T[seen] for side in (a, b)]
                     assert values[i, j] == pytest.approx(reference.cka(*cells), abs=1e-5)
     assert sorted({one["name"] for one in found["claims"]}) == sorted(claims)
-    by_base = found["curves"]["attention_js with bert"]["by_layer"]
-    assert list(by_base) == ["gpt"]
+    with_base = {name: curve for name, curve in found["curves"].items() if name.startswith("attention_js with bert")}
+    assert [curve["about"]["model"] for curve in with_base.values()] == ["gpt"]
+    same = with_base["attention_js with bert, gpt"]["lines"]["same layer"]
     matrix = next(m for m in js["matrices"] if (m["rows"]["model"], m["columns"]["model"]) == ("bert", "gpt"))
-    assert by_base["gpt"]["same layer"] == results.read_array(folder, matrix["values"]).diagonal().tolist()
+    assert same == results.read_array(folder, matrix["values"]).diagonal().tolist()
     verdict = next(one for one in found["claims"] if one["name"] == claims[1] and one["measure"] == "attention_js")
-    assert verdict["value"] == pytest.approx(by_base["gpt"]["same layer"][0] - by_base["gpt"]["same layer"][2])
+    assert verdict["value"] == pytest.approx(same[0] - same[2])
     counts = [(m["estimate"]["rows"], m["estimate"]["rows_available"], m["estimate"]["unit"]) for m in (js, cka)]
     total, masked = sum(len(s) ** 2 for s in SENTENCES), sum(len(s) * (len(s) - 1) // 2 for s in SENTENCES)
     assert counts == [(17, 17, "words"), (total - masked, total, "cells")]
     assert f"attention_cka: {masked} of {total} cells are 0 in some head (as under a causal mask)" in err
     assert "17 of 17 words in 1 batch" in out
-    heads = results.read_array(folder, js["heads"])
+    assert list(found["matrices"]) == ["heads, attention_js"]
+    heads = results.read_array(folder, found["matrices"]["heads, attention_js"]["values"])
     assert heads.shape == (24, 24)
-    assert "heads" not in cka
     assert heads[:4, 12:16].max(1).mean() == results.read_array(folder, js["matrices"][1]["values"])[0, 0]
     assert {"attention_js-all.png", "attention_cka-all.png"} <= {f.name for f in (folder / "figures").iterdir()}
 
@@ -436,7 +437,7 @@ def test_finished_matrices_are_not_computed_again(repsim, newest, words, monkeyp
         (["extract.layers=[5]"], "extract.layers, model.gpt: layers: layer out of range, got 5; the model has layers 0 to 2"),
         (["data=embedded"], "extract.unit: words need data with sentences of words"),
         (["hardware.memory_gb=0.1"], "hardware.memory_gb: the run needs about 0.5"),
-        (["+options.claims=[adjacent]"], "options.claims: unknown claim, got 'adjacent'"),
+        (["claims=[adjacent]"], "claims: unknown claim, got 'adjacent'"),
         (["+options.special=drop"], "options.special: wrong value, got 'drop'; give 'drop_renormalise' or 'keep'"),
     ],
 )  # fmt: skip
