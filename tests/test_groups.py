@@ -16,8 +16,8 @@ from repsim_cli.config import validate
 from repsim_cli.content import Facts, Matrix, Measured, Results, Side
 from repsim_cli.errors import BadConfig, BadInput
 from repsim_cli.findings import penalties
-from repsim_cli.findings.analyse import card_of
-from repsim_cli.findings.analysis import Finished
+from repsim_cli.findings.analyse import added, card_of
+from repsim_cli.findings.analysis import Finished, Part
 from repsim_cli.findings.distances import (
     Between,
     adjusted_rand,
@@ -248,6 +248,15 @@ def test_copies_have_no_clusters(tmp_path):
     )
     with pytest.raises(BadInput, match=f"^cka, layers: {message}"):
         card_of("distances").compute(run, None, [])
+
+
+def test_matrices_whose_names_give_one_file_name_have_two_files(tmp_path):
+    run = results.create(tmp_path / "run", name="x", study="similarity", seed=0, command=[], overrides=[])
+    side = Side(model="models", layers=["a"])
+    made = {name: (np.full((1, 1), value), Matrix(rows=side, columns=side)) for name, value in (("a b", 1.0), ("a_b", 2.0))}  # fmt: skip
+    found = added(run, Results(study="similarity"), "distances", Part(matrices=made), {})
+    assert [results.read_array(run.folder, x.values).item() for x in found.matrices.values()] == [1.0, 2.0]
+    run.discard()
 
 
 def folder_of(depths, folder):

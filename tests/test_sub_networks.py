@@ -1,6 +1,7 @@
 """Sub-networks: planted ones are found, none where there are none; targets; pairs within models alone."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,10 +12,11 @@ from hypothesis import strategies as st
 from sklearn.cluster import SpectralClustering
 
 from repsim_cli import measures, results
-from repsim_cli.content import BY_BLOCK, END_TO_END, ONE_SUM
+from repsim_cli.content import BY_BLOCK, END_TO_END, ONE_SUM, Matrix, Measured, Results, Side
 from repsim_cli.draw.heatmap import together
 from repsim_cli.errors import BadInput
-from repsim_cli.findings import modular_layers, targets
+from repsim_cli.findings import maps, modular_layers, sub_networks, targets
+from repsim_cli.findings.analysis import Finished
 from repsim_cli.findings.modular_layers import Layers
 from repsim_cli.findings.partitions import (
     affinities,
@@ -234,6 +236,23 @@ def test_what_is_recorded_is_in_the_order_of_the_network():
         "to the next layer",
         "scores of segments",
     ]
+
+
+@pytest.mark.parametrize(("count", "overview"), [(3, True), (4, False)])
+def test_few_models_have_figures_of_their_layers(tmp_path, count, overview):
+    """In the overview; on demand all have."""
+    labels = [f"m{i}" for i in range(count)]
+    found = {label: of_model(planted((6, 6), 0)[1], [f"h{i}" for i in range(12)], False, SubNetworks(), None) for label in labels}  # fmt: skip
+    lines = {name: replace(curve, analysis="sub_networks") for name, curve in curves({"cka": found}, {"cka": "CKA"}).items()}  # fmt: skip
+    sides = [Side(model=label, layers=found[label].layers) for label in labels]
+    matrices = [Matrix(rows=side, columns=side) for side in sides]
+    measured = Measured(name="cka", label="cka", settings={}, estimate={}, card={}, matrices=matrices)
+    whole = Results(study="similarity", measures=[measured], curves=lines)
+    run = Finished(folder=tmp_path, manifest={}, results=whole)
+    names = [f"cka-{label}-layers" for label in labels]
+    assert [name for name, _ in sub_networks.figures(run, False)] == (names if overview else [])
+    assert [name for name, _ in sub_networks.figures(run, True)] == names
+    assert [name for name, _ in maps.figures(run, False)] == ([] if overview else ["cka-panels"])
 
 
 def test_closest_layers():

@@ -134,7 +134,7 @@ class Between:
 def between(groups: Members, values: Square, seed: int) -> Between:
     """Raises BadInput as `clusters` does."""
     cut = clusters(values, len(groups))
-    return Between(groups, values, cut, {method: recovered(groups, own, seed) for method, own in cut.items()})
+    return Between(groups, values, cut, {method: recovered(groups, labels, seed) for method, labels in cut.items()})
 
 
 # ---- claims ----
@@ -155,7 +155,7 @@ def between_group_distances_are_larger(models: Between) -> Weighed | Untestable:
     threshold=0.5,
 )
 def clusters_are_the_groups(models: Between) -> Weighed | Untestable:
-    """The groups form two distinct clusters; here these are found from distances alone."""
+    """The groups form two distinct clusters; here these come from distances alone."""
     if why := no_groups(models.groups):
         return Untestable(why)
     agreed, numbers = models.agreement["hierarchical"], codes(models.groups)

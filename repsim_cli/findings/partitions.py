@@ -34,7 +34,7 @@ PENALTY = 0.02  # of the score of segments, per further one
 
 
 @dataclass(frozen=True)
-class Groups:
+class Partition:
     """labels: of every layer, numbered as they appear. scores, reference: by the number of groups, from 2 on.
 
     eigenvalues: of the normalised Laplacian, ascending (spectral clusters alone).
@@ -57,23 +57,23 @@ def distances(values: Square, larger_is_closer: bool) -> Square:
     [[0.0, 0.7], [0.7, 0.0]]
     """
     both = (values + values.T) / 2
-    found = both.max() - both if larger_is_closer else both.copy()
-    np.fill_diagonal(found, 0)
-    return found
+    apart = both.max() - both if larger_is_closer else both.copy()
+    np.fill_diagonal(apart, 0)
+    return apart
 
 
 def affinities(values: Square, larger_is_closer: bool) -> Square:
     """The inverse of distances, as published, where those below a quarter of the median of all that are not 0 count as
-    that: a layer and its copy, at distance 0, would be a group of their own. Similarities are taken as they are,
+    that: a layer and its copy, at distance 0, would be a group by themselves. Similarities are taken as they are,
     negative ones as 0. Nothing is on the diagonal, which the Laplacian does not read."""
-    found = (values + values.T) / 2
+    near = (values + values.T) / 2
     if larger_is_closer:
-        found = np.maximum(found, 0)
+        near = np.maximum(near, 0)
     else:
-        apart = found[np.triu_indices(len(found), 1)]
-        found = 1 / np.maximum(found, FLOOR * np.median(apart[apart > 0]))
-    np.fill_diagonal(found, 0)
-    return found
+        apart = near[np.triu_indices(len(near), 1)]
+        near = 1 / np.maximum(near, FLOOR * np.median(apart[apart > 0]))
+    np.fill_diagonal(near, 0)
+    return near
 
 
 def renumbered(labels: np.ndarray) -> Labels:
@@ -86,7 +86,7 @@ def renumbered(labels: np.ndarray) -> Labels:
     return first.argsort().argsort()[codes]
 
 
-def spectral(values: Square, larger_is_closer: bool, *, count: int | None, by: By) -> Groups:
+def spectral(values: Square, larger_is_closer: bool, *, count: int | None, by: By) -> Partition:
     """Spectral clusters on the normalised Laplacian of the affinities.
 
     eigengap: k clusters have the score lambda_{k+1} - lambda_k; the k that is furthest above its reference is taken,
@@ -95,22 +95,22 @@ def spectral(values: Square, larger_is_closer: bool, *, count: int | None, by: B
     """
     apart = distances(values, larger_is_closer)
     if not apart.any():
-        return Groups(np.zeros(len(values), int), {}, {}, np.zeros(len(values)))
+        return Partition(np.zeros(len(values), int), {}, {}, np.zeros(len(values)))
     whole, vectors = decomposed(affinities(values, larger_is_closer))
     order = vectors[:, 1].argsort(kind="stable")
     flat = by_lag(((values + values.T) / 2)[np.ix_(order, order)])
     flat_whole, flat_vectors = decomposed(affinities(flat, larger_is_closer))
-    wanted = _counts(len(values))
+    counts = _counts(len(values))
     if by == "eigengap":
-        scores, reference = ({k: float(x[k] - x[k - 1]) for k in wanted} for x in (whole, flat_whole))
-        found = _furthest(scores, reference, least(len(values)))
+        scores, reference = ({k: float(x[k] - x[k - 1]) for k in counts} for x in (whole, flat_whole))
+        best = _furthest(scores, reference, least(len(values)))
     else:
         sides = ((apart, vectors), (distances(flat, larger_is_closer), flat_vectors))
-        scores, reference = ({k: silhouette(x, clusters(v[:, :k])) for k in wanted} for x, v in sides)
-        found = max(scores, key=lambda k: scores[k])
-        if scores[found] < STRUCTURE or scores[found] - reference[found] < LEAST_SILHOUETTE:
-            found = 1
-    return Groups(clusters(vectors[:, : count or found]), scores, reference, whole)
+        scores, reference = ({k: silhouette(x, clusters(v[:, :k])) for k in counts} for x, v in sides)
+        best = max(scores, key=lambda k: scores[k])
+        if scores[best] < STRUCTURE or scores[best] - reference[best] < LEAST_SILHOUETTE:
+            best = 1
+    return Partition(clusters(vectors[:, : count or best]), scores, reference, whole)
 
 
 def decomposed(near: Square) -> tuple[Float[np.ndarray, " n"], Square]:
@@ -136,7 +136,7 @@ def silhouette(apart: Square, labels: Labels) -> float:
     return float(silhouette_score(apart, labels, metric="precomputed")) if len(np.unique(labels)) > 1 else 0.0
 
 
-def segments(values: Square, larger_is_closer: bool, *, count: int | None) -> Groups:
+def segments(values: Square, larger_is_closer: bool, *, count: int | None) -> Partition:
     """Contiguous groups of least cost, the sum over groups of (sum of the distances of its pairs) / (its size): of
     squared Euclidean distances the sum of squares about the means. Exact, by dynamic programming.
 
@@ -145,16 +145,16 @@ def segments(values: Square, larger_is_closer: bool, *, count: int | None) -> Gr
     """
     apart = distances(values, larger_is_closer)
     if not apart.any():
-        return Groups(np.zeros(len(values), int), {}, {})
-    wanted = _counts(len(values))
-    most = max(*wanted, count or 1)
+        return Partition(np.zeros(len(values), int), {}, {})
+    counts = _counts(len(values))
+    most = max(*counts, count or 1)
     (costs, starts), (flat, _) = (divided(square, most) for square in (apart, by_lag(apart)))
-    scores = {k: 1 - float(costs[k - 1] / costs[0]) - PENALTY * (k - 1) for k in wanted}
-    reference = {k: 1 - float(flat[k - 1] / flat[0]) for k in wanted}
-    found = count or _furthest(scores, reference, least(len(values)))
+    scores = {k: 1 - float(costs[k - 1] / costs[0]) - PENALTY * (k - 1) for k in counts}
+    reference = {k: 1 - float(flat[k - 1] / flat[0]) for k in counts}
+    best = count or _furthest(scores, reference, least(len(values)))
     labels = np.zeros(len(values), int)
-    labels[starts[found - 1][1:]] = 1
-    return Groups(labels.cumsum(), scores, reference)
+    labels[starts[best - 1][1:]] = 1
+    return Partition(labels.cumsum(), scores, reference)
 
 
 def divided(apart: Square, most: int) -> tuple[Float[np.ndarray, " k"], list[list[int]]]:
@@ -212,9 +212,9 @@ def _furthest(scores: Mapping[int, float], reference: Mapping[int, float], enoug
     return best if above[best] >= enough else 1
 
 
-def agreement(one: Sequence[Any] | np.ndarray, other: Sequence[Any] | np.ndarray) -> float:
+def agreement(first: Sequence[Any] | np.ndarray, second: Sequence[Any] | np.ndarray) -> float:
     """The adjusted Rand index of two partitions of the layers; 1 for the same, also where both are of one group."""
-    codes = [np.unique(np.asarray(labels), return_inverse=True)[1] for labels in (one, other)]
+    codes = [np.unique(np.asarray(labels), return_inverse=True)[1] for labels in (first, second)]
     return float(adjusted_rand(codes[0][None], codes[1])[0])
 
 
@@ -229,8 +229,8 @@ def parsed(groups: Sequence[str], layers: int) -> Labels:
     labels = np.full(layers, -1)
     for group, text in enumerate(groups):
         for part in text.split():
-            found = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
-            first, last = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
+            match = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
+            first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
             if not first <= last < layers:
                 raise BadInput(f"no range of its {layers} layers, got '{part}'; write e.g. 0-{layers - 1}")
             if (labels[first : last + 1] >= 0).any():
@@ -247,8 +247,8 @@ def ranges(labels: Sequence[int]) -> list[str]:
     >>> ranges([0, 0, 1, 1, 0])
     ['0-1 4', '2-3']
     """
-    found: dict[int, list[str]] = {}
+    parts_of: dict[int, list[str]] = {}
     for group, run in groupby(range(len(labels)), key=lambda layer: labels[layer]):
         first, *more = run
-        found.setdefault(group, []).append(f"{first}-{more[-1]}" if more else str(first))
-    return [" ".join(parts) for parts in found.values()]
+        parts_of.setdefault(group, []).append(f"{first}-{more[-1]}" if more else str(first))
+    return [" ".join(parts) for parts in parts_of.values()]

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from repsim_cli.content import BY_BLOCK, Axis, Curve, Matrix, Measured, Table
+from repsim_cli.content import BY_BLOCK, Axis, Curve, Matrix, Measured, Numbers, Table
 from repsim_cli.draw.frame import COLOURS
 from repsim_cli.draw.heatmap import TIGHT, colour_range, colours, outer_names, together
 from repsim_cli.draw.lines import gaps
@@ -19,7 +19,17 @@ from repsim_cli.findings.claims import FAILS, HOLDS, UNCLEAR, Claim, Fact, Untes
 from repsim_cli.findings.distances import adjusted_rand
 from repsim_cli.findings.evidence import by_chance
 from repsim_cli.findings.layers import block_of, in_order
-from repsim_cli.findings.partitions import FEWEST, Groups, Labels, Square, agreement, parsed, ranges, segments, spectral
+from repsim_cli.findings.partitions import (
+    FEWEST,
+    Labels,
+    Partition,
+    Square,
+    agreement,
+    parsed,
+    ranges,
+    segments,
+    spectral,
+)
 from repsim_cli.registry import did_you_mean
 from repsim_cli.results import slug
 from repsim_cli.settings import Several
@@ -77,7 +87,7 @@ class OfModel:
 
     layers: list[str]
     following: list[float]
-    groups: Mapping[str, Groups]
+    groups: Mapping[str, Partition]
     as_given: Mapping[str, Labels] = field(default_factory=dict)
     agreement: Mapping[str, float] = field(default_factory=dict)
 
@@ -89,7 +99,7 @@ def of_model(
     order = in_order(names)
     names = [names[i] for i in order]
     values = values[np.ix_(order, order)]
-    makers: dict[str, Callable[[int | None], Groups]] = {}
+    makers: dict[str, Callable[[int | None], Partition]] = {}
     if options.method != "segments":
         makers["spectral"] = lambda count: spectral(values, larger_is_closer, count=count, by=options.by)
     if options.method != "spectral":
@@ -145,14 +155,14 @@ def curves(every: ByModel, labels: Mapping[str, str]) -> dict[str, Curve]:
 
 def _curves(layers: OfModel, label: str, about: Mapping[str, str]) -> Iterator[Curve]:
     names, layer = layers.layers, Axis(name="layer")
-    groups: dict[str, list[Any]] = {method: x.labels.tolist() for method, x in layers.groups.items()}
+    groups: dict[str, Numbers] = {method: x.labels.tolist() for method, x in layers.groups.items()}
     groups |= {f"{method}, as many as given": labels.tolist() for method, labels in layers.as_given.items()}
     yield Curve(x=layer, y=Axis(name="sub-network"), at=names, lines=groups, about={"of": LABELS, **about})
-    following: dict[str, list[Any]] = {NEXT: layers.following}
+    following: dict[str, Numbers] = {NEXT: [*layers.following]}
     yield Curve(x=layer, y=Axis(name=label), at=names[:-1], lines=following, about={"of": NEXT, **about})
     for method, x in layers.groups.items():
         number, kept = Axis(name="number of groups"), {"found by": method, **about}
-        lines = {"score": list(x.scores.values()), "without blocks": list(x.reference.values())}
+        lines: dict[str, Numbers] = {"score": [*x.scores.values()], "without blocks": [*x.reference.values()]}
         named = {"of": f"{SCORES} of {method}", **kept}
         yield Curve(x=number, y=Axis(name="score"), at=list(x.scores), lines=lines, about=named)
         if x.eigenvalues is not None:
@@ -225,8 +235,11 @@ def drawn(run: Finished, whole: bool) -> bool:
 
 def figures(run: Finished, whole: bool) -> Iterator[Job]:
     """NAME-MODEL-layers of every measure and model"""
-    own = [curve for curve in run.results.curves.values() if curve.analysis == "sub_networks"]
-    by_model = {(curve.about["of"], curve.about["measure"], curve.about["model"]): curve for curve in own}
+    by_model = {
+        (curve.about["of"], curve.about["measure"], curve.about["model"]): curve
+        for curve in run.results.curves.values()
+        if curve.analysis == "sub_networks"
+    }
     for measure in run.results.measures if drawn(run, whole) else ():
         for matrix in (matrix for matrix in measure.matrices if matrix.rows == matrix.columns):
             labels, following = (by_model.get((of, measure.label, matrix.rows.model)) for of in (LABELS, NEXT))

@@ -39,10 +39,10 @@ def resolve(groups: Mapping[str, Group], metrics: Mapping[str, Mapping[str, floa
 
     Raises BadInput where a model lacks the metric, or would be in two groups.
     """
-    found: dict[str, list[str]] = {}
+    members: dict[str, list[str]] = {}
     for name, group in groups.items():
         if not isinstance(group, Ranked):
-            found[name] = list(group)
+            members[name] = list(group)
             continue
         for label, known in metrics.items():
             if group.by not in known:
@@ -52,29 +52,30 @@ def resolve(groups: Mapping[str, Group], metrics: Mapping[str, Mapping[str, floa
                 )
         scores = {label: known[group.by] for label, known in metrics.items()}
         ranking = sorted(scores, key=lambda label: -scores[label])
-        found[name] = ranking[: group.top] if group.top is not None else ranking[len(ranking) - (group.bottom or 0) :]
+        size = group.top or group.bottom or 0
+        members[name] = ranking[:size] if group.top is not None else ranking[len(ranking) - size :]
     of: dict[str, str] = {}
-    for name, members in found.items():
-        for label in members:
+    for name, labels in members.items():
+        for label in labels:
             if label in of:
                 raise BadInput(
                     f"groups.{name}: a model is in one group only, got '{label}', which is in {of[label]} too; "
                     "ask for fewer models"
                 )
             of[label] = name
-    return found
+    return members
 
 
 def ties(groups: Mapping[str, Group], members: Members, metrics: Mapping[str, Mapping[str, float]]) -> list[str]:
     """Of which top and bottom groups a metric tells some models not apart."""
     ranked = {name: group for name, group in groups.items() if isinstance(group, Ranked)}
-    found = []
+    messages = []
     for (a, top), (b, bottom) in itertools.permutations(ranked.items(), 2):
         if top.top and bottom.bottom and top.by == bottom.by:
             lowest = min(metrics[label][top.by] for label in members[a])
             if lowest <= max(metrics[label][top.by] for label in members[b]):
-                found.append(f"groups: {a} and {b} both have models of {top.by} {lowest:.3g}; ask for fewer models")
-    return found
+                messages.append(f"groups: {a} and {b} both have models of {top.by} {lowest:.3g}; ask for fewer models")
+    return messages
 
 
 def chosen(run: Run, groups: Mapping[str, Group], models: Mapping[str, AnySource]) -> dict[str, list[str]]:
