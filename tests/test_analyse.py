@@ -1,5 +1,6 @@
 """`repsim analyse` and `repsim claims`: from the run folder alone, to the same bytes; and what they refuse."""
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -32,10 +33,13 @@ def test_analysing_again_changes_no_byte(repsim, newest):
     assert {"version", "commit", "dirty"} == set(found["analyses"]["agreement"]["code"])
 
 
-@pytest.mark.drawn
-def test_an_analysis_is_added_and_replaced(repsim, newest):
-    assert repsim("run", "-q", *SMALL)[0] == 0
-    folder = newest()
+@pytest.fixture
+def folder(finished, tmp_path):
+    """A run that a test may change."""
+    return shutil.copytree(finished(*SMALL), tmp_path / "outputs" / "run")
+
+
+def test_an_analysis_is_added_and_replaced(repsim, folder):
     before = recorded(folder)
     code, out, err = repsim("analyse", folder, "analyses.blocks={least: 5}")
     assert code == 0, err
@@ -52,11 +56,10 @@ def test_an_analysis_is_added_and_replaced(repsim, newest):
     assert {claim["name"] for claim in recorded(folder)["claims"]} == {"early_layers_agree"}
 
 
-def test_an_analysis_loads_neither_torch_nor_a_model(repsim, newest, monkeypatch):
-    assert repsim("run", "-q", *SMALL)[0] == 0
+def test_an_analysis_loads_neither_torch_nor_a_model(folder):
     script = (
         "import sys\nfrom repsim_cli.cli import main\n"
-        f"try: main(['analyse', {str(newest())!r}, '+analyses.agreement={{}}'])\nexcept SystemExit as end: assert not end.code\n"
+        f"try: main(['analyse', {str(folder)!r}, '+analyses.agreement={{}}'])\nexcept SystemExit as end: assert not end.code\n"
         "assert not {'torch', 'transformers', 'hydra'} & {name.split('.')[0] for name in sys.modules}"
     )
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
@@ -82,19 +85,10 @@ def test_an_analysis_loads_neither_torch_nor_a_model(repsim, newest, monkeypatch
         ("options.rows=3", "analyse: neither analyses nor claims, got 'options'; write +analyses.NAME={}"),
     ],
 )
-def test_what_cannot_be_analysed(repsim, shared, word, message):
-    folder = shared("one-measure", lambda place: measured(place))
-    code, _, err = repsim("analyse", folder, word)
+def test_what_cannot_be_analysed(repsim, finished, word, message):
+    code, _, err = repsim("analyse", finished(*SMALL, "measure=[cka]", "base=null"), word)
     assert (code, err.count("\n")) == (2, 1)
     assert err.startswith(f"error: {message}")
-
-
-def measured(place: Path) -> None:
-    words = ("run", "-q", *SMALL, "measure=[cka]", "base=null", f"hydra.run.dir={place / 'run'}")
-    code = f"from repsim_cli.cli import main; main({list(words)!r})"
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=place)
-    for file in (place / "run").iterdir():
-        file.rename(place / file.name)
 
 
 def test_a_failed_analysis_keeps_what_was_measured(repsim, newest, monkeypatch):
@@ -114,7 +108,7 @@ def test_a_failed_analysis_keeps_what_was_measured(repsim, newest, monkeypatch):
     assert "agreement" in recorded(newest())["analyses"]
 
 
-def test_claims_are_listed_with_the_verdicts_of_the_newest_runs(repsim):
+def test_claims_are_listed_with_the_verdicts_of_the_newest_runs(repsim, finished, tmp_path):
     code, out, _ = repsim("claims", "falls_with_layer_distance")
     assert code == 0
     assert out.splitlines() == [
@@ -122,9 +116,9 @@ def test_claims_are_listed_with_the_verdicts_of_the_newest_runs(repsim):
         "  Within a model, similarity falls with the distance between layers.",
         "  holds where mean over models of Spearman's rho between similarity and layer distance is at most -0.5",
     ]
-    assert repsim("run", "-q", *SMALL, "name=mine")[0] == 0
+    shutil.copytree(finished(*SMALL), tmp_path / "outputs" / "run")
     out = repsim("claims", "falls_with_layer_distance")[1]
-    assert "  mine: cka " in out
+    assert "  demo: cka " in out
     assert "rsa " in out
     assert repsim("claims", "falls_with_layer_distanse")[2] == (
         "error: claims: unknown claim, got 'falls_with_layer_distanse'; did you mean 'falls_with_layer_distance'?\n"

@@ -131,6 +131,16 @@ def test_a_key_that_is_null_and_one_that_is_not_there_are_alike(repsim, broken_o
     assert (code, f"resuming {folder}" in err) == (0, True)
 
 
+def test_latest_is_the_newest_unfinished_run(tmp_path, monkeypatch):
+    monkeypatch.setenv("REPSIM_OUTPUTS", str(tmp_path))
+    for number, status in enumerate(("complete", "interrupted", "failed", "complete")):
+        run = results.create(tmp_path / str(number), name="a", study="similarity", seed=0, command=[], overrides=[])
+        run.write_text("config.yaml", "{seed: 0, analyses: {}}")
+        run.finish(status)
+        changed(run.folder, lambda manifest, number=number: manifest.update(started=f"2026-01-0{number + 1}T00:00:00"))
+    assert results.unfinished({"seed": 0, "analyses": {}}) == (tmp_path / "2", False)
+
+
 def test_resume_latest_without_one(repsim):
     code, out, err = repsim("run", *SMALL, "resume=latest")
     assert (code, out) == (2, "")
