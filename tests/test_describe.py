@@ -14,7 +14,7 @@ from pydantic import Field
 
 from repsim_cli import registry
 from repsim_cli.cli import docstrings
-from repsim_cli.cli.configs import described
+from repsim_cli.cli.configs import GROUPS, described
 from repsim_cli.cli.describe import ROOMS, SETTINGS, allowed, in_words, settings
 from repsim_cli.cli.docstrings import LINE, parsed
 from repsim_cli.config import RunKeys
@@ -102,11 +102,13 @@ ONE_OF_EACH = {
     "agreement": ("analysis agreement", "example: repsim analyse latest +analyses.agreement={}"),
     "mutual_knn": ("measure mutual_knn", "a whole number from 1; default 10", "larger is closer; from 0 to 1; symmetric"),
     "transformers": ("model kind transformers", "settings (model.mine.KEY=VALUE):", "hub: the id of a model on the"),
+    "attention_js": ("measure attention_js", "repsim run study=attention data=embedded_sentences"),
+    "pythia_160m_series": ("model pythia_160m_series", "run study=convergence model=[pythia_160m_series] measure=[cka]"),
     "random_tiny": ("model random_tiny", "kind: random", "text, or null; default null; here tiny_a"),
     "precomputed": ("model kind precomputed", "text; required", "'{kind: precomputed, path: FILE}'"),
     "overlap_nli": ("data overlap_nli", "a number from 0 to 1; default 0.5", "example: repsim run data=overlap_nli"),
     "hans_lexical_overlap": ("data hans_lexical_overlap", "kind: hans", "or null; default null; here [lexical_overlap]"),
-    "words": ("extract words", "default token; here word", "example: repsim run extract=words"),
+    "words": ("extract words", "default token; here word", "example: repsim run data=embedded_sentences extract=words"),
     "cuda": ("hardware cuda", "default cpu; here cuda"),
     "hardware": ("hardware", "a whole number from 16 to 65536; default 512", "batch_size: sequences per forward pass."),
     "hardware.tile": ("hardware.tile", "a whole number from 16 to 65536; default 512", "repsim run hardware.tile=512"),
@@ -120,6 +122,8 @@ ONE_OF_EACH = {
     "seed": ("seed, a setting of a run", "a whole number from 0; default 0", "example: repsim run seed=0"),
     "data": ("data, a setting of a run", "default embedded", "example: repsim run data=embedded"),
     "pythia_cka": ("experiment pythia_cka", "Question: which layers of the Pythia models agree"),
+    "run": ("a run", "settings (KEY=VALUE):", "seed: of all that is random", "default overview"),
+    "attention.special": ("options.special, a setting of study attention", "default drop_renormalise"),
     "all": ("measure all", "Every measure that reads what the study reads"),
 }  # fmt: skip
 
@@ -246,6 +250,45 @@ def test_the_command_of_an_example(repsim, places, name):
     code, out, err = repsim(*shlex.split(command)[1:], "dry_run=true")
     assert code == 0, err
     assert out.startswith("plan of demo")
+
+
+COMMENTS = {
+    line.removeprefix("# Example: "): name
+    for group in GROUPS
+    for name, comment in described(group).items()
+    for line in comment
+    if line.startswith("# Example: repsim run")
+}
+
+
+@pytest.mark.parametrize("command", [command for command in COMMENTS if "FILE" not in command])
+def test_the_command_of_a_comment(repsim, command):
+    """Of one of the entries that it stands above."""
+    name = COMMENTS[command]
+    command = command.replace("NAME", name)
+    assert command in repsim("describe", name)[1]
+    code, _, err = repsim(*shlex.split(command)[1:], "dry_run=true")
+    assert code == 0, err
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "hardware.tile",
+        "extract.separator",
+        "mutual_knn.k",
+        "random.seed",
+        "tiny_a_step100.name",
+        "similarity.within",
+        "views.couplings.restarts",
+    ],
+)
+def test_the_command_of_a_setting(repsim, places, name):
+    command = repsim("describe", name)[1].splitlines()[-1].removeprefix("  example: ")
+    for place, there in places.items():
+        command = command.replace(place, there)
+    code, _, err = repsim(*shlex.split(command)[1:], "dry_run=true")
+    assert code == 0, err
 
 
 @pytest.mark.parametrize("name", ROOMS["study"].names())

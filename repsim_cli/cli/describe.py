@@ -13,7 +13,7 @@ from annotated_types import Ge, Gt, Le, Lt, MinLen
 
 from repsim_cli import registry
 from repsim_cli.cli.configs import TABLES, conf_dir, described, entries
-from repsim_cli.cli.docstrings import parsed
+from repsim_cli.cli.docstrings import EXAMPLE, parsed
 from repsim_cli.config import RunKeys
 from repsim_cli.documents import read_yaml
 from repsim_cli.errors import BadInput
@@ -22,9 +22,10 @@ from repsim_cli.settings import ESTIMATES, Extract, Hardware, Significance
 
 ROOMS = {"study": registry.studies, "measure": registry.measures, "model": registry.models, "data": registry.data}
 SETTINGS = {"extract": Extract, "significance": Significance, "hardware": Hardware}
-UNTOLD = ("# @package", "# Allows:")  # lines of comments that say nothing, or what a measure says itself
+UNTOLD = ("# @package", "# Allows:", f"# {EXAMPLE}")  # lines of comments that are shown elsewhere, or not at all
 OWN = "mine"  # the label of a model in examples
 REQUIRED = "???"
+RUN = "run"
 SUGGESTED = 3
 WIDTH = 100
 EMPTY = inspect.Parameter.empty
@@ -144,6 +145,8 @@ def meanings(name: str) -> list[Topic]:
         return [_narrowed(_settings_topic(first), keys)]
     if first in RunKeys.model_fields and not keys:
         return [_narrowed(_run_topic(), [first])]
+    if name == RUN:
+        return [_run_topic()]
     topics = catalogue()
     found = [topic for topic in topics if topic.name == first]
     if keys and (of := [topic for topic in topics if topic.name == keys[0] and topic.path.split(".")[0] == first]):
@@ -152,7 +155,8 @@ def meanings(name: str) -> list[Topic]:
         found = _alike([topic for topic in topics if topic.path == first and keys[0] in topic.settings], keys[0])
     if not found:
         raise _unknown(name, [*map(_settings_topic, SETTINGS), *topics])
-    return [_narrowed(topic, keys) for topic in found]
+    with_key = [topic for topic in found if keys and keys[0] in topic.settings]
+    return [_narrowed(topic, keys) for topic in with_key or found]
 
 
 def _alike(topics: Sequence[Topic], key: str) -> list[Topic]:
@@ -183,7 +187,7 @@ def _narrowed(topic: Topic, keys: Sequence[str]) -> Topic:
         if key not in topic.settings:
             hint = did_you_mean(key, topic.settings) if topic.settings else f"{topic.name} has no settings"
             raise BadInput(f"{topic.title}: no such setting, got '{key}'; {hint}")
-        setting, path, value = topic.settings[key], f"{topic.path}.{key}".lstrip("."), topic.given.get(key)
+        setting, path, value = topic.settings[key], _joined(topic.path, key), topic.given.get(key)
         topic = Topic(
             name=key,
             title=f"{path}{of}",
@@ -195,6 +199,10 @@ def _narrowed(topic: Topic, keys: Sequence[str]) -> Topic:
             example=f"{command} {shlex.quote(f'{path}={_sample(setting, value)}')}",
         )
     return topic
+
+
+def _joined(path: str, key: str) -> str:
+    return f"{path}.{key}" if path else key
 
 
 def _sample(setting: Setting, value: Any) -> str:
@@ -247,76 +255,99 @@ def _run_topic() -> Topic:
         key: setting._replace(default=content[key]) if key in content else Setting(setting.meaning, EMPTY, chosen[key])
         for key, setting in settings(RunKeys).items()
     }
-    return Topic(name="run", title="a run", settings=own, example="repsim run")
+    return Topic(name=RUN, title="a run", settings=own, example="repsim run")
+
+
+class Selected(NamedTuple):
+    """What can be selected by its name: the comment above it, what it sets, and a command with it."""
+
+    name: str
+    comment: str
+    content: Mapping[str, Any]
+    example: str
+
+
+def selectable(group: str) -> dict[str, Selected]:
+    """All that can be selected of a group, by name."""
+    found = {}
+    for name, comment in described(group).items():
+        if group in TABLES:
+            content, chosen = entries(group)[name], f"[{name}]"
+        else:
+            content, chosen = {} if group == "experiment" else read_yaml(conf_dir() / group / f"{name}.yaml"), name
+        lines = [line.lstrip("# ") for line in comment if not line.startswith(UNTOLD)]
+        given = [line.removeprefix("# ").removeprefix(EXAMPLE) for line in comment if line.startswith(f"# {EXAMPLE}")]
+        example = given[0].replace("NAME", name) if given else f"repsim run {group}={chosen}"
+        found[name] = Selected(name, "\n".join(lines), content, example)
+    return found
 
 
 def catalogue() -> list[Topic]:
     """All studies, analyses, measures, kinds of models and data, and all that can be selected."""
     topics: list[Topic] = []
     for group, room in ROOMS.items():
-        files = {name: (comment, entry) for name, comment, entry in _entries(group)}
+        chosen = selectable(group)
+        kinds = {name: selected.content["kind"] for name, selected in chosen.items()}
         for kind in room.names():
-            if files.get(kind, ("", {}))[1].get("kind") != kind:
-                of = next((name for name, (_, entry) in files.items() if entry["kind"] == kind), None)
-                topics.append(_component(group, kind, kind, of))
-        topics += [
-            _component(group, name, entry["kind"], name, *file) for name, file in files.items() for entry in file[1:]
-        ]
-    for name in registry.analyses.names():
-        card = registry.analyses.get(name).card
-        text = parsed(inspect.getdoc(card.options))
-        topics.append(
-            Topic(
-                name=name,
-                title=f"analysis {name}",
-                path=f"analyses.{name}",
-                prose=text.prose,
-                settings=settings(card.options),
-                facts=[f"of runs of: {', '.join(card.studies)}"],
-                example=text.example or f"repsim analyse latest +analyses.{name}={{}}",
-            )
-        )
+            if kinds.get(kind) != kind:
+                first = next((selected for selected in chosen.values() if selected.content["kind"] == kind), None)
+                topics.append(_kind(group, kind, first))
+        topics += [_selected(group, selected) for selected in chosen.values()]
+    topics += map(_analysis, registry.analyses.names())
     for group in SETTINGS:
-        for name, comment, entry in _entries(group):
-            own = replace(_settings_topic(group), name=name, title=f"{group} {name}", header=comment, given=entry)
-            topics.append(replace(own, prose=[], example=f"repsim run {group}={name}"))
-    for name, comment, _ in _entries("experiment"):
-        example = f"repsim run experiment={name}"
+        for name, comment, content, example in selectable(group).values():
+            own = replace(_settings_topic(group), name=name, title=f"{group} {name}", header=comment, given=content)
+            topics.append(replace(own, prose=[], example=example))
+    for name, comment, _, example in selectable("experiment").values():
         topics.append(Topic(name=name, title=f"experiment {name}", header=comment, example=example))
     return topics
 
 
-def _entries(group: str) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Name, comment and content of all that can be selected of a group."""
-    for name, lines in described(group).items():
-        if group in TABLES:
-            content = entries(group)[name]
-        else:
-            content = {} if group == "experiment" else read_yaml(conf_dir() / group / f"{name}.yaml")
-        yield name, "\n".join(line.lstrip("# ") for line in lines if not line.startswith(UNTOLD)), content
-
-
-def _component(
-    group: str, name: str, kind: str, file: str | None, comment: str = "", given: Mapping[str, Any] | None = None
-) -> Topic:
-    """What is registered as `kind`, as it is or with what the entry of this name sets."""
-    if kind not in ROOMS[group].names():  # measure=all
-        return Topic(name=name, title=f"{group} {name}", header=comment, example=f"repsim run {group}=[{name}]")
+def _kind(group: str, kind: str, selected: Selected | None) -> Topic:
+    """What is registered. selected: an entry of its kind, which gives the command where the docstring has none."""
     function = ROOMS[group].get(kind).function
     text = parsed(inspect.getdoc(function))
-    label = file or name
-    if own := name == kind and bool(text.example):
-        label = OWN if group == "model" else label
+    study = group == "study"
+    label = selected.name if selected and not text.example else kind if group == "measure" else OWN
+    return Topic(
+        name=kind,
+        title=f"study {kind}" if study else f"{group} kind {kind}",
+        path={"study": "options", "data": "data"}.get(group, f"{group}.{label}"),
+        prose=text.prose,
+        settings=settings(function, RunKeys.model_fields if study else ()),
+        facts=_taken(function) if study else _card(kind) if group == "measure" else (),
+        example=text.example or (selected.example if selected else f"repsim run {group}=[{kind}]"),
+    )
+
+
+def _selected(group: str, selected: Selected) -> Topic:
+    """An entry, with what its kind says."""
+    name, comment, content, example = selected
+    if (kind := content["kind"]) not in ROOMS[group].names():  # measure=all
+        return Topic(name=name, title=f"{group} {name}", header=comment, example=example)
+    own = _kind(group, kind, selected)
+    return replace(
+        own,
+        name=name,
+        title=f"{group} {name}",
+        path=f"{group}.{name}" if group in TABLES else group,
+        header=comment if name == kind else f"{comment}\n\nkind: {kind}",
+        given=content,
+        example=own.example if name == kind and group == "data" else example,
+    )
+
+
+def _analysis(name: str) -> Topic:
+    card = registry.analyses.get(name).card
+    text = parsed(inspect.getdoc(card.options))
     return Topic(
         name=name,
-        title=f"{group} {name}" if given is not None or group == "study" else f"{group} kind {name}",
-        path={"study": "options", "data": "data"}.get(group, f"{group}.{label}"),
-        header=comment if given is None or name == kind else f"{comment}\n\nkind: {kind}",
+        title=f"analysis {name}",
+        path=f"analyses.{name}",
         prose=text.prose,
-        settings=settings(function, RunKeys.model_fields if group == "study" else ()),
-        given=given or {},
-        facts=_card(kind) if group == "measure" else _taken(function) if group == "study" else (),
-        example=text.example if own else f"repsim run {group}=" + (f"[{label}]" if group in TABLES else label),
+        settings=settings(card.options),
+        facts=[f"of runs of: {', '.join(card.studies)}"],
+        example=text.example or f"repsim analyse latest +analyses.{name}={{}}",
     )
 
 
@@ -376,7 +407,7 @@ def shown(topic: Topic) -> str:
     blocks += [_paragraph(paragraph) for paragraph in topic.prose]
     if topic.settings:
         lines = _lines(topic.settings, topic.given, "    ")
-        blocks.append("\n".join([f"  settings ({topic.path}.KEY=VALUE):", *lines]))
+        blocks.append("\n".join([f"  settings ({_joined(topic.path, 'KEY')}=VALUE):", *lines]))
     blocks.append("\n".join(_filled(fact, "  ", "    ") for fact in topic.facts))
     blocks.append(f"  example: {topic.example}")
     return "\n\n".join(filter(None, blocks))

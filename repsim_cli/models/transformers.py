@@ -117,6 +117,7 @@ def random(
     tokenizer: a folder, a hub id, a shipped model, or one of the shipped tokenizers word_pieces, unigrams and
         characters; null: that of the model whose shape is taken.
     seed: of the weights.
+    Example: repsim run model=[tiny_a] +model.mine='{kind: random, shipped: tiny_a}'
     """
     given = [name for name in (shipped, path, hub) if name is not None]
     if len(given) + (config is not None) != 1:

@@ -32,20 +32,23 @@ CODE = 1  # raise when a change of the code changes what a trained layer is
 
 @dataclass(frozen=True, kw_only=True)
 class StitchRecipe:
-    """How stitch layers are made: initialised, then trained by SGD with Nesterov momentum. As published scale_rate and
-    decay are false and clip is null; in the library that the authors adapted they are true, true and 1.0.
+    """How stitch layers are made: initialised, then trained by SGD with Nesterov momentum.
 
-    layer: affine (a LayerNorm and a linear map), linear, orthogonal, identity, or least_squares, never trained.
-    init: identity, or least_squares, fitted as the layer of this name is.
-    init_sequences: drawn under the seed, for least squares, all tokens of them.
-    steps: of the training.
-    warm_up: steps over which the rate rises linearly.
+    As published, scale_rate and decay are false and clip is null; in the library that the authors adapted they are
+    true, true and 1.0.
+
+    layer: `affine` (a LayerNorm and a linear map), `linear`, `orthogonal`, `identity`, or `least_squares`; the last two
+        are not trained.
+    init: what training starts from: the `identity`, or the map fitted by `least_squares`.
+    init_sequences: sequences that least squares are fitted on, drawn under the seed, with all their tokens.
+    steps: how many steps of training.
+    warm_up: the steps over which the rate rises linearly.
     batch: sequences per step.
-    learning_rate: of SGD, after the warm-up.
+    learning_rate: the largest rate, after the warm-up.
     momentum: of SGD.
-    scale_rate: whether the rate is multiplied by 1 - momentum.
-    clip: the largest norm of a gradient (null: any).
-    decay: whether the rate falls linearly to 0 at the end.
+    scale_rate: multiply the rate by 1 - momentum.
+    clip: gradients of a larger norm are scaled down to this one; null: none are.
+    decay: let the rate fall linearly to 0 at the end.
     """
 
     layer: Layers = "affine"

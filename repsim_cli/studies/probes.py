@@ -42,17 +42,19 @@ COLUMNS = ["model", "layer", "target", "probe", "error", "error on fitted rows",
 
 @studies.register("probes")
 class Probes:
-    """Fits probes to every representation of the models that are run, for every target: linear ones and 2-layer MLPs of
-    scikit-learn with its defaults, on features as they are, each with a control of shuffled targets. Errors are of rows
-    that were held out. Fits run in the processes of hardware.
+    """Fits probes from the representations of models to known targets, and measures their errors on held-out rows.
+
+    Probes are linear, or MLPs of two layers, those of scikit-learn with its defaults, on features as they are; each has
+    a control with shuffled targets. They are fitted in the processes of hardware.
 
     targets: the label of the stored representations that are the targets: one feature per class with a single 1 in each
         row, or one whole number.
-    probes: of linear_regression, linear_classification (least squares on indicators of the classes),
-        logistic_classification, mlp_regression, mlp_classification.
-    train_share: of the rows, that probes are fitted on; drawn under the run's seed.
-    Example: repsim run study=probes model=[modsum_tiny_l,modsum_tiny_targets] measure=[] data=modular_pairs
-        data.numbers=23 extract=modsum options.targets=modsum_tiny_targets options.probes=[linear_regression]
+    probes: which of linear_regression, linear_classification (least squares on indicators of the classes),
+        logistic_classification, mlp_regression and mlp_classification.
+    train_share: the share of the rows that probes are fitted on, drawn under the run's seed.
+    Example: repsim run study=probes model=[] +model.mine='{kind: transformers, path: DIR}' +model.answers='{kind:
+        precomputed, path: FILE}' data=local_text data.path=FILE data.sample_by=paragraph extract=pooled
+        options.targets=answers options.probes=[linear_regression]
     """
 
     def __init__(

@@ -69,18 +69,25 @@ QUANTITIES = {
 
 @studies.register("stitching")
 class Stitching:
-    """Blocks 0..l of one model (the head), a stitch layer, blocks l+1..last of another (the tail), at every layer of
-    extract.hook_points (`embed`, `resid_post`). Language models on text lose cross-entropy of the next token,
-    classifiers on labelled examples lose accuracy too. With groups every model of the groups goes before every other.
+    """Runs the later blocks of one model on the residual stream of another, through a stitch layer, and measures what
+    is lost.
 
-    pairs: [head, tail], by label (null: every model before every model).
-    grid: whether the blocks after every layer of the tail follow every layer of the head, not the same one alone.
-    evaluation: the last so many of extract.sequences are not trained on, nor is any document in them (null: all of
-        them, for stitch layers that are not fitted).
-    baselines: before every tail also itself: as it is (self), with weights (random) or rows (shuffled) in random order.
-    recipe: of the stitch layers.
-    labels: of classifiers' outputs, where configs name none.
-    Example: repsim run study=stitching model=[tiny_a,tiny_b] measure=[] extract.sequences=500 options.recipe.steps=300
+    The stitched model has blocks 0..l of one model (the head), a stitch layer, and blocks l+1..last of another (the
+    tail), at every layer l of extract.hook_points (`embed`, `resid_post`). Language models on text lose cross-entropy
+    of the next token, classifiers on labelled examples lose accuracy too. With `groups`, every model of the groups is
+    the head of every other.
+
+    pairs: [[HEAD, TAIL], ...], by label; null: every model with every other.
+    grid: the head's blocks up to every layer with the tail's blocks after every layer, not only after the same one.
+    evaluation: the last so many of extract.sequences are kept for evaluation: nothing is fitted on them, nor on their
+        documents; null: all of them, for stitch layers that are not fitted.
+    baselines: heads for every tail beside other models: the tail itself (`self`), with its weights in random order
+        (`random`), or with the rows of every batch in random order (`shuffled`); null: none.
+    recipe: the stitch layers and how they are fitted.
+    labels: the names of classifiers' labels, in the order of their logits, where configs do not name them; null: those
+        of configs.
+    Example: repsim run study=stitching model=[] +model.mine='{kind: transformers, path: DIR}' +model.other='{kind:
+        transformers, path: DIR}' data=local_text data.path=FILE extract.sequences=500 options.recipe.steps=1000
     """
 
     def __init__(
