@@ -4,7 +4,7 @@ Their curves had six forms and their studies keys of their own. Numbers are kept
 again from the matrices is left to `repsim analyse`; nothing is known of the models' families and training.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 Fields = dict[str, Any]
@@ -18,6 +18,8 @@ ALWAYS = {
     "pretrain": ["pretraining"],
     "stitching": ["stitching"],
     "finetune": ["classifiers"],
+    "modular_training": ["modular_sums"],
+    "probes": ["probes"],
 }
 ANALYSED = ("similarity", "attention", "outputs", "convergence", "effective_rank", "training_view")  # again
 ANALYSES = {"agreement": "agreement", "distances": "distances", "by_layer": "localization"}
@@ -30,14 +32,29 @@ VIEWS = {
     "neighbours": {"k": "k", "perplexity": "perplexity", "samples": "samples"},
     "couplings": {"pairs": "pairs", "restarts": "restarts"},
 }
+# by study or kind of model the settings that are beside those of its recipe
+BESIDE = {
+    "stitching": ("pairs", "grid", "evaluation", "baselines", "labels"),
+    "pretrain": (),
+    "pretrained": ("kind", "config", "tokenizer", "path", "seed"),
+    "pretrained_series": ("kind", "seed"),
+    "modular": ("kind", "seed"),
+    "finetuned": (
+        "kind", "config", "path", "hub", "revision", "tokenizer", "shared", "train", "evaluate", "hans", "seeds",
+    ),
+}  # fmt: skip
+SHARED = "shared_"  # began the names of the settings of a shared encoder
 UNKNOWN = "unknown"
 
 
 def results(document: Mapping[str, Any]) -> Fields:
     """results.json of schema 1 as that of schema 2."""
     study = document.get("study")
-    curves = {name: curve for old, form in document.get("curves", {}).items() for name, curve in _curves(old, form)}
-    made = {curve.get("analysis") for curve in curves.values()} - {None}
+    curves: dict[str, Fields] = {}
+    for old, form in document.get("curves", {}).items():
+        for name, curve in _curves(old, form):
+            curves.setdefault(name, curve)["lines"].update(curve["lines"])
+    made = {curve["analysis"] for curve in curves.values() if "analysis" in curve}
     matrices = dict(_matrices(document))
     if "agreement" in document:
         made.add("agreement")
@@ -45,6 +62,7 @@ def results(document: Mapping[str, Any]) -> Fields:
     names = [*ALWAYS.get(str(study), []), *sorted(made), *(view for view in VIEWS if view in views)]
     about = document.get("stitching", {}) | {key: document[key] for key in ("heads",) if key in document}
     about |= {"batch": views["batch"]} if views else {}
+    options = {"stitching": {"metric": about.get("metric")}}
     return {
         "study": study,
         "measures": [_measured(measure) for measure in document.get("measures", [])],
@@ -52,7 +70,7 @@ def results(document: Mapping[str, Any]) -> Fields:
         "tables": {name: dict(table) for name, table in document.get("tables", {}).items()},
         "curves": curves,
         "claims": [_verdict(claim) for claim in document.get("claims", [])],
-        "analyses": {name: {"options": {}, "code": "schema 1"} for name in dict.fromkeys(names)},
+        "analyses": {name: {"options": options.get(name, {}), "code": "schema 1"} for name in dict.fromkeys(names)},
         "about": about,
         "warnings": document.get("warnings", []),
         "marks": document.get("marks", {}),
@@ -90,6 +108,20 @@ def _matrices(document: Mapping[str, Any]) -> Iterator[tuple[str, Fields]]:
         for layer in model["layers"]
         for head in range(model["heads"])
     ]
+    for probe in document.get("probes", {}).get("errors", []):
+        about = {"kind": "probes", **{key: probe[key] for key in ("probe", "label", "error")}}
+        yield (
+            f"{probe['probe']}, {probe['model']}",
+            {
+                "rows": {"model": probe["model"], "layers": probe["layers"]},
+                "columns": {"model": "targets", "layers": probe["targets"]},
+                "values": probe["values"],
+                "details": {"control": probe["control"]},
+                "label": "held-out error (0: perfect)",
+                "bounds": [0.0, 1.0],
+                "about": about,
+            },
+        )
     for measure in document.get("measures", []):
         if "heads" in measure:
             side = {"model": "heads", "layers": heads}
@@ -155,6 +187,7 @@ def _curves(name: str, old: Any) -> Iterator[tuple[str, Fields]]:
         yield name, _line("training loss", "nats", old["steps"], old["values"], about, of="loss")
     elif "stage" in old:
         about = {key: old[key] for key in ("quantity", "model", "stage")}
+        name = f"{old['quantity']} of {old['stage']}, {old['model']}"
         yield name, {**_line(old["label"], "", old["steps"], old["mean"], about, of=old["rows"]), "x": _axis("epoch")}
     elif "loss" in old:
         yield name, _line("training loss", "nats", old["steps"], old["loss"], {"quantity": name}, of="loss")
@@ -252,7 +285,34 @@ def config(document: Mapping[str, Any]) -> Fields:
             settings = {new: options.pop(old) for old, new in keys.items() if old in options}
             options[view] = settings if view in made else None
     claims = options.pop("claims", None) or []
-    return {**document, "options": options, "analyses": analyses, "claims": claims}
+    study = document.get("study")
+    if (metric := options.pop("metric", None)) is not None:
+        analyses["stitching"] = {"metric": metric}
+    if study == "identity_stitching":
+        study, options = "stitching", {"evaluation": None, "recipe": {"layer": "identity"}}
+        document = {**document, "extract": {**document["extract"], "hook_points": ["resid_post"]}}
+    elif study in BESIDE:
+        options = _with_recipe(options, BESIDE[study])
+    made = {"study": study, "options": options, "analyses": analyses, "claims": claims}
+    if "model" in document:
+        made["model"] = {label: _model(entry) for label, entry in document["model"].items()}
+    return {**document, **made}
+
+
+def _model(entry: Fields) -> Fields:
+    """The entry of a model with the recipe of its training as a group of settings."""
+    if entry.get("kind") not in BESIDE:
+        return entry
+    shared = {key.removeprefix(SHARED): value for key, value in entry.items() if key.startswith(SHARED)}
+    others = {key: value for key, value in entry.items() if not key.startswith(SHARED)}
+    if others.get("shared") is not None:
+        others["shared"] = {"data": others["shared"], **shared}
+    return _with_recipe(others, BESIDE[entry["kind"]])
+
+
+def _with_recipe(settings: Fields, beside: Collection[str]) -> Fields:
+    kept = {key: value for key, value in settings.items() if key in beside}
+    return {**kept, "recipe": {key: value for key, value in settings.items() if key not in beside}}
 
 
 def facts(document: Mapping[str, Any], labels: list[str]) -> dict[str, Fields]:

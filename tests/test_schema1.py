@@ -35,6 +35,8 @@ CURVES = {
         "tail layer": "resid_post@0", "steps": [1, 2], "values": [3.0, 2.0], "own": 1.0, "diverged": None},
     "training loss of c1, m": {"quantity": "loss", "label": "nats", "model": "m", "stage": "c1", "rows": "training",
                                "steps": [1, 2], "mean": [3.0, 2.0]},
+    "validation loss of c1, m": {"quantity": "loss", "label": "nats", "model": "m", "stage": "c1", "rows": "validation",
+                                 "steps": [1, 2], "mean": [4.0, 3.0]},
     "training loss of m, nats": {"steps": [10, 20], "loss": [1.0, 0.5]},
     "training loss, nats per token": [6.0, 5.5, 5.0],
     "held-out loss, nats per token": {"quantity": "held-out loss", "label": "nats per token", "steps": [0, 2], "mean": [6.0, 5.0]},
@@ -56,10 +58,8 @@ def test_every_form_of_curve_keeps_its_numbers():
     assert (training.mean, training.bands["deciles"].low) == ([0.15, None, 1.0], [0.1, None, 1.0])
     assert training.about["measure"] == "cka"
     assert kept["a -> b, resid_post@0"].about["head"] == "a"
-    assert (kept["training loss of c1, m"].x.name, kept["training loss of c1, m"].lines) == (
-        "epoch",
-        {"training": [3.0, 2.0]},
-    )
+    assert kept["loss of c1, m"].x.name == "epoch"
+    assert kept["loss of c1, m"].lines == {"training": [3.0, 2.0], "validation": [4.0, 3.0]}
     assert kept["training loss of m, nats"].lines == {"loss": [1.0, 0.5]}
     assert (kept["training loss"].at, kept["training loss"].lines) == ([0, 1, 2], {"loss": [6.0, 5.5, 5.0]})
     assert kept["held-out loss"].lines == {"loss": [6.0, 5.0]}
@@ -88,6 +88,64 @@ def test_settings_of_views():
     assert kept["claims"] == ["neighbours_change"]
     every = schema1.config({"study": "views", "options": {"restarts": 5}})["options"]
     assert every == {"histograms": {}, "neighbours": {}, "couplings": {"restarts": 5}}
+
+
+def test_probes_are_matrices():
+    errors = {
+        "model": "m", "probe": "linear_regression", "label": "linear regression", "error": "1 - R²", "layers": LAYERS,
+        "targets": ["c1"], "values": "arrays/errors.npy", "control": "arrays/control.npy",
+    }  # fmt: skip
+    whole = from_json(schema1.results({"study": "probes", "probes": {"errors": [errors]}}))
+    matrix = whole.matrices["linear_regression, m"]
+    assert (matrix.values, matrix.details) == ("arrays/errors.npy", {"control": "arrays/control.npy"})
+    assert (matrix.rows.layers, matrix.columns.layers, matrix.about["kind"]) == (LAYERS, ["c1"], "probes")
+    assert list(whole.analyses) == ["probes"]
+
+
+OLD_MODELS = {
+    "a": {"kind": "shipped", "name": "tiny_a"},
+    "m": {"kind": "modular", "moduli": [5, 3], "blocks": 2, "training": "by_block", "seed": 1},
+    "p": {"kind": "pretrained", "config": {}, "tokenizer": "tiny_a", "steps": 3, "seed": 0},
+    "f": {"kind": "finetuned", "config": {}, "shared": {"kind": "x"}, "shared_steps": 5, "seeds": [0], "clip": 1.0},
+    "g": {"kind": "finetuned", "hub": "x", "shared": None, "shared_steps": 5, "seeds": [0], "steps": None},
+}
+NEW_MODELS = {
+    "a": {"kind": "shipped", "name": "tiny_a"},
+    "m": {"kind": "modular", "seed": 1, "recipe": {"moduli": [5, 3], "blocks": 2, "training": "by_block"}},
+    "p": {"kind": "pretrained", "config": {}, "tokenizer": "tiny_a", "seed": 0, "recipe": {"steps": 3}},
+    "f": {
+        "kind": "finetuned",
+        "config": {},
+        "shared": {"data": {"kind": "x"}, "steps": 5},
+        "seeds": [0],
+        "recipe": {"clip": 1.0},
+    },
+    "g": {"kind": "finetuned", "hub": "x", "shared": None, "seeds": [0], "recipe": {"steps": None}},
+}
+
+
+def test_recipes_of_an_old_configuration_are_groups_of_settings():
+    old = {
+        "study": "stitching",
+        "model": OLD_MODELS,
+        "options": {"grid": True, "metric": "kl", "steps": 5, "claims": None},
+    }
+    new = schema1.config(old)
+    assert new["model"] == NEW_MODELS
+    assert (new["options"], new["analyses"]) == (
+        {"grid": True, "recipe": {"steps": 5}},
+        {"stitching": {"metric": "kl"}},
+    )
+    old = {
+        "study": "identity_stitching",
+        "extract": {"hook_points": ["mlp_out"], "length": 9},
+        "options": {"claims": ["x"]},
+    }
+    new = schema1.config(old)
+    assert (new["study"], new["options"], new["claims"]) == (
+        "stitching", {"evaluation": None, "recipe": {"layer": "identity"}}, ["x"],
+    )  # fmt: skip
+    assert new["extract"] == {"hook_points": ["resid_post"], "length": 9}
 
 
 @pytest.fixture
