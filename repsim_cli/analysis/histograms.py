@@ -86,8 +86,8 @@ def histograms(
     """How many of the distances of each layer fall into each of `bins` equal bins from 0 to the largest distance of any
     layer. spread: of the subsets of each layer. scale: distances as they are (`none`), or over the mean of their layer
     (`mean`)."""
-    units = np.array([[own.mean if scale == "mean" and own.mean else 1.0 for own in layer] for layer in spread])
-    tops = (np.array([[own.largest for own in layer] for layer in spread]) / units).max(0)
+    units = np.array([[x.mean if scale == "mean" and x.mean else 1.0 for x in layer] for layer in spread])
+    tops = (np.array([[x.largest for x in layer] for layer in spread]) / units).max(0)
     counts = np.zeros((len(of), len(layers), bins), int)
     for layer, x in enumerate(layers):
         for subset, cells in distances(x, of):

@@ -1,4 +1,4 @@
-"""How far models differ in what they say: measures of outputs, for all pairs of models, from one pass per model."""
+"""How far models differ in what they predict: measures of outputs, for all pairs of models, from one pass per model."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,18 +17,19 @@ Rows = Float[Tensor, "m m n"]
 def output_jsd(logs: Logs) -> Rows:
     """Jensen-Shannon divergence of two predictive distributions, in bits: 0 for equal ones, 1 for disjoint ones."""
     probabilities = logs.exp()
-    own = _entropy(probabilities)
-    found = logs.new_zeros(len(logs), *own.shape)
+    entropies = _entropy(probabilities)
+    divergences = logs.new_zeros(len(logs), *entropies.shape)
     for a in range(len(logs)):
         # one model against all that follow: no (m, m, n, c) tensor is made
         mixed = _entropy((probabilities[a] + probabilities[a + 1 :]) / 2)
-        found[a, a + 1 :] = found[a + 1 :, a] = (mixed - (own[a] + own[a + 1 :]) / 2) / log(2)
-    return found.clamp(0, 1)  # rounding leaves -1e-17
+        mean = (entropies[a] + entropies[a + 1 :]) / 2
+        divergences[a, a + 1 :] = divergences[a + 1 :, a] = (mixed - mean) / log(2)
+    return divergences.clamp(0, 1)  # rounding leaves -1e-17
 
 
 def output_kl(logs: Logs) -> Rows:
     """Kullback-Leibler divergence of the column model's distribution from the row model's, in nats."""
-    return torch.stack([(one.exp() * (one - logs)).sum(-1) for one in logs]).clamp(min=0)
+    return torch.stack([(row.exp() * (row - logs)).sum(-1) for row in logs]).clamp(min=0)
 
 
 def disagreement(answers: Int[Tensor, "m n"]) -> Rows:
@@ -82,14 +83,14 @@ class Sums:
     def add(self, logits: Float[Tensor, "m n c"], answers: Int[Tensor, "m n"], right: Int[Tensor, " n"] | None) -> None:
         """logits: over the same classes in the same order. answers: of each model, right: what they should be."""
         logs = logits.double().log_softmax(-1)
-        found: dict[str, Callable[[], Rows]] = {
+        by_row: dict[str, Callable[[], Rows]] = {
             "output_jsd": lambda: output_jsd(logs),
             "output_kl": lambda: output_kl(logs),
             "disagreement": lambda: disagreement(answers),
         }
         for name in self.measures:
-            if name in found:
-                values = found[name]()
+            if name in by_row:
+                values = by_row[name]()
                 total, squares = self.totals.get(name, (0.0, 0.0))
                 self.totals[name] = (total + values.sum(-1), squares + values.square().sum(-1))
         if right is not None:

@@ -1,4 +1,4 @@
-"""How far models differ in what they say on the same rows: classifiers, or language models."""
+"""How far models differ in what they predict on the same rows: classifiers, or language models."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -82,22 +82,22 @@ class Outputs:
         """All classifiers of the same labels, or all language models of one vocabulary."""
         first, *others = self.models
         for label in others:
-            one, own = self.models[first], self.models[label]
-            if sorted(one.labels) != sorted(own.labels):
+            reference, other = self.models[first], self.models[label]
+            if sorted(reference.labels) != sorted(other.labels):
                 raise BadInput(
-                    f"model.{label}: its labels are not those of '{first}', got {list(own.labels)} for "
-                    f"{list(one.labels)}; compare classifiers of the same labels (in any order)"
+                    f"model.{label}: its labels are not those of '{first}', got {list(other.labels)} for "
+                    f"{list(reference.labels)}; compare classifiers of the same labels (in any order)"
                 )
-            if not self.classify and one.vocabulary != own.vocabulary:
+            if not self.classify and reference.vocabulary != other.vocabulary:
                 raise BadInput(
-                    f"model.{label}: its vocabulary is not that of '{first}', got {own.vocabulary} for "
-                    f"{one.vocabulary} tokens; compare language models of one vocabulary"
+                    f"model.{label}: its vocabulary is not that of '{first}', got {other.vocabulary} for "
+                    f"{reference.vocabulary} tokens; compare language models of one vocabulary"
                 )
 
     def plan(self) -> dict[str, Any]:
         batches = -(-self.extract.sequences // self.hardware.batch_size)
         return {
-            "models": {label: f"{one.model_type}, {one.parameters:,} parameters" for label, one in self.models.items()},
+            "models": {label: f"{x.model_type}, {x.parameters:,} parameters" for label, x in self.models.items()},
             "head": HEADS[self.classify],
             "measures": self.measures,
             "pairs of models": len(self.models) * (len(self.models) - 1) // 2,
@@ -118,15 +118,15 @@ class Outputs:
             sequences = inputs(run, self.models, self.tokenizers, self.data, self.extract, self.seed)
             scored = self._scored(sequences)
         with run.stage("models"):
-            run.manifest["models"] = {label: one.identity() for label, one in self.models.items()}
+            run.manifest["models"] = {label: source.identity() for label, source in self.models.items()}
             modules = {label: named(label, self._whole, label) for label in self.models}
         run.save_manifest()
         sums = Sums(self.measures)
         with run.stage("outputs"):
             count = len(next(iter(sequences.values())).ids)
             streams = [
-                outputs(modules[label], sequences[label], segments=one.segments, batch_size=hardware.batch_size)
-                for label, one in self.models.items()
+                outputs(modules[label], sequences[label], segments=source.segments, batch_size=hardware.batch_size)
+                for label, source in self.models.items()
             ]
             starts = run.progress(range(0, count, hardware.batch_size), label="outputs", unit="batches")
             for start, *logits in zip(starts, *streams, strict=True):
@@ -147,26 +147,26 @@ class Outputs:
             )
         if labels is None or not self.classify:
             return {}
-        return {label: scoring(one.labels, labels.names, f"model.{label}") for label, one in self.models.items()}
+        return {label: scoring(source.labels, labels.names, f"model.{label}") for label, source in self.models.items()}
 
     def _rows(
         self, logits: list[Tensor], sequences: Mapping[str, Sequences], scored: Mapping[str, Scoring], batch: slice
     ) -> tuple[Float[Tensor, "m n c"], Int[Tensor, "m n"], Int[Tensor, " n"] | None]:
         """Logits of all models on the rows of a batch, with their answers and what these should be."""
-        one = next(iter(sequences.values()))
+        rows = next(iter(sequences.values()))
         if not self.classify:
             places = slice(1, logits[0].shape[1])
-            predicted = torch.from_numpy(one.text[batch, places])
+            predicted = torch.from_numpy(rows.text[batch, places])
             kept = torch.stack([each[:, :-1][predicted.to(each.device)].cpu() for each in logits])
-            return kept, kept.argmax(-1), torch.from_numpy(one.ids[batch, places]).long()[predicted]
+            return kept, kept.argmax(-1), torch.from_numpy(rows.ids[batch, places]).long()[predicted]
         common = next(iter(self.models.values())).labels
         orders = {label: [source.labels.index(name) for name in common] for label, source in self.models.items()}
         kept = torch.stack([each.cpu()[:, order] for each, order in zip(logits, orders.values(), strict=True)])
-        if not scored or one.labels is None:
+        if not scored or rows.labels is None:
             return kept, kept.argmax(-1), None
         classes = [scored[label].model[order] for label, order in orders.items()]
-        answers = [torch.from_numpy(own)[each.argmax(-1)] for own, each in zip(classes, kept, strict=True)]
-        right = next(iter(scored.values())).data[one.labels.codes[batch]]
+        answers = [torch.from_numpy(of)[each.argmax(-1)] for of, each in zip(classes, kept, strict=True)]
+        right = next(iter(scored.values())).data[rows.labels.codes[batch]]
         return kept, torch.stack(answers), torch.from_numpy(right)
 
     def _results(self, run: Run, sums: Sums) -> Results:

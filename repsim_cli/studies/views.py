@@ -92,7 +92,7 @@ class Batch:
     @property
     def names(self) -> list[str]:
         classes = [f" ({name})" for name in self.classes] if self.classes else [""] * len(self)
-        return [f"row {number}{own}" for number, own in zip(self.numbers, classes, strict=True)]
+        return [f"row {number}{of}" for number, of in zip(self.numbers, classes, strict=True)]
 
 
 @studies.register("views")
@@ -131,7 +131,7 @@ class Views:
         views = {"histograms": histograms, "neighbours": neighbours, "couplings": couplings}
         self.views = [name for name, settings in views.items() if settings is not None]
         if not self.views:
-            raise BadInput(f"options: no view is made, got null for {', '.join(views)}; leave one of these out")
+            raise BadInput(f"options: no view is made, got null for {', '.join(views)}; set one of them to {{}}")
         if extract.estimate != "full":
             raise BadInput(f"extract.estimate: views are of one sample of rows, got {extract.estimate}; use full")
         self.models, self.data, self.extract, self.hardware = dict(model), data, extract, hardware
@@ -305,7 +305,7 @@ class Views:
                 label="pairs of rows",
                 details={
                     "edges": run.write_array(f"{stem}-edges", edges),
-                    "spread": run.write_array(f"{stem}-spread", np.array([own[0] for own in spread[label]])),
+                    "spread": run.write_array(f"{stem}-spread", np.array([of_all for of_all, *_ in spread[label]])),
                     "left out": run.write_array(f"{stem}-left_out", counts[1:]),
                 },
                 about={"kind": "histograms", "scale": settings.scale},
