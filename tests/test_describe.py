@@ -143,6 +143,8 @@ def test_describe(repsim, name):
 def test_all_meanings_of_a_name_are_shown(repsim):
     _, out, _ = repsim("describe", "attention")
     assert [line for line in out.splitlines() if line[:1].strip()] == ["study attention", "extract attention"]
+    _, out, _ = repsim("describe", "groups")
+    assert [line for line in out.splitlines() if line[:1].strip()] == ["groups, a setting of a run", "analysis groups"]
 
 
 @pytest.mark.parametrize(

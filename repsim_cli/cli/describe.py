@@ -143,12 +143,12 @@ def meanings(name: str) -> list[Topic]:
     first, *keys = name.split(".")
     if first in SETTINGS:
         return [_narrowed(_settings_topic(first), keys)]
-    if first in RunKeys.model_fields and not keys:
-        return [_narrowed(_run_topic(), [first])]
     if name == RUN:
         return [_run_topic()]
     topics = catalogue()
     found = [topic for topic in topics if topic.name == first]
+    if first in RunKeys.model_fields and not keys:
+        return [_narrowed(_run_topic(), [first]), *found]
     if keys and (of := [topic for topic in topics if topic.name == keys[0] and topic.path.split(".")[0] == first]):
         found, keys = of, keys[1:]  # measure.mutual_knn
     elif keys and not found:  # data.split, options.within: of every data set or study that has it

@@ -19,9 +19,10 @@ PYTHIA_2_8B = ("gpt_neox", 32, 2560)  # family, blocks, width
 
 @dataclass(frozen=True, kw_only=True)
 class Architecture:
-    """A table with one row per model, in the order of their parameters. A model stands apart whose features per head
-    are more than `factor` times, or less than 1 / `factor` of, the median over the next two smaller and the next two
-    larger models; with fewer than two such neighbours nothing is said.
+    """A table of the shapes of models, the smallest first, which says of each model whether it stands apart.
+
+    It does where its features per head are more than `factor` times, or less than 1 / `factor` of, the median over the
+    next two smaller and the next two larger models; with fewer than two such neighbours nothing is said.
 
     factor: how far a model stands apart.
     """

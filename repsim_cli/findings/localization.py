@@ -19,9 +19,11 @@ BOTH = f"{NEURONS} and {WHOLE}"
 
 @dataclass(frozen=True, kw_only=True)
 class Localization:
-    """Of every layer the mean similarity with all other layers under each measure, and with the measures neuronsim and
-    svcca their difference, localization: higher where more of what a layer shares is in single neurons. It has no
-    settings."""
+    """The mean similarity of every layer with all other layers, under each measure.
+
+    With the measures neuronsim and svcca also their difference, localization: it is higher where more of what a layer
+    shares with others lies in single neurons. There are no settings.
+    """
 
 
 def other_means(values: Float[np.ndarray, "r r"]) -> dict[str, Float[np.ndarray, " r"]]:

@@ -17,7 +17,7 @@ STYLES = {"validation": "-", "training": "--"}
 
 @dataclass(frozen=True, kw_only=True)
 class ModularSums:
-    """The figure of the learning curves. It has no settings."""
+    """The figure of the learning curves of models of modular sums. There are no settings."""
 
 
 @claim(

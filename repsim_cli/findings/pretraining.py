@@ -16,7 +16,7 @@ TRAINING, HELD_OUT = "training loss", "held-out loss"
 
 @dataclass(frozen=True, kw_only=True)
 class Pretraining:
-    """The figure of the loss. It has no settings."""
+    """The figure of the loss over the steps of a pre-training. There are no settings."""
 
 
 def figures(run: Finished, whole: bool) -> Iterator[Job]:

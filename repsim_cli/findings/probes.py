@@ -27,7 +27,7 @@ COLOURS = "viridis_r"
 
 @dataclass(frozen=True, kw_only=True)
 class Probes:
-    """The layer from which every target is told best, by each probe. It has no settings."""
+    """The layer from which each target is predicted best, by each probe. There are no settings."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,12 +19,14 @@ TABLE = "early convergence and large rank"
 
 @dataclass(frozen=True, kw_only=True)
 class Ranks:
-    """The Matthews correlation over layers of early convergence and large effective rank, per model and kind of matrix.
+    """The Matthews correlation, over layers, of early convergence with large effective rank, per model and kind of
+    matrix.
 
-    early_similarity: a layer is early that reaches this similarity to the last checkpoint.
-    early_share: within this share of training.
-    large_parameters: the least proportional rank at the end of a layer whose parameters are of large rank.
-    large_gradients: the least one of gradients, in parts of the largest layer's.
+    early_similarity: a layer converges early if it reaches this similarity to the last checkpoint within `early_share`.
+    early_share: of the training steps.
+    large_parameters: the parameters of a layer are of large rank from this proportional rank at the last checkpoint.
+    large_gradients: the gradients of a layer are of large rank from this proportional rank, over that of the largest
+        layer.
     """
 
     early_similarity: Share = 0.45

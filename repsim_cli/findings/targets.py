@@ -24,7 +24,9 @@ COLUMNS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Targets:
-    """The layers of every model that are closest to each of the functions in `options.targets`. It has no settings."""
+    """The layers of every model that are closest to each known function of the input (`options.targets`). There are no
+    settings.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)

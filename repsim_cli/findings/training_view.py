@@ -19,7 +19,7 @@ BESIDE = 4  # columns of the table before those of the metrics
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingView:
-    """The figure of mean distances against steps and metrics. It has no settings."""
+    """The figure of the mean distance between layers against training steps and metrics. There are no settings."""
 
 
 def figures(run: Finished, whole: bool) -> Iterator[Job]:
