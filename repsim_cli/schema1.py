@@ -4,6 +4,7 @@ Their curves had six forms and their studies keys of their own. Numbers are kept
 again from the matrices is left to `repsim analyse`; nothing is known of the models' families and training.
 """
 
+import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
@@ -54,10 +55,10 @@ def results(document: Mapping[str, Any]) -> Fields:
     for old, form in document.get("curves", {}).items():
         for name, curve in _curves(old, form):
             curves.setdefault(name, curve)["lines"].update(curve["lines"])
-    made = {curve["analysis"] for curve in curves.values() if "analysis" in curve}
+    curves |= dict(_sub_networks(document))
+    made = {str(curve["analysis"]) for curve in curves.values() if "analysis" in curve}
     matrices = dict(_matrices(document))
-    if "agreement" in document:
-        made.add("agreement")
+    made |= {name for name in ("agreement", "distances") if name in document}
     views = document.get("views", {})
     names = [*ALWAYS.get(str(study), []), *sorted(made), *(view for view in VIEWS if view in views)]
     about = document.get("stitching", {}) | {key: document[key] for key in ("heads",) if key in document}
@@ -128,7 +129,29 @@ def _matrices(document: Mapping[str, Any]) -> Iterator[tuple[str, Fields]]:
             label = f"{measure['card']['label']} of two heads"
             about = {"label": label, "about": {"measure": measure["label"]}, "n": measure["estimate"]["rows"]}
             yield f"heads, {measure['label']}", {"rows": side, "columns": side, "values": measure["heads"], **about}
+    for name, old in document.get("distances", {}).items():
+        side = {"model": "models", "layers": old["models"]}
+        about = {"about": {"distance": name, "layers": old["label"]}, "analysis": "distances"}
+        label = {"label": "distance (smaller is closer)", "bounds": [0.0, None]}
+        yield f"{name}, between models", {"rows": side, "columns": side, "values": old["values"], **label, **about}
     yield from _views(document)
+
+
+def _sub_networks(document: Mapping[str, Any]) -> Iterator[tuple[str, Fields]]:
+    """What the figures of the layers of single models are drawn of."""
+    labels = {measure["label"]: measure["card"]["label"] for measure in document.get("measures", [])}
+    for measure, models in document.get("sub_networks", {}).items():
+        for model, old in models.items():
+            names = old["layers"]
+            groups = {method: found["labels"] for method, found in old["groups"].items()}
+            for of, at, lines, label in (
+                ("sub-networks", names, groups, "sub-network"),
+                ("to the next layer", names[:-1], {"to the next layer": old["consecutive"]}, labels[measure]),
+            ):
+                about = {"quantity": f"{of}, {measure}", "of": of, "measure": measure, "model": model}
+                made = {"about": about, "analysis": "sub_networks"}
+                axes = {"x": _axis("layer"), "y": _axis(label)}
+                yield f"{of}, {measure}, {model}", {**axes, "at": at, "lines": lines, **made}
 
 
 def _views(document: Mapping[str, Any]) -> Iterator[tuple[str, Fields]]:
@@ -316,12 +339,24 @@ def _with_recipe(settings: Fields, beside: Collection[str]) -> Fields:
 
 
 def facts(document: Mapping[str, Any], labels: list[str]) -> dict[str, Fields]:
-    """What results of schema 1 say of the models of a run: the layers that were read. labels: of the models."""
+    """What results of schema 1 say of the models of a run: the layers that were read, and of models in groups how many
+    blocks they have. labels: of the models."""
     layers: dict[str, list[str]] = {}
     for measure in document.get("measures", []):
         for matrix in measure["matrices"]:
             for side in (matrix["rows"], matrix["columns"]):
                 layers[side["model"]] = side["layers"]
+    blocks = next(_blocks(document), None)
     return {
-        label: {"kind": UNKNOWN, "family": UNKNOWN, "layers": layers.get(label, []), "widths": []} for label in labels
+        label: {"kind": UNKNOWN, "family": UNKNOWN, "layers": layers.get(label, []), "widths": [], "blocks": blocks}
+        for label in labels
     }
+
+
+def _blocks(document: Mapping[str, Any]) -> Iterator[int]:
+    """How many blocks the models of groups have, from each layer and the share of blocks at or below it."""
+    for curve in document.get("curves", {}).values():
+        if isinstance(curve, dict) and "pairs_of" in curve and curve["point"] != "layers":
+            for layer, share in zip(curve["layers"], curve["shares"], strict=True):
+                if block := re.search(r"@(\d+)", layer):
+                    yield round((int(block[1]) + 1) / share)

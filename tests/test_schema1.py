@@ -66,6 +66,29 @@ def test_every_form_of_curve_keeps_its_numbers():
     assert set(whole.analyses) == {"maps", "localization", "base_model", "groups"}
 
 
+def test_distances_and_sub_networks_are_drawn_as_they_were():
+    kept = from_json(schema1.results({
+        "study": "similarity", "measures": [], "curves": {},
+        "distances": {"cka, mlp_out": {"label": "arccos CKA", "models": ["a", "b"], "values": "arrays/d.npy"}},
+    }))  # fmt: skip
+    matrix = kept.matrices["cka, mlp_out, between models"]
+    assert (matrix.values, matrix.rows.layers) == ("arrays/d.npy", ["a", "b"])
+    assert (matrix.about, matrix.analysis) == ({"distance": "cka, mlp_out", "layers": "arccos CKA"}, "distances")
+    model = {"layers": LAYERS, "consecutive": [0.1, 0.2, 0.3], "groups": {"spectral": {"labels": [0, 0, 1, 1]}}}
+    measure = {"label": "cka", "name": "cka", "settings": {}, "estimate": {}, "card": CARD, "matrices": []}
+    lines = from_json(schema1.results({"study": "similarity", "measures": [measure], "sub_networks": {"cka": {"a": model}}})).curves  # fmt: skip
+    assert lines["sub-networks, cka, a"].lines == {"spectral": [0, 0, 1, 1]}
+    assert lines["to the next layer, cka, a"].lines == {"to the next layer": [0.1, 0.2, 0.3]}
+    assert {curve.analysis for curve in lines.values()} == {"sub_networks"}
+
+
+def test_models_of_groups_are_as_deep_as_their_curves_say():
+    curve = CURVES["cka, resid_post, x-y"]
+    assert schema1.facts({"curves": {"cka, resid_post, x-y": curve}}, ["a"])["a"]["blocks"] == 4
+    stored = {**curve, "point": "layers", "layers": ["in@5", "h", "i", "j"]}
+    assert schema1.facts({"curves": {"cka, layers, x-y": stored}}, ["a"])["a"]["blocks"] is None
+
+
 def test_views_of_rows():
     batch = {"rows": [5, 9], "classes": None}
     histogram = {"model": "m", "layers": LAYERS, "rows": 40, "scale": "none", "edges": "arrays/e.npy", "counts": "arrays/h.npy", "kl": [0.1] * 3}  # fmt: skip

@@ -70,14 +70,14 @@ class Point(NamedTuple):
 
 def points_of(model: Facts) -> dict[str, Point]:
     """By hook point, e.g. `mlp_out`; stored activations are one point."""
-    if model.kind == "stored":
+    if model.blocks is None:
         count = len(model.layers)
         return {"layers": Point(list(range(count)), [(i + 1) / count for i in range(count)])}
     points: dict[str, Point] = {}
     for i, name in enumerate(model.layers):
         point, block = points.setdefault(point_of(name), Point([], [])), block_of(name)
         point.places.append(i)
-        point.shares.append(0.0 if block is None or not model.blocks else (block + 1) / model.blocks)
+        point.shares.append(0.0 if block is None else (block + 1) / model.blocks)
     return points
 
 

@@ -2,7 +2,7 @@
 5.2), and figures of the layers of single models."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby, pairwise
 from typing import Any, Literal
@@ -35,7 +35,7 @@ from repsim_cli.results import slug
 from repsim_cli.settings import Several
 
 FEW = 3  # models up to which each has its figures in the overview
-LABELS, NEXT, SCORES, EIGENVALUES = "sub-networks", "to the next layer", "scores", "eigenvalues"  # what a curve is of
+LABELS, NEXT = "sub-networks", "to the next layer"  # what a curve is of
 COLUMNS = ["measure", "model", "found by", "sub-networks", "layers", "score", "without blocks"]
 AGREEMENT = ["measure", "model", "partitions", "adjusted Rand"]
 
@@ -146,29 +146,30 @@ def curves(every: ByModel, labels: Mapping[str, str]) -> dict[str, Curve]:
     """Of every model the group of each layer, its similarity to the next one, the scores by the number of groups, also
     of a reference without blocks, and the Laplacian's eigenvalues. labels: of axes, by measure."""
     return {
-        f"{curve.about['of']}, {measure}, {model}": curve
+        f"{of}, {measure}, {model}": replace(
+            curve, about={"quantity": f"{of}, {measure}", "of": of, "measure": measure, "model": model}
+        )
         for measure, models in every.items()
         for model, layers in models.items()
-        for curve in _curves(layers, labels[measure], {"measure": measure, "model": model})
+        for of, curve in _curves(layers, labels[measure])
     }
 
 
-def _curves(layers: OfModel, label: str, about: Mapping[str, str]) -> Iterator[Curve]:
+def _curves(layers: OfModel, label: str) -> Iterator[tuple[str, Curve]]:
     names, layer = layers.layers, Axis(name="layer")
     groups: dict[str, Numbers] = {method: x.labels.tolist() for method, x in layers.groups.items()}
     groups |= {f"{method}, as many as given": labels.tolist() for method, labels in layers.as_given.items()}
-    yield Curve(x=layer, y=Axis(name="sub-network"), at=names, lines=groups, about={"of": LABELS, **about})
+    yield LABELS, Curve(x=layer, y=Axis(name="sub-network"), at=names, lines=groups)
     following: dict[str, Numbers] = {NEXT: [*layers.following]}
-    yield Curve(x=layer, y=Axis(name=label), at=names[:-1], lines=following, about={"of": NEXT, **about})
+    yield NEXT, Curve(x=layer, y=Axis(name=label), at=names[:-1], lines=following)
     for method, x in layers.groups.items():
-        number, kept = Axis(name="number of groups"), {"found by": method, **about}
-        lines: dict[str, Numbers] = {"score": [*x.scores.values()], "without blocks": [*x.reference.values()]}
-        named = {"of": f"{SCORES} of {method}", **kept}
-        yield Curve(x=number, y=Axis(name="score"), at=list(x.scores), lines=lines, about=named)
+        scores: dict[str, Numbers] = {"score": [*x.scores.values()], "without blocks": [*x.reference.values()]}
+        axis = Axis(name="number of groups")
+        yield f"scores of {method}", Curve(x=axis, y=Axis(name="score"), at=list(x.scores), lines=scores)
         if x.eigenvalues is not None:
-            values, axis = x.eigenvalues.tolist(), Axis(name="eigenvalue of the Laplacian")
-            at, named = list(range(1, len(values) + 1)), {"of": EIGENVALUES, **kept}
-            yield Curve(x=Axis(name="number"), y=axis, at=at, lines={method: values}, about=named)
+            values, at = x.eigenvalues.tolist(), list(range(1, len(layers.layers) + 1))
+            axis = Axis(name="eigenvalue of the Laplacian")
+            yield "eigenvalues", Curve(x=Axis(name="number"), y=axis, at=at, lines={method: values})
 
 
 # ---- claims ----
