@@ -92,12 +92,12 @@ def key(parts: dict[str, Any]) -> str:
 
 @dataclass
 class Entry:
-    """One unit of work on disk. Its files are whole or absent; `complete` once `finish` was called."""
+    """A unit of work on disk. Its files are whole or absent. meta: what `finish` was given, empty before."""
 
     kind: str
     key: str
     files: dict[str, Path] = field(default_factory=dict)
-    meta: dict[str, Any] | None = None
+    meta: dict[str, Any] = field(default_factory=dict)
 
     @property
     def folder(self) -> Path:
@@ -105,7 +105,7 @@ class Entry:
 
     @property
     def complete(self) -> bool:
-        return self.meta is not None
+        return bool(self.meta)
 
     @property
     def known(self) -> bool:
@@ -114,7 +114,7 @@ class Entry:
 
     def load(self) -> None:
         """Finds what is there; what was damaged is dropped, with a warning."""
-        self.files, self.meta = {}, None
+        self.files, self.meta = {}, {}
         if not self.folder.is_dir():
             if os.path.lexists(self.folder):
                 self._drop(self.folder)

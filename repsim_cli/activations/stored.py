@@ -87,7 +87,6 @@ class Recorder:
 
 def from_entry(entry: Entry, identity: dict[str, Any]) -> Precomputed:
     """A complete entry as a model of the run; rows are read from memory-mapped files, a batch at a time."""
-    assert entry.meta is not None
     names: list[str] = entry.meta["names"]
     place = {name: f"{i:04d}" for i, name in enumerate(names)}
     ends: list[tuple[int, int, str]] = []

@@ -286,7 +286,6 @@ def _done(entries: Mapping[Stitch, Entry], stitch: Stitch) -> bool:
 
 
 def _read(entry: Entry, recipe: StitchRecipe, head: Whole, tail: Whole) -> Fit:
-    assert entry.meta is not None
     layer = KINDS[recipe.layer].build(head.width, tail.width)
     tensors = safetensors.torch.load_file(entry.files["layer"])
     losses = tensors.pop("losses").numpy()

@@ -158,7 +158,6 @@ class Finished:
 
 def matrix_from(entry: Entry) -> SimilarityMatrix:
     """A complete entry's matrix."""
-    assert entry.meta is not None
     parts = safetensors.torch.load_file(entry.files["matrix"])
     about = {name: entry.meta[name] for name in ("estimate", "rows", "batches", "notices")}
     values, se = parts.pop("values"), parts.pop("se", None)

@@ -173,7 +173,7 @@ class EffectiveRank:
                     entry = held.enter_context(using("ranks", [key(parts)]))[key(parts)]
                 except OSError as error:
                     run.warn(f"cache: {error.filename} cannot be used ({error.strerror}); continuing without it")
-            if entry is not None and entry.meta is not None:
+            if entry is not None and entry.complete:
                 values = entry.meta["values"]
             else:
                 values = self._computed(self.writers[training.label], found, sequences)
