@@ -3,7 +3,7 @@
 manifest.json   what ran, on what, for how long, and how it ended; the sha256 of every other file
 config.yaml     the validated configuration
 results.json    every number that a figure or the report shows (strict JSON, full precision)
-arrays/*.npy    one float64 array per matrix; couplings are int32
+arrays/*.npy    one float64 array per matrix
 figures/        .png and .svg, redrawn by `repsim plot` from the two above
 report.html     made again by `repsim report`, like repsim.log not among the hashes
 repsim.log
@@ -167,11 +167,11 @@ class Run:
     def write_text(self, name: str, text: str) -> None:
         write(self.folder / name, text.encode())
 
-    def write_array(self, name: str, array: np.ndarray, dtype: Any = np.float64) -> str:
+    def write_array(self, name: str, array: np.ndarray) -> str:
         """Saves arrays/NAME.npy (no pickle) and returns that path, relative to the folder."""
         (self.folder / "arrays").mkdir(exist_ok=True)
         stream = io.BytesIO()
-        np.save(stream, np.ascontiguousarray(array, dtype=dtype), allow_pickle=False)
+        np.save(stream, np.ascontiguousarray(array, dtype=np.float64), allow_pickle=False)
         relative = f"arrays/{name}.npy"
         write(self.folder / relative, stream.getvalue())
         self._hashed(relative)

@@ -28,13 +28,13 @@ def own_cache(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """Stored activations of three layers each, 96 rows; one layer of `c` has a dead neuron."""
+    """Stored activations of three layers each, 48 rows; one layer of `c` has a dead neuron."""
     folder, draw = tmp_path_factory.mktemp("stored"), np.random.default_rng(0)
-    first, mix = draw.normal(size=(96, 6)), draw.normal(size=(6, 6))
+    first, mix = draw.normal(size=(48, 6)), draw.normal(size=(6, 6))
     for label in "abcd":
         layers = {}
         for name in ("x", "y", "z"):
-            first = np.tanh(first @ mix) + 0.3 * draw.normal(size=(96, 6))
+            first = np.tanh(first @ mix) + 0.3 * draw.normal(size=(48, 6))
             layers[name] = first.astype(np.float32)
         if label == "c":
             layers["y"][:, 0] = 1.0
@@ -66,7 +66,7 @@ def compared(files, tmp_path):
             data=data or registry.data.get("embedded_text").function(split="validation"),
             measure=names if isinstance(names, dict) else {name: measures.get(name) for name in names},
             extract=Extract(
-                hook_points=["resid_post"], **{"estimate": "full", "rows": 96, "batch_rows": 24, **extract}
+                hook_points=["resid_post"], **{"estimate": "full", "rows": 48, "batch_rows": 12, **extract}
             ),
             significance=Significance(**(significance or {})),
             hardware=Hardware(tile=tile, processes=1),
@@ -226,8 +226,8 @@ def test_an_interrupted_run_leaves_its_pairs_to_others(compared, solved, monkeyp
 CHANGES = {
     "another label of a model": ("a2 b", {}, {}),
     "another order of models": ("b a", {}, {}),
-    "another seed of the sample": ("a b", {"rows": 50}, {"seed": 1}),
-    "other rows": ("a b", {"rows": 50}, {"rows": 51}),
+    "another seed of the sample": ("a b", {"rows": 30}, {"seed": 1}),
+    "other rows": ("a b", {"rows": 30}, {"rows": 31}),
     "another tile": ("a b", {}, {"tile": 16}),
     "within": ("a b", {}, {"within": True}),
     "permutations": ("a b", {}, {"significance": {"method": "permutation", "permutations": 19}}),
@@ -236,7 +236,7 @@ CHANGES = {
         {"significance": {"method": "permutation", "permutations": 19}},
         {"significance": {"method": "permutation", "permutations": 29}},
     ),
-    "other batches": ("a b", {"estimate": "per_batch"}, {"estimate": "per_batch", "batch_rows": 32}),
+    "other batches": ("a b", {"estimate": "per_batch"}, {"estimate": "per_batch", "batch_rows": 16}),
 }
 
 

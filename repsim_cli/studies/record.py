@@ -42,7 +42,7 @@ def measure_record(
 ) -> Measured:
     """One measure in results.json, its matrices saved: one per pair of models (both ways if asymmetric).
 
-    extra: what else is known of every cell (se, p, ...), saved beside the values where it is there; integers as such.
+    extra: what else is known of every cell (se, p, ...), saved beside the values where it is there.
     available: what matrix.rows were taken of, by default the rows of the run. wanted: which cells the run is about;
     the matrix of two models is saved where one is.
     """
@@ -61,7 +61,8 @@ def measure_record(
             if not kept[block].any():
                 continue
             stem = f"{slug(label)}-{i:02d}-{j:02d}-{slug(row.label)}-{slug(column.label)}"
-            files = {key: run.write_array(f"{stem}-{key}", part[block], _kept(part)) for key, part in beside.items()}
+            files = {key: run.write_array(f"{stem}-{key}", part[block]) for key, part in beside.items()}
+            cells: dict[str, Any] = {key: file for key, file in files.items() if key in CELLS}
             matrices.append(
                 Matrix(
                     rows=Side(model=row.label, layers=[layer.name for layer in row.layers]),
@@ -69,15 +70,10 @@ def measure_record(
                     values=run.write_array(stem, values[block]),
                     n=matrix.rows,
                     details={key: file for key, file in files.items() if key not in CELLS},
-                    **{key: file for key, file in files.items() if key in CELLS},
+                    **cells,
                 )
             )
     return _measured(run, label, measure, matrix.estimate, matrix.rows, matrix.batches, null, matrices, available)
-
-
-def _kept(part: np.ndarray) -> Any:
-    """The type that numbers are saved as."""
-    return part.dtype if part.dtype.kind == "i" else np.float64
 
 
 def blocks_record(
