@@ -36,6 +36,7 @@ def place(tmp_path, tiny_folder, monkeypatch):
     from repsim_cli.registry import data
 
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("repsim_cli.doctor.SIDE", 64)
     rng = np.random.default_rng(0)
     x = rng.normal(size=(60, 4))
     Path("corpus.txt").write_text("\n\n".join(data.get("embedded_text").function(split="validation").documents()))
