@@ -197,7 +197,7 @@ def _counts(layers: int) -> range:
 
 def least(layers: int) -> float:
     """By how much a score must exceed its reference: what random walks, smooth curves and noise reach in about one case
-    of twenty, more the fewer layers there are (`tests/test_sub_networks.py`).
+    of twenty, more the fewer layers there are (`tests/findings/test_sub_networks.py`).
 
     >>> round(least(12), 3), round(least(93), 3)
     (0.18, 0.093)

@@ -15,7 +15,7 @@ from repsim_cli import measures
 from repsim_cli.errors import Degenerate
 from repsim_cli.measures import assignment, gromov, transport
 
-GOLDEN = Path(__file__).parent / "golden"
+GOLDEN = Path(__file__).parents[1] / "golden"
 FAMILY = ("gromov_wasserstein", "coot", "augmented_gromov_wasserstein")
 ENTRIES = [e for e in json.loads((GOLDEN / "values.json").read_text()) if e["measure"] in FAMILY]
 SCALES = {"Euclidean distances divided by their maximum": "max", "raw Euclidean distances": "none"}

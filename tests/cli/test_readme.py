@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-README = (Path(__file__).parent.parent / "README.md").read_text()
+README = (Path(__file__).parents[2] / "README.md").read_text()
 
 
 def commands():

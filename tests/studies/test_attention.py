@@ -21,7 +21,7 @@ from repsim_cli.settings import Extract, Hardware
 from repsim_cli.similarity import estimate_attention
 from repsim_cli.studies import attention
 
-GOLDEN = Path(__file__).parent / "golden"
+GOLDEN = Path(__file__).parents[1] / "golden"
 NAMES = measures.names("attention")
 MATCHED = ["attention_js", "attention_norm", "attention_pearson"]
 DISTRIBUTED = ["attention_cka", "attention_pwcca", "attention_svcca"]

@@ -16,7 +16,7 @@ from repsim_cli.measures.base import MeasureWarning, within
 from repsim_cli.similarity import all_pairs, estimate_all_pairs
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*no complex of 12 landmarks")  # as there are with few rows
-GOLDEN = Path(__file__).parent / "golden"
+GOLDEN = Path(__file__).parents[1] / "golden"
 NAMES = measures.available()
 
 

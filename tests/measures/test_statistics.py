@@ -12,7 +12,7 @@ from repsim_cli import measures
 from repsim_cli.errors import Degenerate
 from repsim_cli.measures import statistics
 
-GOLDEN = Path(__file__).parent / "golden"
+GOLDEN = Path(__file__).parents[1] / "golden"
 OF_ONE = {
     "participation_ratio": statistics.participation_ratio,
     "effective_rank": statistics.representation_rank,

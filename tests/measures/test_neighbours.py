@@ -15,7 +15,7 @@ from repsim_cli.measures.base import MeasureWarning, centred
 from repsim_cli.measures.spectrum import nearest_rows
 from repsim_cli.similarity import all_pairs
 
-GOLDEN = Path(__file__).parent / "golden"
+GOLDEN = Path(__file__).parents[1] / "golden"
 NAMES = [
     "mutual_knn", "jaccard_knn", "second_order_cosine", "rank_similarity", "rank_jaccard",
     "cycle_knn", "lcs_knn", "edit_distance_knn", "cknna",
