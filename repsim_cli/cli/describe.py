@@ -359,12 +359,21 @@ def _taken(study: Callable) -> list[str]:
 def _card(name: str) -> list[str]:
     """What a measure claims, and what a run may ask of it."""
     card = registry.measures.get(name).card
-    low, high = ("unbounded" if bound is None else f"{bound:g}" for bound in card.bounds)
+    ends = [f"{word} {bound:g}" for word, bound in zip(("from", "to"), card.bounds, strict=True) if bound is not None]
+    needs = [
+        "attention maps" if card.reads == "attention" else f"{card.minimum_rows} rows",
+        *["more rows than features"] * card.refuses_wide,
+        *["equal widths"] * card.equal_widths,
+        *["a class per row"] * card.labelled,
+        *([f"the package {card.package}"] if card.package else []),
+    ]
     kinds = [*["symmetric"] * card.symmetric, *["a metric"] * card.is_metric]
     return [
-        "; ".join([f"{'larger' if card.larger_is_closer else 'smaller'} is closer", f"from {low} to {high}", *kinds]),
+        "; ".join(
+            [f"{'larger' if card.larger_is_closer else 'smaller'} is closer", " ".join(ends) or "unbounded", *kinds]
+        ),
         f"unchanged by: {', '.join(sorted(card.invariant_to)) or 'nothing'}",
-        f"rows: at least {card.minimum_rows}",
+        f"needs: {', '.join(needs)}",
         f"cost: {card.cost}",
         f"source: {card.source}",
         f"estimates; significance: {allowed(name)}",

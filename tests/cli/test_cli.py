@@ -419,7 +419,7 @@ def test_measure_all_prints_each_result_as_it_comes(repsim, tmp_path, monkeypatc
 
 
 def test_help_ends_with_an_example(repsim):
-    for words in ((), ("run",), ("list",), ("show",), ("plot",), ("measure",)):
+    for words in ((), ("run",), ("list",), ("describe",), ("show",), ("plot",), ("measure",)):
         code, out, _ = repsim(*words, "--help")
         assert code == 0
         assert out.strip().splitlines()[-1].startswith("example: repsim ")

@@ -104,6 +104,8 @@ ONE_OF_EACH = {
     "transformers": ("model kind transformers", "settings (model.mine.KEY=VALUE):", "hub: the id of a model on the"),
     "attention_js": ("measure attention_js", "repsim run study=attention data=embedded_sentences"),
     "pythia_160m_series": ("model pythia_160m_series", "run study=convergence model=[pythia_160m_series] measure=[cka]"),
+    "mean_cca": ("measure mean_cca", "needs: 3 rows, more rows than features"),
+    "rtd": ("measure rtd", "smaller is closer; from 0; symmetric", "the package ripser", "estimates; significance: full, per_batch; permutation"),
     "random_tiny": ("model random_tiny", "kind: random", "text, or null; default null; here tiny_a"),
     "precomputed": ("model kind precomputed", "text; required", "'{kind: precomputed, path: FILE}'"),
     "overlap_nli": ("data overlap_nli", "a number from 0 to 1; default 0.5", "example: repsim run data=overlap_nli"),
