@@ -101,7 +101,7 @@ def imported() -> None:
     import transformers.models.gpt_neox.modeling_gpt_neox  # noqa: F401
 
     import repsim_cli.cli.run
-    import repsim_cli.plots.heatmap
+    import repsim_cli.draw.heatmap
     import repsim_cli.studies.similarity  # noqa: F401
 
     torch.set_num_threads(1)

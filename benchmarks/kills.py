@@ -71,7 +71,7 @@ def serve() -> None:
 
     import repsim_cli.activations.rows
     import repsim_cli.cli.run
-    import repsim_cli.plots.heatmap
+    import repsim_cli.draw.heatmap
     import repsim_cli.studies.similarity
 
     for line in sys.stdin:
