@@ -4,6 +4,8 @@ BIN := .venv/bin
 
 PYTEST := $(BIN)/python -m pytest
 ELSEWHERE := not network and not gpu
+FAST := not slow and not nightly and $(ELSEWHERE)
+TYPED := not commands or drawn
 # the tiny studies that train for minutes; the others are run by CI
 LONG := finetune_nli hans_% mnli_% pythia_convergence pythia_effective_rank solu_gelu_stitching training_view
 TINY := $(notdir $(basename $(wildcard conf/experiment/tiny/*.yaml)))
@@ -12,7 +14,7 @@ empty :=
 listed = $(subst $(empty) ,$(comma),$(strip $(1:%=tiny/%)))
 STUDIES := $(BIN)/repsim run -q -m hydra/launcher=joblib hydra.launcher.n_jobs=2 hardware.threads=1
 
-.PHONY: demo test slow types tiny nightly check clean
+.PHONY: demo test types untyped slow tiny nightly check clean
 
 demo: .venv/ready
 	$(BIN)/repsim run
@@ -23,9 +25,13 @@ test: .venv/ready-test
 slow: .venv/ready-test
 	$(PYTEST) -m "slow and $(ELSEWHERE)"
 
-# shapes and types of every call, where no command runs and in one run of each study
+# the fast tests that run no command, and one run of each study: shapes and types of every call are checked
 types: .venv/ready-test
-	REPSIM_TYPES=1 $(PYTEST) -m "(not commands or drawn) and not slow and not nightly and $(ELSEWHERE)"
+	REPSIM_TYPES=1 $(PYTEST) -m "$(FAST) and ($(TYPED))"
+
+# the other fast tests
+untyped: .venv/ready-test
+	$(PYTEST) -m "$(FAST) and not ($(TYPED))"
 
 tiny: .venv/ready-test
 	$(STUDIES) experiment=$(call listed,$(filter-out $(LONG),$(TINY)))

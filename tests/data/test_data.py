@@ -1,6 +1,7 @@
 """Readers of text, packing, and what they say of bad files."""
 
 import json
+from functools import partial
 
 import numpy as np
 import pyarrow
@@ -196,7 +197,7 @@ def test_pieces_make_the_document_again(document, size):
 def test_a_document_in_pieces_is_packed_as_a_whole(monkeypatch):
     documents = ["some words that are cut\nin pieces", "and more"]
     whole = packed(documents)
-    monkeypatch.setattr(packing.pieces, "__defaults__", (4,))
+    monkeypatch.setattr(packing, "pieces", partial(pieces, size=4))
     assert packed(documents).hash() == whole.hash()
 
 
