@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
-from hydra import compose, initialize_config_dir
-from test_config import CONF
+from test_config import composed
 
 from repsim_cli import registry
 from repsim_cli.config import validate
@@ -27,11 +26,6 @@ TINY_FINETUNED = [
     "model.tiny_nli.hans.examples=60",
     "hardware.threads=1",
 ]
-
-
-def composed(*overrides):
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        return compose("config", list(overrides))
 
 
 def models(*overrides):
