@@ -17,6 +17,7 @@ from repsim_cli.errors import BadConfig, BadInput, Unreachable
 from repsim_cli.files import explained
 from repsim_cli.findings.analyse import card_of, chosen
 from repsim_cli.findings.analysis import Planned
+from repsim_cli.findings.claims import known
 from repsim_cli.planning import checking, noting_under
 from repsim_cli.registry import Entry, Registry, did_you_mean
 from repsim_cli.results import GROUPS
@@ -204,7 +205,8 @@ def analyses_of(
 ) -> tuple[dict[str, Any], Sequence[Any]]:
     """The options of the analyses of a finished run, by name, and its claims, changed by KEY=VALUE words.
 
-    changes: `+analyses.NAME={...}` or `claims=[...]`. With changes only what they name is made anew.
+    changes: `+analyses.NAME={...}` or `claims=[...]`. With changes only what they name is made anew: an analysis with
+    the options that it had, where no others are given, and with the claims that it tested.
     Raises BadConfig with every problem.
     """
     try:
@@ -232,8 +234,14 @@ def analyses_of(
         )
     if old and not changes:
         asked = {**config, "claims": []}  # nothing is known of the models, and so the verdicts stay as they are
+    settings, tested = dict(asked.get("analyses") or {}), list(asked.get("claims") or [])
+    if changes:
+        anew = {*settings, *(claim.analysis for claim in known(tested))}
+        before = {name: made["options"] for name, made in results.analyses.items() if name in anew and made["options"]}
+        settings = before | settings
+        tested += [verdict.name for verdict in results.claims if verdict.analysis in anew]
     problems: list[str] = []
-    bound = _analyses(problems, asked.get("analyses") or {})
+    bound = _analyses(problems, settings)
     _give_up(problems)
     models = {label: Facts(**facts) for label, facts in manifest["facts"].items()}
     groups = {name: len(models) for name, models in manifest.get("groups", {}).items()}
@@ -245,7 +253,7 @@ def analyses_of(
         base=manifest.get("base"),
         options=manifest.get("options", {}),
     )
-    options, claims = chosen(planned, bound, asked.get("claims") or [])
+    options, claims = chosen(planned, bound, tested)
     named = {*bound, *(claim.analysis for claim in claims)}
     return ({name: own for name, own in options.items() if name in named} if changes else options), claims
 

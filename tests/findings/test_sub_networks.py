@@ -421,6 +421,14 @@ def test_planted_networks_from_the_command_line(repsim, newest, networks):
     assert repsim("plot", newest(), "--all")[0] == 0
     figures = {file.stem for file in (folder / "figures").glob("*.png")}
     assert "cka-00-02-blocks-sums" in figures
+    # what is made anew keeps its claims, and its options where no others are given
+    assert repsim("analyse", newest(), "+analyses.sub_networks={clusters: 2}")[0] == 0
+    assert repsim("analyse", newest(), "claims=[layer_wise_groups_are_the_published]")[0] == 0
+    again = results.read_results(newest())
+    assert again.analyses["sub_networks"]["options"]["clusters"] == 2
+    assert {row[3] for row in again.tables["sub-networks"].rows} == {2}
+    names = {verdict.name for verdict in again.claims}
+    assert names == {verdict.name for verdict in found.claims} | {"layer_wise_groups_are_the_published"}
     assert not [name for name in figures if name.endswith("-all") or name.startswith("cka-00-00")]
 
 
