@@ -127,7 +127,7 @@ def memory(scratch: Path) -> None:
         peaks = []
         for cache in ("true", "false"):
             place = scratch / f"out-{count}-{cache}"
-            words = ["experiment=tiny/pythia_convergence", "model=[]", "hardware.threads=1", "options.claims=[]"]
+            words = ["experiment=tiny/pythia_convergence", "model=[]", "hardware.threads=1"]
             words += [f"+model.m={{kind: series, folder: {folder}}}", f"cache={cache}", f"hydra.run.dir={place}"]
             environment = {**os.environ, "REPSIM_CACHE": str(scratch / "cache"), "REPSIM_OUTPUTS": str(scratch)}
             command = [sys.executable, "-m", "repsim_cli.cli", "run", "-q", *words]

@@ -256,7 +256,7 @@ def test_a_study_on_tiny_models_passes_no_length_on(repsim, newest, tmp_path, ti
     rows = "".join(f"{i} {'a rather long review of a film ' * 6}\t{i % 2}\n" for i in range(40))
     (tmp_path / "dev.tsv").write_text("sentence\tlabel\n" + rows)
     code, _, err = repsim(
-        "run", "-q", "experiment=tiny/mnli_cka", "model=[tiny_a]", "groups=null", "options.claims=[]", "data=sst2",
+        "run", "-q", "experiment=tiny/mnli_cka", "model=[tiny_a]", "groups=null", "data=sst2",
         f"data.path={tmp_path / 'dev.tsv'}", "extract.sequences=40",
     )  # fmt: skip
     assert code == 0, err

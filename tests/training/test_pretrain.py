@@ -21,7 +21,7 @@ RUN = (
 SERIES = f"+model.mine={{kind: pretrained_series, recipe: {{config: {CONFIG}, length: 32, steps: 6, batch_size: 4}}}}"
 STUDY = (
     "-q", "experiment=tiny/pythia_convergence", "model=[]", SERIES, "extract.length=32", "extract.sequences=6",
-    "extract.rows=150", "options.claims=[]",
+    "extract.rows=150",
 )  # fmt: skip
 
 
@@ -105,7 +105,7 @@ def test_a_series_is_trained_once_and_goes_on_after_a_kill(repsim, newest, monke
     assert repsim("run", *STUDY, "resume=latest")[0] == 0
     assert len(asked) == 2
     first = recorded(newest())["curves"]
-    assert first["cka to last, mlp_out, mine"]["steps"] == [0, 1, 2, 4, 6]
+    assert first["cka to last, mlp_out, mine"]["at"] == [0, 1, 2, 4, 6]
     sources = [model["source"] for model in results.read_manifest(newest())["models"].values()]
     assert all(source.startswith("trained here, models/") for source in sources)
     assert repsim("run", *STUDY)[0] == 0
@@ -114,7 +114,7 @@ def test_a_series_is_trained_once_and_goes_on_after_a_kill(repsim, newest, monke
 
 
 def test_the_view_of_a_training(repsim, newest):
-    words = [word for word in STUDY if not word.startswith(("experiment", "options"))]
+    words = [word for word in STUDY if not word.startswith("experiment")]
     words += ["experiment=tiny/training_view", "measure=[cka,procrustes]", "extract.rows=100"]
     code, _, err = repsim("run", *words)
     assert code == 0, err
