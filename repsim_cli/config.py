@@ -295,7 +295,7 @@ def _models(problems: list[str], plain: Fields, unreached: dict[str, Unreachable
 
 def _out_of_reach(unreached: Mapping[str, Unreachable], entries: Mapping[str, Fields]) -> str:
     label, error = next(iter(unreached.items()))
-    key = "folder" if "folder" in entries[label] else "path"
+    key = "folder" if entries[label]["kind"] == "series" else "path"
     folder = "FOLDER_{number}" if "{number}" in str(entries[label].get("hub")) else "FOLDER"
     return (
         f"model: the hub cannot be reached ({error.reason}), got models of it: "

@@ -214,9 +214,12 @@ def to_json(results: Results) -> dict[str, Any]:
 
 
 def from_json(document: Mapping[str, Any]) -> Results:
-    """Raises Unreadable where a value has another type than its field."""
+    """Raises Unreadable where a key is missing, or a value has another type than its field."""
     from pydantic import TypeAdapter, ValidationError
 
+    for key in (part.name for part in dataclasses.fields(Results)):
+        if key not in document:
+            raise Unreadable(f"no {key}, got {shown(list(document))}")
     try:
         return TypeAdapter(Results).validate_python(document)
     except ValidationError as error:

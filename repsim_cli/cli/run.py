@@ -48,7 +48,7 @@ def run(words: list[str]) -> int:
     os.environ["REPSIM_OUTPUTS"] = str(results.outputs_root())
     with tempfile.TemporaryDirectory() as scratch:
         rest, configs, config_name = _repeated(rest, Path(scratch))
-        rest += _unasked(rest)
+        rest = _unasked(rest)
         flags, overrides = _split(rest)
         check_torch()
         store()
@@ -118,8 +118,10 @@ def run(words: list[str]) -> int:
 def _unasked(words: list[str]) -> list[str]:
     """With other models than an experiment's, its claims are not tested: they are about its own. claims=[...] asks."""
     keys = [word.partition("=")[0].lstrip("+") for word in words]
-    selected = any(re.fullmatch(r"model|model\.[^.]+", key) for key in keys)
-    return ["claims=[]"] if selected and "claims" not in keys else []
+    selected = [i for i, key in enumerate(keys) if re.fullmatch(r"model|model\.[^.]+", key)]
+    if not selected or "claims" in keys:
+        return words
+    return [*words[: selected[0]], "claims=[]", *words[selected[0] :]]  # Hydra wants all overrides together
 
 
 def _sweep_table(folder: Path) -> None:

@@ -709,7 +709,7 @@ def test_pretraining_makes_models_that_a_run_can_use(repsim, newest):
     assert code == 0, err
     folder = newest()
     found = recorded(folder)
-    assert len(found["curves"]["training loss, nats per token"]) == 3
+    assert len(found["curves"]["training loss"]["lines"]["loss"]) == 3
     models = [local(f"step{step}", folder / "models" / f"step{step}") for step in (0, 3)]
     assert repsim("run", "-q", "model=[]", *models, "extract.sequences=10")[0] == 0
     values = stacked(newest())
