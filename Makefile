@@ -39,6 +39,8 @@ tiny: .venv/ready-test
 nightly: .venv/ready-test
 	$(PYTEST) -m "nightly and $(ELSEWHERE)"
 	$(STUDIES) experiment=$(call listed,$(filter $(LONG),$(TINY)))
+	$(BIN)/repsim claims --check tiny > outputs/claims.md
+	grep '^|' experiments/claims.md | diff - outputs/claims.md
 
 check: .venv/ready-dev
 	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/check
