@@ -344,7 +344,7 @@ def permuted(
         }
         crosses = products([(measure.row, alias) for alias in moved], {measure.row: rows, **moved}, n, prepared.tile)
         for k, cross, states in zip(some, crosses, moved.values(), strict=True):
-            values[k] = inner_values(measure, cross, prepared.own, rows, states).cpu()
+            values[k] = inner_values(measure, cross, prepared.norms, rows, states).cpu()
     return torch.from_numpy(np.array(values))
 
 
@@ -409,7 +409,7 @@ def jackknife(prepared: PreparedProducts, values: Matrix, clusters: np.ndarray) 
             block = torch.stack([_block(kernel, state, rows, columns, n) for state in states], 1)
             share += torch.bmm(block, block.mT).double().cpu()
         shares.index_add_(0, groups[rows], share)
-    squares = prepared.own.cpu()
+    squares = prepared.norms.cpu()
     relative = shares.diagonal(dim1=1, dim2=2) / squares
     norms = squares.sqrt()[:, None] * squares.sqrt()
     influence = 2 * shares / norms - values.cpu() * (relative[:, :, None] + relative[:, None, :])

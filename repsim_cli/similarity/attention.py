@@ -23,17 +23,17 @@ def estimate_attention(
 ) -> tuple[dict[str, SimilarityMatrix], list[str]]:
     """Every measure of attention for all pairs of layers, from a stream of batches of sentences; and their warnings.
 
-    batches(k): the stream from batch k on, each with the maps of all heads of all layers. layers: which heads are of
-    one layer. What is summed is held once for all measures that share it: a few numbers per pair of heads, however
-    long the text. rows: what the measure averages over; statistics: `heads`, the similarity of all heads, where heads
-    are matched. state, save: as in `estimate_all_pairs`.
+    batches(k): the stream from batch k on, each with the maps of all heads of all layers. layers: the heads of each
+    layer. Measures that need the same sums share them: a few numbers per pair of heads, however long the text. In the
+    result, `rows` counts what the measure averages over; `statistics` has `heads`, the similarity of all heads, where
+    heads are matched. state, save: as in `estimate_all_pairs`.
     """
     sums = {label: measure.sums for label, measure in measures.items()}
     kinds = list(dict.fromkeys(sums.values()))
-    firsts = [next(label for label, own in sums.items() if own is kind) for kind in kinds]
+    firsts = [next(label for label, summed in sums.items() if summed is kind) for kind in kinds]
     totals: list[dict[str, Tensor]] = [{} for _ in kinds]
-    seen, whose = 0, torch.tensor(list("\t".join(measures).encode()), dtype=torch.uint8)
-    if state is not None and torch.equal(state["measures"], whose):
+    seen, labels = 0, torch.tensor(list("\t".join(measures).encode()), dtype=torch.uint8)
+    if state is not None and torch.equal(state["measures"], labels):
         seen = int(state["seen"])
         totals = [{k.split("\t")[1]: v for k, v in state.items() if k.startswith(f"{i}\t")} for i in range(len(kinds))]
     for maps in batches(seen):
@@ -42,7 +42,7 @@ def estimate_attention(
                 total[key] = total[key] + value.cpu() if key in total else value.cpu()
         seen += 1
         sums_so_far = {f"{i}\t{k}": v for i, total in enumerate(totals) for k, v in total.items()}
-        save({"seen": torch.tensor(seen), "measures": whose, **sums_so_far})
+        save({"seen": torch.tensor(seen), "measures": labels, **sums_so_far})
     matrices: dict[str, SimilarityMatrix] = {}
     notices: Notices = {}
     for label, measure in measures.items():

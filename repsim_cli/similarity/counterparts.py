@@ -1,4 +1,4 @@
-"""Every representation of one side with the one at the same place of the other."""
+"""Every representation of the left side with the representation at the same place on the right side."""
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,7 +23,7 @@ STRIP_ROWS = 1024  # rows of one float32 product of features
 
 @dataclass(frozen=True, kw_only=True)
 class Counterparts:
-    """values[r]: the entry (row r, column r) alone; se: of the mean over batches, where there are several."""
+    """values[r]: the entry (row r, column r) alone; se: standard errors, where there are several batches."""
 
     values: Float[Tensor, " r"]
     se: Float[Tensor, " r"] | None
@@ -43,8 +43,8 @@ def estimate_counterparts(
 ) -> tuple[dict[str, Counterparts], list[str]]:
     """Every measure for representation r of one side with representation r of the other, from a stream of batches.
 
-    Estimates, labels and warnings as in `estimate_all_pairs`; names: of both sides of each pair.
-    kept: what was prepared of the right side, for further calls with the same one; of a single batch.
+    Estimates, labels and warnings as in `estimate_all_pairs`. names: of both sides of each pair.
+    kept: what was prepared of the right side, reused by later calls with the same right side; for a single batch.
     """
     means: dict[str, Mean] = {}
     notices: Notices = {}
@@ -60,18 +60,18 @@ def estimate_counterparts(
             ]
         rows, seen = rows + len(left[0]), seen + 1
         for label in measures:
-            values = torch.stack([one[label].cpu() for one in made])
+            values = torch.stack([pair[label].cpu() for pair in made])
             means.setdefault(label, Mean.like(values)).add(values)
     if not rows:
         raise BadInput("extract: no batch could be filled, got too few rows; lower batch_rows or add data")
-    found = {}
+    estimates = {}
     for label, mean in means.items():
         values, se = mean.mean, mean.se
         if estimate == "ratio_of_sums":
             hsic = zip(values, names, strict=True)
             values, se = torch.stack([of_sums(measures[label], x, both)[0, 1] for x, both in hsic]), None
-        found[label] = Counterparts(values=values, se=se, rows=rows, batches=seen)
-    return found, distinct(itertools.chain.from_iterable(notices.values()))
+        estimates[label] = Counterparts(values=values, se=se, rows=rows, batches=seen)
+    return estimates, distinct(itertools.chain.from_iterable(notices.values()))
 
 
 def _pair(
@@ -82,15 +82,15 @@ def _pair(
     labels: Tensor | None,
     kept: dict[Any, Any],
 ) -> dict[str, Tensor]:
-    """Every measure of one representation with another: what is no inner product is compared once, one way."""
+    """Every measure of one pair; measures that are not inner products are computed in one direction only."""
     narrow = max(x.shape[1] for x in pair) < len(pair[0])
-    found, inner = {}, {}
+    values, inner = {}, {}
     for label, measure in measures.items():
         if isinstance(measure, InnerProduct) and narrow and _plain(measure):
-            found[label] = _of_features(measure, pair, names, kept)
+            values[label] = _of_features(measure, pair, names, kept)
         elif isinstance(measure, InnerProduct):
             inner[label] = measure
-    found |= {label: values[0, 1] for label, values in all_pairs(inner, pair, names, tile=tile).items()}
+    values |= {label: matrix[0, 1] for label, matrix in all_pairs(inner, pair, names, tile=tile).items()}
     for group in by_preparation(measures):
         some = next(iter(group.values()))
         for measure in group.values():
@@ -98,12 +98,12 @@ def _pair(
         x, y = (some.prepared(side, name, labels) for side, name in zip(pair, names, strict=True))
         for label, measure in group.items():
             value = at(f"{names[0]} and {names[1]}", partial(measure.compare, x, y))
-            found[label] = torch.tensor(float(value), dtype=torch.float64)
-    return found
+            values[label] = torch.tensor(float(value), dtype=torch.float64)
+    return values
 
 
 def _plain(measure: InnerProduct) -> bool:
-    """Whether the measure's one matrix is the Gram matrix of its features as it is."""
+    """Whether the measure takes the plain Gram matrix of its features on both sides."""
     kernel = measure.row
     return kernel is measure.column and isinstance(kernel, Kernel) and kernel.cells is unchanged
 
@@ -130,10 +130,10 @@ def _of_features(
     if kernel not in kept:
         other = state_of(pair[1], names[1])
         kept[kernel] = other, product(other, other)
-    own, (other, yy) = state_of(pair[0], names[0]), kept[kernel]
-    xy = product(own, other)
-    cross = torch.stack([product(own, own), xy, xy, yy]).reshape(2, 2)
-    states = [own, other]
+    state, (other, yy) = state_of(pair[0], names[0]), kept[kernel]
+    xy = product(state, other)
+    cross = torch.stack([product(state, state), xy, xy, yy]).reshape(2, 2)
+    states = [state, other]
     norms = self_products(measure, cross, len(pair[0]), torch.promote_types(pair[0].dtype, torch.float32))
     with blamed(measure, cross, names):
         return inner_values(measure, cross, norms, states, states)[0, 1]

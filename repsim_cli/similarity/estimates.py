@@ -1,4 +1,4 @@
-"""Estimates over a stream of batches: whole, means with their errors, or ratios of sums."""
+"""Estimates over a stream of batches: one batch, means over batches with their errors, or ratios of sums."""
 
 import json
 import re
@@ -40,7 +40,7 @@ class Mean:
 
     @classmethod
     def like(cls, values: Tensor) -> "Mean":
-        """Of no values yet."""
+        """The mean of no values yet."""
         return cls(torch.zeros_like(values), torch.zeros_like(values))
 
     def add(self, values: Tensor) -> None:
@@ -74,7 +74,7 @@ Notices = dict[str, list[str]]  # by the label of a measure
 
 @contextmanager
 def noticed(notices: Notices, labels: Iterable[str]) -> Iterator[None]:
-    """Adds the warnings of measures to those that they concern, or to all of these labels."""
+    """Files the warnings of measures under the measures that issued them, or under all of these labels."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", MeasureWarning)
         yield
@@ -92,10 +92,10 @@ def distinct(notices: Iterable[str]) -> list[str]:
     >>> distinct(["x: got 3 of 8", "y: got 3 of 8", "x: got 4 of 8"])
     ['x: got 3 of 8', 'y: got 3 of 8']
     """
-    found: dict[str, str] = {}
+    first: dict[str, str] = {}
     for notice in notices:
-        found.setdefault(re.sub(r"\d[\d.]* ", "# ", notice), notice)
-    return list(found.values())
+        first.setdefault(re.sub(r"\d[\d.]* ", "# ", notice), notice)
+    return list(first.values())
 
 
 def joined(matrices: Iterable[SimilarityMatrix]) -> list[str]:
@@ -119,17 +119,18 @@ def estimate_all_pairs(
     wanted: Wanted | None = None,
     work: Work | None = None,
 ) -> tuple[dict[str, SimilarityMatrix], list[str]]:
-    """Every measure for all pairs, from a stream of batches; each batch holds R tensors (n, d_r), paired rows.
-    Beside the matrices, the warnings of the measures.
+    """Every measure for all pairs, from a stream of batches of R tensors (n, d_r) with paired rows; and their warnings.
 
-    batches(k): the stream from batch k on. full: one batch. per_batch: mean of the batches' values, with its
-    standard error. ratio_of_sums: HSIC of each batch (biased: / (n-1)^2, unbiased: / (n (n-3))), summed, and
-    normalised at the end. labels(batch): a class code per row, for measures that need them. statistics(batch,
-    measure, what was prepared, values), beside(batch, representations): more to be averaged over the batches that have
-    it. each(batch, values): sees every batch.
-    save(state) is called after each batch; the work goes on from a `state` that was saved, with the same bits.
-    wanted: as in `all_pairs`. work: where the pairs of slow measures are solved; their details are among the
-    statistics.
+    batches(k): the stream from batch k on.
+    estimate: `full`: one batch. `per_batch`: the mean of the batches' values, with its standard error.
+        `ratio_of_sums`: HSIC of each batch (biased: / (n-1)^2, unbiased: / (n (n-3))), summed, then normalised.
+    labels(batch): a class code per row, for measures that need them.
+    statistics(batch, measure, prepared, values), beside(batch, representations): further values, averaged over the
+        batches that have them.
+    each(batch, values): called after every batch.
+    save(state): called after every batch; from a saved `state` the estimate resumes with the same bits.
+    wanted: as in `all_pairs`.
+    work: where the pairs of slow measures are solved; their details are among the statistics.
     """
     for measure in measures.values():
         check_estimate(measure, estimate)
@@ -148,15 +149,15 @@ def estimate_all_pairs(
     for batch in batches(seen):
         with noticed(notices, measures):
             if summed:
-                found = {(label,): hsic for label, hsic in hsic_products(measures, batch, names, tile=tile).items()}
+                values = {(label,): hsic for label, hsic in hsic_products(measures, batch, names, tile=tile).items()}
             else:
                 given = partial(statistics, seen)
-                found = _observed(measures, batch, names, tile, labels(seen), given, wanted, work, seen)
-                found |= beside(seen, batch)
+                values = _observed(measures, batch, names, tile, labels(seen), given, wanted, work, seen)
+                values |= beside(seen, batch)
         rows, seen = rows + len(batch[0]), seen + 1
-        for key, value in found.items():
+        for key, value in values.items():
             means.setdefault(key, Mean.like(value.cpu())).add(value.cpu())
-        each(seen - 1, {label: found[label,] for label in measures})
+        each(seen - 1, {label: values[label,] for label in measures})
         save(saved(means, seen, rows, notices))
     if not rows:
         raise BadInput("extract: no batch could be filled, got too few rows; lower batch_rows or add data")
@@ -186,24 +187,24 @@ def _observed(
     work: Work | None,
     number: int,
 ) -> dict[Key, Tensor]:
-    """The values of one batch, and what is observed beside them."""
-    found: dict[Key, Tensor] = {}
+    """The values of one batch, and the statistics observed beside them."""
+    observed: dict[Key, Tensor] = {}
 
     def observe(label: str, measure: Measure, prepared: Prepared, values: Matrix) -> None:
         more = {**prepared.details, **statistics(measure, prepared, values)}
-        found.update({(label, key): value for key, value in more.items()})
+        observed.update({(label, key): value for key, value in more.items()})
 
     values = all_pairs(
         measures, batch, names, tile=tile, labels=labels, observe=observe, wanted=wanted, work=work, batch=number
     )
-    return {**{(label,): value for label, value in values.items()}, **found}
+    return {**{(label,): value for label, value in values.items()}, **observed}
 
 
 def of_sums(measure: Measure, hsic: Matrix, names: Sequence[str]) -> Matrix:
     """The measure from HSICs that were summed over batches."""
-    own = hsic.diagonal()
+    diagonal = hsic.diagonal()
     with blamed(measure, hsic, names):
-        return within(measure.card, of_hsic(measure).value(Products(hsic, own, own, (), ())))
+        return within(measure.card, of_hsic(measure).value(Products(hsic, diagonal, diagonal, (), ())))
 
 
 def saved(means: Mapping[Any, Mean], seen: int, rows: int, notices: Notices) -> State:

@@ -1,7 +1,7 @@
-"""Pairs of layers that are solved one by one, in the cache: no run solves a pair that another one has solved.
+"""Pairs of layers that are solved one by one, in the cache: no run solves a pair that another run has solved.
 
-An entry per measure and ordered pair of models. Its parts hold the pairs as they were solved, a part every few
-seconds, so that those of a killed run are there for the next one.
+There is an entry per measure and ordered pair of models. A part with the pairs solved since the last is written every
+few seconds, so that the next run has those of a killed one.
 """
 
 import bisect
@@ -26,7 +26,7 @@ Cell = tuple[int, int]
 
 
 class Pairs(NamedTuple):
-    """Solved pairs, ordered by batch. cells: (batch, row, column); numbers: the value and what is beside it."""
+    """Solved pairs, ordered by batch. cells: (batch, row, column); numbers: the value and its details."""
 
     cells: Int[np.ndarray, "m 3"]
     numbers: Float[np.ndarray, "m k"]
@@ -37,7 +37,7 @@ class KnownPairs:
     """The solved pairs of one measure.
 
     places: where each model's layers stand among all. entries: by the numbers of the row's and the column's model.
-    Where the cache cannot be written (full, read-only) there is one warning, and the run does without it.
+    Where the cache cannot be written (full, read-only) there is a single warning, and the run continues without it.
     """
 
     places: Sequence[slice]
@@ -50,33 +50,33 @@ class KnownPairs:
     def fill(
         self, kind: str, batch: int, numbers: Float[np.ndarray, "r r k"], asked: Bool[np.ndarray, "r r"] | None = None
     ) -> None:
-        """Puts the pairs of this batch that the cache holds into the matrices: those that are asked for, or all."""
-        found = self._of(kind, batch)
-        if found is None:
+        """Copies the pairs of this batch that the cache holds into the matrices: those asked for, or all."""
+        held_pairs = self._of(kind, batch)
+        if held_pairs is None:
             return
-        _, rows, columns = found.cells.T
+        _, rows, columns = held_pairs.cells.T
         taken = slice(None) if asked is None else asked[rows, columns]
-        numbers[rows[taken], columns[taken]] = found.numbers[taken]
+        numbers[rows[taken], columns[taken]] = held_pairs.numbers[taken]
 
     def holds(self, kind: str, batch: int, count: int) -> Bool[np.ndarray, "r r"]:
         """Which of all pairs of so many layers the cache holds."""
         held = np.zeros((count, count), bool)
-        found = self._of(kind, batch)
-        if found is not None:
-            held[found.cells[:, 1], found.cells[:, 2]] = True
+        held_pairs = self._of(kind, batch)
+        if held_pairs is not None:
+            held[held_pairs.cells[:, 1], held_pairs.cells[:, 2]] = True
         return held
 
     def add(self, kind: str, batch: int, cell: Cell, numbers: Sequence[float]) -> None:
-        """A pair that was solved; it is written within seconds, or by `save`."""
+        """Adds a solved pair; it is written within seconds, or by `save`."""
         i, j = (bisect.bisect(self.places, layer, key=lambda place: place.start) - 1 for layer in cell)
         if (i, j) in self.entries:
-            own = (batch, cell[0] - self.places[i].start, cell[1] - self.places[j].start)
-            self._added.setdefault(((i, j), kind), []).append((own, numbers))
+            key = (batch, cell[0] - self.places[i].start, cell[1] - self.places[j].start)
+            self._added.setdefault(((i, j), kind), []).append((key, numbers))
             if time.monotonic() - self._saved > SAVE_EVERY:
                 self.save()
 
     def save(self) -> None:
-        """Writes what was added."""
+        """Writes the pairs that were added."""
         added, self._added = self._added, {}
         for (models, kind), pairs in added.items():
             if not self._writing:
@@ -92,7 +92,7 @@ class KnownPairs:
         self._saved = time.monotonic()
 
     def finish(self) -> None:
-        """All pairs of the run are there: nobody waits for this run any more."""
+        """Marks the entries complete: all pairs of the run are there, and no other run has to wait for it."""
         self.save()
         for entry in self.entries.values():
             try:
@@ -109,14 +109,14 @@ class KnownPairs:
     def _of(self, kind: str, batch: int) -> Pairs | None:
         if kind not in self._read:
             self._read[kind] = self._load(kind)
-        found = self._read[kind]
-        if found is None:
+        held_pairs = self._read[kind]
+        if held_pairs is None:
             return None
-        rows = slice(*np.searchsorted(found.cells[:, 0], (batch, batch + 1)))
-        return Pairs(found.cells[rows], found.numbers[rows])
+        rows = slice(*np.searchsorted(held_pairs.cells[:, 0], (batch, batch + 1)))
+        return Pairs(held_pairs.cells[rows], held_pairs.numbers[rows])
 
     def _load(self, kind: str) -> Pairs | None:
-        """All pairs that the cache held when the run began."""
+        """All pairs that the cache held when they were first needed."""
         parts = []
         for models, entry in self.entries.items():
             starts = [0, *(self.places[model].start for model in models)]

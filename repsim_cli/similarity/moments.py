@@ -32,7 +32,7 @@ def moment_pairs(
     blocks = blocks_of(widths, side)
     forms = {label: measure.moments for label, measure in measures.items() if measure.moments is not None}
     values = {label: torch.empty(len(names), len(names), dtype=torch.float64) for label in measures}
-    found: dict[int, _Layer] = {}
+    layers: dict[int, _Layer] = {}
     alive: dict[int, Tensor] = {}
     notices: Notices = {}
     states: dict[tuple[Any, int], Any] = {}
@@ -55,30 +55,30 @@ def moment_pairs(
             given = living if form.drops_dead else x
             measures[label].check([names[a]], [(x.rows, len(given.sizes))], None)
             if (form.prepare, a) not in states:
-                with issued_by(other for other, one in forms.items() if one.prepare == form.prepare):
+                with issued_by(other for other, its in forms.items() if its.prepare == form.prepare):
                     states[form.prepare, a] = at(names[a], partial(form.prepare, given))
 
     rows = 0
     for block in blocks:
-        whole, own = _own_moments(passes(block))
-        rows = own[0].rows
-        cells = _cells(whole, own, own)
+        whole, of_block = _layer_moments(passes(block))
+        rows = of_block[0].rows
+        cells = _cells(whole, of_block, of_block)
         with noticed(notices, measures):
             for i, a in enumerate(block):
-                found[a] = own[i]
-                prepare(a, own[i].second(cells[i, i]))
+                layers[a] = of_block[i]
+                prepare(a, of_block[i].second(cells[i, i]))
                 for j, b in enumerate(block[: i + 1]):
                     compare(b, a, cells[j, i])
         del whole, cells
     for left, right in itertools.combinations(blocks, 2):
-        means = [torch.cat([found[a].mean for a in block]) for block in (left, right)]
+        means = [torch.cat([layers[a].mean for a in block]) for block in (left, right)]
         whole = _cross_moments(passes([*left, *right]), len(left), *means)
         with noticed(notices, measures):
-            for (i, j), cell in _cells(whole, [found[a] for a in left], [found[b] for b in right]).items():
+            for (i, j), cell in _cells(whole, [layers[a] for a in left], [layers[b] for b in right]).items():
                 compare(left[i], right[j], cell)
     matrices = {
         label: SimilarityMatrix(
-            values=within(measures[label].card, one),
+            values=within(measures[label].card, matrix),
             se=None,
             estimate="moments",
             rows=rows,
@@ -86,28 +86,28 @@ def moment_pairs(
             statistics={},
             notices=notices.get(label, []),
         )
-        for label, one in values.items()
+        for label, matrix in values.items()
     }
     return matrices, joined(matrices.values())
 
 
 def blocks_of(widths: Sequence[int], side: int) -> list[list[int]]:
-    """Layers in order, as many at a time as have at most `side` features together, or one.
+    """Layers in order, in blocks of at most `side` features, or of a single layer.
 
     >>> blocks_of([4, 4, 4, 9, 2], side=8)
     [[0, 1], [2], [3], [4]]
     """
-    found: list[list[int]] = []
+    blocks: list[list[int]] = []
     for layer, width in enumerate(widths):
-        if found and sum(widths[a] for a in found[-1]) + width <= side:
-            found[-1].append(layer)
+        if blocks and sum(widths[a] for a in blocks[-1]) + width <= side:
+            blocks[-1].append(layer)
         else:
-            found.append([layer])
-    return found
+            blocks.append([layer])
+    return blocks
 
 
 class _Layer(NamedTuple):
-    """What one pass tells of a layer: its mean in float64, and which neurons hold float32 numbers alone."""
+    """Of one pass over a layer: its mean in float64, and which neurons hold float32 numbers alone."""
 
     rows: int
     mean: Float[Tensor, " d"]
@@ -118,8 +118,8 @@ class _Layer(NamedTuple):
         return Second(covariance, sizes, self.rows, rank.stored(self.single))
 
 
-def _own_moments(stream: Iterable[Sequence[Tensor]]) -> tuple[Matrix, list[_Layer]]:
-    """x'x of the centred rows of all layers together, and what else one pass tells of each.
+def _layer_moments(stream: Iterable[Sequence[Tensor]]) -> tuple[Matrix, list[_Layer]]:
+    """x'x of the centred rows of all layers together, and of each its mean and the kind of its numbers.
 
     Rows are first shifted by the mean of the first batch, so that the final correction cancels no digits.
     """

@@ -50,7 +50,7 @@ class SimilarityMatrix:
 class _Prepared:
     """The representations of one batch as one measure sees them, while they are held.
 
-    details: numbers of every pair beside its value, of a slow measure.
+    details: further numbers of every pair, of a slow measure.
     """
 
     names: Sequence[str]
@@ -61,12 +61,12 @@ class _Prepared:
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedProducts(_Prepared):
-    """For an inner product. states: of every representation, by kernel. cross, own: its inner products."""
+    """For an inner product. states: of every representation, by kernel. cross: all inner products; norms: squared."""
 
     measure: InnerProduct
     states: Mapping[AnyKernel, Sequence[State]]
     cross: Matrix
-    own: Tensor
+    norms: Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,21 +98,21 @@ def all_pairs(
 ) -> dict[str, Matrix]:
     """Every measure for all pairs of representations (n, d_r) with paired rows; entry [a, b] as in contract 5.
 
-    labels: a class code per row, for the measures that need them. observe: called once for each measure with what
-    was prepared for it. wanted: symmetric; of measures that take the pairs one by one, the others are skipped and NaN.
-    Errors and warnings name the representations. work: where the pairs of slow measures are solved and noted, under
-    the number of the batch; by default here.
+    labels: a class code per row, for the measures that need them. observe: called once for each measure with its
+    prepared states and values. wanted: symmetric; measures that are computed pair by pair skip all other pairs, which
+    are NaN. Errors and warnings name the representations. work: where the pairs of slow measures are solved and noted,
+    under the number of the batch; by default in this process.
     """
     names = names or [f"representation {r}" for r in range(len(representations))]
     for measure in measures.values():
         measure.check(names, [x.shape for x in representations], labels)
-    found = {}
+    matrices = {}
     for label, prepared in _inner_products(measures, representations, names, tile):
         measure, states = prepared.measure, prepared.states
         with blamed(measure, prepared.cross, names), issued_by([label]):
-            values = inner_values(measure, prepared.cross, prepared.own, states[measure.row], states[measure.column])
-        found[label] = within(measure.card, values)
-        observe(label, measure, prepared, found[label])
+            values = inner_values(measure, prepared.cross, prepared.norms, states[measure.row], states[measure.column])
+        matrices[label] = within(measure.card, values)
+        observe(label, measure, prepared, matrices[label])
     for group in by_preparation(measures):
         some = next(iter(group.values()))
         made = (some.prepared(x, name, labels) for x, name in zip(representations, names, strict=True))
@@ -130,25 +130,25 @@ def all_pairs(
             else:
                 values, details = slow_pairs(measure, measure.slow, kept, prepared, wanted, work, batch, label)
                 prepared = replace(prepared, details=details)
-            found[label] = within(measure.card, values)
-            observe(label, measure, prepared, found[label])
+            matrices[label] = within(measure.card, values)
+            observe(label, measure, prepared, matrices[label])
         if work is not None:
             work.drop_inputs()
-    return {label: found[label] for label in measures}
+    return {label: matrices[label] for label in measures}
 
 
 def hsic_products(
     measures: Mapping[str, Measure], representations: Sequence[Tensor], names: Sequence[str], *, tile: int
 ) -> dict[str, Matrix]:
-    """HSIC of all pairs, in its own units, so that sums over batches add up."""
-    found = {}
+    """HSIC of all pairs, not normalised, so that sums over batches add up."""
+    sums = {}
     for label, prepared in _inner_products(measures, representations, names, tile):
         measure = prepared.measure
         measure.check(names, [x.shape for x in representations], None)
         scale = torch.tensor([s.features.scale**2 for s in prepared.states[measure.row]]).to(prepared.cross)
-        hsic = prepared.cross.diagonal_scatter(prepared.own)
-        found[label] = hsic * scale[:, None] * scale[None, :] / of_hsic(measure).terms(prepared.rows)
-    return found
+        hsic = prepared.cross.diagonal_scatter(prepared.norms)
+        sums[label] = hsic * scale[:, None] * scale[None, :] / of_hsic(measure).terms(prepared.rows)
+    return sums
 
 
 def of_hsic(measure: Measure) -> OfHsic:
@@ -163,15 +163,15 @@ def of_hsic(measure: Measure) -> OfHsic:
 def _inner_products(
     measures: Mapping[str, Measure], representations: Sequence[Tensor], names: Sequence[str], tile: int
 ) -> Iterator[tuple[str, PreparedProducts]]:
-    """The measures that are inner products, prepared, all in one pass over tiles."""
+    """The measures that are inner products, prepared; all of them in a single pass over tiles."""
     inner = {label: measure for label, measure in measures.items() if isinstance(measure, InnerProduct)}
     if not inner:
         return
-    wanted = [(one.row, one.column) for one in inner.values()]
+    wanted = [(measure.row, measure.column) for measure in inner.values()]
     kernels = list(dict.fromkeys(kernel for pair in wanted for kernel in pair))
     sharing: dict[Any, list[str]] = {}  # the measures that are made of the same features
-    for label, one in inner.items():
-        for feature in {_made_of(one.row), _made_of(one.column)}:
+    for label, measure in inner.items():
+        for feature in {_made_of(measure.row), _made_of(measure.column)}:
             sharing.setdefault(feature, []).append(label)
     states: dict[AnyKernel, list[State]] = {kernel: [] for kernel in kernels}
     for x, name in zip(representations, names, strict=True):
@@ -181,14 +181,14 @@ def _inner_products(
                 states[kernel].append(at(name, partial(states_of, [kernel], x, features))[kernel])
     n, dtype = len(representations[0]), torch.promote_types(representations[0].dtype, torch.float32)
     for (label, measure), cross in zip(inner.items(), products(wanted, states, n, tile), strict=True):
-        own = self_products(measure, cross, n, dtype)
+        norms = self_products(measure, cross, n, dtype)
         given = {"names": names, "rows": n, "tile": tile}
-        yield label, PreparedProducts(measure=measure, states=states, cross=cross, own=own, **given)
+        yield label, PreparedProducts(measure=measure, states=states, cross=cross, norms=norms, **given)
 
 
 @contextmanager
 def blamed(measure: Measure, cross: Matrix, names: Sequence[str]) -> Iterator[None]:
-    """Errors of the normalisation name the representation that has the smallest own product."""
+    """Errors of the normalisation name the representation of the smallest norm."""
     try:
         yield
     except Degenerate as error:
@@ -221,7 +221,7 @@ def pairs(
     known: KnownPairs | None = None,
     batch: int = 0,
 ) -> Matrix:
-    """A measure that is no inner product, for all pairs of prepared representations, or NaN where none is wanted.
+    """A measure that is not an inner product, for all pairs of prepared representations; NaN where not wanted.
 
     known: the pairs of the batch in the cache, where they are compared one by one.
     """
@@ -246,7 +246,7 @@ def pairs(
 
 
 def note_name(label: str) -> str:
-    """Of the notes on a measure's pairs; labels of one slug are told apart by their hashes."""
+    """The file name of the notes on a measure's pairs; hashes distinguish labels of the same slug."""
     return f"{slug(label)}-{xxhash.xxh3_64_hexdigest(label.encode())[:6]}"
 
 
@@ -263,7 +263,7 @@ def slow_pairs(
     batch: int,
     label: str,
 ) -> tuple[Matrix, dict[str, Matrix]]:
-    """A slow measure for all pairs that are wanted, and its details; with work the first batch is audited.
+    """A slow measure for all wanted pairs, and its details; with work the first batch is audited.
 
     An audit's details are NaN but for the pairs that were drawn: `audit_value`, `audit_reference` and `audit_tied`.
     """
@@ -281,7 +281,7 @@ def slow_pairs(
         below = np.tril_indices(count, -1)
         numbers[below] = numbers.swapaxes(0, 1)[below]
     value, *details = torch.from_numpy(numbers).unbind(2)
-    found = dict(zip(slow.details, details, strict=True))
+    further = dict(zip(slow.details, details, strict=True))
     seed = None if work is None or batch > 0 else work.seed
     if slow.audit is not None and slow.audit.share and work is not None and seed is not None:
         drawn = audited(cells, slow.audit.share, seed)
@@ -289,13 +289,13 @@ def slow_pairs(
         audit, turn = f"{measure.name}, audit", Turn(AUDIT, batch, 0, known)
         solve_all(slow.audit.reference, states, drawn, checked, name=audit, names=names, work=work, turn=turn)
         reference, tied = torch.from_numpy(np.array(checked)).unbind(2)
-        own = torch.where(reference.isnan(), reference, value)
-        found |= {"audit_value": own, "audit_reference": reference, "audit_tied": tied}
-    return value, found
+        audited_values = torch.where(reference.isnan(), reference, value)
+        further |= {"audit_value": audited_values, "audit_reference": reference, "audit_tied": tied}
+    return value, further
 
 
 def _later(cells: Sequence[Cell], count: int, work: Work | None, known: KnownPairs | None, batch: int) -> int:
-    """Pairs that are left to solve in the batches after this one."""
+    """How many pairs are left to solve in later batches."""
     later = range(batch + 1, 1 if work is None else work.batches)
     if known is None or not cells:
         return len(later) * len(cells)
@@ -308,7 +308,7 @@ def plain(compare: Callable[[Any, Any], float], a: Any, b: Any) -> Solved:
 
 
 def audited(cells: Sequence[tuple[int, int]], share: float, seed: int) -> list[tuple[int, int]]:
-    """A share of the pairs of two representations, one at least, AUDITED at most."""
+    """A share of the pairs of different representations, at least one and at most AUDITED."""
     different = [(a, b) for a, b in cells if a != b]
     count = min(len(different), AUDITED, max(1, round(share * len(different))))
     drawn = np.random.default_rng(seed).choice(len(different), count, replace=False) if different else []

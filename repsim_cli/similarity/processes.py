@@ -1,6 +1,6 @@
-"""Pairs that take a while: one by one, on one thread each, in several processes, noted in a file as they come.
+"""Slow pairs: solved one by one, each on a single thread, in several processes, and noted in a file at once.
 
-What is prepared lies in .npy files that all processes map into memory. A pair has the same bits whoever solves it.
+Prepared states lie in .npy files that all processes map into memory. A pair has the same bits in every process.
 """
 
 import contextlib
@@ -30,16 +30,16 @@ from repsim_cli.results import PAIRS, Progress, quiet, write
 from repsim_cli.similarity.known import Cell, KnownPairs
 from repsim_cli.workers import spawned, starting
 
-PATIENCE = 1.0  # seconds in this process, before others are thought of
-WORTH = 5.0  # seconds that must be left for them: each takes about two to start
+PATIENCE = 1.0  # seconds in this process before others are considered
+WORTH = 5.0  # seconds of work that must be left: a process takes about two to start
 BLOCK = 0.25  # seconds of work in one message
-AHEAD = 2  # messages that a process has to work on
+AHEAD = 2  # messages waiting in a process
 
 Solve = Callable[[Any, Any], Solved]
 
 
 class Turn(NamedTuple):
-    """Which pairs are solved: of which kind, of which batch, and how many are left for later batches."""
+    """The kind and the batch of the pairs to solve, how many are left for later batches, and the cache."""
 
     kind: str
     batch: int
@@ -70,7 +70,7 @@ def stored(state: Any, stem: Path) -> Stored:
 
 
 def opened(state: Any) -> Any:
-    """The state, read where it is used; one that was not stored as it is."""
+    """The state, mapped from its files; one that was not stored is returned as it is."""
     if not isinstance(state, Stored):
         return state
     # copy on write, since torch takes no array that cannot be written
@@ -81,12 +81,14 @@ def opened(state: Any) -> Any:
 
 @dataclass(kw_only=True)
 class Work:
-    """Where slow pairs are solved, and noted so that a killed run goes on: a context that ends its processes.
+    """Where slow pairs are solved, and noted so that a killed run resumes: a context that ends its processes.
 
-    folder: of the run. processes: at most, 1: this one alone; they start when they are worth their start.
-    seed: of the pairs that are audited (None: none are). call: of several calls in one folder each has its own notes
-    (see `of`). known: by the label of a measure, the pairs in the cache. batches: of the run, for the time that is
-    left.
+    folder: the run's.
+    processes: how many at most, 1: only this one; others start once enough work is left.
+    seed: decides which pairs are audited; None: none are.
+    call: names the notes of one of several calls in the same folder (see `of`).
+    known: the pairs in the cache, by the label of the measure.
+    batches: how many the run has, for the time left.
     """
 
     folder: Path
@@ -107,7 +109,7 @@ class Work:
         self.drop_inputs()
 
     def stop(self) -> None:
-        """Ends the processes, whatever they do."""
+        """Kills the processes."""
         for worker in self._pool:
             worker.process.kill()
         for worker in self._pool:
@@ -132,14 +134,14 @@ class Work:
         shutil.rmtree(self._inputs, ignore_errors=True)
 
     def notes(self, batch: int, name: str, shape: Sequence[int]) -> np.ndarray:
-        """A file of numbers that a killed run finds again; new ones are NaN. Those of other batches go."""
+        """A file of numbers, NaN at first, that outlives a killed run. Files of other batches are removed."""
         notes = self.folder / PAIRS / self.call
-        own = notes / f"batch-{batch}"
+        current = notes / f"batch-{batch}"
         for other in notes.glob("batch-*"):
-            if other != own:
+            if other != current:
                 shutil.rmtree(other)
-        own.mkdir(parents=True, exist_ok=True)
-        file = own / f"{name}.npy"
+        current.mkdir(parents=True, exist_ok=True)
+        file = current / f"{name}.npy"
         if file.is_file() and np.load(file, mmap_mode="r").shape == tuple(shape):
             return np.lib.format.open_memmap(file, "r+")
         fresh = file.with_suffix(".partial")
@@ -162,18 +164,18 @@ class Worker:
     @classmethod
     def start(cls) -> "Worker":
         context = multiprocessing.get_context("spawn")
-        own, other = context.Pipe()
+        ours, theirs = context.Pipe()
         process = context.Process(
-            target=spawned, args=(os.getpid(), f"{__name__}:{serve.__name__}", other), daemon=True
+            target=spawned, args=(os.getpid(), f"{__name__}:{serve.__name__}", theirs), daemon=True
         )
         with starting():
             process.start()
-        other.close()
-        return cls(process, own)
+        theirs.close()
+        return cls(process, ours)
 
 
 def serve(connection: Connection) -> None:
-    """What a process does: solves what is asked for."""
+    """The loop of a process: solves the pairs that it is sent."""
     with contextlib.suppress(EOFError, BrokenPipeError), one_thread():
         while True:
             solve, pairs = connection.recv()
@@ -182,7 +184,7 @@ def serve(connection: Connection) -> None:
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """Whatever computes here uses one thread."""
+    """Computation in this context uses a single thread."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -193,7 +195,7 @@ def one_thread() -> Iterator[None]:
 
 
 def answer(solve: Solve, a: Any, b: Any) -> Solved | Degenerate | str:
-    """The pair solved, or why it has no value, or the traceback of an error of ours."""
+    """The solved pair, or why it has no value, or the traceback of an unexpected error."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", MeasureWarning)
@@ -207,7 +209,7 @@ def answer(solve: Solve, a: Any, b: Any) -> Solved | Degenerate | str:
 def answers(
     solve: Solve, states: Sequence[Any], cells: Sequence[Cell], work: Work | None
 ) -> Generator[tuple[Cell, Solved | Degenerate | str]]:
-    """All pairs, in any order: here, or in processes where enough is left to do."""
+    """All pairs, in any order: in this process, or in several where enough work is left."""
     begin = time.monotonic()
     for done, (a, b) in enumerate(cells, 1):
         yield (a, b), answer(solve, states[a], states[b])
@@ -216,7 +218,7 @@ def answers(
             try:
                 yield from spread(solve, states, cells[done:], work.workers(), max(1, int(BLOCK * done / spent)))
             except BaseException:
-                work.stop()  # their answers are to questions that nobody asks any more
+                work.stop()  # nobody reads their answers any more
                 raise
             return
 
@@ -224,7 +226,7 @@ def answers(
 def spread(
     solve: Solve, states: Sequence[Any], cells: Sequence[Cell], workers: Sequence[Worker], size: int
 ) -> Generator[tuple[Cell, Solved | Degenerate | str]]:
-    """The same from processes, in blocks of so many pairs."""
+    """The same from several processes, in blocks of `size` pairs."""
     rest = iter([cells[i : i + size] for i in range(0, len(cells), size)])
     asked: dict[Worker, list[Sequence[Cell]]] = {worker: [] for worker in workers}
 
@@ -239,15 +241,15 @@ def spread(
         while waiting := {worker.connection: worker for worker, blocks in asked.items() if blocks}:
             for connection in wait(waiting):
                 worker = waiting[connection]  # type: ignore[index]
-                found = worker.connection.recv()
+                solved = worker.connection.recv()
                 block = asked[worker].pop(0)
                 ask(worker)
-                yield from zip(block, found, strict=True)
+                yield from zip(block, solved, strict=True)
     except (EOFError, OSError) as error:
-        ended = [worker.process for worker in workers if wait([worker.process.sentinel], 1.0)]
+        codes = [worker.process.exitcode for worker in workers if wait([worker.process.sentinel], 1.0)]
         raise RunFailed(
-            f"hardware.processes: a process ended before its work, got exit code {[one.exitcode for one in ended]}; "
-            "free memory or lower processes, and go on with resume=latest"
+            f"hardware.processes: a process ended before its work, got exit code {codes}; "
+            "free memory or lower processes, and resume with resume=latest"
         ) from error
 
 
@@ -262,10 +264,10 @@ def solve_all(
     work: Work | None = None,
     turn: Turn = ALONE,
 ) -> None:
-    """Fills noted[a, b] with the value and its details, where they are not there yet."""
+    """Fills noted[a, b] with the value and its details, where they are still missing."""
     kind, batch, later, known = turn
     if known is not None:
-        # those that this run noted before it was killed, and those that others solved
+        # the pairs that this run noted before it was killed, and those that other runs solved
         held, asked = known.holds(kind, batch, len(states)), np.zeros(noted.shape[:2], bool)
         for cell in cells:
             asked[cell] = True
@@ -274,20 +276,20 @@ def solve_all(
         known.fill(kind, batch, noted, asked)
     left = [cell for cell in cells if np.isnan(noted[cell][0])]
     progress = quiet if work is None else work.progress
-    found = answers(solve, states, left, work)
-    with one_thread(), contextlib.closing(found):
-        for _, ((a, b), one) in zip(progress(left, label=name, unit="pairs", later=later), found, strict=True):
-            if isinstance(one, Degenerate):
-                raise Degenerate(f"{names[a]} and {names[b]}: {one}")
-            if isinstance(one, str):
-                raise RuntimeError(f"{names[a]} and {names[b]}: {one}")
-            if not np.isfinite([one.value, *one.details]).all():
+    results = answers(solve, states, left, work)
+    with one_thread(), contextlib.closing(results):
+        for _, ((a, b), solved) in zip(progress(left, label=name, unit="pairs", later=later), results, strict=True):
+            if isinstance(solved, Degenerate):
+                raise Degenerate(f"{names[a]} and {names[b]}: {solved}")
+            if isinstance(solved, str):
+                raise RuntimeError(f"{names[a]} and {names[b]}: {solved}")
+            if not np.isfinite([solved.value, *solved.details]).all():
                 raise RunFailed(
-                    f"{names[a]} and {names[b]}: {name} is not finite, got {one.value}; please report this with the "
+                    f"{names[a]} and {names[b]}: {name} is not finite, got {solved.value}; please report this with the "
                     "run's config"
                 )
             # the value last: without it the pair is not done
-            noted[a, b, 1:] = one.details
-            noted[a, b, 0] = one.value
+            noted[a, b, 1:] = solved.details
+            noted[a, b, 0] = solved.value
             if known is not None:
-                known.add(kind, batch, (a, b), [one.value, *one.details])
+                known.add(kind, batch, (a, b), [solved.value, *solved.details])
