@@ -6,7 +6,7 @@
     ROOT/KIND/KEY.lock               held by the process that computes or removes the entry
     ROOT/KIND/KEY.using-HOST-PID     there while a process reads the entry
 
-An entry's folder was last changed when it was last used. Whatever does not have the hash of its name is dropped.
+An entry's folder was last changed when it was last used. Files that do not match the hash in their name are dropped.
 ROOT is REPSIM_CACHE, or the user's cache folder.
 """
 
@@ -41,8 +41,8 @@ log = logging.getLogger("repsim")
 ELSEWHERE = "set REPSIM_CACHE to a folder that can be written"
 RECORD = "entry"
 DEFAULT_LIMIT = 20 * 10**9
-OTHER_FILES = 512  # that a run may have open
-STALE = 24 * 3600  # seconds after which another machine's reader counts as gone
+OTHER_FILES = 512  # that a run may open
+STALE = 24 * 3600  # seconds after which a reader on another machine is assumed to have ended
 
 
 def root() -> Path:
@@ -51,7 +51,7 @@ def root() -> Path:
 
 
 def limit() -> int:
-    """Bytes that all entries may take together."""
+    """The most bytes that all entries may take together."""
     try:
         return int(read(root() / "limit"))
     except (OSError, ValueError):
@@ -92,7 +92,7 @@ def key(parts: dict[str, Any]) -> str:
 
 @dataclass
 class Entry:
-    """A unit of work on disk. Its files are whole or absent. meta: what `finish` was given, empty before."""
+    """A unit of work on disk. Its files are complete or absent. meta: the arguments of `finish`, empty before."""
 
     kind: str
     key: str
@@ -109,11 +109,11 @@ class Entry:
 
     @property
     def known(self) -> bool:
-        """Whether it was finished; what became of it since, `load` finds out."""
+        """Whether it was finished; `load` checks whether it still is intact."""
         return any(self.folder.glob(f"{RECORD}-*"))
 
     def load(self) -> None:
-        """Finds what is there; what was damaged is dropped, with a warning."""
+        """Lists the files; damaged ones are dropped, with a warning."""
         self.files, self.meta = {}, {}
         if not self.folder.is_dir():
             if os.path.lexists(self.folder):
@@ -139,17 +139,17 @@ class Entry:
             self._drop(record)
 
     def _drop(self, place: Path) -> None:
-        log.warning("cache: %s is damaged, it is dropped and computed again", place)
+        log.warning("cache: %s is damaged; it is dropped and computed again", place)
         _delete(place)
 
     def write(self, name: str, save: Callable[[Path], object]) -> None:
-        """Adds a file or a folder, which save(path) makes. Raises OSError where it cannot be written."""
+        """Adds a file or a folder that save(path) makes. Raises OSError where it cannot be written."""
         self.folder.mkdir(parents=True, exist_ok=True)
         partial = self.folder / f".{name}.{os.getpid()}"
         try:
             save(partial)
             whole = self.folder / f"{name}-{self._digest(partial, name)}"
-            _delete(whole)  # no folder is renamed onto another
+            _delete(whole)  # a folder cannot be renamed onto another
             self.files[name] = partial.rename(whole)
         except safetensors.SafetensorError as error:
             number = re.search(r"os error (\d+)", str(error))
@@ -168,8 +168,8 @@ class Entry:
         self.meta = meta
 
     def _digest(self, place: Path, name: str) -> str:
-        """The hash of a file's content, or of a folder's paths and contents, under this name in this entry; nothing of
-        a pipe or a link to nowhere."""
+        """The hash of a file's content, or of a folder's paths and contents, under this name in this entry; empty for
+        a pipe or a dangling link."""
         digest = xxhash.xxh3_128(f"{self.key}/{name}".encode())
         for file in [place, *sorted(place.rglob("*"))]:
             if file.is_dir():
@@ -188,7 +188,7 @@ class Entry:
 
 
 def _delete(place: Path) -> None:
-    """Whatever it is."""
+    """Removes a file, link or folder."""
     if place.is_dir() and not place.is_symlink():
         shutil.rmtree(place)
     else:
@@ -199,7 +199,7 @@ def _delete(place: Path) -> None:
 def using(kind: str, keys: list[str]) -> Iterator[dict[str, Entry]]:
     """The entries of these keys, for reading or, where they are not complete, for computing.
 
-    One process computes an entry while others wait for it. While the context lasts the entries stay.
+    One process computes an entry while others wait for it. The entries are not removed while the context lasts.
     """
     folder = root() / kind
     folder.mkdir(parents=True, exist_ok=True)
@@ -208,7 +208,7 @@ def using(kind: str, keys: list[str]) -> Iterator[dict[str, Entry]]:
     locks: list[filelock.BaseFileLock] = []
     marks: list[Path] = []
     try:
-        for name in sorted(set(keys)):  # in one order everywhere, so that no two processes wait for each other
+        for name in sorted(set(keys)):  # in the same order everywhere, so that no two processes wait for each other
             mark = folder / f"{name}.using-{socket.gethostname()}-{os.getpid()}"
             mark.touch()
             marks.append(mark)
@@ -233,7 +233,7 @@ def using(kind: str, keys: list[str]) -> Iterator[dict[str, Entry]]:
 
 
 def _allow_open(locks: int) -> None:
-    """Raises the limit of open files, where it may be raised, to so many locks beside OTHER_FILES."""
+    """Raises the limit of open files, where possible, to so many locks and OTHER_FILES more."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = locks + OTHER_FILES
     if resource.RLIM_INFINITY != soft < needed:
@@ -254,7 +254,7 @@ def _in_use(folder: Path) -> bool:
 def _sizes() -> dict[Path, int]:
     """Entry folders and their bytes, least recently used first; those of other users that cannot be read are left out,
     with a warning."""
-    found: dict[Path, tuple[float, int]] = {}
+    used: dict[Path, tuple[float, int]] = {}
     closed: list[OSError] = []
     kinds = [place for place in root().iterdir() if place.is_dir()] if root().is_dir() else []
     for kind in kinds:
@@ -265,14 +265,14 @@ def _sizes() -> dict[Path, int]:
             continue
         for folder in folders:
             try:
-                found[folder] = folder.stat().st_mtime, Entry(kind.name, folder.name).size()
+                used[folder] = folder.stat().st_mtime, Entry(kind.name, folder.name).size()
             except FileNotFoundError:  # another process removed it
                 continue
             except PermissionError as error:
                 closed.append(error)
     if closed:
         log.warning("cache: %d folders are not counted; %s", len(closed), explained(closed[0]))
-    return {folder: found[folder][1] for folder in sorted(found, key=lambda folder: found[folder][0])}
+    return {folder: used[folder][1] for folder in sorted(used, key=lambda folder: used[folder][0])}
 
 
 def _remove(folder: Path) -> bool:
@@ -313,7 +313,7 @@ def trim(size: int | None = None) -> tuple[int, int]:
 
 
 def overview() -> list[tuple[str, int, int]]:
-    """(kind, entries, bytes) of what is there."""
+    """(kind, entries, bytes) of the cache."""
     if root().exists() and not root().is_dir():
         raise BadInput(f"{root()}: not a folder, got a file as the cache; set REPSIM_CACHE to a folder")
     kinds: dict[str, list[int]] = {}

@@ -1,4 +1,4 @@
-"""Two runs side by side: how far their matrices differ, matched by measure, model labels and layer names."""
+"""How far the matrices of two runs differ, matched by measure, model labels and layer names."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -15,7 +15,7 @@ SMALLEST_RANGE = 1e-12
 
 
 class Difference(NamedTuple):
-    """One pair of models under one measure; `block` is second minus first on the layers that both have."""
+    """A pair of models under a measure; `block` is the second run minus the first on the layers that both have."""
 
     measure: str
     rows: str
@@ -34,15 +34,15 @@ class Difference(NamedTuple):
 
 
 def compare(first: Path, second: Path) -> tuple[list[Difference], list[str]]:
-    """The differences, and what stands in one run only. Raises BadInput where the runs share nothing."""
-    one, other = _blocks(first), _blocks(second)
+    """The differences, and what only one of the runs has. Raises BadInput where they share nothing."""
+    left, right = _blocks(first), _blocks(second)
     differences, unmatched = [], []
-    for key in [*one, *(k for k in other if k not in one)]:
-        if key not in one or key not in other:
-            where = first if key in one else second
+    for key in [*left, *(k for k in right if k not in left)]:
+        if key not in left or key not in right:
+            where = first if key in left else second
             unmatched.append(f"{key[0]}: {key[1]} x {key[2]} only in {where}")
             continue
-        (rows_a, columns_a, a), (rows_b, columns_b, b) = one[key], other[key]
+        (rows_a, columns_a, a), (rows_b, columns_b, b) = left[key], right[key]
         rows = [name for name in rows_a if name in rows_b]
         columns = [name for name in columns_a if name in columns_b]
         if not rows or not columns:
@@ -72,7 +72,7 @@ def _blocks(folder: Path) -> dict[tuple[str, str, str], tuple[list[str], list[st
 
 
 def table(differences: list[Difference]) -> list[dict[str, Any]]:
-    """One row per measure and pair of models."""
+    """A row per measure and pair of models."""
     return [
         {
             "measure": d.measure,
@@ -87,7 +87,7 @@ def table(differences: list[Difference]) -> list[dict[str, Any]]:
 
 
 def figures(differences: list[Difference], names: tuple[str, str]) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """Heatmaps, one per measure and pair of models, zero in the middle of the scale. names: of the two runs."""
+    """A heatmap per measure and pair of models, zero in the middle of the scale. names: of the two runs."""
     for number, difference in enumerate(differences):
         name = f"{slug(difference.measure)}-{number:02d}-{slug(difference.rows)}-{slug(difference.columns)}"
         yield name, partial(_figure, difference, names)

@@ -1,4 +1,4 @@
-"""DictConfig -> a checked study, bound from the functions' signatures; all problems at once, by key path."""
+"""DictConfig -> a checked study, bound by the functions' signatures; all problems are reported at once, by key path."""
 
 import inspect
 import re
@@ -83,10 +83,10 @@ class RunKeys(BaseModel):
 class RunConfig:
     """A validated run: the study bound to its settings, the keys as plain values, and the models by label.
 
-    skipped: by label, why a measure of the configuration is not computed. misfits: of a dry run, why the run would be
-    refused on this machine. unknown: of a dry run, the models whose shapes only the hub knows, which cannot be reached;
-    the study is None then. analyses: by name the options of those that follow the study. claims: those that they test.
-    facts: what the manifest says of every model.
+    skipped: by label, why a measure of the configuration is not computed. misfits: in a dry run, why the run would be
+    refused on this machine. unknown: in a dry run, the models whose shapes only the hub has while it cannot be reached;
+    the study is then None. analyses: their options, by name. claims: those that they test. facts: about every model,
+    for the manifest.
     """
 
     keys: RunKeys
@@ -122,7 +122,8 @@ class RunConfig:
 def validate(config: DictConfig) -> RunConfig:
     """Raises BadConfig with every problem found, before any weight loads.
 
-    A dry run reads nothing from the hub that ships as a shape, and is not refused for what does not fit this machine.
+    A dry run takes shapes that ship with the package, not the hub's, and is not refused where the run does not fit this
+    machine.
     """
     problems: list[str] = []
     plain = _plain(config, problems)
@@ -167,7 +168,7 @@ def _validated(plain: Fields, problems: list[str], misfits: list[str]) -> RunCon
         problems += _misplaced(plain["study"], study.function, bound["model"])
     if "significance" not in wanted and plain["significance"].get("method", "none") != "none":
         problems.append(
-            f"significance: the study {plain['study']} judges no chance, got {plain['significance']['method']}; "
+            f"significance: the study {plain['study']} tests none, got {plain['significance']['method']}; "
             "use significance=none"
         )
     for role, make in ROLES.items():
@@ -205,8 +206,8 @@ def analyses_of(
 ) -> tuple[dict[str, Any], Sequence[Any]]:
     """The options of the analyses of a finished run, by name, and its claims, changed by KEY=VALUE words.
 
-    changes: `+analyses.NAME={...}` or `claims=[...]`. With changes only what they name is made anew: an analysis with
-    the options that it had, where no others are given, and with the claims that it tested.
+    changes: `+analyses.NAME={...}` or `claims=[...]`. With changes only what they name is computed, by default
+    with the options that the analysis had and the claims that it tested.
     Raises BadConfig with every problem.
     """
     try:
@@ -224,16 +225,16 @@ def analyses_of(
     old = any(about["kind"] == schema1.UNKNOWN for about in manifest["facts"].values())
     if old and manifest["study"] not in schema1.ANALYSED:
         raise BadInput(
-            f"RUN: a run of the study {manifest['study']} by an earlier version holds too little, got schema 1; "
-            "run it again: repsim run --from RUN"
+            f"RUN: a run of the study {manifest['study']} by an earlier version lacks what analyses need, "
+            "got schema 1; run it again: repsim run --from RUN"
         )
     if old and asked.get("claims") and changes:
         raise BadInput(
-            f"claims: a run by an earlier version says too little of its models, got {', '.join(asked['claims'])}; "
+            f"claims: a run by an earlier version lacks facts about its models, got {', '.join(asked['claims'])}; "
             "run it again: repsim run --from RUN"
         )
     if old and not changes:
-        asked = {**config, "claims": []}  # nothing is known of the models, and so the verdicts stay as they are
+        asked = {**config, "claims": []}  # without facts about the models the verdicts stay as they are
     settings, tested = dict(asked.get("analyses") or {}), list(asked.get("claims") or [])
     if changes:
         anew = {*settings, *(claim.analysis for claim in known(tested))}
@@ -255,7 +256,7 @@ def analyses_of(
     )
     options, claims = chosen(planned, bound, tested)
     named = {*bound, *(claim.analysis for claim in claims)}
-    return ({name: own for name, own in options.items() if name in named} if changes else options), claims
+    return ({name: options[name] for name in options if name in named} if changes else options), claims
 
 
 def _facts(study: Any, models: Mapping[str, Any]) -> dict[str, Facts]:
@@ -270,27 +271,27 @@ def _planned(keys: RunKeys, study: Any, facts: Mapping[str, Facts]) -> Planned:
 
     measures = getattr(study, "measures", {})
     measures = {label: card_record(bound) for label, bound in measures.items()} if isinstance(measures, dict) else {}
-    groups = {name: len(own) if isinstance(own, list) else int(own.get("top") or own.get("bottom") or 0)
-              for name, own in (keys.groups or {}).items()}  # fmt: skip
+    groups = {name: len(group) if isinstance(group, list) else int(group.get("top") or group.get("bottom") or 0)
+              for name, group in (keys.groups or {}).items()}  # fmt: skip
     return Planned(
         study=keys.study, models=facts, measures=measures, groups=groups, base=keys.base, options=keys.options
     )
 
 
 def _models(problems: list[str], plain: Fields, unreached: dict[str, Unreachable]) -> dict[str, Any]:
-    """The model entries, bound; those that only a hub out of reach knows are left out, and noted with its error."""
+    """The model entries, bound; those that need the hub while it cannot be reached are noted with the error instead."""
     from repsim_cli.models.source import Series
 
-    found: dict[str, Any] = {}
+    bound: dict[str, Any] = {}
     for label, entry in plain["model"].items():
         try:
-            one = _component(problems, f"model.{label}", entry, registry.models, _call)
-            if isinstance(one, Series) and not one.local and one.make is None:
-                one.checkpoints[-1].open()
-            found[label] = one
+            model = _component(problems, f"model.{label}", entry, registry.models, _call)
+            if isinstance(model, Series) and not model.local and model.make is None:
+                model.checkpoints[-1].open()
+            bound[label] = model
         except Unreachable as error:
             unreached[label] = error
-    return found
+    return bound
 
 
 def _out_of_reach(unreached: Mapping[str, Unreachable], entries: Mapping[str, Fields]) -> str:
@@ -299,8 +300,8 @@ def _out_of_reach(unreached: Mapping[str, Unreachable], entries: Mapping[str, Fi
     folder = "FOLDER_{number}" if "{number}" in str(entries[label].get("hub")) else "FOLDER"
     return (
         f"model: the hub cannot be reached ({error.reason}), got models of it: "
-        f"{', '.join(f'{label} ({one.what})' for label, one in unreached.items())}; connect, or download them and "
-        f"set model.{label}.hub=null model.{label}.{key}={folder} (what is in the hub's cache is used as it is)"
+        f"{', '.join(f'{label} ({lack.what})' for label, lack in unreached.items())}; connect, or download them and "
+        f"set model.{label}.hub=null model.{label}.{key}={folder} (files in the hub's cache are used as they are)"
     )
 
 
@@ -309,13 +310,13 @@ def _misplaced(name: str, study: Any, models: Mapping[str, Any]) -> Iterator[str
     from repsim_cli.models.source import Series
 
     takes_series = getattr(study, "takes_series", False)
-    for label, found in models.items():
-        if isinstance(found, Series) and not takes_series:
+    for label, model in models.items():
+        if isinstance(model, Series) and not takes_series:
             yield (
-                f"model.{label}: the study {name} takes single models, got a series of {len(found.checkpoints)} "
+                f"model.{label}: the study {name} takes single models, got a series of {len(model.checkpoints)} "
                 "checkpoints; give one of them as kind: transformers, or use the study convergence or effective_rank"
             )
-        elif found is not None and not isinstance(found, Series) and takes_series:
+        elif model is not None and not isinstance(model, Series) and takes_series:
             yield (
                 f"model.{label}: the study {name} takes series of checkpoints, got a single model; "
                 "give {kind: series, folder: DIR, pattern: 'step{step}'}"
@@ -328,7 +329,7 @@ def _reads(study: Any) -> str:
 
 def _every(chosen: Any, study: Any) -> Any:
     """The measures of the configuration: `kind: all` stands for all that read what the study reads, with their
-    defaults; an entry beside it that has the name of one replaces it."""
+    defaults; another entry of the same name replaces its default."""
     if not isinstance(chosen, dict) or {"kind": ALL} not in chosen.values():
         return chosen
     from repsim_cli import measures
@@ -342,8 +343,8 @@ def _every(chosen: Any, study: Any) -> Any:
 
 
 def _runnable(problems: list[str], plain: Fields, study: Any, skip: bool) -> tuple[Fields, dict[str, str]]:
-    """The entries of measures that the study can run here, and by label why it cannot run the others: they read
-    something else, or need a package that is not installed."""
+    """The measures that the study can run here, and by label why it cannot run the others: they read something else, or
+    need a package that is not installed."""
     from repsim_cli import measures
     from repsim_cli.studies.checks import suitable
 
@@ -366,12 +367,11 @@ def _runnable(problems: list[str], plain: Fields, study: Any, skip: bool) -> tup
             )
         measures.check_package(entry["kind"])
 
-    found = _attempt(problems, "", lambda: suitable(plain["measure"], check, skip))
-    return found or ({}, {})
+    return _attempt(problems, "", lambda: suitable(plain["measure"], check, skip)) or ({}, {})
 
 
 def _groups(problems: list[str], given: Any, labels: Sequence[str]) -> dict[str, Group] | None:
-    """The groups by name, their models known and each in one group only."""
+    """The groups by name, after a check that their models exist and are in a single group each."""
     if not isinstance(given, dict):
         return None
     groups: dict[str, Group] = {}
@@ -421,7 +421,7 @@ def _plain(config: DictConfig, problems: list[str]) -> Fields:
     try:
         plain = OmegaConf.to_container(config, resolve=True)
     except OmegaConfBaseException as error:
-        raise BadConfig([f"{error.full_key or 'config'}: {str(error).splitlines()[0]}; mend the YAML"]) from None
+        raise BadConfig([f"{error.full_key or 'config'}: {str(error).splitlines()[0]}; fix the YAML"]) from None
     assert isinstance(plain, dict)
     keys: Fields = {str(k): v for k, v in plain.items() if k not in ("hydra", "experiment")}
     for path, value in _leaves(keys, ""):
@@ -447,7 +447,7 @@ def _give_up(problems: list[str]) -> None:
 
 
 def _attempt(problems: list[str], prefix: str, step: Callable[[], Any]) -> Any:
-    """The step's value, or None with its problems noted, each after the prefix of its key path."""
+    """The step's value, or None; its problems are noted, each after the prefix of its key path."""
     try:
         return step()
     except Unreachable:  # gathered over all models
@@ -485,8 +485,8 @@ def _explain(error: ValidationError) -> Iterator[str]:
 def _checked(
     problems: list[str], path: str, function: Callable, given: Fields, without: Collection[str] = ()
 ) -> Fields:
-    """The keyword arguments for `function`, checked against its signature. One that is Data is a data entry; one that
-    is a dataclass is bound from its own keys, by default from none."""
+    """The keyword arguments for `function`, checked against its signature. An argument of type Data is a data entry;
+    one whose type is a dataclass is bound from keys of its own, by default from none."""
     from repsim_cli.data.base import Data
 
     parameters = {k: p for k, p in inspect.signature(function).parameters.items() if k not in without}
@@ -521,13 +521,13 @@ def _nested(annotation: Any) -> tuple[Any, bool]:
 
 
 def _fitted(extract: Fields, models: Mapping[str, Any]) -> Fields:
-    """`length: auto` is the shortest context of the models, LONGEST at most."""
+    """`length: auto` is the shortest context of the models, at most LONGEST."""
     from repsim_cli.models.source import Series, Source
 
     if extract.get("length") != "auto":
         return extract
-    sources = [one.checkpoints[-1].open() if isinstance(one, Series) else one for one in models.values()]
-    contexts = [one.context for one in sources if isinstance(one, Source) and one.context is not None]
+    sources = [model.checkpoints[-1].open() if isinstance(model, Series) else model for model in models.values()]
+    contexts = [source.context for source in sources if isinstance(source, Source) and source.context is not None]
     return {**extract, "length": min([LONGEST, *contexts])}
 
 
@@ -536,11 +536,11 @@ def _bind(problems: list[str], path: str, function: Callable, given: Fields) -> 
     arguments = _checked(problems, path, function, given)
     if len(problems) > before:
         return None
-    found: list[str] = []
+    raised: list[str] = []
     with noting_under(path):
-        value = _attempt(found, "", lambda: function(**arguments))
+        value = _attempt(raised, "", lambda: function(**arguments))
     # a problem with one argument starts with its name, and so continues the key path
-    problems += [f"{path}{'.' if re.split('[.,:]', p)[0] in arguments else ': '}{p}" for p in found]
+    problems += [f"{path}{'.' if re.split('[.,:]', p)[0] in arguments else ': '}{p}" for p in raised]
     return value
 
 
@@ -565,7 +565,7 @@ def _component(
     if isinstance(entry, dict) and (dotted := _dotted(path, entry)):
         group, _, label = dotted.partition(".")
         problems.append(
-            f"{group}: a label with a dot is no key, got '{label}'; write '+{group}={{{label}: {{kind: ...}}}}'"
+            f"{group}: a label with a dot cannot be a key, got '{label}'; write '+{group}={{{label}: {{kind: ...}}}}'"
         )
         return None
     if not isinstance(entry, dict) or not isinstance(entry.get("kind"), str):
@@ -573,14 +573,14 @@ def _component(
             f"{path}.kind: missing, got {entry!r}; write {{kind: NAME, ...}}, {did_you_mean('', room.names())}"
         )
         return None
-    found = _attempt(problems, f"{path}.kind: ", lambda: room.get(entry["kind"]))
-    if found is None or MISSING in entry.values():
+    registered = _attempt(problems, f"{path}.kind: ", lambda: room.get(entry["kind"]))
+    if registered is None or MISSING in entry.values():
         return None
-    return _bind(problems, path, function(found), {k: v for k, v in entry.items() if k != "kind"})
+    return _bind(problems, path, function(registered), {k: v for k, v in entry.items() if k != "kind"})
 
 
 def _dotted(path: str, entry: Fields) -> str | None:
-    """The key path of an entry whose label was read as several keys, one inside the other; None where it was not."""
+    """The key path of an entry whose label was read as several nested keys; None where it was not."""
     while "kind" not in entry and len(entry) == 1:
         ((key, inner),) = entry.items()
         if not isinstance(inner, dict):
@@ -597,16 +597,17 @@ def _components(problems: list[str], group: str, keys: Fields, room: Registry, f
     }
 
 
-def _expanded(problems: list[str], found: Mapping[str, Any]) -> dict[str, Any]:
-    """The models by label, families as the models that they are."""
+def _expanded(problems: list[str], entries: Mapping[str, Any]) -> dict[str, Any]:
+    """The models by label, with the members of families in place of the families."""
     from repsim_cli.models.source import Family
 
     models: dict[str, Any] = {}
-    for label, one in found.items():
-        own = {f"{label}_{key}": each for key, each in one.sources.items()} if isinstance(one, Family) else {label: one}
-        for name in sorted(own.keys() & models.keys()):
-            problems.append(f"model.{label}: two models have one label, got '{name}' again; rename an entry")
-        models |= own
+    for label, model in entries.items():
+        family = isinstance(model, Family)
+        members = {f"{label}_{key}": member for key, member in model.sources.items()} if family else {label: model}
+        for name in sorted(members.keys() & models.keys()):
+            problems.append(f"model.{label}: two models have the same label, got '{name}' again; rename an entry")
+        models |= members
     return models
 
 

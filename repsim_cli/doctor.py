@@ -15,7 +15,7 @@ SIDE = 2048  # of the matrices whose product is timed
 
 
 def examine() -> Iterator[tuple[str, list[str]]]:
-    """(topic, lines), one topic at a time because some take seconds."""
+    """(topic, lines), topic by topic, because some take seconds."""
     packages = [f"{name} {results.version(name) or 'missing'}" for name in results.PACKAGES]
     yield "versions", [f"Python {platform.python_version()} on {platform.platform()}", *packages]
     memory = psutil.virtual_memory()
@@ -32,7 +32,7 @@ def examine() -> Iterator[tuple[str, list[str]]]:
     yield "matrix kernels", kernels()
     yield "hub", [hub()]
     used = [f"{kind}: {entries} entries, {size / 1e9:.3f} GB" for kind, entries, size in cache.overview()]
-    writable = "can be written" if _writable() else "cannot be written: runs go on without it"
+    writable = "can be written" if _writable() else "cannot be written: runs do without it"
     yield "cache", [f"{cache.root()}: limit {cache.limit() / 1e9:g} GB, {writable}", *used]
 
 

@@ -1,7 +1,7 @@
-"""One name everywhere: registry name = YAML `kind` or file = JSON key = axis label.
+"""Components by name: the name in the registry is the YAML `kind` or file, the JSON key and the axis label.
 
-A room's functions register themselves by decorator; the registry imports the room's modules when it is first
-asked for a name, so that nothing heavy loads at start-up.
+Functions register themselves by decorator; a registry imports its packages when it is first asked for a name, so that
+nothing heavy loads at start-up.
 """
 
 import difflib
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 from repsim_cli.errors import BadInput
 
 Registered = TypeVar("Registered", bound=Callable)
-SHOWN = 20  # names listed where none comes near
+SHOWN = 20  # names listed where there is no near miss
 
 
 class Entry(NamedTuple):
@@ -37,7 +37,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 class Registry:
-    """Names of one room of the house or several (`packages`), each with a function and, for measures, a card."""
+    """The names of some packages, each with a function and, for measures, a card."""
 
     def __init__(self, noun: str, *packages: str):
         self.noun = noun

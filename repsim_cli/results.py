@@ -38,13 +38,13 @@ from repsim_cli.files import explained, in_utf8, walk
 from repsim_cli.registry import did_you_mean
 
 LOCK, STATE = ".lock", "state.safetensors"
-PAIRS = ".pairs"  # pairs that are solved one by one, while the run goes on
-HOW = ("resume", "dry_run", "hardware.processes", "hardware.memory_gb")  # keys that do not say what is computed
+PAIRS = ".pairs"  # notes on pairs that are solved one by one, until the run ends
+HOW = ("resume", "dry_run", "hardware.processes", "hardware.memory_gb")  # keys that results do not depend on
 PACKAGES = ("repsim-cli", "torch", "transformers", "tokenizers", "numpy", "scipy", "hydra-core", "matplotlib")
 ELSEWHERE = "set REPSIM_OUTPUTS to a folder that can be written"
 log = logging.getLogger("repsim")
 
-# shapes, as `misfit` takes them, of what everything after a run reads; a study adds keys of its own
+# shapes, as `misfit` takes them, of what is read after a run; studies add further keys
 NUMBER = int | float
 MANIFEST = {
     "name": str,
@@ -75,12 +75,12 @@ Progress = Callable[..., Iterator[Any]]
 
 
 def quiet(items: Iterable, **_: Any) -> Iterator:
-    """The progress bar that shows nothing."""
+    """A progress bar that shows nothing."""
     return iter(items)
 
 
 def slug(name: str) -> str:
-    """A name as a harmless part of a file name; different names may share one.
+    """A name as a safe part of a file name; different names may give the same part.
 
     >>> slug("../my model@3")
     'my_model@3'
@@ -90,12 +90,12 @@ def slug(name: str) -> str:
 
 
 def dumps(value: Any) -> str:
-    """Strict JSON: NaN and infinity are errors, because no failure may become a number."""
+    """Strict JSON: NaN and infinity are errors, so that no failure becomes a number."""
     return json.dumps(value, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
 
 
 def write(file: Path, content: bytes) -> None:
-    """Write, then rename: a reader sees the old file or the whole new one."""
+    """Writes, then renames: a reader sees the old file or all of the new one."""
     partial = file.with_name(f".{file.name}.partial")
     try:
         partial.write_bytes(content)
@@ -123,7 +123,7 @@ def check_root() -> None:
 
 @dataclass
 class Run:
-    """A run folder that is being written, by this process alone."""
+    """A run folder that only this process writes to."""
 
     folder: Path
     manifest: dict[str, Any]
@@ -134,14 +134,14 @@ class Run:
     def save_manifest(self) -> None:
         write(self.folder / "manifest.json", dumps(self.manifest).encode())
 
-    def input(self, key: str, found: Mapping[str, Any]) -> None:
-        """Notes what is compared. Raises BadInput where a run that goes on began with something else under this name:
-        part of its numbers would be of one, part of the other."""
-        before = self.manifest.get(key)
-        if self.manifest["resumed"] and before and json.loads(dumps(found)) != before:
-            (first, *_) = differences(json.loads(dumps(found)), before, key)
+    def input(self, key: str, description: Mapping[str, Any]) -> None:
+        """Notes what is compared. Raises BadInput where a resumed run began with other input under this key: its
+        numbers would be of both."""
+        before, now = self.manifest.get(key), json.loads(dumps(description))
+        if self.manifest["resumed"] and before and now != before:
+            (first, *_) = differences(now, before, key)
             raise BadInput(f"resume: {self.folder} began with other input, got {first}; start a new run")
-        self.manifest[key] = found
+        self.manifest[key] = description
 
     def warn(self, text: str) -> None:
         """A warning: in the log, the manifest and the results."""
@@ -168,7 +168,7 @@ class Run:
         write(self.folder / name, text.encode())
 
     def write_array(self, name: str, array: np.ndarray) -> str:
-        """Saves arrays/NAME.npy (no pickle) and returns that path, relative to the folder."""
+        """Saves arrays/NAME.npy (no pickle) and returns this path, relative to the folder."""
         (self.folder / "arrays").mkdir(exist_ok=True)
         stream = io.BytesIO()
         np.save(stream, np.ascontiguousarray(array, dtype=np.float64), allow_pickle=False)
@@ -182,13 +182,13 @@ class Run:
         self._hashed("results.json")
 
     def _hashed(self, relative: str) -> None:
-        """Of a run that had ended the manifest follows every change, so that its numbers can be read."""
+        """Updates the hash in the manifest of a run that had ended, so that the file can be read."""
         if "files" in self.manifest:
             self.manifest["files"][relative] = sha256(self.folder / relative)
             self.save_manifest()
 
     def discard(self) -> None:
-        """Leaves nothing of a run that was refused before it computed anything."""
+        """Removes all files of a run that was refused before it computed anything."""
         self.lock.release()
         shutil.rmtree(self.folder, ignore_errors=True)
         drop_empty(self.folder.parent)
@@ -207,7 +207,7 @@ class Run:
         self.close()
 
     def close(self) -> None:
-        """Records the hash of every file, and lets others write here."""
+        """Records the hash of every file, and releases the folder."""
         self.manifest["files"] = {
             str(file.relative_to(self.folder)): sha256(file)
             for file in sorted(self.folder.rglob("*"))
@@ -221,7 +221,7 @@ class Run:
 
 
 def create(folder: Path, *, name: str, study: str, seed: int, command: list[str], overrides: list[str]) -> Run:
-    """Claims a run folder: a second run started in the same second gets its own, with a number behind.
+    """Claims a run folder: a second run started in the same second gets a folder with a number appended.
 
     Raises BadInput where the folder cannot be written.
     """
@@ -248,7 +248,7 @@ def create(folder: Path, *, name: str, study: str, seed: int, command: list[str]
         candidate = folder if number == 1 else folder.with_name(f"{folder.name}-{number}")
         try:
             candidate.mkdir(parents=True, exist_ok=True)
-            # whole or absent, and never over another run's
+            # complete or absent, and never in place of another run's
             whole = candidate / f".manifest.{os.getpid()}"
             try:
                 whole.write_text(dumps(manifest))
@@ -275,14 +275,14 @@ def claim(folder: Path) -> Any:
 
     lock = filelock.FileLock(folder / LOCK)
     try:
-        lock.acquire(timeout=1)  # who asks whether a run is written holds it for a moment
+        lock.acquire(timeout=1)  # `held` takes it for a moment
     except filelock.Timeout:
         raise BadInput(f"{folder}: another process is writing this run; wait for it") from None
     return lock
 
 
 def reopen(folder: Path) -> Run:
-    """A run that did not end, to go on with. Raises BadInput where another process writes there."""
+    """A run that did not end, to resume. Raises BadInput where another process writes there."""
     manifest = read_manifest(folder)
     lock = claim(folder)
     for left in folder.rglob(".*.partial"):
@@ -294,14 +294,14 @@ def reopen(folder: Path) -> Run:
     now = {"commit": (git_state() or {}).get("commit"), **versions()}
     began = {"commit": (manifest["git"] or {}).get("commit"), **manifest["packages"]}
     if now != began:
-        run.warn(f"the run goes on with other code than it began with: {'; '.join(differences(now, began))}")
+        run.warn(f"the run resumes with other code than it began with: {'; '.join(differences(now, began))}")
     run.save_manifest()
     return run
 
 
 @contextmanager
 def amending(folder: Path) -> Iterator[Run]:
-    """A complete run, to add to. Raises BadInput where it is not complete, or another process writes there."""
+    """A complete run, to add results to. Raises BadInput where it is not complete, or another process writes there."""
     manifest = read_manifest(folder)
     if not has_results(manifest):
         raise BadInput(f"{folder}: it has no results (status {manifest['status']}), got no results.json; run it again")
@@ -312,12 +312,12 @@ def amending(folder: Path) -> Iterator[Run]:
         run.close()
 
 
-def differences(one: Any, other: Any, path: str = "") -> list[str]:
+def differences(now: Any, then: Any, path: str = "") -> list[str]:
     """The key paths at which two configurations differ."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        keys = [*one, *(k for k in other if k not in one)]
-        return [d for k in keys for d in differences(one.get(k), other.get(k), f"{path}.{k}" if path else str(k))]
-    return [] if one == other else [f"{path}: {other} then, {one} now"]
+    if isinstance(now, dict) and isinstance(then, dict):
+        keys = [*now, *(k for k in then if k not in now)]
+        return [d for k in keys for d in differences(now.get(k), then.get(k), f"{path}.{k}" if path else str(k))]
+    return [] if now == then else [f"{path}: {then} then, {now} now"]
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -328,24 +328,24 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 def what(config: Mapping[str, Any]) -> dict[str, Any]:
     """A configuration without the keys of `HOW`."""
-    own = {k: dict(v) if isinstance(v, Mapping) else v for k, v in config.items()}
+    kept = {k: dict(v) if isinstance(v, Mapping) else v for k, v in config.items()}
     for path in HOW:
         *group, key = path.split(".")
-        (own.get(group[0], {}) if group else own).pop(key, None)
-    return own
+        (kept.get(group[0], {}) if group else kept).pop(key, None)
+    return kept
 
 
 def unfinished(config: dict[str, Any]) -> tuple[Path | None, bool]:
     """The newest run of this configuration and whether it is complete; unfinished ones come first."""
-    own = what(config)
+    wanted = what(config)
     same = []
     for folder in reversed(runs(outputs_root())):
         if not (folder / "config.yaml").is_file():
             continue
         try:
-            if differences(own, read_config(folder)):  # a key that is null and one that is not there are alike
+            if differences(wanted, read_config(folder)):  # a missing key is like null
                 continue
-        except BadInput as error:  # another run's damage is no reason not to resume
+        except BadInput as error:  # a damaged run does not stop others from being resumed
             log.warning("%s", error)
             continue
         if read_manifest(folder)["status"] != "complete":
@@ -355,7 +355,7 @@ def unfinished(config: dict[str, Any]) -> tuple[Path | None, bool]:
 
 
 def alive(pid: int) -> bool:
-    """Whether a process of this machine runs."""
+    """Whether this process of this machine is running."""
     try:
         os.kill(pid, 0)
     except (ProcessLookupError, OverflowError):
@@ -366,7 +366,7 @@ def alive(pid: int) -> bool:
 
 
 def drop_empty(folder: Path) -> None:
-    """Removes an empty folder, and what above it is empty too, up to the outputs' root."""
+    """Removes an empty folder, and its parents that are empty too, up to the outputs' root."""
     root = outputs_root().resolve()
     for parent in (folder.resolve(), *folder.resolve().parents):
         if parent == root or root not in parent.parents or not parent.is_dir() or any(parent.iterdir()):
@@ -375,7 +375,7 @@ def drop_empty(folder: Path) -> None:
 
 
 def find_sweep(name: str) -> Path | None:
-    """The sweep folder meant by a path or a folder's name; None where it is not a sweep."""
+    """The sweep folder that a path or a folder's name means; None where it is not a sweep."""
     candidates = [Path(name), *sorted(outputs_root().glob(f"*/{name}"))] if name else []
     for folder in reversed(candidates):
         if folder.is_dir() and not (folder / "manifest.json").is_file() and jobs(folder):
@@ -385,7 +385,7 @@ def find_sweep(name: str) -> Path | None:
 
 def jobs(folder: Path) -> list[dict[str, Any]]:
     """The jobs of a sweep, in order: folder, overrides, status, seconds, error."""
-    found = [
+    rows = [
         {
             "job": job.name,
             "overrides": " ".join(read["overrides"]),
@@ -395,16 +395,16 @@ def jobs(folder: Path) -> list[dict[str, Any]]:
         }
         for job, read in _undamaged(manifest.parent for manifest in folder.glob("*/manifest.json"))
     ]
-    return sorted(found, key=lambda job: (len(job["job"].split("-")[0]), job["job"]))
+    return sorted(rows, key=lambda job: (len(job["job"].split("-")[0]), job["job"]))
 
 
 def versions() -> dict[str, str | None]:
-    """Of the packages that numbers may depend on."""
+    """Versions of the packages that numbers may depend on."""
     return {package: version(package) for package in PACKAGES}
 
 
 def code() -> dict[str, Any]:
-    """Which code makes results now."""
+    """The code that makes results now."""
     return {"version": version("repsim-cli"), **(git_state() or {"commit": None, "dirty": None})}
 
 
@@ -446,10 +446,10 @@ def peak_memory_mb() -> float:
 
 
 def runs(root: Path) -> list[Path]:
-    """All run folders under root, oldest first by the time they started; what is damaged or cannot be read is left out,
-    with a warning."""
-    found = _undamaged(folder for folder, _, names in walk(root, _left_out) if "manifest.json" in names)
-    return [folder for folder, _ in sorted(found, key=lambda one: (one[1]["started"], str(one[0])))]
+    """All run folders under root, oldest first by their start; damaged and unreadable ones are left out, with a
+    warning."""
+    undamaged = _undamaged(folder for folder, _, names in walk(root, _left_out) if "manifest.json" in names)
+    return [folder for folder, _ in sorted(undamaged, key=lambda run: (run[1]["started"], str(run[0])))]
 
 
 def _undamaged(folders: Iterable[Path]) -> Iterator[tuple[Path, dict[str, Any]]]:
@@ -469,7 +469,7 @@ def _left_out(error: OSError) -> None:
 
 
 def find(run: str, root: Path | None = None) -> Path:
-    """The run folder meant by a path, `latest`, or a name (of the run or of its folder; the newest of several)."""
+    """The run folder that a path, `latest`, or a name means (of the run or of its folder; the newest of several)."""
     root = root or outputs_root()
     if (Path(run) / "manifest.json").is_file():
         return Path(run)
@@ -489,7 +489,7 @@ def find(run: str, root: Path | None = None) -> Path:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest; of a run that is said to be running, and that nobody writes, the status is "killed"."""
+    """The manifest; the status is "killed" where it says running but no process writes the run."""
     manifest = _read_json(folder / "manifest.json", MANIFEST)
     if manifest["status"] == "running" and not held(folder):
         manifest["status"] = "killed"
@@ -497,7 +497,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def read_facts(folder: Path) -> dict[str, Any]:
-    """The manifest of a run with results, with what findings need of its models, whichever schema it has."""
+    """The manifest of a run with results, with the facts about its models, whichever schema it has."""
     manifest = read_manifest(folder)
     if manifest["schema"] == 1:
         facts = schema1.facts(_read_json(folder / "results.json", dict), list(manifest.get("models", {})))
@@ -506,7 +506,7 @@ def read_facts(folder: Path) -> dict[str, Any]:
 
 
 def held(folder: Path) -> bool:
-    """Whether a process writes this run, or might, where its lock cannot be read."""
+    """Whether a process writes this run; yes where its lock cannot be read."""
     import filelock
 
     try:
@@ -517,7 +517,7 @@ def held(folder: Path) -> bool:
 
 
 def read_results(folder: Path) -> Results:
-    """results.json, of a run whose study has finished and whose numbers are as it left them."""
+    """results.json of a run whose study has finished and whose numbers are unchanged since."""
     manifest = read_manifest(folder)
     if not (has_results(manifest) or (manifest["status"] == "running" and (folder / "results.json").is_file())):
         raise BadInput(f"{folder}: it has no results (status {manifest['status']}), got no results.json; run it again")
@@ -537,7 +537,7 @@ def read_results(folder: Path) -> Results:
 
 
 def has_results(manifest: Mapping[str, Any]) -> bool:
-    """Whether the run of this manifest came as far as its numbers."""
+    """Whether the run of this manifest has results."""
     return "results.json" in manifest.get("files", {})
 
 
@@ -566,13 +566,13 @@ def _shaped(file: Path, value: Any, shape: Any) -> Any:
 
 
 def qualified(claims: Iterable[Verdict], short: Mapping[str, str]) -> list[Verdict]:
-    """The verdicts with a word on every model of the run that falls short of what it was trained for, and how."""
-    words = [f"{label}: {why}" for label, why in short.items()]
-    return [replace(claim, why="; ".join([*filter(None, [claim.why]), *words])) for claim in claims]
+    """The verdicts with a note on every model of the run that falls short of what it was trained for."""
+    notes = [f"{label}: {why}" for label, why in short.items()]
+    return [replace(claim, why="; ".join([*filter(None, [claim.why]), *notes])) for claim in claims]
 
 
 def marked(results: Results) -> Results:
-    """Results as they are drawn: every label that has a mark carries it.
+    """Results as they are drawn: marks are appended to their labels.
 
     >>> marked(Results(study="", marks={"a": "93.1 %"}, warnings=["a", "ab"])).warnings
     ['a (93.1 %)', 'ab']
@@ -589,11 +589,11 @@ def marked(results: Results) -> Results:
 
 
 def read_array(folder: Path, relative: str) -> np.ndarray:
-    """One array of a run; the path may not leave the folder."""
+    """An array of a run; the path may not leave the folder."""
     file = (folder / relative).resolve()
     if not file.is_relative_to(folder.resolve()):
         raise BadInput(f"{folder}: an array outside the run, got '{relative}'; the run is damaged")
-    if file.exists() and not file.is_file():  # reading a pipe would wait for ever
+    if file.exists() and not file.is_file():  # reading a pipe would never return
         raise BadInput(f"{file}: cannot be read, got no regular file; the run is damaged, run it again")
     try:
         return np.load(file, allow_pickle=False)

@@ -1,4 +1,4 @@
-"""The groups of settings that studies share: how rows are made, on what they are computed, how they are judged."""
+"""The groups of settings that studies share: extraction of rows, hardware, significance, groups of models."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -8,7 +8,7 @@ from pydantic import Field
 
 from repsim_cli.errors import BadInput
 
-# a setting's type bounds it: numbers beyond would overflow, take all memory or never end
+# the types bound the settings: larger numbers would overflow, take all memory or run without end
 Positive = Annotated[int, Field(ge=1, le=10**9)]
 Several = Annotated[int, Field(ge=2, le=10**9)]
 NotNegative = Annotated[int, Field(ge=0, le=10**9)]

@@ -50,7 +50,7 @@ def test_a_damaged_part_is_dropped_with_a_warning(caplog):
         with cache.using("work", ["k1"]) as entries:
             assert not entries["k1"].complete
             assert not entries["k1"].files
-    assert "is damaged, it is dropped and computed again" in caplog.text
+    assert "is damaged; it is dropped and computed again" in caplog.text
 
 
 def rewritten(change):
@@ -218,7 +218,7 @@ def test_whatever_is_damaged_is_dropped_and_computed_again(
     assert found.tolist() == expected.tolist()
     assert contents(folder) == before
     if (entry.startswith("record of"), what) != (True, "gone"):  # as if it had been killed before it was finished
-        assert "is damaged, it is dropped and computed again" in caplog.text
+        assert "is damaged; it is dropped and computed again" in caplog.text
     assert computed == int(not entry.startswith("record of a"))
 
 
@@ -398,7 +398,7 @@ def test_a_damaged_entry_is_computed_again(repsim, newest, own_cache):
     code, _, err = repsim("run", *SMALL, "measure=[cka]")
     assert code == 0
     assert "WARNING: cache: " in err
-    assert "is damaged, it is dropped and computed again" in err
+    assert "is damaged; it is dropped and computed again" in err
     assert arrays(newest()) == first
 
 

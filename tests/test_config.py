@@ -211,7 +211,7 @@ def test_all_problems_at_once():
         (["claims=[falls_with_distance]"], "claims: unknown claim, got 'falls_with_distance'; did you mean 'falls_with_layer_distance'"),
         (["extract.estimate=full", "extract.rows=90000000", "extract.sequences=1000000"], r"extract.rows=\d+ would fit"),
         (["extract.estimate=ratio_of_sums", "measure=[mutual_knn]"], "mutual_knn is not made of HSIC; use per_batch"),
-        (["name=${nothing}"], "name: Interpolation key 'nothing' not found; mend the YAML"),
+        (["name=${nothing}"], "name: Interpolation key 'nothing' not found; fix the YAML"),
     ],
 )  # fmt: skip
 def test_conflicts_are_found_before_any_weight_loads(overrides, message):

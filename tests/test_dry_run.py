@@ -227,7 +227,7 @@ def test_a_device_for_training_is_noted_and_refused_when_needed(repsim, tmp_path
 
 
 def test_a_device_that_is_not_here_is_assumed():
-    assert cost.speed_of("cuda:9") == (1e13, "assumed of 'cuda:9', which is not here")
+    assert cost.speed_of("cuda:9") == (1e13, "assumed for 'cuda:9', which this machine lacks")
     assert cost.speed_of("cuda:9", "bfloat16")[0] == 1e14
     speed, source = cost.speed_of("cpu", threads=1)
     assert 1e8 < speed < 1e15

@@ -239,7 +239,7 @@ def test_an_old_run_is_drawn_and_analysed(repsim, folder):
 
 def test_what_an_old_run_does_not_say(repsim, folder):
     _, _, err = repsim("analyse", folder, "claims=[same_family_is_closer]")
-    assert err.startswith("error: claims: a run by an earlier version says too little of its models, got same_family")
+    assert err.startswith("error: claims: a run by an earlier version lacks facts about its models, got same_family")
     for name in ("results.json", "manifest.json"):
         document = json.loads((folder / name).read_text())
         (folder / name).write_text(json.dumps({**document, "study": "views"}))
@@ -247,7 +247,9 @@ def test_what_an_old_run_does_not_say(repsim, folder):
     manifest["files"]["results.json"] = results.sha256(folder / "results.json")
     (folder / "manifest.json").write_text(json.dumps(manifest))
     _, _, err = repsim("analyse", folder)
-    assert err.startswith("error: RUN: a run of the study views by an earlier version holds too little, got schema 1")
+    assert err.startswith(
+        "error: RUN: a run of the study views by an earlier version lacks what analyses need, got schema 1"
+    )
 
 
 def test_a_damaged_old_run_is_one_line(folder):

@@ -1,4 +1,4 @@
-"""The command line. The only room that prints or exits, and that imports Hydra."""
+"""The command line: the only package that prints or exits, and that imports Hydra."""
 
 import argparse
 import contextlib
@@ -31,7 +31,7 @@ from repsim_cli.files import explained
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs one command and exits: 0 all complete, 1 a job failed, 2 bad input, 130 interrupted."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    os.environ["MPLBACKEND"] = "agg"  # figures go to files alone, whatever a shell or a notebook has set
+    os.environ["MPLBACKEND"] = "agg"  # figures only go to files, whatever a shell or a notebook has set
     terminal = terminal_log()
     before = signals.handle(signals.end)
     try:
@@ -108,7 +108,7 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("second", metavar="RUN", help="the same; differences are second minus first")
     sub.add_argument("--output", metavar="DIR", help="draws heatmaps of the differences and writes the table there")
 
-    add("doctor", doctor_command, "say what this machine and installation offer", "repsim doctor")
+    add("doctor", doctor_command, "report what this machine and installation offer", "repsim doctor")
 
     sub = add("cache", cache_command, "show, limit or clear stored activations", "repsim cache --limit 20GB")
     sub.add_argument("--clear", action="store_true", help="remove all entries that no run is using")
@@ -119,8 +119,8 @@ def parser() -> argparse.ArgumentParser:
         convert_command,
         "rewrite a model's pickled weights as safetensors",
         "repsim convert connectivity/feather_berts_99 models/feather_berts_99",
-        "Rewrite pickled weights (pytorch_model.bin) as safetensors, into a new folder. A process of its own\n"
-        "reads tensors and nothing else, and can neither connect nor start another process.",
+        "Rewrite pickled weights (pytorch_model.bin) as safetensors, into a new folder. A separate process\n"
+        "reads nothing but tensors, and can neither connect to the network nor start another process.",
     )
     sub.add_argument("source", metavar="MODEL", help="a folder in the transformers format, or a hub id")
     sub.add_argument("target", metavar="FOLDER", help="where the converted model goes: a new folder")
@@ -132,19 +132,18 @@ def parser() -> argparse.ArgumentParser:
         "--heads",
         metavar=("MODEL", "MODEL"),
         nargs=2,
-        help="of a run of attention, draw which heads of the first are like which of the second instead; MODEL@3: of "
-        "one layer",
+        help="for an attention run, draw the similarity of the heads of two models instead; MODEL@3: of block 3 alone",
     )
 
-    sub.add_argument("--all", action="store_true", help="draw every figure, not those of the overview alone")
+    sub.add_argument("--all", action="store_true", help="draw every figure, not only those of the overview")
 
     sub = add(
         "analyse",
         analyse_command,
         "analyse a finished run again, from its files",
         "repsim analyse latest +analyses.agreement={}",
-        "Compute what follows from a finished run again, or more of it: no model is loaded. Without changes the\n"
-        "analyses and claims of the run's configuration; an analysis that was made before is replaced.",
+        "Compute what follows from a finished run again, or more of it: no model is loaded. Without changes:\n"
+        "the analyses and claims of the run's configuration. An analysis that the run already has is replaced.",
     )
     sub.add_argument("run", metavar="RUN", help="a path, `latest`, or a name")
     sub.add_argument(
@@ -154,19 +153,19 @@ def parser() -> argparse.ArgumentParser:
     sub = add(
         "claims",
         claims_command,
-        "list published findings, and what the newest runs say of them",
+        "list published findings, and the verdicts of the newest runs",
         "repsim claims falls_with_layer_distance",
     )
     sub.add_argument("names", metavar="CLAIM", nargs="*", help="all by default")
     sub.add_argument(
         "--check",
         choices=("tiny",),
-        help="run what is missing of the tiny experiments, and print the table of their verdicts",
+        help="run the tiny experiments that are missing, and print the table of their verdicts",
     )
     sub.add_argument("--markdown", action="store_true", help="print the table for a page")
 
     sub = add("report", report_command, "make one HTML page of a run, or of several", "repsim report latest")
-    sub.add_argument("runs", metavar="RUN", nargs="+", help="a path, `latest`, or a name; several stand side by side")
+    sub.add_argument("runs", metavar="RUN", nargs="+", help="a path, `latest`, or a name; several appear side by side")
     sub.add_argument("--output", metavar="FILE", help="where the page goes (report.html in the folder of one run)")
 
     sub = add(
@@ -176,11 +175,11 @@ def parser() -> argparse.ArgumentParser:
         "repsim measure all X.npy Y.npy --json",
     )
     sub.add_argument("name", metavar="NAME", help="a measure (see repsim list measure), or all")
-    sub.add_argument("x", metavar="X.npy", help="rows of the matrix entry: what is explained by, or matched into, Y")
+    sub.add_argument("x", metavar="X.npy", help="the rows of the matrix entry: explained by, or matched to, Y")
     sub.add_argument(
         "y",
         metavar="Y.npy",
-        help="columns of the matrix entry",
+        help="the columns of the matrix entry",
     )
     sub.add_argument("settings", metavar="key=value", nargs="*", default=[], help="settings of the measure")
     sub.add_argument("--labels", metavar="L.npy", help="a class code per row, for measures that need them")
@@ -193,13 +192,13 @@ Run an experiment, or the default one, into a new folder under outputs/ (or REPS
 
   KEY=VALUE           sets a key or selects from a group: experiment=NAME model=[a,b] data=local_text seed=1
   +model.NAME='{kind: transformers, path: DIR}'
-                      adds a model of your own; an experiment's claims are about its own models and are then
+                      adds a model; the claims of an experiment are about its own models and are then
                       tested only where claims=[NAME,...] asks for them
   -m, --multirun      runs every combination of the values given with commas: seed=0,1,2
   -q, --quiet         prints errors only
   dry_run=true        prints the plan (models, layers, pairs, forward passes, memory, time) and stops
   --cfg job           prints the composed configuration
-  --config-dir DIR    adds a folder of YAML of your own
+  --config-dir DIR    adds a folder of your YAML files
   --from RUN          repeats a run with its configuration; KEY=VALUE and GROUP=NAME change it
   resume=latest       resumes the newest unfinished run of the same configuration; resume=RUN that one
   cache=false         neither reads nor writes stored activations (repsim cache shows them)

@@ -1,4 +1,4 @@
-"""`repsim claims`: every published finding that a run can test, and what the runs at hand say of it."""
+"""`repsim claims`: the published findings that runs can test, and the verdicts of finished runs."""
 
 import argparse
 import subprocess
@@ -34,12 +34,12 @@ def claims_command(parsed: argparse.Namespace) -> int:
     if parsed.markdown or parsed.check:
         print("\n".join(table(claims, verdicts(runs))))
         return 0
-    said = verdicts(runs, values=True)
+    by_claim = verdicts(runs, values=True)
     for claim in claims:
         print(f"{claim.name} ({claim.source}, analysis {claim.analysis})")
         print(f"  {claim.says}")
         print(f"  holds where {claim.statistic} is {bound(claim)}")
-        for run, words in said.get(claim.name, {}).items():
+        for run, words in by_claim.get(claim.name, {}).items():
             print(f"  {run}: {'; '.join(words)}")
     return 0
 
@@ -49,7 +49,7 @@ def bound(claim: Any) -> str:
 
 
 def newest(root: Path) -> dict[str, Path]:
-    """By its name the newest run with results of every study at every scale."""
+    """The newest run with results of each name."""
     folders = results.runs(root) if root.is_dir() else []
     return {
         manifest["name"]: folder for folder in folders if results.has_results(manifest := results.read_manifest(folder))
@@ -58,22 +58,22 @@ def newest(root: Path) -> dict[str, Path]:
 
 def verdicts(runs: Mapping[str, Path], *, values: bool = False) -> dict[str, dict[str, list[str]]]:
     """By claim and run: the verdict on every measure, with its value and p where `values` are asked for."""
-    found: dict[str, dict[str, list[str]]] = {}
+    by_claim: dict[str, dict[str, list[str]]] = {}
     for name, folder in sorted(runs.items()):
         for verdict in results.read_results(folder).claims:
             words = f"{verdict.measure} {verdict.verdict}"
             if values and verdict.value is not None:
                 words += f", {verdict.value:.3g}" + ("" if verdict.p is None else f" (p = {verdict.p:.2g})")
-            found.setdefault(verdict.name, {}).setdefault(name, []).append(words)
-    return found
+            by_claim.setdefault(verdict.name, {}).setdefault(name, []).append(words)
+    return by_claim
 
 
-def table(claims: Sequence[Any], said: Mapping[str, Mapping[str, Sequence[str]]]) -> Iterable[str]:
+def table(claims: Sequence[Any], by_claim: Mapping[str, Mapping[str, Sequence[str]]]) -> Iterable[str]:
     """In Markdown: a row per claim, with the verdicts of the runs."""
     yield f"| {' | '.join((*COLUMNS, 'verdicts'))} |"
     yield "|" + " --- |" * (len(COLUMNS) + 1)
     for claim in claims:
-        words = [f"`{run}`: {'; '.join(each)}" for run, each in said.get(claim.name, {}).items()]
+        words = [f"`{run}`: {'; '.join(each)}" for run, each in by_claim.get(claim.name, {}).items()]
         cells = (f"`{claim.name}`", claim.source, claim.statistic.replace("|", "\\|"), bound(claim), "<br>".join(words))
         yield f"| {' | '.join(cells)} |"
 

@@ -8,7 +8,7 @@ from typing import Any
 GROUPS = ("experiment", "model", "data", "measure", "extract", "significance", "hardware")
 TABLES = {"model": "models.yaml", "measure": "measures.yaml"}  # groups of which several may be selected, by label
 LABEL = re.compile(r"(\w+):")
-# a key of a component, which takes more keys than its YAML lists; its kind is always listed
+# a key of a component, which may have more keys than its YAML lists; its kind is always listed
 COMPONENT_KEY = re.compile(
     r"(?:(?P<group>model|measure)\.(?P<label>[^.=]+)|data|extract|significance|hardware|options|analyses)\.(?!kind=)[^=]+="
 )
@@ -71,7 +71,7 @@ def store() -> None:
 
 
 def as_hydra_takes(word: str) -> list[str]:
-    """What Hydra is given for one word of a command.
+    """The overrides that Hydra gets for a word of a command.
 
     A key of a component goes with `++`, as Hydra refuses keys that a YAML does not list; `validate` refuses those that
     the component does not know. `groups=...` and `groups.NAME=...` replace what an experiment has; Hydra would merge

@@ -22,8 +22,8 @@ from repsim_cli.settings import ESTIMATES, Extract, Hardware, Significance
 
 ROOMS = {"study": registry.studies, "measure": registry.measures, "model": registry.models, "data": registry.data}
 SETTINGS = {"extract": Extract, "significance": Significance, "hardware": Hardware}
-UNTOLD = ("# @package", "# Allows:", f"# {EXAMPLE}")  # lines of comments that are shown elsewhere, or not at all
-OWN = "mine"  # the label of a model in examples
+HIDDEN = ("# @package", "# Allows:", f"# {EXAMPLE}")  # lines of comments that are shown elsewhere or not at all
+MINE = "mine"  # the label of a model in examples
 REQUIRED = "???"
 RUN = "run"
 SUGGESTED = 3
@@ -38,7 +38,7 @@ WORDS = {
     Any: "any value",
 }
 PLACEHOLDERS = {int: 8, float: 0.1, str: "TEXT", dict: "{...}"}
-GUARD = 10**9  # bounds from here on keep numbers in range and mean nothing else
+GUARD = 10**9  # larger bounds only guard against overflow and are not shown
 
 
 def in_words(annotation: Any) -> str:
@@ -78,7 +78,7 @@ def _bound(bound: Any) -> str:
 
 
 def plain(value: Any) -> str:
-    """A value as YAML has it."""
+    """A value as YAML writes it."""
     if isinstance(value, list):
         return f"[{', '.join(map(plain, value))}]"
     if isinstance(value, dict):
@@ -87,7 +87,7 @@ def plain(value: Any) -> str:
 
 
 class Setting(NamedTuple):
-    """What a keyword argument means, its type, and its default (Parameter.empty where it must be given)."""
+    """The meaning of a keyword argument, its type, and its default (Parameter.empty where it is required)."""
 
     meaning: str
     annotation: Any
@@ -101,7 +101,7 @@ class Setting(NamedTuple):
 
 
 def _options(annotation: Any) -> list[Any]:
-    """The types of which a value may be, without their bounds."""
+    """The types that a value may have, without their bounds."""
     if get_origin(annotation) is Annotated:
         return _options(get_args(annotation)[0])
     if get_origin(annotation) in (Union, UnionType):
@@ -110,11 +110,11 @@ def _options(annotation: Any) -> list[Any]:
 
 
 def settings(function: Callable, without: Collection[str] = ()) -> dict[str, Setting]:
-    """The keyword arguments of a component, or the fields of a dataclass, whose bases tell of those they give it."""
+    """The keyword arguments of a component, or the fields of a dataclass; those of its bases are described there."""
     classes = [*reversed(inspect.getmro(function))] if isinstance(function, type) else [function]
-    said = {key: text for one in classes for key, text in parsed(one.__doc__).settings.items()}
+    meaning = {key: text for source in classes for key, text in parsed(source.__doc__).settings.items()}
     return {
-        key: Setting(said.get(key, ""), parameter.annotation, parameter.default)
+        key: Setting(meaning.get(key, ""), parameter.annotation, parameter.default)
         for key, parameter in inspect.signature(function).parameters.items()
         if key not in without
     }
@@ -122,9 +122,9 @@ def settings(function: Callable, without: Collection[str] = ()) -> dict[str, Set
 
 @dataclass(frozen=True, kw_only=True)
 class Topic:
-    """One meaning of a name. path: what precedes its settings on the command line. header: the comment of its file.
+    """A meaning of a name. path: what precedes its settings on the command line. header: the comment of its file.
 
-    given: the values that this file sets. facts: lines about it beside its settings. example: a command.
+    given: the values that this file sets. facts: further lines. example: a command.
     """
 
     name: str
@@ -146,21 +146,21 @@ def meanings(name: str) -> list[Topic]:
     if name == RUN:
         return [_run_topic()]
     topics = catalogue()
-    found = [topic for topic in topics if topic.name == first]
+    meant = [topic for topic in topics if topic.name == first]
     if first in RunKeys.model_fields and not keys:
-        return [_narrowed(_run_topic(), [first]), *found]
+        return [_narrowed(_run_topic(), [first]), *meant]
     if keys and (of := [topic for topic in topics if topic.name == keys[0] and topic.path.split(".")[0] == first]):
-        found, keys = of, keys[1:]  # measure.mutual_knn
-    elif keys and not found:  # data.split, options.within: of every data set or study that has it
-        found = _alike([topic for topic in topics if topic.path == first and keys[0] in topic.settings], keys[0])
-    if not found:
+        meant, keys = of, keys[1:]  # measure.mutual_knn
+    elif keys and not meant:  # data.split, options.within: of every data set or study that has it
+        meant = _alike([topic for topic in topics if topic.path == first and keys[0] in topic.settings], keys[0])
+    if not meant:
         raise _unknown(name, [*map(_settings_topic, SETTINGS), *topics])
-    with_key = [topic for topic in found if keys and keys[0] in topic.settings]
-    return [_narrowed(topic, keys) for topic in with_key or found]
+    with_key = [topic for topic in meant if keys and keys[0] in topic.settings]
+    return [_narrowed(topic, keys) for topic in with_key or meant]
 
 
 def _alike(topics: Sequence[Topic], key: str) -> list[Topic]:
-    """One topic for all those of which the setting is the same."""
+    """A single topic for all that share the meaning of the setting."""
     alike: dict[str, list[Topic]] = {}
     for topic in topics:
         alike.setdefault(topic.settings[key].meaning, []).append(topic)
@@ -168,7 +168,7 @@ def _alike(topics: Sequence[Topic], key: str) -> list[Topic]:
 
 
 def _unknown(name: str, topics: Sequence[Topic]) -> BadInput:
-    """With the near misses among names and settings; a setting may be called by its last part alone."""
+    """The error with the near misses among names and settings, which may be given by their last part."""
     names = [topic.name for topic in topics]
     whole = [topic for topic in topics if topic.path not in SETTINGS or topic.path == topic.name]
     dotted = [f"{topic.name}.{key}" for topic in whole for key in topic.settings]
@@ -176,11 +176,11 @@ def _unknown(name: str, topics: Sequence[Topic]) -> BadInput:
     near = near or difflib.get_close_matches(name, [*names, *dotted], n=SUGGESTED)
     quoted = " or ".join(f"'{path}'" for path in near[:SUGGESTED])
     hint = f"did you mean {quoted}?" if near else "see repsim list"
-    return BadInput(f"NAME: nothing is called that, got '{name}'; {hint}")
+    return BadInput(f"NAME: unknown name, got '{name}'; {hint}")
 
 
 def _narrowed(topic: Topic, keys: Sequence[str]) -> Topic:
-    """The setting of these keys, one inside the other."""
+    """The setting at these nested keys."""
     command = "repsim run" if topic.name in SETTINGS else topic.example
     of = "" if topic.path in SETTINGS else f", a setting of {topic.title}"
     for key in keys:
@@ -206,7 +206,7 @@ def _joined(path: str, key: str) -> str:
 
 
 def _sample(setting: Setting, value: Any) -> str:
-    """A value to set: another choice where there are some, else the one that it has, else a placeholder."""
+    """An example value: another choice where there are several, else the current value, else a placeholder."""
     value = setting.default if value is None else value
     options = _options(setting.annotation)
     choices = [choice for option in options if get_origin(option) is Literal for choice in get_args(option)]
@@ -220,14 +220,14 @@ def _sample(setting: Setting, value: Any) -> str:
 
 
 def _placeholder(option: Any) -> Any:
-    """What stands for a value of a type; None where nothing does."""
+    """A placeholder for a value of a type, if there is one."""
     if get_origin(option) is list:
         return [_placeholder(inner) for inner in _options(get_args(option)[0])[:1]]
     return PLACEHOLDERS.get(option)
 
 
 def _range(setting: Setting, given: Mapping[str, Any], key: str) -> str:
-    """What a setting may be, what it is by default, and what it is here."""
+    """The range of a setting, its default, and its value here."""
     parts = [] if setting.annotation is EMPTY else [in_words(setting.annotation)]
     if setting.default is not EMPTY:
         parts.append(f"default {plain(setting.default)}")
@@ -241,25 +241,25 @@ def _range(setting: Setting, given: Mapping[str, Any], key: str) -> str:
 def _settings_topic(name: str) -> Topic:
     """A group of settings that studies share."""
     text = parsed(inspect.getdoc(SETTINGS[name]))
-    own = settings(SETTINGS[name])
-    return Topic(name=name, title=name, path=name, prose=text.prose, settings=own, example=text.example)
+    keys = settings(SETTINGS[name])
+    return Topic(name=name, title=name, path=name, prose=text.prose, settings=keys, example=text.example)
 
 
 def _run_topic() -> Topic:
-    """The keys of a run beside its groups."""
+    """The keys of a run."""
     content = read_yaml(conf_dir() / "config.yaml")
     chosen = {
         group: choice for entry in content["defaults"] if isinstance(entry, dict) for group, choice in entry.items()
     }
-    own = {
+    keys = {
         key: setting._replace(default=content[key]) if key in content else Setting(setting.meaning, EMPTY, chosen[key])
         for key, setting in settings(RunKeys).items()
     }
-    return Topic(name=RUN, title="a run", settings=own, example="repsim run")
+    return Topic(name=RUN, title="a run", settings=keys, example="repsim run")
 
 
 class Selected(NamedTuple):
-    """What can be selected by its name: the comment above it, what it sets, and a command with it."""
+    """An entry that can be selected by name: the comment above it, what it sets, and a command."""
 
     name: str
     comment: str
@@ -268,22 +268,22 @@ class Selected(NamedTuple):
 
 
 def selectable(group: str) -> dict[str, Selected]:
-    """All that can be selected of a group, by name."""
-    found = {}
+    """All entries of a group, by name."""
+    by_name = {}
     for name, comment in described(group).items():
         if group in TABLES:
             content, chosen = entries(group)[name], f"[{name}]"
         else:
             content, chosen = {} if group == "experiment" else read_yaml(conf_dir() / group / f"{name}.yaml"), name
-        lines = [line.lstrip("# ") for line in comment if not line.startswith(UNTOLD)]
+        lines = [line.lstrip("# ") for line in comment if not line.startswith(HIDDEN)]
         given = [line.removeprefix("# ").removeprefix(EXAMPLE) for line in comment if line.startswith(f"# {EXAMPLE}")]
         example = given[0].replace("NAME", name) if given else f"repsim run {group}={chosen}"
-        found[name] = Selected(name, "\n".join(lines), content, example)
-    return found
+        by_name[name] = Selected(name, "\n".join(lines), content, example)
+    return by_name
 
 
 def catalogue() -> list[Topic]:
-    """All studies, analyses, measures, kinds of models and data, and all that can be selected."""
+    """All studies, analyses, measures, kinds of models and data, and all entries that can be selected."""
     topics: list[Topic] = []
     for group, room in ROOMS.items():
         chosen = selectable(group)
@@ -296,19 +296,19 @@ def catalogue() -> list[Topic]:
     topics += map(_analysis, registry.analyses.names())
     for group in SETTINGS:
         for name, comment, content, example in selectable(group).values():
-            own = replace(_settings_topic(group), name=name, title=f"{group} {name}", header=comment, given=content)
-            topics.append(replace(own, prose=[], example=example))
+            topic = replace(_settings_topic(group), name=name, title=f"{group} {name}", header=comment, given=content)
+            topics.append(replace(topic, prose=[], example=example))
     for name, comment, _, example in selectable("experiment").values():
         topics.append(Topic(name=name, title=f"experiment {name}", header=comment, example=example))
     return topics
 
 
 def _kind(group: str, kind: str, selected: Selected | None) -> Topic:
-    """What is registered. selected: an entry of its kind, which gives the command where the docstring has none."""
+    """A registered component. selected: an entry of its kind, whose command is used where the docstring has none."""
     function = ROOMS[group].get(kind).function
     text = parsed(inspect.getdoc(function))
     study = group == "study"
-    label = selected.name if selected and not text.example else kind if group == "measure" else OWN
+    label = selected.name if selected and not text.example else kind if group == "measure" else MINE
     return Topic(
         name=kind,
         title=f"study {kind}" if study else f"{group} kind {kind}",
@@ -321,19 +321,19 @@ def _kind(group: str, kind: str, selected: Selected | None) -> Topic:
 
 
 def _selected(group: str, selected: Selected) -> Topic:
-    """An entry, with what its kind says."""
+    """An entry, with the description of its kind."""
     name, comment, content, example = selected
     if (kind := content["kind"]) not in ROOMS[group].names():  # measure=all
         return Topic(name=name, title=f"{group} {name}", header=comment, example=example)
-    own = _kind(group, kind, selected)
+    topic = _kind(group, kind, selected)
     return replace(
-        own,
+        topic,
         name=name,
         title=f"{group} {name}",
         path=f"{group}.{name}" if group in TABLES else group,
         header=comment if name == kind else f"{comment}\n\nkind: {kind}",
         given=content,
-        example=own.example if name == kind and group == "data" else example,
+        example=topic.example if name == kind and group == "data" else example,
     )
 
 
@@ -352,12 +352,12 @@ def _analysis(name: str) -> Topic:
 
 
 def _taken(study: Callable) -> list[str]:
-    """What a study takes of the run beside its options."""
+    """The keys of the run that a study uses."""
     return [f"takes: {', '.join(key for key in inspect.signature(study).parameters if key in RunKeys.model_fields)}"]
 
 
 def _card(name: str) -> list[str]:
-    """What a measure claims, and what a run may ask of it."""
+    """The properties of a measure, and its settings in a run."""
     card = registry.measures.get(name).card
     ends = [f"{word} {bound:g}" for word, bound in zip(("from", "to"), card.bounds, strict=True) if bound is not None]
     needs = [

@@ -1,7 +1,7 @@
-"""Docstrings that are shown to users: what a thing is, what each of its settings means, an example.
+"""Docstrings that are shown to users: a description, the meaning of each setting, an example.
 
-The first paragraph says what it is. Further down stands one line `KEY: meaning` per keyword argument, continued on
-indented lines, and where it helps `Example: repsim run ...`.
+The first paragraph is the description. Below it is a line `KEY: meaning` per keyword argument, continued on indented
+lines, and where it helps `Example: repsim run ...`.
 """
 
 import ast
@@ -25,7 +25,7 @@ class Text(NamedTuple):
 
     @property
     def sentence(self) -> str:
-        """The first one, on one line."""
+        """The first sentence, on a single line."""
         return " ".join(self.prose[0].split()).partition(". ")[0].removesuffix(".")
 
 
@@ -35,28 +35,28 @@ def parsed(docstring: str | None) -> Text:
     {'rows': 'how many are drawn, under the seed'}
     """
     first, *rest = re.split(r"\n{2,}", inspect.cleandoc(docstring or ""))
-    prose, said = [first], {EXAMPLE: ""}
+    prose, meaning = [first], {EXAMPLE: ""}
     for block in rest:
         others, key = [], None
         for line in block.split("\n"):
             if line.startswith(EXAMPLE):
                 key = EXAMPLE
-                said[key] = line.removeprefix(EXAMPLE)
-            elif found := LINE.fullmatch(line):
-                key = found[1]
-                said[key] = found[2]
+                meaning[key] = line.removeprefix(EXAMPLE)
+            elif match := LINE.fullmatch(line):
+                key = match[1]
+                meaning[key] = match[2]
             elif key and line.startswith("    "):
-                said[key] += f" {line.strip()}"
+                meaning[key] += f" {line.strip()}"
             else:
                 key = None
                 others.append(line)
         if others:
             prose.append("\n".join(others))
-    return Text(prose, said, said.pop(EXAMPLE))
+    return Text(prose, meaning, meaning.pop(EXAMPLE))
 
 
 def studies() -> dict[str, Text]:
-    """Of every study; read from the source, as importing the studies takes seconds."""
+    """The texts of all studies, read from their source, as importing them takes seconds."""
     texts = {}
     for classes, _ in _sources("studies"):
         for node in classes.values():
@@ -66,7 +66,7 @@ def studies() -> dict[str, Text]:
 
 
 def analyses() -> dict[str, Text]:
-    """Of the settings of every analysis, its function's second parameter; read from the source."""
+    """The texts of the settings of all analyses, the second parameter of their functions, read from the source."""
     texts = {}
     for classes, functions in _sources("findings"):
         for node in functions.values():

@@ -1,4 +1,4 @@
-"""`repsim measure`: one measure, or all of them, between two arrays."""
+"""`repsim measure`: a measure, or all measures, between two arrays."""
 
 import argparse
 import warnings
@@ -36,22 +36,22 @@ def measure_command(parsed: argparse.Namespace) -> int:
 
 
 def _all(parsed: argparse.Namespace, x: Any, y: Any, labels: Any) -> int:
-    """A line per measure as soon as it is known, and what does not apply at the end; or all as JSON."""
+    """Prints a line per measure once it is computed, then the measures that do not apply; or all as JSON."""
     from repsim_cli import measures
 
     names = Bar()(measures.names(), label="measures", unit="measures") if parsed.json else measures.names()
-    found = []
+    records = []
     for name in names:
-        found.append(record := _by_name(name, x, y, labels))
+        records.append(record := _by_name(name, x, y, labels))
         if record["value"] is not None and not parsed.json:
             _warn(record)
             print(_line(record), flush=True)
-    if all(record["value"] is None for record in found):
-        raise BadInput(f"{parsed.x}, {parsed.y}: no measure applies, got: {found[0]['error']}")
+    if all(record["value"] is None for record in records):
+        raise BadInput(f"{parsed.x}, {parsed.y}: no measure applies, got: {records[0]['error']}")
     if parsed.json:
-        print(results.dumps(found), end="")
+        print(results.dumps(records), end="")
     else:
-        for record in found:
+        for record in records:
             if record["error"]:
                 print(f"not applicable: {record['measure']}: {record['error']}")
     return 0
@@ -88,7 +88,7 @@ def _by_name(name: str, x: Any, y: Any, labels: Any) -> dict[str, Any]:
 
 
 def _applied(measure: Any, x: Any, y: Any, labels: Any) -> dict[str, Any]:
-    """The entry (row x, column y); of an asymmetric measure the other one too; or why there is none."""
+    """The value (row x, column y), of an asymmetric measure also (row y, column x); or why there is none."""
     from repsim_cli.measures.base import MeasureWarning
 
     values, error = [], None
@@ -98,8 +98,8 @@ def _applied(measure: Any, x: Any, y: Any, labels: Any) -> dict[str, Any]:
         warnings.simplefilter("always", MeasureWarning)
         try:
             values = [measure(row, column, labels) for row, column in sides]
-        except RepsimError as found:
-            error = str(found).removeprefix(f"{measure.name}: ")
+        except RepsimError as refusal:
+            error = str(refusal).removeprefix(f"{measure.name}: ")
     notices = list(dict.fromkeys(str(notice.message) for notice in caught))
     return _record(measure.name, measure.card, dict(measure.settings), len(x), values, error, notices)
 

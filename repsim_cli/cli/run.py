@@ -34,8 +34,8 @@ from repsim_cli.files import explained, readable, walk
 from repsim_cli.registry import did_you_mean
 from repsim_cli.workers import followed_joblib
 
-COMMAND = "REPSIM_COMMAND"  # the words of this command, for the manifests
-STATUS_FILE = "REPSIM_STATUS_FILE"  # where the jobs of one command note how they ended
+COMMAND = "REPSIM_COMMAND"  # the command line, for manifests
+STATUS_FILE = "REPSIM_STATUS_FILE"  # where the jobs of a command note how they ended
 
 
 def run(words: list[str]) -> int:
@@ -69,7 +69,7 @@ def run(words: list[str]) -> int:
             if process.isdigit() and not results.alive(int(process)):
                 left.unlink(missing_ok=True)  # of a command that was killed
         try:
-            status_file.write_text("\n")  # takes a block of the disk, which may be full when the jobs end
+            status_file.write_text("\n")  # reserves space on the disk, which may be full when the jobs end
         except OSError:
             status_file.unlink(missing_ok=True)
             raise
@@ -80,7 +80,7 @@ def run(words: list[str]) -> int:
         if {"-m", "--multirun"} & set(flags):
             followed_joblib()  # its launcher's processes
 
-        os.environ["HYDRA_FULL_ERROR"] = "1"  # its errors come here, where they become one line
+        os.environ["HYDRA_FULL_ERROR"] = "1"  # its errors are raised here and shortened to a line
         sys.argv = ["repsim run", *rest]
         os.environ[COMMAND] = json.dumps(["repsim", "run", *words])
         code: Any = 0
@@ -100,7 +100,7 @@ def run(words: list[str]) -> int:
             lines = status_file.read_text().split("\n") if status_file.is_file() else []
             ended = [json.loads(line) for line in lines if line]
             status_file.unlink(missing_ok=True)
-    if not ended:  # Hydra only printed something, or failed before the first job
+    if not ended:  # Hydra only printed, or failed before the first job
         return 0 if code in (0, None) else 1
     statuses = [status for status, _ in ended]
     bad = [status for status in statuses if status != "complete"]
@@ -116,7 +116,7 @@ def run(words: list[str]) -> int:
 
 
 def _unasked(words: list[str]) -> list[str]:
-    """With other models than an experiment's, its claims are not tested: they are about its own. claims=[...] asks."""
+    """The override that drops an experiment's claims where its models are replaced, unless claims=[...] is given."""
     keys = [word.partition("=")[0].lstrip("+") for word in words]
     selected = [i for i, key in enumerate(keys) if re.fullmatch(r"model|model\.[^.]+", key)]
     if not selected or "claims" in keys:
@@ -125,9 +125,9 @@ def _unasked(words: list[str]) -> list[str]:
 
 
 def _sweep_table(folder: Path) -> None:
-    """Writes the sweep's jobs.json and jobs.csv and says where."""
+    """Writes the sweep's jobs.json and jobs.csv, and prints their path."""
     jobs = results.jobs(folder)
-    if not jobs:  # all were refused, or resumed runs of an earlier sweep
+    if not jobs:  # all were refused, or they resumed runs of an earlier sweep
         return
     text = io.StringIO()
     table = csv.DictWriter(text, list(jobs[0]))
@@ -168,8 +168,8 @@ def _split(words: list[str]) -> tuple[dict[str, str | None], list[str]]:
 def _repeated(words: list[str], scratch: Path) -> tuple[list[str], Path, str]:
     """Takes `--from RUN` out of the words: that run's configuration instead of conf/config.yaml.
 
-    A group that is selected anew (model=[a], data=pile) is left out of the run's configuration; with another study its
-    options, analyses and claims are.
+    A group that the command selects (model=[a], data=pile) replaces that of the run's configuration; another study
+    drops its options, analyses and claims.
     """
     import yaml
 
@@ -181,11 +181,12 @@ def _repeated(words: list[str], scratch: Path) -> tuple[list[str], Path, str]:
         raise BadInput("--from: no run, got nothing; e.g. --from latest")
     experiment = next((word for word in words if word.startswith("experiment=")), None)
     if experiment:
-        raise BadInput(f"--from: the run's configuration is whole, got {experiment} as well; give one of them")
-    own = yaml.safe_load((conf_dir() / "config.yaml").read_text())
+        raise BadInput(f"--from: the run's configuration is complete, got {experiment} as well; give one of them")
+    default = yaml.safe_load((conf_dir() / "config.yaml").read_text())
     rest = words[:at] + words[at + 2 :]
-    anew = [entry for entry in own["defaults"] if isinstance(entry, dict) and _selected(next(iter(entry)), rest)]
-    logging_off = [entry for entry in own["defaults"] if isinstance(entry, dict) and "override" in next(iter(entry))]
+    choices = [entry for entry in default["defaults"] if isinstance(entry, dict)]
+    anew = [entry for entry in choices if _selected(next(iter(entry)), rest)]
+    logging_off = [entry for entry in choices if "override" in next(iter(entry))]
     repeated = results.read_config(results.find(words[at + 1]))
     for key in {"defaults", "hydra"} & repeated.keys():
         raise BadInput(f"--from: not a key that a run writes, got '{key}' in its config.yaml; drop it there")
@@ -197,7 +198,7 @@ def _repeated(words: list[str], scratch: Path) -> tuple[list[str], Path, str]:
         **kept,
         "resume": None,
         "dry_run": False,
-        "hydra": {**own["hydra"], "searchpath": [f"file://{conf_dir().resolve()}"]},
+        "hydra": {**default["hydra"], "searchpath": [f"file://{conf_dir().resolve()}"]},
     }
     (scratch / "repeat.yaml").write_text(yaml.safe_dump(content, allow_unicode=True, sort_keys=False))
     return rest, scratch, "repeat"
@@ -208,7 +209,7 @@ def _selected(group: str, words: list[str]) -> bool:
 
 
 def _check(flags: dict[str, str | None], overrides: list[str], configs: Path, config_name: str) -> list[str]:
-    """Composes and validates every job of the command; returns the plans to print, if any asked for a dry run."""
+    """Composes and validates every job of the command; returns the plans to print, for dry runs."""
     from repsim_cli.config import validate
 
     plans = []
@@ -225,11 +226,11 @@ def _composed(flags: dict[str, str | None], overrides: list[str], configs: Path,
     from hydra.errors import HydraException
 
     multirun = "-m" in flags or "--multirun" in flags
-    own = next((flags[f] for f in ("--config-dir", "-cd") if f in flags), None)
+    config_dir = next((flags[f] for f in ("--config-dir", "-cd") if f in flags), None)
     extra = []
-    if own:
-        _check_own(Path(own))
-        extra = [f"hydra.searchpath=[file://{Path(own).resolve()}]"]
+    if config_dir:
+        _check_config_dir(Path(config_dir))
+        extra = [f"hydra.searchpath=[file://{Path(config_dir).resolve()}]"]
     composed = []
     try:
         with initialize_config_dir(str(configs.resolve()), version_base="1.3"):
@@ -243,8 +244,8 @@ def _composed(flags: dict[str, str | None], overrides: list[str], configs: Path,
     return composed
 
 
-def _check_own(root: Path) -> None:
-    """The YAML of --config-dir: Hydra would not see what cannot be read, and prefers what ships to what it shadows."""
+def _check_config_dir(root: Path) -> None:
+    """Checks the YAML of --config-dir: Hydra ignores unreadable files, and prefers a shipped file of the same name."""
     if not root.is_dir():
         raise BadInput(f"--config-dir: no such folder, got '{root}'; name a folder of YAML files")
     for folder, _, names in walk(root):
@@ -256,7 +257,7 @@ def _check_own(root: Path) -> None:
 
 
 def _check_labels(composed: Any, overrides: list[str]) -> None:
-    """`model.LABEL.KEY=` of a label that is not selected would make an entry of its own."""
+    """Checks that no `model.LABEL.KEY=` has a label that is not selected, which would make a new entry."""
     from omegaconf import OmegaConf
 
     for word in overrides:
@@ -304,14 +305,11 @@ def _hydra_line(error: Exception, overrides: list[str]) -> str:
     if missing:
         group, _, name = missing[1].partition("/")
         if group in GROUPS and name:
-            return f"{group}: there is none of this name, got '{name}'; {did_you_mean(name, described(group))}"
+            return f"{group}: no such name, got '{name}'; {did_you_mean(name, described(group))}"
         return f"config: {text[:200]}; see repsim list"
     merged = re.search(r"Error merging override \+*([^=]+)=", text)
     if merged:
-        return (
-            f"{merged[1]}: another kind of value than it has, got '{_given(merged[1], overrides)}'; "
-            "see repsim run --cfg job"
-        )
+        return f"{merged[1]}: wrong kind of value, got '{_given(merged[1], overrides)}'; see repsim run --cfg job"
     override = re.search(r"Could not override '([^']+)'", text)
     if override:
         key = override[1]
@@ -334,10 +332,10 @@ LABELLED = re.compile(r"\+{0,2}(model|measure)\.([^={\s]+)=(\{.*\})")
 
 
 def _in_braces(group: str, label: str, entry: str) -> str:
-    """How a label is written that is no key."""
+    """The hint for a label that cannot be a key."""
     return (
-        f"{group}: a label with a dot or symbols is no key, got '{label}'; write '+{group}={{{label}: {entry}}}', or a "
-        "YAML of your own (--config-dir)"
+        f"{group}: a label with a dot or symbols cannot be a key, got '{label}'; "
+        f"write '+{group}={{{label}: {entry}}}', or a YAML of your own (--config-dir)"
     )
 
 
@@ -369,31 +367,31 @@ def job(config: Any) -> None:
     except OSError as error:
         complain(RunFailed(explained(error)), _job_name())
     finally:
-        results.drop_empty(folder)  # Hydra made it; a run that was refused, or that resumed another, left it empty
+        results.drop_empty(folder)  # Hydra made it; it is empty where the run was refused, or resumed another
         note = os.environ.get(STATUS_FILE)
         if note:
             with open(note, "a") as stream:
                 stream.write(json.dumps([status, str(folder)]) + "\n")
     if status == "interrupted":
-        if multiprocessing.parent_process() is not None:  # a launcher's, which would begin its next job
+        if multiprocessing.parent_process() is not None:  # of a launcher, which would start its next job
             os._exit(signals.INTERRUPTED)
         raise KeyboardInterrupt
 
 
 def _job_name() -> str:
-    """In a sweep, which job speaks."""
+    """The prefix of a job's messages in a sweep."""
     from hydra.core.hydra_config import HydraConfig
     from hydra.types import RunMode
 
     hydra = HydraConfig.get()
     if hydra.mode != RunMode.MULTIRUN:
         return ""
-    own = ", ".join(map(as_typed, hydra.overrides.task))
-    return f"job {hydra.job.num} ({own[:120]}): "
+    overrides = ", ".join(map(as_typed, hydra.overrides.task))
+    return f"job {hydra.job.num} ({overrides[:120]}): "
 
 
 def _job(config: Any, folder: Path) -> str:
-    """Runs one job in its folder, or in the one that it resumes; returns how it ended."""
+    """Runs a job in its folder, or in that of the run that it resumes; returns how it ended."""
     from repsim_cli import report
     from repsim_cli.config import validate
     from repsim_cli.findings.analyse import analyse, draw
@@ -415,9 +413,9 @@ def _job(config: Any, folder: Path) -> str:
         train_missing(checked.models, current, checked.keys.hardware.get("threads"))
         short = shortfalls(checked.models, current)
         facts = {label: dataclasses.asdict(about) for label, about in checked.facts.items()}
-        words = {label: one.why for label, one in short.items()}
-        current.manifest.update(facts=facts, base=checked.keys.base, options=checked.keys.options, short=words)
-        marks = {label: one.mark for label, one in short.items()}
+        reasons = {label: shortfall.why for label, shortfall in short.items()}
+        current.manifest.update(facts=facts, base=checked.keys.base, options=checked.keys.options, short=reasons)
+        marks = {label: shortfall.mark for label, shortfall in short.items()}
         measured = dataclasses.replace(checked.study.run(current), marks=marks)
         current.write_results(dataclasses.replace(measured, warnings=current.manifest["warnings"]))
         with current.stage("analyses"):
@@ -460,7 +458,7 @@ def _job(config: Any, folder: Path) -> str:
 
 
 def _open(checked: Any, folder: Path) -> results.Run | None:
-    """A new run, or the one to resume; None where that one is complete."""
+    """A new run, or the run to resume; None where it is complete."""
     try:
         return _opened(checked, folder)
     except OSError as error:
@@ -474,13 +472,13 @@ def _opened(checked: Any, folder: Path) -> results.Run | None:
 
     keys = checked.keys
     if keys.resume is not None:
-        own = keys.model_dump()
+        config = keys.model_dump()
         if keys.resume == "latest":
-            target, complete = results.unfinished(own)
+            target, complete = results.unfinished(config)
         else:
             target = results.find(keys.resume)
             complete = results.read_manifest(target)["status"] == "complete"
-            different = results.differences(results.what(own), results.read_config(target))
+            different = results.differences(results.what(config), results.read_config(target))
             if different:
                 raise BadInput(
                     f"resume: {target} has another configuration, got {'; '.join(different)}; start a new run"
@@ -488,7 +486,7 @@ def _opened(checked: Any, folder: Path) -> results.Run | None:
         if target is not None:
             results.drop_empty(folder)
             if complete:
-                print(f"{target}: complete already, nothing is left to do")
+                print(f"{target}: already complete, nothing is left to do")
                 return None
             print(f"resuming {target}", file=sys.stderr)
             return results.reopen(target)
@@ -513,7 +511,7 @@ def _write_config(current: results.Run, checked: Any) -> None:
 
 
 def _finish(current: results.Run, status: str, problem: str | None) -> None:
-    """Records the end. Raises RunFailed where a complete run cannot be called so; any other has its error already."""
+    """Records the end. Raises RunFailed where this fails for a complete run; any other run has an error already."""
     try:
         current.finish(status, problem)
     except (RepsimError, OSError) as error:
@@ -523,13 +521,13 @@ def _finish(current: results.Run, status: str, problem: str | None) -> None:
 
 
 def _log_file(folder: Path) -> logging.Handler:
-    """Everything into repsim.log; in a launcher's own process, what the user must see also to the terminal."""
+    """Logs everything to repsim.log; in a process of a launcher, warnings and errors to the terminal as well."""
     try:
         handler = logging.FileHandler(folder / "repsim.log")
     except OSError as error:
         raise BadInput(explained(error, advice=results.ELSEWHERE)) from error
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    handler.handleError = lambda record: None  # a full disk stops the run at its next file, not at a line of the log
+    handler.handleError = lambda record: None  # a full disk stops the run at its next file, not at its log
     if not log.handlers:
         terminal_log()
     log.addHandler(handler)
@@ -537,7 +535,7 @@ def _log_file(folder: Path) -> logging.Handler:
 
 
 def plan_text(name: str, plan: dict[str, Any], misfits: Sequence[str]) -> str:
-    """The plan of a dry run, a line a fact; then why the run itself would be refused."""
+    """The plan of a dry run, a line per fact; then why the run itself would be refused."""
     lines = [f"plan of {name} (nothing was run)"]
     for key, value in plan.items():
         if isinstance(value, dict):

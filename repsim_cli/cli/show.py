@@ -1,4 +1,4 @@
-"""The commands beside run: list, describe, show, plot, report, compare, convert, doctor, cache."""
+"""The commands other than run: list, describe, show, plot, report, compare, convert, doctor, cache."""
 
 import argparse
 import importlib.util
@@ -14,20 +14,20 @@ from repsim_cli.errors import BadInput
 
 
 def summary(folder: Path) -> str:
-    """A run in a screenful: how it ended, each measure by pair of models, claims, warnings, where the files are."""
+    """A summary of a run: how it ended, each measure by pair of models, claims, warnings, where the files are."""
     manifest = results.read_manifest(folder)
     lines = [f"{manifest['name']}: {manifest['status']}, {manifest.get('seconds', 0):.1f} s, seed {manifest['seed']}"]
     if manifest.get("error"):
         lines.append(f"  error: {manifest['error']}")
     if manifest["status"] == "complete" or results.has_results(manifest):
-        found = results.read_results(folder)
-        many = len(found.measures) > SHOWN_MEASURES
-        for measure in found.measures:
+        whole = results.read_results(folder)
+        many = len(whole.measures) > SHOWN_MEASURES
+        for measure in whole.measures:
             lines += _measure_lines(folder, measure, brief=many)
-        for name, table in found.tables.items():
+        for name, table in whole.tables.items():
             if name != AUDIT:
                 lines += _table_lines(name, table)
-        for claim in found.claims:
+        for claim in whole.claims:
             lines.append(f"  claim {claim.name} ({claim.measure}): {claim.verdict} ({_evidence(claim)})")
     lines += [f"  warning: {warning}" for warning in manifest["warnings"]]
     lines.append(f"  folder: {folder}")
@@ -43,7 +43,7 @@ def summary(folder: Path) -> str:
 
 
 def _evidence(claim: Verdict) -> str:
-    """The value of a claim with its error, threshold and p; why, where there is none or it cannot be tested."""
+    """The value of a claim with its error, threshold and p; the reason where it has none or cannot be tested."""
     if claim.value is None:
         return claim.why
     error = "" if claim.se is None else f" ± {claim.se:.2g}"
@@ -54,7 +54,7 @@ def _evidence(claim: Verdict) -> str:
 
 
 def _table_lines(name: str, table: Table) -> Iterator[str]:
-    """A table of one row as a sentence, one of several with a column under each name."""
+    """A table of a single row as a sentence, of several rows as columns."""
     cells = [[_cell(value) for value in row] for row in table.rows[:SHOWN_ROWS]]
     if len(cells) == 1:
         yield f"  {name}: " + ", ".join(f"{c} {v}" for c, v in zip(table.columns, cells[0], strict=True))
@@ -74,12 +74,12 @@ def _cell(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}" if isinstance(value, float) else str(value)
 
 
-SHOWN_MEASURES, SHOWN_PAIRS, SHOWN_ROWS = 6, 12, 24  # up to which a run is printed in full
-AUDIT = "audit of pairs by another solver"  # a table whose outcome another one has
+SHOWN_MEASURES, SHOWN_PAIRS, SHOWN_ROWS = 6, 12, 24  # the most that are printed in full
+AUDIT = "audit of pairs by another solver"  # a table that another table summarises
 
 
 def _measure_lines(folder: Path, measure: Measured, brief: bool) -> Iterator[str]:
-    """The measure, and its values by pair of models and hook point; brief: of all pairs together."""
+    """The measure, and its values by pair of models and hook point; brief: over all pairs."""
     estimate = measure.estimate
     better = "larger" if measure.larger_is_closer else "smaller"
     yield (
@@ -102,7 +102,7 @@ def _measure_lines(folder: Path, measure: Measured, brief: bool) -> Iterator[str
 
 
 def _by_hook_point(folder: Path, pair: Matrix) -> Iterator[tuple[str, Any]]:
-    """A pair of models, and the values between their layers; where both have several hook points, of each by itself."""
+    """A pair of models, and the values between their layers; by hook point where both have several."""
     rows, columns = ([layer.partition("@")[0] for layer in side.layers] for side in (pair.rows, pair.columns))
     values, name = results.read_array(folder, pair.values), f"{pair.rows.model} x {pair.columns.model}"
     points = [point for point in dict.fromkeys(rows) if point in columns]
@@ -128,10 +128,10 @@ def show_command(parsed: argparse.Namespace) -> int:
 def _show_sweep(folder: Path) -> int:
     jobs = results.jobs(folder)
     print(f"sweep {folder}: {len(jobs)} jobs")
-    for found in jobs:
-        print(f"  {found['job']:24}  {found['status']:11}  {found['seconds']:8.1f} s  {found['overrides']}")
-        if found["error"]:
-            print(f"    error: {found['error']}")
+    for job in jobs:
+        print(f"  {job['job']:24}  {job['status']:11}  {job['seconds']:8.1f} s  {job['overrides']}")
+        if job["error"]:
+            print(f"    error: {job['error']}")
     return 0
 
 
@@ -175,7 +175,7 @@ def report_command(parsed: argparse.Namespace) -> int:
 
     folders = [results.find(run) for run in parsed.runs]
     if parsed.output is None and len(folders) > 1:
-        raise BadInput(f"--output: {len(folders)} runs need a file of their own, got none; e.g. --output both.html")
+        raise BadInput(f"--output: a file is needed for {len(folders)} runs, got none; e.g. --output both.html")
     file = folders[0] / report.FILE if parsed.output is None else Path(parsed.output)
     if file.is_dir() or not file.parent.is_dir():
         raise BadInput(f"--output: no file can be written there, got '{file}'; name a file in a folder that exists")
@@ -262,18 +262,18 @@ def _allowed(comment: list[str]) -> str:
 
 
 def _unavailable(comment: list[str]) -> str:
-    """What the comment says is needed and is not installed."""
+    """A note on the package that the comment names, where it is not installed."""
     for line in comment:
         if line.startswith(NEEDS) and importlib.util.find_spec(package := line.removeprefix(NEEDS)) is None:
             return f" (unavailable: needs {package}; pip install 'repsim-cli[topology]')"
     return ""
 
 
-UNSELECTED = ("study", "analysis")  # what is named by a key of the run, and is no group of files
+UNSELECTED = ("study", "analysis")  # named by a key of the run, not a group of files
 
 
 def _list_texts(what: str | None) -> None:
-    """The studies and the analyses, or one of the two with commands."""
+    """Prints the studies and the analyses, or only those of a kind, with commands."""
     from repsim_cli.cli import docstrings
 
     texts = {"study": docstrings.studies(), "analysis": docstrings.analyses()}

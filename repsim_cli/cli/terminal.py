@@ -1,4 +1,4 @@
-"""What the commands share of the terminal: the log, errors and progress."""
+"""Terminal output that the commands share: the log, errors and progress."""
 
 import logging
 import os
@@ -14,7 +14,7 @@ QUIET = "REPSIM_QUIET"
 
 
 def terminal_log() -> logging.Handler:
-    """What the user must see of the log."""
+    """Shows warnings and errors of the log on the terminal."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
     handler.setLevel(logging.WARNING)
@@ -44,7 +44,7 @@ def complain(error: RepsimError, job: str = "") -> None:
 class Bar:
     """Progress: a bar on a terminal, plain lines elsewhere, nothing when quiet.
 
-    later: how many more items are to come in later calls; the time that is left counts them.
+    later: how many items come in later calls; the time that is left includes them.
     """
 
     def __call__(self, items: Iterable, *, label: str, unit: str, later: int = 0) -> Iterator:

@@ -1,4 +1,4 @@
-"""What the page gets of one run: its manifest, configuration and results, with the arrays inside."""
+"""The data of a run for the page: its manifest, configuration and results, with the arrays embedded."""
 
 import base64
 import json
@@ -29,7 +29,7 @@ ELSEWHERE = ("warnings", "timings", "peak_memory_mb_after", "command", "override
 
 
 def record(folder: Path) -> dict[str, Any]:
-    """One run as strict JSON. A run without results (failed, interrupted) has its manifest alone."""
+    """A run as strict JSON. A run without results (failed, interrupted) only has its manifest."""
     manifest = read_manifest(folder)
     whole = marked(read_results(folder)) if has_results(manifest) else Results(study=manifest["study"])
     configured = (folder / "config.yaml").is_file()
@@ -73,7 +73,7 @@ def flat(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _measure(folder: Path, measure: Measured) -> dict[str, Any]:
-    """A measure's record with its arrays inside, and the colours of each quantity."""
+    """A measure's record with its arrays embedded, and the colours of each quantity."""
     arrays = {what: [_array(folder, m, what) for m in measure.matrices] for what in QUANTITIES}
     scales = {}
     for what, blocks in arrays.items():

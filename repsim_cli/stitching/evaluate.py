@@ -1,6 +1,6 @@
-"""What stitched models lose: every head runs once per batch, and every tail from its streams."""
+"""The performance that stitched models lose: a head runs once per batch, its tails on the streams of that pass."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -22,7 +22,7 @@ SCORES = ("loss", "correct", "kl", "differs")
 
 
 class Head(NamedTuple):
-    """A model as a head: itself, with its weights in random order, or with the rows of every batch in random order."""
+    """A model as a head: as it is, with its weights shuffled, or with the rows of every batch shuffled."""
 
     model: str
     kind: HeadKind = "model"
@@ -48,14 +48,8 @@ class Stitch(NamedTuple):
         return f"{self.head} -> {self.tail}, {place}"
 
 
-def same_layer(heads: Iterable[Head], tails: Iterable[str], layers: Iterable[Layer]) -> list[Stitch]:
-    """Every head before every tail, at equal layers."""
-    tails, layers = list(tails), list(layers)
-    return [Stitch(head, tail, layer, layer) for head in heads for tail in tails for layer in layers]
-
-
 class Predicted(NamedTuple):
-    """Log-probabilities, the answer given, the right one, and the sequence of the batch of everything predicted."""
+    """Of every prediction: log-probabilities, the answer given, the right answer, and its sequence in the batch."""
 
     log_p: Float[Tensor, "p c"]
     answer: Int[Tensor, " p"]
@@ -64,11 +58,11 @@ class Predicted(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Task:
+class PredictionTask:
     """What models predict: the next token, or the class of a sequence.
 
     outputs, labels: of classifiers, the class that each output and each label of the data stands for. Where several
-    outputs stand for one class their probabilities are added; the answer is the class of the most probable output.
+    outputs stand for the same class their probabilities are added; the answer is the class of the most probable output.
     """
 
     auto: Auto
@@ -93,36 +87,40 @@ class Task:
         return Predicted(log_p, answer, right, torch.arange(len(labels), device=device))
 
 
-def next_token() -> Task:
-    return Task("AutoModelForCausalLM")
+def next_token() -> PredictionTask:
+    return PredictionTask("AutoModelForCausalLM")
 
 
-def classification(models: Mapping[str, Any], labels: Sequence[str], outputs: Sequence[str] | None = None) -> Task:
+def classification(
+    models: Mapping[str, Any], labels: Sequence[str], outputs: Sequence[str] | None = None
+) -> PredictionTask:
     """Labels of the data, matched by name with the outputs of the models (Source by label), which must agree.
 
     outputs: their names, where the models' configs give none.
     """
-    found = scoring(check_outputs(models, outputs), labels, f"model.{next(iter(models))}")
-    return Task("AutoModelForSequenceClassification", tuple(found.model.tolist()), tuple(found.data.tolist()))
+    scored = scoring(check_outputs(models, outputs), labels, f"model.{next(iter(models))}")
+    return PredictionTask(
+        "AutoModelForSequenceClassification", tuple(scored.model.tolist()), tuple(scored.data.tolist())
+    )
 
 
 def check_outputs(models: Mapping[str, Any], outputs: Sequence[str] | None = None) -> tuple[str, ...]:
     """The names of the models' outputs. Raises BadInput where they differ in order or number, or have no names."""
-    found = {label: tuple(outputs or ()) or output_names(source) for label, source in models.items()}
+    known = {label: tuple(outputs or ()) or output_names(source) for label, source in models.items()}
     first = next(iter(models))
     for label, source in models.items():
-        names, count = found[label], int(getattr(getattr(source.skeleton, "config", None), "num_labels", 0))
+        names, count = known[label], int(getattr(getattr(source.skeleton, "config", None), "num_labels", 0))
         if len(names) != count:
             raise BadInput(
-                f"model.{label}: its outputs have no names or another number of them, got {list(names)} for {count} "
+                f"model.{label}: its outputs and their names differ in number, got {list(names)} for {count} "
                 "outputs; save the model with id2label in its config"
             )
-        if names != found[first]:
+        if names != known[first]:
             raise BadInput(
-                f"model.{label}: its labels differ in order or number, got {list(names)} and {list(found[first])} of "
+                f"model.{label}: its labels differ in order or number, got {list(names)} and {list(known[first])} of "
                 f"'{first}'; stitch classifiers with the same labels"
             )
-    return found[first]
+    return known[first]
 
 
 class Estimate(NamedTuple):
@@ -134,29 +132,30 @@ class Estimate(NamedTuple):
 
 @dataclass(frozen=True)
 class Scores:
-    """Sums over what is predicted in every evaluation sequence. weights: how much that is (1 for a label).
+    """Sums over the predictions in every evaluation sequence. weights: their number (1 for a label).
 
-    own[tail][score] of the tail model itself, stitched[stitch][score]; scores: loss in nats, correct (how often), and
-    of stitched models kl (of the tail's own outputs from theirs, in nats), differs (another answer than the tail's).
+    alone[tail][score]: of the tail model by itself. stitched[stitch][score]: of stitched models. Scores are loss (nats)
+    and correct (a count); of stitched models also kl (of the tail's outputs from theirs, nats) and differs (how many
+    answers differ from the tail's).
     """
 
     weights: Float[np.ndarray, " N"]
-    own: dict[str, dict[str, Float[np.ndarray, " N"]]]
+    alone: dict[str, dict[str, Float[np.ndarray, " N"]]]
     stitched: dict[Stitch, dict[str, Float[np.ndarray, " N"]]]
 
     def of(self, stitch: Stitch, score: str) -> Estimate:
         return self._mean(self.stitched[stitch][score])
 
-    def of_own(self, tail: str, score: str) -> Estimate:
-        return self._mean(self.own[tail][score])
+    def of_alone(self, tail: str, score: str) -> Estimate:
+        return self._mean(self.alone[tail][score])
 
     def penalty(self, stitch: Stitch, score: Literal["loss", "correct"] = "loss") -> Estimate:
-        """How much worse than the tail itself, larger is worse: loss added, or accuracy lost."""
+        """How much worse than the tail alone: loss added, or accuracy lost."""
         sign = 1 if score == "loss" else -1
-        return self._mean(sign * (self.stitched[stitch][score] - self.own[stitch.tail][score]))
+        return self._mean(sign * (self.stitched[stitch][score] - self.alone[stitch.tail][score]))
 
     def _mean(self, sums: Float[np.ndarray, " N"]) -> Estimate:
-        """The mean over what is predicted; its error as that of a ratio of sums over sequences."""
+        """The mean over predictions, with the standard error of a ratio of sums over sequences."""
         count, total = len(sums), self.weights.sum()
         mean = sums.sum() / total
         spread = np.square(sums - mean * self.weights).sum() * count / (count - 1)
@@ -169,7 +168,7 @@ def evaluate_stitches(
     tails: Mapping[str, Whole],
     stitches: Sequence[Stitch],
     sequences: Sequences,
-    task: Task,
+    task: PredictionTask,
     *,
     maps: Mapping[Stitch, nn.Module] = {},
     batch_size: int,
@@ -179,9 +178,9 @@ def evaluate_stitches(
 ) -> Scores:
     """Scores of stitched models and of their tails on all sequences; at least two sequences.
 
-    Every model runs once per batch, up to the deepest layer that is read of it, and for every stitch the tail runs from
-    there. maps: the stitch layers, identity where there is none. seed: of the order of shuffled rows. entry: of the
-    cache, where the scores of every batch are kept, so that a run that was killed goes on from there.
+    Every model runs once per batch, up to its deepest layer that is needed; then the tail of every stitch runs.
+    maps: the stitch layers; the identity where there is none. seed: of the order of shuffled rows. entry: of the cache,
+    where the scores of every batch are kept, from which a killed run resumes.
     """
     if len(sequences.ids) < 2:
         raise BadInput(f"data: no evaluation rows are left, got {len(sequences.ids)} sequences; give more data")
@@ -198,26 +197,26 @@ def evaluate_stitches(
         inputs = inputs_of(sequences, rows)
         labels = None if sequences.labels is None else torch.from_numpy(sequences.labels.codes[rows]).long()
         read = Streams(heads, tails, stitches, inputs, seed + start)
-        own: list[Tensor] = []
-        found: dict[Stitch, Tensor] = {}
+        alone: list[Tensor] = []
+        stitched: dict[Stitch, Tensor] = {}
         weights = torch.empty(0)
         for label in order:
             tail = tails[label]
             last = tail.depth - 1
-            mine = task.predicted(_cut(cut, tail, last)(read.own(tail), inputs), inputs, labels)
-            weights = _sums(torch.ones(len(mine.right)), mine, len(inputs.ids))
-            own.append(_scores(mine, mine, len(inputs.ids)))
+            uncut = task.predicted(_cut(cut, tail, last)(read.last(tail), inputs), inputs, labels)
+            weights = _sums(torch.ones(len(uncut.right)), uncut, len(inputs.ids))
+            alone.append(_scores(uncut, uncut, len(inputs.ids)))
             for stitch in (stitch for stitch in stitches if stitch.tail == label):
                 stream = read.of(stitch).to(tail.device)
                 layer = maps.get(stitch)
                 with tail.autocast():
                     stream = stream if layer is None else layer(stream)
                 logits = _cut(cut, tail, stitch.into)(stream, inputs)
-                found[stitch] = _scores(task.predicted(logits, inputs, labels), mine, len(inputs.ids))
-                if not torch.isfinite(found[stitch]).all():
+                stitched[stitch] = _scores(task.predicted(logits, inputs, labels), uncut, len(inputs.ids))
+                if not torch.isfinite(stitched[stitch]).all():
                     raise RunFailed(f"{stitch}: its outputs are not finite; use hardware.dtype=float32")
-        stitched = torch.stack([found[stitch] for stitch in stitches])
-        parts.append({"weights": weights, "own": torch.stack(own), "stitched": stitched})
+        of_stitches = torch.stack([stitched[stitch] for stitch in stitches])
+        parts.append({"weights": weights, "own": torch.stack(alone), "stitched": of_stitches})
         if entry is not None:
             tensors = parts[-1]
             entry.write(name, lambda path, tensors=tensors: safetensors.torch.save_file(tensors, path))
@@ -232,7 +231,7 @@ def evaluate_stitches(
 
 
 def _cut(cut: dict[tuple[str, Layer], Any], tail: Whole, after: Layer) -> Any:
-    """The tail, made once."""
+    """The tail after a layer, made once."""
     key = (tail.label, after)
     if key not in cut:
         cut[key] = tail.tail(after)
@@ -260,13 +259,13 @@ class Streams:
             ):
                 models[id(whole)] = whole
                 wanted.setdefault(id(whole), set()).add(layer)
-        self.found = {key: whole.streams(inputs, sorted(wanted[key])) for key, whole in models.items()}
+        self.streams = {key: whole.streams(inputs, sorted(wanted[key])) for key, whole in models.items()}
 
-    def own(self, tail: Whole) -> Tensor:
-        return self.found[id(tail)][tail.depth - 1]
+    def last(self, tail: Whole) -> Tensor:
+        return self.streams[id(tail)][tail.depth - 1]
 
     def of(self, stitch: Stitch) -> Tensor:
-        stream = self.found[id(self.heads[stitch.head])][stitch.at]
+        stream = self.streams[id(self.heads[stitch.head])][stitch.at]
         if stitch.head.kind == "shuffled":
             return shuffled({stitch.at: stream}, self.inputs.mask, self.seed)[stitch.at]
         return stream
@@ -277,9 +276,9 @@ def _sums(values: Tensor, predicted: Predicted, count: int) -> Float[Tensor, " b
     return torch.zeros(count, dtype=torch.float64).index_add_(0, sequence, values.double().cpu())
 
 
-def _scores(given: Predicted, own: Predicted, count: int) -> Float[Tensor, "4 b"]:
+def _scores(given: Predicted, alone: Predicted, count: int) -> Float[Tensor, "4 b"]:
     """SCORES summed over each sequence."""
     loss = -given.log_p.gather(1, given.right[:, None])[:, 0]
-    kl = nn.functional.kl_div(given.log_p, own.log_p, reduction="none", log_target=True).sum(1)
-    values = (loss, given.answer == given.right, kl, given.answer != own.answer)
+    kl = nn.functional.kl_div(given.log_p, alone.log_p, reduction="none", log_target=True).sum(1)
+    values = (loss, given.answer == given.right, kl, given.answer != alone.answer)
     return torch.stack([_sums(value, given, count) for value in values])

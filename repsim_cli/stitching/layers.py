@@ -1,8 +1,8 @@
 """Stitch layers: maps from the residual stream of one model into that of another, and how they are initialised.
 
-`affine` is the published one: a LayerNorm (without weights of its own, which the map behind it would only repeat) and
-an affine map. `linear` is the map alone, `orthogonal` a rotation or reflection and a shift, `identity` nothing at all,
-`least_squares` the linear one as fitted in closed form, with intercept, and never trained.
+`affine` is the published layer: a LayerNorm (without weights, which the map after it would only repeat) and an affine
+map. `linear` is the map alone, `orthogonal` a rotation or reflection and a shift, `identity` no change at all,
+`least_squares` the linear map fitted in closed form, with intercept, and not trained.
 """
 
 from collections.abc import Callable
@@ -35,7 +35,7 @@ def _orthogonal(inner: int, outer: int) -> nn.Sequential:
 
 @dataclass(frozen=True)
 class Kind:
-    """build(inner width, outer width): the layer, its last module the map. steps: whether it is trained."""
+    """build(inner width, outer width): the layer, whose last module is the map. trained: whether it is trained."""
 
     build: Callable[[int, int], nn.Sequential]
     trained: bool = True
@@ -52,7 +52,7 @@ KINDS: dict[str, Kind] = {
 
 
 def check_layer(kind: Layers, init: Init, head: tuple[str, int], tail: tuple[str, int]) -> None:
-    """Raises BadInput where the widths of (label, width) differ and the layer or its initialisation takes none."""
+    """Raises BadInput where the layer or its initialisation needs equal widths; head, tail: (label, width)."""
     if head[1] == tail[1]:
         return
     got = f"got {head[1]} ({head[0]}) and {tail[1]} ({tail[0]})"
@@ -62,10 +62,10 @@ def check_layer(kind: Layers, init: Init, head: tuple[str, int], tail: tuple[str
         raise BadInput(f"options.recipe.init: identity needs equal widths, {got}; use least_squares")
 
 
-class Moments:
+class PairedSums:
     """Sums over paired rows from which a linear map between them is fitted, in float64.
 
-    normalise: what the layer does before its map.
+    normalise: the modules of the layer before its map.
     """
 
     def __init__(self, layer: nn.Sequential, inner: int, outer: int, device: torch.device):
@@ -86,7 +86,7 @@ class Moments:
         self.xy += x.T @ y
 
     def covariances(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Means of x and y; covariance of x; covariance of x and y, both times the count."""
+        """Means of x and y; the covariance of x, and of x and y, both times the count."""
         mean_x, mean_y = self.x / self.count, self.y / self.count
         return (
             mean_x,
@@ -98,14 +98,14 @@ class Moments:
 
 @torch.no_grad()
 def start_at_identity(layer: nn.Sequential) -> None:
-    """The map of a learned layer becomes the identity; equal widths."""
+    """Sets the map of a layer to the identity; equal widths."""
     linear: Any = layer[-1]
     _set(linear, torch.eye(linear.out_features), torch.zeros(linear.out_features))
 
 
 @torch.no_grad()
-def start_at_least_squares(layer: nn.Sequential, kind: Layers, moments: Moments) -> None:
-    """The map becomes the one that predicts y from x best, with intercept; of orthogonal maps the best one."""
+def start_at_least_squares(layer: nn.Sequential, kind: Layers, moments: PairedSums) -> None:
+    """Sets the map, with intercept, to the best predictor of y from x, orthogonal where the layer is."""
     mean_x, mean_y, xx, xy = moments.covariances()
     if kind == "orthogonal":
         left, _, right = torch.linalg.svd(xy)
@@ -117,7 +117,7 @@ def start_at_least_squares(layer: nn.Sequential, kind: Layers, moments: Moments)
 
 
 def _set(linear: Any, weights: Tensor, bias: Tensor) -> None:
-    """An orthogonal map's weights are not a parameter: they are set to a tensor, from which its own follow."""
+    """The weights of an orthogonal map are no parameter: its parameters follow from the tensor that they are set to."""
     weights = weights.to(linear.bias)
     linear.weight = weights if is_parametrized(linear) else nn.Parameter(weights)
     linear.bias.copy_(bias)

@@ -1,8 +1,8 @@
 """Stitched models: blocks 0..l of a head, a stitch layer, blocks m+1..last of a tail and the tail's outputs.
 
-Masks and positions are computed by a model's own forward pass, so no block is ever called by hand: the head runs until
-its deepest stream is read; the tail runs whole, but its embeddings are replaced by the stream and its first blocks are
-not in it. A layer is the number of a block, its output; EMBED is what enters the first block.
+The forward pass of a model computes masks and positions, so that no block is called by hand: the head runs until its
+deepest stream is read; the tail runs whole, with the stream in place of its embeddings and without its first blocks. A
+layer is the number of a block and means its output; EMBED is the input of the first block.
 """
 
 import copy
@@ -27,7 +27,7 @@ Layer = int
 Auto = Literal["AutoModelForCausalLM", "AutoModelForSequenceClassification"]
 
 
-class Stack(NamedTuple):
+class BlockStack(NamedTuple):
     """Where a whole model keeps its blocks, relative to its backbone, and the module whose output enters the first.
 
     without: modules that would add to the stream between the two.
@@ -38,12 +38,15 @@ class Stack(NamedTuple):
     without: tuple[str, ...] = ()
 
 
-def _named(*kinds: str) -> dict[str, Stack]:
-    return {kind: Stack(ARCHITECTURES[kind].blocks, ARCHITECTURES[kind].embed.module) for kind in kinds}
+def _named(*kinds: str) -> dict[str, BlockStack]:
+    return {kind: BlockStack(ARCHITECTURES[kind].blocks, ARCHITECTURES[kind].embed.module) for kind in kinds}
 
 
-STACKS: dict[str, dict[str, Stack]] = {
-    "AutoModelForCausalLM": {**_named("gpt_neox", "gpt2", "llama"), "native": Stack("layers", "tok_embed", ("pos",))},
+STACKS: dict[str, dict[str, BlockStack]] = {
+    "AutoModelForCausalLM": {
+        **_named("gpt_neox", "gpt2", "llama"),
+        "native": BlockStack("layers", "tok_embed", ("pos",)),
+    },
     "AutoModelForSequenceClassification": _named("bert", "roberta", "distilbert", "gpt_neox", "gpt2", "llama"),
 }
 
@@ -52,17 +55,8 @@ def layer_name(layer: Layer) -> str:
     return "embed" if layer == EMBED else f"resid_post@{layer}"
 
 
-def layer_number(given: int | str, depth: int, key: str) -> Layer:
-    """`embed`, or the index of a block (negative from the end). key: what a wrong one is blamed on."""
-    if given == "embed":
-        return EMBED
-    if not isinstance(given, int) or not -depth <= given < depth:
-        raise BadInput(f"{key}: no such layer, got {given!r}; give embed, or a block from {-depth} to {depth - 1}")
-    return given % depth
-
-
-def check_stitchable(label: str, source: AnySource, auto: Auto) -> Stack:
-    """The model's stack. Raises BadInput for a model that cannot be cut, or has no such head at all."""
+def check_stitchable(label: str, source: AnySource, auto: Auto) -> BlockStack:
+    """The model's blocks. Raises BadInput for a model that cannot be cut, or that has no such head."""
     stacks = STACKS[auto]
     if not isinstance(source, Source) or not source.has_head:
         raise BadInput(f"model.{label}: it cannot be run past its activations, got no model with a head; use another")
@@ -76,14 +70,14 @@ def check_stitchable(label: str, source: AnySource, auto: Auto) -> Stack:
 
 
 def output_names(source: Source) -> tuple[str, ...]:
-    """What a classifier calls its outputs, in order; () where its config gives no names but LABEL_0, LABEL_1."""
+    """The names of a classifier's outputs, in order; () where its config only has LABEL_0, LABEL_1, ..."""
     names = getattr(getattr(source.skeleton, "config", None), "id2label", None) or {}
-    found = source.labels or tuple(str(names[i]) for i in sorted(names))
-    return () if all(re.fullmatch(r"LABEL_\d+", name) for name in found) else found
+    outputs = source.labels or tuple(str(names[i]) for i in sorted(names))
+    return () if all(re.fullmatch(r"LABEL_\d+", name) for name in outputs) else outputs
 
 
 class Inputs(NamedTuple):
-    """A batch of sequences as a model is given it."""
+    """A batch of sequences as models take it."""
 
     ids: Int[Tensor, "b s"]
     mask: Bool[Tensor, "b s"]
@@ -106,12 +100,12 @@ class _Done(Exception):
 
 @dataclass(frozen=True)
 class Whole:
-    """A model with its head, frozen and in place, that can be a head, a tail or both."""
+    """A model with its output head, frozen and on its device, that can be a head, a tail or both."""
 
     label: str
     source: Source
     model: Any
-    stack: Stack
+    stack: BlockStack
     dtype: torch.dtype = torch.float32
 
     @property
@@ -142,11 +136,11 @@ class Whole:
     def streams(self, inputs: Inputs, layers: Sequence[Layer]) -> dict[Layer, Float[Tensor, "b s d"]]:
         """The residual stream at these layers, from one forward pass that stops after the deepest."""
         blocks: Any = self.model.get_submodule(self.prefix + self.stack.blocks)
-        found: dict[Layer, Tensor] = {}
+        streams: dict[Layer, Tensor] = {}
 
         def keep(layer: Layer, value: Any) -> None:
-            found[layer] = first(value)
-            if len(found) == len(set(layers)):
+            streams[layer] = first(value)
+            if len(streams) == len(set(layers)):
                 raise _Done
 
         handles = [
@@ -159,7 +153,7 @@ class Whole:
             with self.autocast():
                 self.model(**self.given(inputs.to(self.device)))
         except _Done:
-            return found
+            return streams
         finally:
             for handle in handles:
                 handle.remove()
@@ -209,7 +203,7 @@ class Tail:
 
 
 def graft(module: nn.Module, path: Sequence[str], part: nn.Module | None) -> nn.Module:
-    """A copy of the module that shares everything with it but what lies at the path."""
+    """A copy of the module that shares all with it except the part at the path."""
     name, *rest = path
     grown = copy.copy(module)
     inner: Any = module._modules[name]

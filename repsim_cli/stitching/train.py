@@ -1,4 +1,4 @@
-"""Training of stitch layers: everything else is frozen, and the head runs once per batch for all of its layers."""
+"""Training of stitch layers: both models are frozen, and the head runs once per batch for all layers."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -16,12 +16,12 @@ from repsim_cli.data.base import Sequences
 from repsim_cli.errors import BadInput, RunFailed
 from repsim_cli.results import Progress, quiet
 from repsim_cli.settings import Above0, Fraction, Medium, NotNegative, Positive
-from repsim_cli.stitching.evaluate import Stitch, Task
+from repsim_cli.stitching.evaluate import PredictionTask, Stitch
 from repsim_cli.stitching.layers import (
     KINDS,
     Init,
     Layers,
-    Moments,
+    PairedSums,
     start_at_identity,
     start_at_least_squares,
 )
@@ -89,7 +89,7 @@ class StitchRecipe:
 
 
 @dataclass(frozen=True)
-class Fit:
+class StitchFit:
     """A stitch layer; the training loss of every step, in nats; the step at which it diverged, if it did."""
 
     layer: nn.Sequential
@@ -102,17 +102,17 @@ def fit_stitches(
     tail: Whole,
     stitches: Sequence[Stitch],
     sequences: Sequences,
-    task: Task,
+    task: PredictionTask,
     recipe: StitchRecipe,
     *,
     batch_size: int,
     seed: int,
     progress: Progress = quiet,
     entries: Mapping[Stitch, Entry] = {},
-) -> dict[Stitch, Fit]:
-    """The stitch layers of one head before one tail, each initialised and trained on these sequences.
+) -> dict[Stitch, StitchFit]:
+    """The stitch layers between a head and a tail, each initialised and trained on these sequences.
 
-    Layers are trained beside each other and do not depend on which others are. batch_size: sequences per forward pass;
+    They are trained side by side; none depends on the others. batch_size: sequences per forward pass;
     the gradients of a step's passes are summed. entries: of the cache; finished layers are read from there.
     """
     fits = {stitch: _read(entries[stitch], recipe, head, tail) for stitch in stitches if _done(entries, stitch)}
@@ -130,11 +130,11 @@ def fit_key(
     stitch: Stitch,
     identities: Mapping[str, Mapping[str, Any]],
     sequences: Sequences,
-    task: Task,
+    task: PredictionTask,
     recipe: StitchRecipe,
     settings: Mapping[str, Any],
 ) -> str:
-    """The cache's entry of one stitch layer. settings: what else decides about its bits (dtype, batch size, seed)."""
+    """The cache key of a stitch layer. settings: what else its bits depend on (dtype, batch size, seed)."""
     parts = {
         label: {name: identities[label].get(name) for name in ("weights_hash", "config_hash")}
         for label in (stitch.head.model, stitch.tail)
@@ -161,19 +161,19 @@ def _train(
     tail: Whole,
     stitches: Sequence[Stitch],
     sequences: Sequences,
-    task: Task,
+    task: PredictionTask,
     recipe: StitchRecipe,
     batch_size: int,
     seed: int,
     progress: Progress,
-) -> dict[Stitch, Fit]:
+) -> dict[Stitch, StitchFit]:
     device = tail.device
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         layers = {stitch: KINDS[recipe.layer].build(head.width, tail.width).to(device) for stitch in stitches}
     _initialise(head, tail, layers, sequences, recipe, batch_size, seed)
     if not recipe.trained:
-        return {stitch: Fit(layer, np.empty(0)) for stitch, layer in layers.items()}
+        return {stitch: StitchFit(layer, np.empty(0)) for stitch, layer in layers.items()}
     tails = {into: tail.tail(into) for into in {stitch.into for stitch in stitches}}
     optimisers = {
         stitch: torch.optim.SGD(layer.parameters(), lr=1.0, momentum=recipe.momentum, nesterov=True)
@@ -196,11 +196,11 @@ def _train(
             for stitch in running:
                 with tail.autocast():
                     stream = layers[stitch](streams[stitch.at].to(device))
-                found = task.predicted(tails[stitch.into](stream, inputs), inputs, labels)
-                loss = nn.functional.nll_loss(found.log_p, found.right, reduction="sum")
+                answers = task.predicted(tails[stitch.into](stream, inputs), inputs, labels)
+                loss = nn.functional.nll_loss(answers.log_p, answers.right, reduction="sum")
                 loss.backward()
                 total[stitch] += float(loss.detach())
-                chance, count = math.log(found.log_p.shape[1]), len(found.right)
+                chance, count = math.log(answers.log_p.shape[1]), len(answers.right)
             predicted += count
         for stitch in running:
             losses[stitch].append(total[stitch] / predicted)
@@ -216,13 +216,13 @@ def _train(
             if worse is not None or not finite:
                 broken[stitch] = recipe.steps if worse is None else worse
     return {
-        stitch: Fit(layers[stitch].requires_grad_(False), np.array(losses[stitch]), broken.get(stitch))
+        stitch: StitchFit(layers[stitch].requires_grad_(False), np.array(losses[stitch]), broken.get(stitch))
         for stitch in stitches
     }
 
 
 def _step(layer: nn.Module, optimiser: Any, recipe: StitchRecipe, step: int, predicted: int) -> None:
-    """One step on the gradient of the mean over what was predicted."""
+    """A step on the gradient of the mean over predictions."""
     for weights in layer.parameters():
         if weights.grad is not None:
             weights.grad /= predicted
@@ -235,7 +235,7 @@ def _step(layer: nn.Module, optimiser: Any, recipe: StitchRecipe, step: int, pre
 
 
 def _worse(losses: Sequence[float], chance: float) -> int | None:
-    """The step from which on a training that ended above where it began, and above chance, was never back there."""
+    """The step after which the loss stayed above both its start and chance; None where the training ended below."""
     limit = max(losses[0], chance)
     last = max(1, len(losses) // 10)
     if float(np.mean(losses[-last:])) <= limit:
@@ -244,7 +244,7 @@ def _worse(losses: Sequence[float], chance: float) -> int | None:
 
 
 def _order(count: int, recipe: StitchRecipe, seed: int) -> np.ndarray:
-    """The sequences of every step, (steps, batch): whole passes, each in its own order."""
+    """The sequences of every step, (steps, batch): full passes, each in a new order."""
     draw, wanted = np.random.default_rng(seed), recipe.steps * recipe.batch
     passes = [draw.permutation(count) for _ in range(-(-wanted // count))]
     return np.concatenate(passes)[:wanted].reshape(recipe.steps, recipe.batch)
@@ -268,7 +268,7 @@ def _initialise(
         for layer in layers.values():
             start_at_identity(layer)
         return
-    moments = {s: Moments(layer, head.width, tail.width, tail.device) for s, layer in layers.items()}
+    moments = {s: PairedSums(layer, head.width, tail.width, tail.device) for s, layer in layers.items()}
     chosen = np.sort(np.random.default_rng(seed).permutation(len(sequences.ids))[: recipe.init_sequences])
     for start in range(0, len(chosen), batch_size):
         inputs = inputs_of(sequences, chosen[start : start + batch_size])
@@ -285,15 +285,15 @@ def _done(entries: Mapping[Stitch, Entry], stitch: Stitch) -> bool:
     return stitch in entries and entries[stitch].complete
 
 
-def _read(entry: Entry, recipe: StitchRecipe, head: Whole, tail: Whole) -> Fit:
+def _read(entry: Entry, recipe: StitchRecipe, head: Whole, tail: Whole) -> StitchFit:
     layer = KINDS[recipe.layer].build(head.width, tail.width)
     tensors = safetensors.torch.load_file(entry.files["layer"])
     losses = tensors.pop("losses").numpy()
     layer.load_state_dict(tensors)
-    return Fit(layer.to(tail.device).requires_grad_(False), losses, entry.meta["diverged"])
+    return StitchFit(layer.to(tail.device).requires_grad_(False), losses, entry.meta["diverged"])
 
 
-def _write(entry: Entry, fit: Fit) -> None:
+def _write(entry: Entry, fit: StitchFit) -> None:
     tensors = {name: weights.detach().cpu().contiguous() for name, weights in fit.layer.state_dict().items()}
     tensors["losses"] = torch.from_numpy(fit.losses)
     try:

@@ -1,4 +1,4 @@
-"""The shapes of models, which the manifest says of every model, from their configs alone."""
+"""The shapes of models, from their configs alone; the manifest has them for every model."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -85,7 +85,7 @@ class Attention:
         self.tokenizers = tokenizers(self.models, data, extract)
 
     def memory(self) -> dict[str, float]:
-        """Bytes, estimated: weights, the maps of one batch (token by token of one model, by words of all), the sums."""
+        """Bytes, estimated: weights, the maps of a batch (by tokens of one model, by words of all), the sums."""
         heads = {reading.label: sum(layer.width for layer in reading.layers) for reading in self.readings}
         cells = self.hardware.batch_size * self.extract.length**2
         return {
@@ -116,7 +116,7 @@ class Attention:
         }
 
     def times(self, heads: int) -> dict[str, float]:
-        """Seconds, roughly: every pair of heads reads every cell of every sentence, with a logarithm or without."""
+        """Seconds, roughly: every pair of heads reads every cell of every sentence, some with a logarithm."""
         sentences, length = self.extract.sequences, usual_length(self.models, self.data, self.extract)
         cells = sentences * (length / 2) ** 2  # a word has two tokens or so, with the special ones
         speed = speed_of(self.hardware.device, threads=self.hardware.threads)[0]
@@ -131,7 +131,7 @@ class Attention:
         prepare(run, hardware)
         with run.stage("data"):
             sequences = inputs(run, self.models, self.tokenizers, self.data, self.extract, self.seed)
-            check_units({label: units(one, self.special) for label, one in sequences.items()}, sequences)
+            check_units({label: units(inputs_of, self.special) for label, inputs_of in sequences.items()}, sequences)
         identities, content = identified(run, self), None
         if self.cache:
             sentences = len(next(iter(sequences.values())).inputs)
@@ -174,7 +174,7 @@ class Attention:
 
     def _results(self, run: Run, matrices: Mapping[str, SimilarityMatrix]) -> Results:
         measures, of_heads = [], {}
-        every = [f"{one.label} {layer.name}.h{head}" for one in self.readings for layer in one.layers
+        every = [f"{reading.label} {layer.name}.h{head}" for reading in self.readings for layer in reading.layers
                  for head in range(layer.width)]  # fmt: skip
         for label, matrix in matrices.items():
             measure = self.measures[label]
@@ -194,7 +194,11 @@ class Attention:
                     bounds=list(measure.card.bounds), about={"measure": label},
                 )  # fmt: skip
         heads = [
-            {"model": one.label, "layers": [layer.name for layer in one.layers], "heads": one.layers[0].width}
-            for one in self.readings
+            {
+                "model": reading.label,
+                "layers": [layer.name for layer in reading.layers],
+                "heads": reading.layers[0].width,
+            }
+            for reading in self.readings
         ]
         return Results(study="attention", measures=measures, matrices=of_heads, about={"heads": heads})

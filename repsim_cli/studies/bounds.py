@@ -1,4 +1,4 @@
-"""What a run will need, known before it starts: its models, rows and memory, checked and as plan() shows them."""
+"""What a run will need: its models, rows and memory, checked before it starts, and as plan() shows them."""
 
 import bisect
 import sys
@@ -13,11 +13,11 @@ from repsim_cli.settings import Extract, Hardware
 def shown(models: Mapping[str, AnySource]) -> dict[str, str]:
     return {
         label: (
-            f"{one.model_type}, {one.layers} blocks of {one.width}, {one.parameters:,} parameters"
-            if isinstance(one, Source)
-            else f"precomputed, {one.rows} rows"
+            f"{source.model_type}, {source.layers} blocks of {source.width}, {source.parameters:,} parameters"
+            if isinstance(source, Source)
+            else f"precomputed, {source.rows} rows"
         )
-        for label, one in models.items()
+        for label, source in models.items()
     }
 
 
@@ -27,7 +27,7 @@ def in_gb(memory: Mapping[str, float]) -> dict[str, float]:
 
 
 def places(live: Mapping[str, Source], extract: Extract) -> int:
-    """Tokens of a sequence at most, or patches of an image."""
+    """The largest number of tokens of a sequence, or of patches of an image."""
     patches = [source.context or 0 for source in live.values() if source.modality == "images"]
     return max(patches, default=extract.length)
 
@@ -36,21 +36,21 @@ EXAMPLE = 64  # tokens of an example or sentence, for estimates
 
 
 def usual_length(live: Mapping[str, Source], data: Data, extract: Extract) -> int:
-    """Tokens of a sequence as they usually are: of examples fewer than they may have."""
+    """The usual number of tokens of a sequence: examples rarely have as many as they may."""
     longest = places(live, extract)
     return longest if data.packs(extract) or extract.padding == "keep" else min(longest, EXAMPLE)
 
 
 def most_rows(models: Mapping[str, AnySource], extract: Extract) -> int:
-    """Rows that the data can have at most; of words nothing is known before they are read."""
+    """The largest number of rows that the data can have; of words nothing is known before they are read."""
     live = {label: source for label, source in models.items() if isinstance(source, Source)}
-    own = extract.sequences * (places(live, extract) if extract.unit == "token" else 1)
+    read = extract.sequences * (places(live, extract) if extract.unit == "token" else 1)
     stored = [source.rows for source in models.values() if not isinstance(source, Source)]
-    return min([*stored, *([sys.maxsize if extract.unit == "word" else own] if live else [])])
+    return min([*stored, *([sys.maxsize if extract.unit == "word" else read] if live else [])])
 
 
 def passing(live: Mapping[str, Source], extract: Extract, hardware: Hardware, features: int) -> dict[str, float]:
-    """Bytes, estimated: weights, and what one forward batch leaves of all layers, of so many features."""
+    """Bytes, estimated: weights, and the activations of a forward batch, with so many features over all layers."""
     return {
         "weights": 4.0 * sum(source.parameters for source in live.values()),
         "forward": 4.0 * 2 * hardware.batch_size * places(live, extract) * features if live else 0.0,
@@ -58,7 +58,7 @@ def passing(live: Mapping[str, Source], extract: Extract, hardware: Hardware, fe
 
 
 def check_memory(need: float, hardware: Hardware, advice: str) -> None:
-    """`unfit` where a run needs more bytes than it may use."""
+    """Calls `unfit` where a run needs more bytes than it may use."""
     if need > (limit := hardware.memory_limit):
         unfit(
             f"hardware.memory_gb: the run needs about {need / 1e9:.2f} GB, got a limit of {limit / 1e9:.2f} GB; "
@@ -75,8 +75,8 @@ def check_rows_fit(
     key: str = "rows",
     least: int = 4,
 ) -> None:
-    """`unfit` where so many rows (extract.`key`) need too much; it says how many fit, if `least` or more do, or else
-    which other setting does."""
+    """Calls `unfit` where so many rows (extract.`key`) need too much memory. The message says how many would fit, where
+    that is `least` or more, or else which other setting would."""
 
     def need(rows: int) -> float:
         return sum(memory(rows).values())
@@ -93,7 +93,7 @@ def check_rows_fit(
 def other_settings(
     parts: Mapping[str, float], hardware: Hardware, live: Mapping[str, Source], *, processes: bool = False
 ) -> str:
-    """What would make a run fit whose memory has these parts, in bytes."""
+    """Which settings would make a run with these parts of memory, in bytes, fit."""
     need, forward = sum(parts.values()), parts.get("forward", 0.0)
     excess = need - hardware.memory_limit
     advice = [f"hardware.memory_gb={need / 1e9 + 0.1:.1f} would do"]
@@ -102,7 +102,7 @@ def other_settings(
         advice.insert(0, f"hardware.batch_size={batch} would fit")
     if processes:
         advice.append("hardware.processes=1 needs less")
-    # a model's weights, and its share of what grows with the features that are read
+    # a model's weights, and its share of the memory that grows with the number of features
     features = {label: source.layers * source.width for label, source in live.items()}
     by_feature = (forward + parts.get("rows", 0.0)) / max(sum(features.values()), 1)
     left = sorted(live, key=lambda label: live[label].parameters)

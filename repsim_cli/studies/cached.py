@@ -1,8 +1,8 @@
-"""Finished matrices and solved pairs in the cache, by content: what one run computed no other one computes again.
+"""Finished matrices and solved pairs in the cache, by content: no run computes again what another has computed.
 
-What is computed together is one entry. A measure whose pairs come from one product gives the same bits for the same
-models alone: its matrix of all models is an entry. Where pairs are solved one by one, a pair has the same bits in any
-company: each pair of models is an entry too, and a run with one more model solves the new pairs only.
+An entry holds what is computed together. The matrix of all models is an entry: a measure whose pairs come from a single
+product gives the same bits only for the same set of models. Where pairs are solved one by one, their bits do not depend
+on the other models: each pair of models is an entry too, and a run with one more model solves only the new pairs.
 """
 
 import hashlib
@@ -35,10 +35,10 @@ CODE = 1  # raise when a change of the code changes what an entry holds; a measu
 
 @dataclass(frozen=True, kw_only=True)
 class Content:
-    """What the matrices of a run are made of.
+    """What determines the matrices of a run.
 
-    models: of each reading what stands for its rows, None where nothing does. shared: for solved pairs too. whole: of
-    the matrix of all models. labels: a digest of the rows' classes.
+    models: a hash of the rows of each reading, None where there is none. shared: what solved pairs depend on too.
+    whole: what only the matrix of all models depends on. labels: a digest of the rows' classes.
     """
 
     readings: Sequence[Reading]
@@ -66,7 +66,9 @@ class Content:
             if not identity["weights_hash"]:
                 return None
             if isinstance(source, Precomputed):
-                words = [one.text for one in source.sentences] if isinstance(source, PrecomputedWords) else None
+                words = (
+                    [sentence.text for sentence in source.sentences] if isinstance(source, PrecomputedWords) else None
+                )
                 return key({"arrays": identity["weights_hash"], "names": source.names, "words": words})
             return activations_key(identity, sequences[reading.label], extract, reading.points, hardware.dtype)
 
@@ -84,14 +86,14 @@ class Content:
         )
 
     def of_matrix(self, measure: Measure) -> str | None:
-        """The entry of the measure's matrix of all models, if it can have one."""
+        """The key of the measure's matrix of all models, if it can be cached."""
         code, layers = code_of(measure), [[reading.label, *map(str, reading.layers)] for reading in self.readings]
         if code is None or None in self.models:
             return None
         return key({**self.shared, **self.whole, **self._measure(measure), "models": self.models, "layers": layers})
 
     def of_pairs(self, measure: Measure, wanted: Wanted | None) -> dict[tuple[int, int], str]:
-        """The entries of the measure's solved pairs, by the numbers of two models; none where it solves no pairs."""
+        """The keys of the measure's solved pairs, by the numbers of two models; none where it solves no pairs."""
         together = not isinstance(measure, Pairwise) or measure.compare_all is not None
         if together or self.shared["estimate"] == "moments" or code_of(measure) is None:
             return {}
@@ -122,14 +124,14 @@ def code_of(measure: Measure) -> str | None:
 
 
 def digest(arrays: Iterable[np.ndarray]) -> str:
-    found = hashlib.sha256()
+    hashed = hashlib.sha256()
     for array in arrays:
-        found.update(f"{array.dtype} {array.shape}".encode() + np.ascontiguousarray(array).tobytes())
-    return found.hexdigest()
+        hashed.update(f"{array.dtype} {array.shape}".encode() + np.ascontiguousarray(array).tobytes())
+    return hashed.hexdigest()
 
 
 @dataclass(kw_only=True)
-class Finished:
+class FinishedMatrices:
     """matrices: those that the cache holds, by the label of their measure. missing: measures whose matrix it lacks."""
 
     run: Run
@@ -166,45 +168,45 @@ def matrix_from(entry: Entry) -> SimilarityMatrix:
 
 
 @contextmanager
-def finished(run: Run, measures: Mapping[str, Measure], content: Content | None) -> Iterator[Finished]:
-    """What the cache holds of these measures' matrices; no content: nothing, and nothing is kept."""
+def finished(run: Run, measures: Mapping[str, Measure], content: Content | None) -> Iterator[FinishedMatrices]:
+    """What the cache holds of these measures' matrices; content None: nothing, and nothing is written."""
     keys = {} if content is None else {label: content.of_matrix(measure) for label, measure in measures.items()}
-    with _using(run, "matrices", [one for one in keys.values() if one is not None]) as entries:
-        found = Finished(run=run)
+    with _using(run, "matrices", [entry_key for entry_key in keys.values() if entry_key is not None]) as entries:
+        known = FinishedMatrices(run=run)
         for label, measure in measures.items():
             entry = entries.get(keys.get(label) or "")
             if entry is not None and entry.complete:
-                found.matrices[label] = matrix_from(entry)
+                known.matrices[label] = matrix_from(entry)
                 continue
-            found.missing[label] = measure
+            known.missing[label] = measure
             if entry is not None:
-                found.entries[label] = entry
-        run.manifest["matrices_cached"] = list(found.matrices)
-        yield found
+                known.entries[label] = entry
+        run.manifest["matrices_cached"] = list(known.matrices)
+        yield known
 
 
 @contextmanager
 def known_pairs(
     run: Run, measures: Mapping[str, Measure], content: Content | None, wanted: Wanted | None
 ) -> Iterator[dict[str, KnownPairs]]:
-    """The solved pairs of measures that solve them one by one; new ones are written, also where the run breaks off."""
-    keys = {} if content is None else {label: content.of_pairs(one, wanted) for label, one in measures.items()}
-    with _using(run, "pairs", [one for of_measure in keys.values() for one in of_measure.values()]) as entries:
-        found = {
+    """The solved pairs of measures that solve them one by one; new pairs are written even where the run fails."""
+    keys = {} if content is None else {label: content.of_pairs(measure, wanted) for label, measure in measures.items()}
+    with _using(run, "pairs", [pair for of_measure in keys.values() for pair in of_measure.values()]) as entries:
+        by_measure = {
             label: KnownPairs(
                 places=places_of(content.readings),
-                entries={models: entries[one] for models, one in of_measure.items()},
+                entries={models: entries[pair] for models, pair in of_measure.items()},
             )
             for label, of_measure in keys.items()
             if content is not None and entries and of_measure
         }
         try:
-            yield found
+            yield by_measure
         except BaseException:
-            for known in found.values():
+            for known in by_measure.values():
                 known.save()
             raise
-        for known in found.values():
+        for known in by_measure.values():
             known.finish()
 
 

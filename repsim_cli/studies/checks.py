@@ -1,4 +1,4 @@
-"""What the similarity of all layers may be asked for: each function raises BadInput, before any weight loads."""
+"""Checks of what the similarity of all layers is asked for: each raises BadInput, before any weights load."""
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -18,9 +18,9 @@ T = TypeVar("T")
 
 
 def suitable(measures: Mapping[str, T], check: Callable[[T], None], skip: bool) -> tuple[dict[str, T], dict[str, str]]:
-    """The measures that `check` accepts, and by label the reason why each other one is skipped.
+    """The measures that `check` accepts, and by label why each of the others is skipped.
 
-    Raises BadInput for the first that it refuses, where none may be skipped or all would be.
+    Raises BadInput for the first measure that `check` refuses, where none may be skipped or all would be.
     """
     kept, skipped = {}, {}
     for label, bound in measures.items():
@@ -50,7 +50,7 @@ def check_measure(bound: Measure, layers: Sequence[Layer], extract: Extract, *, 
 
 
 def check_widths(bound: Measure, layers: Sequence[Layer], rows: int) -> None:
-    """Whether the measure takes these widths, with this number of rows."""
+    """Checks that the measure takes these widths, with this number of rows."""
     wide = max(layers, key=lambda layer: layer.width)
     narrow = min(layers, key=lambda layer: layer.width)
     if bound.card.equal_widths and wide.width != narrow.width:
@@ -71,7 +71,7 @@ def check_widths(bound: Measure, layers: Sequence[Layer], rows: int) -> None:
 
 
 def check_rows(bound: Measure, layers: Sequence[Layer], rows: int) -> None:
-    """Whether so many rows at a time are enough, once they are counted."""
+    """Checks that so many rows at a time are enough, once they are counted."""
     if rows < bound.rows_needed:
         raise BadInput(f"data: {bound.name} needs at least {bound.rows_needed} rows, got {rows}; give more text")
     check_widths(bound, layers, rows)
@@ -89,17 +89,17 @@ def check_groups(
     models: Mapping[str, AnySource],
     readings: Sequence[Reading],
 ) -> None:
-    """Whether models of groups have counterparts."""
+    """Checks that the models of all groups have the same layers."""
     if not groups:
         return
     check_metrics(groups, models)
     first, *others = readings
     for reading in others:
-        own, wanted = ([layer.name for layer in one.layers] for one in (reading, first))
-        if own != wanted:
+        names, wanted = ([layer.name for layer in either.layers] for either in (reading, first))
+        if names != wanted:
             raise BadInput(
                 f"groups: models of equal depth are needed, got {len(wanted)} layers of '{first.label}' and "
-                f"{len(own)} of '{reading.label}'; leave one of them out, or choose extract.layers that both have"
+                f"{len(names)} of '{reading.label}'; leave one of them out, or choose extract.layers that both have"
             )
 
 
@@ -111,7 +111,7 @@ def check_targets(targets: str | None, models: Mapping[str, AnySource]) -> None:
 
 
 def check_within(asked: Mapping[str, object]) -> None:
-    """asked: by key, what compares layers of different models."""
+    """asked: by key, settings that compare layers of different models."""
     for key, value in asked.items():
         if value:
             raise BadInput(

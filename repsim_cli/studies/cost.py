@@ -1,6 +1,6 @@
-"""How long a run will take, roughly: operations of forward passes and pairs over the speed of the device.
+"""Roughly how long a run will take: operations of forward passes and pairs over the speed of the device.
 
-The constants were fitted to single measures of 1000 rows and to short runs, in one thread of a CPU.
+The constants were fitted to single measures of 1000 rows and to short runs, on a single CPU thread.
 """
 
 import functools
@@ -14,8 +14,8 @@ from repsim_cli.models.source import Source
 from repsim_cli.settings import Hardware
 
 SIDE = 1024  # of the matrices whose product is timed
-ASSUMED = {"float32": 1e13, "float16": 1e14, "bfloat16": 1e14}  # operations per second of a GPU that is not here
-EFFICIENCY = 0.5  # of a forward pass, against one large product
+ASSUMED = {"float32": 1e13, "float16": 1e14, "bfloat16": 1e14}  # operations per second of a GPU that this machine lacks
+EFFICIENCY = 0.5  # of a forward pass, relative to a large matrix product
 CALL = 3e-4  # seconds of a block's forward pass beside its operations
 START, FIGURE = 6.0, 0.4  # seconds
 
@@ -23,7 +23,7 @@ START, FIGURE = 6.0, 0.4  # seconds
 def forward_time(
     models: Iterable[Source], sequences: int, length: int, hardware: Hardware, *, vocabularies: bool = False
 ) -> float:
-    """Seconds for so many sequences through each model once. vocabularies: also through the head of its vocabulary."""
+    """Seconds for a forward pass of so many sequences through each model. vocabularies: through its output head too."""
     speed = EFFICIENCY * _speed(hardware, hardware.dtype)
     tokens, passes = sequences * length, -(-sequences // hardware.batch_size)
     seconds = 0.0
@@ -36,7 +36,7 @@ def forward_time(
 
 
 def training_time(layers: int, width: int, tokens: int, steps: int, hardware: Hardware) -> float:
-    """Seconds to train such a model on so many tokens in all: three forward passes of a block of 12 width^2 weights."""
+    """Seconds to train a model on so many tokens in total: three forward passes of blocks of 12 width^2 weights."""
     operations = 6.0 * tokens * layers * 12 * width**2
     return operations / (EFFICIENCY * _speed(hardware)) + 4 * CALL * steps * layers
 
@@ -54,7 +54,7 @@ def pairs_time(
     """Seconds for so many pairs of layers of these widths, on so many rows in each of the batches.
 
     Inner products cost a Gram matrix per layer and a sum over cells per pair; slow measures as many products of square
-    matrices as they say; the rest a product and a decomposition per pair.
+    matrices as they declare; all others a product and a decomposition per pair.
     """
     speed, n, d = _speed(hardware), float(rows), sum(widths) / len(widths)
     seconds = 0.0
@@ -79,19 +79,19 @@ def distances_time(widths: list[int], rows: int, hardware: Hardware) -> float:
 
 
 def moments_time(measures: Iterable[Measure], widths: list[int], pairs: int, rows: int, hardware: Hardware) -> float:
-    """Seconds for exact second moments: all covariances in float64, once, and a decomposition or two per pair."""
+    """Seconds for exact second moments: all covariances in float64 once, and one or two decompositions per pair."""
     features, count = float(sum(widths)), len(list(measures))
     operations = 2 * rows * features**2 + count * pairs * 40 * (features / len(widths)) ** 3
     return operations / _speed(hardware)
 
 
 def times(parts: Mapping[str, float], hardware: Hardware, *, figures: int = 10) -> dict[str, str]:
-    """For a plan: the seconds of each part in words, their sum, and where the speed is from."""
+    """For a plan: the duration of each part and of the whole, and where the speed is from."""
     whole = {**parts, "start, figures, report": START + FIGURE * figures}
     speed, source = speed_of(hardware.device, threads=hardware.threads)
     return {
         **{part: duration(seconds) for part, seconds in whole.items()},
-        "in all": f"{duration(sum(whole.values()))}, within a factor of 3 or so, beside downloads and trainings",
+        "in all": f"{duration(sum(whole.values()))}, within a factor of about 3, without downloads and training",
         "at": f"{speed / 1e9:,.0f} GFLOP/s in float32, {source}",
     }
 
@@ -114,11 +114,11 @@ def _speed(hardware: Hardware, dtype: str = "float32") -> float:
 
 @functools.cache
 def speed_of(device: str, dtype: str = "float32", threads: int | None = None) -> tuple[float, str]:
-    """Operations per second of a matrix product, the best of several, and how they are known. threads: of the CPU."""
+    """Operations per second of a matrix product, the best of several, and how this is known. threads: of the CPU."""
     try:
         x = torch.rand(SIDE, SIDE, device=device, dtype=getattr(torch, dtype))
     except (RuntimeError, AssertionError):
-        return ASSUMED[dtype], f"assumed of '{device}', which is not here"
+        return ASSUMED[dtype], f"assumed for '{device}', which this machine lacks"
     best, before = float("inf"), torch.get_num_threads()
     torch.set_num_threads(threads or before)
     for _ in range(4):  # the first warms up

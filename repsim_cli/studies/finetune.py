@@ -1,4 +1,4 @@
-"""Classifiers of one training data under several seeds: alike where they were trained to be, and elsewhere?"""
+"""Classifiers trained on the same data under several seeds: do they agree beyond the training distribution?"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -37,19 +37,19 @@ class Finetune:
     def plan(self) -> dict[str, Any]:
         return {
             "models": {
-                label: f"{one.model_type}, {one.layers} blocks of {one.width}, {one.parameters:,} parameters"
-                for label, one in self.models.items()
+                label: f"{x.model_type}, {x.layers} blocks of {x.width}, {x.parameters:,} parameters"
+                for label, x in self.models.items()
             },
             "labels": list(next(iter(self.models.values())).labels),
             "weights": "trained where they are not in the cache",
-            "time, roughly": "not estimated; what a training takes stands above its entry in conf/models.yaml",
+            "time, roughly": "not estimated; see the comment above the entry in conf/models.yaml",
         }
 
     def run(self, run: Run) -> Results:
         with run.stage("models"):
             identities = {label: source.identity() for label, source in self.models.items()}
             run.manifest["models"] = identities
-            losses = {label: training_record(own["trained"])["loss"] for label, own in identities.items()}
+            losses = {label: training_record(identity["trained"])["loss"] for label, identity in identities.items()}
         run.save_manifest()
         return Results(
             study="finetune",
@@ -67,5 +67,5 @@ class Finetune:
 
 
 def training_record(key: str) -> dict[str, Any]:
-    """What was noted while a model in the cache was trained: seed, recipe, loss by step."""
+    """The record of the training of a model in the cache: seed, recipe, loss by step."""
     return kept(key, RECORD)

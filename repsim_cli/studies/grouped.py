@@ -1,4 +1,4 @@
-"""Named groups of models: which models they have, by name or by a metric that models were saved with."""
+"""Named groups of models, whose members are listed or chosen by a metric that models were saved with."""
 
 import itertools
 from collections.abc import Mapping
@@ -12,19 +12,19 @@ from repsim_cli.settings import Group, Ranked
 
 
 def listed(groups: Mapping[str, Group]) -> dict[str, list[str]]:
-    """The models of the groups where all are named; none where some are chosen by a metric, in the run."""
+    """The models of the groups where all are listed; none where the run chooses some by a metric."""
     if any(isinstance(group, Ranked) for group in groups.values()):
         return {}
     return {name: list(group) for name, group in groups.items() if not isinstance(group, Ranked)}
 
 
 def of_groups(models: Mapping[str, AnySource], members: Members) -> dict[str, AnySource]:
-    """The models that stand in groups, in their order: no other needs to be run. All of them without groups."""
+    """The models of the groups, in their order: no other needs to be run. Without groups all models."""
     return {label: models[label] for group in members.values() for label in group} or dict(models)
 
 
 def check_metrics(groups: Mapping[str, Group], models: Mapping[str, AnySource]) -> None:
-    """Raises BadInput where models are to be ranked that have no metrics."""
+    """Raises BadInput where models without metrics are to be ranked."""
     for name, by in {name: group.by for name, group in groups.items() if isinstance(group, Ranked)}.items():
         for label, source in models.items():
             if isinstance(source, Precomputed) or source.metrics is None:
@@ -35,7 +35,7 @@ def check_metrics(groups: Mapping[str, Group], models: Mapping[str, AnySource]) 
 
 
 def resolve(groups: Mapping[str, Group], metrics: Mapping[str, Mapping[str, float]]) -> dict[str, list[str]]:
-    """The models of every group. metrics: of all models, in order; equal ones keep that order in the ranking.
+    """The models of every group. metrics: of all models, in order; models of equal metrics keep this order.
 
     Raises BadInput where a model lacks the metric, or would be in two groups.
     """
@@ -67,7 +67,7 @@ def resolve(groups: Mapping[str, Group], metrics: Mapping[str, Mapping[str, floa
 
 
 def ties(groups: Mapping[str, Group], members: Members, metrics: Mapping[str, Mapping[str, float]]) -> list[str]:
-    """Of which top and bottom groups a metric tells some models not apart."""
+    """Messages about top and bottom groups that share a value of their metric."""
     ranked = {name: group for name, group in groups.items() if isinstance(group, Ranked)}
     messages = []
     for (a, top), (b, bottom) in itertools.permutations(ranked.items(), 2):
@@ -79,7 +79,7 @@ def ties(groups: Mapping[str, Group], members: Members, metrics: Mapping[str, Ma
 
 
 def chosen(run: Run, groups: Mapping[str, Group], models: Mapping[str, AnySource]) -> dict[str, list[str]]:
-    """The models of every group, those by metric resolved, and noted in the manifest."""
+    """The models of every group, those chosen by metric included, noted in the manifest."""
     ranked = list(dict.fromkeys(group.by for group in groups.values() if isinstance(group, Ranked)))
     metrics = {
         label: named(label, source.metrics)

@@ -1,4 +1,4 @@
-"""The matrices of all layers of all models: estimated over the rows of a run, and kept with what is known of them."""
+"""The matrices of all layers of all models: estimated over the rows of a run, cached, and recorded with their tests."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -44,7 +44,7 @@ Matrices = dict[str, SimilarityMatrix]
 
 
 def resumed(file: Path, always: bool = False) -> tuple[State | None, Callable[[State], None]]:
-    """The running means that a killed run saved, if any, and what saves the next ones: always, or every few seconds."""
+    """The running means that a killed run saved, if any, and a function to save them, always or every few seconds."""
     saved = time.monotonic()
 
     def save(state: State) -> None:
@@ -60,8 +60,9 @@ def resumed(file: Path, always: bool = False) -> tuple[State | None, Callable[[S
 class Clusters:
     """Which rows of the run depend on each other.
 
-    documents: what every row is of, or itself. beginnings: what it is the first row of (see `segments.py`). whole: the
-    rows of each sequence, where a sample must be of whole sequences, so that documents keep their segments.
+    documents: the document of every row, or the row itself. beginnings: what the row is the first of (see
+    `segments.py`). whole: how many rows each sequence has, where only whole sequences may be sampled, so that documents
+    keep their segments.
     """
 
     documents: np.ndarray
@@ -69,7 +70,7 @@ class Clusters:
     whole: np.ndarray | None
 
     def segments(self, extract: Extract, seed: int, least: int) -> Segments:
-        """Which rows of the batches trade places, `least` of a batch. Raises BadInput where too few documents can."""
+        """Which rows of each batch are exchanged, at least `least`. Raises BadInput where too few documents can be."""
         total = len(self.documents)
         count = 1 if extract.estimate == "full" else total // extract.batch_rows
         batches = [row_numbers(extract, total, seed, batch, self.whole) for batch in range(count)]
@@ -112,7 +113,7 @@ def matrices_of(
     wanted: Wanted | None,
     side: int,
 ) -> Matrices:
-    """Of every measure the matrix of all layers, from the cache where it is known; no model runs where all are.
+    """The matrix of all layers of every measure, from the cache where it has them; no model runs where it has all.
 
     trading: the rows that permutations move, where significance is by permutation. side: features of a block, of
     second moments.
@@ -179,14 +180,14 @@ def estimated(
     wanted: Wanted | None,
     known: Mapping[str, KnownPairs],
 ) -> Matrices:
-    """From one pass over the rows, resumed from the means that an interrupted run saved.
+    """The matrices from a single pass over the rows, resumed from the means that an interrupted run saved.
 
     trading: the rows that permutations move, where significance is by permutation. known: pairs in the cache.
     """
     file = run.folder / STATE
     state, save = resumed(file, always=any(measure.slow is not None for measure in measures.values()))
     if state is not None and not all(f"{label}.mean" in state for label in measures):
-        state = None  # of a time when the cache held the matrix of one of them
+        state = None  # saved while the cache held some of these matrices
     names = [str(layer) for reading in rows.readings for layer in reading.layers]
     labels = batch_labels(rows.sequences, rows.extract, rows.numbers)
 
@@ -235,31 +236,31 @@ def estimated(
             kept = np.load(_per_batch_file(run, label), mmap_mode="r")[: matrix.batches]
             se = judging.without_each(kept, partial(of_sums, measures[label], names=names))
             matrices[label] = replace(matrix, se=se)
-    file.unlink(missing_ok=True)  # first: without it the run begins with the first batch, and keeps all of them again
+    file.unlink(missing_ok=True)  # first: a run without it starts at the first batch and writes all files again
     for label in matrices:
         _per_batch_file(run, label).unlink(missing_ok=True)
     return matrices
 
 
 def by_moments(run: Run, rows: Rows, measures: Mapping[str, Measure], side: int) -> Matrices:
-    """From second moments, by blocks of `side` features: what one pass stored, the next ones read again."""
+    """The matrices from second moments, by blocks of `side` features: later passes read what the first one stored."""
     places, layers = places_of(rows.readings), [layer for reading in rows.readings for layer in reading.layers]
     progress = partial(run.progress, label="activations and second moments", unit="batches")
 
     def passes(chosen: Sequence[int]) -> Iterator[list[Tensor]]:
-        found, read = [], []
-        for reading, place in zip(rows.found(), places, strict=True):
+        some, read = [], []
+        for reading, place in zip(rows.current(), places, strict=True):
             numbers = [a for a in range(place.start, place.stop) if a in chosen]
             if not numbers:
                 continue
             if reading.points and reading.label in rows.recorders:
-                numbers = list(range(place.start, place.stop))  # what is written must be whole
-            own = [a - place.start for a in numbers]
-            points = [reading.points[a] for a in own] if reading.points else []
-            found.append(replace(reading, points=points, layers=[reading.layers[a] for a in own]))
+                numbers = list(range(place.start, place.stop))  # the cache stores whole models
+            indices = [a - place.start for a in numbers]
+            points = [reading.points[a] for a in indices] if reading.points else []
+            some.append(replace(reading, points=points, layers=[reading.layers[a] for a in indices]))
             read += numbers
         kept = [read.index(a) for a in chosen]
-        for batch in rows.stream(progress, found):
+        for batch in rows.stream(progress, some):
             yield [batch[a] for a in kept]
 
     names, widths = [str(layer) for layer in layers], [layer.width for layer in layers]
@@ -276,8 +277,8 @@ def records(
     trading: Segments | None,
     wanted: Wanted | None,
 ) -> tuple[list[Measured], dict[str, Table]]:
-    """The measures as results.json keeps them, and of a permutation test the table of the closest layers."""
-    found, closest = [], []
+    """The measures as results.json has them, and after a permutation test the table of the closest layers."""
+    measured, closest = [], []
     names = [layer.name for reading in readings for layer in reading.layers]
     places = dict(zip((reading.label for reading in readings), places_of(readings), strict=True))
     for label, matrix in matrices.items():
@@ -300,20 +301,20 @@ def records(
             extra["low"], extra["high"] = judging.bands(
                 matrix.values, extra["se"], matrix.batches, significance, measure.card
             )
-        found.append(measure_record(run, readings, label, measure, matrix, extra, judged.null, wanted=wanted))
+        measured.append(measure_record(run, readings, label, measure, matrix, extra, judged.null, wanted=wanted))
         if significance.method == "permutation":
             best = judging.best_pairs(significance, measure, matrix, places, names)
             closest += [[label, *row] for row in best]
-    return found, {"closest layers": Table(columns=CLOSEST, rows=closest)} if closest else {}
+    return measured, {"closest layers": Table(columns=CLOSEST, rows=closest)} if closest else {}
 
 
 def _jackknifed(significance: Significance, estimate: str) -> bool:
-    """Whether errors need every batch's matrix: a ratio of sums has none that could be added up."""
+    """Whether standard errors need every batch's matrix: those of a ratio of sums do not add up over batches."""
     return significance.bands and estimate == "ratio_of_sums"
 
 
 def _per_batch_file(run: Run, label: str) -> Path:
-    """Every batch's matrix, while the run goes on."""
+    """The file of every batch's matrix, until the run ends."""
     return run.folder / f".per-batch-{slug(label)}.npy"
 
 

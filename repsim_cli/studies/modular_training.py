@@ -1,4 +1,4 @@
-"""Training of models of modular sums: what each stage reached, and what is still wrong."""
+"""Training of models of modular sums: what each stage reached, and its remaining errors."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -45,11 +45,12 @@ class ModularTraining:
     def plan(self) -> dict[str, Any]:
         return {
             "models": {
-                label: f"{one.layers} blocks of {one.width}, {one.parameters:,} parameters, {one.vocabulary} numbers"
-                for label, one in self.models.items()
+                label: f"{source.layers} blocks of {source.width}, {source.parameters:,} parameters, "
+                f"{source.vocabulary} numbers"
+                for label, source in self.models.items()
             },
             "weights": "trained where they are not in the cache",
-            "time, roughly": "not estimated; what a training takes stands above its entry in conf/models.yaml",
+            "time, roughly": "not estimated; see the comment above the entry in conf/models.yaml",
         }
 
     def run(self, run: Run) -> Results:
@@ -57,7 +58,8 @@ class ModularTraining:
             identities = {label: source.identity() for label, source in self.models.items()}
             run.manifest["models"] = identities
             curves, wrong = (
-                {label: kept(own["trained"], name) for label, own in identities.items()} for name in (CURVES, MISTAKES)
+                {label: kept(identity["trained"], name) for label, identity in identities.items()}
+                for name in (CURVES, MISTAKES)
             )
         run.save_manifest()
         tables = {
@@ -77,7 +79,7 @@ class ModularTraining:
                 ],
             ),
             "wrong validation rows": Table(
-                columns=["model", "sum", "told - true, mod p", "rows"],
+                columns=["model", "sum", "predicted - true, mod p", "rows"],
                 rows=[
                     [label, stage, *pair]
                     for label, stages in wrong.items()

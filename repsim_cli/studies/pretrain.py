@@ -1,4 +1,4 @@
-"""Pre-training of one small language model, with its tokenizer, kept at chosen steps in transformers format."""
+"""Pre-training of a small language model with its tokenizer; checkpoints at chosen steps, in transformers format."""
 
 from typing import Any
 

@@ -24,7 +24,7 @@ from repsim_cli.training.probes import (
     ERRORS,
     LINEAR,
     PROBES,
-    Fit,
+    ProbeFit,
     Record,
     Split,
     Unit,
@@ -175,7 +175,7 @@ class Probes:
         rows: Mapping[tuple[str, str], np.ndarray],
         targets: Mapping[str, np.ndarray],
         split: Split,
-    ) -> dict[tuple[str, str], dict[Record, Fit]]:
+    ) -> dict[tuple[str, str], dict[Record, ProbeFit]]:
         """All fits by model and layer. What is finished is written every few seconds, and not done again."""
         from joblib import Parallel, delayed
 
@@ -194,15 +194,15 @@ class Probes:
             if time.monotonic() - saved > SAVE_EVERY:
                 write(file, json.dumps(done).encode())
                 saved = time.monotonic()
-        fits: dict[tuple[str, str], dict[Record, Fit]] = {(layer.model, layer.name): {} for layer in self.layers}
+        fits: dict[tuple[str, str], dict[Record, ProbeFit]] = {(layer.model, layer.name): {} for layer in self.layers}
         for (model, layer, *_), records in done:
-            fits[model, layer] |= {tuple(record): Fit(*values) for record, values in records}
+            fits[model, layer] |= {tuple(record): ProbeFit(*values) for record, values in records}
         return fits
 
     def _results(
         self,
         run: Run,
-        fits: Mapping[tuple[str, str], Mapping[Record, Fit]],
+        fits: Mapping[tuple[str, str], Mapping[Record, ProbeFit]],
         targets: Mapping[str, np.ndarray],
         split: Split,
     ) -> Results:

@@ -1,4 +1,4 @@
-"""Matrices of all layers as results.json keeps them: one file per pair of models."""
+"""Matrices of all layers as results.json has them: a file per pair of models."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -15,14 +15,14 @@ from repsim_cli.results import Run, slug
 from repsim_cli.similarity import SimilarityMatrix, Wanted
 
 
-def places_of(found: Sequence[Reading]) -> list[slice]:
+def places_of(readings: Sequence[Reading]) -> list[slice]:
     """Where each model's layers stand among all."""
-    ends = np.cumsum([0, *(len(reading.layers) for reading in found)])
+    ends = np.cumsum([0, *(len(reading.layers) for reading in readings)])
     return [slice(start, end) for start, end in itertools.pairwise(ends)]
 
 
 def card_record(measure: Measure) -> dict[str, Any]:
-    """The card as results.json keeps it. cosine: whether the value is a cosine, whose angle is a metric."""
+    """The card as results.json has it. cosine: whether the value is a cosine, whose angle is a metric."""
     return {**measure.card.record(), "cosine": is_cosine(measure)}
 
 
@@ -40,11 +40,11 @@ def measure_record(
     available: int | None = None,
     wanted: Wanted | None = None,
 ) -> Measured:
-    """One measure in results.json, its matrices saved: one per pair of models (both ways if asymmetric).
+    """A measure in results.json; its matrices are saved, one per pair of models (both ways if asymmetric).
 
-    extra: what else is known of every cell (se, p, ...), saved beside the values where it is there.
-    available: what matrix.rows were taken of, by default the rows of the run. wanted: which cells the run is about;
-    the matrix of two models is saved where one is.
+    extra: further numbers of every cell (se, p, ...), saved beside the values; None is left out.
+    available: how many rows matrix.rows were taken of, by default the rows of the run. wanted: which cells were
+    computed; the matrix of two models is saved where any of its cells was.
     """
     places = places_of(readings)
     values = matrix.values.cpu().numpy()
@@ -86,7 +86,7 @@ def blocks_record(
     rows: int,
     batches: int,
 ) -> Measured:
-    """One measure in results.json, of square matrices that stand alone: name -> (names of rows and columns, values)."""
+    """A measure in results.json, of separate square matrices: name -> (names of rows and columns, values)."""
     matrices = []
     for i, (name, (layers, values)) in enumerate(blocks.items()):
         if not np.isfinite(values).all():

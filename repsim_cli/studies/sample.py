@@ -1,4 +1,4 @@
-"""The rows that a study looks at: what its models are run on, and what they do there, from the cache if it is known."""
+"""The rows that a study reads: the inputs of its models, and their activations, from the cache where it has them."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -23,7 +23,7 @@ from repsim_cli.settings import Extract, Hardware
 
 @runtime_checkable
 class Study(Protocol):
-    """What a study says of its rows."""
+    """What a study provides for its rows to be read."""
 
     readings: list[Reading]
     devices: dict[str, str]
@@ -37,7 +37,7 @@ class Study(Protocol):
 
 
 def prepare(run: Run, hardware: Hardware) -> None:
-    """Sets the threads of the run; the manifest says them and the device."""
+    """Sets the threads of the run, and notes them and the device in the manifest."""
     if hardware.threads:
         torch.set_num_threads(hardware.threads)
     run.manifest.update(device=hardware.device, threads=torch.get_num_threads())
@@ -46,18 +46,18 @@ def prepare(run: Run, hardware: Hardware) -> None:
 def inputs(
     run: Run, live: Mapping[str, Source], tokenizers: Mapping[str, Any], data: Data, extract: Extract, seed: int
 ) -> dict[str, Sequences]:
-    """What each live model is run on, noted in the manifest."""
+    """The inputs of each live model, noted in the manifest."""
     sequences = sequences_of(live, tokenizers, data, extract, seed)
     if sequences:
-        found, notices = described(sequences, data, extract)
-        run.input("data", found)
+        description, notices = described(sequences, data, extract)
+        run.input("data", description)
         for notice in notices:
             run.warn(notice)
     return sequences
 
 
 def counted(run: Run, study: Study, sequences: Mapping[str, Sequences]) -> int:
-    """The rows that there are, noted in the manifest; a warning where fewer than were asked for."""
+    """The number of rows, noted in the manifest; warns where it is smaller than asked for."""
     total, asked = total_rows(study.readings, sequences, study.extract), study.extract.rows
     run.manifest["rows"] = total
     if study.extract.estimate == "full" and total < asked:
@@ -68,7 +68,7 @@ def counted(run: Run, study: Study, sequences: Mapping[str, Sequences]) -> int:
 def batch_labels(
     sequences: Mapping[str, Sequences], extract: Extract, numbers: Callable[[int], np.ndarray]
 ) -> Callable[[int], Tensor | None]:
-    """By the number of a batch the class of each of its rows (`numbers`); None where the data has no classes."""
+    """The classes of the rows (`numbers`) of a batch, by its number; None where the data has no classes."""
     codes = row_labels(next(iter(sequences.values())), extract) if sequences else None
     if codes is None:
         return lambda batch: None
@@ -77,7 +77,7 @@ def batch_labels(
 
 @dataclass(frozen=True, kw_only=True)
 class Rows:
-    """The rows of a run while the cache entries of its models are held. modules: the models that the cache has not.
+    """The rows of a run while the cache entries of its models are held. modules: the models that are not in the cache.
 
     whole: as in `row_numbers`.
     """
@@ -98,21 +98,23 @@ class Rows:
         """Which rows of the run a batch holds."""
         return row_numbers(self.extract, self.total, self.seed, batch, self.whole)
 
-    def found(self) -> list[Reading]:
-        """What is read, from the cache where that has it whole by now."""
+    def current(self) -> list[Reading]:
+        """The readings, from the cache where it is complete by now."""
         return [from_cache(reading, self.entries, self.identities) for reading in self.readings]
 
-    def stream(self, progress: Progress, found: list[Reading] | None = None, seen: int = 0) -> Iterator[list[Tensor]]:
-        """Batches of all layers from that number on, as the estimate takes them. found: what is read, where not all."""
-        first, given = seen * self.extract.batch_rows, found or self.found()
+    def stream(
+        self, progress: Progress, readings: list[Reading] | None = None, seen: int = 0
+    ) -> Iterator[list[Tensor]]:
+        """Batches of all layers from batch `seen` on, as the estimate needs them. readings: None: all."""
+        first, given = seen * self.extract.batch_rows, readings or self.current()
         rows = blocks(given, self.modules, self.recorders, self.sequences, self.extract, self.hardware, progress, first)
         return batches(rows, self.extract, self.total, self.seed, first, self.whole)
 
 
 def identified(run: Run, study: Study) -> Identities:
-    """What each model is, with the hashes of its weights, noted in the manifest."""
+    """The identity of each model, with the hashes of its weights, noted in the manifest."""
     with run.stage("hashes"):
-        identities = {label: one.identity() for label, one in study.models.items()}
+        identities = {label: model.identity() for label, model in study.models.items()}
         run.input("models", identities)
         run.manifest["models_run"] = []
     run.save_manifest()
@@ -129,13 +131,13 @@ def opened(
     *,
     identities: Identities | None = None,
 ) -> Iterator[Rows]:
-    """The rows, with the models loaded that are to be run; the manifest says which. identities: if they are known."""
+    """The rows, with those models loaded that must be run, noted in the manifest. identities: where they are known."""
     extract, hardware = study.extract, study.hardware
     identities = identities or identified(run, study)
-    live = [one for one in study.readings if study.cache and isinstance(one.source, Source)]
+    live = [reading for reading in study.readings if study.cache and isinstance(reading.source, Source)]
     with cached(live, sequences, identities, extract, hardware.dtype, run.warn) as entries:
-        found = [from_cache(reading, entries, identities) for reading in study.readings]
-        running = {one.label: one.source for one in found if isinstance(one.source, Source)}
+        now = [from_cache(reading, entries, identities) for reading in study.readings]
+        running = {reading.label: reading.source for reading in now if isinstance(reading.source, Source)}
         run.manifest["models_run"] = list(running)
         with run.stage("models"):
             modules = {

@@ -36,7 +36,7 @@ from repsim_cli.studies.matrices import Clusters, Matrices, clusters_of, matrice
 from repsim_cli.studies.sample import counted, inputs, prepare
 from repsim_cli.studies.solved import solved
 
-FULL = 0.9  # of the rows: a test on fewer is warned about
+FULL = 0.9  # of the rows: a test on fewer gives a warning
 
 
 @studies.register("similarity")
@@ -84,7 +84,7 @@ class Similarity:
         if within:
             check_within({"groups": self.groups, "base": base, "significance": significance.method != "none"})
         self.devices = devices(hardware, list(model))
-        stored = any(isinstance(one, PrecomputedWords) for one in model.values())
+        stored = any(isinstance(source, PrecomputedWords) for source in model.values())
         several = bool(self.live) and (extract.unit in ("token", "word") or data.packs(extract))
         dependent = (several or stored) and significance.clusters == "document"
         judging.check(significance, extract.estimate, dependent)
@@ -104,14 +104,14 @@ class Similarity:
         return any(bound.slow is not None for bound in self.measures.values())
 
     def _take(self, models: Mapping[str, AnySource]) -> None:
-        """What is read of these models."""
+        """Sets the models and what is read of them."""
         self.models = dict(models)
         self.live = {label: source for label, source in models.items() if isinstance(source, Source)}
         self.readings = readings(models, self.extract)
         self.layers = [layer for reading in self.readings for layer in reading.layers]
 
     def _wanted(self) -> Tensor | None:
-        """Which pairs of layers the run is about, where not all are."""
+        """Which pairs of layers are compared; None: all of them."""
         if not self.within:
             return None
         models = list(self.models)
@@ -125,7 +125,7 @@ class Similarity:
         return min(extract.rows, most_rows(self.models, extract)) if extract.estimate == "full" else extract.batch_rows
 
     def memory(self, rows: int) -> dict[str, float]:
-        """Bytes, estimated: weights, what one forward batch leaves, one batch of rows, and the Gram tiles."""
+        """Bytes, estimated: weights, activations of a forward batch, a batch of rows, Gram tiles."""
         hardware, measures = self.hardware, self.measures.values()
         features = sum(layer.width for layer in self.layers)
         tile = min(hardware.tile, rows)
@@ -138,7 +138,7 @@ class Similarity:
             **passing(self.live, self.extract, hardware, features),
             "rows": 4.0 * 3 * rows * features,
             "distances": 4.0 * rows**2 * (packed * len(self.layers) / 2 + whole),
-            # a block of two layers at least, what is prepared of every layer, and a batch in float64
+            # a block of at least two layers, the prepared state of every layer, and a batch in float64
             "moments": 8.0 * (4 * widest**2 + 3 * sum(x.width**2 for x in self.layers) + 2 * rows * features)
             if self.extract.estimate == "moments"
             else 0.0,
@@ -218,11 +218,11 @@ class Similarity:
             return self._results(run, matrices, trading)
 
     def _trading(self, run: Run, clusters: Clusters) -> Segments | None:
-        """The rows that permutations move, if they are enough for every measure."""
+        """The rows that permutations move. Raises BadInput where they are too few for a measure."""
         if self.significance.method != "permutation":
             return None
         widest = max(layer.width for layer in self.layers)
-        least = max(widest + 1 if one.card.refuses_wide else one.rows_needed for one in self.measures.values())
+        least = max(widest + 1 if bound.card.refuses_wide else bound.rows_needed for bound in self.measures.values())
         trading = clusters.segments(self.extract, self.seed, least)
         if trading.share < FULL:
             run.warn(
@@ -232,7 +232,7 @@ class Similarity:
         return trading
 
     def _choose(self, run: Run) -> None:
-        """The models of the groups, some by the metrics that they were saved with; no other is run."""
+        """Keeps only the models of the groups, some chosen by the metrics that they were saved with."""
         self.members = chosen(run, self.groups, self.models)
         self._take(of_groups(self.models, self.members))
         self.tokenizers = {label: self.tokenizers[label] for label in self.live}
@@ -241,14 +241,14 @@ class Similarity:
         return inputs(run, self.live, self.tokenizers, self.data, self.extract, self.seed)
 
     def counted(self, run: Run, sequences: Mapping[str, Sequences]) -> int:
-        """The rows that there are, if they are enough."""
+        """The number of rows. Raises BadInput where they are too few."""
         total, estimate = counted(run, self, sequences), self.extract.estimate
         if estimate in ("per_batch", "ratio_of_sums") and total < self.extract.batch_rows:
             raise self._too_few_rows(str(total))
         at_a_time = {"full": min(total, self.extract.rows), "moments": total}.get(estimate, self.extract.batch_rows)
 
         def check(bound: Measure) -> None:
-            if bound.card.labelled and all(one.labels is None for one in sequences.values()):
+            if bound.card.labelled and all(inputs.labels is None for inputs in sequences.values()):
                 raise BadInput(
                     f"data: {bound.name} needs a label per row, got none in {self.data.source}; use other data"
                 )
@@ -261,7 +261,7 @@ class Similarity:
         return total
 
     def _side(self) -> int:
-        """Features of a block of layers: a quarter of the memory that is left holds the products of two blocks."""
+        """Features of a block of layers: a quarter of the free memory holds the products of two blocks."""
         free = self.hardware.memory_limit - sum(self.memory(self.rows()).values())
         return int((max(free, 0.0) / 4 / 8) ** 0.5)
 

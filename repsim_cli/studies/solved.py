@@ -1,4 +1,4 @@
-"""How the pairs of a measure that is solved pair by pair were solved, and what another solver says of some."""
+"""How pairs that are solved one by one were solved, and what another solver finds for some of them."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,7 +18,7 @@ PAIRS_SOLVED, AUDIT = "pairs solved one by one", "audit of pairs by another solv
 def solved(
     run: Run, names: Sequence[str], measures: Mapping[str, Measure], matrices: Mapping[str, SimilarityMatrix]
 ) -> dict[str, Table]:
-    """How the pairs of slow measures were solved: means over batches, pairs of a layer with itself left out.
+    """How the pairs of slow measures were solved: means over batches, without pairs of a layer with itself.
 
     names: of all layers, with their models.
     """
@@ -48,7 +48,7 @@ AUDIT_COLUMNS = ["measure", "layer a", "layer b", "value", "reference", "relativ
 def audited(
     label: str, audit: Audit, names: Sequence[str], numbers: Mapping[str, np.ndarray]
 ) -> tuple[list[list[Any]], int, str | None]:
-    """The pairs that another solver solved too; how many break the measure's claim where costs are not tied, and a
+    """The pairs that another solver solved too; how many contradict the measure's claim where costs are not tied; and a
     warning where some do."""
     rows, wrong = [], []
     for a, b in np.argwhere(~np.isnan(numbers["audit_reference"])):
@@ -73,20 +73,21 @@ def audited(
 def summary(
     details: Mapping[str, Detail], values: Float[np.ndarray, "r r"], numbers: Mapping[str, np.ndarray]
 ) -> list[list[str | int | float]]:
-    """[number, value] of the pairs of different layers: what each start won, steps, and how far bounds are below.
+    """[number, value] over pairs of different layers: how often each start won, steps, and how far bounds are below.
 
     numbers: (r, r) of every detail. NaN: not compared. A gap is (value - bound) / value, of the pairs whose value is
     not 0.
     """
     above = np.triu(~np.isnan(values), 1)
-    own = values[above]
-    rows: list[list[str | int | float]] = [["pairs", len(own)]]
+    off_diagonal = values[above]
+    rows: list[list[str | int | float]] = [["pairs", len(off_diagonal)]]
     for name, detail in details.items():
         of_pairs = numbers[name][above]
         if detail.kind == "won":
             rows.append([f"won from {detail.label}, pairs", float(of_pairs.sum())])
         elif detail.kind == "bound":
-            gaps = (own - of_pairs)[own > 0] / own[own > 0]
+            positive = off_diagonal > 0
+            gaps = (off_diagonal - of_pairs)[positive] / off_diagonal[positive]
             if len(gaps):
                 rows.append([f"gap to the {detail.label}, median", float(np.median(gaps))])
         else:

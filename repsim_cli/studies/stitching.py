@@ -1,4 +1,4 @@
-"""Stitching of pairs of models: what is lost where the later blocks of one model run on the stream of another."""
+"""Stitching of pairs of models: the performance lost when one model's later blocks run on another's residual stream."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -33,7 +33,7 @@ from repsim_cli.stitching.evaluate import (
 )
 from repsim_cli.stitching.layers import check_layer
 from repsim_cli.stitching.models import EMBED, Layer, Whole, check_stitchable, layer_name, open_whole, scrambled
-from repsim_cli.stitching.train import Fit, StitchRecipe, fit_key, fit_stitches
+from repsim_cli.stitching.train import StitchFit, StitchRecipe, fit_key, fit_stitches
 from repsim_cli.studies.bounds import check_memory, in_gb, shown, usual_length
 from repsim_cli.studies.cost import forward_time, times
 from repsim_cli.studies.grouped import check_metrics, chosen, listed, of_groups
@@ -47,11 +47,11 @@ PENALTIES = [
     "head", "tail", "head layer", "tail layer", "loss", "own loss", "penalty", "penalty se", "accuracy lost",
     "accuracy lost se", "KL", "KL se", "ended",
 ]  # fmt: skip
-OWN = ["loss", "loss se", "accuracy", "accuracy se"]
+ALONE = ["loss", "loss se", "accuracy", "accuracy se"]
 
 
 class Quantity(NamedTuple):
-    """What a stitched model has, and what the axis calls it."""
+    """A quantity of stitched models, and its axis label."""
 
     label: str
     of: Callable[[Scores, Stitch], Estimate]
@@ -137,7 +137,7 @@ class Stitching:
     def _models(self, given: Mapping[str, AnySource]) -> dict[str, Source]:
         if not given:
             raise BadInput("model: no model is selected, got none; e.g. model=[tiny_a,tiny_b]")
-        found = {}
+        models = {}
         for label, source in given.items():
             check_stitchable(label, source, self.auto)
             assert isinstance(source, Source)
@@ -146,8 +146,8 @@ class Stitching:
                     f"extract.length, model.{label}: longer than the model's context, got {self.extract.length}; "
                     f"at most {source.context}"
                 )
-            found[label] = source
-        return found
+            models[label] = source
+        return models
 
     def _check_settings(self, pairs: list[list[str]] | None) -> None:
         recipe, sequences = self.recipe, self.extract.sequences
@@ -168,9 +168,9 @@ class Stitching:
                 )
         depths = {source.layers: label for label, source in self.models.items()}
         if len(depths) > 1:
-            (one, a), (other, b), *_ = depths.items()
+            (depth, a), (other, b), *_ = depths.items()
             raise BadInput(
-                f"groups: models of equal depth are needed, got {one} ('{a}') and {other} ('{b}'); leave one of them "
+                f"groups: models of equal depth are needed, got {depth} ('{a}') and {other} ('{b}'); leave one of them "
                 "out"
             )
 
@@ -201,11 +201,11 @@ class Stitching:
         return [EMBED if point.layer is None else point.layer for point in points]
 
     def _stitch(self, pairs: Sequence[tuple[str, str]]) -> None:
-        """What is stitched: heads by their tails, and all stitches."""
+        """Sets the heads by their tails, and all stitches."""
         self.heads: dict[str, list[Head]] = {}
         for tail in dict.fromkeys(tail for _, tail in pairs):
             others = [Head(head) for head, other in pairs if other == tail]
-            # the same stitch by two names is one
+            # a model may be named both as an other model and as a baseline
             baselines = [Head(tail, AS_HEAD[word]) for word in self.baselines]
             self.heads[tail] = list(dict.fromkeys([*others, *baselines]))
         self.pairs = list(pairs)
@@ -222,7 +222,7 @@ class Stitching:
         check_layer(self.recipe.layer, self.recipe.init, head, tail)
 
     def memory(self) -> dict[str, float]:
-        """Bytes, estimated: weights, the streams and outputs of one batch with what its gradients need, the layers."""
+        """Bytes, estimated: weights, streams, outputs and gradients of a batch, stitch layers."""
         places = min(self.hardware.batch_size, self.extract.sequences) * self.extract.length
         widest = max(source.width for source in self.models.values())
         most = max(source.vocabulary for source in self.models.values()) if self.auto.endswith("LM") else 8
@@ -256,7 +256,7 @@ class Stitching:
         }
 
     def _planned(self) -> tuple[int, int]:
-        """Pairs of models and stitches; models of groups may be chosen in the run."""
+        """Numbers of pairs of models and of stitches; the run may choose the models of groups."""
         sizes = [len(group) if isinstance(group, list) else group.top or group.bottom for group in self.groups.values()]
         count = sum(size or 0 for size in sizes)
         pairs = count * (count - 1) if self.groups else len(self.pairs)
@@ -266,8 +266,8 @@ class Stitching:
         return min(self.evaluation or self.extract.sequences, self.extract.sequences)
 
     def times(self, steps: int) -> dict[str, float]:
-        """Seconds, roughly: a step is the head's and the tail's forward pass and the tail's backward one; evaluated,
-        every model runs once, and of every stitch a tail, half a model on average."""
+        """Seconds, roughly: a step is a forward pass of head and tail and a backward pass of the tail; evaluating,
+        every model runs once, and a tail, on average half a model, for every stitch."""
         length, count = usual_length(self.models, self.data, self.extract), len(self.models)
         vocabularies = self.auto.endswith("LM")
         stitches = self._planned()[1]
@@ -306,27 +306,27 @@ class Stitching:
             heads = {head: self._head(head, wholes) for each in self.heads.values() for head in each}
         settings = {"dtype": hardware.dtype, "batch_size": hardware.batch_size, "seed": self.seed}
         keys = {s: fit_key(s, identities, train, task, self.recipe, settings) for s in self.stitches}
-        fits: dict[Stitch, Fit] = {}
+        fits: dict[Stitch, StitchFit] = {}
         with run.stage("stitch layers"):
             for tail, each in self.heads.items() if self.recipe.fitted else ():
                 for head in each:
-                    own = [s for s in self.stitches if s.head == head and s.tail == tail]
-                    with self._entries("stitches", [keys[s] for s in own]) as found:
+                    between = [s for s in self.stitches if s.head == head and s.tail == tail]
+                    with self._entries("stitches", [keys[s] for s in between]) as entries:
                         fits |= fit_stitches(
                             heads[head],
                             wholes[tail],
-                            own,
+                            between,
                             train,
                             task,
                             self.recipe,
                             batch_size=hardware.batch_size,
                             seed=self.seed,
                             progress=run.progress,
-                            entries={s: found[keys[s]] for s in own if found},
+                            entries={s: entries[keys[s]] for s in between if entries},
                         )
         for stitch, fit in fits.items():
             if fit.diverged is not None:
-                run.warn(f"{stitch}: its training diverged at step {fit.diverged}; it has no penalty")
+                run.warn(f"{stitch}: its training diverged at step {fit.diverged}; its penalty is missing")
         whole = [s for s in self.stitches if s not in fits or fits[s].diverged is None]
         lost = len(self.stitches) - len(whole)
         if lost and (members or not whole):  # a map of all pairs has no gaps
@@ -334,7 +334,7 @@ class Stitching:
             raise RunFailed(f"options.recipe.learning_rate: {what} diverged, got {self.recipe.learning_rate}; lower it")
         maps: dict[Stitch, nn.Module] = {s: fits[s].layer for s in whole if s in fits}
         name = key({"code": CODE, "stitches": [keys[s] for s in whole], "data": _content(held), **settings})
-        with run.stage("stitched models"), self._entries("stitched", [name]) as found:
+        with run.stage("stitched models"), self._entries("stitched", [name]) as entries:
             scores = evaluate_stitches(
                 heads,
                 wholes,
@@ -345,7 +345,7 @@ class Stitching:
                 batch_size=hardware.batch_size,
                 seed=self.seed,
                 progress=run.progress,
-                entry=found.get(name),
+                entry=entries.get(name),
             )
         with run.stage("results"):
             classifiers = task.outputs != ()
@@ -354,10 +354,9 @@ class Stitching:
             return self._of_pairs(scores, fits, classifiers, len(train.ids))
 
     def _data(self, run: Run) -> tuple[Sequences, Sequences]:
-        """What is trained on and what is not, noted in the manifest."""
-        own = {label: self.tokenizers[label] for label in self.models}
-        found = inputs(run, self.models, own, self.data, self.extract, self.seed)
-        sequences = next(iter(found.values()))
+        """The training and the evaluation sequences, their numbers noted in the manifest."""
+        used = {label: self.tokenizers[label] for label in self.models}
+        sequences = next(iter(inputs(run, self.models, used, self.data, self.extract, self.seed).values()))
         if isinstance(self.data, Examples) and sequences.labels is None:
             raise BadInput(
                 f"data: classifiers need a label per example, got none in {self.data.source}; use other data"
@@ -378,14 +377,16 @@ class Stitching:
             yield entries
         trim()
 
-    def _of_pairs(self, scores: Scores, fits: Mapping[Stitch, Fit], classifiers: bool, sequences: int) -> Results:
-        """A row per stitch."""
+    def _of_pairs(self, scores: Scores, fits: Mapping[Stitch, StitchFit], classifiers: bool, sequences: int) -> Results:
+        """A table with a row per stitch."""
         trained = self.recipe.trained
         return Results(
             study="stitching",
             tables={
                 "stitching": Table(columns=PENALTIES, rows=[_row(s, scores, fits.get(s)) for s in self.stitches]),
-                "models": Table(columns=["model", *OWN], rows=[[tail, *_own(scores, tail)] for tail in scores.own]),
+                "models": Table(
+                    columns=["model", *ALONE], rows=[[tail, *_alone(scores, tail)] for tail in scores.alone]
+                ),
             },
             curves={str(s): _curve(s, fit, scores) for s, fit in fits.items() if len(fit.losses)},
             about={
@@ -423,8 +424,8 @@ class Stitching:
                     label=quantity.label,
                     about={"kind": "stitches", "quantity": name, "layer": place},
                 )
-        own = [[label, group, *_own(scores, label)] for group, labels in members.items() for label in labels]
-        tables = {"models": Table(columns=["model", "group", *OWN], rows=own)}
+        alone = [[label, group, *_alone(scores, label)] for group, labels in members.items() for label in labels]
+        tables = {"models": Table(columns=["model", "group", *ALONE], rows=alone)}
         return Results(study="stitching", matrices=matrices, tables=tables)
 
 
@@ -432,7 +433,8 @@ def split(sequences: Sequences, evaluation: int | None, fitted: bool) -> tuple[S
     """The first sequences for training and the last `evaluation` (None: all) for evaluation; none of a document is in
     both.
 
-    fitted: whether anything is made from the first ones; else they are left out. Raises BadInput where a side is empty.
+    fitted: whether anything is fitted on the first ones, which are left out otherwise. Raises BadInput where a side is
+    empty.
     """
     count = len(sequences.ids)
     evaluation = count if evaluation is None else evaluation
@@ -460,23 +462,23 @@ def _content(sequences: Sequences) -> list[Any]:
     return [sequences.hash(), None if labels is None else [labels.codes.tolist(), list(labels.names)]]
 
 
-def _row(stitch: Stitch, scores: Scores, fit: Fit | None) -> list[Any]:
-    """One line of the table; without numbers where the training diverged."""
+def _row(stitch: Stitch, scores: Scores, fit: StitchFit | None) -> list[Any]:
+    """A row of the table; without numbers where the training diverged."""
     place = [str(stitch.head), stitch.tail, layer_name(stitch.at), layer_name(stitch.into)]
     if stitch not in scores.stitched:
         assert fit is not None
         return [*place, *[None] * (len(PENALTIES) - 5), f"diverged at step {fit.diverged}"]
-    loss, own = scores.of(stitch, "loss").value, scores.of_own(stitch.tail, "loss").value
+    loss, alone = scores.of(stitch, "loss").value, scores.of_alone(stitch.tail, "loss").value
     spread = [*scores.penalty(stitch), *scores.penalty(stitch, "correct"), *scores.of(stitch, "kl")]
-    return [*place, loss, own, *spread, "trained" if fit is not None and len(fit.losses) else "not trained"]
+    return [*place, loss, alone, *spread, "trained" if fit is not None and len(fit.losses) else "not trained"]
 
 
-def _own(scores: Scores, label: str) -> list[float]:
-    """What the model itself loses, and how often it is right, each with its standard error."""
-    return [*scores.of_own(label, "loss"), *scores.of_own(label, "correct")]
+def _alone(scores: Scores, label: str) -> list[float]:
+    """Loss and accuracy of the model alone, each with its standard error."""
+    return [*scores.of_alone(label, "loss"), *scores.of_alone(label, "correct")]
 
 
-def _curve(stitch: Stitch, fit: Fit, scores: Scores) -> Curve:
+def _curve(stitch: Stitch, fit: StitchFit, scores: Scores) -> Curve:
     """The training loss, averaged over stretches of steps, each placed at its last."""
     parts = np.array_split(fit.losses, min(POINTS_DRAWN, len(fit.losses)))
     return Curve(
@@ -490,7 +492,7 @@ def _curve(stitch: Stitch, fit: Fit, scores: Scores) -> Curve:
             "tail": stitch.tail,
             "head layer": layer_name(stitch.at),
             "tail layer": layer_name(stitch.into),
-            "own": scores.of_own(stitch.tail, "loss").value if stitch.tail in scores.own else None,
+            "own": scores.of_alone(stitch.tail, "loss").value if stitch.tail in scores.alone else None,
             "diverged": fit.diverged,
         },
     )

@@ -1,1 +1,1 @@
-"""Training of small models of our own."""
+"""Training of small models and of probes."""

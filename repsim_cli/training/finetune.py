@@ -1,4 +1,4 @@
-"""Fine-tuning of an encoder as a classifier of labelled text, with a metric per kind of example."""
+"""Fine-tuning of an encoder as a classifier of labelled text, with metrics by kind of example."""
 
 import copy
 import re
@@ -23,8 +23,8 @@ from repsim_cli.results import Progress
 from repsim_cli.settings import Above0, Extract, From0, Medium, NotNegative, Positive
 from repsim_cli.training.trained import Metrics
 
-CODE = 1  # raised when a change of this file changes the weights that a recipe gives
-LOGGED = 50  # points of the loss curve, about
+CODE = 1  # raise when a change of the code changes the trained weights
+LOGGED = 50  # points of the loss curve, roughly
 SPECIAL = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
 EVERYTHING = 1 << 30
 
@@ -57,8 +57,8 @@ class FineTuneRecipe:
 
 
 def word_tokenizer(texts: Iterable[str], vocabulary: int, length: int) -> Any:
-    """A lower-case tokenizer of whole words: the `vocabulary` most frequent ones of the texts, special tokens included,
-    equally frequent ones in alphabetical order. Pairs are [CLS] a [SEP] b [SEP], with token types 0 and 1.
+    """A lower-case tokenizer of the `vocabulary` most frequent words of the texts, special tokens included, equally
+    frequent words in alphabetical order. Pairs are [CLS] a [SEP] b [SEP], with token types 0 and 1.
     """
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
@@ -87,17 +87,18 @@ def all_sequences(data: Examples, tokenizer: Any, length: int) -> Sequences:
 
 
 def labelled_config(config: Any, labels: Sequence[str]) -> Any:
-    """The config of a classifier of these labels, in this order, with the encoder of another."""
-    own = copy.deepcopy(config)
-    own.id2label = dict(enumerate(labels))
-    own.label2id = {label: code for code, label in enumerate(labels)}
-    return own
+    """A copy of the config for a classifier of these labels, in this order."""
+    labelled = copy.deepcopy(config)
+    labelled.id2label = dict(enumerate(labels))
+    labelled.label2id = {label: code for code, label in enumerate(labels)}
+    return labelled
 
 
 def classifier(config: Any, where: str | None, revision: str | None, seed: int) -> Any:
-    """A classifier with a fresh head under the seed; its encoder of a folder or hub id (`where`), or fresh, too.
+    """A classifier with a random head under the seed; its encoder is random, or loaded from `where` (folder or hub id).
 
-    What the checkpoint lacks of the encoder (a pooler) is fresh. Raises BadInput where there is no such classifier.
+    Parts of the encoder that the checkpoint lacks (a pooler) are random. Raises BadInput where there is no such
+    classifier.
     """
     try:
         with torch.random.fork_rng(devices=[]):
@@ -105,7 +106,7 @@ def classifier(config: Any, where: str | None, revision: str | None, seed: int) 
             model = library().AutoModelForSequenceClassification.from_config(config, dtype=torch.float32)
     except ValueError as error:
         raise BadInput(
-            f"config: no classifier is made of it, got model_type {config.model_type}; use an encoder"
+            f"config: no classifier can be made of it, got model_type {config.model_type}; use an encoder"
         ) from error
     if where is not None:
         weights = load(where, revision, False).state_dict()
@@ -115,7 +116,7 @@ def classifier(config: Any, where: str | None, revision: str | None, seed: int) 
 
 
 class _Rows(torch.utils.data.Dataset):
-    """The examples by number; `batch` makes tensors of some, as long as the longest of them."""
+    """The examples by number; `batch` makes tensors as long as its longest example."""
 
     def __init__(self, sequences: Sequences, segments: bool):
         self.sequences, self.segments = sequences, segments
@@ -127,14 +128,14 @@ class _Rows(torch.utils.data.Dataset):
         return number
 
     def batch(self, numbers: Sequence[int]) -> dict[str, Tensor]:
-        found, chosen = self.sequences, np.asarray(numbers)
-        longest = int(found.mask[chosen].sum(1).max())
-        arrays = {"input_ids": found.ids, "attention_mask": found.mask}
-        if self.segments and found.segments is not None:
-            arrays["token_type_ids"] = found.segments
+        all_rows, chosen = self.sequences, np.asarray(numbers)
+        longest = int(all_rows.mask[chosen].sum(1).max())
+        arrays = {"input_ids": all_rows.ids, "attention_mask": all_rows.mask}
+        if self.segments and all_rows.segments is not None:
+            arrays["token_type_ids"] = all_rows.segments
         given = {name: torch.from_numpy(array[chosen, :longest]).long() for name, array in arrays.items()}
-        assert found.labels is not None
-        return {**given, "labels": torch.from_numpy(found.labels.codes[chosen]).long()}
+        assert all_rows.labels is not None
+        return {**given, "labels": torch.from_numpy(all_rows.labels.codes[chosen]).long()}
 
 
 def fine_tune(
@@ -180,7 +181,7 @@ def fine_tune(
         dataloader_pin_memory=False,
         use_cpu=recipe.device == "cpu",
     )
-    settings._n_gpu = min(settings.n_gpu, 1)  # several devices would each take a whole batch
+    settings._n_gpu = min(settings.n_gpu, 1)  # otherwise each of several devices takes a whole batch
     trainer = Trainer(model=model, args=settings, train_dataset=rows, data_collator=rows.batch, callbacks=[Tick()])
     trainer.remove_callback(PrinterCallback)
     trainer.train()
@@ -209,8 +210,8 @@ def in_distribution(logits: Float[Tensor, "N c"], sequences: Sequences, scored: 
 def by_heuristic(
     logits: Float[Tensor, "N c"], sequences: Sequences, scored: Scoring, examples: Sequence[Example]
 ) -> Metrics:
-    """hans_accuracy; hans_HEURISTIC over its labels (a heuristic that is always followed gets half of it right),
-    hans_HEURISTIC_LABEL for each that is there, and hans_SUBCASE."""
+    """hans_accuracy; hans_HEURISTIC over its labels (half of it is right where the heuristic is always followed),
+    hans_HEURISTIC_LABEL for every combination in the data, and hans_SUBCASE."""
     labels, numbers = sequences.labels, sequences.example
     assert labels is not None
     assert numbers is not None
@@ -219,4 +220,4 @@ def by_heuristic(
     for right, example in zip(correct, (examples[number] for number in numbers), strict=True):
         for name in ("accuracy", example.heuristic, f"{example.heuristic}_{example.label}", example.subcase):
             groups[f"hans_{re.sub(r'[^0-9A-Za-z]+', '_', str(name))}"].append(bool(right))
-    return {name: float(np.mean(found)) for name, found in groups.items()}
+    return {name: float(np.mean(answers)) for name, answers in groups.items()}

@@ -1,4 +1,4 @@
-"""Classifiers that are made of an encoder and labelled text when they are first needed: a family, one model a seed."""
+"""Classifiers trained from an encoder and labelled text when they are first needed: a family with a model per seed."""
 
 import functools
 import hashlib
@@ -50,7 +50,7 @@ from repsim_cli.training.finetune import (
 from repsim_cli.training.trained import Metrics, Trained
 
 RECORD = "training.json"  # beside the weights: seed, recipe, loss by step, CPU seconds
-SHARED_SEED = 2**32 - 1  # the highest there is, and no model's: none has the head of the shared training
+SHARED_SEED = 2**32 - 1  # the highest seed; no model may use it, so that none shares the head of this training
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,16 +116,16 @@ def finetuned(
     if len(set(seeds)) < len(seeds) or min(seeds) < 0 or max(seeds) >= SHARED_SEED:
         raise BadInput(f"seeds: not distinct numbers from 0 to {SHARED_SEED - 1}, got {seeds}; name each seed once")
     data = {"shared": shared and shared.data, "train": train, "evaluate": evaluate, "hans": hans}
-    sets = {name: _labelled(name, one) for name, one in data.items() if one is not None}
+    sets = {name: _labelled(name, entry) for name, entry in data.items() if entry is not None}
     labels = sets["train"].names
     scored = {name: scoring(labels, sets[name].names, name) for name in ("evaluate", "hans") if name in sets}
     encoder = place(path, hub, revision) if config is None else None
     plain = encoder.config if encoder is not None else inline_config(config or {})
     settings = labelled_config(plain, labels)
-    examples = {name: functools.cache(one.examples) for name, one in sets.items()}
+    examples = {name: functools.cache(labelled.examples) for name, labelled in sets.items()}
 
     @functools.cache
-    def own_tokenizer() -> Any:
+    def tokens() -> Any:
         if encoder is not None:
             return tokenizer_of(encoder.where, revision)
         if tokenizer is not None:
@@ -133,34 +133,34 @@ def finetuned(
         texts = (text for example in examples["train"]()[0] for text in example.texts)
         return word_tokenizer(texts, settings.vocab_size, recipe.length)
 
-    if is_dry():  # a model that was trained elsewhere, and is in the cache, needs no such device here
+    if is_dry():  # a model from the cache needs no such device, wherever it was trained
         check_device("recipe.device", recipe.device)
-    bare = source(settings, own_tokenizer, lambda eager: nn.Module(), dict, None)
+    bare = source(settings, tokens, lambda eager: nn.Module(), dict, None)
     if bare.context is not None and recipe.length > bare.context:
         raise BadInput(f"recipe.length: longer than the encoder's context, got {recipe.length}; at most {bare.context}")
 
     @functools.cache
     def sequences(name: str) -> Sequences:
-        found = all_sequences(sets[name], own_tokenizer(), recipe.length)
-        if found.labels is None:
+        encoded = all_sequences(sets[name], tokens(), recipe.length)
+        if encoded.labels is None:
             raise BadInput(f"{name}: a classifier needs a label per example, got none in {sets[name].source}; add them")
-        return found
+        return encoded
 
     def parts(recipe: FineTuneRecipe, *names: str) -> dict[str, Any]:
-        words = own_tokenizer()
+        words = tokens()
         return {
             "code": CODE,
             "config": config_hash(plain.to_dict()),
             "encoder": None if encoder is None else encoder.identity()["weights_hash"],
             "tokenizer": digest(words.backend_tokenizer.to_str() if words.is_fast else str(words)),
-            "data": {name: digest([astuple(one) for one in examples[name]()[0]]) for name in names},
+            "data": {name: digest([astuple(example) for example in examples[name]()[0]]) for name in names},
             "recipe": asdict(recipe),
         }
 
     def fit(
         name: str, recipe: FineTuneRecipe, seed: int, where: str | None, folder: Path, scratch: Path, progress: Progress
     ) -> Any:
-        """Trains on the data of this name, starting from the encoder of `where`; returns the model, saved in folder."""
+        """Trains on the data of this name from the encoder of `where`, and saves the model in `folder`."""
         check_device("recipe.device", recipe.device)
         start = time.process_time()
         model = classifier(labelled_config(plain, sets[name].names), where, revision, seed).to(recipe.device)
@@ -169,7 +169,7 @@ def finetuned(
         )
         record = {"seed": seed, "recipe": asdict(recipe), "loss": losses, "cpu_seconds": time.process_time() - start}
         model.save_pretrained(folder)
-        own_tokenizer().save_pretrained(folder)
+        tokens().save_pretrained(folder)
         (folder / RECORD).write_text(dumps(record))
         return model
 
@@ -178,13 +178,13 @@ def finetuned(
         """The encoder that all seeds start from, where it is trained here."""
         if shared is None:
             return None
-        own = replace(recipe, steps=shared.steps, learning_rate=shared.learning_rate)
+        its_recipe = replace(recipe, steps=shared.steps, learning_rate=shared.learning_rate)
 
         def train(folder: Path, scratch: Path, progress: Progress) -> Metrics:
-            fit("shared", own, SHARED_SEED, None, folder, scratch, progress)
+            fit("shared", its_recipe, SHARED_SEED, None, folder, scratch, progress)
             return {}
 
-        return Trained({**parts(own, "shared"), "seed": SHARED_SEED}, train)
+        return Trained({**parts(its_recipe, "shared"), "seed": SHARED_SEED}, train)
 
     @functools.cache
     def trained(seed: int) -> Trained:
@@ -201,10 +201,10 @@ def finetuned(
                 )
             return metrics
 
-        own = parts(recipe, "train", *scored)
-        return Trained({**own, "start": first and first.key, "seed": seed}, train)
+        content = parts(recipe, "train", *scored)
+        return Trained({**content, "start": first and first.key, "seed": seed}, train)
 
-    def one(seed: int) -> Source:
+    def classifier_of(seed: int) -> Source:
         def folder() -> str:
             return str(trained(seed).folder())
 
@@ -231,7 +231,7 @@ def finetuned(
             labels=labels,
         )
 
-    return Family(sources={str(seed): one(seed) for seed in seeds})
+    return Family(sources={str(seed): classifier_of(seed) for seed in seeds})
 
 
 def _labelled(name: str, data: Data) -> Examples:

@@ -1,8 +1,8 @@
 """Transformers that learn modular sums: c1 = (a + b) mod p1, c2 = (c1 + b) mod p2, ... (Gao et al. 2024, section 5.1).
 
-End to end, or block by block: block k is trained to tell c_k (read from token a) and, but for the last, b (read from
-token b), with all before it frozen. A training that was killed goes on from the state that it left, and ends with the
-same bits.
+End to end, or block by block: block k is trained to predict c_k (read at token a) and, except for the last, b (read
+at token b), with all earlier blocks frozen. A killed training resumes from its saved state, and ends with the same
+bits.
 """
 
 import contextlib
@@ -177,26 +177,26 @@ def modular(*, recipe: ModularRecipe, seed: Seed = 0) -> Source | Series:
     def make(progress: Progress) -> None:
         trained.folder(progress)
 
-    def found(name: str, metrics: Callable[[], Metrics], **more: Any) -> Source:
+    def of_place(name: str, metrics: Callable[[], Metrics], **more: Any) -> Source:
         """The source of the model, or of a checkpoint of it."""
         source = modular_source(recipe.shape, lambda: trained.folder() / name, metrics=metrics, **more)
-        own = {"source": str(Path(f"trained here, models/{trained.key}") / name), "trained": trained.key}
+        more_identity = {"source": str(Path(f"trained here, models/{trained.key}") / name), "trained": trained.key}
         return replace(
-            source, training=recipe.name, identity=lambda: {**source.identity(), **own, "metrics": metrics()}
+            source, training=recipe.name, identity=lambda: {**source.identity(), **more_identity, "metrics": metrics()}
         )
 
     def checkpoint(epoch: int) -> Source:
         name = f"epoch{epoch}"
-        return found(name, lambda: read_metrics(trained.folder() / name))
+        return of_place(name, lambda: read_metrics(trained.folder() / name))
 
     if recipe.kept:
         checkpoints = [Checkpoint(step=epoch, open=partial(checkpoint, epoch)) for epoch in recipe.kept]
         return Series(checkpoints=checkpoints, local=False, make=make)
-    return found("", trained.metrics, make=make, short=lambda: short_of(trained.metrics()))
+    return of_place("", trained.metrics, make=make, short=lambda: short_of(trained.metrics()))
 
 
 def metrics_of(curves: dict[str, Columns], patience: int | None) -> Metrics:
-    """What the look at each stage saw whose weights were kept, and after how many epochs it was."""
+    """Of each stage, the metrics of the weights that were kept, and after how many epochs."""
     return {
         f"{stage}_{name}": looks[column][kept_look(looks, patience)]
         for stage, looks in curves.items()
@@ -205,8 +205,8 @@ def metrics_of(curves: dict[str, Columns], patience: int | None) -> Metrics:
 
 
 def kept_look(looks: Columns, patience: int | None) -> int:
-    """The place of the look of the largest validation accuracy, of several that of the smallest validation loss; of a
-    training that never ends early the last.
+    """The index of the look with the largest validation accuracy, of equal ones with the smallest validation loss; of a
+    training that never ends early, the last.
 
     >>> looks = {"validation_accuracy": [0.9, 1.0, 1.0, 0.8], "validation_loss": [0.1, 0.3, 0.2, 0.9]}
     >>> kept_look(looks, 3), kept_look(looks, None)
@@ -231,8 +231,8 @@ def short_of(metrics: Metrics) -> Short | None:
     return Short(mark, f"validation accuracy of {stage.removesuffix('_accuracy')} is {mark}, below 100 %")
 
 
-class Task(NamedTuple):
-    """All pairs, what each head is to tell of them, and which are trained on and which held out."""
+class Sums(NamedTuple):
+    """All pairs, the targets of each head, and which pairs are trained on and which held out."""
 
     ab: Int[Tensor, "n 2"]
     targets: dict[str, Int[Tensor, " n"]]
@@ -240,7 +240,7 @@ class Task(NamedTuple):
     held_out: Int[Tensor, " k"]
 
 
-def task(recipe: ModularRecipe, seed: int) -> Task:
+def sums(recipe: ModularRecipe, seed: int) -> Sums:
     ab = torch.from_numpy(pairs(recipe.moduli[0]))
     a, b = ab.unbind(1)
     targets = {f"c{k}": c for k, c in enumerate(chain(a, b, recipe.moduli), 1)}
@@ -248,7 +248,7 @@ def task(recipe: ModularRecipe, seed: int) -> Task:
     order = torch.from_numpy(np.random.default_rng(seed).permutation(len(ab)))
     seen, held_out = order.split([split := round(recipe.train_share * len(ab)), len(ab) - split])
     place = recipe.device
-    return Task(ab.to(place), {name: y.to(place) for name, y in targets.items()}, seen.to(place), held_out.to(place))
+    return Sums(ab.to(place), {name: y.to(place) for name, y in targets.items()}, seen.to(place), held_out.to(place))
 
 
 def train(
@@ -258,21 +258,21 @@ def train(
     scratch: Path | None = None,
     keep: Keep = lambda model, epoch, scores: None,
 ) -> tuple[Modular, dict[str, Columns]]:
-    """The model, on the CPU, and of each stage what was seen of it: epoch and `SCORES`, a column each.
+    """The model, on the CPU, and of each stage its looks: columns of the epoch and of `SCORES`.
 
-    scratch: a folder in which every stage leaves its state, from which a training that was killed goes on.
-    keep: is given the model at the epochs that the recipe saves, and its scores on the outputs of the stage.
+    scratch: a folder for the state of every stage, from which a killed training resumes.
+    keep: called with the model at the epochs that the recipe saves, and its scores on the outputs of the stage.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = Modular(recipe.shape).to(recipe.device)
-    whole = task(recipe, seed)
+    whole = sums(recipe, seed)
     curves: dict[str, Columns] = {}
     before = 0
     for blocks, names in recipe.stages:
-        own = whole._replace(targets={name: whole.targets[name] for name in names})
+        part = whole._replace(targets={name: whole.targets[name] for name in names})
         state = scratch and scratch / f"{names[0]}.safetensors"
-        looks = _stage(model, blocks, own, recipe, seed, progress, state, before, keep)
+        looks = _stage(model, blocks, part, recipe, seed, progress, state, before, keep)
         curves[names[0]] = columns(looks)
         before += recipe.epochs
     return model.cpu().eval().requires_grad_(False), curves
@@ -285,7 +285,7 @@ def columns(looks: Sequence[Sequence[float]]) -> Columns:
 def _stage(
     model: Modular,
     blocks: int,
-    task: Task,
+    task: Sums,
     recipe: ModularRecipe,
     seed: int,
     progress: Progress,
@@ -310,11 +310,11 @@ def _stage(
     looks: list[list[float]] = []
     done = 0
     if state is not None and state.is_file():
-        found = restore_state(state, model, optimiser, draw)
-        looks, done = found["looks"].tolist(), int(found["done"])
+        restored = restore_state(state, model, optimiser, draw)
+        looks, done = restored["looks"].tolist(), int(restored["done"])
         for name, held in (("mean", mean), ("best", best)):
-            _replace(held, [found[f"{name}.{i}"] for i in range(len(held))])
-    with torch.no_grad():  # what is frozen is run once
+            _replace(held, [restored[f"{name}.{i}"] for i in range(len(held))])
+    with torch.no_grad():  # frozen blocks run once
         start = model.stream(task.ab, first)
 
     def stream(rows: Int[Tensor, " m"]) -> Float[Tensor, "m 2 d"]:
@@ -324,7 +324,7 @@ def _stage(
 
     @contextlib.contextmanager
     def averaged() -> Iterator[None]:
-        """With the average for the weights."""
+        """The model with averaged weights."""
         last = [weights.detach().clone() for weights in parameters]
         _replace(parameters, mean)
         try:
@@ -335,7 +335,7 @@ def _stage(
     @torch.inference_mode()
     def scores() -> list[float]:
         both = [_scores(model, stream(rows), task, rows) for rows in (task.seen, task.held_out)]
-        return [value for one in zip(*both, strict=True) for value in one]
+        return [value for pair in zip(*both, strict=True) for value in pair]
 
     def leave() -> None:
         if state is not None:
@@ -390,33 +390,33 @@ def _stage(
 
 @torch.no_grad()
 def _replace(weights: Sequence[Tensor], others: Sequence[Tensor]) -> None:
-    for own, other in zip(weights, others, strict=True):
-        own.copy_(other)
+    for weight, other in zip(weights, others, strict=True):
+        weight.copy_(other)
 
 
 @torch.inference_mode()
 def mistakes(model: Modular, recipe: ModularRecipe, seed: int) -> dict[str, list[tuple[int, int]]]:
-    """Of c_k at the end of each stage, [told - true mod p, rows] of the validation rows that are told wrongly.
+    """Of c_k at the end of each stage, [predicted - true mod p, rows] over the validation rows with errors.
 
-    The difference is the one nearest to 0. A model that misses a wrap modulo an earlier p' is off by p'.
+    The difference is the representative nearest to 0. A model that misses a wrap modulo an earlier p' is off by p'.
     """
-    ab, targets, _, held_out = task(replace(recipe, device="cpu"), seed)
-    found = {}
+    ab, targets, _, held_out = sums(replace(recipe, device="cpu"), seed)
+    errors = {}
     for blocks, (name, *_) in recipe.stages:
         off = model.read(name, model.stream(ab[held_out], blocks)).argmax(-1) - targets[name][held_out]
         modulus = recipe.shape.outputs[name]
         off = (off + modulus // 2) % modulus - modulus // 2
         differences, rows = off[off != 0].unique(return_counts=True)
-        found[name] = list(zip(differences.tolist(), rows.tolist(), strict=True))
-    return found
+        errors[name] = list(zip(differences.tolist(), rows.tolist(), strict=True))
+    return errors
 
 
 def _settled(looks: Sequence[Sequence[float]], patience: int | None) -> bool:
-    """Whether the last looks all saw every validation row right."""
+    """Whether all of the last looks had every validation row right."""
     return patience is not None and len(looks) >= patience and all(look[-1] == 1 for look in looks[-patience:])
 
 
-def _scores(model: Modular, stream: Float[Tensor, "m 2 d"], task: Task, rows: Int[Tensor, " m"]) -> tuple[float, float]:
+def _scores(model: Modular, stream: Float[Tensor, "m 2 d"], task: Sums, rows: Int[Tensor, " m"]) -> tuple[float, float]:
     """The cross-entropy in nats, summed over the outputs, and the share of rows on which all of them are right."""
     logits = {name: model.read(name, stream) for name in task.targets}
     loss = sum(float(nn.functional.cross_entropy(logits[name], y[rows])) for name, y in task.targets.items())

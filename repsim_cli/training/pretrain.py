@@ -1,6 +1,6 @@
 """Pre-training of a small causal language model on running text, with the tokenizer it needs.
 
-A training that was killed goes on from the state that it left, and ends with the same bits.
+A killed training resumes from its saved state, and ends with the same bits.
 """
 
 import math
@@ -51,7 +51,7 @@ class TextRecipe:
 
     @property
     def tokens(self) -> int:
-        """Trained on."""
+        """How many tokens it is trained on."""
         return self.steps * self.batch_size * self.length
 
 
@@ -132,8 +132,8 @@ def byte_pair_tokenizer(documents: Iterable[str], vocabulary: int, context: int)
     return PreTrainedTokenizerFast(tokenizer_object=bpe, model_max_length=context, **special)
 
 
-class Trained(NamedTuple):
-    """losses: of every step, in nats per token. metrics: of every kept step, as its metrics.json has them."""
+class Pretrained(NamedTuple):
+    """losses: of every step, in nats per token. metrics: of every kept step, as in its metrics.json."""
 
     losses: list[float]
     metrics: dict[int, dict[str, float]]
@@ -141,10 +141,10 @@ class Trained(NamedTuple):
 
 def pretrain(
     recipe: PretrainRecipe, text: Corpus, folder: Path, *, seed: int, state: Path, progress: Progress
-) -> Trained:
-    """Leaves FOLDER/stepN of every kept step: float16 weights and tokenizer in transformers format, metrics.json.
+) -> Pretrained:
+    """Writes FOLDER/stepN for every kept step: float16 weights and tokenizer in transformers format, metrics.json.
 
-    Goes on from the file `state` where it is there, and removes it at the end.
+    Resumes from the file `state` where it exists, and removes it at the end.
     """
     torch.manual_seed(seed)
     settings = recipe.settings()
@@ -170,7 +170,7 @@ def pretrain(
             state=state,
         )
     )
-    return Trained(losses, {step: read_metrics(folder / f"step{step}") for step in recipe.kept})
+    return Pretrained(losses, {step: read_metrics(folder / f"step{step}") for step in recipe.kept})
 
 
 def train(
@@ -232,10 +232,10 @@ def next_token_loss(model: nn.Module, ids: Int[Tensor, "b s"]) -> Tensor:
 def add_loss_gradients(
     model: nn.Module, sequences: Int[np.ndarray, "N L"], mask: Bool[np.ndarray, "N L"], batch_size: int
 ) -> float:
-    """Leaves in every parameter's .grad the gradient of the mean next-token loss over all sequences; returns the loss.
+    """Sets every parameter's .grad to the gradient of the mean next-token loss over all sequences; returns the loss.
 
-    Tokens that are padding are neither read nor predicted. Raises RunFailed where the loss is not finite, as it is
-    where the checkpoint lacks the head of the language model.
+    Padding tokens are neither read nor predicted. Raises RunFailed where the loss is not finite, as where
+    the checkpoint lacks the language-model head.
     """
     device = next(model.parameters()).device
     model.zero_grad()

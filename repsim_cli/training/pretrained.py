@@ -72,8 +72,8 @@ def pretrained(
         last = list(losses)[-1]
         state = {name: weight.contiguous().clone() for name, weight in model.bridge.state_dict().items()}
         safetensors.torch.save_file(state, folder / "model.safetensors")
-        own = {"act_fn": "gelu", **config}
-        (folder / "config.json").write_text(json.dumps(own, indent=1) + "\n")
+        whole_config = {"act_fn": "gelu", **config}
+        (folder / "config.json").write_text(json.dumps(whole_config, indent=1) + "\n")
         return {"training_loss": last, "held_out_loss": held_out_metrics(model, held_out)["loss"]}
 
     parts = {
@@ -93,8 +93,8 @@ def pretrained(
         return ready().with_head(auto)
 
     def identity() -> dict[str, Any]:
-        own = {"source": f"trained here, models/{trained.key}", "trained": trained.key, "metrics": trained.metrics()}
-        return {**ready().identity(), **own}
+        made = {"source": f"trained here, models/{trained.key}", "trained": trained.key, "metrics": trained.metrics()}
+        return {**ready().identity(), **made}
 
     def make(progress: Progress) -> None:
         trained.folder(progress)

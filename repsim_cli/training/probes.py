@@ -1,8 +1,8 @@
-"""Probes: how well a target can be told from a representation, on rows that the probe was not fitted on (scikit-learn).
+"""Probes: how well a target can be predicted from a representation, on rows that the probe was not fitted on.
 
-A target is a class per row. A probe for numbers is fitted on the number of the class and scored by its residual error
-1 - R^2, one for classes by its error rate 1 - accuracy: 0 is perfect; a target that cannot be told gives about 1, or
-the error of a guess.
+They are those of scikit-learn. A target is a class per row. A regression probe is fitted on the number of the class
+and scored by 1 - R^2, a classification probe by 1 - accuracy: 0 is perfect; a target that cannot be predicted gives
+about 1, or the error of a guess.
 """
 
 import warnings
@@ -22,7 +22,7 @@ ERRORS = {"number": "1 - R²", "class": "1 - accuracy"}
 
 @dataclass(frozen=True)
 class Probe:
-    """make(seed): a fresh estimator. label: of figures. linear ones are fitted on all targets of a layer at once."""
+    """make(seed): a fresh estimator. label: in figures. linear: fitted on all targets of a layer at once."""
 
     label: str
     task: Task
@@ -64,7 +64,7 @@ PROBES = {
 
 
 class Split(NamedTuple):
-    """Row numbers: those that probes are fitted on, and those held out; and for the control, an order of all rows."""
+    """Row numbers: those that probes are fitted on and those held out; for the control, an order of all rows."""
 
     fitted: Int[np.ndarray, " m"]
     held_out: Int[np.ndarray, " k"]
@@ -72,7 +72,7 @@ class Split(NamedTuple):
 
 
 def split_of(rows: int, share: float, seed: int) -> Split:
-    """share: of the rows, that probes are fitted on. Raises BadInput where fewer than two are on either side."""
+    """share: of the rows that probes are fitted on. Raises BadInput where fewer than two are on either side."""
     fitted = round(share * rows)
     if not 2 <= fitted <= rows - 2:
         raise BadInput(f"options.train_share: two rows are needed on either side, got {share} of {rows}; change it")
@@ -81,16 +81,16 @@ def split_of(rows: int, share: float, seed: int) -> Split:
     return Split(order[:fitted], order[fitted:], draw.permutation(rows))
 
 
-class Fit(NamedTuple):
-    """The error on rows that were held out and on those fitted on; whether the solver stopped before its last step."""
+class ProbeFit(NamedTuple):
+    """The error on held-out rows and on fitted rows; whether the solver stopped before its last step."""
 
     error: float
     fitted_error: float
     converged: bool
 
 
-def fit(probe: Probe, x: Float[np.ndarray, "n d"], classes: Int[np.ndarray, " n"], split: Split, seed: int) -> Fit:
-    """One probe on one target. The features are as they are; a number is standardised over the rows fitted on."""
+def fit(probe: Probe, x: Float[np.ndarray, "n d"], classes: Int[np.ndarray, " n"], split: Split, seed: int) -> ProbeFit:
+    """A probe on a target. Features are not scaled; a number is standardised over the fitted rows."""
     from sklearn.exceptions import ConvergenceWarning
 
     y = classes
@@ -100,20 +100,20 @@ def fit(probe: Probe, x: Float[np.ndarray, "n d"], classes: Int[np.ndarray, " n"
         warnings.simplefilter("ignore", ConvergenceWarning)
         estimator = probe.make(seed).fit(x[split.fitted], y[split.fitted])
     error, fitted = (1 - float(estimator.score(x[rows], y[rows])) for rows in (split.held_out, split.fitted))
-    return Fit(error, fitted, bool(np.max(estimator.n_iter_) < estimator.max_iter))
+    return ProbeFit(error, fitted, bool(np.max(estimator.n_iter_) < estimator.max_iter))
 
 
 def indicators(classes: Int[np.ndarray, " n"]) -> Float[np.ndarray, "n c"]:
-    """A column for each class that there is."""
-    found, codes = np.unique(classes, return_inverse=True)
-    return np.eye(len(found))[codes]
+    """A column for each class that occurs."""
+    present, codes = np.unique(classes, return_inverse=True)
+    return np.eye(len(present))[codes]
 
 
 def fit_linear(
     x: Float[np.ndarray, "n d"], targets: Mapping[str, Int[np.ndarray, " n"]], tasks: Sequence[Task], split: Split
-) -> dict[tuple[str, Task], Fit]:
-    """Least squares in float64 on all targets at once: on their numbers, and on indicators of the classes, of which the
-    largest wins."""
+) -> dict[tuple[str, Task], ProbeFit]:
+    """Least squares in float64 on all targets at once: on their numbers, and on indicators of classes, where the
+    largest output is the answer."""
     from sklearn.metrics import accuracy_score, r2_score
 
     given = x.astype(np.float64)
@@ -127,16 +127,16 @@ def fit_linear(
     estimator = _linear(0).fit(given[split.fitted], together[split.fitted])
     errors: dict[tuple[str, Task], list[float]] = {key: [] for key in wanted}
     for rows in (split.held_out, split.fitted):
-        for (key, y), found in zip(wanted.items(), np.split(estimator.predict(given[rows]), ends, 1), strict=True):
+        for (key, y), predicted in zip(wanted.items(), np.split(estimator.predict(given[rows]), ends, 1), strict=True):
             if key[1] == "number":
-                errors[key].append(1 - float(r2_score(y[rows], found)))
+                errors[key].append(1 - float(r2_score(y[rows], predicted)))
             else:
-                errors[key].append(1 - float(accuracy_score(y[rows].argmax(1), found.argmax(1))))
-    return {key: Fit(held_out, fitted, True) for key, (held_out, fitted) in errors.items()}
+                errors[key].append(1 - float(accuracy_score(y[rows].argmax(1), predicted.argmax(1))))
+    return {key: ProbeFit(held_out, fitted, True) for key, (held_out, fitted) in errors.items()}
 
 
 class Unit(NamedTuple):
-    """What is fitted at a time: all linear probes of a layer (`LINEAR`), or one probe on one target or its control."""
+    """What is fitted at a time: all linear probes of a layer (`LINEAR`), or a probe on a target or its control."""
 
     model: str
     layer: str
@@ -156,8 +156,8 @@ def fit_unit(
     probes: Sequence[str],
     split: Split,
     seed: int,
-) -> tuple[Unit, list[tuple[Record, Fit]]]:
-    """The errors of a unit, in one thread, so that they do not depend on how many units are fitted beside it."""
+) -> tuple[Unit, list[tuple[Record, ProbeFit]]]:
+    """The errors of a unit, on a single thread, so that they do not depend on how many units are fitted in parallel."""
     from threadpoolctl import threadpool_limits
 
     import_module("sklearn.linear_model")  # only libraries that are loaded are limited
@@ -166,16 +166,16 @@ def fit_unit(
             classes = targets[unit.target][split.shuffled] if unit.control else targets[unit.target]
             return unit, [((unit.probe, unit.target, unit.control), fit(PROBES[unit.probe], x, classes, split, seed))]
         linear = {PROBES[name].task: name for name in probes if PROBES[name].linear}
-        found = []
+        records = []
         for control in (False, True):
             given = {name: classes[split.shuffled] if control else classes for name, classes in targets.items()}
             fits = fit_linear(x, given, list(linear), split)
-            found += [((linear[task], target, control), one) for (target, task), one in fits.items()]
-        return unit, found
+            records += [((linear[task], target, control), of_target) for (target, task), of_target in fits.items()]
+        return unit, records
 
 
 def settings_of(probe: Probe, seed: int) -> dict[str, Any]:
-    """What somebody needs to fit it again."""
+    """What is needed to fit the probe again."""
     estimator = probe.make(seed)
     return {
         "estimator": type(estimator).__name__,

@@ -1,4 +1,4 @@
-"""Checkpoints of a small language model of our own, trained when a study first needs them and kept in the cache."""
+"""Checkpoints of a small language model, trained when a study first needs them and kept in the cache."""
 
 from dataclasses import asdict, replace
 from functools import cache
@@ -33,10 +33,10 @@ def pretrained_series(*, recipe: PretrainRecipe, seed: Seed = 0) -> Series:
     def fit(folder: Path, scratch: Path, progress: Progress) -> Metrics:
         steps = scratch / "steps"
         text = corpus(_text(), recipe, seed)
-        found = pretrain(recipe, text, steps, seed=seed, state=scratch / STATE, progress=progress)
+        pretrained = pretrain(recipe, text, steps, seed=seed, state=scratch / STATE, progress=progress)
         for place in steps.iterdir():
             place.rename(folder / place.name)
-        return found.metrics[recipe.kept[-1]]
+        return pretrained.metrics[recipe.kept[-1]]
 
     trained = Trained({"code": CODE, "text": _text().source, **asdict(recipe), "save": recipe.kept, "seed": seed}, fit)
 
@@ -45,7 +45,7 @@ def pretrained_series(*, recipe: PretrainRecipe, seed: Seed = 0) -> Series:
 
     return Series(
         checkpoints=[_checkpoint(recipe, trained, step) for step in recipe.kept],
-        local=False,  # there is nothing to open before it is trained
+        local=False,  # nothing can be opened before the training
         make=make,
     )
 
@@ -62,8 +62,8 @@ def _checkpoint(recipe: PretrainRecipe, trained: Trained, step: int) -> Checkpoi
         }
 
     def known() -> Source:
-        """From the config alone, before it is trained."""
-        found = source(
+        """The source from the config alone, before the model is trained."""
+        fresh = source(
             recipe.settings(),
             lambda: _tokenizer(recipe.vocabulary, recipe.length),
             lambda eager: load(str(place()), None, eager),
@@ -71,7 +71,7 @@ def _checkpoint(recipe: PretrainRecipe, trained: Trained, step: int) -> Checkpoi
             None,
             with_head=lambda auto: headed(str(place()), None, auto),
         )
-        return replace(found, metrics=lambda: read_metrics(place()))
+        return replace(fresh, metrics=lambda: read_metrics(place()))
 
     return Checkpoint(step=step, open=known)
 

@@ -1,4 +1,4 @@
-"""The state of a training that may be killed: put back, the training goes on and ends with the same bits."""
+"""The saved state of a training: a killed training resumes from it and ends with the same bits."""
 
 import json
 from collections.abc import Mapping
@@ -35,7 +35,7 @@ def save_state(
 def restore_state(
     file: Path, model: nn.Module, optimiser: torch.optim.Optimizer, draw: np.random.Generator
 ) -> dict[str, Tensor]:
-    """Puts a saved state back; returns what was saved beside it."""
+    """Restores a saved state; returns the tensors saved as `more`."""
     tensors = safetensors.torch.load_file(file)
     with safetensors.safe_open(file, framework="pt") as opened:
         draw.bit_generator.state = json.loads(opened.metadata()["draw"])

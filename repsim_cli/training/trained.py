@@ -1,7 +1,7 @@
-"""Models that the package trains itself: made once, kept in the cache with their metrics, found by what made them.
+"""Models that the package trains: made once, kept in the cache with their metrics, keyed by what determines them.
 
-REPSIM_CACHE/models/KEY/model-HASH/   weights (safetensors), config and what else the format has; metrics.json
-REPSIM_CACHE/models/KEY/training/     what the training keeps to go on after a kill; removed at its end
+REPSIM_CACHE/models/KEY/model-HASH/   weights (safetensors), config and the other files of the format; metrics.json
+REPSIM_CACHE/models/KEY/training/     state from which a killed training resumes; removed at its end
 """
 
 import atexit
@@ -32,8 +32,8 @@ atexit.register(_kept.close)
 class Trained:
     """A model that `parts` (plain values: data, config, settings, seed, code version) determine.
 
-    train(folder, scratch, progress): writes the weights in their format into `folder` and returns the metrics; what it
-    leaves in `scratch` it finds there again after a kill. Any number of processes may ask; one trains, others wait.
+    train(folder, scratch, progress): writes the weights in their format into `folder` and returns the metrics; files in
+    `scratch` outlive a killed training. Of several processes one trains, and the others wait.
     """
 
     parts: Mapping[str, Any]
@@ -44,7 +44,7 @@ class Trained:
         return key(dict(self.parts))
 
     def folder(self, progress: Progress = quiet) -> Path:
-        """The folder of the trained model, which is trained now if it is not there."""
+        """The folder of the trained model, which is trained now if it is not in the cache."""
         with using(KIND, [self.key]) as entries:
             entry = entries[self.key]
             if not entry.complete:
@@ -72,14 +72,14 @@ class Trained:
 
 
 def kept(key: str, name: str) -> Any:
-    """A JSON file beside the weights of a model that this process has asked for."""
+    """The content of a JSON file beside the weights of a model that this process has used."""
     folder = stored(key)
     assert folder is not None
     return json.loads((folder / name).read_text())
 
 
 def stored(key: str) -> Path | None:
-    """The folder of the model of this key, if the cache has it whole."""
+    """The folder of the model of this key, if the cache has all of it."""
     if not key.isalnum():  # a manifest may say anything
         return None
     with using(KIND, [key]) as entries:
@@ -87,7 +87,7 @@ def stored(key: str) -> Path | None:
 
 
 def train_missing(models: Mapping[str, Any], run: Run, threads: int | None = None) -> None:
-    """Trains those of a run's models that are trained when they are first needed, with progress, on so many threads."""
+    """Trains the models of a run that are trained when first needed and are missing, with progress, on `threads`."""
     wanted = {label: model.make for label, model in models.items() if isinstance(model, Source) and model.make}
     if wanted and threads:
         torch.set_num_threads(threads)
@@ -96,16 +96,16 @@ def train_missing(models: Mapping[str, Any], run: Run, threads: int | None = Non
             named(
                 label,
                 make,
-                lambda items, own=label, label="training", unit="steps": run.progress(
-                    items, label=f"{own}: {label}", unit=unit
+                lambda items, model=label, label="training", unit="steps": run.progress(
+                    items, label=f"{model}: {label}", unit=unit
                 ),
             )
 
 
 def shortfalls(models: Mapping[str, Any], run: Run) -> dict[str, Short]:
-    """Of those of a run's models that fall short of what they were trained for, how; each is warned about."""
-    found = {label: model.short() for label, model in models.items() if isinstance(model, Source) and model.short}
-    marks = {label: short for label, short in found.items() if short is not None}
+    """How models of a run fall short of what they were trained for; a warning for each."""
+    checked = {label: model.short() for label, model in models.items() if isinstance(model, Source) and model.short}
+    marks = {label: short for label, short in checked.items() if short is not None}
     for label, short in marks.items():
         run.warn(f"{label}: {short.why}; figures and claims say so")
     return marks

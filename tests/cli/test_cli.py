@@ -324,7 +324,7 @@ def test_groups_are_set_one_by_one(repsim):
     assert "generalizing: ['tiny_nli_0', 'tiny_nli_1']" in out
     code, out, err = repsim("run", "dry_run=true", "extract.hook_points={a: b}")
     assert (code, out) == (2, "")
-    line = "another kind of value than it has, got 'extract.hook_points={a: b}'; see repsim run --cfg job"
+    line = "wrong kind of value, got 'extract.hook_points={a: b}'; see repsim run --cfg job"
     assert err == f"error: extract.hook_points: {line}\n"
 
 
@@ -500,13 +500,13 @@ def test_completion_knows_the_tables(repsim, monkeypatch):
 
 
 BAD = [
-    (["experiment=pythia"], "experiment: there is none of this name, got 'pythia'; did you mean 'pythia_cka'"),
-    (["experiment=tiny/pythia_ck"], "experiment: there is none of this name, got 'tiny/pythia_ck'; did you mean"),
-    (["model=[tiny_c]"], "model: there is none of this name, got 'tiny_c'; did you mean 'tiny_"),
-    (["measure=[ckaa]"], "measure: there is none of this name, got 'ckaa'; did you mean 'cka'"),
-    (["data=embeded"], "data: there is none of this name, got 'embeded'; did you mean 'embedded'"),
-    (["extract=token"], "extract: there is none of this name, got 'token'; did you mean 'tokens'?"),
-    (["hardware=gpu"], "hardware: there is none of this name, got 'gpu'; "),
+    (["experiment=pythia"], "experiment: no such name, got 'pythia'; did you mean 'pythia_cka'"),
+    (["experiment=tiny/pythia_ck"], "experiment: no such name, got 'tiny/pythia_ck'; did you mean"),
+    (["model=[tiny_c]"], "model: no such name, got 'tiny_c'; did you mean 'tiny_"),
+    (["measure=[ckaa]"], "measure: no such name, got 'ckaa'; did you mean 'cka'"),
+    (["data=embeded"], "data: no such name, got 'embeded'; did you mean 'embedded'"),
+    (["extract=token"], "extract: no such name, got 'token'; did you mean 'tokens'?"),
+    (["hardware=gpu"], "hardware: no such name, got 'gpu'; "),
     (["extract.lenght=3"], "extract.lenght: unknown key, got 3; did you mean 'length' or 'long'?"),
     (["sed=3"], "sed: unknown key, got 'sed=3'; did you mean 'seed'?"),
     (["dat.path=x"], "dat.path: unknown key, got 'dat.path=x'; did you mean 'data'?"),

@@ -152,14 +152,14 @@ def test_all_meanings_of_a_name_are_shown(repsim):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("cka_unbaised", "NAME: nothing is called that, got 'cka_unbaised'; did you mean 'cka_unbiased'"),
-        ("estimate", "NAME: nothing is called that, got 'estimate'; did you mean 'extract.estimate'?"),
-        ("qqqqq", "NAME: nothing is called that, got 'qqqqq'; see repsim list"),
+        ("cka_unbaised", "NAME: unknown name, got 'cka_unbaised'; did you mean 'cka_unbiased'"),
+        ("estimate", "NAME: unknown name, got 'estimate'; did you mean 'extract.estimate'?"),
+        ("qqqqq", "NAME: unknown name, got 'qqqqq'; see repsim list"),
         ("extract.unti", "extract: no such setting, got 'unti'; did you mean 'unit'?"),
         ("extract.unit.token", "extract.unit: no such setting, got 'token'; unit has no settings"),
         ("mutual_knn.kk", "measure mutual_knn: no such setting, got 'kk'; did you mean 'k'?"),
-        ("data.spilt", "NAME: nothing is called that, got 'data.spilt'; "),
-        ("", "NAME: nothing is called that, got ''; see repsim list"),
+        ("data.spilt", "NAME: unknown name, got 'data.spilt'; "),
+        ("", "NAME: unknown name, got ''; see repsim list"),
     ],
 )
 def test_a_name_of_nothing(repsim, tmp_path, name, message):

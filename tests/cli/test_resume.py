@@ -87,7 +87,7 @@ def test_other_code_is_warned_about(repsim, broken_off):
     changed(folder, lambda manifest: manifest["packages"].update(torch="1.0"))
     assert repsim("run", *SMALL, "resume=latest", "hardware.processes=1", "hardware.memory_gb=5")[0] == 0
     (warning,) = results.read_manifest(folder)["warnings"]
-    assert warning.startswith("the run goes on with other code than it began with: torch: 1.0 then, ")
+    assert warning.startswith("the run resumes with other code than it began with: torch: 1.0 then, ")
 
 
 @pytest.mark.parametrize("words", [(), ("cache=false",)])
@@ -109,7 +109,7 @@ def test_resume_goes_on_with_the_same_bits(repsim, newest, broken_off, words, tm
     assert len(results.runs(tmp_path / "outputs")) == 2
     code, out, _ = repsim("run", *SMALL, *words, f"resume={folder}")
     assert code == 0
-    assert "complete already, nothing is left to do" in out
+    assert "already complete, nothing is left to do" in out
 
 
 def test_resume_of_another_configuration_is_refused(repsim, broken_off):

@@ -242,7 +242,7 @@ def test_the_command(repsim, tmp_path):
     assert (code, out) == (0, f"{tmp_path / 'both.html'}\n")
     assert [run["repeat"] for run in inside((tmp_path / "both.html").read_text())["runs"]] == ["repsim run --from one", "repsim run --from two"]  # fmt: skip
     code, _, err = repsim("report", one, two)
-    assert (code, err) == (2, "error: --output: 2 runs need a file of their own, got none; e.g. --output both.html\n")
+    assert (code, err) == (2, "error: --output: a file is needed for 2 runs, got none; e.g. --output both.html\n")
     for place in (tmp_path, tmp_path / "absent" / "both.html"):
         code, _, err = repsim("report", one, "--output", place)
         assert (code, err) == (

@@ -14,23 +14,21 @@ from repsim_cli.errors import BadInput, RunFailed
 from repsim_cli.stitching.evaluate import (
     Estimate,
     Head,
+    PredictionTask,
     Scores,
     Stitch,
-    Task,
     check_outputs,
     classification,
     evaluate_stitches,
     next_token,
-    same_layer,
 )
-from repsim_cli.stitching.layers import KINDS, Moments, check_layer, start_at_identity, start_at_least_squares
+from repsim_cli.stitching.layers import KINDS, PairedSums, check_layer, start_at_identity, start_at_least_squares
 from repsim_cli.stitching.models import (
     EMBED,
     STACKS,
     Inputs,
     check_stitchable,
     inputs_of,
-    layer_number,
     open_whole,
     output_names,
     scrambled,
@@ -58,6 +56,11 @@ def whole(kind, auto=CAUSAL, label="m", seed=0, **settings):
         torch.manual_seed(seed)
         perturb(found.model)
     return found
+
+
+def same_layer(heads, tails, layers):
+    """Every head before every tail, at equal layers."""
+    return [Stitch(head, tail, layer, layer) for head in heads for tail in tails for layer in layers]
 
 
 def some(count=6, length=12, labels=None, seed=0):
@@ -168,7 +171,7 @@ def test_scores_are_those_of_the_outputs():
     inside = inputs.mask[:, 1:]
     losses = [torch.nn.functional.cross_entropy(x[:, :-1][inside], inputs.ids[:, 1:][inside]) for x in (own, other)]
     stitch = Stitch(Head("m"), "m", 0, 1)
-    assert found.of_own("m", "loss").value == pytest.approx(float(losses[0]), rel=1e-5)
+    assert found.of_alone("m", "loss").value == pytest.approx(float(losses[0]), rel=1e-5)
     assert found.penalty(stitch).value == pytest.approx(float(losses[1] - losses[0]), rel=1e-4)
     p, q = (x[:, :-1][inside].log_softmax(-1) for x in (own, other))
     assert found.of(stitch, "kl").value == pytest.approx(float((p.exp() * (p - q)).sum(1).mean()), rel=1e-4)
@@ -192,9 +195,11 @@ def test_the_standard_error_is_that_of_a_mean_where_sequences_weigh_the_same():
 def test_classifiers_are_compared_on_the_labels_of_the_data():
     models = {name: source("bert", CLASSES) for name in "ab"}
     assert output_names(models["a"]) == ("entailment", "neutral", "contradiction")
-    assert classification(models, ("contradiction", "entailment", "neutral")) == Task(CLASSES, (1, 2, 0), (0, 1, 2))
+    assert classification(models, ("contradiction", "entailment", "neutral")) == PredictionTask(
+        CLASSES, (1, 2, 0), (0, 1, 2)
+    )
     hans = classification(models, ("non-entailment", "entailment"))
-    assert hans == Task(CLASSES, (0, 1, 1), (1, 0))
+    assert hans == PredictionTask(CLASSES, (0, 1, 1), (1, 0))
     # not entailed is more probable in all, but no single output is more probable than entailment: as HANS is scored
     found = hans.predicted(
         torch.tensor([[0.4, 0.35, 0.25], [0.1, 0.2, 0.7]]).log(), batch(count=2), torch.tensor([1, 0])
@@ -206,7 +211,7 @@ def test_classifiers_are_compared_on_the_labels_of_the_data():
             classification(models, labels)
     unnamed = {"a": source("bert", CLASSES, id2label={0: "LABEL_0", 1: "LABEL_1", 2: "LABEL_2"})}
     assert classification(unnamed, ("yes", "no", "maybe"), outputs=("no", "yes", "maybe")).outputs == (1, 0, 2)
-    with pytest.raises(BadInput, match=r"model.a: its outputs have no names or another number of them, got \[\] for 3"):
+    with pytest.raises(BadInput, match=r"model.a: its outputs and their names differ in number, got \[\] for 3"):
         check_outputs(unnamed)
 
 
@@ -226,7 +231,7 @@ def test_classifiers_stitch():
     found = evaluate_stitches(heads, models, stitches, some(labels=labels), task, batch_size=4)
     assert found.weights.tolist() == [1.0] * 6
     for stitch in stitches:
-        own, lost = found.of_own(stitch.tail, "correct").value, found.penalty(stitch, "correct").value
+        own, lost = found.of_alone(stitch.tail, "correct").value, found.penalty(stitch, "correct").value
         assert found.of(stitch, "correct").value == pytest.approx(own - lost)
         if stitch.head.model == stitch.tail:
             assert lost == 0.0
@@ -242,7 +247,7 @@ def test_least_squares_finds_the_map():
     y = x @ rotation + torch.arange(6.0)
     for kind in ("linear", "orthogonal", "affine"):
         layer = KINDS[kind].build(6, 6)
-        moments = Moments(layer, 6, 6, torch.device("cpu"))
+        moments = PairedSums(layer, 6, 6, torch.device("cpu"))
         for part in (slice(0, 80), slice(80, None)):
             moments.add(x[part], y[part])
         start_at_least_squares(layer, kind, moments)
@@ -450,9 +455,6 @@ def test_what_cannot_be_stitched_is_refused(tmp_path, tiny_folder):
         BadInput, match=r"kind: a native model with raw weights has only the head of AutoModelForCausalLM"
     ):
         source("native").with_head(CLASSES)
-    with pytest.raises(BadInput, match=r"options.layers: no such layer, got 3; give embed, or a block from -3 to 2"):
-        layer_number(3, 3, "options.layers")
-    assert [layer_number(given, 3, "") for given in ("embed", 0, -1)] == [EMBED, 0, 2]
     model = whole("gpt2")
     with pytest.raises(BadInput, match=r"data: no evaluation rows are left, got 1 sequences; give more data"):
         evaluate_stitches({}, {"m": model}, [], some(count=1), next_token(), batch_size=2)

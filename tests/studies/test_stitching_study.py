@@ -199,7 +199,7 @@ def test_a_training_that_diverged_has_no_numbers(tmp_path, monkeypatch):
     assert ended["resid_post@1", "resid_post@0"] == (None, "diverged at step 3")
     assert ended["resid_post@0", "resid_post@1"][0] is not None
     assert run.manifest["warnings"][0] == (
-        "a -> b, resid_post@1 into resid_post@0: its training diverged at step 3; it has no penalty"
+        "a -> b, resid_post@1 into resid_post@0: its training diverged at step 3; its penalty is missing"
     )
     finished = Finished(folder=tmp_path, manifest=run.manifest, results=out)
     out.analyses["stitching"] = {"options": {"metric": "loss"}}

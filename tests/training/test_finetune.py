@@ -191,7 +191,7 @@ def test_the_study_takes_no_other_models():
 
 
 def test_two_models_of_one_label_are_refused():
-    with pytest.raises(BadConfig, match="model.a: two models have one label, got 'a_0' again; rename an entry"):
+    with pytest.raises(BadConfig, match="model.a: two models have the same label, got 'a_0' again; rename an entry"):
         validate(composed("model=[]", "+model.a_0={kind: shipped, name: tiny_a}", entry()))
 
 
@@ -223,7 +223,9 @@ def test_a_decoder_without_such_a_head_is_refused():
     from repsim_cli.training.finetune import classifier
 
     config = inline_config({"model_type": "vit_mae"})
-    with pytest.raises(BadInput, match="config: no classifier is made of it, got model_type vit_mae; use an encoder"):
+    with pytest.raises(
+        BadInput, match="config: no classifier can be made of it, got model_type vit_mae; use an encoder"
+    ):
         classifier(config, None, None, 0)
 
 
