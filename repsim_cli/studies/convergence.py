@@ -1,4 +1,4 @@
-"""How layers converge during training: every checkpoint against the last one of its run, layer by layer."""
+"""How layers converge during training: every checkpoint against the last of its run, layer by layer."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -46,7 +46,7 @@ class Gap:
 
 
 class Opened:
-    """A checkpoint with its weights, until these are taken; None where the cache has what is read of it."""
+    """A checkpoint with its weights, until they are taken; None where the cache has all that is read of it."""
 
     def __init__(self, checkpoint: Checkpoint, source: Source, identity: dict[str, Any], module: nn.Module | None):
         self.checkpoint, self.source, self.identity, self.module = checkpoint, source, identity, module
@@ -54,7 +54,7 @@ class Opened:
 
 @dataclass(frozen=True)
 class Step:
-    """A checkpoint's rows of every layer, as the estimate takes them: now, and once more later on."""
+    """The rows of every layer of a checkpoint, as the estimate needs them: now, and again later."""
 
     checkpoint: Checkpoint
     rows: Callable[[], Iterator[list[Tensor]]]
@@ -120,7 +120,7 @@ class Convergence:
         return {
             "models": {label: next(iter(plan["models"].values())) for label, plan in each.items()},
             "checkpoints": {
-                label: ", ".join(str(one.step) for one in training.series.checkpoints)
+                label: ", ".join(str(checkpoint.step) for checkpoint in training.series.checkpoints)
                 for label, training in self.trainings.items()
             },
             "measures": list(self.measures),
@@ -161,25 +161,25 @@ class Convergence:
         )
 
     def curves(self, run: Run, visit: Visit | None = None) -> list[Curve]:
-        """One curve per measure, hook point and model (and what it is compared with). visit: as of `visited`."""
+        """A curve per measure, hook point and model (and what it is compared with). visit: as in `visited`."""
         prepare(run, self.hardware)
         run.manifest["models"] = {}
         for training in self.trainings.values():
             training.make(run)
         trainings = self.trainings.values()
-        return [one for training in trainings for one in training.curves(run, self.previous, self.pairs, visit)]
+        return [curve for training in trainings for curve in training.curves(run, self.previous, self.pairs, visit)]
 
     def gaps(self) -> list[Gap]:
         return [gap for training in self.trainings.values() for gap in training.gaps]
 
 
 def measures(trainings: Mapping[str, "Training"]) -> dict[str, Measure]:
-    """Those that suit a training run at least."""
+    """The measures that suit at least one training run."""
     return {label: bound for training in trainings.values() for label, bound in training.measures.items()}
 
 
 def skipped(trainings: Mapping[str, "Training"]) -> dict[str, str]:
-    """Those that are unsuitable for a training run at least, with the reason."""
+    """The measures that are unsuitable for at least one training run, with the reason."""
     return {label: why for training in trainings.values() for label, why in training.skipped.items()}
 
 
@@ -197,15 +197,15 @@ class Training(Similarity):
         super().__init__(model={label: final}, significance=Significance(), **settings)
         for checkpoint in others if series.local else ():
             try:
-                found = checkpoint.open()
+                source = checkpoint.open()
             except BadInput as error:
                 if missing == "stop":
                     raise BadInput(f"{self.unreadable(checkpoint, error)}") from None
                 continue
-            self._check_shape(checkpoint, found)
+            self._check_shape(checkpoint, source)
 
     def memory(self, rows: int) -> dict[str, float]:
-        """The similarity study's; the rows of the checkpoints that are compared, and the weights of the next one."""
+        """As of the similarity study; and the rows of the compared checkpoints, and the weights of the next."""
         features = sum(layer.width for layer in self.layers)
         if self.extract.estimate == "full":
             kept = 4.0 * 2 * rows * features
@@ -223,17 +223,17 @@ class Training(Similarity):
             "fix it, or set options.missing=skip to leave a gap"
         )
 
-    def _check_shape(self, checkpoint: Checkpoint, found: Source) -> None:
+    def _check_shape(self, checkpoint: Checkpoint, source: Source) -> None:
         last = self.live[self.label]
-        own, wanted = ((s.model_type, s.layers, s.width, s.heads, s.vocabulary) for s in (found, last))
-        if own != wanted:
+        shape, wanted = ((s.model_type, s.layers, s.width, s.heads, s.vocabulary) for s in (source, last))
+        if shape != wanted:
             raise BadInput(
                 f"model.{self.label}, step {checkpoint.step}: another shape than the last checkpoint, got "
-                f"{own} for {wanted} (type, blocks, width, heads, vocabulary); leave this step out"
+                f"{shape} for {wanted} (type, blocks, width, heads, vocabulary); leave this step out"
             )
 
     def make(self, run: Run) -> None:
-        """Trains the series, where it is trained when it is first needed and is not there."""
+        """Trains the series, where it is trained when first needed and is missing."""
         if self.series.make is None:
             return
 
@@ -244,7 +244,7 @@ class Training(Similarity):
             self.series.make(progress)
 
     def start(self, run: Run) -> tuple[dict[str, Sequences], int]:
-        """What every checkpoint is run on, and how many rows that gives."""
+        """The inputs of every checkpoint, and how many rows they give."""
         with run.stage("data"):
             sequences = self.sequences(run)
             total = self.counted(run, sequences)
@@ -252,7 +252,7 @@ class Training(Similarity):
         return sequences, total
 
     def curves(self, run: Run, previous: bool = False, pairs: bool = False, visit: Visit | None = None) -> list[Curve]:
-        """Similarity to the last checkpoint, and on demand to the one before; pairs: of all with all, in `between`."""
+        """Similarity to the last checkpoint, and on demand to the previous; pairs: of all with all, in `between`."""
         values: dict[tuple[str, str], dict[int, Counterparts]] = {}
         self.between: dict[str, dict[tuple[int, int], Counterparts]] = {}
         prepared: dict[Any, Any] = {}
@@ -260,14 +260,14 @@ class Training(Similarity):
         earlier: list[Step] = []
         sequences, total = self.start(run)
 
-        def compare(one: Step, other: Step, against: str = "", kept: dict[Any, Any] | None = None) -> None:
+        def compare(step: Step, other: Step, against: str = "", kept: dict[Any, Any] | None = None) -> None:
             with run.stage("similarity"):
-                found = self._compared(run, sequences, total, one, other, kept)
-            for measure, pair in found.items():
-                both = sorted((one.checkpoint.step, other.checkpoint.step))
+                compared = self._compared(run, sequences, total, step, other, kept)
+            for measure, pair in compared.items():
+                both = sorted((step.checkpoint.step, other.checkpoint.step))
                 self.between.setdefault(measure, {}).setdefault((both[0], both[1]), pair)
                 if against:
-                    values.setdefault((measure, against), {})[one.checkpoint.step] = pair
+                    values.setdefault((measure, against), {})[step.checkpoint.step] = pair
 
         final: Step | None = None
         for step in self.visited(run, sequences, total, keep=pairs, visit=visit):
@@ -285,15 +285,15 @@ class Training(Similarity):
             before, earlier = step, [*earlier, replace(step, rows=step.again)] if pairs else []
             if previous and step.checkpoint is self.series.checkpoints[-2]:
                 compare(final, step, "previous")
-        return [one for key, by_step in values.items() for one in self._curves(*key, by_step)]
+        return [curve for key, by_step in values.items() for curve in self._curves(*key, by_step)]
 
     def visited(
         self, run: Run, sequences: Mapping[str, Sequences], total: int, *, keep: bool, visit: Visit | None = None
     ) -> Iterator[Step | Gap]:
-        """Every checkpoint, the last one first: loaded while the one before it is at work, run once, and freed.
+        """Every checkpoint, the last first: loaded while the previous is computed, run once, and freed.
 
-        The rows of the first and of the newest two can be read, with `keep` those of all. visit: sees each checkpoint
-        while it is there.
+        The rows of the first and of the newest two can be read, with `keep` those of all. visit: called with each
+        checkpoint while it is open.
         """
         *others, last = self.series.checkpoints
         order, stacks = [last, *others], []
@@ -307,11 +307,11 @@ class Training(Similarity):
                 if i + 1 < len(order):
                     following = loader.submit(self._open, order[i + 1], sequences)
                 try:
-                    found = current.result()
+                    opened = current.result()
                     with run.stage("activations"):
-                        step = self._step(run, stacks[i], found, sequences, total)
+                        step = self._step(run, stacks[i], opened, sequences, total)
                     if visit:
-                        visit(self, found)
+                        visit(self, opened)
                 except RepsimError as error:
                     if i == 0:
                         raise RunFailed(f"model.{self.label}, step {last.step}: {error}") from error
@@ -331,7 +331,7 @@ class Training(Similarity):
         return self.gaps[-1]
 
     def _open(self, checkpoint: Checkpoint, sequences: Mapping[str, Sequences]) -> Opened:
-        """The checkpoint with its weights, unless the cache has what is read of it."""
+        """The checkpoint with its weights, unless the cache has all that is read of it."""
         source = checkpoint.open()
         self._check_shape(checkpoint, source)
         identity = source.identity()
@@ -341,14 +341,14 @@ class Training(Similarity):
         known = stored and Entry("activations", stored).known
         return Opened(checkpoint, source, identity, None if known else source.load(False))
 
-    def _step(self, run: Run, held: ExitStack, found: Opened, sequences: Mapping[str, Sequences], total: int) -> Step:
+    def _step(self, run: Run, held: ExitStack, opened: Opened, sequences: Mapping[str, Sequences], total: int) -> Step:
         """The checkpoint's rows, from one pass, after which the model is freed, or from the cache.
 
-        They stay there while `held` is open, and in memory where no cache can hold them.
+        They stay in the cache while `held` is open, and in memory where there is no cache.
         """
-        label, hardware, identity = self.label, self.hardware, found.identity
-        run.manifest["models"][f"{label}, step {found.checkpoint.step}"] = identity
-        own = replace(self.readings[0], source=found.source)
+        label, hardware, identity = self.label, self.hardware, opened.identity
+        run.manifest["models"][f"{label}, step {opened.checkpoint.step}"] = identity
+        of_checkpoint = replace(self.readings[0], source=opened.source)
         live = self.readings if self.cache else []
         entries = cached(live, sequences, {label: identity}, self.extract, hardware.dtype, run.warn)
         entry: Entry | None = held.enter_context(entries).get(label)
@@ -361,38 +361,38 @@ class Training(Similarity):
 
         def stored() -> Iterator[list[Tensor]]:
             assert entry is not None
-            return stream(from_cache(own, {label: entry}, {label: identity}))
+            return stream(from_cache(of_checkpoint, {label: entry}, {label: identity}))
 
         if self.extract.estimate == "full":
             if entry is not None and entry.complete:
                 sample = list(stored())
             else:
-                sample = list(stream(own, self._module(found)))
+                sample = list(stream(of_checkpoint, self._module(opened)))
             complete = entry is not None and entry.complete
-            return Step(found.checkpoint, lambda: iter(sample), stored if complete else lambda: iter(sample))
+            return Step(opened.checkpoint, lambda: iter(sample), stored if complete else lambda: iter(sample))
         if entry is None or not entry.complete:
-            module = self._module(found)
+            module = self._module(opened)
             attempts = [{label: Recorder(entry)}, {}] if entry is not None else [{}]
             kept: list[list[Tensor]] = []
             for recorders in attempts:  # a second time where the cache could not be written
-                rows = blocks([own], {label: module}, recorders, sequences, self.extract, hardware, quiet)
+                rows = blocks([of_checkpoint], {label: module}, recorders, sequences, self.extract, hardware, quiet)
                 kept = [[] if recorders else [x.cpu() for x in block] for _, block in rows]
                 if entry is not None and entry.complete:
                     break
         if entry is None or not entry.complete:
-            memory = replace(own, source=self._in_memory(kept, identity), points=[])
-            return Step(found.checkpoint, lambda: stream(memory), lambda: stream(memory))
-        return Step(found.checkpoint, stored, stored)
+            memory = replace(of_checkpoint, source=self._in_memory(kept, identity), points=[])
+            return Step(opened.checkpoint, lambda: stream(memory), lambda: stream(memory))
+        return Step(opened.checkpoint, stored, stored)
 
-    def _module(self, found: Opened) -> nn.Module:
-        """The weights where they run; the caller alone holds them."""
-        module, found.module = found.module, None
-        if module is None:  # what the cache had was damaged
-            module = found.source.load(False)
+    def _module(self, opened: Opened) -> nn.Module:
+        """The model on its device; only the caller holds a reference."""
+        module, opened.module = opened.module, None
+        if module is None:  # the cache entry was damaged
+            module = opened.source.load(False)
         return module.to(self.devices[self.label], getattr(torch, self.hardware.dtype))
 
     def _curves(self, measure: str, against: str, by_step: Mapping[int, Counterparts]) -> Iterator[Curve]:
-        """One curve per hook point."""
+        """A curve per hook point."""
         reading, bound = self.readings[0], self.measures[measure]
         points = [point.kind if point.layer is not None else str(point) for point in reading.points]
         for point in dict.fromkeys(points):
@@ -404,7 +404,7 @@ class Training(Similarity):
                 point=point,
                 model=self.label,
                 parameters=self.live[self.label].parameters,
-                steps=[one.step for one in self.series.checkpoints],
+                steps=[checkpoint.step for checkpoint in self.series.checkpoints],
                 layers=[reading.layers[i].name for i in places],
                 values={step: pair.values[places].tolist() for step, pair in by_step.items()},
                 se=se,
@@ -418,16 +418,16 @@ class Training(Similarity):
         run: Run,
         sequences: Mapping[str, Sequences],
         total: int,
-        one: Step,
+        step: Step,
         other: Step,
         kept: dict[Any, Any] | None,
     ) -> dict[str, Counterparts]:
-        """kept: what was prepared of the other one, where that is the same in every call."""
-        names = [tuple(f"{layer} at step {step.checkpoint.step}" for step in (one, other)) for layer in self.layers]
+        """kept: what was prepared of `other`, where it is the same in every call."""
+        names = [tuple(f"{layer} at step {s.checkpoint.step}" for s in (step, other)) for layer in self.layers]
         try:
-            found, notices = estimate_counterparts(
+            compared, notices = estimate_counterparts(
                 self.measures,
-                zip(one.rows(), other.rows(), strict=True),
+                zip(step.rows(), other.rows(), strict=True),
                 names=[(a, b) for a, b in names],
                 estimate=self.extract.estimate,
                 tile=self.hardware.tile,
@@ -438,20 +438,20 @@ class Training(Similarity):
             raise RunFailed(str(error)) from error
         for notice in notices:
             run.warn(notice)
-        return found
+        return compared
 
     def matrices(self, run: Run) -> Iterator[Measured]:
         """Similarity of all checkpoints with all, a matrix per layer."""
-        for label, found in self.between.items():
-            steps = sorted({step for pair in found for step in pair})
+        for label, by_pair in self.between.items():
+            steps = sorted({step for pair in by_pair for step in pair})
             blocks = {}
             for i, layer in enumerate(self.layers):
                 square = np.zeros((len(steps), len(steps)))
-                for (one, other), pair in found.items():
-                    j, k = steps.index(one), steps.index(other)
+                for (first, second), pair in by_pair.items():
+                    j, k = steps.index(first), steps.index(second)
                     square[j, k] = square[k, j] = float(pair.values[i])
                 blocks[layer.name] = ([f"step {step}" for step in steps], square)
-            like = next(iter(found.values()))
+            like = next(iter(by_pair.values()))
             yield blocks_record(
                 run,
                 f"{label} between checkpoints of {self.label}",
@@ -475,6 +475,6 @@ class Training(Similarity):
 
 
 def gap_table(gaps: Sequence[Gap]) -> dict[str, Table]:
-    """Which checkpoints are gaps; no table where none is."""
+    """The checkpoints that are gaps; no table where there are none."""
     rows = [[gap.model, gap.step, gap.why] for gap in gaps]
     return {"checkpoints left out": Table(columns=GAPS, rows=rows)} if rows else {}
