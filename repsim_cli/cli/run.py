@@ -116,7 +116,7 @@ def run(words: list[str]) -> int:
 
 
 def _unasked(words: list[str]) -> list[str]:
-    """The override that drops an experiment's claims where its models are replaced, unless claims=[...] is given."""
+    """The words; with claims=[] where they replace the models of an experiment, whose claims are about its own."""
     keys = [word.partition("=")[0].lstrip("+") for word in words]
     selected = [i for i, key in enumerate(keys) if re.fullmatch(r"model|model\.[^.]+", key)]
     if not selected or "claims" in keys:
