@@ -322,9 +322,9 @@ def config(document: Mapping[str, Any]) -> Fields:
     return {**document, **made}
 
 
-def _model(entry: Fields) -> Fields:
+def _model(entry: Any) -> Any:
     """The entry of a model with the recipe of its training as a group of settings."""
-    if entry.get("kind") not in BESIDE:
+    if not isinstance(entry, Mapping) or entry.get("kind") not in BESIDE:
         return entry
     shared = {key.removeprefix(SHARED): value for key, value in entry.items() if key.startswith(SHARED)}
     others = {key: value for key, value in entry.items() if not key.startswith(SHARED)}

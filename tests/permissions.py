@@ -95,7 +95,7 @@ PASSED_OVER = {
     "RUN": ("list", "run"),
     "TODAY": ("list", "run"),
     "cache/activations": ("cache",),
-    "ENTRY": (*RUN, "model=[tiny_a]"),
+    "ENTRY": (*RUN, "model=[tiny_a]", "measure=[rsa]"),  # a new measure reads the stored activations
     "cache": (*RUN, "model=[tiny_a]"),
 }
 

@@ -95,7 +95,7 @@ def run(words: list[str]) -> int:
             results.drop_empty(Path(error.filename or root).parent)
             raise BadInput(explained(error, advice=results.ELSEWHERE)) from None
         except ValueError as error:
-            raise BadInput(f"options: {error}, got {' '.join(map(as_typed, rest))}; see repsim run --help") from None
+            raise BadInput(f"options: {error}, got {' '.join(_typed(rest))}; see repsim run --help") from None
         finally:
             lines = status_file.read_text().split("\n") if status_file.is_file() else []
             ended = [json.loads(line) for line in lines if line]
@@ -115,13 +115,21 @@ def run(words: list[str]) -> int:
     return 1 if bad or code not in (0, None) else 0
 
 
+UNASKED = "++claims=[]"
+
+
+def _typed(words: Sequence[str]) -> list[str]:
+    """The words as the user gave them."""
+    return [as_typed(word) for word in words if word != UNASKED]
+
+
 def _unasked(words: list[str]) -> list[str]:
     """The words; with claims=[] where they replace the models of an experiment, whose claims are about its own."""
     keys = [word.partition("=")[0].lstrip("+") for word in words]
     selected = [i for i, key in enumerate(keys) if re.fullmatch(r"model|model\.[^.]+", key)]
     if not selected or "claims" in keys:
         return words
-    return [*words[: selected[0]], "claims=[]", *words[selected[0] :]]  # Hydra wants all overrides together
+    return [*words[: selected[0]], UNASKED, *words[selected[0] :]]  # Hydra wants all overrides together
 
 
 def _sweep_table(folder: Path) -> None:
@@ -284,7 +292,7 @@ def _jobs(overrides: list[str]) -> list[list[str]]:
     jobs = [list(job) for batch in batches for job in batch]
     if not jobs:
         raise BadInput(
-            f"overrides: the sweep expands to no jobs, got {' '.join(map(as_typed, overrides))}; check its globs"
+            f"overrides: the sweep expands to no jobs, got {' '.join(_typed(overrides))}; check its globs"
         )
     return jobs
 
@@ -297,7 +305,7 @@ def _hydra_line(error: Exception, overrides: list[str]) -> str:
         if labelled is not None:
             return _in_braces(labelled[1], labelled[2], labelled[3])
         return (
-            f"overrides: cannot be read, got {' '.join(map(as_typed, overrides))[:200]}; write KEY=VALUE, with "
+            f"overrides: cannot be read, got {' '.join(_typed(overrides))[:200]}; write KEY=VALUE, with "
             "quotes around values that hold spaces or symbols; unusual names go into a YAML of your own (--config-dir)"
         )
     cause = f" {error.__cause__}" if error.__cause__ else ""
@@ -386,7 +394,7 @@ def _job_name() -> str:
     hydra = HydraConfig.get()
     if hydra.mode != RunMode.MULTIRUN:
         return ""
-    overrides = ", ".join(map(as_typed, hydra.overrides.task))
+    overrides = ", ".join(_typed(hydra.overrides.task))
     return f"job {hydra.job.num} ({overrides[:120]}): "
 
 
@@ -498,7 +506,7 @@ def _opened(checked: Any, folder: Path) -> results.Run | None:
         study=keys.study,
         seed=keys.seed,
         command=json.loads(os.environ.get(COMMAND, "[]")),
-        overrides=[as_typed(word) for word in HydraConfig.get().overrides.task],
+        overrides=_typed(HydraConfig.get().overrides.task),
     )
 
 
