@@ -291,9 +291,7 @@ def _jobs(overrides: list[str]) -> list[list[str]]:
     batches = BasicSweeper.split_arguments(parsed, max_batch_size=None)
     jobs = [list(job) for batch in batches for job in batch]
     if not jobs:
-        raise BadInput(
-            f"overrides: the sweep expands to no jobs, got {' '.join(_typed(overrides))}; check its globs"
-        )
+        raise BadInput(f"overrides: the sweep expands to no jobs, got {' '.join(_typed(overrides))}; check its globs")
     return jobs
 
 

@@ -48,7 +48,7 @@ class Bar:
     """
 
     def __call__(self, items: Iterable, *, label: str, unit: str, later: int = 0) -> Iterator:
-        sized = list(items) if not hasattr(items, "__len__") else items
+        sized: Any = items if hasattr(items, "__len__") else list(items)
         if os.environ.get(QUIET):
             return iter(sized)
         if sys.stderr.isatty():

@@ -36,7 +36,7 @@ def by_layer(curves: Sequence[Curve]) -> Any:
 
     ways = list(curves[0].lines)
     # of a symmetric measure row and column are the same
-    if len(ways) == 2 and all(np.allclose(*map(gaps, curve.lines.values())) for curve in curves):
+    if len(ways) == 2 and all(_same(*curve.lines.values()) for curve in curves):
         ways = ways[:1]
     figure = Figure(figsize=(len(ways) * PANEL[0], PANEL[1]))
     panels = figure.subplots(1, len(ways), sharey=True, squeeze=False, gridspec_kw={"wspace": 0.1})[0]
@@ -67,6 +67,10 @@ def by_layer(curves: Sequence[Curve]) -> Any:
     panels[0].set_ylabel(str(curves[0].y), fontsize=8, parse_math=False)
     legend_beside(panels[-1])
     return figure
+
+
+def _same(first: Sequence[float | None], second: Sequence[float | None]) -> bool:
+    return np.allclose(gaps(first), gaps(second), equal_nan=True)
 
 
 def gaps(values: Sequence[float | None]) -> np.ndarray:

@@ -53,7 +53,10 @@ def test_an_analysis_is_added_and_replaced(repsim, folder):
     replaced = recorded(folder)
     assert (replaced["tables"]["block structure"]["rows"], replaced["curves"].keys()) == ([], before["curves"].keys())
     assert repsim("analyse", folder, "claims=[early_layers_agree]")[0] == 0
-    assert {claim["name"] for claim in recorded(folder)["claims"]} == {"falls_with_layer_distance", "early_layers_agree"}
+    assert {claim["name"] for claim in recorded(folder)["claims"]} == {
+        "falls_with_layer_distance",
+        "early_layers_agree",
+    }
 
 
 def test_an_analysis_loads_neither_torch_nor_a_model(folder):

@@ -32,7 +32,10 @@ def made(folder, *, seed=0, models=("small", "large"), sizes=None, layer="resid_
     """A finished run with made-up matrices; `extra` stands wherever a study or a user may put text."""
     sizes = sizes or [3 + 2 * i for i in range(len(models))]
     run = results.create(folder, name=f"study{extra}", study="similarity", seed=seed, command=["repsim", "run", f"name={extra}"], overrides=[])  # fmt: skip
-    run.write_text("config.yaml", json.dumps({"name": f"study{extra}", "seed": seed, "model": {f"m{extra}": extra}, "analyses": {}}))
+    run.write_text(
+        "config.yaml",
+        json.dumps({"name": f"study{extra}", "seed": seed, "model": {f"m{extra}": extra}, "analyses": {}}),
+    )
     run.manifest.update(rows=120, models={f"{m}": {"source": extra} for m in models})
     rng, records = np.random.default_rng(seed), []
     for label in measures:
