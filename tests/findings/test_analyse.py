@@ -148,3 +148,12 @@ def test_claims_of_an_experiment_are_not_tested_on_other_models(repsim, newest):
         "falls_with_layer_distance",
         "early_layers_agree",
     }
+
+
+@pytest.mark.drawn
+def test_the_overview_of_the_demo_is_few_figures(repsim, newest):
+    assert repsim("run", "-q", "extract.sequences=16", "extract.batch_rows=256", "hardware.threads=1")[0] == 0
+    files = {file.name for file in (newest() / "figures").iterdir()}
+    assert files == {f"{name}-all.{kind}" for name in ("cka_unbiased", "mutual_knn") for kind in ("png", "svg")}
+    drawn = repsim("plot", newest(), "--all")[1].splitlines()
+    assert len(drawn) == 2 * 2 * (2 + 10)  # values, errors, and every pair of four models
