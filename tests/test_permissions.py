@@ -11,6 +11,7 @@ import pytest
 from repsim_cli import files
 
 
+@pytest.mark.slow
 def test_the_table_as_an_unprivileged_user(tmp_path, tiny_folder, monkeypatch):
     monkeypatch.chdir(tmp_path)
     permissions.make(tiny_folder("gpt2"))

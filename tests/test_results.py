@@ -157,10 +157,12 @@ def test_figures_are_drawn_again_byte_for_byte(tmp_path):
 def test_figures_of_many_layers_and_odd_names(tmp_path):
     """150 layers; names that are markup, mathematics, paths or in other scripts are drawn as they are."""
     folder = a_run(tmp_path / "run", [60, 45, 30, 15], ["$x^2$", "<b>bold</b>", "../../etc", "模型"], "module:a.b.{}")
-    assert len(draw(folder)) == 2  # of many pairs of models the overview alone
-    files = draw(folder, whole=True)
-    assert all(file.parent == folder / "figures" for file in files)
-    assert len(files) == 2 * (2 + 10)
+    files = draw(folder)
+    assert len(files) == 2  # of many pairs of models the overview alone
+    few = a_run(tmp_path / "few", [3, 2, 2, 2], ["$x^2$", "<b>bold</b>", "../../etc", "模型"], "module:a.b.{}")
+    files += draw(few, whole=True)
+    assert all(file.parent in (folder / "figures", few / "figures") for file in files)
+    assert len(files) == 2 + 2 * (2 + 10)
 
 
 def test_the_colour_range_comes_from_the_card():

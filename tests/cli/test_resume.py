@@ -356,6 +356,7 @@ def texts(folder):
     return f"{folder}/long.txt,{folder}/short.txt"
 
 
+@pytest.mark.slow
 def test_joblib_runs_jobs_side_by_side_on_one_thread_each(tmp_path):
     """Four jobs, two at a time, in processes of their own; one of them fails."""
     import os
