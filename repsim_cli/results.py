@@ -231,7 +231,7 @@ def create(folder: Path, *, name: str, study: str, seed: int, command: list[str]
         "study": study,
         "status": "running",
         "error": None,
-        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "started": datetime.now(UTC).isoformat(timespec="milliseconds"),  # runs are told apart by it
         "resumed": [],
         "command": command,
         "overrides": overrides,

@@ -44,6 +44,14 @@ def spawned(parent: int, target: str, *arguments: Any) -> None:
     getattr(importlib.import_module(module), name)(*arguments)
 
 
+def spawning() -> Any:
+    """multiprocessing's way to spawn processes. A worker of joblib has set `loky` as its start method, a name that new
+    processes are told and do not know."""
+    if multiprocessing.get_start_method(allow_none=True) == "loky":
+        multiprocessing.set_start_method("spawn", force=True)
+    return multiprocessing.get_context("spawn")
+
+
 @contextlib.contextmanager
 def starting() -> Iterator[None]:
     """Processes that are started inside do not receive a terminal's interrupts; this process does, and ends them."""

@@ -295,7 +295,7 @@ def list_command(parsed: argparse.Namespace) -> int:
             print(f"no runs that can be read in {root}; start one with: repsim run")
         for folder in folders:
             manifest = results.read_manifest(folder)
-            print(f"{manifest['started']}  {manifest['status']:11}  {manifest['name']:24}  {folder}")
+            print(f"{manifest['started'][:19]}  {manifest['status']:11}  {manifest['name']:24}  {folder}")
         return 0
     if parsed.what in (None, *UNSELECTED):
         _list_texts(parsed.what)

@@ -6,7 +6,6 @@ Prepared states lie in .npy files that all processes map into memory. A pair has
 import contextlib
 import io
 import itertools
-import multiprocessing
 import os
 import shutil
 import time
@@ -28,7 +27,7 @@ from repsim_cli.errors import Degenerate, RunFailed
 from repsim_cli.measures.base import MeasureWarning, Solved
 from repsim_cli.results import PAIRS, Progress, quiet, write
 from repsim_cli.similarity.known import Cell, KnownPairs
-from repsim_cli.workers import spawned, starting
+from repsim_cli.workers import spawned, spawning, starting
 
 PATIENCE = 1.0  # seconds in this process before others are considered
 WORTH = 5.0  # seconds of work that must be left: a process takes about two to start
@@ -163,7 +162,7 @@ class Worker:
 
     @classmethod
     def start(cls) -> "Worker":
-        context = multiprocessing.get_context("spawn")
+        context = spawning()
         ours, theirs = context.Pipe()
         process = context.Process(
             target=spawned, args=(os.getpid(), f"{__name__}:{serve.__name__}", theirs), daemon=True

@@ -357,6 +357,16 @@ def texts(folder):
 
 
 @pytest.mark.slow
+def test_jobs_of_joblib_solve_pairs_in_processes(repsim, tmp_path):
+    """Its workers have set a start method of their own, which the processes of a job do not know."""
+    words = ("extract.estimate=full", "extract.rows=60", "extract.sequences=4", "measure=[gromov_wasserstein]")
+    launcher = ("hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "hardware.threads=1", "hardware.processes=2")
+    code, _, err = repsim("run", "-q", "-m", *launcher, *words, "model=[tiny_a],[tiny_b]")
+    assert code == 0, err
+    assert {results.read_manifest(f)["status"] for f in results.runs(tmp_path / "outputs")} == {"complete"}
+
+
+@pytest.mark.slow
 def test_joblib_runs_jobs_side_by_side_on_one_thread_each(tmp_path):
     """Four jobs, two at a time, in processes of their own; one of them fails."""
     import os
