@@ -12,7 +12,7 @@ from typing import Any
 from repsim_cli.documents import Unreadable, shown
 
 SCHEMA = 2
-Numbers = list[float | None]  # None: a gap
+Numbers = list[float | int | None]  # None: a gap
 # how a model of modular sums was trained; Models 0, E and L of Gao et al. 2024
 ONE_SUM, END_TO_END, BY_BLOCK = "on one sum", "end to end", "block by block"
 

@@ -247,7 +247,7 @@ def test_copies_have_no_clusters(tmp_path):
         "half of the pairs of models are the same, got a median of 0; drop copies",
     )
     with pytest.raises(BadInput, match=f"^cka, layers: {message}"):
-        card_of("distances").compute(run, None, [])
+        card_of("distances").compute(run, card_of("distances").options(), [])
 
 
 def test_matrices_whose_names_give_one_file_name_have_two_files(tmp_path):
@@ -473,7 +473,9 @@ def test_models_are_chosen_by_their_metrics(tmp_path):
     assert run.manifest["models_run"] == ["tiny_a", "copy", "tiny_a_step100", "tiny_b"]
     about = {label: asdict(facts(label, source, read[label])) for label, source in sources.items()}
     run.manifest.update(facts=about)
-    part = card_of("groups").compute(Finished(folder=run.folder, manifest=run.manifest, results=measured), None, [])
+    part = card_of("groups").compute(
+        Finished(folder=run.folder, manifest=run.manifest, results=measured), card_of("groups").options(), []
+    )
     curve = part.curves["cka_unbiased, mlp_out, low-high"]
     assert curve.at == [f"mlp_out@{i}" for i in range(6)]
     assert curve.about["shares"] == [(i + 1) / 6 for i in range(6)]

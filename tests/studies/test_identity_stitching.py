@@ -50,7 +50,7 @@ def ran(made, folder):
     measured = made.run(run)
     about = {label: asdict(facts(label, source, [])) for label, source in made.models.items()}
     finished = Finished(folder=folder, manifest={**run.manifest, "facts": about}, results=measured)
-    return run, measured, card_of("penalties").compute(finished, None, known(CLAIMS))
+    return run, measured, card_of("penalties").compute(finished, card_of("penalties").options(), known(CLAIMS))
 
 
 GROUPS = {"one": ["a", "b", "c"], "two": ["x", "y", "copy"]}
