@@ -69,11 +69,11 @@ def by_layer(curves: Sequence[Curve]) -> Any:
     return figure
 
 
-def _same(first: Sequence[float | None], second: Sequence[float | None]) -> bool:
+def _same(first: Sequence[float | int | None], second: Sequence[float | int | None]) -> bool:
     return np.allclose(gaps(first), gaps(second), equal_nan=True)
 
 
-def gaps(values: Sequence[float | None]) -> np.ndarray:
+def gaps(values: Sequence[float | int | None]) -> np.ndarray:
     """None as NaN, where a line breaks."""
     return np.array([np.nan if value is None else value for value in values], float)
 
