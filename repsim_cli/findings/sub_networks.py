@@ -280,7 +280,7 @@ def _layers(run: Finished, measure: Measured, matrix: Matrix, labels: Curve, fol
     axes.set_xticks([])
     for at, (method, line) in enumerate(groups.items()):
         band = placed(side + GAP + at * (BAND + GAP), STRIP + GAP, BAND, side)
-        band.imshow(np.array([_shade(label) for label in line])[:, None], aspect="auto")
+        band.imshow(np.array([_shade(int(label)) for label in line])[:, None], aspect="auto")
         band.set_xticks([0], [method], fontsize=7, rotation=90)
         band.xaxis.tick_top()
         band.set_yticks([])
