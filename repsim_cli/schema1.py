@@ -27,7 +27,7 @@ ANALYSES = {"agreement": "agreement", "distances": "distances", "by_layer": "loc
 THRESHOLDS = ("early_similarity", "early_share", "large_parameters", "large_gradients")
 CELLS = ("se", "p", "calibrated", "tested", "low", "high")
 COSINES = ("cka", "cka_rbf", "cka_unbiased", "rsa", "rsa_euclidean")
-# by view, the old and the new names of its settings
+# by view, the names of its settings in schema 1 and in schema 2
 VIEWS = {
     "histograms": {"bins": "bins", "distance_scale": "scale"},
     "neighbours": {"k": "k", "perplexity": "perplexity", "samples": "samples"},
@@ -52,15 +52,15 @@ def results(document: Mapping[str, Any]) -> Fields:
     """results.json of schema 1 as that of schema 2."""
     study = document.get("study")
     curves: dict[str, Fields] = {}
-    for old, form in document.get("curves", {}).items():
-        for name, curve in _curves(old, form):
+    for key, stored in document.get("curves", {}).items():
+        for name, curve in _curves(key, stored):
             curves.setdefault(name, curve)["lines"].update(curve["lines"])
     curves |= dict(_sub_networks(document))
-    made = {str(curve["analysis"]) for curve in curves.values() if "analysis" in curve}
+    analyses = {str(curve["analysis"]) for curve in curves.values() if "analysis" in curve}
     matrices = dict(_matrices(document))
-    made |= {name for name in ("agreement", "distances") if name in document}
+    analyses |= {name for name in ("agreement", "distances") if name in document}
     views = document.get("views", {})
-    names = [*ALWAYS.get(str(study), []), *sorted(made), *(view for view in VIEWS if view in views)]
+    names = [*ALWAYS.get(str(study), []), *sorted(analyses), *(view for view in VIEWS if view in views)]
     about = document.get("stitching", {}) | {key: document[key] for key in ("heads",) if key in document}
     about |= {"batch": views["batch"]} if views else {}
     options = {"stitching": {"metric": about.get("metric")}}
@@ -129,11 +129,11 @@ def _matrices(document: Mapping[str, Any]) -> Iterator[tuple[str, Fields]]:
             label = f"{measure['card']['label']} of two heads"
             about = {"label": label, "about": {"measure": measure["label"]}, "n": measure["estimate"]["rows"]}
             yield f"heads, {measure['label']}", {"rows": side, "columns": side, "values": measure["heads"], **about}
-    for name, old in document.get("distances", {}).items():
-        side = {"model": "models", "layers": old["models"]}
-        about = {"about": {"distance": name, "layers": old["label"]}, "analysis": "distances"}
+    for name, stored in document.get("distances", {}).items():
+        side = {"model": "models", "layers": stored["models"]}
+        about = {"about": {"distance": name, "layers": stored["label"]}, "analysis": "distances"}
         label = {"label": "distance (smaller is closer)", "bounds": [0.0, None]}
-        yield f"{name}, between models", {"rows": side, "columns": side, "values": old["values"], **label, **about}
+        yield f"{name}, between models", {"rows": side, "columns": side, "values": stored["values"], **label, **about}
     yield from _views(document)
 
 
@@ -141,43 +141,43 @@ def _sub_networks(document: Mapping[str, Any]) -> Iterator[tuple[str, Fields]]:
     """What the figures of the layers of single models are drawn of."""
     labels = {measure["label"]: measure["card"]["label"] for measure in document.get("measures", [])}
     for measure, models in document.get("sub_networks", {}).items():
-        for model, old in models.items():
-            names = old["layers"]
-            groups = {method: found["labels"] for method, found in old["groups"].items()}
+        for model, stored in models.items():
+            names = stored["layers"]
+            groups = {method: partition["labels"] for method, partition in stored["groups"].items()}
             for of, at, lines, label in (
                 ("sub-networks", names, groups, "sub-network"),
-                ("to the next layer", names[:-1], {"to the next layer": old["consecutive"]}, labels[measure]),
+                ("to the next layer", names[:-1], {"to the next layer": stored["consecutive"]}, labels[measure]),
             ):
                 about = {"quantity": f"{of}, {measure}", "of": of, "measure": measure, "model": model}
-                made = {"about": about, "analysis": "sub_networks"}
+                origin = {"about": about, "analysis": "sub_networks"}
                 axes = {"x": _axis("layer"), "y": _axis(label)}
-                yield f"{of}, {measure}, {model}", {**axes, "at": at, "lines": lines, **made}
+                yield f"{of}, {measure}, {model}", {**axes, "at": at, "lines": lines, **origin}
 
 
 def _views(document: Mapping[str, Any]) -> Iterator[tuple[str, Fields]]:
     """What the figures of histograms and couplings are drawn of. Of neighbours, too little was kept."""
     views = document.get("views", {})
-    for old in views.get("histograms", []):
+    for stored in views.get("histograms", []):
         yield (
-            f"histograms of {old['model']}",
+            f"histograms of {stored['model']}",
             {
-                "rows": {"model": old["model"], "layers": old["layers"]},
+                "rows": {"model": stored["model"], "layers": stored["layers"]},
                 "columns": {"model": "bins", "layers": []},
-                "values": old["counts"],
-                "n": old["rows"],
-                "details": {"edges": old["edges"]},
-                "about": {"kind": "histograms", "scale": old["scale"]},
+                "values": stored["counts"],
+                "n": stored["rows"],
+                "details": {"edges": stored["edges"]},
+                "about": {"kind": "histograms", "scale": stored["scale"]},
             },
         )
-    for old in views.get("couplings", []):
+    for stored in views.get("couplings", []):
         names = [f"row {number}" for number in views["batch"]["rows"]]
-        about = {key: old[key] for key in ("model", "starts", "objective")}
+        about = {key: stored[key] for key in ("model", "starts", "objective")}
         yield (
-            f"coupling of {old['model']}, {old['rows']} and {old['columns']}, {old['starts']}",
+            f"coupling of {stored['model']}, {stored['rows']} and {stored['columns']}, {stored['starts']}",
             {
-                "rows": {"model": old["rows"], "layers": names},
-                "columns": {"model": old["columns"], "layers": names},
-                "values": old["coupling"],
+                "rows": {"model": stored["rows"], "layers": names},
+                "columns": {"model": stored["columns"], "layers": names},
+                "values": stored["coupling"],
                 "n": len(names),
                 "about": {"kind": "couplings", **about},
             },
@@ -192,32 +192,40 @@ def _verdict(claim: Mapping[str, Any]) -> Fields:
     return {**known, "source": source, "says": says, "verdict": claim["verdict"], "why": claim.get("why", "")}
 
 
-def _curves(name: str, old: Any) -> Iterator[tuple[str, Fields]]:
-    """The curves that one of an old form has become."""
-    if isinstance(old, list):  # a loss of every step
+def _curves(name: str, stored: Any) -> Iterator[tuple[str, Fields]]:
+    """The curves of schema 2 that hold what a curve of schema 1 held."""
+    if isinstance(stored, list):  # the loss at every step
         yield (
             "training loss",
-            _line("loss", "nats per token", list(range(len(old))), old, {"quantity": "training loss"}),
+            _line("loss", "nats per token", list(range(len(stored))), stored, {"quantity": "training loss"}),
         )
-    elif "by_layer" in old:
-        yield from _by_layer(name, old)
-    elif "pairs_of" in old:
-        yield name, _of_groups(old)
-    elif "percentiles" in old:
-        yield name, _of_training(old)
-    elif "head layer" in old:
-        about = {key: old[key] for key in ("quantity", "head", "tail", "head layer", "tail layer", "own", "diverged")}
-        yield name, _line("training loss", "nats", old["steps"], old["values"], about, of="loss")
-    elif "stage" in old:
-        about = {key: old[key] for key in ("quantity", "model", "stage")}
-        name = f"{old['quantity']} of {old['stage']}, {old['model']}"
-        yield name, {**_line(old["label"], "", old["steps"], old["mean"], about, of=old["rows"]), "x": _axis("epoch")}
-    elif "loss" in old:
-        yield name, _line("training loss", "nats", old["steps"], old["loss"], {"quantity": name}, of="loss")
+    elif "by_layer" in stored:
+        yield from _by_layer(name, stored)
+    elif "pairs_of" in stored:
+        yield name, _of_groups(stored)
+    elif "percentiles" in stored:
+        yield name, _of_training(stored)
+    elif "head layer" in stored:
+        about = {
+            key: stored[key] for key in ("quantity", "head", "tail", "head layer", "tail layer", "own", "diverged")
+        }
+        yield name, _line("training loss", "nats", stored["steps"], stored["values"], about, of="loss")
+    elif "stage" in stored:
+        about = {key: stored[key] for key in ("quantity", "model", "stage")}
+        name = f"{stored['quantity']} of {stored['stage']}, {stored['model']}"
+        yield (
+            name,
+            {
+                **_line(stored["label"], "", stored["steps"], stored["mean"], about, of=stored["rows"]),
+                "x": _axis("epoch"),
+            },
+        )
+    elif "loss" in stored:
+        yield name, _line("training loss", "nats", stored["steps"], stored["loss"], {"quantity": name}, of="loss")
     else:
-        quantity = old["quantity"]
+        quantity = stored["quantity"]
         of = quantity.removeprefix("held-out ")
-        yield quantity, _line(of, old["label"], old["steps"], old["mean"], {"quantity": quantity}, of=of)
+        yield quantity, _line(of, stored["label"], stored["steps"], stored["mean"], {"quantity": quantity}, of=of)
 
 
 def _axis(name: str, unit: str = "") -> Fields:
@@ -228,15 +236,15 @@ def _line(name: str, unit: str, at: list[Any], values: list[Any], about: Fields,
     return {"x": _axis("step"), "y": _axis(name, unit), "at": at, "lines": {of: values}, "about": about}
 
 
-def _by_layer(name: str, old: Mapping[str, Any]) -> Iterator[tuple[str, Fields]]:
-    for model, values in old["by_layer"].items():
+def _by_layer(name: str, stored: Mapping[str, Any]) -> Iterator[tuple[str, Fields]]:
+    for model, values in stored["by_layer"].items():
         lines = {way: line for way, line in values.items() if way != "layers"}
         of = {"row": "localization", "same layer": "base_model", "KL": "histograms"}
         yield (
             f"{name}, {model}",
             {
                 "x": _axis("layer"),
-                "y": _axis(old["label"]),
+                "y": _axis(stored["label"]),
                 "at": values["layers"],
                 "lines": lines,
                 "about": {"quantity": name, "model": model},
@@ -245,46 +253,46 @@ def _by_layer(name: str, old: Mapping[str, Any]) -> Iterator[tuple[str, Fields]]
         )
 
 
-def _of_groups(old: Mapping[str, Any]) -> Fields:
-    level = f"{100 * old['level']:.0f} %"
+def _of_groups(stored: Mapping[str, Any]) -> Fields:
+    level = f"{100 * stored['level']:.0f} %"
     sides = {"models": ("", f"{level} over draws of models"), "pairs": ("pairs_", f"{level} over draws of pairs")}
     return {
         "x": _axis("layer"),
-        "y": _axis(old["label"]),
-        "at": old["layers"],
-        "lines": {" and ".join(pair): line for pair, line in zip(old["models"], old["values"], strict=True)},
-        "mean": old["mean"],
+        "y": _axis(stored["label"]),
+        "at": stored["layers"],
+        "lines": {" and ".join(pair): line for pair, line in zip(stored["models"], stored["values"], strict=True)},
+        "mean": stored["mean"],
         "bands": {
-            name: {"low": old[f"{prefix}low"], "high": old[f"{prefix}high"], "of": of}
+            name: {"low": stored[f"{prefix}low"], "high": stored[f"{prefix}high"], "of": of}
             for name, (prefix, of) in sides.items()
-            if old.get(f"{prefix}low") is not None
+            if stored.get(f"{prefix}low") is not None
         },
-        "about": {key: old[key] for key in ("quantity", "point", "pairs_of", "shares", "replicates")},
+        "about": {key: stored[key] for key in ("quantity", "point", "pairs_of", "shares", "replicates")},
         "analysis": "groups",
     }
 
 
-def _of_training(old: Mapping[str, Any]) -> Fields:
+def _of_training(stored: Mapping[str, Any]) -> Fields:
     bands = {"quartiles": ("25", "75"), "deciles": ("10", "90")}
-    quantity = old["quantity"]
+    quantity = stored["quantity"]
     measure = {"measure": quantity.rpartition(" to ")[0], "larger_is_closer": True} if " to " in quantity else {}
     return {
         "x": _axis("step"),
-        "y": _axis(old["label"]),
-        "at": old["steps"],
-        "lines": dict(zip(old["layers"], old["values"], strict=True)),
-        "mean": old["mean"],
+        "y": _axis(stored["label"]),
+        "at": stored["steps"],
+        "lines": dict(zip(stored["layers"], stored["values"], strict=True)),
+        "mean": stored["mean"],
         "bands": {
             name: {
-                "low": old["percentiles"][low],
-                "high": old["percentiles"][high],
+                "low": stored["percentiles"][low],
+                "high": stored["percentiles"][high],
                 "of": f"{low}th to {high}th percentile of layers",
             }
             for name, (low, high) in bands.items()
         },
-        "errors": dict(zip(old["layers"], old["se"], strict=True)) if old.get("se") else {},
-        "bounds": old["bounds"],
-        "about": {**{key: old[key] for key in ("quantity", "point", "model", "parameters")}, **measure},
+        "errors": dict(zip(stored["layers"], stored["se"], strict=True)) if stored.get("se") else {},
+        "bounds": stored["bounds"],
+        "about": {**{key: stored[key] for key in ("quantity", "point", "model", "parameters")}, **measure},
     }
 
 
@@ -292,8 +300,8 @@ def config(document: Mapping[str, Any]) -> Fields:
     """A configuration of schema 1 as that of schema 2: claims and analyses have keys of their own."""
     options = dict(document.get("options") or {})
     analyses: Fields = {}
-    for old, name in ANALYSES.items():
-        if options.pop(old, False):
+    for option, name in ANALYSES.items():
+        if options.pop(option, False):
             analyses[name] = {}
     if (sub_networks := options.pop("sub_networks", None)) is not None:
         analyses["sub_networks"] = sub_networks
@@ -303,10 +311,10 @@ def config(document: Mapping[str, Any]) -> Fields:
         analyses["ranks"] = thresholds
     options.pop("couplings", None)
     if document.get("study") == "views":
-        made = options.pop("views", None) or list(VIEWS)
+        views = options.pop("views", None) or list(VIEWS)
         for view, keys in VIEWS.items():
-            settings = {new: options.pop(old) for old, new in keys.items() if old in options}
-            options[view] = settings if view in made else None
+            settings = {after: options.pop(before) for before, after in keys.items() if before in options}
+            options[view] = settings if view in views else None
     claims = options.pop("claims", None) or []
     study = document.get("study")
     if (metric := options.pop("metric", None)) is not None:
@@ -316,10 +324,10 @@ def config(document: Mapping[str, Any]) -> Fields:
         document = {**document, "extract": {**document["extract"], "hook_points": ["resid_post"]}}
     elif study in BESIDE:
         options = _with_recipe(options, BESIDE[study])
-    made = {"study": study, "options": options, "analyses": analyses, "claims": claims}
+    moved = {"study": study, "options": options, "analyses": analyses, "claims": claims}
     if "model" in document:
-        made["model"] = {label: _model(entry) for label, entry in document["model"].items()}
-    return {**document, **made}
+        moved["model"] = {label: _model(entry) for label, entry in document["model"].items()}
+    return {**document, **moved}
 
 
 def _model(entry: Any) -> Any:
