@@ -193,13 +193,17 @@ class Run:
         shutil.rmtree(self.folder, ignore_errors=True)
         drop_empty(self.folder.parent)
 
+    def completed(self) -> None:
+        """Records that nothing is left to do."""
+        shutil.rmtree(self.folder / PAIRS, ignore_errors=True)
+        self.manifest.update(status="complete", error=None)
+
     def finish(self, status: str, error: str | None = None) -> None:
         """Records how the run ended, its peak memory and the hash of every file."""
+        self.manifest.update(status=status, error=error)
         if status == "complete":
-            shutil.rmtree(self.folder / PAIRS, ignore_errors=True)
+            self.completed()
         self.manifest.update(
-            status=status,
-            error=error,
             finished=datetime.now(UTC).isoformat(timespec="seconds"),
             seconds=round(self.manifest.get("seconds", 0.0) + time.monotonic() - self._started, 3),
             peak_memory_mb=peak_memory_mb(),
@@ -516,13 +520,14 @@ def held(folder: Path) -> bool:
         return True
 
 
-def read_results(folder: Path) -> Results:
-    """results.json of a run whose study has finished and whose numbers are unchanged since."""
+def read_results(folder: Path, *, arrays: bool = True) -> Results:
+    """results.json of a run whose study has finished and whose numbers are unchanged since. arrays: whether those in
+    arrays/ must be unchanged too."""
     manifest = read_manifest(folder)
     if not (has_results(manifest) or (manifest["status"] == "running" and (folder / "results.json").is_file())):
         raise BadInput(f"{folder}: it has no results (status {manifest['status']}), got no results.json; run it again")
     for name, digest in manifest.get("files", {}).items():
-        if name == "results.json" or name.startswith("arrays/"):
+        if name == "results.json" or (arrays and name.startswith("arrays/")):
             file = folder / name
             if not file.is_file() or sha256(file) != digest:
                 raise BadInput(f"{file}: not as the run left it, got another or no file; run it again")

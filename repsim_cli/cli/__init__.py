@@ -162,7 +162,6 @@ def parser() -> argparse.ArgumentParser:
         choices=("tiny",),
         help="run the tiny experiments that are missing, and print the table of their verdicts",
     )
-    sub.add_argument("--markdown", action="store_true", help="print the table for a page")
 
     sub = add("report", report_command, "make one HTML page of a run, or of several", "repsim report latest")
     sub.add_argument("runs", metavar="RUN", nargs="+", help="a path, `latest`, or a name; several appear side by side")

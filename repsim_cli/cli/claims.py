@@ -9,32 +9,25 @@ from typing import Any
 
 from repsim_cli import registry, results
 from repsim_cli.cli.configs import conf_dir, described, store
+from repsim_cli.cli.terminal import log
 from repsim_cli.errors import BadInput, RunFailed
-from repsim_cli.registry import did_you_mean
 
 TINY = "tiny"
 COLUMNS = ("claim", "source", "statistic", "holds where")
 
 
 def claims_command(parsed: argparse.Namespace) -> int:
-    from repsim_cli.findings.claims import Claim, known
+    from repsim_cli.findings.claims import known
 
-    claims: list[Claim] = known(registry.claims.names())
-    if parsed.names:
-        for name in parsed.names:
-            if name not in registry.claims.names():
-                raise BadInput(f"claims: unknown claim, got '{name}'; {did_you_mean(name, registry.claims.names())}")
-        claims = known(parsed.names)
+    claims = known(parsed.names or registry.claims.names())
     claims = sorted(claims, key=lambda claim: (claim.source, claim.name))
     if parsed.check:
         check(claims)
-    runs = newest(results.outputs_root())
-    if parsed.check:
+        runs = newest(results.outputs_root())
         runs = {name: folder for name, folder in runs.items() if name.startswith(f"{TINY}_")}
-    if parsed.markdown or parsed.check:
         print("\n".join(table(claims, verdicts(runs))))
         return 0
-    by_claim = verdicts(runs, values=True)
+    by_claim = verdicts(newest(results.outputs_root()), values=True)
     for claim in claims:
         print(f"{claim.name} ({claim.source}, analysis {claim.analysis})")
         print(f"  {claim.says}")
@@ -57,10 +50,16 @@ def newest(root: Path) -> dict[str, Path]:
 
 
 def verdicts(runs: Mapping[str, Path], *, values: bool = False) -> dict[str, dict[str, list[str]]]:
-    """By claim and run: the verdict on every measure, with its value and p where `values` are asked for."""
+    """By claim and run: the verdict on every measure, with its value and p where `values` are asked for. Damaged runs
+    are left out, with a warning."""
     by_claim: dict[str, dict[str, list[str]]] = {}
     for name, folder in sorted(runs.items()):
-        for verdict in results.read_results(folder).claims:
+        try:
+            tested = results.read_results(folder, arrays=False).claims
+        except BadInput as error:
+            log.warning("%s", error)
+            continue
+        for verdict in tested:
             words = f"{verdict.measure} {verdict.verdict}"
             if values and verdict.value is not None:
                 words += f", {verdict.value:.3g}" + ("" if verdict.p is None else f" (p = {verdict.p:.2g})")

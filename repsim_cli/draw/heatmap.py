@@ -131,6 +131,10 @@ def colour_range(values: np.ndarray, card: Mapping[str, Any], what: str) -> tupl
     return low, high
 
 
+def bar_label(card: Mapping[str, Any]) -> str:
+    return f"{card['label']} ({'larger' if card['larger_is_closer'] else 'smaller'} is closer)"
+
+
 def colours(card: Mapping[str, Any], what: str) -> str:
     """Perceptually uniform; bright is close."""
     if what == "se":

@@ -12,7 +12,7 @@ import scipy.stats
 from jaxtyping import Float
 
 from repsim_cli.content import Matrix, Measured
-from repsim_cli.draw.heatmap import BAR, TICK, by_block, colour_range, colours, heatmap, inches, outer_names
+from repsim_cli.draw.heatmap import BAR, TICK, bar_label, by_block, colour_range, colours, heatmap, inches, outer_names
 from repsim_cli.findings import sub_networks
 from repsim_cli.findings.analysis import Finished, Job, Part, analysis, asked
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
@@ -420,7 +420,7 @@ def _panels(run: Finished, measured: Measured) -> Any:
         axes.set_xticks(at, [names[i] for i in at] if lowest else [], fontsize=5, rotation=90, parse_math=False)
         axes.tick_params(length=1.5)
     bar = figure.colorbar(image, ax=used, fraction=BAR / (across * SMALL), pad=0.02)
-    bar.set_label(_better(card), fontsize=7)
+    bar.set_label(bar_label(card), fontsize=7)
     bar.ax.tick_params(labelsize=6)
     _, said = by_block([name for matrix in matrices for name in matrix.rows.layers])
     title = f"{measured.label}, {said}" if said else measured.label
@@ -479,17 +479,13 @@ def _measured(
         by_block(rows)[0] if said else rows,
         by_block(columns)[0] if said else columns,
         title=f"{card['label']}{': standard error' if quantity == 'se' else ''}\n{', '.join(parts)}{crosses}",
-        bar_label="standard error" if quantity == "se" else _better(card),
+        bar_label="standard error" if quantity == "se" else bar_label(card),
         limits=colour_range(values, card, quantity),
         colours=colours(card, quantity),
         form="{:.2g}" if quantity == "se" or card.get("reads") == "outputs" else "{:.2f}",
         starts=starts,
         crossed=chance,
     )
-
-
-def _better(card: Mapping[str, Any]) -> str:
-    return f"{card['label']} ({'larger' if card['larger_is_closer'] else 'smaller'} is closer)"
 
 
 @dataclass(frozen=True, kw_only=True)

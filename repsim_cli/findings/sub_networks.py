@@ -11,10 +11,10 @@ import numpy as np
 
 from repsim_cli.content import BY_BLOCK, Axis, Curve, Matrix, Measured, Numbers, Table
 from repsim_cli.draw.frame import COLOURS
-from repsim_cli.draw.heatmap import TIGHT, colour_range, colours, outer_names, together
+from repsim_cli.draw.heatmap import TIGHT, bar_label, colour_range, colours, outer_names, together
 from repsim_cli.draw.lines import gaps
 from repsim_cli.errors import BadInput
-from repsim_cli.findings.analysis import Finished, Job, Part, Planned, analysis
+from repsim_cli.findings.analysis import FEW, Finished, Job, Part, Planned, analysis
 from repsim_cli.findings.claims import FAILS, HOLDS, UNCLEAR, Claim, Fact, Untestable, Weighed, claim
 from repsim_cli.findings.distances import adjusted_rand
 from repsim_cli.findings.evidence import by_chance
@@ -34,7 +34,6 @@ from repsim_cli.registry import did_you_mean
 from repsim_cli.results import slug
 from repsim_cli.settings import Several
 
-FEW = 3  # models up to which each has its figures in the overview
 LABELS, NEXT = "sub-networks", "to the next layer"  # what a curve is of
 COLUMNS = ["measure", "model", "found by", "sub-networks", "layers", "score", "without blocks"]
 AGREEMENT = ["measure", "model", "partitions", "adjusted Rand"]
@@ -198,7 +197,7 @@ def layer_wise_training_gives_three_groups(model: Clustered) -> Fact | Untestabl
     if model.count is None:
         return Untestable(f"needs a model trained {BY_BLOCK}, and sub_networks with spectral clusters to be chosen")
     if model.count == 1:
-        return Fact(1.0, UNCLEAR, "no clusters are told from a smooth gradient")
+        return Fact(1.0, UNCLEAR, "the clusters cannot be distinguished from a smooth gradient")
     why = "more than one cluster is found in about 5 % of gradients and noise"
     return Fact(float(model.count), HOLDS if model.count == 3 else FAILS, why)
 
@@ -293,8 +292,7 @@ def _layers(run: Finished, measure: Measured, matrix: Matrix, labels: Curve, fol
             corner, size = (first - 0.5, first - 0.5), end - first
             axes.add_patch(Rectangle(corner, size, size, fill=False, edgecolor="black", linewidth=1.3))
     beside = placed(side + bands + BAR_GAP, STRIP + GAP + 0.1 * side, BAR, 0.8 * side)
-    better = "larger" if card["larger_is_closer"] else "smaller"
-    figure.colorbar(image, cax=beside).set_label(f"{card['label']} ({better} is closer)", fontsize=8)
+    figure.colorbar(image, cax=beside).set_label(bar_label(card), fontsize=8)
     beside.tick_params(labelsize=7)
     said = [_counted(method, int(line.max()) + 1) for method, line in groups.items()]
     title = f"{matrix.rows.model}: {card['label']}\n{measure.estimate['rows']:,} rows; {', '.join(said)}"
