@@ -66,7 +66,7 @@ class RunKeys(BaseModel):
     cache: bool
     skip_unsuitable: bool = False
     options: Fields
-    analyses: dict[str, Fields | None] = {}
+    analyses: Fields = {}
     claims: list[str] = []
     figures: Literal["overview", "all"] = "overview"
     groups: dict[str, list[str] | Fields] | None = None
@@ -176,10 +176,11 @@ def _validated(plain: Fields, problems: list[str], misfits: list[str]) -> RunCon
             bound[role] = None if unreached else make(problems, plain.get(role), list(bound["model"]))
         elif plain.get(role) is not None:
             problems.append(f"{role}: the study {plain['study']} takes none, got {plain[role]!r}; set {role}=null")
+    analyses = _analyses(problems, plain.get("analyses"))
+    _attempt(problems, "", lambda: known(_texts(plain.get("claims"))))
     _give_up(problems)
     if unreached:
         return RunConfig(keys, None, bound["model"], skipped, misfits=misfits, unknown=unreached)
-    analyses = _analyses(problems, plain.get("analyses") or {})
     instance = _attempt(problems, "", lambda: study.function(**bound, **options))
     _give_up([*problems, *([] if plain["dry_run"] else misfits)])
     skipped |= getattr(instance, "skipped", {})
@@ -191,12 +192,20 @@ def _validated(plain: Fields, problems: list[str], misfits: list[str]) -> RunCon
     return RunConfig(keys, instance, bound.get("model", {}), skipped, options, claims, facts, misfits)
 
 
-def _analyses(problems: list[str], given: Mapping[str, Fields | None]) -> dict[str, Any]:
-    """The options of the analyses by name, bound to their dataclasses."""
+def _texts(given: Any) -> list[str]:
+    """Of a list its texts: anything else is a problem of the run's keys already."""
+    return [each for each in given if isinstance(each, str)] if isinstance(given, list) else []
+
+
+def _analyses(problems: list[str], given: Any) -> dict[str, Any]:
+    """The options of the analyses by name, bound to their dataclasses. Unless it is a mapping, `given` is a problem of
+    the run's keys already."""
     bound: dict[str, Any] = {}
-    for name, settings in given.items():
+    for name, settings in given.items() if isinstance(given, dict) else ():
         card = _attempt(problems, "analyses: ", lambda name=name: card_of(name))
-        if card is not None:
+        if not isinstance(settings, dict | None):
+            problems.append(f"analyses.{name}: no settings, got {settings!r}; write {{SETTING: VALUE}}")
+        elif card is not None:
             bound[name] = _bind(problems, f"analyses.{name}", card.options, settings or {})
     return bound
 
@@ -236,12 +245,12 @@ def analyses_of(
     if old and not changes:
         asked = {**config, "claims": []}  # without facts about the models the verdicts stay as they are
     settings, tested = dict(asked.get("analyses") or {}), list(asked.get("claims") or [])
+    problems: list[str] = []
     if changes:
-        anew = {*settings, *(claim.analysis for claim in known(tested))}
+        anew = {*settings, *(claim.analysis for claim in _attempt(problems, "", lambda: known(tested)) or ())}
         before = {name: made["options"] for name, made in results.analyses.items() if name in anew and made["options"]}
         settings = before | settings
         tested += [verdict.name for verdict in results.claims if verdict.analysis in anew]
-    problems: list[str] = []
     bound = _analyses(problems, settings)
     _give_up(problems)
     models = {label: Facts(**facts) for label, facts in manifest["facts"].items()}

@@ -5,6 +5,7 @@ where it is empty.
 """
 
 import dataclasses
+import functools
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -192,6 +193,10 @@ class Results:
     about: dict[str, Any] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
     marks: dict[str, str] = field(default_factory=dict)
+
+    def of_study(self) -> "Results":
+        """The same without what any analysis made."""
+        return functools.reduce(Results.without, self.analyses, self)
 
     def without(self, analysis: str) -> "Results":
         """The same without what this analysis made."""

@@ -178,6 +178,10 @@ def test_all_problems_at_once():
         "extract.padding=kep",
         "data=local_text",
         "options.target=[]",
+        "+analyses.agreemnt={}",
+        "+analyses.blocks={leest: 3}",
+        "+analyses.groups=3",
+        "claims=[falls_with_distance,early_layers]",
     )
     with pytest.raises(BadConfig) as caught:
         validate(config)
@@ -193,8 +197,24 @@ def test_all_problems_at_once():
         "extract.length: wrong value, got 0; give greater than or equal to 1",
         "extract.padding: wrong value, got 'kep'; give 'drop' or 'keep'",
         "options.target: unknown key, got []; did you mean 'targets'?",
+        "analyses: unknown analysis, got 'agreemnt'; did you mean 'agreement'?",
+        "analyses.blocks.leest: unknown key, got 3; did you mean 'least'?",
+        "analyses.groups: no settings, got 3; write {SETTING: VALUE}",
+        "claims: unknown claim, got 'falls_with_distance'; did you mean 'falls_with_layer_distance'?",
+        "claims: unknown claim, got 'early_layers'; did you mean 'early_layers_agree' or 'early_layers_cost_little'?",
     ]
     assert [p for p in expected if p not in problems] == []
+
+
+def test_all_problems_of_the_plan_at_once():
+    asked = ("+analyses.agreement={}", "+analyses.probes={}", "claims=[larger_models_converge_earlier]")
+    with pytest.raises(BadConfig) as caught:
+        validate(composed("model=[tiny_a]", *asked))
+    assert [problem.partition(", got")[0] for problem in caught.value.problems] == [
+        "claims: larger_models_converge_earlier is about runs of the study convergence or effective_rank or training_view",
+        "analyses.agreement: 3 measures are needed",
+        "analyses.probes: it is about runs of the study probes",
+    ]
 
 
 @pytest.mark.parametrize(

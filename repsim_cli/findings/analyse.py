@@ -9,28 +9,29 @@ from typing import Any
 from repsim_cli import registry, results
 from repsim_cli.content import Matrix, Results
 from repsim_cli.draw.frame import save
-from repsim_cli.errors import BadInput, RunFailed
+from repsim_cli.errors import BadConfig, BadInput, Degenerate, RunFailed
 from repsim_cli.findings.analysis import Analysis, Finished, Part, Planned
 from repsim_cli.findings.claims import Claim, known
 from repsim_cli.results import Progress, Run, quiet, slug
+
+ANALYSES = "analyses."  # what the error of a failed analysis begins with
 
 
 def chosen(planned: Planned, given: Mapping[str, Any], claims: Sequence[str]) -> tuple[dict[str, Any], list[Claim]]:
     """The options of every analysis of a run, by name: those that are asked for, those that the study's runs always
     have, and those that test the claims; and the claims.
 
-    given: the options of those that are asked for. Raises BadInput for an analysis or claim that does not exist, that
-    is of other studies, or that the plan of the run does not suit.
+    given: the options of those that are asked for. Raises BadConfig with every analysis or claim that does not exist,
+    that is of other studies, or that the plan of the run does not suit.
     """
     tested = known(claims)
     cards = {name: card_of(name) for name in registry.analyses.names()}
     of_claims = {claim.analysis for claim in tested}
-    for claim in tested:
-        if planned.study not in cards[claim.analysis].studies:
-            raise BadInput(
-                f"claims: {claim.name} is about runs of the study {' or '.join(cards[claim.analysis].studies)}, got "
-                f"{planned.study}; drop it"
-            )
+    problems = [
+        f"claims: {claim.name} is about {_of_other_studies(cards[claim.analysis], planned)}"
+        for claim in tested
+        if planned.study not in cards[claim.analysis].studies
+    ]
     options: dict[str, Any] = {}
     for name, card in cards.items():
         if name in given:
@@ -39,13 +40,11 @@ def chosen(planned: Planned, given: Mapping[str, Any], claims: Sequence[str]) ->
             options[name] = card.options()
     for name, own in options.items():
         if planned.study not in cards[name].studies:
-            raise BadInput(
-                f"analyses.{name}: it is about runs of the study {' or '.join(cards[name].studies)}, got "
-                f"{planned.study}; drop it"
-            )
+            problems.append(f"analyses.{name}: it is about {_of_other_studies(cards[name], planned)}")
+            continue
         if planned.options.get("within") and not cards[name].within and name in {*given, *of_claims}:
             key = f"analyses.{name}" if name in given else "claims"
-            raise BadInput(
+            problems.append(
                 f"options.within: {key} needs the layers of all models, got pairs within models alone; drop one"
             )
         if hasattr(own, "check") and (name in given or cards[name].unasked(planned)):
@@ -54,8 +53,14 @@ def chosen(planned: Planned, given: Mapping[str, Any], claims: Sequence[str]) ->
             except BadInput as error:
                 # a problem with one setting starts with its name, and so continues the key path
                 key = re.split("[.,:]", str(error))[0] in {setting.name for setting in dataclasses.fields(own)}
-                raise BadInput(f"analyses.{name}{'.' if key else ': '}{error}") from None
+                problems.append(f"analyses.{name}{'.' if key else ': '}{error}")
+    if problems:
+        raise BadConfig(list(dict.fromkeys(problems)))
     return options, tested
+
+
+def _of_other_studies(card: Analysis, planned: Planned) -> str:
+    return f"runs of the study {' or '.join(card.studies)}, got {planned.study}; drop it"
 
 
 def card_of(name: str) -> Analysis:
@@ -69,23 +74,26 @@ def analyse(run: Run, options: Mapping[str, Any], claims: Sequence[Claim], level
     Raises RunFailed where one cannot be made; what was measured, and the analyses before it, are kept.
     """
     whole = results.read_results(run.folder)
-    for name, own in options.items():
-        tested = [claim for claim in claims if claim.analysis == name]
-        whole = whole.without(name).without_claims({claim.name for claim in tested})
-        finished = Finished(folder=run.folder, manifest=run.manifest, results=whole, level=level)
-        try:
-            part = card_of(name).compute(finished, own, tested)
-        except BadInput as error:
-            raise RunFailed(f"analyses.{name}: {error}") from error
-        for warning in part.warnings:
-            run.warn(warning)
-        whole = added(run, whole, name, part, dataclasses.asdict(own))
+    finished = Finished(folder=run.folder, manifest=run.manifest, results=whole.of_study(), level=level)
+    code = results.code()
+    try:
+        for name, own in options.items():
+            tested = [claim for claim in claims if claim.analysis == name]
+            try:
+                part = card_of(name).compute(finished, own, tested)
+            except (BadInput, Degenerate) as error:
+                raise RunFailed(f"{ANALYSES}{name}: {error}") from error
+            for warning in part.warnings:
+                run.warn(warning)
+            kept = whole.without(name).without_claims({claim.name for claim in tested})
+            whole = added(run, kept, name, part, {"options": dataclasses.asdict(own), "code": code})
+    finally:
         run.write_results(whole)
     return whole
 
 
-def added(run: Run, whole: Results, name: str, part: Part, options: Mapping[str, Any]) -> Results:
-    """The results with a part of this analysis, its arrays saved."""
+def added(run: Run, whole: Results, name: str, part: Part, record: Mapping[str, Any]) -> Results:
+    """The results with a part of this analysis, its arrays saved. record: its options and code."""
     matrices: dict[str, Matrix] = {}
     for label, (array, matrix) in part.matrices.items():
         stem = f"{name}-{slug(label)}"
@@ -98,7 +106,7 @@ def added(run: Run, whole: Results, name: str, part: Part, options: Mapping[str,
         tables=whole.tables | {label: dataclasses.replace(x, analysis=name) for label, x in part.tables.items()},
         curves=whole.curves | {label: dataclasses.replace(x, analysis=name) for label, x in part.curves.items()},
         claims=[*whole.claims, *results.qualified(part.claims, run.manifest.get("short", {}))],
-        analyses=whole.analyses | {name: {"options": dict(options), "code": results.code()}},
+        analyses=whole.analyses | {name: dict(record)},
         warnings=run.manifest["warnings"],
     )
 

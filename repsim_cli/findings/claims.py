@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 from repsim_cli import registry
 from repsim_cli.content import Verdict
-from repsim_cli.errors import BadInput
+from repsim_cli.errors import BadConfig
 from repsim_cli.findings.evidence import LEVEL, Evidence
 from repsim_cli.registry import did_you_mean
 
@@ -131,9 +131,8 @@ def claim(
 
 
 def known(names: Sequence[str]) -> list[Claim]:
-    """The claims of these names. Raises BadInput for one that does not exist."""
+    """The claims of these names. Raises BadConfig with all that do not exist."""
     claims: Mapping[str, Claim] = {name: registry.claims.get(name).card for name in registry.claims.names()}
-    for name in names:
-        if name not in claims:
-            raise BadInput(f"claims: unknown claim, got '{name}'; {did_you_mean(name, claims)}")
+    if unknown := [name for name in names if name not in claims]:
+        raise BadConfig([f"claims: unknown claim, got '{name}'; {did_you_mean(name, claims)}" for name in unknown])
     return [claims[name] for name in dict.fromkeys(names)]

@@ -10,6 +10,8 @@ from recorded import recorded
 
 from repsim_cli import registry, results
 from repsim_cli.cli.claims import table
+from repsim_cli.errors import BadInput, Degenerate
+from repsim_cli.findings.analyse import analyse, card_of
 from repsim_cli.findings.claims import known
 
 SMALL = (
@@ -94,12 +96,12 @@ def test_what_cannot_be_analysed(repsim, finished, word, message):
     assert err.startswith(f"error: {message}")
 
 
-def test_a_failed_analysis_keeps_what_was_measured(repsim, newest, monkeypatch):
-    from repsim_cli.errors import BadInput
+@pytest.mark.parametrize("error", [BadInput, Degenerate])
+def test_a_failed_analysis_keeps_what_was_measured(repsim, newest, monkeypatch, error):
     from repsim_cli.findings import agreement
 
     def fails(maps):
-        raise BadInput("cka is the same for all pairs of layers, got 1; leave it out of the agreement")
+        raise error("cka is the same for all pairs of layers, got 1; leave it out of the agreement")
 
     with monkeypatch.context() as patch:
         patch.setattr(agreement, "correlations", fails)
@@ -107,8 +109,35 @@ def test_a_failed_analysis_keeps_what_was_measured(repsim, newest, monkeypatch):
     assert (code, err.startswith("error: analyses.agreement: cka is the same for all pairs of layers")) == (1, True)
     assert results.read_manifest(newest())["status"] == "failed"
     assert [measure["label"] for measure in recorded(newest())["measures"]] == ["cka", "rsa", "mutual_knn"]
+    assert repsim("analyse", newest(), "claims=[early_layers_agree]")[0] == 0
+    assert results.read_manifest(newest())["status"] == "failed"
     assert repsim("analyse", newest())[0] == 0
     assert "agreement" in recorded(newest())["analyses"]
+    manifest = results.read_manifest(newest())
+    assert (manifest["status"], manifest["error"]) == ("complete", None)
+
+
+def test_analyses_share_what_they_read(folder, monkeypatch):
+    """Every matrix is read, the code described and results.json written once, however many analyses there are."""
+    read, described, written = [], [], []
+    keep = results.read_array, results.code, results.Run.write_results
+    monkeypatch.setattr(results, "read_array", lambda *words: read.append(words[1]) or keep[0](*words))
+    monkeypatch.setattr(results, "code", lambda: described.append(1) or keep[1]())
+    monkeypatch.setattr(results.Run, "write_results", lambda run, whole: written.append(whole) or keep[2](run, whole))
+    options = {name: card_of(name).options() for name in ("maps", "agreement", "blocks", "base_model")}
+    with results.amending(folder) as run:
+        analyse(run, options, known(["falls_with_layer_distance"]), 0.95)
+    assert (len(read), len(described), len(written)) == (len(set(read)), 1, 1)
+    assert list(written[0].analyses) == ["maps", "agreement", "blocks", "base_model"]
+
+
+def test_claims_of_a_damaged_run_are_left_out(repsim, folder):
+    (folder / "arrays").rename(folder / "elsewhere")  # arrays are not read for claims
+    assert "  demo: cka " in repsim("claims", "falls_with_layer_distance")[1]
+    (folder / "results.json").write_text("{}")
+    code, out, err = repsim("claims", "falls_with_layer_distance")
+    assert (code, "demo" in out) == (0, False)
+    assert "results.json: not as the run left it" in err
 
 
 def test_claims_are_listed_with_the_verdicts_of_the_newest_runs(repsim, finished, tmp_path):
@@ -139,8 +168,16 @@ def test_the_page_lists_every_claim():
 
 def test_claims_of_an_experiment_are_not_tested_on_other_models(repsim, newest):
     words = ("-q", "experiment=tiny/pythia_cka", "extract.estimate=full", "extract.rows=200", "hardware.threads=1")
-    assert repsim("run", *words, "model=[tiny_a]")[0] == 0
+    code, _, err = repsim("run", *words[1:], "model=[tiny_a]")
+    assert code == 0
     assert recorded(newest())["claims"] == []
+    assert err.splitlines()[0] == (
+        "WARNING: claims: the 3 of experiment=tiny/pythia_cka are about its own models and are not tested; "
+        "claims=[NAME,...] asks for those that suit yours"
+    )
+    _, _, err = repsim("run", "--from", newest(), "model=[tiny_b]", "dry_run=true")
+    assert "claims" not in err  # that run tested none
+    assert "claims" not in repsim("run", "model=[tiny_a]", "dry_run=true")[2]
     assert repsim("run", *words, "model=[tiny_a]", "claims=[falls_with_layer_distance]")[0] == 0
     assert {claim["name"] for claim in recorded(newest())["claims"]} == {"falls_with_layer_distance"}
     assert repsim("run", *words)[0] == 0
