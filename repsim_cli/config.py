@@ -3,7 +3,8 @@
 import inspect
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, is_dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field, is_dataclass, replace
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, get_args
 
@@ -21,7 +22,7 @@ from repsim_cli.findings.claims import known
 from repsim_cli.planning import checking, noting_under
 from repsim_cli.registry import Entry, Registry, did_you_mean
 from repsim_cli.results import GROUPS
-from repsim_cli.settings import Extract, Group, Hardware, Ranked, Seed, Significance
+from repsim_cli.settings import EveryModel, Extract, Group, Hardware, Ranked, Seed, Significance
 
 MISSING = "???"
 ALL = "all"
@@ -84,9 +85,9 @@ class RunConfig:
     """A validated run: the study bound to its settings, the keys as plain values, and the models by label.
 
     skipped: by label, why a measure of the configuration is not computed. misfits: in a dry run, why the run would be
-    refused on this machine. unknown: in a dry run, the models whose shapes only the hub has while it cannot be reached;
-    the study is then None. analyses: their options, by name. claims: those that they test. facts: about every model,
-    for the manifest.
+    refused on this machine. notes: warnings about settings that the run changes. unknown: in a dry run, the models
+    whose shapes only the hub has while it cannot be reached; the study is then None. analyses: their options, by name.
+    claims: those that they test. facts: about every model, for the manifest.
     """
 
     keys: RunKeys
@@ -97,13 +98,15 @@ class RunConfig:
     claims: Sequence[Any] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)
     misfits: Sequence[str] = ()
+    notes: Sequence[str] = ()
     unknown: Mapping[str, Unreachable] = field(default_factory=dict)
 
     def plan(self) -> Fields:
         """What the run would do."""
         skipped = {"measures skipped": self.skipped} if self.skipped else {}
+        notes = {"notes": list(self.notes)} if self.notes else {}
         if self.study is not None:
-            return {**self.study.plan(), **skipped, "analyses": list(self.analyses)}
+            return {**self.study.plan(), **skipped, **notes, "analyses": list(self.analyses)}
         unknown = {
             label: f"shape unknown: {error.what} ships with none, and the hub cannot be reached ({error.reason})"
             for label, error in self.unknown.items()
@@ -149,7 +152,7 @@ def _validated(plain: Fields, problems: list[str], misfits: list[str]) -> RunCon
         "model": lambda: _expanded(problems, _models(problems, plain, unreached)),
         "measure": lambda: _components(problems, "measure", {"measure": runnable}, registry.measures, _measure),
         "data": lambda: _component(problems, "data", plain["data"], registry.data, _call),
-        "extract": lambda: _bind(problems, "extract", Extract, _fitted(plain["extract"], bound.get("model", {}))),
+        "extract": lambda: _extract(problems, notes, plain["extract"], bound.get("model", {})),
         "significance": lambda: _bind(problems, "significance", Significance, plain["significance"]),
         "hardware": lambda: _bind(problems, "hardware", Hardware, plain["hardware"]),
         "seed": lambda: plain.get("seed"),
@@ -158,6 +161,7 @@ def _validated(plain: Fields, problems: list[str], misfits: list[str]) -> RunCon
     }
     wanted = inspect.signature(study.function).parameters
     bound: Fields = {}
+    notes: list[str] = []
     for name, make in groups.items():
         if name in wanted:
             bound[name] = make()
@@ -166,6 +170,7 @@ def _validated(plain: Fields, problems: list[str], misfits: list[str]) -> RunCon
     options = _checked(problems, "options", study.function, plain["options"], without={*groups, *ROLES})
     if "model" in bound:
         problems += _misplaced(plain["study"], study.function, bound["model"])
+        problems += _unread(plain["study"], study.function, plain["model"])
     if "significance" not in wanted and plain["significance"].get("method", "none") != "none":
         problems.append(
             f"significance: the study {plain['study']} tests none, got {plain['significance']['method']}; "
@@ -189,7 +194,7 @@ def _validated(plain: Fields, problems: list[str], misfits: list[str]) -> RunCon
     settled = _attempt(problems, "", lambda: chosen(planned, analyses, keys.claims))
     _give_up(problems)
     options, claims = settled
-    return RunConfig(keys, instance, bound.get("model", {}), skipped, options, claims, facts, misfits)
+    return RunConfig(keys, instance, bound.get("model", {}), skipped, options, claims, facts, misfits, notes)
 
 
 def _texts(given: Any) -> list[str]:
@@ -294,7 +299,7 @@ def _models(problems: list[str], plain: Fields, unreached: dict[str, Unreachable
     bound: dict[str, Any] = {}
     for label, entry in plain["model"].items():
         try:
-            model = _component(problems, f"model.{label}", entry, registry.models, _call)
+            model = _component(problems, f"model.{label}", entry, registry.models, _model)
             if isinstance(model, Series) and not model.local and model.make is None:
                 model.checkpoints[-1].open()
             bound[label] = model
@@ -329,6 +334,18 @@ def _misplaced(name: str, study: Any, models: Mapping[str, Any]) -> Iterator[str
             yield (
                 f"model.{label}: the study {name} takes series of checkpoints, got a single model; "
                 "give {kind: series, folder: DIR, pattern: 'step{step}'}"
+            )
+
+
+def _unread(name: str, study: Any, entries: Mapping[str, Fields]) -> Iterator[str]:
+    """Hook points of single models where a study reads the same ones of all."""
+    if "extract" in inspect.signature(study).parameters and not getattr(study, "fixed_points", False):
+        return
+    for label, entry in entries.items():
+        if isinstance(entry, dict) and entry.get("hook_points"):
+            yield (
+                f"model.{label}.hook_points: the study {name} reads the same of every model, got "
+                f"{entry['hook_points']}; drop it"
             )
 
 
@@ -529,15 +546,28 @@ def _nested(annotation: Any) -> tuple[Any, bool]:
     return inner[0] if len(inner) == 1 and is_dataclass(inner[0]) else None, len(inner) < len(kinds)
 
 
-def _fitted(extract: Fields, models: Mapping[str, Any]) -> Fields:
-    """`length: auto` is the shortest context of the models, at most LONGEST."""
+def _extract(problems: list[str], notes: list[str], given: Fields, models: Mapping[str, Any]) -> Any:
+    """The settings of extraction, with a length that every model can read: at most the shortest context, and for
+    `length: auto` that context, at most LONGEST. The models of a comparison have to read the same rows."""
     from repsim_cli.models.source import Series, Source
 
-    if extract.get("length") != "auto":
+    contexts: dict[str, int] = {}
+    for label, model in models.items():
+        with suppress(BadInput):  # of a broken checkpoint, which the study names
+            source = model.checkpoints[-1].open() if isinstance(model, Series) else model
+            if isinstance(source, Source) and source.modality == "text" and source.context is not None:
+                contexts[label] = source.context
+    if given.get("length") == "auto":
+        given = {**given, "length": min([LONGEST, *contexts.values()])}
+    extract = _bind(problems, "extract", Extract, given)
+    shortest = min(contexts, key=contexts.__getitem__, default=None)
+    if extract is None or shortest is None or extract.length <= contexts[shortest]:
         return extract
-    sources = [model.checkpoints[-1].open() if isinstance(model, Series) else model for model in models.values()]
-    contexts = [source.context for source in sources if isinstance(source, Source) and source.context is not None]
-    return {**extract, "length": min([LONGEST, *contexts])}
+    notes.append(
+        f"extract.length: lowered from {extract.length} to {contexts[shortest]} tokens, the context of '{shortest}'; "
+        "all models read the same rows"
+    )
+    return replace(extract, length=contexts[shortest])
 
 
 def _bind(problems: list[str], path: str, function: Callable, given: Fields) -> Any:
@@ -555,6 +585,21 @@ def _bind(problems: list[str], path: str, function: Callable, given: Fields) -> 
 
 def _call(entry: Entry) -> Callable:
     return entry.function
+
+
+def _model(entry: Entry) -> Callable:
+    """The function of a kind of model, which also takes the keys that every model has."""
+    from repsim_cli.models.source import with_keys
+
+    common = inspect.signature(EveryModel).parameters
+
+    def bound(**settings: Any) -> Any:
+        keys = EveryModel(**{key: settings.pop(key) for key in common})
+        return with_keys(entry.function(**settings), keys)
+
+    own = inspect.signature(entry.function).parameters
+    bound.__signature__ = inspect.Signature([*own.values(), *common.values()])  # type: ignore[attr-defined]
+    return bound
 
 
 def _measure(entry: Entry) -> Callable:

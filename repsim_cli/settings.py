@@ -34,7 +34,8 @@ class Extract:
     """From text to rows (n, d): which activations are read, on which tokens, and how the estimate uses them.
 
     hook_points: which activations: `resid_post` (every block), `resid_post@3` (block 3), `embed`, `q@2.h1` (one head),
-        `module:dotted.name` (any module).
+        `module:dotted.name` (any module), `module:layers.*.mlp` (all modules that match; `*` stays within a part of the
+        name). A model's entry may name others (`model.LABEL.hook_points`).
     layers: block indices from 0, negative ones from the end, for hook points without `@`.
     unit: what a row is: a `token` (of images, a patch), a `word`, or a whole sequence: the `mean` of its tokens, its
         `first` token ([CLS] where there is one), its `last` token, or all its tokens side by side (`sequence`, for
@@ -42,8 +43,9 @@ class Extract:
     piece: which of its tokens stands for a word: the `last`, the `first`, or their `mean`.
     padding: `drop` leaves padding, BOS and other special tokens out of rows and means; `keep` keeps them, and pads
         labelled examples to `length`. Pooled rows never read padding; `first` and `last` may be special tokens.
-    length: tokens per packed sequence. Labelled examples, and the documents of pooled rows, are cut to it. `auto` in a
-        configuration is the shortest context of its models, at most 512.
+    length: tokens per packed sequence. Labelled examples, and the documents of pooled rows, are cut to it. The shortest
+        context of the models is the most; more is lowered to it, with a warning. `auto` in a configuration is that
+        context, at most 512.
     long: sentences of more tokens than `length` are `split` between words, at the same words for all models, or refused
         (`refuse`).
     sequences: how many sequences, examples or images are drawn under the seed.
@@ -73,6 +75,19 @@ class Extract:
     estimate: ESTIMATES = "per_batch"
     batch_rows: Positive = 1024
     rows: Positive = 4096
+
+
+@dataclass(frozen=True, kw_only=True)
+class EveryModel:
+    """What every model that runs takes in its entry, beside the keys of its kind.
+
+    hook_points: which of its activations are read; null: `extract.hook_points`. They may differ in kind and number
+        between models.
+    labels: the names of a classifier's labels, in the order of its logits; null: those of its config.
+    """
+
+    hook_points: Annotated[list[str], Field(min_length=1)] | None = None
+    labels: Annotated[list[str], Field(min_length=1)] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ from hydra import compose, initialize_config_dir
 
 from repsim_cli import measures, registry
 from repsim_cli.cli import configs
-from repsim_cli.config import GROUPS, MISSING, RunKeys, _checked, validate
+from repsim_cli.config import GROUPS, MISSING, RunKeys, _checked, _model, validate
 from repsim_cli.data.base import Data
 from repsim_cli.errors import BadConfig, BadInput
 from repsim_cli.settings import Extract, Hardware, Positive, Ranked, Significance
@@ -46,7 +46,9 @@ def components() -> Iterator[tuple[str, Any, dict[str, Any]]]:
     for group, room in (("model", registry.models), ("measure", registry.measures)):
         for label, entry in configs.entries(group).items():
             if entry != {"kind": "all"}:
-                yield f"{group}.{label}", room.get(entry["kind"]).function, without_kind(entry)
+                component = room.get(entry["kind"])
+                function = _model(component) if group == "model" else component.function
+                yield f"{group}.{label}", function, without_kind(entry)
     for group in ("data", *SETTINGS):
         for file in sorted((CONF / group).glob("*.yaml")):
             content = yaml.safe_load(file.read_text())
@@ -224,7 +226,6 @@ def test_all_problems_of_the_plan_at_once():
         (["model=[]"], "model: no model is selected, got none; e.g. model=[tiny_a,tiny_b]"),
         (["measure=[]"], "measure: no measure is selected, got none; e.g. measure=[cka_unbiased]"),
         (["extract.hook_points=[pattern]"], "extract.hook_points: an attention map has no row per token"),
-        (["extract.length=300"], "extract.length, model.tiny_a: longer than the model's context, got 300; at most 256"),
         (["extract.batch_rows=3"], "extract.batch_rows: cka_unbiased needs at least 4 rows, got 3; raise it"),
         (["hardware.device=tpu9"], "hardware.device: not usable here, got 'tpu9'"),
         (["hardware.memory_gb=0.1"], "hardware.memory_gb: the run needs about 0.52 GB, got a limit of 0.10 GB; hardware.memory_gb=0.6 would do"),

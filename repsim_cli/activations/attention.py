@@ -26,7 +26,7 @@ OFF = 0.01  # by which the rows of a map may miss 1, in half precision
 def attention_readings(models: Mapping[str, AnySource], extract: Extract) -> list[Reading]:
     """The attention layers of each model, in order; the width of a layer is its number of heads.
 
-    Raises BadInput (key path first) where a model has no attention maps, or too short a context.
+    Raises BadInput (key path first) where a model has no attention maps.
     """
     readings = []
     for label, source in models.items():
@@ -36,11 +36,6 @@ def attention_readings(models: Mapping[str, AnySource], extract: Extract) -> lis
             points = expand(["pattern"], extract.layers, source)
         except BadInput as error:
             raise BadInput(f"extract.layers, model.{label}: {error}") from None
-        if source.context is not None and extract.length > source.context:
-            raise BadInput(
-                f"extract.length, model.{label}: longer than the model's context, got {extract.length}; "
-                f"at most {source.context}"
-            )
         readings.append(Reading(label, source, points, [Layer(label, str(point), source.heads) for point in points]))
     return readings
 

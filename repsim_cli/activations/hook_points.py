@@ -2,26 +2,31 @@
 
 Names: `embed`, `final_norm`, `KIND@LAYER` with blocks counted from 0, `KIND@LAYER.hHEAD` for one head of q, k, v,
 z, attn_scores or pattern (`.h*`: every head separately), and `module:dotted.name` for the output of any other module
-(in its first call, if there are several).
+(in its first call, if there are several). `module:layers.*.mlp` stands for every module that matches: `*`, `?` and
+`[...]` match within a part of the name, never across a dot.
 """
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any, Literal
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from repsim_cli.errors import BadInput
 from repsim_cli.models.architectures import ARCHITECTURES, LENS, Point
 from repsim_cli.models.source import Source
 from repsim_cli.registry import did_you_mean
+from repsim_cli.settings import Extract
 
 OUTSIDE = ("embed", "final_norm")
 IN_BLOCK = tuple(dict.fromkeys(kind for table in (*ARCHITECTURES.values(), *LENS.values()) for kind in table.block))
 ATTENTION = ("attn_scores", "pattern")
 BY_HEAD = ("q", "k", "v", "z", *ATTENTION)
 EVERY = "*"
+CONTAINERS = (nn.ModuleList, nn.ModuleDict)  # they hold modules, and have no output
 
 _NAME = re.compile(r"(?P<kind>[a-z_]+)(?:@(?P<layer>-?\d+))?(?:\.h(?P<head>\d+|\*))?")
 
@@ -68,6 +73,15 @@ def parse(name: str) -> HookPoint:
     return HookPoint(kind, None if layer is None else int(layer), heads)
 
 
+def points_of(label: str, source: Source, extract: Extract) -> list[HookPoint]:
+    """The hook points that are read of a model: those of its entry, or of the run. Raises BadInput, key path first."""
+    try:
+        return expand(list(source.hook_points) or extract.hook_points, extract.layers, source)
+    except BadInput as error:
+        where = f"model.{label}.hook_points" if source.hook_points else f"extract.hook_points, model.{label}"
+        raise BadInput(f"{where}: {error}") from None
+
+
 def expand(names: list[str], layers: str | list[int], source: Source) -> list[HookPoint]:
     """The hook points of a model, in the given order; `resid_post` stands for every selected layer.
 
@@ -78,7 +92,9 @@ def expand(names: list[str], layers: str | list[int], source: Source) -> list[Ho
     points: list[HookPoint] = []
     for name in names:
         point = parse(name)
-        if point.kind in OUTSIDE or point.module is not None:
+        if point.module is not None:
+            points += [HookPoint("module", module=path) for path in _matching(point.module, source)]
+        elif point.kind in OUTSIDE:
             points.append(point)
         elif point.layer is None:
             points += [HookPoint(point.kind, layer, point.head) for layer in selected]
@@ -93,6 +109,38 @@ def expand(names: list[str], layers: str | list[int], source: Source) -> list[Ho
         twice = next(str(p) for p in points if points.count(p) > 1)
         raise BadInput(f"hook_points: '{twice}' occurs twice; name each once")
     return points
+
+
+def _matching(pattern: str, source: Source) -> list[str]:
+    """The modules of the backbone that a dotted name or a glob stands for, in the model's order.
+
+    The name may begin as in the whole model (`model.layers.0`, `transformer.h.0`), which holds the backbone.
+    """
+    modules = source.modules(source.skeleton)
+    spelled = [pattern]
+    for prefix in (getattr(source.skeleton, "base_model_prefix", ""), "language_model"):
+        spelled += [name.removeprefix(f"{prefix}.") for name in spelled if prefix and name.startswith(f"{prefix}.")]
+    for name in spelled:
+        found = [path for path in modules if path and _matches(path, name)]
+        running = [path for path in found if not isinstance(modules[path], CONTAINERS)]
+        if running:
+            return running
+        if found:
+            raise BadInput(f"a list of modules has no output, got 'module:{pattern}'; write 'module:{pattern}.*'")
+    raise BadInput(f"no such module, got 'module:{pattern}'; {_nearest(spelled[-1], modules)}")
+
+
+def _matches(path: str, pattern: str) -> bool:
+    parts, patterns = path.split("."), pattern.split(".")
+    return len(parts) == len(patterns) and all(map(fnmatchcase, parts, patterns))
+
+
+def _nearest(pattern: str, paths: Iterable[str]) -> str:
+    """The near misses among the modules, else the outermost modules."""
+    paths = [path for path in paths if path]
+    near = did_you_mean(pattern, paths)
+    outermost = ", ".join(path for path in paths if "." not in path)
+    return near if near.startswith("did") else f"the model consists of {outermost}"
 
 
 def _heads(point: HookPoint, source: Source) -> list[HookPoint]:
@@ -114,11 +162,7 @@ def _layer(layer: int, depth: int, where: str) -> int:
 
 def locate(point: HookPoint, source: Source) -> Point:
     """The module to hook and how to read it; its `pick` gives (batch, position, features)."""
-    modules = source.modules(source.skeleton)
     if point.module is not None:
-        if point.module not in modules:
-            near = did_you_mean(point.module, [m for m in modules if m])
-            raise BadInput(f"no such module, got '{point}'; {near if len(near) < 300 else 'print the model'}")
         return Point(point.module, pick=source.architecture.other) if source.architecture else Point(point.module)
     if source.architecture is None:
         raise BadInput(
@@ -132,6 +176,7 @@ def locate(point: HookPoint, source: Source) -> Point:
             f"{source.model_type} has no {point.kind}{f' ({why})' if why else ''}, got '{point}'; "
             "choose another hook point"
         )
+    modules = source.modules(source.skeleton)
     assert place.module in modules, f"hook-point table of {source.model_type} is wrong at {place.module}"
     heads = heads_of(point, source)
     if isinstance(point.head, int):

@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from repsim_cli.activations.capture import Reader, capture
-from repsim_cli.activations.hook_points import ATTENTION, HookPoint, expand
+from repsim_cli.activations.hook_points import ATTENTION, HookPoint, points_of
 from repsim_cli.activations.stored import Recorder, batch_name
 from repsim_cli.data.base import Sequences, draw
 from repsim_cli.errors import BadInput, RepsimError, RunFailed
@@ -71,10 +71,7 @@ def readings(models: Mapping[str, AnySource], extract: Extract) -> list[Reading]
             layers = [Layer(label, name, width) for name, width in zip(source.names, source.widths, strict=True)]
             chosen.append(Reading(label, source, [], layers))
             continue
-        try:
-            points = expand(extract.hook_points, extract.layers, source)
-        except BadInput as error:
-            raise BadInput(f"extract.hook_points, model.{label}: {error}") from None
+        points = points_of(label, source, extract)
         maps = [point for point in points if point.kind in ATTENTION]
         # with two numbers, as with whole sequences, all rows have the same number of keys
         even = extract.unit == "sequence" or (source.modality == "numbers" and extract.unit in ("first", "last"))
@@ -82,11 +79,6 @@ def readings(models: Mapping[str, AnySource], extract: Extract) -> list[Reading]
             raise BadInput(
                 f"extract.hook_points: an attention map has no row per token, got '{maps[0].kind}'; use q, k, v, z or "
                 f"attn_out, or {maps[0].kind}.h* with extract.unit=sequence"
-            )
-        if source.modality == "text" and source.context is not None and extract.length > source.context:
-            raise BadInput(
-                f"extract.length, model.{label}: longer than the model's context, got {extract.length}; "
-                f"at most {source.context}"
             )
         places = (source.context or extract.length) if extract.unit == "sequence" else 1
         layers = [Layer(label, str(point), places * width(point, source)) for point in points]

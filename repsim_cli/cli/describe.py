@@ -18,7 +18,7 @@ from repsim_cli.config import RunKeys
 from repsim_cli.documents import read_yaml
 from repsim_cli.errors import BadInput
 from repsim_cli.registry import did_you_mean
-from repsim_cli.settings import ESTIMATES, Extract, Hardware, Significance
+from repsim_cli.settings import ESTIMATES, EveryModel, Extract, Hardware, Significance
 
 ROOMS = {"study": registry.studies, "measure": registry.measures, "model": registry.models, "data": registry.data}
 SETTINGS = {"extract": Extract, "significance": Significance, "hardware": Hardware}
@@ -308,13 +308,16 @@ def _kind(group: str, kind: str, selected: Selected | None) -> Topic:
     function = ROOMS[group].get(kind).function
     text = parsed(inspect.getdoc(function))
     study = group == "study"
+    taken = settings(function, RunKeys.model_fields if study else ())
+    if group == "model":
+        taken |= settings(EveryModel)
     label = selected.name if selected and not text.example else kind if group == "measure" else MINE
     return Topic(
         name=kind,
         title=f"study {kind}" if study else f"{group} kind {kind}",
         path={"study": "options", "data": "data"}.get(group, f"{group}.{label}"),
         prose=text.prose,
-        settings=settings(function, RunKeys.model_fields if study else ()),
+        settings=taken,
         facts=_taken(function) if study else _card(kind) if group == "measure" else (),
         example=text.example or (selected.example if selected else f"repsim run {group}=[{kind}]"),
     )

@@ -424,6 +424,8 @@ def _job(config: Any, folder: Path) -> str:
         _write_config(current, checked)
         for label, why in checked.skipped.items():
             current.skip(label, why)
+        for note in checked.notes:
+            current.warn(note)
         train_missing(checked.models, current, checked.keys.hardware.get("threads"))
         short = shortfalls(checked.models, current)
         facts = {label: dataclasses.asdict(about) for label, about in checked.facts.items()}

@@ -46,5 +46,5 @@ def scoring(model: Sequence[str], data: Sequence[str], who: str) -> Scoring:
         return Scoring(names, *classes)
     raise BadInput(
         f"{who}: its labels are not those of the data, got {list(model)} for {list(data)}; "
-        "save the model with id2label in its config, or choose other data"
+        "name them in the model's entry (labels: [NAME, ...], in the order of its logits), or choose other data"
     )

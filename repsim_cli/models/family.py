@@ -23,7 +23,6 @@ def transformers_family(
     numbers: Annotated[list[NotNegative], Field(min_length=1)],
     revision: str | None = None,
     tokenizer: str | None = None,
-    labels: list[str] | None = None,
     metrics: dict[str, list[Finite]] | None = None,
 ) -> Family:
     """Several models in the transformers format whose names differ by a number: LABEL_0, LABEL_1, ...
@@ -33,7 +32,6 @@ def transformers_family(
     numbers: the numbers of the models.
     revision: a branch, tag or commit of the hub ids; null: their main branch.
     tokenizer: a folder or hub id; null: each model's own.
-    labels: the names of a classifier's labels, in the order of its logits; null: those of its config.
     metrics: published metrics of the models, {NAME: [VALUE, ...]}, in the order of `numbers`.
     """
     check_place(path, hub, revision)
@@ -55,7 +53,6 @@ def transformers_family(
         return replace(
             source,
             tokenizer=partial(tokenizer_of, tokenizer) if tokenizer else source.tokenizer,
-            labels=tuple(labels or source.labels),
             metrics=(lambda: published) if published else None,
         )
 

@@ -1,7 +1,7 @@
 """What every kind of model entry provides."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from jaxtyping import Float
@@ -11,7 +11,9 @@ from repsim_cli.content import Facts
 from repsim_cli.data.base import Modality
 from repsim_cli.errors import BadInput
 from repsim_cli.models.architectures import Architecture
+from repsim_cli.planning import is_dry
 from repsim_cli.results import Progress
+from repsim_cli.settings import EveryModel
 
 
 def named_modules(model: nn.Module) -> dict[str, nn.Module]:
@@ -51,6 +53,7 @@ class Source:
     make(progress): trains the model now, for models that are trained when first needed.
     metrics(): the metrics saved with the model.
     labels: of a classifier, in the order of its logits.
+    hook_points: those that its entry names; empty: those of the run.
     short(): how a model trained here falls short of its aim, or None.
     trained: whether its weights are trained, not fresh.
     training: how it was trained here, where that distinguishes models.
@@ -78,6 +81,7 @@ class Source:
     make: Callable[[Progress], None] | None = None
     metrics: Callable[[], dict[str, float]] | None = None
     labels: tuple[str, ...] = ()
+    hook_points: tuple[str, ...] = ()
     short: Callable[[], Short | None] | None = None
     trained: bool = True
     training: str = ""
@@ -152,6 +156,39 @@ class Series:
     checkpoints: list[Checkpoint]
     local: bool
     make: Callable[[Progress], None] | None = None
+
+
+Model = Source | Precomputed | Family | Series
+
+
+def with_keys(model: Model, keys: EveryModel) -> Model:
+    """The model of an entry that has these keys. Raises BadInput for keys that the model cannot have."""
+    if keys == EveryModel():
+        return model
+    if isinstance(model, Family):
+        return replace(model, sources={name: _with_keys(source, keys) for name, source in model.sources.items()})
+    if isinstance(model, Series):
+        return replace(model, checkpoints=[_opening(checkpoint, keys) for checkpoint in model.checkpoints])
+    if isinstance(model, Precomputed):
+        key, value = next((key, value) for key, value in vars(keys).items() if value is not None)
+        raise BadInput(f"{key}: stored activations have none, got {value}; drop it (`layers` selects arrays)")
+    return _with_keys(model, keys)
+
+
+def _opening(checkpoint: Checkpoint, keys: EveryModel) -> Checkpoint:
+    return replace(checkpoint, open=lambda: _with_keys(checkpoint.open(), keys))
+
+
+def _with_keys(source: Source, keys: EveryModel) -> Source:
+    labels = tuple(keys.labels or source.labels)
+    # of a published model, a dry run does not know the labels
+    if len(labels) != len(source.labels) and (source.labels or not is_dry()):
+        advice = "name all, in the order of its logits" if source.labels else "drop them"
+        what = f"a classifier of {len(source.labels)} labels" if source.labels else "no classifier"
+        raise BadInput(f"labels: the model is {what}, got {list(labels)}; {advice}")
+    if len(set(labels)) < len(labels):
+        raise BadInput(f"labels: two are the same, got {list(labels)}; name each differently")
+    return replace(source, labels=labels, hook_points=tuple(keys.hook_points or ()))
 
 
 @runtime_checkable

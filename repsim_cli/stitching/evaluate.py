@@ -113,7 +113,7 @@ def check_outputs(models: Mapping[str, Any], outputs: Sequence[str] | None = Non
         if len(names) != count:
             raise BadInput(
                 f"model.{label}: its outputs and their names differ in number, got {list(names)} for {count} "
-                "outputs; save the model with id2label in its config"
+                "outputs; name them in its entry (labels: [NAME, ...])"
             )
         if names != known[first]:
             raise BadInput(

@@ -44,6 +44,7 @@ class Attention:
     """
 
     reads: ClassVar[str] = "attention"
+    fixed_points: ClassVar[bool] = True
 
     def __init__(
         self,

@@ -14,6 +14,7 @@ def shown(models: Mapping[str, AnySource]) -> dict[str, str]:
     return {
         label: (
             f"{source.model_type}, {source.layers} blocks of {source.width}, {source.parameters:,} parameters"
+            + (f", read at {', '.join(source.hook_points)}" if source.hook_points else "")
             if isinstance(source, Source)
             else f"precomputed, {source.rows} rows"
         )

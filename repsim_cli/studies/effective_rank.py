@@ -56,6 +56,7 @@ class EffectiveRank:
     """
 
     takes_series: ClassVar[bool] = True
+    fixed_points: ClassVar[bool] = True
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
 """How far models differ in what they predict on the same rows: classifiers, or language models."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float, Int
@@ -41,6 +41,8 @@ class Outputs:
         transformers, path: DIR}' data=local_text data.path=FILE
     """
 
+    fixed_points: ClassVar[bool] = True
+
     def __init__(
         self,
         *,
@@ -69,12 +71,6 @@ class Outputs:
         if self.classify and data.running:
             raise BadInput(f"data: classifiers read examples, got running text ({data.source}); use e.g. data=mnli")
         self.data, self.extract, self.hardware, self.seed = data, extract, hardware, seed
-        for label, source in self.models.items():
-            if source.context is not None and extract.length > source.context:
-                raise BadInput(
-                    f"extract.length, model.{label}: longer than the model's context, got {extract.length}; "
-                    f"at most {source.context}"
-                )
         self.devices = devices(hardware, list(model))
         self.tokenizers = tokenizers(self.models, data, extract)
 

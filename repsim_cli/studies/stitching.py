@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from repsim_cli.activations.hook_points import expand
+from repsim_cli.activations.hook_points import points_of
 from repsim_cli.activations.inputs import check_modality, tokenizers
 from repsim_cli.activations.rows import devices
 from repsim_cli.cache import Entry, key, trim, using
@@ -141,11 +141,6 @@ class Stitching:
         for label, source in given.items():
             check_stitchable(label, source, self.auto)
             assert isinstance(source, Source)
-            if source.context is not None and self.extract.length > source.context:
-                raise BadInput(
-                    f"extract.length, model.{label}: longer than the model's context, got {self.extract.length}; "
-                    f"at most {source.context}"
-                )
             models[label] = source
         return models
 
@@ -189,10 +184,7 @@ class Stitching:
         return [(head, tail) for head, tail in given]
 
     def _layers(self, label: str, source: Source) -> list[Layer]:
-        try:
-            points = expand(self.extract.hook_points, self.extract.layers, source)
-        except BadInput as error:
-            raise BadInput(f"extract.hook_points, model.{label}: {error}") from None
+        points = points_of(label, source, self.extract)
         for point in points:
             if point.kind not in ("embed", "resid_post") or point.head is not None:
                 raise BadInput(

@@ -1,6 +1,7 @@
 """Hook points by arithmetic: on perturbed weights, each captured tensor follows from the others and the weights."""
 
 import math
+import re
 
 import pytest
 import torch
@@ -208,6 +209,32 @@ def test_other_modules_by_name(read):
         close(reader(ids, mask)[points[0]], found[f"resid_post@{first_call}"], atol=0)
 
 
+@pytest.mark.parametrize(
+    ("kind", "pattern", "paths"),
+    [
+        ("llama", "layers.*.mlp", [f"layers.{i}.mlp" for i in range(DEPTH)]),
+        ("llama", "layers.[02].self_attn.?_proj", [f"layers.{i}.self_attn.{p}_proj" for i in (0, 2) for p in "qkvo"]),
+        ("llama", "*", ["embed_tokens", "norm", "rotary_emb"]),  # `layers` is a list of modules
+        ("llama", "model.layers.*", [f"layers.{i}" for i in range(DEPTH)]),
+        ("llama", "model.norm", ["norm"]),
+        ("gpt2", "transformer.h.1.ln_*", ["h.1.ln_1", "h.1.ln_2"]),
+        ("bert", "bert.encoder.layer.0.output", ["encoder.layer.0.output"]),
+        ("distilbert", "transformer.layer.0", ["transformer.layer.0"]),
+        ("distilbert", "distilbert.transformer.layer.0", ["transformer.layer.0"]),
+    ],
+)
+def test_modules_by_glob_and_by_their_path_in_the_whole_model(tiny_folder, kind, pattern, paths):
+    source = registry.models.get("transformers").function(path=str(tiny_folder(kind)))
+    assert [point.module for point in expand([f"module:{pattern}"], "all", source)] == paths
+
+
+def test_a_list_of_modules_has_no_output(tiny_folder):
+    source = registry.models.get("transformers").function(path=str(tiny_folder("llama")))
+    message = "a list of modules has no output, got 'module:model.layers'; write 'module:model.layers.*'"
+    with pytest.raises(BadInput, match=re.escape(message)):
+        expand(["module:model.layers"], "all", source)
+
+
 def test_a_module_that_never_runs_is_an_error(tiny_folder):
     source = registry.models.get("transformers").function(path=str(tiny_folder("bert")))
     model = source.load(False)
@@ -241,6 +268,13 @@ def test_a_module_that_never_runs_is_an_error(tiny_folder):
         ),
         (["q@1.h4"], "all", r"head out of range, got 'q@1.h4'; the model has heads 0 to 3"),
         (["module:layer.1"], "all", "no such module, got 'module:layer.1'; did you mean 'layers.1'"),
+        (["module:layers.*.mpl"], "all", r"no such module, got 'module:layers.\*.mpl'; did you mean 'layers.2.mlp'"),
+        (
+            ["module:no.such.thing"],
+            "all",
+            "no such module, got 'module:no.such.thing'; the model consists of embed_in, emb",
+        ),
+        (["module:layers.*", "module:gpt_neox.layers.1"], "all", "'module:layers.1' occurs twice; name each once"),
         (["resid_post", "resid_post@-1"], "all", "'resid_post@2' occurs twice; name each once"),
     ],
 )

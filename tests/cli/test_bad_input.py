@@ -103,7 +103,6 @@ CONFIGS = {
     "hook point that is no row": ["extract.hook_points=[pattern]"],
     "module": ["extract.hook_points=['module:layers.9']"],
     "no hook point": ["extract.hook_points=[]"],
-    "length above the context": ["extract.length=1000"],
     "too few rows for a measure": ["measure=[cka_unbiased]", "extract.batch_rows=3"],
     "k above the rows": ["measure=[mutual_knn]", "measure.mutual_knn.k=1024"],
     "more rows than there are": ["extract.batch_rows=1000000"],

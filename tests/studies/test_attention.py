@@ -433,7 +433,6 @@ def test_finished_matrices_are_not_computed_again(repsim, newest, words, monkeyp
         (["+model.gpt=", "+model.bert="], "model: no model is selected, got none; e.g. model=[tiny_a,tiny_b]"),
         (["measure=[]"], "measure: no measure is selected, got none; e.g. measure=[attention_js]"),
         (["extract=tokens"], "extract: attention is compared by words, got hook_points ['resid_post'] and unit token; select extract=attention"),
-        (["extract.length=128"], "extract.length, model.gpt: longer than the model's context, got 128; at most 64"),
         (["extract.layers=[5]"], "extract.layers, model.gpt: layers: layer out of range, got 5; the model has layers 0 to 2"),
         (["data=embedded"], "extract.unit: words need data with sentences of words"),
         (["hardware.memory_gb=0.1"], "hardware.memory_gb: the run needs about 0.5"),

@@ -148,7 +148,6 @@ def test_the_study_compares_language_models(repsim, newest):
     [
         (["model=[tiny_a]"], "model: outputs are compared between models, got 1; select two or more"),
         (["model=[tiny_a,tiny_b]", "+options.outputs=[output_jds]"], "options.outputs: no such measure of outputs, got 'output_jds'; did you mean 'output_jsd'"),
-        (["model=[tiny_a,tiny_b]", "extract.length=300"], "extract.length, model.tiny_a: longer than the model's context, got 300; at most 256"),
         (["model=[tiny_a,tiny_nli]", *TINY_FINETUNED], r"model.tiny_nli_0: its labels are not those of 'tiny_a', got \['entailment', 'neutral', 'contradiction'\] for \[\]"),
         (["model=[tiny_nli]", "data=embedded", *TINY_FINETUNED], "data: classifiers read examples, got running text"),
         (["model=[tiny_a]", "+model.other={kind: random, config: {model_type: gpt2, n_layer: 1, n_embd: 8, n_head: 1, vocab_size: 600}, tokenizer: tiny_a}"], "model.other: its vocabulary is not that of 'tiny_a', got 600 for 512 tokens"),

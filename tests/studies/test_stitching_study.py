@@ -65,7 +65,6 @@ CLAIMS = known(
         ({"models": {"a": model(), "b": model(n_embd=48)}, "recipe": {"init": "identity"}}, r"options.recipe.init: identity needs equal widths, got 48 \(b\) and 32 \(a\); use least"),
         ({"extract": {"layers": [3]}}, r"extract.hook_points, model.a: layers: layer out of range, got 3; the model has layers 0 to 2"),
         ({"hook_points": ["mlp_out"]}, r"extract.hook_points: stitches are made between blocks, got 'mlp_out@0'; use resid_post and embed"),
-        ({"extract": {"length": 65}}, r"extract.length, model.a: longer than the model's context, got 65; at most 64"),
         ({"models": {"a": model(), "b": model("bert")}}, r"model.b: its blocks cannot be stitched under AutoModelForCausalLM, got model_type 'bert'"),
         ({"evaluation": 24}, r"options.evaluation: no sequences are left to train on, got 24 of 24; raise extract.sequences"),
         ({"recipe": {"warm_up": 4}}, r"warm_up: as long as the training, got 4; lower it, or raise steps"),

@@ -11,7 +11,8 @@ from test_config import composed
 from repsim_cli import registry
 from repsim_cli.config import validate
 from repsim_cli.errors import BadConfig, BadInput
-from repsim_cli.models.source import Source
+from repsim_cli.models.source import Source, with_keys
+from repsim_cli.settings import EveryModel
 from repsim_cli.training import trained
 
 # the shipped entry with two seeds and next to no training
@@ -237,7 +238,8 @@ def test_numbered_models_are_a_family(trained_once, monkeypatch):
     real = family.place
     monkeypatch.setattr(family, "place", lambda path, hub, revision: real(folders[hub.split("_")[1]], None, None))
     make = registry.models.get("transformers_family").function
-    found = make(hub="seed_{number}", numbers=[1, 0], labels=["c", "b", "a"], metrics={"accuracy": [0.9, 0.8]}).sources
+    found = make(hub="seed_{number}", numbers=[1, 0], metrics={"accuracy": [0.9, 0.8]})
+    found = with_keys(found, EveryModel(labels=["c", "b", "a"])).sources
     assert list(found) == ["1", "0"]
     assert all(isinstance(one, Source) and one.labels == ("c", "b", "a") for one in found.values())
     assert [one.metrics() for one in found.values()] == [{"accuracy": 0.9}, {"accuracy": 0.8}]
