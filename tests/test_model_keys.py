@@ -10,7 +10,7 @@ from recorded import recorded
 from repsim_cli import registry, results
 from repsim_cli.config import validate
 from repsim_cli.errors import BadConfig, BadInput
-from repsim_cli.models.source import with_keys
+from repsim_cli.models.source import Series, with_keys
 from repsim_cli.settings import EveryModel
 
 SMALL = ("model=[]", "data=embedded", "extract.length=32", "extract.sequences=12", "extract.batch_rows=64")
@@ -65,6 +65,7 @@ def test_a_dry_run_says_what_is_read_of_a_model(repsim, tiny_folder):
 def test_checkpoints_of_a_series_share_the_hook_points(tiny_folder):
     made = registry.models.get("series").function(shipped="tiny_a")
     keyed = with_keys(made, EveryModel(hook_points=["embed"]))
+    assert isinstance(keyed, Series)
     assert [one.open().hook_points for one in keyed.checkpoints] == [("embed",)] * 3
     assert [one.step for one in keyed.checkpoints] == [100, 400, 2000]
 
@@ -129,9 +130,9 @@ def classifier(folder, tokenizer_folder, labels, seed):
     import transformers
     from conftest import TINY
 
-    settings = {key: value for key, value in TINY["bert"].items() if key != "model_type"}
+    settings = {key: value for key, value in TINY["bert"].items() if key != "model_type"} | {"num_labels": labels}
     torch.manual_seed(seed)
-    config = transformers.BertConfig(**settings, num_labels=labels)
+    config = transformers.BertConfig(**settings)
     transformers.BertForSequenceClassification(config).save_pretrained(folder)
     shutil.copytree(tokenizer_folder, folder, dirs_exist_ok=True)
     return folder
