@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from repsim_cli.errors import BadInput
 from repsim_cli.files import readable
 from repsim_cli.models.architectures import lens_architecture, native_architecture
+from repsim_cli.models.gguf import is_gguf
 from repsim_cli.models.shapes import compare_with_shipped, planned_shape, shape_of
 from repsim_cli.models.source import Source
 from repsim_cli.models.transformers import (
@@ -30,12 +31,12 @@ from repsim_cli.models.transformers import (
     TOKENIZER_FILES,
     check_place,
     config_hash,
-    folder,
     hash_files,
     headed,
     hub_files,
     library,
     load,
+    located,
     place,
     source,
     tokenizer_of,
@@ -224,7 +225,9 @@ def _native_format(path: str | None, hub: str | None, revision: str | None) -> d
     if hub is not None and (shape := planned_shape(hub)):
         content = shape.config
     else:
-        where = folder(Path(path).expanduser()) if path is not None else hub_files(str(hub), revision, ["config.json"])
+        where = located(path) if path is not None else hub_files(str(hub), revision, ["config.json"])
+        if is_gguf(where):
+            return None
         try:
             content = json.loads((where / "config.json").read_text())
         except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Models in the transformers format: from the hub, a local folder, this package, or with fresh weights.
+"""Models in the transformers format: from the hub, a local folder or .gguf file, this package, or with fresh weights.
 
 Raw weights: nothing is folded or centred. Safetensors only; code that comes with a model is never run.
 """
@@ -26,6 +26,7 @@ from repsim_cli.data.network import local_only, offline, unreachable
 from repsim_cli.errors import BadInput, Unreachable
 from repsim_cli.files import readable, refusing
 from repsim_cli.models.architectures import architecture
+from repsim_cli.models.gguf import by_itself, checked, is_gguf
 from repsim_cli.models.shapes import compare_with_shipped, planned_shape, shape_of
 from repsim_cli.models.source import Source, headless
 from repsim_cli.registry import did_you_mean, models
@@ -42,9 +43,10 @@ SHIPPED = Path(str(resources.files("repsim_cli"))) / "assets" / "models"
 
 @models.register("transformers")
 def transformers(*, path: str | None = None, hub: str | None = None, revision: str | None = None) -> Source:
-    """A model in the transformers format, from a local folder or the Hugging Face hub.
+    """A model in the transformers format, from a local folder or the Hugging Face hub, or in a .gguf file.
 
-    path: a folder in the transformers format; give this or `hub`.
+    path: a folder in the transformers format, or a .gguf file, which is dequantized to float32 (extra `gguf`); give
+        this or `hub`.
     hub: the id of a model on the Hugging Face hub.
     revision: a branch, tag or commit of the hub id; null: its main branch.
     Example: repsim run model=[] +model.mine='{kind: transformers, path: DIR}'
@@ -69,9 +71,9 @@ def check_place(path: str | None, hub: str | None, revision: str | None) -> None
 
 
 def place(path: str | None, hub: str | None, revision: str | None) -> Place:
-    """A folder or a hub id in the transformers format."""
+    """A folder, .gguf file or hub id."""
     check_place(path, hub, revision)
-    return _folder_place(local(path)) if path is not None else _hub_place(str(hub), revision)
+    return _local_place(located(path)) if path is not None else _hub_place(str(hub), revision)
 
 
 @models.register("shipped")
@@ -80,7 +82,7 @@ def shipped(*, name: str) -> Source:
 
     name: tiny_a, tiny_a_step100, tiny_a_step400 or tiny_b.
     """
-    return from_place(_folder_place(shipped_folder(name)))
+    return from_place(_local_place(shipped_folder(name)))
 
 
 def shipped_names() -> list[str]:
@@ -111,7 +113,7 @@ def random(
 
     config: a transformers config with its `model_type`, e.g. {model_type: gpt2, n_layer: 2}.
     shipped: the name of a shipped model.
-    path: a folder in the transformers format.
+    path: a folder in the transformers format, or a .gguf file.
     hub: the id of a model on the Hugging Face hub.
     revision: a branch, tag or commit of the hub id; null: its main branch.
     tokenizer: a folder, a hub id, a shipped model, or one of the shipped tokenizers word_pieces, unigrams and
@@ -128,7 +130,7 @@ def random(
     if config is not None:
         settings, where, like = inline_config(config), tokenizer, None
     else:
-        like = hub or str(shipped_folder(shipped) if shipped else folder(local(str(path))))
+        like = hub or str(shipped_folder(shipped) if shipped else located(str(path)))
         settings, where = config_of(like, revision), tokenizer or like
 
     def own_tokenizer() -> Any:
@@ -205,6 +207,19 @@ def _attention(eager: bool) -> str | None:
     return "eager" if eager else None
 
 
+def located(path: str) -> Path:
+    """A folder in the transformers format, or a .gguf file: the path, or the only such file of a folder without
+    config.json."""
+    place = local(path)
+    if place.is_dir() and not (place / "config.json").exists():
+        files = sorted(file for file in place.iterdir() if is_gguf(file))
+        if len(files) > 1:
+            names = ", ".join(file.name for file in files)
+            raise BadInput(f"path: several .gguf files in it, got {names:.200} in '{path}'; name one of them")
+        place = files[0] if files else place
+    return checked(place) if place.is_file() and is_gguf(place) else folder(place)
+
+
 def folder(path: Path) -> Path:
     if path.is_file():
         raise BadInput(f"path: not a folder, got '{path}'; name the folder that holds it")
@@ -251,10 +266,9 @@ def weight_files(path: Path) -> list[Path]:
     return files
 
 
-def _folder_place(path: Path) -> Place:
-    path = folder(path)
+def _local_place(path: Path) -> Place:
     config = config_of(str(path))
-    files = weight_files(path)
+    files = [path] if is_gguf(path) else weight_files(path)
     return Place(config, str(path), None, lambda: {"source": str(path), "weights_hash": hash_files(files)})
 
 
@@ -351,8 +365,9 @@ def _check_numbers(given: dict[Any, Any], path: str = "config") -> None:
 
 
 def config_of(where: str, revision: str | None = None) -> Any:
-    if Path(where).is_dir():
-        _check_config_file(Path(where) / "config.json")
+    if _is_local(where):
+        if not is_gguf(where):
+            _check_config_file(Path(where) / "config.json")
         return _config(where, None)
     if shape := planned_shape(where):
         return inline_config(shape.config)
@@ -362,14 +377,33 @@ def config_of(where: str, revision: str | None = None) -> Any:
     return config
 
 
+def _is_local(where: str) -> bool:
+    return Path(where).is_dir() or is_gguf(where)
+
+
+def _pretrained(auto: Any, where: str, revision: str | None, **settings: Any) -> Any:
+    """What an auto class of transformers loads from a folder, .gguf file or hub id; code that comes with it is never
+    run."""
+    given = {
+        "pretrained_model_name_or_path": where,
+        "revision": revision,
+        "local_files_only": _is_local(where) or local_only(),
+    }
+    with by_itself(where) if is_gguf(where) else nullcontext(given) as named:
+        return auto.from_pretrained(**named, trust_remote_code=False, **settings)
+
+
 def _config(where: str, revision: str | None) -> Any:
-    local = Path(where).is_dir()
     try:
-        return library().AutoConfig.from_pretrained(
-            where, revision=revision, trust_remote_code=False, local_files_only=local or local_only()
-        )
+        with _silent():
+            return _pretrained(library().AutoConfig, where, revision)
     except Exception as error:  # the library checks little and raises anything
-        if local:
+        if is_gguf(where):
+            advice = "use the model in the transformers format"
+            raise BadInput(
+                f"path: transformers cannot read this .gguf file, got '{where}' ({_reason(error)}); {advice}"
+            ) from error
+        if _is_local(where):
             raise BadInput(f"path: config.json cannot be used, got '{where}' ({_reason(error)}); fix it") from error
         raise _unreachable(where, revision, error) from error
 
@@ -399,19 +433,17 @@ def tokenizer_of(where: str, revision: str | None = None) -> Any:
         where = str(SHIPPED / where)
     elif (TOKENIZERS / where).is_dir():
         where = str(TOKENIZERS / where)
-    local = Path(where).is_dir()
+    local = _is_local(where)
     if not local and (shape := planned_shape(where)):
         return shape.tokenizer
-    if local and not any((Path(where) / name).is_file() for name in TOKENIZER_FILES):
+    if Path(where).is_dir() and not any((Path(where) / name).is_file() for name in TOKENIZER_FILES):
         raise BadInput(f"path: no tokenizer in it, got '{where}'; save the tokenizer there (tokenizer.json)")
     for name in (*TOKENIZER_FILES, *BESIDE_TOKENIZER) if local else ():
         if (file := Path(where) / name).is_file():
             readable(file)
     try:
         with _silent():
-            tokenizer = library().AutoTokenizer.from_pretrained(
-                where, revision=revision, trust_remote_code=False, local_files_only=local or local_only()
-            )
+            tokenizer = _pretrained(library().AutoTokenizer, where, revision)
             tokenizer(PROBE, verbose=False)
             return tokenizer
     except Exception as error:
@@ -459,19 +491,19 @@ def _loaded(where: str, revision: str | None, eager: bool, auto: str) -> tuple[A
     """The model, and the names of weights outside the backbone that the checkpoint lacks."""
     try:
         with _alone():
-            model, info = getattr(library(), auto).from_pretrained(
+            model, info = _pretrained(
+                getattr(library(), auto),
                 where,
-                revision=revision,
+                revision,
                 dtype=torch.float32,
                 attn_implementation=_attention(eager),
                 use_safetensors=True,
-                trust_remote_code=False,
-                local_files_only=Path(where).is_dir() or local_only(),
+                quantization_config=library().GgufConfig(dequantize=True) if is_gguf(where) else None,
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,  # reported below, with the names
             )
     except Exception as error:
-        if Path(where).is_dir():
+        if _is_local(where):
             raise BadInput(
                 f"path: the weights cannot be loaded, got '{where}' ({_reason(error)}); save them again"
             ) from error
