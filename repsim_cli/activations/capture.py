@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -10,9 +10,10 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor, nn
 
-from repsim_cli.activations.hook_points import HookPoint, locate
+from repsim_cli.activations.hook_points import HookPoint, heads_of, locate
 from repsim_cli.errors import RunFailed
-from repsim_cli.models.architectures import Point
+from repsim_cli.models.attention import Watch
+from repsim_cli.models.points import Point
 from repsim_cli.models.source import Source
 
 Reader = Callable[..., dict[HookPoint, Tensor]]
@@ -32,6 +33,9 @@ def capture(model: nn.Module, source: Source, points: Sequence[HookPoint]) -> It
     """
     captured: dict[HookPoint, Tensor] = {}
     calls: Counter[HookPoint] = Counter()
+    shape: list[torch.Size] = []  # of the inputs
+    watch = Watch()
+    attending: dict[str, list[Callable[[Any], None]]] = {}  # what reads an attention module, by its name
     modules = source.modules(model)
     main: Any = getattr(model, "main_input_name", "input_ids")
 
@@ -39,7 +43,7 @@ def capture(model: nn.Module, source: Source, points: Sequence[HookPoint]) -> It
         calls[point] += 1
         if calls[point] != place.call + 1:
             return
-        captured[point] = place.pick(value, source.heads)
+        captured[point] = _by_position(place.pick(value, heads_of(point, source)), shape[0])
         if len(captured) == len(points):
             raise _Done
 
@@ -48,17 +52,25 @@ def capture(model: nn.Module, source: Source, points: Sequence[HookPoint]) -> It
         for point in points:
             place = locate(point, source)
             module, take = modules[place.module], partial(keep, point, place)
-            if place.side == "input":
+            if place.side == "attention":
+                attending.setdefault(place.module, []).append(take)
+            elif place.side == "input":
                 handles.append(module.register_forward_pre_hook(partial(_before, take), with_kwargs=True))
             else:
                 handles.append(module.register_forward_hook(partial(_after, take)))
+        for name, takes in attending.items():
+            handles.append(modules[name].register_forward_pre_hook(lambda *_: watch.begin()))
+            handles.append(modules[name].register_forward_hook(partial(_attended, watch, takes)))
 
         @torch.inference_mode()
         def read(inputs: Tensor, mask: Bool[Tensor, "b s"], **more: Tensor) -> dict[HookPoint, Tensor]:
             captured.clear()
             calls.clear()
+            watch.running.clear()
+            shape[:] = [inputs.shape]
             try:
-                model(**{main: inputs}, attention_mask=mask.long(), **more)
+                with watch if attending else nullcontext():
+                    model(**{main: inputs}, attention_mask=mask.long(), **more)
             except _Done:
                 return {point: captured[point] for point in points}
             missing = ", ".join(str(point) for point in points if point not in captured)
@@ -76,3 +88,15 @@ def _before(take: Callable[[Any], None], module: nn.Module, args: tuple, kwargs:
 
 def _after(take: Callable[[Any], None], module: nn.Module, args: tuple, output: Any) -> None:
     take(output)
+
+
+def _attended(watch: Watch, takes: Sequence[Callable[[Any], None]], *_: Any) -> None:
+    seen = watch.end()
+    for take in takes:
+        take(seen)
+
+
+def _by_position(x: Tensor, inputs: torch.Size) -> Tensor:
+    """(batch, position, features) of what a module computes for all tokens of a batch in one list."""
+    tokens = len(inputs) == 2 and x.ndim == 2 and inputs[1] > 1 and len(x) == inputs.numel()
+    return x.unflatten(0, inputs) if tokens else x

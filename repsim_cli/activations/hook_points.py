@@ -3,7 +3,12 @@
 Names: `embed`, `final_norm`, `KIND@LAYER` with blocks counted from 0, `KIND@LAYER.hHEAD` for one head of q, k, v,
 z, attn_scores or pattern (`.h*`: every head separately), and `module:dotted.name` for the output of any other module
 (in its first call, if there are several). `module:layers.*.mlp` stands for every module that matches: `*`, `?` and
-`[...]` match within a part of the name, never across a dot.
+`[...]` match within a part of the name, never across a dot. In an encoder-decoder all but modules begin with their
+stack: `encoder.resid_post@3`, `decoder.embed`.
+
+q and k are what enters their product, after norms and rotation; v is before it is repeated for groups of heads, z what
+enters the output projection, pattern what the values are weighed by. attn_out and mlp_out are what is added to the
+stream; router: the scores of a mixture of experts, before any softmax.
 """
 
 import re
@@ -16,19 +21,23 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from repsim_cli.errors import BadInput
-from repsim_cli.models.architectures import ARCHITECTURES, LENS, Point
+from repsim_cli.models.points import Architecture, Point
 from repsim_cli.models.source import Source
 from repsim_cli.registry import did_you_mean
 from repsim_cli.settings import Extract
 
 OUTSIDE = ("embed", "final_norm")
-IN_BLOCK = tuple(dict.fromkeys(kind for table in (*ARCHITECTURES.values(), *LENS.values()) for kind in table.block))
+IN_BLOCK = (
+    "resid_pre", "resid_post", "resid_mid", "q", "k", "v", "z", "attn_scores", "pattern", "attn_out", "mlp_pre",
+    "mlp_post", "mlp_out", "router",
+)  # fmt: skip
+STACKS = ("encoder", "decoder")
 ATTENTION = ("attn_scores", "pattern")
 BY_HEAD = ("q", "k", "v", "z", *ATTENTION)
 EVERY = "*"
 CONTAINERS = (nn.ModuleList, nn.ModuleDict)  # they hold modules, and have no output
 
-_NAME = re.compile(r"(?P<kind>[a-z_]+)(?:@(?P<layer>-?\d+))?(?:\.h(?P<head>\d+|\*))?")
+_NAME = re.compile(r"((?P<stack>encoder|decoder)\.)?(?P<kind>[a-z_]+)(?:@(?P<layer>-?\d+))?(?:\.h(?P<head>\d+|\*))?")
 
 
 @dataclass(frozen=True)
@@ -38,25 +47,28 @@ class HookPoint:
     layer: None outside blocks, or for every layer.
     head: None for all heads together, `*` for each of them.
     module: the dotted name, of the kind `module`.
+    stack: of an encoder-decoder, `encoder` or `decoder`.
     """
 
     kind: str
     layer: int | None = None
     head: int | Literal["*"] | None = None
     module: str | None = None
+    stack: str | None = None
 
     def __str__(self) -> str:
         if self.module is not None:
             return f"module:{self.module}"
         at = "" if self.layer is None else f"@{self.layer}"
-        return f"{self.kind}{at}{'' if self.head is None else f'.h{self.head}'}"
+        stack = "" if self.stack is None else f"{self.stack}."
+        return f"{stack}{self.kind}{at}{'' if self.head is None else f'.h{self.head}'}"
 
 
 def parse(name: str) -> HookPoint:
     """The hook point of this name.
 
     >>> parse("q@3.h2")
-    HookPoint(kind='q', layer=3, head=2, module=None)
+    HookPoint(kind='q', layer=3, head=2, module=None, stack=None)
     """
     if name.startswith("module:") and len(name) > len("module:"):
         return HookPoint("module", module=name.removeprefix("module:"))
@@ -70,7 +82,7 @@ def parse(name: str) -> HookPoint:
     if head and kind not in BY_HEAD:
         raise BadInput(f"{kind} has no heads, got '{name}'; heads belong to {', '.join(BY_HEAD)}")
     heads = EVERY if head == EVERY else None if head is None else int(head)
-    return HookPoint(kind, None if layer is None else int(layer), heads)
+    return HookPoint(kind, None if layer is None else int(layer), heads, stack=match["stack"])
 
 
 def points_of(label: str, source: Source, extract: Extract) -> list[HookPoint]:
@@ -85,24 +97,28 @@ def points_of(label: str, source: Source, extract: Extract) -> list[HookPoint]:
 def expand(names: list[str], layers: str | list[int], source: Source) -> list[HookPoint]:
     """The hook points of a model, in the given order; `resid_post` stands for every selected layer.
 
-    Raises BadInput for a layer, head or hook point that the model does not have.
+    With layers=all, a kind that only some blocks have stands for these. Raises BadInput for a layer, head or hook point
+    that the model does not have.
     """
-    depth = source.layers
-    selected = list(range(depth)) if isinstance(layers, str) else [_layer(i, depth, "layers") for i in layers]
     points: list[HookPoint] = []
     for name in names:
         point = parse(name)
         if point.module is not None:
             points += [HookPoint("module", module=path) for path in _matching(point.module, source)]
-        elif point.kind in OUTSIDE:
+            continue
+        if point.kind in OUTSIDE:
             points.append(point)
-        elif point.layer is None:
-            points += [HookPoint(point.kind, layer, point.head) for layer in selected]
+            continue
+        depth = depth_of(point, source)
+        if point.layer is not None:
+            points.append(replace(point, layer=_layer(point.layer, depth, name)))
+        elif isinstance(layers, str):
+            points += _everywhere(point, depth, source)
         else:
-            points.append(HookPoint(point.kind, _layer(point.layer, depth, name), point.head))
+            points += [replace(point, layer=_layer(layer, depth, "layers")) for layer in layers]
     points = [single for point in points for single in _heads(point, source)]
     if not points:
-        raise BadInput(f"no hook point is left, got layers {layers} of a model with {depth}; select some")
+        raise BadInput(f"no hook point is left, got layers {layers} of a model with {source.layers}; select some")
     for point in points:
         locate(point, source)
     if len(set(points)) < len(points):
@@ -143,6 +159,36 @@ def _nearest(pattern: str, paths: Iterable[str]) -> str:
     return near if near.startswith("did") else f"the model consists of {outermost}"
 
 
+def _everywhere(point: HookPoint, depth: int, source: Source) -> list[HookPoint]:
+    """The hook point in every block that has it, or in all blocks where none does, so that it is refused by name."""
+    points = [replace(point, layer=layer) for layer in range(depth)]
+    if source.architecture is None:
+        return points
+    stack = stack_of(point, source)
+    return [each for each in points if stack.find(each.kind, each.layer)] or points
+
+
+def stack_of(point: HookPoint, source: Source) -> Architecture:
+    """The table that the hook point belongs to. Raises BadInput where a stack is not named, or does not exist."""
+    assert source.architecture is not None
+    stacks = source.architecture.stacks
+    if point.stack is None and not stacks:
+        return source.architecture
+    if point.stack in stacks:
+        return stacks[str(point.stack)]
+    if not stacks:
+        raise BadInput(f"{source.model_type} has no {point.stack}, got '{point}'; leave '{point.stack}.' out")
+    both = " or ".join(f"{stack}.{replace(point, stack=None)}" for stack in stacks)
+    raise BadInput(f"{source.model_type} has several stacks of blocks, got '{point}'; write {both}")
+
+
+def depth_of(point: HookPoint, source: Source) -> int:
+    """The number of blocks of its stack."""
+    if source.architecture is None or not source.architecture.stacks:
+        return source.layers
+    return len(source.skeleton.get_submodule(stack_of(point, source).blocks)._modules)
+
+
 def _heads(point: HookPoint, source: Source) -> list[HookPoint]:
     """The hook point itself, or a hook point for each head."""
     if point.head != EVERY:
@@ -165,13 +211,11 @@ def locate(point: HookPoint, source: Source) -> Point:
     if point.module is not None:
         return Point(point.module, pick=source.architecture.other) if source.architecture else Point(point.module)
     if source.architecture is None:
-        raise BadInput(
-            f"no hook-point table for {source.model_type}, got '{point}'; known: {', '.join(ARCHITECTURES)}; "
-            "name modules as module:dotted.name"
-        )
-    place = source.architecture.find(point.kind, point.layer)
+        raise BadInput(f"no blocks are known in {source.model_type}, got '{point}'; name modules as module:dotted.name")
+    stack = stack_of(point, source)
+    place = stack.find(point.kind, point.layer)
     if place is None:
-        why = source.architecture.lacks.get(point.kind)
+        why = stack.why(point.kind, point.layer)
         raise BadInput(
             f"{source.model_type} has no {point.kind}{f' ({why})' if why else ''}, got '{point}'; "
             "choose another hook point"

@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from repsim_cli.activations.capture import Reader, capture
-from repsim_cli.activations.hook_points import ATTENTION, HookPoint, points_of
+from repsim_cli.activations.hook_points import ATTENTION, BY_HEAD, HookPoint, heads_of, points_of
 from repsim_cli.activations.stored import Recorder, batch_name
 from repsim_cli.data.base import Sequences, draw
 from repsim_cli.errors import BadInput, RepsimError, RunFailed
@@ -90,12 +90,9 @@ def width(point: HookPoint, source: Source) -> int:
     """Features per row, from the config (for an MLP or an unknown module, four times the width)."""
     if point.kind in ATTENTION:
         return source.context or 1
-    if point.head is not None:
-        return source.head_width
-    if point.kind in ("q", "z"):
-        return source.heads * source.head_width
-    if point.kind in ("k", "v"):
-        return source.kv_heads * source.head_width
+    if point.kind in BY_HEAD:
+        wide = source.head_width if point.kind in ("q", "k") else source.value_width or source.head_width
+        return wide if point.head is not None else wide * heads_of(point, source)
     return 4 * source.width if point.kind in ("mlp_pre", "mlp_post", "module") else source.width
 
 

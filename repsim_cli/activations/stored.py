@@ -16,7 +16,7 @@ from repsim_cli.models.source import Precomputed
 from repsim_cli.settings import Extract
 
 log = logging.getLogger("repsim")
-CODE = 2  # raise when a change of the code changes the content of entries
+CODE = 3  # raise when a change of the code changes the content of entries
 
 
 def activations_key(

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from repsim_cli.errors import BadInput, RunFailed
-from repsim_cli.models.architectures import Point
+from repsim_cli.models.points import Point
 from repsim_cli.models.source import Source
 
 Attention = Literal["heads", "circuit", "whole"]
@@ -71,7 +71,7 @@ class Writers:
         modules = source.modules(source.skeleton)
         wanted = (*WRITERS, "v") if attention == "circuit" else WRITERS
         for kind in wanted:
-            place = source.architecture.find(kind, 0)
+            place = source.architecture.projection(kind, 0)
             if place is None or not hasattr(_owner(source.skeleton, modules.get(place.module)), "weight"):
                 raise BadInput(f"{source.model_type} has no one matrix for {kind}, got none; use another model")
 
@@ -107,7 +107,7 @@ class Writers:
     def _weight(self, model: nn.Module, point: str, layer: int, gradient: bool) -> Float[Tensor, "d h"]:
         """A module's matrix (outputs, inputs), or its gradient; of a fused projection the part that `point` reads."""
         assert self.source.architecture is not None
-        place = self.source.architecture.find(point, layer)
+        place = self.source.architecture.projection(point, layer)
         assert place is not None
         module = _owner(model, self.source.modules(model)[place.module])
         weight = module.weight.grad if gradient else module.weight

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from repsim_cli.content import Facts
 from repsim_cli.data.base import Modality
 from repsim_cli.errors import BadInput
-from repsim_cli.models.architectures import Architecture
+from repsim_cli.models.points import Architecture
 from repsim_cli.planning import is_dry
 from repsim_cli.results import Progress
 from repsim_cli.settings import EveryModel
@@ -43,7 +43,8 @@ class Source:
     tokenizer(): the tokenizer, or the Patches of an image model. Raises BadInput where there is none.
     load(eager): the backbone in eval mode, float32, on the CPU; with eager attention if patterns are read.
     identity(): what was loaded (path or hub id, resolved revision, weights hash), once the files exist.
-    head_width: features per head; rotary: how many of them are rotated.
+    head_width: features per head of q and k; rotary: how many of them are rotated.
+    value_width: features per head of v and z; None: as many.
     modules(backbone or skeleton): the modules by the names that hook points use.
     modality: what it reads.
     segments: it distinguishes the texts of a pair by token type.
@@ -74,6 +75,7 @@ class Source:
     identity: Callable[[], dict[str, Any]]
     head_width: int
     rotary: int = 0
+    value_width: int | None = None
     modules: Callable[[nn.Module], dict[str, nn.Module]] = named_modules
     modality: Modality = "text"
     segments: bool = False

@@ -125,10 +125,14 @@ class LanguageModel(Backbone):
 
 
 def hooks(backbone: nn.Module, misnamed: str) -> dict[str, nn.Module]:
-    """The hook points of TransformerLens by name, each a module that returns its input; without misnamed ones."""
+    """The hook points of TransformerLens by name, each a module that returns its input; without misnamed ones.
+
+    Also its attention modules, since it names no point for rotated q and k in every model.
+    """
     assert isinstance(backbone, Backbone)
     by_name = backbone.bridge.hook_dict
-    return {name: hook for name, hook in by_name.items() if not re.search(misnamed, name)}
+    attention = {f"blocks.{i}.attn": block.attn for i, block in enumerate(backbone.bridge.blocks)}
+    return {**{name: hook for name, hook in by_name.items() if not re.search(misnamed, name)}, **attention}
 
 
 # names of other tensors: after the norm, before the norm, after the softmax
@@ -355,7 +359,7 @@ def _native(
         parameters=sum(p.numel() for p in skeleton.parameters()) - head,
         vocabulary=settings["d_vocab"],
         architecture=native_architecture(
-            gated=bool(settings.get("gated_mlp")), attention_only=bool(settings.get("attn_only"))
+            gated=bool(settings.get("gated_mlp")), attention_only=bool(settings.get("attn_only")), rotary=rotated
         ),
         model_type=f"native {settings['act_fn']}",
         skeleton=skeleton,

@@ -591,7 +591,7 @@ def source(
         context=context,
         parameters=sum(p.numel() for p in skeleton.parameters()),
         vocabulary=0 if images else config.vocab_size,
-        architecture=architecture(config),
+        architecture=architecture(config, skeleton),
         model_type=config.model_type,
         skeleton=skeleton,
         tokenizer=(lambda: patch_grid(config, _preprocessor(where, revision))) if images else checked,

@@ -19,7 +19,9 @@ from torch import Tensor, nn
 
 from repsim_cli.data.base import Sequences
 from repsim_cli.errors import BadInput, RepsimError, RunFailed
-from repsim_cli.models.architectures import ARCHITECTURES, first
+from repsim_cli.models.architectures import ARCHITECTURES
+from repsim_cli.models.decoders import GPT_NEOX
+from repsim_cli.models.points import Architecture, first
 from repsim_cli.models.source import AnySource, Source
 
 EMBED = -1
@@ -39,7 +41,12 @@ class BlockStack(NamedTuple):
 
 
 def _named(*kinds: str) -> dict[str, BlockStack]:
-    return {kind: BlockStack(ARCHITECTURES[kind].blocks, ARCHITECTURES[kind].embed.module) for kind in kinds}
+    tables = {**ARCHITECTURES, "gpt_neox": GPT_NEOX}
+    return {
+        kind: BlockStack(table.blocks, str(table.entry))
+        for kind in kinds
+        if isinstance(table := tables[kind], Architecture)
+    }
 
 
 STACKS: dict[str, dict[str, BlockStack]] = {

@@ -15,7 +15,6 @@ from repsim_cli.models.architectures import LENS
 
 KINDS = list(TINY)
 LENGTH, DEPTH, HEADS, WIDTH = 12, 3, 4, 32
-ROTARY = ("gpt_neox", "llama")
 CAUSAL = ("gpt_neox", "gpt2", "llama", "openai-gpt")
 BLOCKS = {
     "gpt2": "h",
@@ -87,7 +86,7 @@ def by_head(x, heads):
 
 @pytest.mark.parametrize("layer", range(DEPTH))
 def test_attention_arithmetic(read, layer):
-    """pattern = softmax(q k'), z = pattern v, attn_out = W_O z; rotary embeddings are applied here by hand."""
+    """pattern = softmax(q k'), z = pattern v, attn_out = W_O z; q and k are already rotated."""
     kind, source, model, found, _, mask = read
     here = block(kind, model, layer)
     if kind == "xlnet":
@@ -99,10 +98,6 @@ def test_attention_arithmetic(read, layer):
     q, k, v, z, pattern = (found[f"{name}@{layer}"] for name in ("q", "k", "v", "z", "pattern"))
     q, k, v = by_head(q, HEADS), by_head(k, source.kv_heads), by_head(v, source.kv_heads)
     k, v = (side.repeat_interleave(HEADS // source.kv_heads, dim=1) for side in (k, v))
-    if kind in ROTARY:
-        module = __import__(f"transformers.models.{kind}.modeling_{kind}", fromlist=["apply_rotary_pos_emb"])
-        cos, sin = model.rotary_emb(q, position_ids=torch.arange(LENGTH)[None])
-        q, k = module.apply_rotary_pos_emb(q, k, cos, sin)
     scores = q @ k.mT / math.sqrt(WIDTH // HEADS)
     allowed = mask[:, None, None, :].expand(2, 1, LENGTH, LENGTH).clone()
     if kind in CAUSAL:
@@ -466,12 +461,12 @@ def test_native_models_by_arithmetic(config):
         q, k, v, z, pattern, out = (found[f"{n}@{layer}"] for n in ("q", "k", "v", "z", "pattern", "attn_out"))
         kv = source.kv_heads
         rows = mask[:, None, :].expand(2, HEADS, LENGTH)
-        if config.get("positional_embedding_type") != "rotary":
-            allowed = mask[:, None, None, :].expand(2, 1, LENGTH, LENGTH).clone()
-            if config.get("attention_dir") != "bidirectional":
-                allowed &= torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril()
-            scores = by_head(q, HEADS) @ by_head(k, kv).mT / math.sqrt(WIDTH // HEADS)
-            close(pattern[rows], scores.masked_fill(~allowed, -torch.inf).softmax(-1)[rows])
+        allowed = mask[:, None, None, :].expand(2, 1, LENGTH, LENGTH).clone()
+        if config.get("attention_dir") != "bidirectional":
+            allowed &= torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril()
+        k = by_head(k, kv).repeat_interleave(HEADS // kv, dim=1)
+        scores = by_head(q, HEADS) @ k.mT / math.sqrt(WIDTH // HEADS)
+        close(pattern[rows], scores.masked_fill(~allowed, -torch.inf).softmax(-1)[rows])
         v = by_head(v, kv).repeat_interleave(HEADS // kv, dim=1)
         close(by_head(z, HEADS)[rows], (pattern @ v)[rows])
         close(out, torch.nn.functional.linear(z, here.attn.o.weight, here.attn.o.bias))

@@ -1,0 +1,249 @@
+"""Where the hook points of a model are: modules of its backbone, and what is read of them.
+
+The table of a type is an Architecture: the path of its list of blocks, and a Point for every kind of hook point, with
+paths inside a block. `dense`, `varied` and `parallel` make them from layouts; `resolved` compares a table with the
+modules of a model and says why a block lacks a point.
+
+Blocks are read by hooks, not from `output_hidden_states`, whose last entry is taken after the final norm.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Literal, NamedTuple
+
+from torch import Tensor, nn
+
+from repsim_cli.errors import BadInput
+from repsim_cli.models import attention
+
+ATTENTION = ("q", "k", "v", "z", "pattern")
+NO_ATTENTION = "the block has no attention"
+EXPERTS = "its MLP is a mixture of experts, each with its own"
+NO_EXPERTS = "its MLP is no mixture of experts"
+PARALLEL = "its attention and MLP run in parallel"
+# why a block lacks a point whose module it does not have
+ABSENT = {
+    **dict.fromkeys((*ATTENTION, "attn_scores", "attn_out"), NO_ATTENTION),
+    **dict.fromkeys(("mlp_pre", "mlp_post"), EXPERTS),
+    "router": NO_EXPERTS,
+    "mlp_out": "the block has no MLP",
+    "resid_mid": "the block has one part",
+}
+
+
+def first(value: Any, heads: int = 0) -> Tensor:
+    """The hidden states, which a module returns alone or first in a tuple or list."""
+    return value[0] if isinstance(value, tuple | list) else value
+
+
+def part(number: int, count: int) -> Callable[[Any, int], Tensor]:
+    """One of `count` equal parts of the features, as of a projection that holds all q, then all k, then all v."""
+    return lambda value, heads: first(value).chunk(count, dim=-1)[number]
+
+
+def interleaved(number: int) -> Callable[[Any, int], Tensor]:
+    """q, k or v of a projection that holds q, k, v head by head."""
+
+    def pick(value: Any, heads: int) -> Tensor:
+        fused = first(value)
+        by_head = fused.view(*fused.shape[:-1], heads, -1)
+        return by_head.chunk(3, dim=-1)[number].flatten(-2)
+
+    return pick
+
+
+def batch_first(value: Any, heads: int = 0) -> Tensor:
+    """(batch, position, features) from a model that uses (position, batch, features) internally."""
+    return first(value).transpose(0, 1)
+
+
+def times(pick: attention.Pick, factor: float, value: Any, heads: int) -> Tensor:
+    return pick(value, heads) * factor
+
+
+class Point(NamedTuple):
+    """Where a hook point is read: a module, its side, and pick(the value there, heads) -> tensor.
+
+    side: the module's first input, its output, or, of an attention module, what it computes between its projections
+    (an `attention.Attended`).
+    call: which of the module's calls in a forward pass is read, for modules that several layers share.
+    """
+
+    module: str
+    side: Literal["input", "output", "attention"] = "output"
+    pick: attention.Pick = first
+    call: int = 0
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """Places in the backbone. `block` points are relative to a block, `{blocks}.{layer}`.
+
+    `embed` is what enters the first block.
+
+    entry: the module whose output that is, where it can be replaced to run the blocks on another stream.
+    value: of a block, the projection that computes v, whose weights are studied.
+    shared: for layers that share weights, the block of each layer and the number of its call.
+    lacks: why a hook point that other architectures have is missing.
+    missing: the same, for a kind and layer.
+    other: how the output of any other module is read.
+    stacks: of an encoder-decoder, the tables of `encoder` and `decoder`, with paths from the backbone; then the rest
+    is empty.
+    guessed: found by structure, without a table for the type.
+    """
+
+    blocks: str
+    block: dict[str, Point]
+    final_norm: Point | None = None
+    entry: str | None = None
+    value: Point | None = None
+    shared: list[tuple[str, int]] | None = None
+    lacks: dict[str, str] = field(default_factory=dict)
+    missing: dict[tuple[str, int], str] = field(default_factory=dict)
+    other: attention.Pick = first
+    stacks: "dict[str, Architecture]" = field(default_factory=dict)
+    guessed: bool = False
+
+    def find(self, kind: str, layer: int | None) -> Point | None:
+        """Where the hook point is read, with the full module path; None if the architecture or the block lacks it."""
+        if kind == "final_norm":
+            return self.final_norm
+        kind, layer = ("resid_pre", 0) if kind == "embed" else (kind, layer)
+        if layer is None or kind not in self.block or (kind, layer) in self.missing:
+            return None
+        return self._at(self.block[kind], layer)
+
+    def _at(self, point: Point, layer: int) -> Point:
+        block, call = self.shared[layer] if self.shared else (f"{self.blocks}.{layer}", 0)
+        return point._replace(module=f"{block}.{point.module}".rstrip("."), call=point.call + call)
+
+    def projection(self, kind: str, layer: int) -> Point | None:
+        """The module whose weights compute attn_out, mlp_out or v, and what of its output that is; or None."""
+        if kind == "v":
+            return None if self.value is None else self._at(self.value, layer)
+        place = self.find({"attn_out": "z", "mlp_out": "mlp_post"}[kind], layer)
+        return None if place is None else place._replace(side="output", pick=first)
+
+    def why(self, kind: str, layer: int | None) -> str | None:
+        """Why there is no such hook point, where that is known."""
+        return self.missing.get((kind, layer)) if layer is not None and kind in self.block else self.lacks.get(kind)
+
+
+def attends(module: str, output: str) -> dict[str, Point]:
+    """The points of an attention module with its output projection."""
+    return {
+        "q": Point(module, "attention", attention.queries),
+        "k": Point(module, "attention", attention.keys),
+        "v": Point(module, "attention", attention.values),
+        "pattern": Point(module, "attention", attention.pattern),
+        "z": Point(output, "input"),
+        "attn_out": Point(output),
+    }
+
+
+Tables = dict[str, "Architecture | Callable[[Any], Architecture]"]
+"""By `model_type`; a function where the table depends on the config."""
+
+STREAM = {"resid_pre": Point("", "input"), "resid_post": Point("")}
+
+
+def dense(
+    blocks: str,
+    attention: tuple[str, str],
+    mlp: tuple[str, str],
+    mid: Point | str | None,
+    *,
+    value: Point | str | None = None,
+    final_norm: str | None = None,
+    entry: str | None = None,
+) -> Architecture:
+    """A stack of blocks that add an attention and an MLP to the stream.
+
+    attention: the attention module, and its output projection, whose output is added.
+    mlp: the first projection (of a gated MLP, that of the gate) and the last, whose output is added.
+    mid: where the stream between the two is read; a path: at the input of the norm there; None: they run in parallel.
+    """
+    table = Architecture(
+        blocks=blocks,
+        final_norm=None if final_norm is None else Point(final_norm),
+        entry=entry,
+        value=Point(value) if isinstance(value, str) else value,
+        block={
+            **STREAM,
+            **({} if mid is None else {"resid_mid": Point(mid, "input") if isinstance(mid, str) else mid}),
+            **attends(*attention),
+            "mlp_pre": Point(mlp[0]),
+            "mlp_post": Point(mlp[1], "input"),
+            "mlp_out": Point(mlp[1]),
+        },
+    )
+    return table if mid is not None else parallel(table)
+
+
+def varied(table: Architecture, *, block: Mapping[str, Point] | None = None, **more: Any) -> Architecture:
+    """The table with other points of a block, or other fields."""
+    return replace(table, block={**table.block, **(block or {})}, **more)
+
+
+def without(table: Architecture, why: str, *kinds: str) -> Architecture:
+    block = {kind: point for kind, point in table.block.items() if kind not in kinds}
+    return replace(table, block=block, lacks={**table.lacks, **dict.fromkeys(kinds, why)})
+
+
+def parallel(table: Architecture) -> Architecture:
+    return without(table, PARALLEL, "resid_mid")
+
+
+def scaled(table: Architecture, factor: float) -> Architecture:
+    """What blocks add is multiplied by a factor."""
+    points = {kind: table.block[kind] for kind in ("attn_out", "mlp_out") if kind in table.block}
+    return varied(table, block={kind: p._replace(pick=partial(times, p.pick, factor)) for kind, p in points.items()})
+
+
+def resolved(table: Architecture, skeleton: nn.Module) -> Architecture:
+    """The table with the points that some or all blocks of a model lack, as `missing` and `lacks`."""
+    if table.stacks:
+        return replace(table, stacks={name: resolved(stack, skeleton) for name, stack in table.stacks.items()})
+    modules = {name for name, _ in skeleton.named_modules()}
+    layers = range(len(table.shared) if table.shared else len(skeleton.get_submodule(table.blocks)._modules))
+    missing = {
+        (kind, layer): table.lacks.get(kind, ABSENT.get(kind, f"the block has no {point.module}"))
+        for kind, point in table.block.items()
+        for layer in layers
+        if (place := table.find(kind, layer)) is None or place.module not in modules
+    }
+    everywhere = {kind for kind in table.block if all((kind, layer) in missing for layer in layers)}
+    lacks = {kind: missing[kind, 0] for kind in everywhere}
+    return replace(
+        table,
+        block={kind: point for kind, point in table.block.items() if kind not in everywhere},
+        lacks={**table.lacks, **lacks},
+        missing={place: why for place, why in missing.items() if place[0] not in everywhere},
+    )
+
+
+def by_structure(skeleton: nn.Module, model_type: str) -> Architecture:
+    """The stream of a model without a table: its longest list of blocks, and the norm after it.
+
+    Raises BadInput where there is no list.
+    """
+    lists = {name: module for name, module in skeleton.named_modules() if isinstance(module, nn.ModuleList)}
+    # of lists of equal length the outermost
+    blocks = max(lists, key=lambda name: (len(lists[name]), -name.count(".")), default=None)
+    if blocks is None:
+        raise BadInput(f"no list of blocks was found in {model_type}, got none; name modules as module:dotted.name")
+    above, _, name = blocks.rpartition(".")
+    siblings = list(skeleton.get_submodule(above).named_children())
+    after = siblings[[child for child, _ in siblings].index(name) + 1 :]
+    norms = [child for child, module in after if "norm" in type(module).__name__.lower()]
+    return Architecture(
+        blocks=blocks,
+        block=dict(STREAM),
+        final_norm=Point(f"{above}.{norms[0]}".lstrip(".")) if norms else None,
+        lacks=dict.fromkeys(_ADDED, "the type has no table, and its stream alone was found"),
+        guessed=True,
+    )
+
+
+_ADDED = ("resid_mid", "attn_out", "mlp_out", *ATTENTION, "attn_scores", "mlp_pre", "mlp_post", "router")
