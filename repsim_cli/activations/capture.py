@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from repsim_cli.activations.hook_points import HookPoint, heads_of, locate
 from repsim_cli.errors import RunFailed
 from repsim_cli.models.attention import Watch
-from repsim_cli.models.points import Point
+from repsim_cli.models.points import Point, first
 from repsim_cli.models.source import Source
 
 Reader = Callable[..., dict[HookPoint, Tensor]]
@@ -40,6 +40,8 @@ def capture(model: nn.Module, source: Source, points: Sequence[HookPoint]) -> It
     main: Any = getattr(model, "main_input_name", "input_ids")
 
     def keep(point: HookPoint, place: Point, value: Any) -> None:
+        if not shape:  # the stream is being checked
+            return
         calls[point] += 1
         if calls[point] != place.call + 1:
             return
@@ -62,8 +64,14 @@ def capture(model: nn.Module, source: Source, points: Sequence[HookPoint]) -> It
             handles.append(modules[name].register_forward_pre_hook(lambda *_: watch.begin()))
             handles.append(modules[name].register_forward_hook(partial(_attended, watch, takes)))
 
+        unchecked = source.architecture is not None and source.architecture.guessed
+
         @torch.inference_mode()
         def read(inputs: Tensor, mask: Bool[Tensor, "b s"], **more: Tensor) -> dict[HookPoint, Tensor]:
+            nonlocal unchecked
+            if unchecked:
+                _check_stream(model, source, {main: inputs, "attention_mask": mask.long(), **more})
+                unchecked = False
             captured.clear()
             calls.clear()
             watch.running.clear()
@@ -80,6 +88,33 @@ def capture(model: nn.Module, source: Source, points: Sequence[HookPoint]) -> It
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _check_stream(model: nn.Module, source: Source, given: dict[str, Tensor]) -> None:
+    """Raises RunFailed unless blocks that were found by structure pass one stream on, each from the one before."""
+    assert source.architecture is not None
+    table, modules, seen = source.architecture, source.modules(model), {}
+
+    def keep(name: str, value: Any) -> None:
+        seen[name] = first(value).clone()
+
+    handles = []
+    try:
+        for name in (f"{table.blocks}.{layer}" for layer in range(source.layers)):
+            enter, leave = partial(keep, f"into {name}"), partial(keep, f"out of {name}")
+            handles.append(modules[name].register_forward_pre_hook(partial(_before, enter), with_kwargs=True))
+            handles.append(modules[name].register_forward_hook(partial(_after, leave)))
+        model(**given)
+    finally:
+        for handle in handles:
+            handle.remove()
+    for layer in range(1, source.layers):
+        left, entered = (seen.get(f"{side} {table.blocks}.{layer - i}") for side, i in (("out of", 1), ("into", 0)))
+        if left is None or entered is None or not torch.equal(left, entered):
+            raise RunFailed(
+                f"what enters block {layer} is not what leaves block {layer - 1}, got {source.model_type}, whose "
+                f"blocks were guessed to be {table.blocks}; name modules as module:dotted.name"
+            )
 
 
 def _before(take: Callable[[Any], None], module: nn.Module, args: tuple, kwargs: dict) -> None:

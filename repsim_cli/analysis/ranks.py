@@ -66,12 +66,10 @@ class Writers:
 
     def __init__(self, source: Source, attention: Attention):
         self.source, self.attention = source, attention
-        if source.architecture is None:
-            raise BadInput(f"no hook-point table for {source.model_type}, got no matrices; use another model")
         modules = source.modules(source.skeleton)
         wanted = (*WRITERS, "v") if attention == "circuit" else WRITERS
         for kind in wanted:
-            place = source.architecture.projection(kind, 0)
+            place = source.architecture and source.architecture.projection(kind, 0)
             if place is None or not hasattr(_owner(source.skeleton, modules.get(place.module)), "weight"):
                 raise BadInput(f"{source.model_type} has no one matrix for {kind}, got none; use another model")
 

@@ -43,11 +43,11 @@ MODULAR = Architecture(
 ARCHITECTURES: Tables = {**DECODERS, **ENCODERS}
 
 
-def architecture(config: Any, skeleton: nn.Module) -> Architecture:
-    """The table for a transformers config and its backbone without weights, found by structure for an unknown type."""
+def architecture(config: Any, skeleton: nn.Module) -> Architecture | None:
+    """The table for a transformers config and its backbone without weights; by structure for a type without one."""
     table = ARCHITECTURES.get(config.model_type)
     if table is None:
-        return by_structure(skeleton, config.model_type)
+        return by_structure(skeleton)
     return resolved(table if isinstance(table, Architecture) else table(config), skeleton)
 
 

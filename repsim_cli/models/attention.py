@@ -33,7 +33,7 @@ class Attended:
         if name == "softmax":
             self.normalised = bool(self.scores)
         elif name == "scaled_dot_product_attention":
-            q, k, v = (kwargs.get(key, args[i] if i < len(args) else None) for i, key in enumerate(_FUSED))
+            q, k, v = (args[i] if i < len(args) else kwargs[key] for i, key in enumerate(("query", "key", "value")))
             self.scores, self.values = [(q, k.mT)], v
         elif name in PRODUCTS:
             if name == "baddbmm":  # the first operand is what is added
@@ -43,9 +43,6 @@ class Attended:
                 self.weights, self.values = left, right
             else:
                 self.scores.append((left, right))
-
-
-_FUSED = ("query", "key", "value")
 
 
 class Watch(TorchFunctionMode):

@@ -14,7 +14,6 @@ from typing import Any, Literal, NamedTuple
 
 from torch import Tensor, nn
 
-from repsim_cli.errors import BadInput
 from repsim_cli.models import attention
 
 ATTENTION = ("q", "k", "v", "z", "pattern")
@@ -223,16 +222,13 @@ def resolved(table: Architecture, skeleton: nn.Module) -> Architecture:
     )
 
 
-def by_structure(skeleton: nn.Module, model_type: str) -> Architecture:
-    """The stream of a model without a table: its longest list of blocks, and the norm after it.
-
-    Raises BadInput where there is no list.
-    """
+def by_structure(skeleton: nn.Module) -> Architecture | None:
+    """The stream of a model without a table: its largest list of modules, and the norm after it. None without any."""
     lists = {name: module for name, module in skeleton.named_modules() if isinstance(module, nn.ModuleList)}
-    # of lists of equal length the outermost
-    blocks = max(lists, key=lambda name: (len(lists[name]), -name.count(".")), default=None)
+    # a list of experts or branches is inside one of blocks, or smaller
+    blocks = max(lists, key=lambda name: sum(p.numel() for p in lists[name].parameters()), default=None)
     if blocks is None:
-        raise BadInput(f"no list of blocks was found in {model_type}, got none; name modules as module:dotted.name")
+        return None
     above, _, name = blocks.rpartition(".")
     siblings = list(skeleton.get_submodule(above).named_children())
     after = siblings[[child for child, _ in siblings].index(name) + 1 :]

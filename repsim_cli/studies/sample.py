@@ -118,6 +118,12 @@ def identified(run: Run, study: Study) -> Identities:
         run.input("models", identities)
         run.manifest["models_run"] = []
     run.save_manifest()
+    for label, model in study.models.items():
+        if isinstance(model, Source) and model.architecture is not None and model.architecture.guessed:
+            run.warn(
+                f"model.{label}: {model.model_type} has no table of hook points; its blocks were found by structure "
+                f"({model.architecture.blocks}), and only the stream is read"
+            )
     return identities
 
 

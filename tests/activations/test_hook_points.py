@@ -11,7 +11,7 @@ from repsim_cli import registry
 from repsim_cli.activations.capture import capture
 from repsim_cli.activations.hook_points import ATTENTION, BY_HEAD, HookPoint, expand, parse
 from repsim_cli.errors import BadInput, RunFailed
-from repsim_cli.models.architectures import LENS
+from repsim_cli.models.architectures import ARCHITECTURES, LENS
 
 KINDS = list(TINY)
 LENGTH, DEPTH, HEADS, WIDTH = 12, 3, 4, 32
@@ -355,20 +355,33 @@ def test_half_of_a_batch_after_a_whole_one():
     close(half, whole[:1])
 
 
-def test_an_architecture_without_a_table_is_read_through_its_modules():
-    config = {"model_type": "opt", "vocab_size": 512, "hidden_size": 32, "num_hidden_layers": 2, "ffn_dim": 64,
-              "num_attention_heads": 4, "max_position_embeddings": 64, "word_embed_proj_dim": 32}  # fmt: skip
-    source = registry.models.get("random").function(config=config)
-    ids, mask = some_ids()
+@pytest.fixture
+def without_table(monkeypatch):
+    """A Llama, as if the type had no table."""
+    monkeypatch.delitem(ARCHITECTURES, "llama")
+    return registry.models.get("random").function(config=TINY["llama"])
+
+
+def test_the_stream_of_a_type_without_a_table(without_table):
+    source, (ids, mask) = without_table, some_ids()
     model = source.load(False)
-    found = activations(
-        source, ["module:decoder.layers.0", "module:decoder.layers.1.self_attn.out_proj"], ids, mask, model
-    )
+    found = activations(source, ["embed", "resid_post", "final_norm", "module:layers.0.mlp"], ids, mask, model)
     hidden = model(input_ids=ids, attention_mask=mask.long(), output_hidden_states=True).hidden_states
-    close(found["module:decoder.layers.0"], hidden[1], atol=0)
-    assert found["module:decoder.layers.1.self_attn.out_proj"].shape == (2, LENGTH, 32)
-    with pytest.raises(BadInput, match="no hook-point table for opt, got 'resid_post@0'; known: .* name modules as"):
-        expand(["resid_post"], "all", source)
+    expected = zip(["embed", "resid_post@0", "resid_post@1", "final_norm"], hidden, strict=True)
+    for name, stream in expected:
+        close(found[name], stream, atol=0)
+    why = r"llama has no q \(the type has no table, and its stream alone was found\), got 'q@0'; choose another"
+    with pytest.raises(BadInput, match=why):
+        expand(["q"], "all", source)
+
+
+def test_a_guessed_stream_is_checked(without_table):
+    ids, mask = some_ids()
+    model = without_table.load(False)
+    model.layers[1].register_forward_hook(lambda module, args, output: output + 1)
+    model.layers[2].register_forward_pre_hook(lambda module, args: (args[0] * 2, *args[1:]))
+    with pytest.raises(RunFailed, match="what enters block 2 is not what leaves block 1, got llama, whose blocks were"):
+        activations(without_table, ["resid_post@0"], ids, mask, model)
 
 
 @pytest.mark.parametrize("name", ["q", "k", "v", "z"])

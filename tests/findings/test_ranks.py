@@ -1,6 +1,7 @@
 """Effective ranks of what writes to the residual stream: against plain SVDs, by architecture, and of gradients."""
 
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from repsim_cli import registry
 from repsim_cli.analysis.ranks import Writers, effective_ranks, rounding, singular_values
 from repsim_cli.errors import BadInput, RunFailed
 from repsim_cli.measures.statistics import effective_rank, proportional_effective_rank
+from repsim_cli.models.points import Architecture
 
 SMALL = (
     "experiment=tiny/pythia_effective_rank",
@@ -124,9 +126,9 @@ def test_zeros_have_no_effective_rank():
 def test_models_without_such_matrices():
     with pytest.raises(BadInput, match="xlnet has no one matrix for attn_out, got none; use another model"):
         Writers(random("xlnet"), "heads")
-    config = {"model_type": "opt", "num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 2, "ffn_dim": 16, "vocab_size": 32, "word_embed_proj_dim": 16}  # fmt: skip
-    with pytest.raises(BadInput, match="no hook-point table for opt, got no matrices; use another model"):
-        Writers(registry.models.get("random").function(config=config), "heads")
+    for table in (None, Architecture("layers", {})):
+        with pytest.raises(BadInput, match="gpt2 has no one matrix for attn_out, got none; use another model"):
+            Writers(replace(random("gpt2"), architecture=table), "heads")
 
 
 @pytest.fixture
