@@ -16,6 +16,8 @@ SCHEMA = 2
 Numbers = list[float | int | None]  # None: a gap
 # how a model of modular sums was trained; Models 0, E and L of Gao et al. 2024
 ONE_SUM, END_TO_END, BY_BLOCK = "on one sum", "end to end", "block by block"
+# what differs, token by token, between a model and its base
+RELATIVE, COSINE, KL, NEXT = "relative difference", "cosine", "KL of the outputs", "next token"
 
 
 @dataclass(frozen=True, kw_only=True)

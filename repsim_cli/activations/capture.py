@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor, nn
 
-from repsim_cli.activations.hook_points import HookPoint, heads_of, locate
+from repsim_cli.activations.hook_points import LOGITS, HookPoint, heads_of, locate
 from repsim_cli.errors import RunFailed
 from repsim_cli.models.attention import Watch
 from repsim_cli.models.points import Point, first
@@ -28,6 +28,7 @@ def capture(model: nn.Module, source: Source, points: Sequence[HookPoint]) -> It
     """A reader of hook points: ids (batch, position) or pixel values, a mask, and further inputs of the model by name
     -> {hook point: (batch, position, features)}.
 
+    With LOGITS among the points, `model` is the whole model with its output head.
     The tensors belong to the model, in its dtype and on its device: copy what is kept. Hooks are removed when the
     context ends, whatever happens inside.
     """
@@ -36,7 +37,8 @@ def capture(model: nn.Module, source: Source, points: Sequence[HookPoint]) -> It
     shape: list[torch.Size] = []  # of the inputs
     watch = Watch()
     attending: dict[str, list[Callable[[Any], None]]] = {}  # what reads an attention module, by its name
-    modules = source.modules(model)
+    backbone: Any = model.base_model if LOGITS in points else model
+    modules = {**source.modules(backbone), "": model}
     main: Any = getattr(model, "main_input_name", "input_ids")
 
     def keep(point: HookPoint, place: Point, value: Any) -> None:

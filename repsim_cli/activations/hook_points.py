@@ -64,6 +64,9 @@ class HookPoint:
         return f"{stack}{self.kind}{at}{'' if self.head is None else f'.h{self.head}'}"
 
 
+LOGITS = HookPoint("logits")  # of a whole model, with its output head; not for configurations
+
+
 def parse(name: str) -> HookPoint:
     """The hook point of this name.
 
@@ -208,6 +211,8 @@ def _layer(layer: int, depth: int, where: str) -> int:
 
 def locate(point: HookPoint, source: Source) -> Point:
     """The module to hook and how to read it; its `pick` gives (batch, position, features)."""
+    if point == LOGITS:
+        return Point("", pick=lambda output, heads: output.logits)
     if point.module is not None:
         return Point(point.module, pick=source.architecture.other) if source.architecture else Point(point.module)
     if source.architecture is None:

@@ -45,6 +45,8 @@ def by_layer(curves: Sequence[Curve]) -> Any:
     names, said = by_block(longest)
     for panel, way in zip(panels, ways, strict=True):
         for number, (curve, colour) in enumerate(zip(curves, several(len(curves)), strict=True)):
+            for low, high in _bands(curve, way):
+                panel.fill_between(range(len(curve.at)), low, high, color=colour, alpha=0.15, linewidth=0)
             panel.plot(
                 range(len(curve.at)),
                 gaps(curve.lines[way]),
@@ -62,11 +64,24 @@ def by_layer(curves: Sequence[Curve]) -> Any:
             panel.set_xlabel("layer, in order")
         if len(ways) > 1:
             panel.set_title(TITLES[way], loc="left", fontsize=9)
+        elif shaded := [*dict.fromkeys(band.of for curve in curves for band in curve.bands.values())]:
+            panel.set_title(f"shaded: {' and '.join(shaded)}", loc="left", fontsize=8)
+        elif any(way in curve.errors for curve in curves):
+            panel.set_title("shaded: one standard error", loc="left", fontsize=8)
         panel.tick_params(axis="y", labelsize=7)
         panel.grid(alpha=0.25, linewidth=0.5)
     panels[0].set_ylabel(str(curves[0].y), fontsize=8, parse_math=False)
     legend_beside(panels[-1])
     return figure
+
+
+def _bands(curve: Curve, way: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """The bands of a curve, and one standard error about this line."""
+    for band in curve.bands.values():
+        yield gaps(band.low), gaps(band.high)
+    if way in curve.errors:
+        line, error = gaps(curve.lines[way]), gaps(curve.errors[way])
+        yield line - error, line + error
 
 
 def _same(first: Sequence[float | int | None], second: Sequence[float | int | None]) -> bool:

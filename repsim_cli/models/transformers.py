@@ -477,6 +477,15 @@ def headed(where: str, revision: str | None, auto: str) -> Any:
     return uncached(model)
 
 
+def predicts_next(source: Source) -> bool:
+    """Whether the model can have an output head for the next token: masked language models predict the token itself."""
+    from transformers.models.auto import modeling_auto as auto
+
+    named = source.modules is Source.modules and source.has_head
+    causal, masked = auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
+    return named and source.model_type in causal and source.model_type not in masked
+
+
 HEADLESS = "use a model that was trained with that head"
 
 

@@ -7,7 +7,7 @@ on the other models: each pair of models is an entry too, and a run with one mor
 
 import hashlib
 import inspect
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import safetensors.torch
 import torch
+from torch import Tensor
 
 from repsim_cli import registry
 from repsim_cli.activations.cached import Identities
@@ -106,6 +107,14 @@ class Content:
             if wanted is None or bool(wanted[places[i], places[j]].any())
         }
 
+    def of_change(self, models: tuple[str, str], measures: Mapping[str, Measure]) -> str | None:
+        """The key of what differs between two models, under all of these measures; None where it cannot be cached."""
+        rows = {reading.label: own for reading, own in zip(self.readings, self.models, strict=True)}
+        described = {label: self._measure(measure) for label, measure in measures.items()}
+        if any(rows[model] is None for model in models) or any(x["its code"] is None for x in described.values()):
+            return None
+        return key({**self.shared, **self.whole, "measures": described, "models": [rows[model] for model in models]})
+
     def _measure(self, measure: Measure) -> dict[str, Any]:
         return {
             "measure": measure.name,
@@ -183,6 +192,34 @@ def finished(run: Run, measures: Mapping[str, Measure], content: Content | None)
                 known.entries[label] = entry
         run.manifest["matrices_cached"] = list(known.matrices)
         yield known
+
+
+Tensors = Mapping[str, Tensor]
+
+
+@contextmanager
+def finished_units(
+    run: Run, kind: str, keys: Mapping[str, str | None]
+) -> Iterator[tuple[dict[str, Tensors], Callable[[str, Tensors], None]]]:
+    """Units of work that are a few tensors: those that the cache holds, by label, and a function that adds another.
+
+    keys: by label; None: it cannot be cached.
+    """
+    with _using(run, kind, [unit for unit in keys.values() if unit is not None]) as entries:
+        of = {label: entries[unit] for label, unit in keys.items() if unit in entries}
+        known = {label: safetensors.torch.load_file(x.files["unit"]) for label, x in of.items() if x.complete}
+
+        def keep(label: str, tensors: Tensors) -> None:
+            if (entry := of.get(label)) is None:
+                return
+            whole = {name: part.cpu().contiguous() for name, part in tensors.items()}
+            try:
+                entry.write("unit", lambda path: safetensors.torch.save_file(whole, path))
+                entry.finish()
+            except OSError as error:
+                run.warn(f"cache: {entry.folder} cannot be written ({error.strerror}); continuing without it")
+
+        yield {**known}, keep
 
 
 @contextmanager

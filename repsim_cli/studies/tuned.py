@@ -1,0 +1,342 @@
+"""What further training, an adapter or rounding changed: models against their base, layer by layer, token by token."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from repsim_cli.activations.hook_points import LOGITS
+from repsim_cli.activations.inputs import named
+from repsim_cli.activations.rows import Block, Layer, Reading, batches, blocks, row_numbers
+from repsim_cli.analysis.changes import CELLS, TEXTS, TOKENS, Change, Texts
+from repsim_cli.content import COSINE, KL, NEXT, RELATIVE, Axis, Curve, Matrix, Results, Side, Table
+from repsim_cli.data.base import Data, Sequences
+from repsim_cli.errors import BadInput, Degenerate, RunFailed
+from repsim_cli.measures import Measure
+from repsim_cli.models.shapes import Vocabulary
+from repsim_cli.models.source import AnySource, Source
+from repsim_cli.models.transformers import predicts_next
+from repsim_cli.registry import studies
+from repsim_cli.results import Run, quiet, slug
+from repsim_cli.settings import Extract, Hardware, Medium, Significance
+from repsim_cli.similarity import estimate_counterparts
+from repsim_cli.studies.bounds import in_gb, most_rows, passing, places, shown, usual_length
+from repsim_cli.studies.cached import Content, Tensors, finished_units
+from repsim_cli.studies.cost import forward_time, pairs_time, times
+from repsim_cli.studies.sample import batch_labels, identified, prepare
+from repsim_cli.studies.similarity import Similarity
+
+HEAD = "AutoModelForCausalLM"
+UNITS = {
+    RELATIVE: "norm of the difference / norm in the base",
+    COSINE: "cosine",
+    KL: "nats",
+    NEXT: "id of the most likely next token",
+}
+
+
+@studies.register("tuned")
+class Tuned(Similarity):
+    """Compares models with the model that they were made from (`base`), layer by layer and token by token.
+
+    All models run once over the same text, with their output heads. Of every layer: its similarity with the same layer
+    of the base; and for every token the norm of the difference over the norm in the base, and the cosine. Of the
+    outputs: the divergence of the distribution over the next token from that of the base, KL(base || model) in nats.
+
+    examples: how many tokens, and how many texts, are listed of each model: those that change most.
+    Example: repsim run study=tuned model=[] +model.before='{kind: transformers, path: DIR}' +model.after='{kind:
+        transformers, path: DIR}' base=before data=local_text data.path=FILE
+    """
+
+    def __init__(
+        self,
+        *,
+        model: Mapping[str, AnySource],
+        data: Data,
+        measure: Mapping[str, Measure],
+        extract: Extract,
+        hardware: Hardware,
+        seed: int,
+        cache: bool = True,
+        skip_unsuitable: bool = False,
+        base: str | None = None,
+        examples: Medium = 20,
+    ):
+        if base is None:
+            raise BadInput("base: the model that the others were made from is needed, got base=null; set base=LABEL")
+        if len(model) < 2:
+            raise BadInput(f"model: a model to compare with the base is needed, got {list(model)}; select two or more")
+        if extract.unit not in ("token", "word") or extract.piece == "mean":
+            got = extract.unit if extract.unit not in ("token", "word") else "piece=mean"
+            raise BadInput(f"extract.unit: a row must be one token, got {got}; use extract=tokens")
+        if extract.estimate == "moments":
+            raise BadInput("extract.estimate: layers are compared pair by pair, got moments; use per_batch or full")
+        super().__init__(
+            model=_with_tokenizer_of(base, model),
+            data=data,
+            measure=measure,
+            extract=extract,
+            significance=Significance(),
+            hardware=hardware,
+            seed=seed,
+            cache=cache,
+            skip_unsuitable=skip_unsuitable,
+            base=base,
+        )
+        self.examples = examples
+        self._check_layers()
+
+    @property
+    def reference(self) -> Reading:
+        """What is read of the base."""
+        return next(reading for reading in self.readings if reading.label == self.base)
+
+    @property
+    def tuned(self) -> list[Reading]:
+        return [reading for reading in self.readings if reading.label != self.base]
+
+    def _check_layers(self) -> None:
+        wanted = [(layer.name, layer.width) for layer in self.reference.layers]
+        for reading in self.tuned:
+            layers = [(layer.name, layer.width) for layer in reading.layers]
+            if layers != wanted:
+                raise BadInput(
+                    f"model.{reading.label}: its layers are not those of the base '{self.base}', got {len(layers)} of "
+                    f"width {layers[0][1]} for {len(wanted)} of width {wanted[0][1]}; compare models of one base"
+                )
+
+    def memory(self, rows: int) -> dict[str, float]:
+        """Bytes, estimated: weights, a forward batch, rows of all layers, a pair of layers, and the logits of the base
+        and of one other model at a time."""
+        hardware, live = self.hardware, self.live.values()
+        features = sum(layer.width for layer in self.layers)
+        tokens = min(most_rows(self.models, self.extract), self.extract.sequences * places(self.live, self.extract))
+        vocabulary = max(source.vocabulary for source in live)
+        squares = max(measure.slow.squares if measure.slow else measure.squares for measure in self.measures.values())
+        return {
+            "Python and its libraries": 0.5e9,
+            **passing(self.live, self.extract, hardware, features),
+            "output heads": 4.0 * sum(source.vocabulary * source.width for source in live),
+            "logits": 4.0 * 4 * hardware.batch_size * places(self.live, self.extract) * vocabulary + 8.0 * 6 * CELLS,
+            "rows": 4.0 * 3 * rows * features,
+            "pairs of layers": 8.0 * 4 * rows**2 * squares,
+            "changes": 8.0 * 3 * tokens * sum(len(reading.layers) for reading in self.tuned),
+        }
+
+    def plan(self) -> dict[str, Any]:
+        """What a run would do: models, layers, measures, forward passes, memory in GB."""
+        batch = min(self.hardware.batch_size, self.extract.sequences)
+        return {
+            "models": shown(self.models),
+            "base": self.base,
+            "layers of each": len(self.reference.layers),
+            "measures": list(self.measures),
+            "estimate": self.extract.estimate,
+            "outputs of": [label for label, source in self.live.items() if predicts_next(source)],
+            "forward passes, unless stored": len(self.live) * -(-self.extract.sequences // batch),
+            "memory, GB": in_gb(self.memory(self.rows())),
+            "time, roughly": times(self._times(), self.hardware, figures=len(self.measures) + 3),
+        }
+
+    def _times(self) -> dict[str, float]:
+        extract, hardware, rows = self.extract, self.hardware, self.rows()
+        length = usual_length(self.live, self.data, extract)
+        total = min(most_rows(self.models, extract), extract.sequences * length)
+        pairs = len(self.layers) - len(self.reference.layers)
+        widths = [layer.width for layer in self.layers]
+        count = 1.0 if extract.estimate == "full" else max(total / rows, 1.0)
+        forward = forward_time(self.live.values(), extract.sequences, length, hardware, vocabularies=True)
+        return {
+            "forward passes": forward,
+            "similarity": pairs_time(self.measures.values(), widths, pairs, rows, hardware, batches=count),
+        }
+
+    def run(self, run: Run) -> Results:
+        prepare(run, self.hardware)
+        with run.stage("data"):
+            sequences = self.sequences(run)
+            total = self.counted(run, sequences)
+        changes = self._changes(run, sequences, total)
+        with run.stage("results"):
+            return self._results(run, changes, sequences[str(self.base)])
+
+    def _changes(self, run: Run, sequences: Mapping[str, Sequences], total: int) -> dict[str, Tensors]:
+        """What changed in each model, from the cache where it has it: only the others run, with the base."""
+        identities = identified(run, self)
+        keys: dict[str, str | None] = {}
+        if self.cache:
+            content = Content.of(self, sequences, identities, total, None)
+            keys = {x.label: content.of_change((str(self.base), x.label), self.measures) for x in self.tuned}
+        with finished_units(run, "changes", keys) as (known, keep):
+            missing = [reading for reading in self.tuned if reading.label not in known]
+            if missing:
+                for label, change in self._measured(run, missing, sequences, total).items():
+                    keep(label, change)
+                    known[label] = change
+        return {reading.label: known[reading.label] for reading in self.tuned}
+
+    def _measured(
+        self, run: Run, tuned: Sequence[Reading], sequences: Mapping[str, Sequences], total: int
+    ) -> dict[str, Tensors]:
+        """What changed in these models, from a single pass over the text, in which every model runs once."""
+        with run.stage("models"):
+            readings, modules = self._opened(run, [self.reference, *tuned])
+        run.manifest["models_run"] = list(modules)
+        progress = partial(run.progress, label="activations and outputs", unit="batches")
+        changes = {reading.label: Change() for reading in tuned}
+        count, extract = len(self.reference.layers), self.extract
+        with run.stage("activations, outputs and similarity"):
+            rows = self._paired(readings, modules, sequences, changes, progress)
+            both = ((batch[:count] * len(tuned), batch[count:]) for batch in batches(rows, extract, total, self.seed))
+            try:
+                compared, notices = estimate_counterparts(
+                    self.measures,
+                    both,
+                    names=[
+                        (str(of_base), str(layer))
+                        for reading in tuned
+                        for of_base, layer in zip(self.reference.layers, reading.layers, strict=True)
+                    ],
+                    estimate=extract.estimate,
+                    tile=self.hardware.tile,
+                    labels=batch_labels(sequences, extract, partial(row_numbers, extract, total, self.seed)),
+                )
+            except Degenerate as error:
+                raise RunFailed(str(error)) from error
+        for notice in notices:
+            run.warn(notice)
+        return {
+            label: {
+                **change.tensors(),
+                **{f"of {name}": x.values[i * count : (i + 1) * count] for name, x in compared.items()},
+                **{
+                    f"se of {name}": x.se[i * count : (i + 1) * count]
+                    for name, x in compared.items()
+                    if x.se is not None
+                },
+                "counted": torch.tensor([next(iter(compared.values())).rows, next(iter(compared.values())).batches]),
+            }
+            for i, (label, change) in enumerate(changes.items())
+        }
+
+    def _opened(self, run: Run, readings: Sequence[Reading]) -> tuple[list[Reading], dict[str, nn.Module]]:
+        """The models, with their output heads where they and the base predict the next token; their logits are read
+        as one layer more."""
+        modules: dict[str, nn.Module] = {}
+        opened: list[Reading] = []
+        for reading in readings:
+            assert isinstance(reading.source, Source)
+            module = None
+            if not opened or opened[0].points[-1] == LOGITS:
+                try:
+                    module = whole(reading.source)
+                except BadInput as error:
+                    run.warn(f"model.{reading.label}: changes of the outputs are left out ({error})")
+            if module is None:
+                module = named(reading.label, reading.source.load, False)
+                opened.append(reading)
+            else:
+                logits = Layer(reading.label, "logits", reading.source.vocabulary)
+                opened.append(replace(reading, points=[*reading.points, LOGITS], layers=[*reading.layers, logits]))
+            device, dtype = self.devices[reading.label], getattr(torch, self.hardware.dtype)
+            modules[reading.label] = module.to(device, dtype)
+        return opened, modules
+
+    def _paired(
+        self,
+        readings: Sequence[Reading],
+        modules: Mapping[str, nn.Module],
+        sequences: Mapping[str, Sequences],
+        changes: Mapping[str, "Change"],
+        progress: Any,
+    ) -> Iterator[Block]:
+        """Rows of all layers, the base's first, a batch at a time; what changes token by token is noted on the way."""
+        count = len(self.reference.layers)
+        base, *others = (
+            blocks(
+                [x], {x.label: modules[x.label]}, {}, {x.label: sequences[x.label]}, self.extract, self.hardware, each
+            )
+            for x, each in zip(readings, [progress, *[quiet] * (len(readings) - 1)], strict=True)
+        )
+        for first, of_base in base:
+            rows = of_base[:count]
+            for reading, other in zip(readings[1:], others, strict=True):
+                _, of_other = next(other)
+                changes[reading.label].add(reading.layers[:count], of_base, of_other)
+                rows += of_other[:count]
+            yield Block(first, rows)
+
+    def _results(self, run: Run, changes: Mapping[str, Tensors], sequences: Sequences) -> Results:
+        matrices, curves = {}, {}
+        layers = [layer.name for layer in self.reference.layers]
+        rows = {KL: ["logits"], NEXT: ["base", "model"]}
+        for label, change in changes.items():
+            for kind in UNITS.keys() & change.keys():
+                values = change[kind].double().numpy()
+                matrices[f"{kind}, {label}"] = Matrix(
+                    rows=Side(model=label, layers=rows.get(kind, layers)),
+                    columns=Side(model="tokens", layers=[]),
+                    values=run.write_array(f"{slug(kind)}-{slug(label)}", values),
+                    n=values.shape[1],
+                    label=UNITS[kind],
+                    about={"kind": kind},
+                )
+            for name, measure in self.measures.items():
+                quantity, se = f"{name} with {self.base}", change.get(f"se of {name}")
+                curves[f"{quantity}, {label}"] = Curve(
+                    x=Axis(name="layer"),
+                    y=Axis(name=f"{measure.card.label} with {self.base}"),
+                    at=layers,
+                    lines={"same layer": change[f"of {name}"].tolist()},
+                    errors={} if se is None else {"same layer": se.tolist()},
+                    bounds=list(measure.card.bounds),
+                    about={
+                        "quantity": quantity,
+                        "model": label,
+                        "estimate": self.extract.estimate,
+                        "rows": int(change["counted"][0]),
+                        "batches": int(change["counted"][1]),
+                    },
+                )
+        texts = Texts(self.tokenizers[str(self.base)], sequences, self.extract)
+        tables = {
+            "tokens that change most": Table(columns=TOKENS, rows=list(texts.tokens(changes, self.examples))),
+            "texts that change most": Table(columns=TEXTS, rows=list(texts.texts(changes, self.examples))),
+        }
+        return Results(study="tuned", matrices=matrices, curves=curves, tables=tables)
+
+
+def _with_tokenizer_of(base: str, models: Mapping[str, AnySource]) -> dict[str, AnySource]:
+    """The models, all of which read the base's tokens. Raises BadInput for one that does not know them."""
+    live: dict[str, Source] = {}
+    for label, source in models.items():
+        if not isinstance(source, Source) or source.modality != "text":
+            what = f"a model of {source.modality}" if isinstance(source, Source) else "stored activations"
+            raise BadInput(f"model.{label}: it reads no text, got {what}; compare language models")
+        live[label] = source
+    tokenizer = live[base].tokenizer
+    wanted = named(base, tokenizer)
+    for label, source in live.items():
+        if not _knows(named(label, source.tokenizer), wanted):
+            raise BadInput(
+                f"model.{label}: its tokenizer lacks tokens of the base '{base}', or numbers them differently, got "
+                "another vocabulary; compare models of one base"
+            )
+    return {label: replace(source, tokenizer=tokenizer) for label, source in live.items()}
+
+
+def _knows(tokenizer: Any, wanted: Any) -> bool:
+    """Whether a tokenizer has all tokens of another, under the same ids. In a dry run, a name and a file may agree."""
+    if isinstance(tokenizer, Vocabulary) or isinstance(wanted, Vocabulary):
+        return type(tokenizer) is not type(wanted) or tokenizer == wanted
+    return wanted.get_vocab().items() <= tokenizer.get_vocab().items()
+
+
+def whole(source: Source) -> nn.Module:
+    """The model with its next-token head. Raises BadInput where it has none."""
+    if not predicts_next(source):
+        raise BadInput(f"it has no output head for the next token, got model_type '{source.model_type}'")
+    return source.with_head(HEAD)
