@@ -42,9 +42,9 @@ UNITS = {
 class Tuned(Similarity):
     """Compares models with the model that they were made from (`base`), layer by layer and token by token.
 
-    All models run once over the same text, with their output heads. Of every layer: its similarity with the same layer
-    of the base; and for every token the norm of the difference over the norm in the base, and the cosine. Of the
-    outputs: the divergence of the distribution over the next token from that of the base, KL(base || model) in nats.
+    All models run once over the same text, with their output heads. Every layer is compared with the same layer of the
+    base, by the measures of the run, and for every token by the norm of the difference over the norm in the base and by
+    the cosine. The distribution over the next token is compared with that of the base, KL(base || model) in nats.
 
     examples: how many tokens, and how many texts, are listed of each model: those that change most.
     Example: repsim run study=tuned model=[] +model.before='{kind: transformers, path: DIR}' +model.after='{kind:
