@@ -72,7 +72,7 @@ def capture(model: nn.Module, source: Source, points: Sequence[HookPoint]) -> It
         def read(inputs: Tensor, mask: Bool[Tensor, "b s"], **more: Tensor) -> dict[HookPoint, Tensor]:
             nonlocal unchecked
             if unchecked:
-                _check_stream(model, source, {main: inputs, "attention_mask": mask.long(), **more})
+                _check_stream(backbone, source, {main: inputs, "attention_mask": mask.long(), **more})
                 unchecked = False
             captured.clear()
             calls.clear()
