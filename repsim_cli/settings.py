@@ -97,7 +97,10 @@ class Hardware:
     device: the torch device on which similarity is computed, e.g. `cpu`, `cuda`, `cuda:1`.
     devices: the devices of the models: a list, taken in turn, or {LABEL: DEVICE}; null: `device`.
     dtype: of the forward pass. Rows are float32 in any case.
-    batch_size: sequences per forward pass.
+    batch_size: sequences per forward pass, at most. Sequences of similar length are run together, padded to the longest
+        of them.
+    batch_tokens: tokens per forward pass, at most, padding included; null: no limit beside batch_size. A longer
+        sequence is run alone. Stitching, training and gradients heed batch_size only.
     tile: side of the square tiles in which Gram matrices are multiplied, in rows.
     threads: of torch; null: torch's own choice.
     processes: how many solve the pairs of slow measures (gromov_wasserstein) and fit probes, on one thread each; null:
@@ -111,6 +114,7 @@ class Hardware:
     devices: list[str] | dict[str, str] | None = None
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     batch_size: Medium = 8
+    batch_tokens: Positive | None = None
     tile: Annotated[int, Field(ge=16, le=2**16)] = 512
     threads: Small | None = None
     processes: Small | None = None

@@ -136,23 +136,23 @@ def activations(tmp_path_factory):
 
 
 def recorded(seed):
-    """The rows of a small model on two batches: computed, or from the cache -> (a tensor per layer, batches computed)."""
+    """The rows of a small model on two windows: computed, or from the cache -> (a tensor per layer, windows computed)."""
     import torch
 
-    from repsim_cli.activations.stored import Recorder, batch_name, from_entry
+    from repsim_cli.activations.stored import Recorder, from_entry
 
-    layers, starts = ["resid_post@0", "resid_post@1"], (0, 4)
+    layers, windows = ["resid_post@0", "resid_post@1"], [slice(0, 4), slice(4, 8)]
     rows = torch.arange(2 * 8 * 3).reshape(2, 8, 3) / 7 + seed
     computed = 0
     with cache.using("activations", [f"key{seed}"]) as entries:
         entry = entries[f"key{seed}"]
         if not entry.complete:
             recorder = Recorder(entry)
-            for start in starts:
-                if recorder.read(start, 4) is None:
-                    recorder.write(start, 4, list(rows[:, start : start + 4]))
+            for window in windows:
+                if recorder.read(window) is None:
+                    recorder.write(window, list(rows[:, window]))
                     computed += 1
-            recorder.finish(layers, [batch_name(start, 4) for start in starts])
+            recorder.finish(layers, windows)
         found = from_entry(entry, {})
         return torch.stack([found.read(name, slice(0, found.rows)) for name in found.names]), computed
 

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -10,6 +12,15 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from repsim_cli.activations.batching import (
+    Tally,
+    lengths_of,
+    most_places,
+    of_similar_length,
+    padding_of,
+    tensors,
+    windows,
+)
 from repsim_cli.activations.capture import capture
 from repsim_cli.activations.hook_points import expand
 from repsim_cli.activations.maps import Maps
@@ -98,66 +109,102 @@ def maps(
     sequences: Mapping[str, Sequences],
     special: Special,
     hardware: Hardware,
-    progress: Callable[[Sequence[int]], Iterator[int]],
+    progress: Callable[[Sequence[Any]], Iterator[Any]],
     first: int = 0,
+    tally: Tally | None = None,
 ) -> Iterator[Maps]:
-    """The maps of all heads of all models, one forward batch of sentences at a time, from batch `first` on.
+    """The maps of all heads of all models, one window of sentences (`batching`) at a time, from window `first` on.
 
-    modules: with eager attention, on their devices. Raises RunFailed for a model without attention weights.
+    modules: with eager attention, on their devices. tally: counts what is run. Raises RunFailed for a model without
+    attention weights.
     """
     layers = head_places(readings)
-    of = {label: units(given, special) for label, given in sequences.items()}
-    check_units(of, sequences)
-    count = len(next(iter(sequences.values())).inputs)
+    check_units({label: units(given, special) for label, given in sequences.items()}, sequences)
+    lengths = np.max([lengths_of(given.mask) for given in sequences.values()], axis=0)
+    most = most_places(max(given.mask.shape[1] for given in sequences.values()), hardware)
+    whole = windows(lengths, most)
     with ExitStack() as stack:
-        readers = {
-            r.label: stack.enter_context(capture(modules[r.label], source, r.points))
+        forwards = [
+            _Forward(
+                reading=r,
+                source=source,
+                read=stack.enter_context(capture(modules[r.label], source, r.points)),
+                weights=next(modules[r.label].parameters()),
+                sequences=sequences[r.label],
+                special=special,
+                hardware=hardware,
+                tally=tally,
+            )
             for r in readings
             if isinstance(source := r.source, Source)
-        }
-        for start in progress(range(first * hardware.batch_size, count, hardware.batch_size)):
-            batch = slice(start, min(start + hardware.batch_size, count))
-            made = []
-            for reading in readings:
-                label = reading.label
-                patterns = _patterns(reading, readers[label], modules[label], sequences[label], batch)
-                rows = torch.from_numpy(of[label][batch]).to(patterns[0].device)
-                made.append(
-                    [word_map(p, row, special).to(hardware.device) for p, row in zip(patterns, rows, strict=True)]
+        ]
+        for window in progress(whole[first:]):
+            sentences = [torch.cat(parts) for parts in zip(*(each.maps(window) for each in forwards), strict=True)]
+            counts = [heads.shape[1] for heads in sentences]
+            yield Maps(torch.cat([heads.flatten(1) for heads in sentences], 1), counts, layers)
+
+
+@dataclass(kw_only=True)
+class _Forward:
+    """Forward passes of one model."""
+
+    reading: Reading
+    source: Source
+    read: Callable[..., Any]
+    weights: Tensor
+    sequences: Sequences
+    special: Special
+    hardware: Hardware
+    tally: Tally | None
+
+    @cached_property
+    def lengths(self) -> Int[np.ndarray, " N"]:
+        return lengths_of(self.sequences.mask)
+
+    @cached_property
+    def padding(self) -> float:
+        """How much of a batch may be padding."""
+
+        def flat(given: Sequences) -> list[Tensor]:
+            return [heads.flatten(1) for heads in self._once(given)]
+
+        return padding_of(flat, self.sequences, self.lengths, self.weights.dtype)
+
+    def maps(self, window: slice) -> list[Tensor]:
+        """The maps (heads, t, t) of each sentence of the window, all heads of the layers that are read, float32."""
+        sentences = [torch.empty(0)] * (window.stop - window.start)
+        for batch in of_similar_length(self.lengths[window], self.hardware, self.padding):
+            numbers = batch + window.start
+            given = self.sequences.take(numbers, int(self.lengths[numbers].max()))
+            for place, heads in zip(batch, self._once(given), strict=True):
+                sentences[place] = heads.to(self.hardware.device)
+            if self.tally:
+                self.tally(self.reading.label, given.mask)
+        _check_rows(sentences, self.reading.label, self.sequences, window)
+        return sentences
+
+    def _once(self, given: Sequences) -> list[Tensor]:
+        inputs, mask, more = tensors(given, self.source, self.weights)
+        try:
+            patterns = self.read(inputs, mask, **more)
+        except RepsimError as error:
+            raise RunFailed(f"model.{self.reading.label}: {error}") from error
+        for point, layer in zip(self.reading.points, self.reading.layers, strict=True):
+            sentences, places = given.mask.shape
+            shape = (sentences, layer.width, places, places)
+            if patterns[point].shape != shape:
+                raise RunFailed(
+                    f"{layer}: not attention (sentence, head, query, key), got {tuple(patterns[point].shape)} instead "
+                    f"of {shape}; use another model"
                 )
-                _check_rows(made[-1], label, sequences[label], batch)
-            sentences = [torch.cat(parts) for parts in zip(*made, strict=True)]
-            lengths = [heads.shape[1] for heads in sentences]
-            yield Maps(torch.cat([heads.flatten(1) for heads in sentences], 1), lengths, layers)
+        # copies all layers, so that the model's tensors can be freed
+        by_layer = torch.stack([patterns.pop(point) for point in self.reading.points], 1)
+        of = torch.from_numpy(units(given, self.special)).to(by_layer.device)
+        return [word_map(p, row, self.special) for p, row in zip(by_layer.float().flatten(1, 2), of, strict=True)]
 
 
-def _patterns(
-    reading: Reading, read: Callable[..., Any], module: nn.Module, given: Sequences, batch: slice
-) -> list[Tensor]:
-    """Maps (heads, s, s) by tokens for every sequence of the batch, all heads of the layers that are read, float32."""
-    weights = next(module.parameters())
-    inputs, mask = (torch.from_numpy(array[batch]).to(weights.device) for array in (given.inputs, given.mask))
-    more: dict[str, Tensor] = {}
-    if given.segments is not None and isinstance(reading.source, Source) and reading.source.segments:
-        more["token_type_ids"] = torch.from_numpy(given.segments[batch]).to(weights.device).long()
-    try:
-        patterns = read(inputs.long(), mask, **more)
-    except RepsimError as error:
-        raise RunFailed(f"model.{reading.label}: {error}") from error
-    for point, layer in zip(reading.points, reading.layers, strict=True):
-        shape = (len(inputs), layer.width, inputs.shape[1], inputs.shape[1])
-        if patterns[point].shape != shape:
-            raise RunFailed(
-                f"{layer}: not attention (sentence, head, query, key), got {tuple(patterns[point].shape)} instead of "
-                f"{shape}; use another model"
-            )
-    # copies all layers, so that the model's tensors can be freed
-    by_layer = torch.stack([patterns.pop(point) for point in reading.points], 1)
-    return list(by_layer.float().flatten(1, 2))
-
-
-def _check_rows(sentences: Sequence[Tensor], label: str, given: Sequences, batch: slice) -> None:
-    for number, heads in enumerate(sentences, batch.start):
+def _check_rows(sentences: Sequence[Tensor], label: str, given: Sequences, window: slice) -> None:
+    for number, heads in enumerate(sentences, window.start):
         off = float((heads.sum(2) - 1).abs().max())
         if not off <= OFF:
             sentence = number if given.example is None else int(given.example[number])

@@ -1,37 +1,64 @@
 """The outputs of whole models: logits of classifiers, next-token logits of language models."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from repsim_cli.activations.batching import lengths_of, padding_of
 from repsim_cli.data.base import Sequences
 from repsim_cli.errors import RunFailed
 
 
 def outputs(
-    model: nn.Module, sequences: Sequences, *, segments: bool, batch_size: int, first: int = 0
+    model: nn.Module,
+    sequences: Sequences,
+    batches: Iterable[Int[np.ndarray, " b"]],
+    *,
+    segments: bool,
+    tally: Callable[[Bool[np.ndarray, "b s"]], None] = lambda mask: None,
 ) -> Iterator[Float[Tensor, "b ..."]]:
-    """Logits of `batch_size` sequences at a time from `first` on, float32, on the model's device: (b, classes) of a
-    classifier, (b, places, vocabulary) of a language model. Batches are cut to the longest of their sequences.
+    """Logits of each batch of sequences, float32, on the model's device: (b, classes) of a classifier, (b, places,
+    vocabulary) of a language model. Batches are cut to the longest of their sequences.
 
-    segments: whether the model receives token types (which text of a pair). Raises RunFailed unless all are finite.
+    batches: the numbers of their sequences. segments: whether the model receives token types (which text of a pair).
+    tally: receives the mask of each batch. Raises RunFailed unless all are finite.
     """
-    device = next(model.parameters()).device
-    for start in range(first, len(sequences.ids), batch_size):
-        mask = sequences.mask[start : start + batch_size]
-        rows = (slice(start, start + batch_size), slice(int(mask.sum(1).max())))
-        arrays: dict[str, Any] = {"input_ids": sequences.ids, "attention_mask": sequences.mask}
-        if segments and sequences.segments is not None:
-            arrays["token_type_ids"] = sequences.segments
-        given = {name: torch.from_numpy(array[rows]).to(device).long() for name, array in arrays.items()}
-        with torch.no_grad():
-            logits = model(**given).logits.float()
+    for batch in batches:
+        given = sequences.take(batch, int(sequences.mask[batch].sum(1).max()))
+        logits = _logits(model, given, segments)
+        tally(given.mask)
         if not torch.isfinite(logits).all():
             raise RunFailed(
-                f"outputs are not finite, got {float(logits[~torch.isfinite(logits)][0])} in sequences {start} to "
-                f"{start + len(mask) - 1}; check the model's weights and its head"
+                f"outputs are not finite, got {float(logits[~torch.isfinite(logits)][0])} in sequences {batch[0]} to "
+                f"{batch[-1]}; check the model's weights and its head"
             )
         yield logits
+
+
+@torch.no_grad()
+def _logits(model: nn.Module, given: Sequences, segments: bool) -> Float[Tensor, "b ..."]:
+    arrays: dict[str, Any] = {"input_ids": given.ids, "attention_mask": given.mask}
+    if segments and given.segments is not None:
+        arrays["token_type_ids"] = given.segments
+    device = next(model.parameters()).device
+    return model(**{name: torch.from_numpy(array).to(device).long() for name, array in arrays.items()}).logits.float()
+
+
+def output_padding(model: nn.Module, sequences: Sequences, *, segments: bool) -> float:
+    """How much of a batch may be padding without a change of the outputs."""
+
+    def of_tokens(given: Sequences) -> list[Tensor]:
+        logits = _logits(model, given, segments)
+        return [logits if logits.ndim == 2 else logits[torch.from_numpy(given.mask).to(logits.device)]]
+
+    return padding_of(of_tokens, sequences, lengths_of(sequences.mask), next(model.parameters()).dtype)
+
+
+def in_order(sequences: Sequences, batch_size: int) -> Iterator[Int[np.ndarray, " b"]]:
+    """Batches of consecutive sequences."""
+    for start in range(0, len(sequences.inputs), batch_size):
+        yield np.arange(start, min(start + batch_size, len(sequences.inputs)))

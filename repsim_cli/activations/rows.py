@@ -4,17 +4,28 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import cached_property, partial
 from math import isfinite
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from repsim_cli.activations.batching import (
+    Tally,
+    lengths_of,
+    longest,
+    most_places,
+    of_similar_length,
+    padding_of,
+    tensors,
+    windows,
+)
 from repsim_cli.activations.capture import Reader, capture
 from repsim_cli.activations.hook_points import ATTENTION, BY_HEAD, HookPoint, heads_of, points_of
-from repsim_cli.activations.stored import Recorder, batch_name
+from repsim_cli.activations.stored import Recorder
 from repsim_cli.data.base import Sequences, draw
 from repsim_cli.errors import BadInput, RepsimError, RunFailed
 from repsim_cli.models.source import AnySource, Precomputed, Source
@@ -107,7 +118,7 @@ def places_read(sequences: Sequences, extract: Extract) -> Bool[np.ndarray, "N L
         return sequences.text if extract.padding == "drop" else sequences.mask
     order = sequences.mask if extract.unit == "first" else sequences.mask[:, ::-1]
     alone = order & (order.cumsum(1) == 1)
-    return alone if extract.unit == "first" else np.ascontiguousarray(alone[:, ::-1])
+    return alone if extract.unit == "first" else alone[:, ::-1].copy()
 
 
 def _of_words(sequences: Sequences) -> dict[str, Bool[np.ndarray, "N L"]]:
@@ -195,12 +206,14 @@ def blocks(
     sequences: Mapping[str, Sequences],
     extract: Extract,
     hardware: Hardware,
-    progress: Callable[[Sequence[int]], Iterator[int]],
+    progress: Callable[[Sequence[Any]], Iterator[Any]],
     first_row: int = 0,
+    tally: Tally | None = None,
 ) -> Iterator[Block]:
-    """Paired rows of every layer of every model, one forward batch at a time, in row order, from first_row on.
+    """Paired rows of every layer of every model, one window of sequences (`batching`) at a time, in row order, from
+    first_row on.
 
-    sequences: of every live model; the same rows for all (`same_rows`).
+    sequences: of every live model; the same rows for all (`same_rows`). tally: counts what is run.
     """
     if not sequences:
         total = min(r.source.rows for r in readings if isinstance(r.source, Precomputed))
@@ -211,8 +224,6 @@ def blocks(
                 )
         return
     counts = rows_of(next(iter(sequences.values())), extract)
-    starts = range(0, len(counts), hardware.batch_size)
-    done = 0
     with ExitStack() as stack:
         live = [(r, r.source) for r in readings if isinstance(r.source, Source)]
         forwards = {
@@ -222,12 +233,16 @@ def blocks(
                 modules[r.label],
                 sequences[r.label],
                 extract,
+                hardware,
+                tally,
             )
             for r, source in live
         }
-        for start in progress(starts):
-            batch = slice(start, start + hardware.batch_size)
-            place = slice(done, done + int(counts[batch].sum()))
+        lengths = np.max([lengths_of(used(given, extract)) for given in sequences.values()], axis=0)
+        whole = windows(lengths, most_places(longest(sequences, extract), hardware))
+        done = 0
+        for window in progress(whole):
+            place = slice(done, done + int(counts[window].sum()))
             done = place.stop
             if done <= first_row:
                 continue
@@ -236,62 +251,104 @@ def blocks(
                 if isinstance(reading.source, Precomputed):
                     rows += _stored([reading], place, hardware.device)
                     continue
-                recorder, size = recorders.get(reading.label), len(counts[batch])
-                taken = recorder.read(start, size) if recorder else None
+                recorder = recorders.get(reading.label)
+                taken = recorder.read(window) if recorder else None
                 if taken is None:
-                    taken = forwards[reading.label].rows(start, start + size)
+                    taken = forwards[reading.label].rows(window)
                     if recorder:
-                        recorder.write(start, size, taken)
+                        recorder.write(window, taken)
                 rows += [x.to(hardware.device) for x in taken]
             yield Block(place.start, rows)
     for reading, _ in live:
         if reading.label in recorders:
-            names = [batch_name(start, min(hardware.batch_size, len(counts) - start)) for start in starts]
-            recorders[reading.label].finish([layer.name for layer in reading.layers], names)
+            recorders[reading.label].finish([layer.name for layer in reading.layers], whole)
+
+
+def used(sequences: Sequences, extract: Extract) -> Bool[np.ndarray, "N L"]:
+    """The places that a model must run: those that it sees, and those that are read. Rows of whole sequences are of
+    equal length however long the batch is."""
+    if extract.unit == "sequence":
+        return np.ones_like(sequences.mask)
+    return sequences.mask | places_read(sequences, extract)
 
 
 class Forward:
     """Forward passes of one model. Where the device runs out of memory, batches are halved from then on."""
 
-    def __init__(self, reading: Reading, read: Reader, module: nn.Module, sequences: Sequences, extract: Extract):
-        self.reading, self.read, self.sequences = reading, read, sequences
-        self.keep, self.extract = places_read(sequences, extract), extract
-        weights = next(module.parameters())
-        self.device, self.dtype = weights.device, weights.dtype
+    def __init__(
+        self,
+        reading: Reading,
+        read: Reader,
+        module: nn.Module,
+        sequences: Sequences,
+        extract: Extract,
+        hardware: Hardware,
+        tally: Tally | None = None,
+    ):
+        assert isinstance(reading.source, Source)
+        self.reading, self.source, self.read, self.sequences = reading, reading.source, read, sequences
+        self.counts, self.lengths = rows_of(sequences, extract), lengths_of(used(sequences, extract))
+        self.extract, self.hardware, self.tally = extract, hardware, tally
+        self.weights = next(module.parameters())
         self.fits: int | None = None
 
-    def rows(self, start: int, stop: int) -> list[Tensor]:
-        """Rows (m, d) of each layer for the sequences from start to stop, float32."""
-        size = stop - start
-        fits = self.fits
+    @cached_property
+    def padding(self) -> float:
+        """How much of a batch may be padding."""
+        once = partial(self._once, where="a sequence of medium length")
+        padding = padding_of(once, self.sequences, self.lengths, self.weights.dtype)
+        if not padding:
+            log.info("model.%s: padding changes its activations; it runs batches of equal length", self.reading.label)
+        return padding
+
+    def rows(self, window: slice) -> list[Tensor]:
+        """Rows (m, d) of each layer for the sequences of the window, in order, float32."""
+        counts = self.counts[window]
+        firsts = counts.cumsum() - counts
+        rows: list[Tensor] = []
+        for batch in of_similar_length(self.lengths[window], self.hardware, self.padding):
+            taken = self._fitting(batch + window.start)
+            if len(batch) == len(counts):
+                return taken
+            if not rows:
+                rows = [x.new_empty(int(counts.sum()), x.shape[1]) for x in taken]
+            starts = firsts[batch] - (counts[batch].cumsum() - counts[batch])
+            places = np.arange(counts[batch].sum()) + np.repeat(starts, counts[batch])
+            for of_window, x in zip(rows, taken, strict=True):
+                of_window[torch.from_numpy(places).to(x.device)] = x
+        return rows
+
+    def _fitting(self, batch: Int[np.ndarray, " b"]) -> list[Tensor]:
+        """The rows of a batch, in parts where it has more sequences than fit into memory."""
+        size, fits = len(batch), self.fits
         if fits is not None and size > fits:
-            parts = [self.rows(i, min(stop, i + fits)) for i in range(start, stop, fits)]
+            parts = [self._fitting(batch[i : i + fits]) for i in range(0, size, fits)]
             return [torch.cat(pieces) for pieces in zip(*parts, strict=True)]
+        places = int(self.lengths[batch].max())
+        given = self.sequences.take(batch, places)
         try:
-            return self._once(slice(start, stop))
+            taken = self._once(given, f"sequences {batch[0]} to {batch[-1]}")
         except torch.OutOfMemoryError:
             if size == 1:
                 raise RunFailed(
-                    f"model.{self.reading.label}: one sequence does not fit into the memory of {self.device}, got "
-                    f"{self.sequences.mask.shape[1]} tokens; lower extract.length, or use another dtype or device"
+                    f"model.{self.reading.label}: one sequence does not fit into the memory of {self.weights.device}, "
+                    f"got {places} tokens; lower extract.length, or use another dtype or device"
                 ) from None
+        else:
+            if self.tally:
+                self.tally(self.reading.label, given.mask)
+            return taken
         self.fits = size // 2
         log.warning(
             "model.%s: out of memory with %d sequences; continuing with %d", self.reading.label, size, self.fits
         )
-        if self.device.type == "cuda":
+        if self.weights.device.type == "cuda":
             torch.cuda.empty_cache()
-        return self.rows(start, stop)
+        return self._fitting(batch)
 
-    def _once(self, batch: slice) -> list[Tensor]:
-        given = self.sequences
-        inputs, mask, chosen = (
-            torch.from_numpy(array[batch]).to(self.device) for array in (given.inputs, given.mask, self.keep)
-        )
-        inputs = inputs.to(self.dtype) if inputs.is_floating_point() else inputs.long()
-        more: dict[str, Tensor] = {}
-        if given.segments is not None and isinstance(self.reading.source, Source) and self.reading.source.segments:
-            more["token_type_ids"] = torch.from_numpy(given.segments[batch]).to(self.device).long()
+    def _once(self, given: Sequences, where: str) -> list[Tensor]:
+        inputs, mask, more = tensors(given, self.source, self.weights)
+        chosen = torch.from_numpy(places_read(given, self.extract)).to(self.weights.device)
         try:
             by_point = self.read(inputs, mask, **more)
         except RepsimError as error:
@@ -303,17 +360,16 @@ class Forward:
                 raise RunFailed(
                     f"{layer}: not (batch, position, features), got {tuple(x.shape)}; choose another module"
                 )
-            rows = self._of(x, chosen, batch)
-            where = f"sequences {batch.start} to {batch.stop - 1}"
+            rows = self._of(x, chosen, given)
             _check_finite(rows, layer, where, "check the model's weights and hardware.dtype, or leave this layer out")
             taken.append(rows)
         return taken
 
-    def _of(self, x: Float[Tensor, "b s d"], chosen: Bool[Tensor, "b s"], batch: slice) -> Float[Tensor, "n e"]:
+    def _of(self, x: Float[Tensor, "b s d"], chosen: Bool[Tensor, "b s"], given: Sequences) -> Float[Tensor, "n e"]:
         """The rows of a batch, float32."""
         if self.extract.unit == "word" and self.extract.piece == "mean":
-            assert self.sequences.word is not None
-            return pool_words(x, torch.from_numpy(self.sequences.word[batch]).to(x.device))
+            assert given.word is not None
+            return pool_words(x, torch.from_numpy(given.word).to(x.device))
         if self.extract.unit in ("token", "word"):
             return x[chosen].float()
         if self.extract.unit == "sequence":

@@ -1,4 +1,4 @@
-"""Activations in the cache: an entry per model, data and hook points, with a file per forward batch."""
+"""Activations in the cache: an entry per model, data and hook points, with a file per window of sequences."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -37,8 +37,8 @@ def activations_key(
     )
 
 
-def batch_name(start: int, sequences: int) -> str:
-    return f"{start:08d}+{sequences}"
+def window_name(window: slice) -> str:
+    return f"{window.start:08d}+{window.stop - window.start}"
 
 
 class Recorder:
@@ -51,31 +51,31 @@ class Recorder:
         self.entry = entry
         self.writing = True
 
-    def read(self, start: int, sequences: int) -> list[Tensor] | None:
-        name = batch_name(start, sequences)
+    def read(self, window: slice) -> list[Tensor] | None:
+        name = window_name(window)
         if name not in self.entry.files:
             return None
         tensors = safetensors.torch.load_file(self.entry.files[name])
         return [tensors[f"{i:04d}"] for i in range(len(tensors))]
 
-    def write(self, start: int, sequences: int, rows: Sequence[Tensor]) -> None:
+    def write(self, window: slice, rows: Sequence[Tensor]) -> None:
         if not self.writing:
             return
         try:
             tensors = {f"{i:04d}": x.cpu().contiguous() for i, x in enumerate(rows)}
-            name = batch_name(start, sequences)
-            self.entry.write(name, lambda path: safetensors.torch.save_file(tensors, path))
+            self.entry.write(window_name(window), lambda path: safetensors.torch.save_file(tensors, path))
         except (OSError, safetensors.SafetensorError) as error:
             self.writing = False
             reason = getattr(error, "strerror", None) or error
             log.warning("cache: %s cannot be written (%s); continuing without it", self.entry.folder, reason)
 
-    def finish(self, layers: Sequence[str], batches: Sequence[str]) -> None:
-        """Completes the entry, if it has every batch; called after the last one."""
-        if not self.writing or not set(batches) <= set(self.entry.files):
+    def finish(self, layers: Sequence[str], windows: Sequence[slice]) -> None:
+        """Completes the entry, if it has every window; called after the last one."""
+        names = [window_name(window) for window in windows]
+        if not self.writing or not set(names) <= set(self.entry.files):
             return
         rows, widths = {}, []
-        for name in batches:
+        for name in names:
             with safetensors.safe_open(self.entry.files[name], framework="pt") as opened:
                 shapes = [opened.get_slice(f"{i:04d}").get_shape() for i in range(len(layers))]
             rows[name], widths = shapes[0][0], [width for _, width in shapes]
@@ -86,7 +86,7 @@ class Recorder:
 
 
 def from_entry(entry: Entry, identity: dict[str, Any]) -> Precomputed:
-    """A complete entry as a model of the run; rows are read from memory-mapped files, a batch at a time."""
+    """A complete entry as a model of the run; rows are read from memory-mapped files, a window at a time."""
     names: list[str] = entry.meta["names"]
     place = {name: f"{i:04d}" for i, name in enumerate(names)}
     ends: list[tuple[int, int, str]] = []

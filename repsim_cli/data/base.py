@@ -65,10 +65,14 @@ class Sequences:
         """Token ids, of text."""
         return self.inputs
 
-    def take(self, rows: Int[np.ndarray, " n"]) -> "Sequences":
-        """A selection of the sequences, in this order."""
+    def take(self, rows: Int[np.ndarray, " n"], places: int | None = None) -> "Sequences":
+        """A selection of the sequences, in this order. places: only the first so many of each; None: all."""
         arrays = {f.name: getattr(self, f.name) for f in fields(self)}
-        taken = {name: array[rows] for name, array in arrays.items() if isinstance(array, np.ndarray)}
+        taken = {
+            name: array[rows, :places] if array.ndim == 2 else array[rows]
+            for name, array in arrays.items()
+            if isinstance(array, np.ndarray)
+        }
         labels = None if self.labels is None else replace(self.labels, codes=self.labels.codes[rows])
         return replace(self, **taken, labels=labels)
 

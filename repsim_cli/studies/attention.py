@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import torch
 
 from repsim_cli.activations.attention import Special, attention_readings, check_units, head_places, maps, units
+from repsim_cli.activations.batching import most_places, passes
 from repsim_cli.activations.inputs import check_modality, named, tokenizers
 from repsim_cli.activations.maps import Maps
 from repsim_cli.activations.rows import devices
@@ -25,7 +26,7 @@ from repsim_cli.studies.cached import Content, finished
 from repsim_cli.studies.cost import forward_time, speed_of, times
 from repsim_cli.studies.matrices import resumed
 from repsim_cli.studies.record import measure_record
-from repsim_cli.studies.sample import identified, inputs, prepare
+from repsim_cli.studies.sample import identified, inputs, prepare, tally
 
 STAGE = "attention and similarity"
 
@@ -88,7 +89,7 @@ class Attention:
     def memory(self) -> dict[str, float]:
         """Bytes, estimated: weights, the maps of a batch (by tokens of one model, by words of all), the sums."""
         heads = {reading.label: sum(layer.width for layer in reading.layers) for reading in self.readings}
-        cells = self.hardware.batch_size * self.extract.length**2
+        cells = most_places(self.extract.length, self.hardware) * self.extract.length
         return {
             "Python and its libraries": 0.5e9,
             "weights": sum(4.0 * source.parameters for source in self.models.values()),
@@ -111,7 +112,8 @@ class Attention:
             "measures": list(self.measures),
             "special tokens": self.special,
             "sentences, at most": extract.sequences,
-            "forward passes": len(self.models) * -(-extract.sequences // self.hardware.batch_size),
+            "forward passes": len(self.models)
+            * passes(extract.sequences, usual_length(self.models, self.data, extract), self.hardware),
             "memory, GB": in_gb(self.memory()),
             "time, roughly": times(self.times(heads), self.hardware, figures=3 * len(self.measures)),
         }
@@ -136,7 +138,8 @@ class Attention:
         identities, content = identified(run, self), None
         if self.cache:
             sentences = len(next(iter(sequences.values())).inputs)
-            more = {"special": self.special, "batch_size": hardware.batch_size}
+            sizes = {"batch_size": hardware.batch_size, "batch_tokens": hardware.batch_tokens}
+            more = {"special": self.special, **sizes}
             content = Content.of(self, sequences, identities, sentences, None, **more)
         with finished(run, self.measures, content) as known:
             if known.missing:
@@ -160,10 +163,10 @@ class Attention:
         file = run.folder / STATE
         state, save = resumed(file)
 
-        progress = partial(run.progress, label=STAGE, unit="batches")
+        progress, counts = partial(run.progress, label=STAGE, unit="batches"), tally(run, self.models)
 
         def stream(seen: int) -> Iterator[Maps]:
-            return maps(self.readings, modules, sequences, self.special, self.hardware, progress, seen)
+            return maps(self.readings, modules, sequences, self.special, self.hardware, progress, seen, counts)
 
         with run.stage(STAGE):
             try:

@@ -4,6 +4,7 @@ import bisect
 import sys
 from collections.abc import Callable, Mapping
 
+from repsim_cli.activations.batching import most_places
 from repsim_cli.data.base import Data
 from repsim_cli.models.source import AnySource, Source
 from repsim_cli.planning import unfit
@@ -51,10 +52,11 @@ def most_rows(models: Mapping[str, AnySource], extract: Extract) -> int:
 
 
 def passing(live: Mapping[str, Source], extract: Extract, hardware: Hardware, features: int) -> dict[str, float]:
-    """Bytes, estimated: weights, and the activations of a forward batch, with so many features over all layers."""
+    """Bytes, estimated: weights, and the activations of a forward batch and the rows of a window, which holds no more
+    tokens, with so many features over all layers."""
     return {
         "weights": 4.0 * sum(source.parameters for source in live.values()),
-        "forward": 4.0 * 2 * hardware.batch_size * places(live, extract) * features if live else 0.0,
+        "forward": 4.0 * 2 * most_places(places(live, extract), hardware) * features if live else 0.0,
     }
 
 
@@ -99,7 +101,7 @@ def other_settings(
     excess = need - hardware.memory_limit
     advice = [f"hardware.memory_gb={need / 1e9 + 0.1:.1f} would do"]
     batch = int((forward - excess) * hardware.batch_size / forward) if forward else 0
-    if 1 <= batch < hardware.batch_size:
+    if 1 <= batch < hardware.batch_size and hardware.batch_tokens is None:
         advice.insert(0, f"hardware.batch_size={batch} would fit")
     if processes:
         advice.append("hardware.processes=1 needs less")

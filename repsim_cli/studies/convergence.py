@@ -29,7 +29,7 @@ from repsim_cli.studies.bounds import most_rows
 from repsim_cli.studies.checks import suitable
 from repsim_cli.studies.cost import times
 from repsim_cli.studies.record import blocks_record
-from repsim_cli.studies.sample import batch_labels, prepare
+from repsim_cli.studies.sample import batch_labels, prepare, tally
 from repsim_cli.studies.similarity import Similarity
 
 Missing = Literal["stop", "skip"]
@@ -352,11 +352,12 @@ class Training(Similarity):
         live = self.readings if self.cache else []
         entries = cached(live, sequences, {label: identity}, self.extract, hardware.dtype, run.warn)
         entry: Entry | None = held.enter_context(entries).get(label)
+        count = tally(run, {label: opened.source})
 
         def stream(reading: Reading, module: nn.Module | None = None) -> Iterator[list[Tensor]]:
             modules = {} if module is None else {label: module}
             recorders = {} if module is None or entry is None else {label: Recorder(entry)}
-            rows = blocks([reading], modules, recorders, sequences, self.extract, hardware, quiet)
+            rows = blocks([reading], modules, recorders, sequences, self.extract, hardware, quiet, tally=count)
             return batches(rows, self.extract, total, self.seed)
 
         def stored() -> Iterator[list[Tensor]]:
@@ -375,7 +376,8 @@ class Training(Similarity):
             attempts = [{label: Recorder(entry)}, {}] if entry is not None else [{}]
             kept: list[list[Tensor]] = []
             for recorders in attempts:  # a second time where the cache could not be written
-                rows = blocks([of_checkpoint], {label: module}, recorders, sequences, self.extract, hardware, quiet)
+                given = {label: module}, recorders, sequences, self.extract, hardware, quiet
+                rows = blocks([of_checkpoint], *given, tally=count)
                 kept = [[] if recorders else [x.cpu() for x in block] for _, block in rows]
                 if entry is not None and entry.complete:
                     break

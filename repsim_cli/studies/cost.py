@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 
 import torch
 
+from repsim_cli.activations.batching import passes
 from repsim_cli.measures import InnerProduct, Measure
 from repsim_cli.models.source import Source
 from repsim_cli.settings import Hardware
@@ -25,13 +26,13 @@ def forward_time(
 ) -> float:
     """Seconds for a forward pass of so many sequences through each model. vocabularies: through its output head too."""
     speed = EFFICIENCY * _speed(hardware, hardware.dtype)
-    tokens, passes = sequences * length, -(-sequences // hardware.batch_size)
+    tokens, count = sequences * length, passes(sequences, length, hardware)
     seconds = 0.0
     for model in models:
         table = model.vocabulary * model.width
         weights = max(model.parameters - table, 0) + table * vocabularies
         attention = 2 * model.layers * length * model.width
-        seconds += 2.0 * tokens * (weights + attention) / speed + CALL * passes * model.layers
+        seconds += 2.0 * tokens * (weights + attention) / speed + CALL * count * model.layers
     return seconds
 
 

@@ -1,14 +1,17 @@
 """How far models differ in what they predict on the same rows: classifiers, or language models."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from repsim_cli.activations.batching import lengths_of, of_similar_length, passes
 from repsim_cli.activations.inputs import check_modality, named, tokenizers
-from repsim_cli.activations.outputs import outputs
+from repsim_cli.activations.outputs import output_padding, outputs
 from repsim_cli.activations.rows import devices
 from repsim_cli.analysis.outputs import CARDS, Sums
 from repsim_cli.content import Matrix, Measured, Results, Side, Table
@@ -21,7 +24,7 @@ from repsim_cli.results import Run, slug
 from repsim_cli.settings import Extract, Hardware
 from repsim_cli.studies.bounds import usual_length
 from repsim_cli.studies.cost import forward_time, times
-from repsim_cli.studies.sample import inputs, prepare
+from repsim_cli.studies.sample import inputs, prepare, tally
 
 CLASSIFIERS = ("output_jsd", "disagreement", "accuracy_difference")
 LANGUAGE_MODELS = ("output_kl", "output_jsd", "disagreement")
@@ -91,7 +94,8 @@ class Outputs:
                 )
 
     def plan(self) -> dict[str, Any]:
-        batches = -(-self.extract.sequences // self.hardware.batch_size)
+        length = usual_length(self.models, self.data, self.extract)
+        batches = passes(self.extract.sequences, length, self.hardware)
         return {
             "models": {label: f"{x.model_type}, {x.parameters:,} parameters" for label, x in self.models.items()},
             "head": HEADS[self.classify],
@@ -119,14 +123,17 @@ class Outputs:
         run.save_manifest()
         sums = Sums(self.measures)
         with run.stage("outputs"):
-            count = len(next(iter(sequences.values())).ids)
+            count = tally(run, self.models)
+            lengths = np.max([lengths_of(given.mask) for given in sequences.values()], axis=0)
+            reads = {label: source.segments for label, source in self.models.items()}
+            padding = [output_padding(modules[label], sequences[label], segments=reads[label]) for label in reads]
+            # the same batches for all models, whose rows are paired
+            batches = list(of_similar_length(lengths, hardware, min(padding)))
             streams = [
-                outputs(modules[label], sequences[label], segments=source.segments, batch_size=hardware.batch_size)
-                for label, source in self.models.items()
+                outputs(modules[label], sequences[label], batches, segments=reads[label], tally=partial(count, label))
+                for label in reads
             ]
-            starts = run.progress(range(0, count, hardware.batch_size), label="outputs", unit="batches")
-            for start, *logits in zip(starts, *streams, strict=True):
-                batch = slice(start, start + hardware.batch_size)
+            for batch, *logits in zip(run.progress(batches, label="outputs", unit="batches"), *streams, strict=True):
                 sums.add(*self._rows(logits, sequences, scored, batch))
         return self._results(run, sums)
 
@@ -146,7 +153,11 @@ class Outputs:
         return {label: scoring(source.labels, labels.names, f"model.{label}") for label, source in self.models.items()}
 
     def _rows(
-        self, logits: list[Tensor], sequences: Mapping[str, Sequences], scored: Mapping[str, Scoring], batch: slice
+        self,
+        logits: list[Tensor],
+        sequences: Mapping[str, Sequences],
+        scored: Mapping[str, Scoring],
+        batch: Int[np.ndarray, " b"],
     ) -> tuple[Float[Tensor, "m n c"], Int[Tensor, "m n"], Int[Tensor, " n"] | None]:
         """Logits of all models on the rows of a batch, with their answers and what these should be."""
         rows = next(iter(sequences.values()))

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from repsim_cli.activations.batching import COUNTS, Tally
 from repsim_cli.activations.cached import Identities, cached, from_cache
 from repsim_cli.activations.inputs import described, named, sequences_of
 from repsim_cli.activations.rows import Reading, batches, blocks, row_labels, row_numbers, total_rows
@@ -50,10 +51,17 @@ def inputs(
     sequences = sequences_of(live, tokenizers, data, extract, seed)
     if sequences:
         description, notices = described(sequences, data, extract)
-        run.input("data", description)
+        before = run.manifest.get("data") or {}
+        run.input("data", description | {name: before[name] for name in COUNTS if name in before})
         for notice in notices:
             run.warn(notice)
     return sequences
+
+
+def tally(run: Run, models: Mapping[str, AnySource]) -> Tally:
+    """Counts what the live models run, in what the manifest says about the data."""
+    live = [label for label, source in models.items() if isinstance(source, Source)]
+    return Tally(run.manifest["data"] if live else {}, live)
 
 
 def counted(run: Run, study: Study, sequences: Mapping[str, Sequences]) -> int:
@@ -93,6 +101,7 @@ class Rows:
     modules: Mapping[str, nn.Module]
     recorders: Mapping[str, Recorder]
     whole: np.ndarray | None
+    tally: Tally
 
     def numbers(self, batch: int) -> np.ndarray:
         """Which rows of the run a batch holds."""
@@ -107,7 +116,17 @@ class Rows:
     ) -> Iterator[list[Tensor]]:
         """Batches of all layers from batch `seen` on, as the estimate needs them. readings: None: all."""
         first, given = seen * self.extract.batch_rows, readings or self.current()
-        rows = blocks(given, self.modules, self.recorders, self.sequences, self.extract, self.hardware, progress, first)
+        rows = blocks(
+            given,
+            self.modules,
+            self.recorders,
+            self.sequences,
+            self.extract,
+            self.hardware,
+            progress,
+            first,
+            self.tally,
+        )
         return batches(rows, self.extract, self.total, self.seed, first, self.whole)
 
 
@@ -162,6 +181,7 @@ def opened(
             modules=modules,
             recorders={label: Recorder(entries[label]) for label in modules if label in entries},
             whole=whole,
+            tally=tally(run, study.models),
         )
 
 

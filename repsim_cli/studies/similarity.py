@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from repsim_cli import significance as judging
+from repsim_cli.activations.batching import passes
 from repsim_cli.activations.inputs import check_modality, paired, tokenizers
 from repsim_cli.activations.rows import devices, readings
 from repsim_cli.content import Results
@@ -156,7 +157,7 @@ class Similarity:
         """What a run would do: models, layers, pairs, forward passes, memory in GB."""
         count, extract, wanted = len(self.layers), self.extract, self._wanted()
         pairs = count * (count + 1) // 2 if wanted is None else int(wanted.triu().sum())
-        batch = min(self.hardware.batch_size, extract.sequences)
+        length = usual_length(self.live, self.data, extract)
         return {
             "models": shown(self.models),
             "layers": count,
@@ -165,7 +166,7 @@ class Similarity:
             "measures": list(self.measures),
             "estimate": extract.estimate,
             "tokens": extract.sequences * places(self.live, extract) if self.live else 0,
-            "forward passes": len(self.live) * -(-extract.sequences // batch),
+            "forward passes": len(self.live) * passes(extract.sequences, length, self.hardware),
             **({"rows, at most": most} if (most := most_rows(self.models, extract)) < sys.maxsize else {}),
             **({"processes": self.hardware.workers} if self.slow else {}),
             "memory, GB": in_gb(self.memory(self.rows())),

@@ -12,6 +12,7 @@ from jaxtyping import Int
 from pydantic import Field
 from torch import Tensor
 
+from repsim_cli.activations.batching import passes
 from repsim_cli.activations.inputs import check_modality, paired, tokenizers
 from repsim_cli.activations.rows import (
     Layer,
@@ -213,7 +214,8 @@ class Views:
 
     def plan(self) -> dict[str, Any]:
         """What a run would do: models, layers, views, rows, forward passes, memory in GB."""
-        forward = -(-self.extract.sequences // self.hardware.batch_size)
+        length = usual_length(self.live, self.data, self.extract)
+        forward = passes(self.extract.sequences, length, self.hardware)
         return {
             "models": shown(self.models),
             "layers": len(self.layers),

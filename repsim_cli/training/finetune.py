@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from repsim_cli.activations.outputs import outputs
+from repsim_cli.activations.outputs import in_order, outputs
 from repsim_cli.data.base import Sequences
 from repsim_cli.data.labelled import Example, Examples
 from repsim_cli.data.labels import Scoring
@@ -192,7 +192,8 @@ def fine_tune(
 def logits_of(model: Any, sequences: Sequences, *, segments: bool, batch_size: int) -> Float[Tensor, "N c"]:
     """The logits of a classifier for all sequences, on the CPU."""
     model.eval()
-    return torch.cat([part.cpu() for part in outputs(model, sequences, segments=segments, batch_size=batch_size)])
+    parts = outputs(model, sequences, in_order(sequences, batch_size), segments=segments)
+    return torch.cat([part.cpu() for part in parts])
 
 
 def in_distribution(logits: Float[Tensor, "N c"], sequences: Sequences, scored: Scoring) -> Metrics:

@@ -112,7 +112,7 @@ ONE_OF_EACH = {
     "hans_lexical_overlap": ("data hans_lexical_overlap", "kind: hans", "or null; default null; here [lexical_overlap]"),
     "words": ("extract words", "default token; here word", "example: repsim run data=embedded_sentences extract=words"),
     "cuda": ("hardware cuda", "default cpu; here cuda"),
-    "hardware": ("hardware", "a whole number from 16 to 65536; default 512", "batch_size: sequences per forward pass."),
+    "hardware": ("hardware", "a whole number from 16 to 65536; default 512", "batch_size: sequences per forward pass, at most.", "batch_tokens: tokens per forward pass, at most"),
     "hardware.tile": ("hardware.tile", "a whole number from 16 to 65536; default 512", "repsim run hardware.tile=512"),
     "extract.estimate": ("extract.estimate", "one of full, per_batch, ratio_of_sums, moments; default per_batch"),
     "similarity.within": ("options.within, a setting of study similarity", "options.within=true"),

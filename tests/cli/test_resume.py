@@ -261,11 +261,11 @@ def test_out_of_memory_halves_the_batch(repsim, newest, monkeypatch):
 
     original, sizes = Forward._once, []
 
-    def small(self, batch):
-        sizes.append(batch.stop - batch.start)
-        if batch.stop - batch.start > 3:
+    def small(self, given, where):
+        sizes.append(len(given.inputs))
+        if len(given.inputs) > 3:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return original(self, batch)
+        return original(self, given, where)
 
     words = (*SMALL[:-1], "hardware.batch_size=8", "cache=false", "model=[tiny_a]")
     assert repsim("run", "-q", *words)[0] == 0
@@ -286,7 +286,7 @@ def test_out_of_memory_halves_the_batch(repsim, newest, monkeypatch):
 def test_one_sequence_that_does_not_fit(repsim, monkeypatch):
     from repsim_cli.activations.rows import Forward
 
-    def never(self, batch):
+    def never(self, given, where):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(Forward, "_once", never)
