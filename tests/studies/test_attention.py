@@ -481,7 +481,7 @@ def test_a_pattern_of_another_shape(two_folders, both, monkeypatch):
     """Such as of a model that attends in windows."""
     monkeypatch.setattr("torch.Tensor.long", lambda x: x[:, :5].to(torch.int64))
     with pytest.raises(
-        RunFailed, match=r"pattern@0 of 'm': not attention \(sentence, head, query, key\), got \(2, 4, "
+        RunFailed, match=r"pattern@0 of 'm': not attention \(sentence, head, query, key\), got \(1, 4, "
     ):
         stream(two_folders["bert"], True, both["pieces"])
 
