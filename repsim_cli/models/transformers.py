@@ -5,13 +5,12 @@ Raw weights: nothing is folded or centred. Safetensors only; code that comes wit
 
 import hashlib
 import json
-import logging
 import os
-import threading
-import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+import re
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,10 +24,15 @@ from repsim_cli.data.images import Patches
 from repsim_cli.data.network import local_only, offline, unreachable
 from repsim_cli.errors import BadInput, Unreachable
 from repsim_cli.files import readable, refusing
+from repsim_cli.models.adapters import CONFIG as ADAPTER_CONFIG
+from repsim_cli.models.adapters import with_adapter
 from repsim_cli.models.architectures import architecture
 from repsim_cli.models.gguf import by_itself, checked, is_gguf
+from repsim_cli.models.library import alone, library, silent
+from repsim_cli.models.rounding import Quantize, with_rounding
 from repsim_cli.models.shapes import compare_with_shipped, planned_shape, shape_of
 from repsim_cli.models.source import Source, headless
+from repsim_cli.planning import is_dry
 from repsim_cli.registry import did_you_mean, models
 from repsim_cli.settings import Seed
 
@@ -42,16 +46,31 @@ SHIPPED = Path(str(resources.files("repsim_cli"))) / "assets" / "models"
 
 
 @models.register("transformers")
-def transformers(*, path: str | None = None, hub: str | None = None, revision: str | None = None) -> Source:
+def transformers(
+    *,
+    path: str | None = None,
+    hub: str | None = None,
+    revision: str | None = None,
+    adapter: str | None = None,
+    quantize: Quantize | None = None,
+) -> Source:
     """A model in the transformers format, from a local folder or the Hugging Face hub, or in a .gguf file.
 
     path: a folder in the transformers format, or a .gguf file, which is dequantized to float32 (extra `gguf`); give
         this or `hub`.
     hub: the id of a model on the Hugging Face hub.
     revision: a branch, tag or commit of the hub id; null: its main branch.
+    adapter: a folder or hub id of a LoRA adapter, merged into the weights (extra `peft`); null: none.
+    quantize: how the weights are made coarser after loading; null: not at all.
     Example: repsim run model=[] +model.mine='{kind: transformers, path: DIR}'
     """
-    return from_place(place(path, hub, revision))
+    source = from_place(place(path, hub, revision))
+    if adapter is not None:
+        near = local(adapter)
+        on_hub = not near.exists() and re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", adapter) is not None
+        folder = partial(hub_files, adapter, None, ["adapter_*"], "adapter") if on_hub else lambda: near
+        source = with_adapter(source, adapter, folder, str(path or hub), check=not (on_hub and is_dry()))
+    return source if quantize is None else with_rounding(source, quantize)
 
 
 class Place(NamedTuple):
@@ -142,13 +161,13 @@ def random(
 
     def fresh(eager: bool) -> nn.Module:
         auto = library().AutoModel
-        with _alone(), torch.random.fork_rng(devices=[]):
+        with alone(), torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             return auto.from_config(settings, dtype=torch.float32, attn_implementation=_attention(eager))
 
     def whole(auto: str) -> nn.Module:
         try:
-            with _alone(), torch.random.fork_rng(devices=[]):
+            with alone(), torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed)
                 model = getattr(library(), auto).from_config(settings, dtype=torch.float32)
         except ValueError as error:
@@ -162,45 +181,6 @@ def random(
         "weights_hash": f"seed {seed}, config {config_hash(settings.to_dict())}",
     }
     return replace(source(settings, own_tokenizer, fresh, lambda: identity, like, revision, whole), trained=False)
-
-
-def library() -> Any:
-    """transformers, imported when first needed, since that takes seconds, and without its messages."""
-    import transformers
-
-    transformers.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
-    return transformers
-
-
-LOADING = threading.Lock()
-
-
-@contextmanager
-def _alone() -> Iterator[None]:
-    """One model is built or loaded at a time.
-
-    While transformers loads a model, it replaces `PreTrainedModel.tie_weights` for the whole process. A model that is
-    built meanwhile keeps an untied head. Of two loads that overlap, the later to end leaves the replacement in place:
-    from then on every checkpoint with tied weights seems to lack its lm_head.weight.
-    """
-    with LOADING, _silent():
-        yield
-
-
-@contextmanager
-def _silent() -> Iterator[None]:
-    """Silences the load report, which transformers logs as an error; missing weights are reported here."""
-    logger = logging.getLogger("transformers")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
-    # filters belong to the process: a thread that loads must not reset them while another computes
-    in_main_thread = threading.current_thread() is threading.main_thread()
-    try:
-        with warnings.catch_warnings(action="ignore") if in_main_thread else nullcontext():
-            yield
-    finally:
-        logger.setLevel(level)
 
 
 def _attention(eager: bool) -> str | None:
@@ -228,6 +208,12 @@ def folder(path: Path) -> Path:
         hint = f"; {did_you_mean(path.name, near)}" if 0 < len(near) <= 20 else "; check the path"
         raise BadInput(f"path: no such folder, got '{path}'{hint}")
     os.listdir(path)  # a folder that cannot be listed would seem empty
+    if (path / ADAPTER_CONFIG).is_file():
+        base = json_file(path / ADAPTER_CONFIG).get("base_model_name_or_path")
+        raise BadInput(
+            f"path: an adapter is in it, got '{path}'; give the base model ({base}) as path or hub, and the adapter in "
+            "a folder of its own as adapter"
+        )
     if not (path / "config.json").is_file():
         raise BadInput(f"path: no config.json in it, got '{path}'; give a folder in the transformers format")
     for file in path.iterdir():
@@ -285,14 +271,14 @@ def _hub_place(hub: str, revision: str | None) -> Place:
     return Place(config_of(hub, revision), hub, revision, identity)
 
 
-def hub_files(hub: str, revision: str | None, patterns: list[str]) -> Path:
-    """The snapshot folder of a hub repository, with the files that match."""
+def hub_files(hub: str, revision: str | None, patterns: list[str], key: str = "hub") -> Path:
+    """The snapshot folder of a hub repository, with the files that match. key: what names the repository."""
     from huggingface_hub import snapshot_download
 
     try:
         return Path(snapshot_download(hub, revision=revision, allow_patterns=patterns, local_files_only=local_only()))
     except (OSError, ValueError) as error:
-        raise _unreachable(hub, revision, error) from error
+        raise _unreachable(hub, revision, error, key) from error
 
 
 def from_place(model_place: Place) -> Source:
@@ -323,17 +309,17 @@ def _reason(error: Exception) -> str:
     return " ".join(str(error).split())[:200] or type(error).__name__
 
 
-def _unreachable(where: str, revision: str | None, error: Exception) -> BadInput:
+def _unreachable(where: str, revision: str | None, error: Exception, key: str = "hub") -> BadInput:
     at = f"{where}@{revision}" if revision else where
     if local_only():
         reason = "HF_HUB_OFFLINE is set" if offline() else str(unreachable())
     else:
         reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)[:160]
     message = (
-        f"hub: the model could not be read, got '{at}' ({reason}); check the id and revision, the network, "
-        "or download it and use path: FOLDER"
+        f"{key}: the model could not be read, got '{at}' ({reason}); check the id and revision, the network, "
+        f"or download it and use {'path' if key == 'hub' else key}: FOLDER"
     )
-    return Unreachable(message, at, reason) if local_only() else BadInput(message)
+    return Unreachable(message, at, reason) if local_only() and key == "hub" else BadInput(message)
 
 
 def _check_config_file(file: Path) -> None:
@@ -395,7 +381,7 @@ def _pretrained(auto: Any, where: str, revision: str | None, **settings: Any) ->
 
 def _config(where: str, revision: str | None) -> Any:
     try:
-        with _silent():
+        with silent():
             return _pretrained(library().AutoConfig, where, revision)
     except Exception as error:  # the library checks little and raises anything
         if is_gguf(where):
@@ -442,7 +428,7 @@ def tokenizer_of(where: str, revision: str | None = None) -> Any:
         if (file := Path(where) / name).is_file():
             readable(file)
     try:
-        with _silent():
+        with silent():
             tokenizer = _pretrained(library().AutoTokenizer, where, revision)
             tokenizer(PROBE, verbose=False)
             return tokenizer
@@ -499,7 +485,7 @@ def uncached(model: Any) -> Any:
 def _loaded(where: str, revision: str | None, eager: bool, auto: str) -> tuple[Any, list[str]]:
     """The model, and the names of weights outside the backbone that the checkpoint lacks."""
     try:
-        with _alone():
+        with alone():
             model, info = _pretrained(
                 getattr(library(), auto),
                 where,
@@ -517,6 +503,8 @@ def _loaded(where: str, revision: str | None, eager: bool, auto: str) -> tuple[A
                 f"path: the weights cannot be loaded, got '{where}' ({_reason(error)}); save them again"
             ) from error
         raise _unreachable(where, revision, error) from error
+    if getattr(model, "_hf_peft_config_loaded", False):
+        raise BadInput(f"hub: an adapter is in it, got '{where}'; give its base model, and this as adapter")
     backbone = "" if model.base_model is model else f"{model.base_model_prefix}."
     lacking = info["missing_keys"]
     missing = sorted(key for key in lacking if key.startswith(backbone) and "pooler" not in key)
@@ -626,7 +614,7 @@ def _check_quantization(config: Any) -> None:
 
     got = given.get("quant_method", given) if isinstance(given, dict) else given
     advice = "install the package that it needs, or use the model without quantization"
-    with refusing("config.quantization_config: cannot be used here", got, advice), _silent():
+    with refusing("config.quantization_config: cannot be used here", got, advice), silent():
         AutoHfQuantizer.from_config(given, pre_quantized=True).validate_environment(device_map=None)
 
 
@@ -645,7 +633,7 @@ def _skeleton(config: Any) -> nn.Module:
     """The backbone without weights, shared by all checkpoints of a training run."""
     known = config_hash(config.to_dict())
     if known not in _skeletons:
-        with _alone(), torch.device("meta"):
+        with alone(), torch.device("meta"):
             _skeletons[known] = library().AutoModel.from_config(config)
     return _skeletons[known]
 

@@ -1,0 +1,181 @@
+"""LoRA adapters in the format of the package peft, merged into the weights of their base model."""
+
+import hashlib
+import importlib.util
+import json
+import logging
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from repsim_cli.data.files import json_file
+from repsim_cli.errors import BadInput
+from repsim_cli.files import readable, refusing
+from repsim_cli.models.library import silent
+from repsim_cli.models.source import Source
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+OUTER = ("model", "language_model", "text_model")  # of models with more parts
+log = logging.getLogger("repsim")
+
+
+class Adapter(NamedTuple):
+    """settings: adapter_config.json. file: the weights."""
+
+    settings: dict[str, Any]
+    file: Path
+
+    def weights(self) -> dict[str, Tensor]:
+        """By the name of the module in the model that the adapter was trained on, and what it is there."""
+        return {name.removeprefix("base_model.model."): w for name, w in safetensors.torch.load_file(self.file).items()}
+
+    def hash(self) -> str:
+        return hashlib.sha256(json.dumps(self.settings, sort_keys=True).encode() + self.file.read_bytes()).hexdigest()
+
+
+def adapter_in(folder: Path) -> Adapter:
+    """The adapter in a folder. Raises BadInput where it is none, or no LoRA with safetensors."""
+    if importlib.util.find_spec("peft") is None:
+        raise BadInput("adapter: needs the package peft, got none; pip install 'repsim-cli[peft]'")
+    if not (folder / CONFIG).is_file():
+        raise BadInput(f"adapter: no {CONFIG} in it, got '{folder}'; give the folder of a LoRA adapter")
+    settings = json_file(folder / CONFIG)
+    for key, known in {"peft_type": "LORA", "trainable_token_indices": None, "layer_replication": None}.items():
+        if settings.get(key) != known:
+            raise BadInput(
+                f"adapter: only LoRA of the base's own modules is merged, got {key} {settings.get(key)!r:.60} in "
+                f"'{folder}'; merge it yourself, and give the result as path"
+            )
+    file = folder / WEIGHTS
+    if not file.is_file():
+        pickles = [place.name for place in sorted(folder.glob("adapter_model.*"))]
+        if pickles:
+            raise BadInput(
+                f"adapter: only pickled weights ({pickles[0]}), which can run code, got '{folder}'; save it again as "
+                "safetensors"
+            )
+        raise BadInput(f"adapter: no {WEIGHTS} in it, got '{folder}'; give a folder with weights")
+    with (
+        refusing(f"adapter: {WEIGHTS} is not a complete safetensors file", readable(file), "copy it again"),
+        safetensors.safe_open(file, framework="pt"),
+    ):
+        pass
+    return Adapter(settings, file)
+
+
+def with_adapter(source: Source, where: str, folder: Callable[[], Path], base: str, check: bool) -> Source:
+    """The model with the adapter merged into its weights. Its modules have the names of the base model.
+
+    where: the adapter's folder or hub id. base: where the base model is. check: whether the adapter fits, now.
+    """
+
+    def merged_in(model: nn.Module) -> nn.Module:
+        return merged(model, adapter_in(folder()))
+
+    def identity() -> dict[str, Any]:
+        known, adapter = source.identity(), adapter_in(folder())
+        both = hashlib.sha256(f"{known['weights_hash']} {adapter.hash()}".encode()).hexdigest()
+        return {**known, "adapter": where, "base_hash": known["weights_hash"], "weights_hash": both}
+
+    if check:
+        adapter = adapter_in(folder())
+        fitting(adapter, source.skeleton)
+        trained_on = str(adapter.settings.get("base_model_name_or_path"))
+        if Path(trained_on).name.lower() != Path(base).name.lower():
+            log.info("adapter: '%s' was trained on '%s', got the base '%s'", where, trained_on, base)
+    return replace(
+        source,
+        load=lambda eager: merged_in(source.load(eager)),
+        with_head=lambda auto: merged_in(source.with_head(auto)),
+        identity=identity,
+    )
+
+
+def name_in(modules: Mapping[str, Any], path: str, prefix: str) -> str | None:
+    """The name in a model of a module that has this path in the model that the adapter was trained on, where one of
+    them may be the backbone of the other; None where it is outside.
+
+    prefix: the name of the backbone in models of this architecture that have a head.
+
+    >>> name_in({"layers.0.mlp": 1}, "gpt_neox.layers.0.mlp", "gpt_neox")
+    'layers.0.mlp'
+    """
+    while path:
+        if (name := next((name for name in (path, f"{prefix}.{path}") if name in modules), None)) is not None:
+            return name
+        outer, _, path = path.partition(".")
+        if outer not in (prefix, *OUTER):
+            return None
+    return None
+
+
+def fitting(adapter: Adapter, model: Any) -> dict[str, str]:
+    """The name in the model of each module that the adapter changes, without heads that the model lacks. Raises
+    BadInput where a block has no such module, or one of another shape."""
+    names: dict[str, str] = {}
+    modules = dict(model.named_modules())
+    for key, weight in adapter.weights().items():
+        path, _, kind = key.partition(".lora_")
+        if not kind:
+            continue
+        name = name_in(modules, path, model.base_model_prefix)
+        if name is None:
+            if re.search(r"\.\d+\.", path):
+                raise BadInput(
+                    f"adapter: the base has no such module, got {path} in '{adapter.file.parent}'; "
+                    "give the base that it was trained on"
+                )
+            continue
+        names[path] = name
+        matrix = getattr(modules[name], "weight", None)
+        if kind == "A.weight" and matrix is not None and weight.ndim == 2 and weight.shape[1] not in matrix.shape:
+            raise BadInput(
+                f"adapter: it does not fit its base, got {tuple(weight.shape)} for {path} of {tuple(matrix.shape)}; "
+                "give the base that it was trained on"
+            )
+    if not names:
+        raise BadInput(f"adapter: it changes no module of the base, got '{adapter.file.parent}'; give its own base")
+    return names
+
+
+def merged(model: Any, adapter: Adapter) -> Any:
+    """The model, with the adapter merged into its weights in place."""
+    from peft import LoraConfig, LoraModel, set_peft_model_state_dict
+
+    weights, modules = adapter.weights(), dict(model.named_modules())
+    names = fitting(adapter, model)
+    head = model.get_output_embeddings()
+    if head is not None and head in [modules[name] for name in names.values()]:
+        head.weight = nn.Parameter(head.weight.detach().clone())  # the embeddings, if tied, are not changed
+    low_rank, whole = {}, {}
+    for key, weight in weights.items():
+        path, _, kind = key.partition(".lora_")
+        if kind and path in names:
+            low_rank[f"model.{names[path]}.lora_{kind}"] = weight
+        elif not kind:
+            path, _, parameter = key.replace(".base_layer.", ".").rpartition(".")
+            whole[name_in(modules, path, model.base_model_prefix), parameter] = weight
+    advice = "give the base that it was trained on"
+    with refusing("adapter: cannot be merged into its base", adapter.file.parent, advice), silent(), torch.no_grad():
+        settings: Any = LoraConfig.from_pretrained(str(adapter.file.parent))
+        for setting in ("modules_to_save", "exclude_modules", "layers_to_transform", "layers_pattern"):
+            setattr(settings, setting, None)
+        settings.target_modules, settings.inference_mode = sorted(names.values()), True
+        for patterns in (settings.rank_pattern, settings.alpha_pattern):  # by name in the other model
+            for path in [path for path in patterns if path in names]:
+                patterns[names[path]] = patterns[path]
+        for (name, parameter), weight in whole.items():
+            if name is not None:
+                getattr(modules[name], parameter).copy_(weight)
+        tuner: Any = LoraModel(model, settings, "default")
+        outcome = set_peft_model_state_dict(tuner, low_rank)
+        missing = [name for name in outcome.missing_keys if ".lora_" in name]
+        if missing or outcome.unexpected_keys:
+            raise ValueError(f"{(missing + outcome.unexpected_keys)[0]} does not match")
+        return tuner.merge_and_unload().eval()

@@ -1,0 +1,47 @@
+"""transformers, imported when first needed, and what must not happen twice at a time in it."""
+
+import logging
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+
+def library() -> Any:
+    """transformers, imported when first needed, since that takes seconds, and without its messages."""
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    return transformers
+
+
+LOADING = threading.Lock()
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """One model is built or loaded at a time.
+
+    While transformers loads a model, it replaces `PreTrainedModel.tie_weights` for the whole process. A model that is
+    built meanwhile keeps an untied head. Of two loads that overlap, the later to end leaves the replacement in place:
+    from then on every checkpoint with tied weights seems to lack its lm_head.weight.
+    """
+    with LOADING, silent():
+        yield
+
+
+@contextmanager
+def silent() -> Iterator[None]:
+    """Silences the load report, which transformers logs as an error; missing weights are reported here."""
+    logger = logging.getLogger("transformers")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    # filters belong to the process: a thread that loads must not reset them while another computes
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    try:
+        with warnings.catch_warnings(action="ignore") if in_main_thread else nullcontext():
+            yield
+    finally:
+        logger.setLevel(level)
