@@ -26,6 +26,7 @@ Finite = Annotated[float, Field(ge=-1e30, le=1e30)]
 ESTIMATES = Literal["full", "per_batch", "ratio_of_sums", "moments"]
 
 
+WORDS = ("word",)  # units of rows that are words
 LARGEST = 1e15  # of activations: the squares of larger ones, summed, leave the range of float32
 
 

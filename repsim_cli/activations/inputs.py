@@ -12,7 +12,7 @@ from repsim_cli.data.words import check_offsets
 from repsim_cli.errors import BadInput
 from repsim_cli.models.shapes import Vocabulary
 from repsim_cli.models.source import PrecomputedWords, Sentence, Source
-from repsim_cli.settings import Extract
+from repsim_cli.settings import WORDS, Extract
 
 OTHER = {"text": "a different vocabulary", "images": "a different grid of patches", "numbers": "different numbers"}
 
@@ -42,11 +42,9 @@ def tokenizers(live: Mapping[str, Source], data: Data, extract: Extract) -> dict
     not agree: a row is the same word or example, whatever its tokens.
     """
     by_label = {label: named(label, source.tokenizer) for label, source in live.items()}
-    if extract.unit == "word":
-        if by_label and not data.worded:
-            raise BadInput(
-                f"extract.unit: words need data with sentences of words, got {data.source}; use data=ewt or data=ptb"
-            )
+    if extract.unit in WORDS:
+        if data.modality != "text":
+            raise BadInput(f"extract.unit: {extract.unit}s need text, got {data.source}; use extract=tokens")
         for label, tokenizer in by_label.items():
             if not isinstance(tokenizer, Vocabulary):
                 named(label, check_offsets, tokenizer)
@@ -71,7 +69,7 @@ def sequences_of(
     shared = {label: _same_tokenizer(tokenizer) or label for label, tokenizer in tokenizers.items()}
     firsts = {key: label for label, key in reversed(shared.items())}
     made: dict[str, Sequences] = {}
-    if tokenizers and extract.unit == "word":
+    if tokenizers and extract.unit in WORDS:
         made = data.aligned(
             {label: tokenizers[label] for label in tokenizers if label in firsts.values()}, extract, seed
         )
@@ -118,6 +116,10 @@ def paired(
             raise BadInput(f"extract.unit: stored activations are of words, got {extract.unit}; use extract=words")
         example = next(iter(sequences.values())).example
         assert example is not None
+        if not data.worded:
+            raise BadInput(
+                f"data: stored activations are of sentences of words, got {data.source}; use data=ewt or data=ptb"
+            )
         words = data.sentences()
         wanted = [Sentence(" ".join(words[i]), len(words[i])) for i in dict.fromkeys(example.tolist())]
     return [
@@ -133,7 +135,7 @@ def described(sequences: Mapping[str, Sequences], data: Data, extract: Extract) 
     candidates = {"token": sample.mask.size, "word": rows + sample.lost}.get(extract.unit, count)
     truncated = {label: given.truncated for label, given in sequences.items() if given.truncated}
     notices = []
-    drawn = sample.documents if extract.unit == "word" else count
+    drawn = sample.documents if extract.unit in WORDS and not data.running else count
     if drawn < extract.sequences:
         notices.append(
             f"extract.sequences: {data.source} gave {drawn} sequences, {extract.sequences} were requested; all are used"
@@ -143,11 +145,13 @@ def described(sequences: Mapping[str, Sequences], data: Data, extract: Extract) 
         notices.append(f"extract.length: {cut} {what} cut to {extract.length} tokens for '{label}'")
     if sample.split:
         notices.append(
-            f"extract.length: {sample.split} sentences are longer than {extract.length} tokens for some model and are "
+            f"extract.length: {sample.split} texts are longer than {extract.length} tokens for some model and are "
             "read in several stretches, split at the same words for all models; a word sees only its own stretch"
         )
     for reason, left_out in sample.dropped.items():
         notices.append(f"data: {left_out} examples of {data.source} are left out ({reason})")
+    for reason, left_out in sample.words_dropped.items():
+        notices.append(f"data: {left_out} words of {data.source} are left out for all models ({reason})")
     record = {
         "source": data.source,
         "hash": sample.hash(),
@@ -190,5 +194,5 @@ def _vocabulary(tokenizer: Any) -> Any:
 def _other_tokenizer(first: str, other: str, how: str) -> BadInput:
     return BadInput(
         f"model: tokenizers differ, got {how} for '{other}' than for '{first}'; use extract=pooled (a row per document "
-        "or example), or extract=words with data=ewt or data=ptb, or models that share a tokenizer"
+        "or example), or extract=words (a row per word), or models that share a tokenizer"
     )

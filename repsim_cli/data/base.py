@@ -40,9 +40,10 @@ class Sequences:
     truncated: how many examples were cut to L.
     dropped: how many examples were left out, by reason.
     word: the number (from 0) of the word that the token is a piece of, ascending within a sequence, -1 elsewhere.
-    Position is then the same, and document the sentence.
-    split: how many sentences span several sequences.
-    lost: how many words were in sentences that were left out.
+    Position is then the same, and document the sentence, document or example.
+    split: how many sentences or examples span several sequences.
+    lost: how many words were left out, alone or with their sentence.
+    words_dropped: how many words were left out alone, by reason.
     """
 
     inputs: Shaped[np.ndarray, "N ..."]
@@ -59,6 +60,7 @@ class Sequences:
     word: Int[np.ndarray, "N L"] | None = None
     split: int = 0
     lost: int = 0
+    words_dropped: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def ids(self) -> Int[np.ndarray, "N L"]:
@@ -92,7 +94,7 @@ class Data(ABC):
 
     source: where a reader of the results finds the data.
     running: it is running text, documents without labels.
-    worded: it consists of sentences of words, and so has `aligned` sequences for several tokenizers.
+    worded: it consists of sentences of words.
     """
 
     modality: ClassVar[Modality] = "text"
@@ -113,7 +115,7 @@ class Data(ABC):
         raise NotImplementedError
 
     def aligned(self, tokenizers: Mapping[str, Any], extract: Extract, seed: int) -> dict[str, Sequences]:
-        """The sequences for models with these tokenizers: the same words of the same sentences for all."""
+        """The sequences of text for models with these tokenizers: the same words for all."""
         raise NotImplementedError
 
 

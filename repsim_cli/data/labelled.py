@@ -1,23 +1,26 @@
 """Labelled text: MNLI, HANS, SST-2, Yelp polarity, QNLI, QQP, from the hub or from files in their official formats."""
 
 import csv
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 from pydantic import Field
 
-from repsim_cli.data.base import Data, Sequences
+from repsim_cli.data.base import Data, Labels, Sequences, draw
 from repsim_cli.data.files import existing, json_line, lines_of, local
 from repsim_cli.data.hub import NO_LABEL, HubTable, Record, hub_records, parquet_records
 from repsim_cli.data.network import download
 from repsim_cli.data.padding import pad
+from repsim_cli.data.words import Tally, aligned, segmented, stretches
 from repsim_cli.errors import BadInput
 from repsim_cli.registry import data, did_you_mean
-from repsim_cli.settings import Extract
+from repsim_cli.settings import WORDS, Extract
 
 Spelled = dict[str | Annotated[int, Field(ge=-1000, le=1000)], str]
 SUFFIXES = (".tsv", ".txt", ".csv", ".jsonl", ".jsonl.zst", ".parquet")
@@ -159,12 +162,19 @@ class Examples(Data):
             raise BadInput(f"{self.source}: it has no examples, got {left_out}; give another file or split")
         return examples, dropped
 
-    def sequences(self, tokenizer: Any, extract: Extract, seed: int) -> Sequences:
-        examples, dropped = self.examples()
+    def _codes(self, examples: Sequence[Example]) -> list[int] | None:
+        """The code of each example's label; None where the data has none."""
         codes = [-1 if example.label is None else self.names.index(example.label) for example in examples]
         bare = codes.count(-1)
         if 0 < bare < len(codes):
             raise BadInput(f"{self.source}: labels are missing, got none for {bare} of {len(codes)} examples; add them")
+        return None if bare else codes
+
+    def sequences(self, tokenizer: Any, extract: Extract, seed: int) -> Sequences:
+        if extract.unit in WORDS:
+            return self.aligned({"the model": tokenizer}, extract, seed)["the model"]
+        examples, dropped = self.examples()
+        codes = self._codes(examples)
         return pad(
             [example.texts for example in examples],
             tokenizer,
@@ -172,10 +182,25 @@ class Examples(Data):
             sequences=extract.sequences,
             seed=seed,
             source=self.source,
-            labels=None if bare else (codes, self.names),
+            labels=None if codes is None else (codes, self.names),
             dropped=dropped,
             whole=extract.unit == "token" and extract.padding == "keep",
         )
+
+    def aligned(self, tokenizers: Mapping[str, Any], extract: Extract, seed: int) -> dict[str, Sequences]:
+        """A sequence for each stretch of an example, with its label."""
+        examples, dropped = self.examples()
+        codes = self._codes(examples)
+        tally = Tally(Counter(dropped))
+        passages = (segmented(i, examples[i].texts) for i in draw(len(examples), extract.sequences, seed).tolist())
+        made = list(stretches(passages, tokenizers, extract, tally, whole=False))
+        found = aligned(made, tokenizers, extract, tally, self.source, len(examples))
+        if codes is None:
+            return found
+        return {
+            label: replace(given, labels=Labels(np.asarray(codes)[given.example], self.names))
+            for label, given in found.items()
+        }
 
 
 def _examples(

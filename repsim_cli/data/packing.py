@@ -1,7 +1,7 @@
 """Documents -> packed token sequences of equal length with every token's place in its document, or a sequence each."""
 
-from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterator, Mapping
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, ClassVar
 
@@ -9,17 +9,20 @@ import numpy as np
 
 from repsim_cli.data.base import Data, Sequences, draw
 from repsim_cli.data.padding import pad
+from repsim_cli.data.words import Passage, Tally, aligned, segmented, stretches
 from repsim_cli.errors import BadInput
-from repsim_cli.settings import Extract
+from repsim_cli.settings import WORDS, Extract
 
 PIECE = 1 << 20  # characters tokenized at a time
+WINDOW = 1 << 14  # characters cut into stretches at a time
 
 
 @dataclass(frozen=True)
 class Text(Data):
     """Raw text. documents(): a new pass over the documents, as strings, in a fixed order.
 
-    Tokens are read from packed sequences. A pooled row is a document, cut to `length` tokens.
+    Tokens are read from packed sequences, words from stretches of documents. A pooled row is a document, cut to
+    `length` tokens.
     """
 
     running: ClassVar[bool] = True
@@ -28,6 +31,8 @@ class Text(Data):
     source: str
 
     def sequences(self, tokenizer: Any, extract: Extract, seed: int) -> Sequences:
+        if extract.unit in WORDS:
+            return self.aligned({"the model": tokenizer}, extract, seed)["the model"]
         if self.packs(extract):
             return pack(
                 self,
@@ -46,6 +51,24 @@ class Text(Data):
                 "data.sample_by=paragraph or line, or use extract=tokens"
             )
         return pad(texts, tokenizer, length=extract.length, sequences=extract.sequences, seed=seed, source=self.source)
+
+    def aligned(self, tokenizers: Mapping[str, Any], extract: Extract, seed: int) -> dict[str, Sequences]:
+        """`sequences` stretches of at most `length` tokens, drawn under the seed from the first `pool` of the text."""
+        tally = Tally()
+        cut = stretches(self._passages(), tokenizers, replace(extract, long="split"), tally, whole=False)
+        made = list(islice(cut, extract.pool))
+        tally.split = 0  # documents are cut on purpose
+        chosen = [made[i] for i in draw(len(made), extract.sequences, seed)]
+        documents = made[-1].passage.document + 1 if made else 0
+        return aligned(chosen, tokenizers, extract, tally, self.source, documents)
+
+    def _passages(self) -> Iterator[Passage]:
+        for number, document in enumerate(self.documents()):
+            first = 0
+            for text in pieces(document, WINDOW):
+                passage = segmented(number, (text,), first)
+                yield passage
+                first += len(passage.words)
 
 
 def separator_id(tokenizer: Any, separator: str) -> int | None:

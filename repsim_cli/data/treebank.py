@@ -1,6 +1,7 @@
 """Treebanks as sentences of words: the Penn Treebank (one sentence a line) and UD English EWT (CoNLL-U)."""
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import resources
@@ -8,13 +9,13 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from repsim_cli.data.base import Data, Sequences
+from repsim_cli.data.base import Data, Sequences, draw
 from repsim_cli.data.files import existing, lines_of, local
 from repsim_cli.data.hub import HubTable, hub_records
 from repsim_cli.data.network import download
 from repsim_cli.data.padding import pad
 from repsim_cli.data.text import read
-from repsim_cli.data.words import align
+from repsim_cli.data.words import Tally, aligned, sentence, stretches
 from repsim_cli.errors import BadInput
 from repsim_cli.registry import data
 from repsim_cli.settings import Extract
@@ -67,17 +68,10 @@ class Treebank(Data):
 
     def aligned(self, tokenizers: Mapping[str, Any], extract: Extract, seed: int) -> dict[str, Sequences]:
         sentences, empty = self._sentences()
-        return align(
-            sentences,
-            tokenizers,
-            length=extract.length,
-            long=extract.long,
-            keep="last" if extract.piece == "last" else "first",
-            sequences=extract.sequences,
-            seed=seed,
-            source=self.source,
-            dropped={"no word": empty} if empty else {},
-        )
+        tally = Tally(Counter({"no word": empty} if empty else {}))
+        passages = (sentence(i, sentences[i]) for i in draw(len(sentences), extract.sequences, seed).tolist())
+        made = list(stretches(passages, tokenizers, extract, tally, whole=True))
+        return aligned(made, tokenizers, extract, tally, self.source, len(sentences))
 
 
 def _treebank(

@@ -10,7 +10,10 @@ from repsim_cli import registry, results
 from repsim_cli.activations.inputs import described, sequences_of, tokenizers
 from repsim_cli.activations.rows import blocks, pool_words, readings, row_documents, rows_of, same_rows
 from repsim_cli.activations.stored import activations_key
-from repsim_cli.data.words import align, check_offsets
+from repsim_cli.data import packing
+from repsim_cli.data.packing import Text
+from repsim_cli.data.treebank import Treebank
+from repsim_cli.data.words import check_offsets, words_in
 from repsim_cli.errors import BadInput
 from repsim_cli.models.transformers import tokenizer_of
 from repsim_cli.settings import Extract, Hardware
@@ -42,8 +45,9 @@ def treebank(tmp_path, sentences=SENTENCES):
 
 
 def aligned(sentences, tokenizer, **settings):
-    given = {"length": 64, "long": "split", "keep": "last", "sequences": 1000, "seed": 0, "source": "data"}
-    found = align(sentences, {"m": tokenizer} if not isinstance(tokenizer, dict) else tokenizer, dropped={}, **given | settings)  # fmt: skip
+    data = Treebank(lambda: iter(sentences), "data")
+    several = tokenizer if isinstance(tokenizer, dict) else {"m": tokenizer}
+    found = data.aligned(several, extract(**{"length": 64, "sequences": 1000} | settings), 0)
     return found if isinstance(tokenizer, dict) else found["m"]
 
 
@@ -137,9 +141,7 @@ def test_long_sentences_are_split_at_the_same_words_for_all(three):
     assert (found["pieces"].ids[:, 0] == three["pieces"].cls_token_id).all()
     settings = extract(length=9)
     assert grid(found["bytes"], settings) == [(0, 0), (0, 1), *((1, j) for j in range(8))]
-    with pytest.raises(
-        BadInput, match=r"extract.length: sentence 1 .'a dog runs .*has 21 tokens for 'bytes', got a len"
-    ):
+    with pytest.raises(BadInput, match=r"extract.length: text 1 .'a dog runs .*has 21 tokens for 'bytes', got a len"):
         aligned([["we", "met"], words], three, length=9, long="refuse")
     assert aligned([["we", "met"]], three, length=9, long="refuse")["bytes"].split == 0
 
@@ -147,13 +149,13 @@ def test_long_sentences_are_split_at_the_same_words_for_all(three):
 @pytest.mark.parametrize(("keep", "ids"), [("last", slice(-4, None)), ("first", slice(4))])
 def test_a_word_longer_than_a_stretch_keeps_the_pieces_that_fit(gpt_tokenizer, bert_tokenizer, keep, ids):
     word = "x" * 9 + "yz"
-    sequences = aligned([["a", word, "a"]], gpt_tokenizer, length=4, keep=keep)
+    sequences = aligned([["a", word, "a"]], gpt_tokenizer, length=4, piece=keep)
     assert sequences.truncated == 1
     whole = gpt_tokenizer(word)["input_ids"]
     assert len(whole) > 4
     assert sequences.ids[1].tolist() == whole[ids]
     assert [set(row[row >= 0]) for row in sequences.word] == [{0}, {1}, {2}]
-    pair = aligned([["we", "runs"]], bert_tokenizer, length=3, keep=keep)
+    pair = aligned([["we", "runs"]], bert_tokenizer, length=3, piece=keep)
     assert pair.ids[:, 0].tolist() == [bert_tokenizer.cls_token_id] * 2
     assert pair.ids[:, -1].tolist() == [bert_tokenizer.sep_token_id] * 2
 
@@ -172,7 +174,7 @@ def test_sentences_whose_words_get_lost_are_left_out_for_all(tmp_path, three, ca
     found = aligned(sentences, {**three, "whole": merging})
     assert found["bytes"].example.tolist() == [2]
     assert found["bytes"].dropped == {"a token of two words": 1, "a word without a token": 1}
-    with pytest.raises(BadInput, match="data: no sentence is left, got 1 with a token of two words; use other data"):
+    with pytest.raises(BadInput, match="data: no word is left, got 1 with a token of two words; use other data"):
         aligned([["we", "met"]], merging)
     record, notices = described(aligned(sentences, three), treebank(tmp_path), extract(sequences=3))
     assert (record["rows_kept"], record["rows_dropped"], record["sentences_split"]) == (3, 3, 0)
@@ -193,7 +195,7 @@ def test_notices(tmp_path, three):
     assert record["rows_kept"] == WORDS + 1
     assert record["sentences_split"] == 1
     assert notices[0].startswith("extract.length: 1 words have their pieces cut to 9 tokens for 'bytes'")
-    assert "extract.length: 1 sentences are longer than 9 tokens for some model and are read in several" in notices[-1]
+    assert "extract.length: 1 texts are longer than 9 tokens for some model and are read in several" in notices[-1]
 
 
 def test_what_cannot_be_aligned(three):
@@ -204,10 +206,9 @@ def test_what_cannot_be_aligned(three):
         check_offsets(Slow())
     with pytest.raises(BadInput, match="extract.length: too short for 2 special tokens and a word of 'pieces', got 2"):
         aligned(SENTENCES, three, length=2)
-    text = registry.data.get("embedded_text").function()
-    source = registry.models.get("shipped").function(name="tiny_a")
-    with pytest.raises(BadInput, match="extract.unit: words need data with sentences of words, got Jargon File"):
-        tokenizers({"m": source}, text, extract())
+    images = registry.data.get("digits").function()
+    with pytest.raises(BadInput, match="extract.unit: words need text, got scikit-learn digits; use extract=tokens"):
+        tokenizers({}, images, extract())
 
 
 def test_rows_are_the_pieces_of_each_sentence_alone(tmp_path, tiny_folder, bert_tokenizer, gpt_tokenizer):
@@ -292,3 +293,173 @@ def test_shipped_sentences_under_shipped_tokenizers():
     said = found["unigrams"]
     pieces = tokenizer_of("unigrams").convert_ids_to_tokens(said.ids[0][said.word[0] == 0].tolist())
     assert "".join(pieces).replace("\u2581", "") == sentences[0][0]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("I don't can\u2019t l'avion \u2018so\u2019", ["I", "don't", "can\u2019t", "l'avion", "so"]),
+        ("3.14 1,000.50 50% $5 -7 3/4 1st x2", ["3.14", "1,000.50", "50", "5", "7", "3", "4", "1st", "x2"]),
+        ("e.g. U.S.A. a-b snake_case _ ok", ["e.g", "U.S.A", "a", "b", "snake_case", "ok"]),
+        ("me@ex.org http://x.org/a", ["me", "ex.org", "http", "x.org", "a"]),
+        ("no \U0001f469\u200d\U0001f4bb\U0001f1e9\U0001f1ea \u2014 ...!?", ["no"]),
+        ("\u5317\u4eac\u5e02 \u30ab\u30bf \u3053\u3093", ["\u5317", "\u4eac", "\u5e02", "\u30ab\u30bf", "\u3053", "\u3093"]),
+        ("\u0e01\u0e34\u0e19", ["\u0e01\u0e34", "\u0e19"]),  # Thai, without a dictionary
+        ("cafe\u0301 na\u0308ive", ["cafe\u0301", "na\u0308ive"]),
+        ("\u05e6\u05d4\"\u05dc \u0645\u0631\u062d\u0628\u0627", ["\u05e6\u05d4\"\u05dc", "\u0645\u0631\u062d\u0628\u0627"]),
+        ("\ud55c\uad6d\uc5b4 \ub2e8\uc5b4", ["\ud55c\uad6d\uc5b4", "\ub2e8\uc5b4"]),
+        ("one\r\ntwo\n\n three", ["one", "two", "three"]),
+        ("", []),
+        (" .,;\n", []),
+    ],
+)  # fmt: skip
+def test_words_by_the_rules_of_unicode(text, words):
+    assert [text[a:b] for a, b in words_in(text)] == words
+
+
+def said(sequences, texts):
+    """The words of every row, by document and number: no word is in two sequences, all ascend."""
+    for row in range(len(sequences.ids)):
+        inside = sequences.word[row][sequences.word[row] >= 0]
+        assert (np.diff(inside) >= 0).all()
+    rows = grid(sequences, extract())
+    assert rows == sorted(set(rows))
+    words = [[text[a:b] for a, b in words_in(text)] for text in texts]
+    return [words[document][word] for document, word in rows]
+
+
+DOCUMENTS = [
+    'He said: "It isn\'t 3.14\u2014no!"  Then,\n\n(after a while) he left. ' * 3,
+    "A short one.",
+    "...",
+    "A dog runs outside; \u201cwe\u201d met a cat, e.g. the grey cat of J.R.R. Smith-Jones. " * 4,
+]
+
+
+@pytest.mark.parametrize("length", [12, 64])
+def test_words_of_plain_text_are_the_same_for_every_tokenizer(three, length):
+    data = Text(lambda: iter(DOCUMENTS), "documents")
+    three = {
+        label: tokenizer for label, tokenizer in three.items() if label != "words"
+    }  # which knows white space alone
+    found = data.aligned(three, extract(length=length), 0)
+    every = [text[a:b] for text in DOCUMENTS for a, b in words_in(text)]
+    for sequences in found.values():
+        assert same_rows(found["bytes"], sequences, extract())
+        assert said(sequences, DOCUMENTS) == every
+        assert sequences.mask.sum(1).max() <= length
+        assert sequences.dropped == {"no word": 1}
+        assert (sequences.lost, sequences.split, sequences.documents) == (0, 0, 4)
+    if length == 64:
+        # nothing of the text is lost at the cuts, punctuation included; the white space there is
+        tokenizer = three["bytes"]
+        kept = [tokenizer.decode(ids[text]) for ids, text in zip(found["bytes"].ids, found["bytes"].text, strict=True)]
+        first = [part for part, document in zip(kept, found["bytes"].example, strict=True) if document == 0]
+        assert len(first) > 1
+        assert "".join("".join(first).split()) == "".join(DOCUMENTS[0].split())
+
+
+def test_stretches_of_text_are_drawn_from_the_pool(gpt_tokenizer):
+    data = Text(lambda: iter(DOCUMENTS), "documents")
+    every = data.sequences(gpt_tokenizer, extract(length=12), 0)
+    few = data.sequences(gpt_tokenizer, extract(length=12, pool=5, sequences=3), 0)
+    assert len(every.ids) > 5
+    assert len(few.ids) == 3
+    longest = few.ids.shape[1]
+    pool = [tuple(ids[:longest]) for ids in every.ids[:5].tolist()]
+    assert all(tuple(ids) in pool for ids in few.ids.tolist())
+
+
+def test_long_documents_count_their_words_on(gpt_tokenizer, monkeypatch):
+    monkeypatch.setattr(packing, "WINDOW", 40)
+    data = Text(lambda: iter(DOCUMENTS), "documents")
+    assert said(data.sequences(gpt_tokenizer, extract(length=32), 0), DOCUMENTS) == [
+        text[a:b] for text in DOCUMENTS for a, b in words_in(text)
+    ]
+
+
+def test_words_that_a_tokenizer_merges_are_left_out_for_all(gpt_tokenizer):
+    """Han: a token of two characters, which are two words. The others of the text stay."""
+    import transformers
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    names = ["[UNK]", "\u5317\u4eac", "\u5e02", "\u5927", "\u5b66"]
+    level = Tokenizer(models.WordPiece({name: i for i, name in enumerate(names)} | {f"##{n}": i + 9 for i, n in enumerate(names[2:])}, unk_token="[UNK]"))  # fmt: skip
+    level.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    merging = transformers.PreTrainedTokenizerFast(tokenizer_object=level, unk_token="[UNK]")
+    data = Text(lambda: iter(["\u5317\u4eac\u5e02 \u5927", "\u5b66"]), "documents")
+    found = data.aligned({"bytes": gpt_tokenizer, "merging": merging}, extract(sequences=2), 0)
+    for sequences in found.values():
+        assert grid(sequences, extract()) == [(0, 2), (0, 3), (1, 0)]
+        assert sequences.words_dropped == {"a token of two words": 2}
+        assert sequences.lost == 2
+    record, notices = described(found, data, extract(sequences=2))
+    assert (record["rows_kept"], record["rows_dropped"]) == (3, 2)
+    assert "data: 2 words of documents are left out for all models (a token of two words)" in notices
+    with pytest.raises(BadInput, match="documents: no word is left, got 2 with a token of two words; use other data"):
+        Text(lambda: iter(["\u5317\u4eac"]), "documents").aligned({"merging": merging}, extract(), 0)
+
+
+PAIRS = [
+    ("A man isn't asleep.", "A dog, e.g. a cat, runs!", "neutral"),
+    ("We met.", "We met.", "entailment"),
+    ("word " * 40, "We met.", "contradiction"),
+]
+
+
+def test_words_of_pairs(tmp_path, bert_tokenizer, gpt_tokenizer):
+    """The words of both texts in one count; a pair that is too long is left out, and no pair is split."""
+    import json
+
+    rows = [{"premise": a, "hypothesis": b, "label": label} for a, b, label in PAIRS]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    data = registry.data.get("mnli").function(path=str(tmp_path / "a.jsonl"))
+    found = data.aligned({"bytes": gpt_tokenizer, "pieces": bert_tokenizer}, extract(length=48), 0)
+    for sequences in found.values():
+        assert same_rows(found["bytes"], sequences, extract())
+        assert said(sequences, [f"{a} {b}" for a, b, _ in PAIRS]) == [
+            "A", "man", "isn't", "asleep", "A", "dog", "e.g", "a", "cat", "runs", "We", "met", "We", "met",
+        ]  # fmt: skip
+        assert sequences.dropped == {"a pair of more than 48 tokens": 1}
+        assert sequences.lost == 42
+        assert sequences.labels.codes.tolist() == [1, 0]
+    pieces = found["pieces"]
+    of_second = pieces.segments[0][pieces.word[0] >= 4]
+    assert (of_second == 1).all()
+    assert (pieces.segments[0][(pieces.word[0] >= 0) & (pieces.word[0] < 4)] == 0).all()
+
+
+def test_labels_follow_the_stretches_of_an_example(tmp_path, bert_tokenizer, gpt_tokenizer):
+    (tmp_path / "dev.tsv").write_text(f"sentence\tlabel\n{'a good film ' * 9}\t1\nbad .\t0\n")
+    data = registry.data.get("sst2").function(path=str(tmp_path / "dev.tsv"))
+    for sequences in data.aligned({"bytes": gpt_tokenizer, "pieces": bert_tokenizer}, extract(length=12), 0).values():
+        assert sequences.example.tolist() == [0] * (len(sequences.ids) - 1) + [1]
+        assert sequences.labels.codes.tolist() == [1] * (len(sequences.ids) - 1) + [0]
+        assert sequences.split == 1
+    with pytest.raises(BadInput, match=r"extract.length: text 0 .'a good film .* tokens for .*; raise it, or cut long"):
+        data.aligned({"bytes": gpt_tokenizer}, extract(length=12, long="refuse"), 0)
+
+
+def test_special_tokens_that_a_text_spells_out_are_no_words(bert_tokenizer, gpt_tokenizer):
+    data = Text(lambda: iter(["we [SEP] met"]), "documents")
+    for sequences in data.aligned({"bytes": gpt_tokenizer, "pieces": bert_tokenizer}, extract(), 0).values():
+        assert grid(sequences, extract()) == [(0, 0), (0, 2)]
+        assert sequences.words_dropped == {"a word without a token": 1}
+
+
+@pytest.mark.parametrize(
+    "data", [["data=embedded"], ["data=local_text", "data.path=TXT"], ["data=sst2", "data.path=SST"]]
+)
+def test_models_with_different_tokenizers_meet_on_the_words_of_any_text(repsim, newest, tmp_path, tiny_folder, data):
+    (tmp_path / "a.txt").write_text("\n".join(DOCUMENTS))
+    (tmp_path / "dev.tsv").write_text("sentence\tlabel\n" + "".join(f"a good film {i}, isn't it\t1\nbad .\t0\n" for i in range(20)))  # fmt: skip
+    named = [word.replace("TXT", str(tmp_path / "a.txt")).replace("SST", str(tmp_path / "dev.tsv")) for word in data]
+    folders = (f"+model.{kind}={{kind: transformers, path: {tiny_folder(kind)}}}" for kind in ("bert", "gpt2"))
+    code, _, err = repsim(
+        "run", "-q", "model=[]", *folders, *named, "extract=words", "extract.sequences=20", "measure=[cka]",
+        "extract.layers=[-1]",
+    )  # fmt: skip
+    assert code == 0, err
+    about = results.read_manifest(newest())["data"]
+    assert about["unit"] == "word"
+    assert about["rows_kept"] > 20

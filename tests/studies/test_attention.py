@@ -14,7 +14,7 @@ from test_words import SENTENCES, conllu
 from repsim_cli import measures, registry, results
 from repsim_cli.activations.attention import attention_readings, check_units, maps, units, word_map
 from repsim_cli.activations.maps import Maps
-from repsim_cli.data.words import align
+from repsim_cli.data.treebank import Treebank
 from repsim_cli.errors import BadInput, Degenerate, RunFailed
 from repsim_cli.models.source import Precomputed
 from repsim_cli.settings import Extract, Hardware
@@ -220,8 +220,9 @@ def test_words_of_a_map_by_hand():
 @pytest.fixture
 def both(bert_tokenizer, gpt_tokenizer):
     """The same sentences under two tokenizers, one of which adds special tokens."""
-    settings = {"length": 32, "long": "split", "keep": "last", "sequences": 9, "seed": 0, "source": "", "dropped": {}}
-    return align(SENTENCES, {"pieces": bert_tokenizer, "bytes": gpt_tokenizer}, **settings)
+    extract = Extract(hook_points=["pattern"], unit="word", length=32, sequences=9)
+    data = Treebank(lambda: iter(SENTENCES), "")
+    return data.aligned({"pieces": bert_tokenizer, "bytes": gpt_tokenizer}, extract, 0)
 
 
 def test_two_tokenizers_give_maps_of_one_shape(both):
@@ -434,7 +435,6 @@ def test_finished_matrices_are_not_computed_again(repsim, newest, words, monkeyp
         (["measure=[]"], "measure: no measure is selected, got none; e.g. measure=[attention_js]"),
         (["extract=tokens"], "extract: attention is compared by words, got hook_points ['resid_post'] and unit token; select extract=attention"),
         (["extract.layers=[5]"], "extract.layers, model.gpt: layers: layer out of range, got 5; the model has layers 0 to 2"),
-        (["data=embedded"], "extract.unit: words need data with sentences of words"),
         (["hardware.memory_gb=0.1"], "hardware.memory_gb: the run needs about 0.5"),
         (["claims=[adjacent]"], "claims: unknown claim, got 'adjacent'"),
         (["+options.special=drop"], "options.special: wrong value, got 'drop'; give 'drop_renormalise' or 'keep'"),
