@@ -40,16 +40,18 @@ class Extract:
     layers: block indices from 0, negative ones from the end, for hook points without `@`.
     unit: what a row is: a `token` (of images, a patch), a `word`, or a whole sequence: the `mean` of its tokens, its
         `first` token ([CLS] where there is one), its `last` token, or all its tokens side by side (`sequence`, for
-        sequences of equal length).
+        sequences of equal length). A treebank marks its words; those of other text follow Unicode's rules (UAX 29) and
+        have a letter or a digit. They are the same for all models, whatever their tokenizers.
     piece: which of its tokens stands for a word: the `last`, the `first`, or their `mean`.
     padding: `drop` leaves padding, BOS and other special tokens out of rows and means; `keep` keeps them, and pads
         labelled examples to `length`. Pooled rows never read padding; `first` and `last` may be special tokens.
     length: tokens per packed sequence. Labelled examples, and the documents of pooled rows, are cut to it. The shortest
         context of the models is the most; more is lowered to it, with a warning. `auto` in a configuration is that
         context, at most 512.
-    long: sentences of more tokens than `length` are `split` between words, at the same words for all models, or refused
-        (`refuse`).
-    sequences: how many sequences, examples or images are drawn under the seed.
+    long: with words, sentences and examples of more tokens than `length` are `split` between words, at the same words
+        for all models, or refused (`refuse`). A pair of texts is left out.
+    sequences: how many sequences, examples or images are drawn under the seed. With words, a document is cut into
+        sequences of at most `length` tokens.
     pool: the sequences are drawn from the first so many packed sequences of a text (for pooled rows, documents).
         Examples and images are drawn from the whole data set.
     separator: the token put before each document of packed text; `auto` takes eos, sep or bos, the first that the

@@ -153,5 +153,5 @@ def test_three_labels_are_scored_as_two_on_hans(two_way):
     [(("LABEL_0", "LABEL_1"), ("negative", "positive")), (("negative", "positive"), MNLI), (MNLI[:2], ("a", "b"))],
 )
 def test_other_labels_are_refused(model, data):
-    with pytest.raises(BadInput, match="model.a: its labels are not those of the data, got .* for .*; save the model"):
+    with pytest.raises(BadInput, match="model.a: its labels are not those of the data, got .* for .*; name them in"):
         scoring(model, data, "model.a")

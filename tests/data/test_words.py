@@ -328,6 +328,10 @@ def said(sequences, texts):
     return [words[document][word] for document, word in rows]
 
 
+def plain(documents):
+    return Text(lambda: (document for document in documents), "documents")
+
+
 DOCUMENTS = [
     'He said: "It isn\'t 3.14\u2014no!"  Then,\n\n(after a while) he left. ' * 3,
     "A short one.",
@@ -338,7 +342,7 @@ DOCUMENTS = [
 
 @pytest.mark.parametrize("length", [12, 64])
 def test_words_of_plain_text_are_the_same_for_every_tokenizer(three, length):
-    data = Text(lambda: iter(DOCUMENTS), "documents")
+    data = plain(DOCUMENTS)
     three = {
         label: tokenizer for label, tokenizer in three.items() if label != "words"
     }  # which knows white space alone
@@ -360,7 +364,7 @@ def test_words_of_plain_text_are_the_same_for_every_tokenizer(three, length):
 
 
 def test_stretches_of_text_are_drawn_from_the_pool(gpt_tokenizer):
-    data = Text(lambda: iter(DOCUMENTS), "documents")
+    data = plain(DOCUMENTS)
     every = data.sequences(gpt_tokenizer, extract(length=12), 0)
     few = data.sequences(gpt_tokenizer, extract(length=12, pool=5, sequences=3), 0)
     assert len(every.ids) > 5
@@ -372,7 +376,7 @@ def test_stretches_of_text_are_drawn_from_the_pool(gpt_tokenizer):
 
 def test_long_documents_count_their_words_on(gpt_tokenizer, monkeypatch):
     monkeypatch.setattr(packing, "WINDOW", 40)
-    data = Text(lambda: iter(DOCUMENTS), "documents")
+    data = plain(DOCUMENTS)
     assert said(data.sequences(gpt_tokenizer, extract(length=32), 0), DOCUMENTS) == [
         text[a:b] for text in DOCUMENTS for a, b in words_in(text)
     ]
@@ -387,7 +391,7 @@ def test_words_that_a_tokenizer_merges_are_left_out_for_all(gpt_tokenizer):
     level = Tokenizer(models.WordPiece({name: i for i, name in enumerate(names)} | {f"##{n}": i + 9 for i, n in enumerate(names[2:])}, unk_token="[UNK]"))  # fmt: skip
     level.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     merging = transformers.PreTrainedTokenizerFast(tokenizer_object=level, unk_token="[UNK]")
-    data = Text(lambda: iter(["\u5317\u4eac\u5e02 \u5927", "\u5b66"]), "documents")
+    data = plain(["\u5317\u4eac\u5e02 \u5927", "\u5b66"])
     found = data.aligned({"bytes": gpt_tokenizer, "merging": merging}, extract(sequences=2), 0)
     for sequences in found.values():
         assert grid(sequences, extract()) == [(0, 2), (0, 3), (1, 0)]
@@ -397,7 +401,7 @@ def test_words_that_a_tokenizer_merges_are_left_out_for_all(gpt_tokenizer):
     assert (record["rows_kept"], record["rows_dropped"]) == (3, 2)
     assert "data: 2 words of documents are left out for all models (a token of two words)" in notices
     with pytest.raises(BadInput, match="documents: no word is left, got 2 with a token of two words; use other data"):
-        Text(lambda: iter(["\u5317\u4eac"]), "documents").aligned({"merging": merging}, extract(), 0)
+        plain(["\u5317\u4eac"]).aligned({"merging": merging}, extract(), 0)
 
 
 PAIRS = [
@@ -441,7 +445,7 @@ def test_labels_follow_the_stretches_of_an_example(tmp_path, bert_tokenizer, gpt
 
 
 def test_special_tokens_that_a_text_spells_out_are_no_words(bert_tokenizer, gpt_tokenizer):
-    data = Text(lambda: iter(["we [SEP] met"]), "documents")
+    data = plain(["we [SEP] met"])
     for sequences in data.aligned({"bytes": gpt_tokenizer, "pieces": bert_tokenizer}, extract(), 0).values():
         assert grid(sequences, extract()) == [(0, 0), (0, 2)]
         assert sequences.words_dropped == {"a word without a token": 1}
