@@ -25,6 +25,7 @@ Invariance = Literal[
     "permutation_of_neurons",
     "orthogonal",
     "isotropic_scaling",
+    "scaling_of_neurons",
     "translation",
     "invertible_linear",
     "permutation_of_heads",
@@ -92,12 +93,18 @@ class Card:
     package: str | None = None
     note: str = ""
 
+    @property
+    def sees_scale_of_features(self) -> bool:
+        """Whether a feature of large variance counts for more than the others."""
+        return self.reads == "activations" and "scaling_of_neurons" not in self.invariant_to
+
     def record(self) -> dict[str, Any]:
         """The card as plain JSON."""
         return {
             **{k: v for k, v in vars(self).items() if k != "invariant_to"},
             "bounds": list(self.bounds),
             "invariant_to": sorted(self.invariant_to),
+            "sees_scale_of_features": self.sees_scale_of_features,
         }
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from repsim_cli.measures import moments
 from repsim_cli.measures.base import Card, Measure, Moments, Pairwise
-from repsim_cli.measures.bases import NEURONS, Basis, alive, overlap, permuted, thin_svd, working
+from repsim_cli.measures.bases import CORRELATIONS, Basis, alive, overlap, permuted, thin_svd, working
 from repsim_cli.measures.inner import Matrix
 from repsim_cli.measures.moments import Axes
 from repsim_cli.registry import measures
@@ -100,7 +100,7 @@ def transported(correlations: Float[Tensor, "k l"]) -> tuple[float, float]:
         bounds=(0.0, 1.0),
         symmetric=False,
         is_metric=False,
-        invariant_to=NEURONS,
+        invariant_to=CORRELATIONS,
         minimum_rows=3,
         cost="n d^2 per pair",
         source="Wu et al. 2020, appendix A.1 (maxcorr)",
@@ -128,7 +128,7 @@ def neuronsim() -> Measure:
         bounds=(-1.0, 1.0),
         symmetric=True,
         is_metric=False,
-        invariant_to=NEURONS,
+        invariant_to=CORRELATIONS,
         minimum_rows=3,
         cost="n d^2 per pair",
         source="Li et al. 2016, semi-matching of signed correlations, both directions averaged",
@@ -156,7 +156,7 @@ def soft_correlation_match() -> Measure:
         bounds=(-1.0, 1.0),
         symmetric=True,
         is_metric=False,
-        invariant_to=NEURONS,
+        invariant_to=CORRELATIONS,
         minimum_rows=3,
         cost="n d^2 + d^3 per pair",
         source="Li et al. 2016, bipartite matching of signed correlations",
@@ -182,7 +182,7 @@ def hard_correlation_match() -> Measure:
         bounds=(-1.0, 1.0),
         symmetric=True,
         is_metric=False,
-        invariant_to=NEURONS,
+        invariant_to=CORRELATIONS,
         minimum_rows=3,
         cost="n d^2 + d^3 per pair",
         source="Khosla and Williams 2024, correlation form: optimal transport of uniform mass",
@@ -244,7 +244,7 @@ def fits_all(rows: Sequence[Basis], columns: Sequence[Basis]) -> Matrix:
         bounds=(0.0, 1.0),
         symmetric=False,
         is_metric=False,
-        invariant_to=NEURONS,
+        invariant_to=CORRELATIONS,
         minimum_rows=3,
         cost="n d^2 + d^3 per layer, n d^2 per pair",
         source="Wu et al. 2020, appendix A.2 (linreg)",

@@ -192,13 +192,22 @@ def transformed(kind: str, x: np.ndarray, seed: int) -> np.ndarray:
         "permutation_of_neurons": lambda: x[:, rng.permutation(d)],
         "orthogonal": lambda: x @ rotation,
         "isotropic_scaling": lambda: 3.7 * x,
+        "scaling_of_neurons": lambda: x * np.where(np.arange(d) == seed % d, 1000, 1),
         "translation": lambda: x + 5 * rng.normal(size=d),
         "invertible_linear": lambda: x @ (rotation * np.geomspace(0.05, 20, d)),
     }[kind]()
 
 
 @pytest.mark.parametrize(
-    "kind", ["permutation_of_neurons", "orthogonal", "isotropic_scaling", "translation", "invertible_linear"]
+    "kind",
+    [
+        "permutation_of_neurons",
+        "orthogonal",
+        "isotropic_scaling",
+        "scaling_of_neurons",
+        "translation",
+        "invertible_linear",
+    ],
 )
 @pytest.mark.parametrize("name", NAMES)
 def test_invariant_if_and_only_if_claimed(name, kind):
@@ -208,6 +217,7 @@ def test_invariant_if_and_only_if_claimed(name, kind):
         x, y = draw(seed)
         changes.append(abs(value(name, transformed(kind, x, seed), y) - value(name, x, y)))
     assert (max(changes) < 1e-8) == claimed
+    assert measures.card(name).sees_scale_of_features == ("scaling_of_neurons" not in measures.card(name).invariant_to)
 
 
 @pytest.mark.parametrize("name", [n for n in NAMES if not measures.card(n).infinite_to_itself])
