@@ -19,6 +19,13 @@ ONE_SUM, END_TO_END, BY_BLOCK = "on one sum", "end to end", "block by block"
 # what differs, token by token, between a model and its base
 RELATIVE, COSINE, KL, NEXT = "relative difference", "cosine", "KL of the outputs", "next token"
 
+# the table of diagnostics and its columns; places: of a sequence, whose rows have a mean norm of their own
+DIAGNOSTICS, PLACES = "diagnostics of layers", 8
+FEATURE, FEATURE_SHARE = "largest feature", "share of variance in the largest feature"
+ROWS_SHARE, PARTICIPATION = "share of variance in the largest 1 % of rows", "participation ratio"
+NORMS = [*(f"norm at place {place}" for place in range(PLACES)), "norm elsewhere"]
+DIAGNOSED = ["model", "layer", "rows", "features", FEATURE, FEATURE_SHARE, ROWS_SHARE, PARTICIPATION, *NORMS]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Side:

@@ -163,6 +163,13 @@ def row_documents(sequences: Sequences, extract: Extract) -> Int[np.ndarray, " n
     return np.flatnonzero(rows_of(sequences, extract))
 
 
+def row_positions(sequences: Sequences, extract: Extract) -> Int[np.ndarray, " n"] | None:
+    """The place of every row in its sequence, which counts special tokens; None for pooled rows, which have none."""
+    if extract.unit not in ("token", "word"):
+        return None
+    return _row_places(sequences, extract).nonzero()[1]
+
+
 def row_beginnings(sequences: Sequences, extract: Extract) -> Int[np.ndarray, " n"]:
     """What every row of the run is the first row of: DOCUMENT + SEQUENCE of `segments.py`, or 0."""
     if extract.unit not in ("token", "word"):

@@ -9,7 +9,7 @@ from typing import Any
 from repsim_cli import results
 from repsim_cli.cli.configs import GROUPS, described
 from repsim_cli.cli.terminal import Bar, check_torch
-from repsim_cli.content import Matrix, Measured, Table, Verdict
+from repsim_cli.content import DIAGNOSTICS, Matrix, Measured, Table, Verdict
 from repsim_cli.errors import BadInput
 
 
@@ -25,7 +25,7 @@ def summary(folder: Path) -> str:
         for measure in whole.measures:
             lines += _measure_lines(folder, measure, brief=many)
         for name, table in whole.tables.items():
-            if name != AUDIT:
+            if name not in (AUDIT, DIAGNOSTICS):
                 lines += _table_lines(name, table)
         for claim in whole.claims:
             lines.append(f"  claim {claim.name} ({claim.measure}): {claim.verdict} ({_evidence(claim)})")

@@ -1,6 +1,6 @@
 """Lines: a number per layer or per step, a colour per model."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -9,6 +9,7 @@ import numpy as np
 from repsim_cli.content import Curve
 from repsim_cli.draw.frame import MARKERS, legend_beside, several
 from repsim_cli.draw.heatmap import by_block
+from repsim_cli.draw.panels import panels
 from repsim_cli.results import slug
 
 PANEL = (4.4, 3.2)  # inches
@@ -39,40 +40,61 @@ def by_layer(curves: Sequence[Curve]) -> Any:
     if len(ways) == 2 and all(_same(*curve.lines.values()) for curve in curves):
         ways = ways[:1]
     figure = Figure(figsize=(len(ways) * PANEL[0], PANEL[1]))
-    panels = figure.subplots(1, len(ways), sharey=True, squeeze=False, gridspec_kw={"wspace": 0.1})[0]
-    longest = max((curve.at for curve in curves), key=len)
-    common = all(curve.at == longest[: len(curve.at)] for curve in curves)
-    names, said = by_block(longest)
-    for panel, way in zip(panels, ways, strict=True):
-        for number, (curve, colour) in enumerate(zip(curves, several(len(curves)), strict=True)):
-            for low, high in _bands(curve, way):
-                panel.fill_between(range(len(curve.at)), low, high, color=colour, alpha=0.15, linewidth=0)
-            panel.plot(
-                range(len(curve.at)),
-                gaps(curve.lines[way]),
-                color=colour,
-                marker=MARKERS[number % len(MARKERS)],
-                markersize=3.5,
-                linewidth=1.3,
-                label=curve.about["model"],
-            )
-        if common:
-            at = range(0, len(longest), -(-len(longest) // NAMED))
-            panel.set_xticks(at, [names[i] for i in at], rotation=0 if said else 90, fontsize=7, parse_math=False)
-            panel.set_xlabel(said, parse_math=False)
-        else:
-            panel.set_xlabel("layer, in order")
+    axes = figure.subplots(1, len(ways), sharey=True, squeeze=False, gridspec_kw={"wspace": 0.1})[0]
+    for panel, way in zip(axes, ways, strict=True):
+        _draw_models(panel, curves, way)
         if len(ways) > 1:
             panel.set_title(TITLES[way], loc="left", fontsize=9)
         elif shaded := [*dict.fromkeys(band.of for curve in curves for band in curve.bands.values())]:
             panel.set_title(f"shaded: {' and '.join(shaded)}", loc="left", fontsize=8)
         elif any(way in curve.errors for curve in curves):
             panel.set_title("shaded: one standard error", loc="left", fontsize=8)
-        panel.tick_params(axis="y", labelsize=7)
-        panel.grid(alpha=0.25, linewidth=0.5)
-    panels[0].set_ylabel(str(curves[0].y), fontsize=8, parse_math=False)
-    legend_beside(panels[-1])
+    axes[0].set_ylabel(str(curves[0].y), fontsize=8, parse_math=False)
+    legend_beside(axes[-1])
     return figure
+
+
+def quantities(groups: Sequence[Sequence[Curve]], logarithmic: Collection[str]) -> Any:
+    """A panel per quantity; in each, a line per model over its layers. logarithmic: the quantities on such an axis."""
+    figure, axes = panels(len(groups), min(2, len(groups)), *PANEL, gaps=(0.2, 0.45))
+    for panel, curves in zip(axes, groups, strict=True):
+        _draw_models(panel, curves, next(iter(curves[0].lines)))
+        panel.set_title(str(curves[0].y), loc="left", fontsize=9, parse_math=False)
+        if curves[0].about["quantity"] in logarithmic:
+            low, high = panel.get_ylim()
+            panel.set_yscale("log")
+            panel.set_ylim(min(1.0, low if low > 0 else 1.0) / 1.1, max(10.0, high) * 1.1)  # a decade at least
+            panel.yaxis.set_major_formatter("{x:g}")
+        elif curves[0].bounds[1] is not None:
+            panel.set_ylim(0, 1.02 * curves[0].bounds[1])
+    legend_beside(axes[min(1, len(axes) - 1)])
+    return figure
+
+
+def _draw_models(panel: Any, curves: Sequence[Curve], line: str) -> None:
+    """A line of each curve over its layers, in the colour and with the marker of its model."""
+    longest = max((curve.at for curve in curves), key=len)
+    names, said = by_block(longest)
+    for number, (curve, colour) in enumerate(zip(curves, several(len(curves)), strict=True)):
+        for low, high in _bands(curve, line):
+            panel.fill_between(range(len(curve.at)), low, high, color=colour, alpha=0.15, linewidth=0)
+        panel.plot(
+            range(len(curve.at)),
+            gaps(curve.lines[line]),
+            color=colour,
+            marker=MARKERS[number % len(MARKERS)],
+            markersize=3.5,
+            linewidth=1.3,
+            label=curve.about["model"],
+        )
+    if all(curve.at == longest[: len(curve.at)] for curve in curves):
+        at = range(0, len(longest), -(-len(longest) // NAMED))
+        panel.set_xticks(at, [names[i] for i in at], rotation=0 if said else 90, fontsize=7, parse_math=False)
+        panel.set_xlabel(said, parse_math=False)
+    else:
+        panel.set_xlabel("layer, in order")
+    panel.tick_params(axis="y", labelsize=7)
+    panel.grid(alpha=0.25, linewidth=0.5)
 
 
 def _bands(curve: Curve, way: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:

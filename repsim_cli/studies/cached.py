@@ -20,6 +20,7 @@ from torch import Tensor
 
 from repsim_cli import registry
 from repsim_cli.activations.cached import Identities
+from repsim_cli.activations.diagnostics import Diagnosis
 from repsim_cli.activations.rows import Reading, row_labels, row_numbers
 from repsim_cli.activations.stored import activations_key
 from repsim_cli.cache import Entry, key, trim, using
@@ -92,6 +93,14 @@ class Content:
         if code is None or None in self.models:
             return None
         return key({**self.shared, **self.whole, **self._measure(measure), "models": self.models, "layers": layers})
+
+    def of_diagnostics(self) -> str | None:
+        """The key of the diagnostics of all layers, if they can be cached."""
+        if None in self.models:
+            return None
+        layers = [[reading.label, *map(str, reading.layers)] for reading in self.readings]
+        parts = {"code": CODE, "rows": self.shared["rows"][0], "seed": self.whole["seed"]}
+        return key({**parts, "models": self.models, "layers": layers})
 
     def of_pairs(self, measure: Measure, wanted: Wanted | None) -> dict[tuple[int, int], str]:
         """The keys of the measure's solved pairs, by the numbers of two models; none where it solves no pairs."""
@@ -220,6 +229,26 @@ def finished_units(
                 run.warn(f"cache: {entry.folder} cannot be written ({error.strerror}); continuing without it")
 
         yield {**known}, keep
+
+
+@contextmanager
+def kept_diagnosis(run: Run, content: Content | None, diagnosis: Diagnosis) -> Iterator[bool]:
+    """Whether the cache holds the diagnostics of all layers, which the diagnosis then has; otherwise those that it has
+    in the end are written. content None: it holds none, and nothing is written."""
+    entry_key = None if content is None else content.of_diagnostics()
+    layers = [] if content is None else [layer for reading in content.readings for layer in reading.layers]
+    with _using(run, "diagnostics", [] if entry_key is None else [entry_key]) as entries:
+        entry = entries.get(entry_key or "")
+        known = entry is not None and entry.complete
+        if entry is not None and known:
+            diagnosis.rows.update(zip(layers, entry.meta["rows"], strict=True))
+        yield known
+        if entry is not None and not known:
+            try:
+                entry.folder.mkdir(parents=True, exist_ok=True)
+                entry.finish(rows=[diagnosis.rows[layer] for layer in layers])
+            except OSError as error:
+                run.warn(f"cache: {entry.folder} cannot be written ({error.strerror}); continuing without it")
 
 
 @contextmanager

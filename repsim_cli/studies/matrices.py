@@ -1,6 +1,7 @@
 """The matrices of all layers of all models: estimated over the rows of a run, cached, and recorded with their tests."""
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,6 +13,7 @@ import safetensors.torch
 from torch import Tensor
 
 from repsim_cli import significance as judging
+from repsim_cli.activations.diagnostics import Diagnosis
 from repsim_cli.activations.rows import Reading, row_beginnings, row_documents, row_numbers, rows_of
 from repsim_cli.content import Measured, Table
 from repsim_cli.data.base import Sequences
@@ -34,9 +36,9 @@ from repsim_cli.similarity import (
     of_sums,
 )
 from repsim_cli.similarity.moments import blocks_of
-from repsim_cli.studies.cached import Content, digest, finished, known_pairs
+from repsim_cli.studies.cached import Content, digest, finished, kept_diagnosis, known_pairs
 from repsim_cli.studies.record import measure_record, places_of
-from repsim_cli.studies.sample import Rows, Study, batch_labels, identified, opened
+from repsim_cli.studies.sample import Rows, Study, batch_labels, diagnosis_of, identified, opened
 from repsim_cli.training.state import SAVE_EVERY
 
 CLOSEST = ["measure", "model a", "model b", "layer a", "layer b", "value", "p", "calibrated"]
@@ -112,8 +114,9 @@ def matrices_of(
     trading: Segments | None,
     wanted: Wanted | None,
     side: int,
-) -> Matrices:
-    """The matrix of all layers of every measure, from the cache where it has them; no model runs where it has all.
+) -> tuple[Matrices, Diagnosis]:
+    """The matrix of all layers of every measure, and the layers' diagnosis, from the cache where it has them; no model
+    runs where it has all.
 
     trading: the rows that permutations move, where significance is by permutation. side: features of a block, of
     second moments.
@@ -139,15 +142,21 @@ def matrices_of(
             wanted=None if wanted is None else wanted.tolist(),
             blocks=blocks_of(widths, side) if estimate == "moments" else None,
         )
-    with finished(run, measures, content) as known:
-        if known.missing:
+    diagnosis = diagnosis_of(study, sequences, total)
+    with finished(run, measures, content) as known, kept_diagnosis(run, content, diagnosis) as diagnosed:
+        if known.missing or not diagnosed:
             with (
                 known_pairs(run, known.missing, content, wanted) as pairs,
-                opened(run, study, sequences, total, clusters.whole, identities=identities) as rows,
+                opened(
+                    run, study, sequences, total, clusters.whole, identities=identities, diagnosis=diagnosis
+                ) as rows,
                 run.stage("activations and similarity"),
             ):
                 try:
-                    if estimate == "moments":
+                    made: Matrices = {}
+                    if not known.missing:
+                        deque(rows.stream(partial(run.progress, label="diagnostics", unit="batches")), maxlen=0)
+                    elif estimate == "moments":
                         made = by_moments(run, rows, known.missing, side)
                     else:
                         made = estimated(
@@ -166,7 +175,7 @@ def matrices_of(
         matrices = {label: known.matrices[label] for label in measures}
     for notice in joined(matrices.values()):
         run.warn(notice)
-    return matrices
+    return matrices, diagnosis
 
 
 def estimated(

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from repsim_cli.activations.diagnostics import Diagnosis
 from repsim_cli.activations.inputs import check_modality, paired, tokenizers
 from repsim_cli.activations.rows import devices, readings
 from repsim_cli.content import Matrix, Results, Side, Table
@@ -150,24 +151,25 @@ class Probes:
 
     def run(self, run: Run) -> Results:
         prepare(run, self.hardware)
-        rows = self._rows(run)
+        rows, diagnosis = self._rows(run)
         targets = {name: classes_of(name, rows.pop((self.targets, name))) for name in self.names}
         split = split_of(len(next(iter(targets.values()))), self.train_share, self.seed)
         with run.stage("probes"):
             fits = self._fits(run, rows, targets, split)
-        results = self._results(run, fits, targets, split)
+        results = self._results(run, fits, targets, split, diagnosis.tables(self.layers))
         (run.folder / DONE).unlink(missing_ok=True)
         return results
 
-    def _rows(self, run: Run) -> dict[tuple[str, str], np.ndarray]:
-        """The sampled rows of every layer and target, by model and name."""
+    def _rows(self, run: Run) -> tuple[dict[tuple[str, str], np.ndarray], Diagnosis]:
+        """The sampled rows of every layer and target, by model and name; and the layers' diagnosis."""
         with run.stage("data"):
             sequences = inputs(run, self.live, self.tokenizers, self.data, self.extract, self.seed)
             self.readings = paired(self.readings, sequences, self.data, self.extract)
             total = counted(run, self, sequences)
         layers = [layer for reading in self.readings for layer in reading.layers]
-        taken = sample(run, self, sequences, total)
-        return {(layer.model, layer.name): x.cpu().numpy() for layer, x in zip(layers, taken, strict=True)}
+        taken, diagnosis = sample(run, self, sequences, total)
+        rows = {(layer.model, layer.name): x.cpu().numpy() for layer, x in zip(layers, taken, strict=True)}
+        return rows, diagnosis
 
     def _fits(
         self,
@@ -205,6 +207,7 @@ class Probes:
         fits: Mapping[tuple[str, str], Mapping[Record, ProbeFit]],
         targets: Mapping[str, np.ndarray],
         split: Split,
+        tables: Mapping[str, Table],
     ) -> Results:
         """A row per fit; and of every model and probe the errors, layers in the order of the network by targets."""
         rows: list[list[Any]] = []
@@ -245,7 +248,7 @@ class Probes:
         return Results(
             study="probes",
             matrices=matrices,
-            tables={"probes": Table(columns=COLUMNS, rows=rows)},
+            tables={"probes": Table(columns=COLUMNS, rows=rows), **tables},
             about={
                 "classes": {name: len(np.unique(classes)) for name, classes in targets.items()},
                 "rows fitted on": len(split.fitted),

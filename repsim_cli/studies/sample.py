@@ -1,6 +1,6 @@
 """The rows that a study reads: the inputs of its models, and their activations, from the cache where it has them."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -12,8 +12,18 @@ from torch import Tensor, nn
 
 from repsim_cli.activations.batching import COUNTS, Tally
 from repsim_cli.activations.cached import Identities, cached, from_cache
+from repsim_cli.activations.diagnostics import Diagnosis
 from repsim_cli.activations.inputs import described, named, sequences_of
-from repsim_cli.activations.rows import Reading, batches, blocks, row_labels, row_numbers, total_rows
+from repsim_cli.activations.rows import (
+    Layer,
+    Reading,
+    batches,
+    blocks,
+    row_labels,
+    row_numbers,
+    row_positions,
+    total_rows,
+)
 from repsim_cli.activations.stored import Recorder
 from repsim_cli.cache import Entry
 from repsim_cli.data.base import Data, Sequences
@@ -87,7 +97,7 @@ def batch_labels(
 class Rows:
     """The rows of a run while the cache entries of its models are held. modules: the models that are not in the cache.
 
-    whole: as in `row_numbers`.
+    whole: as in `row_numbers`. diagnosis: of the layers whose rows have passed.
     """
 
     readings: list[Reading]
@@ -102,6 +112,7 @@ class Rows:
     recorders: Mapping[str, Recorder]
     whole: np.ndarray | None
     tally: Tally
+    diagnosis: Diagnosis
 
     def numbers(self, batch: int) -> np.ndarray:
         """Which rows of the run a batch holds."""
@@ -114,8 +125,13 @@ class Rows:
     def stream(
         self, progress: Progress, readings: list[Reading] | None = None, seen: int = 0
     ) -> Iterator[list[Tensor]]:
-        """Batches of all layers from batch `seen` on, as the estimate needs them. readings: None: all."""
+        """Batches of all layers from batch `seen` on, as the estimate needs them. readings: None: all.
+
+        The first time that a layer is read, all its rows pass, for its diagnostics.
+        """
         first, given = seen * self.extract.batch_rows, readings or self.current()
+        layers = layers_of(given)
+        start = 0 if self.diagnosis.lacks(layers) else first
         rows = blocks(
             given,
             self.modules,
@@ -124,10 +140,21 @@ class Rows:
             self.extract,
             self.hardware,
             progress,
-            first,
+            start,
             self.tally,
         )
+        rows = self.diagnosis.watched(rows, layers)
         return batches(rows, self.extract, self.total, self.seed, first, self.whole)
+
+
+def layers_of(readings: Sequence[Reading]) -> list[Layer]:
+    return [layer for reading in readings for layer in reading.layers]
+
+
+def diagnosis_of(study: Study, sequences: Mapping[str, Sequences], total: int) -> Diagnosis:
+    """The diagnosis of the run's layers, before any row has passed."""
+    places = {label: row_positions(given, study.extract) for label, given in sequences.items()}
+    return Diagnosis(places, total, study.seed)
 
 
 def identified(run: Run, study: Study) -> Identities:
@@ -155,8 +182,10 @@ def opened(
     whole: np.ndarray | None = None,
     *,
     identities: Identities | None = None,
+    diagnosis: Diagnosis | None = None,
 ) -> Iterator[Rows]:
-    """The rows, with those models loaded that must be run, noted in the manifest. identities: where they are known."""
+    """The rows, with those models loaded that must be run, noted in the manifest. identities, diagnosis: where they are
+    known."""
     extract, hardware = study.extract, study.hardware
     identities = identities or identified(run, study)
     live = [reading for reading in study.readings if study.cache and isinstance(reading.source, Source)]
@@ -182,11 +211,13 @@ def opened(
             recorders={label: Recorder(entries[label]) for label in modules if label in entries},
             whole=whole,
             tally=tally(run, study.models),
+            diagnosis=diagnosis or diagnosis_of(study, sequences, total),
         )
 
 
-def sample(run: Run, study: Study, sequences: Mapping[str, Sequences], total: int) -> list[Tensor]:
-    """The sampled rows (n, d) of every layer, in the order of the readings; each model runs once at most."""
+def sample(run: Run, study: Study, sequences: Mapping[str, Sequences], total: int) -> tuple[list[Tensor], Diagnosis]:
+    """The sampled rows (n, d) of every layer, in the order of the readings, and the layers' diagnosis; each model runs
+    once at most."""
     with opened(run, study, sequences, total) as rows, run.stage("activations"):
         (taken,) = rows.stream(partial(run.progress, label="activations", unit="batches"))
-    return taken
+    return taken, rows.diagnosis

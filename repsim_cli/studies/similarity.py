@@ -9,6 +9,7 @@ from torch import Tensor
 
 from repsim_cli import significance as judging
 from repsim_cli.activations.batching import passes
+from repsim_cli.activations.diagnostics import MOST, Diagnosis
 from repsim_cli.activations.inputs import check_modality, paired, tokenizers
 from repsim_cli.activations.rows import devices, readings
 from repsim_cli.content import Results
@@ -34,7 +35,7 @@ from repsim_cli.studies.checks import (
 from repsim_cli.studies.cost import forward_time, moments_time, pairs_time, times
 from repsim_cli.studies.grouped import chosen, listed, of_groups
 from repsim_cli.studies.matrices import Clusters, Matrices, clusters_of, matrices_of, records
-from repsim_cli.studies.sample import counted, inputs, prepare
+from repsim_cli.studies.sample import counted, inputs, layers_of, prepare
 from repsim_cli.studies.solved import solved
 
 FULL = 0.9  # of the rows: a test on fewer gives a warning
@@ -138,6 +139,7 @@ class Similarity:
             "Python and its libraries": 0.5e9,
             **passing(self.live, self.extract, hardware, features),
             "rows": 4.0 * 3 * rows * features,
+            "diagnostics": 4.0 * min(MOST, most_rows(self.models, self.extract)) * features,
             "distances": 4.0 * rows**2 * (packed * len(self.layers) / 2 + whole),
             # a block of at least two layers, the prepared state of every layer, and a batch in float64
             "moments": 8.0 * (4 * widest**2 + 3 * sum(x.width**2 for x in self.layers) + 2 * rows * features)
@@ -203,7 +205,7 @@ class Similarity:
             total = self.counted(run, sequences)
             clusters = clusters_of(self.significance, self.readings, sequences, self.extract, total)
             trading = self._trading(run, clusters)
-        matrices = matrices_of(
+        matrices, diagnosis = matrices_of(
             run,
             self,
             self.measures,
@@ -216,7 +218,7 @@ class Similarity:
             side=self._side(),
         )
         with run.stage("results"):
-            return self._results(run, matrices, trading)
+            return self._results(run, matrices, trading, diagnosis)
 
     def _trading(self, run: Run, clusters: Clusters) -> Segments | None:
         """The rows that permutations move. Raises BadInput where they are too few for a measure."""
@@ -273,7 +275,7 @@ class Similarity:
             f"lower batch_rows, or {advice}"
         )
 
-    def _results(self, run: Run, matrices: Matrices, trading: Segments | None) -> Results:
+    def _results(self, run: Run, matrices: Matrices, trading: Segments | None, diagnosis: Diagnosis) -> Results:
         measures, tables = records(
             run,
             self.readings,
@@ -284,5 +286,5 @@ class Similarity:
             wanted=self._wanted(),
         )
         names = [str(layer) for reading in self.readings for layer in reading.layers]
-        tables |= solved(run, names, self.measures, matrices)
+        tables |= solved(run, names, self.measures, matrices) | diagnosis.tables(layers_of(self.readings))
         return Results(study="similarity", measures=measures, tables=tables)

@@ -243,7 +243,8 @@ class Views:
             self.readings = paired(self.readings, sequences, self.data, self.extract)
             total = counted(run, self, sequences)
             self._check_rows(min(total, self.extract.rows))
-        sampled = iter(sample(run, self, sequences, total))
+        taken, diagnosis = sample(run, self, sequences, total)
+        sampled = iter(taken)
         rows = {reading.label: [next(sampled) for _ in reading.layers] for reading in self.readings}
         orders = {reading.label: in_order([layer.name for layer in reading.layers]) for reading in self.readings}
         rows = {label: [layers[i] for i in orders[label]] for label, layers in rows.items()}
@@ -260,7 +261,7 @@ class Views:
             with run.stage("couplings"):
                 matrices |= self._couplings(run, rows, batch, self.couplings)
         about = {"batch": {"rows": batch.numbers, "classes": batch.classes}}
-        return Results(study="views", matrices=matrices, about=about)
+        return Results(study="views", matrices=matrices, tables=diagnosis.tables(self.layers), about=about)
 
     def _drawn_batch(self, sequences: Mapping[str, Sequences], total: int) -> Batch:
         """Rows drawn from the sampled ones, those of a class together."""

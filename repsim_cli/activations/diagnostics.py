@@ -1,0 +1,96 @@
+"""How far few features and few rows hold the variance of a layer, and the norm of its rows by place in the sequence.
+
+All of it comes from the rows that are compared, as they pass.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from repsim_cli.activations.rows import Block, Layer
+from repsim_cli.content import DIAGNOSED, DIAGNOSTICS, PLACES, Table
+from repsim_cli.data.base import draw
+
+MOST = 2048  # rows that shares of the variance rest on
+FEWEST = 100  # rows of which 1 % is at least one
+
+
+class Spread(NamedTuple):
+    """Of centred rows: the feature of the largest variance and its share of the variance, the share of the squared norm
+    in the largest 1 % of the rows (None below `FEWEST` rows), and the participation ratio."""
+
+    feature: int
+    share: float
+    rows_share: float | None
+    participation: float
+
+
+def spread(x: Float[Tensor, "n d"]) -> Spread | None:
+    """Participation ratio: (tr C)^2 / tr C^2 of the covariance matrix C, from 1 (a single direction) to d.
+
+    None where all rows are equal. Sums are in float64, the products of the Gram matrix in float32.
+    """
+    n, d = x.shape
+    centred = x.double()
+    offset = float(centred.abs().max())
+    centred -= centred.mean(0)
+    size = float(torch.linalg.vector_norm(centred))
+    if size <= 1e-7 * offset * n**0.5:  # what rounding in float32 leaves of equal rows
+        return None
+    squares = (centred / size).square()
+    features, rows = squares.sum(0), squares.sum(1)
+    unit = (centred / size).float()
+    gram = unit.T @ unit if d <= n else unit @ unit.T
+    return Spread(
+        feature=int(features.argmax()),
+        share=float(features.max()),
+        rows_share=float(rows.topk(n // FEWEST).values.sum()) if n >= FEWEST else None,
+        participation=float(1 / gram.double().square().sum()),
+    )
+
+
+class Diagnosis:
+    """Collects what the diagnostics of every layer need while its rows pass for the first time.
+
+    places: of every model the place of every row in its sequence, None where rows have none (pooled sequences, stored
+    activations). total: the rows of the run, of which `MOST` at most are kept, drawn under the seed.
+    """
+
+    def __init__(self, places: Mapping[str, Int[np.ndarray, " n"] | None], total: int, seed: int):
+        self.places = {label: torch.from_numpy(x).clamp(max=PLACES) for label, x in places.items() if x is not None}
+        self.chosen = torch.from_numpy(draw(total, MOST, seed))
+        self.rows: dict[Layer, list[Any]] = {}
+
+    def lacks(self, layers: Sequence[Layer]) -> bool:
+        return any(layer not in self.rows for layer in layers)
+
+    def watched(self, stream: Iterator[Block], layers: Sequence[Layer]) -> Iterator[Block]:
+        """The stream, which has all rows from the first on, of these layers."""
+        new = [i for i, layer in enumerate(layers) if layer not in self.rows]
+        kept: dict[int, list[Tensor]] = {i: [] for i in new}
+        sums = {i: torch.zeros(PLACES + 1, dtype=torch.float64) for i in new}
+        counts = {i: torch.zeros(PLACES + 1, dtype=torch.float64) for i in new}
+        for block in stream:
+            count = len(block.rows[0])
+            inside = self.chosen[(self.chosen >= block.first) & (self.chosen < block.first + count)] - block.first
+            for i in new if count else ():
+                x, places = block.rows[i], self.places.get(layers[i].model)
+                kept[i].append(x[inside.to(x.device)])
+                at = torch.full((count,), PLACES) if places is None else places[block.first : block.first + count]
+                norms = torch.linalg.vector_norm(x, dim=1).double().cpu()
+                sums[i] += torch.bincount(at, weights=norms, minlength=PLACES + 1)
+                counts[i] += torch.bincount(at, minlength=PLACES + 1)
+            yield block
+        for i in new:
+            x = torch.cat(kept.pop(i))
+            means = [float(s / n) if n else None for s, n in zip(sums[i], counts[i], strict=True)]
+            found = spread(x) or (None,) * 4
+            self.rows[layers[i]] = [layers[i].model, layers[i].name, *x.shape, *found, *means]
+
+    def tables(self, layers: Sequence[Layer]) -> dict[str, Table]:
+        """A table with a row per layer, in this order; None where there is no number."""
+        return {DIAGNOSTICS: Table(columns=DIAGNOSED, rows=[self.rows[layer] for layer in layers])}

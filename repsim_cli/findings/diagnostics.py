@@ -1,0 +1,112 @@
+"""Whether a map can mean something: layers of which a few features, or few rows, hold most of the variance."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
+from typing import Any
+
+from repsim_cli.content import DIAGNOSTICS, FEATURE_SHARE, NORMS, PARTICIPATION, PLACES, ROWS_SHARE, Axis, Curve, Table
+from repsim_cli.draw.lines import quantities
+from repsim_cli.findings.analysis import Finished, Job, Part, analysis
+from repsim_cli.findings.claims import Claim
+from repsim_cli.findings.layers import block_of, in_order, point_of
+from repsim_cli.settings import Positive, Share
+
+STUDIES = ("similarity", "views", "probes")
+RATIO = "norm at the first place over that elsewhere"
+BOUNDS = {FEATURE_SHARE: 1.0, ROWS_SHARE: 1.0}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Diagnostics:
+    """How the variance of every layer is spread over features and rows, and a warning where few of them hold most.
+
+    share: a layer is named in the warning where its largest feature, or the largest 1 % of its rows, has more than this
+        share of the variance.
+    participation: or where its participation ratio is below this.
+    features: layers of fewer features are not named.
+    """
+
+    share: Share = 0.5
+    participation: float = 3.0
+    features: Positive = 8
+
+
+def concentrated(row: dict[str, Any], options: Diagnostics) -> bool:
+    """Whether few features or rows hold most of the variance of this layer."""
+    if row["features"] < options.features or row[PARTICIPATION] is None:
+        return False
+    shares = [row[FEATURE_SHARE], row[ROWS_SHARE] or 0.0]
+    return max(shares) > options.share or row[PARTICIPATION] < options.participation
+
+
+def shortened(names: Sequence[str]) -> str:
+    """Names of layers, consecutive blocks of one hook point joined.
+
+    >>> shortened(["embed", "resid_post@2", "resid_post@11", "resid_post@12", "resid_post@13"])
+    'embed, resid_post@2, resid_post@11 to resid_post@13'
+    """
+    blocks = [(point_of(name), block_of(name)) for name in names]
+    runs = groupby(
+        range(len(names)), key=lambda i: (blocks[i][0], names[i] if (block := blocks[i][1]) is None else block - i)
+    )
+    joined = [[names[i] for i in run] for _, run in runs]
+    return ", ".join(run[0] if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in joined)
+
+
+def warnings(run: Finished, layers: dict[str, list[dict[str, Any]]], options: Diagnostics) -> Iterator[str]:
+    """A line per model that has layers to be named."""
+    cards = {measured.label: measured.card for measured in run.results.measures}
+    looking = [label for label, card in cards.items() if card.get("sees_scale_of_features", True)]
+    if cards and not looking:
+        seen = "none of the measures in use depends on the scale of features"
+    else:
+        seen = f"{', '.join(looking) or 'what follows'} {'say' if len(looking) > 1 else 'says'} little about the rest"
+    for model, rows in layers.items():
+        named = [row["layer"] for row in rows if concentrated(row, options)]
+        if named:
+            yield (
+                f"model.{model}: in {len(named)} of {len(rows)} layers a single feature or 1 % of the rows has more "
+                f"than {100 * options.share:g} % of the variance, or the participation ratio is below "
+                f"{options.participation:g} ({shortened(named)}); {seen}"
+            )
+
+
+def figures(run: Finished, whole: bool) -> Iterator[Job]:
+    """diagnostics, a panel per quantity"""
+    curves = [curve for curve in run.results.curves.values() if curve.analysis == "diagnostics"]
+    groups = {curve.about["quantity"]: [] for curve in curves}
+    for curve in curves:
+        groups[curve.about["quantity"]].append(curve)
+    if groups:
+        yield "diagnostics", partial(quantities, list(groups.values()), (PARTICIPATION, RATIO))
+
+
+def ratio(row: dict[str, Any]) -> float | None:
+    first, elsewhere = row[NORMS[0]], row[NORMS[PLACES]]
+    return first / elsewhere if first is not None and elsewhere else None
+
+
+@analysis(studies=STUDIES, unasked=lambda planned: True, figures=figures, within=True)
+def diagnostics(run: Finished, options: Diagnostics, claims: Sequence[Claim]) -> Part:
+    table = run.results.tables.get(DIAGNOSTICS, Table(columns=[], rows=[]))
+    layers: dict[str, list[dict[str, Any]]] = {}
+    for values in table.rows:
+        row = dict(zip(table.columns, values, strict=True))
+        layers.setdefault(row["model"], []).append(row)
+    layers = {model: [rows[i] for i in in_order([row["layer"] for row in rows])] for model, rows in layers.items()}
+    curves = {}
+    for quantity in (FEATURE_SHARE, ROWS_SHARE, PARTICIPATION, RATIO):
+        for model, rows in layers.items():
+            line = [ratio(row) if quantity == RATIO else row[quantity] for row in rows]
+            if any(value is not None for value in line):
+                curves[f"{quantity}, {model}"] = Curve(
+                    x=Axis(name="layer"),
+                    y=Axis(name=quantity),
+                    at=[row["layer"] for row in rows],
+                    lines={quantity: line},
+                    bounds=[0.0, BOUNDS.get(quantity)],
+                    about={"quantity": quantity, "model": model},
+                )
+    return Part(curves=curves, warnings=list(warnings(run, layers, options)))
