@@ -16,6 +16,8 @@ from repsim_cli.content import DIAGNOSED, DIAGNOSTICS, PLACES, Table
 from repsim_cli.data.base import draw
 
 MOST = 2048  # rows that shares of the variance rest on
+FEWER = 1024  # of them, that the participation ratio rests on: its cost is that of a product with d x d weights
+STRIPS = 4  # of the matrix of products, of which the lower ones are shorter
 FEWEST = 100  # rows of which 1 % is at least one
 
 
@@ -32,25 +34,32 @@ class Spread(NamedTuple):
 def spread(x: Float[Tensor, "n d"]) -> Spread | None:
     """Participation ratio: (tr C)^2 / tr C^2 of the covariance matrix C, from 1 (a single direction) to d.
 
-    None where all rows are equal. Sums are in float64, the products of the Gram matrix in float32.
+    None where all rows are equal. Sums are in float64, what is summed in the precision of x.
     """
     n, d = x.shape
-    centred = x.double()
-    offset = float(centred.abs().max())
-    centred -= centred.mean(0)
-    size = float(torch.linalg.vector_norm(centred))
-    if size <= 1e-7 * offset * n**0.5:  # what rounding in float32 leaves of equal rows
+    centred = x - x.mean(0, dtype=torch.float64).to(x.dtype)
+    size = float(torch.linalg.vector_norm(centred, dtype=torch.float64))
+    if size <= 1e-7 * float(x.abs().max()) * n**0.5:  # what rounding in float32 leaves of equal rows
         return None
-    squares = (centred / size).square()
-    features, rows = squares.sum(0), squares.sum(1)
-    unit = (centred / size).float()
-    gram = unit.T @ unit if d <= n else unit @ unit.T
+    unit = centred.div_(size)
+    squares = unit.square()
+    features, rows = squares.sum(0, dtype=torch.float64), squares.sum(1, dtype=torch.float64)
     return Spread(
         feature=int(features.argmax()),
         share=float(features.max()),
         rows_share=float(rows.topk(n // FEWEST).values.sum()) if n >= FEWEST else None,
-        participation=float(1 / gram.double().square().sum()),
+        participation=participation_ratio(unit[:: -(-n // FEWER)]),
     )
+
+
+def participation_ratio(x: Float[Tensor, "n d"]) -> float:
+    """(tr C)^2 / tr C^2 of centred rows: of x'x or xx', whichever is smaller, the cells on and above the diagonal."""
+    x = x if x.shape[1] <= len(x) else x.T
+    total, width = 0.0, -(-x.shape[1] // STRIPS)
+    for start in range(0, x.shape[1], width):
+        cells = (x[:, start : start + width].T @ x[:, start:]).square_()
+        total += 2 * float(cells.sum(dtype=torch.float64)) - float(cells[:, :width].sum(dtype=torch.float64))
+    return float(torch.linalg.vector_norm(x, dtype=torch.float64)) ** 4 / total
 
 
 class Diagnosis:

@@ -30,7 +30,7 @@ def test_analysing_again_changes_no_byte(repsim, newest):
     assert (folder / "results.json").read_bytes() == first
     assert results.read_manifest(folder)["seconds"] == manifest["seconds"]
     found = recorded(folder)
-    assert set(found["analyses"]) == {"agreement", "base_model", "maps"}
+    assert set(found["analyses"]) == {"agreement", "base_model", "diagnostics", "maps"}
     assert {claim["name"] for claim in found["claims"]} == {"falls_with_layer_distance"}
     assert {"version", "commit", "dirty"} == set(found["analyses"]["agreement"]["code"])
 
@@ -128,7 +128,7 @@ def test_analyses_share_what_they_read(folder, monkeypatch):
     with results.amending(folder) as run:
         analyse(run, options, known(["falls_with_layer_distance"]), 0.95)
     assert (len(read), len(described), len(written)) == (len(set(read)), 1, 1)
-    assert list(written[0].analyses) == ["maps", "agreement", "blocks", "base_model"]
+    assert list(written[0].analyses) == ["diagnostics", "maps", "agreement", "blocks", "base_model"]
 
 
 def test_claims_of_a_damaged_run_are_left_out(repsim, folder):
@@ -191,6 +191,7 @@ def test_claims_of_an_experiment_are_not_tested_on_other_models(repsim, newest):
 def test_the_overview_of_the_demo_is_few_figures(repsim, newest):
     assert repsim("run", "-q", "extract.sequences=16", "extract.batch_rows=256", "hardware.threads=1")[0] == 0
     files = {file.name for file in (newest() / "figures").iterdir()}
-    assert files == {f"{name}-all.{kind}" for name in ("cka_unbiased", "mutual_knn") for kind in ("png", "svg")}
+    names = ("cka_unbiased-all", "mutual_knn-all", "diagnostics")
+    assert files == {f"{name}.{kind}" for name in names for kind in ("png", "svg")}
     drawn = repsim("plot", newest(), "--all")[1].splitlines()
-    assert len(drawn) == 2 * 2 * (2 + 10)  # values, errors, and every pair of four models
+    assert len(drawn) == 2 * 2 * (2 + 10) + 2  # values, errors, every pair of four models; diagnostics

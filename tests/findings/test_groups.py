@@ -430,7 +430,7 @@ def test_claims_bring_their_analyses_and_without_groups_are_not_testable(repsim,
     code, _, err = repsim("run", *words, "extract.sequences=16", wanted)
     assert code == 0, err
     found = results.read_results(newest())
-    assert set(found.analyses) == {"maps", "groups", "distances"}
+    assert set(found.analyses) == {"diagnostics", "maps", "groups", "distances"}
     assert {(verdict.name, verdict.measure): verdict.why for verdict in found.claims} == {
         ("groups_differ_late", "cka_unbiased, mlp_out"): "needs two groups",
         ("groups_differ_late", "mutual_knn, mlp_out"): "needs two groups",

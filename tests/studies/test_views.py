@@ -356,7 +356,7 @@ def test_a_claim_on_a_view_that_was_not_made(repsim, newest, tmp_path):
     assert repsim("run", "-q", *words)[0] == 0
     found = json.loads((newest() / "results.json").read_text())
     assert {matrix["about"]["kind"] for matrix in found["matrices"].values()} == {"couplings"}
-    assert sorted(found["analyses"]) == ["couplings", "neighbours"]  # one by its view, one by the claim
+    assert sorted(found["analyses"]) == ["couplings", "diagnostics", "neighbours"]  # one by its view, one by the claim
     assert repsim("analyse", newest(), "claims=[base_distances_stay,couplings_are_not_the_identity]")[0] == 0
     found = json.loads((newest() / "results.json").read_text())
     words = {claim["name"]: (claim["verdict"], claim["why"]) for claim in found["claims"] if claim["value"] is None}
@@ -395,7 +395,7 @@ def test_models_of_modular_sums(repsim, newest, tmp_path):
     )
     assert repsim("run", *words)[0] == 0
     found = json.loads((newest() / "results.json").read_text())
-    assert sorted(found["analyses"]) == ["couplings", "histograms", "neighbours"]
+    assert sorted(found["analyses"]) == ["couplings", "diagnostics", "histograms", "neighbours"]
     assert len(table(found, "couplings")) == 2 * 5
     # layers follow each other as in the network, whatever the order of the hook points
     matrix = found["matrices"]["histograms of modsum_0"]
