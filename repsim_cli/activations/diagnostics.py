@@ -36,7 +36,7 @@ def spread(x: Float[Tensor, "n d"]) -> Spread | None:
 
     None where all rows are equal. Sums are in float64, what is summed in the precision of x.
     """
-    n, d = x.shape
+    n = len(x)
     centred = x - x.mean(0, dtype=torch.float64).to(x.dtype)
     size = float(torch.linalg.vector_norm(centred, dtype=torch.float64))
     if size <= 1e-7 * float(x.abs().max()) * n**0.5:  # what rounding in float32 leaves of equal rows
