@@ -22,7 +22,7 @@ from repsim_cli.activations.batching import (
     windows,
 )
 from repsim_cli.activations.capture import capture
-from repsim_cli.activations.hook_points import expand
+from repsim_cli.activations.hook_points import expand, heads_of
 from repsim_cli.activations.maps import Maps
 from repsim_cli.activations.rows import Layer, Reading
 from repsim_cli.data.base import Sequences
@@ -47,7 +47,9 @@ def attention_readings(models: Mapping[str, AnySource], extract: Extract) -> lis
             points = expand(["pattern"], extract.layers, source)
         except BadInput as error:
             raise BadInput(f"extract.layers, model.{label}: {error}") from None
-        readings.append(Reading(label, source, points, [Layer(label, str(point), source.heads) for point in points]))
+        readings.append(
+            Reading(label, source, points, [Layer(label, str(point), heads_of(point, source)) for point in points])
+        )
     return readings
 
 

@@ -21,7 +21,7 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from repsim_cli.errors import BadInput
-from repsim_cli.models.points import Architecture, Point
+from repsim_cli.models.points import Architecture, Heads, Point
 from repsim_cli.models.source import Source
 from repsim_cli.registry import did_you_mean
 from repsim_cli.settings import Extract
@@ -196,11 +196,30 @@ def _heads(point: HookPoint, source: Source) -> list[HookPoint]:
     """The hook point itself, or a hook point for each head."""
     if point.head != EVERY:
         return [point]
+    locate(replace(point, head=None), source)
     return [replace(point, head=head) for head in range(heads_of(point, source))]
 
 
 def heads_of(point: HookPoint, source: Source) -> int:
-    return source.kv_heads if point.kind in ("k", "v") else source.heads
+    of_keys = point.kind in ("k", "v")
+    heads = _attention(point, source)
+    if heads is None:
+        return source.kv_heads if of_keys else source.heads
+    return heads.keys if of_keys else heads.queries
+
+
+def head_width(point: HookPoint, source: Source) -> int:
+    """Features per head of q, k, v or z."""
+    heads = _attention(point, source)
+    if heads is None:
+        return source.head_width
+    return heads.width if point.kind in ("q", "k") else heads.value_width
+
+
+def _attention(point: HookPoint, source: Source) -> Heads | None:
+    if source.architecture is None or point.layer is None:
+        return None
+    return stack_of(point, source).heads.get(point.layer)
 
 
 def _layer(layer: int, depth: int, where: str) -> int:

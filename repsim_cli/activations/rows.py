@@ -24,7 +24,7 @@ from repsim_cli.activations.batching import (
     windows,
 )
 from repsim_cli.activations.capture import Reader, capture
-from repsim_cli.activations.hook_points import ATTENTION, BY_HEAD, HookPoint, heads_of, points_of
+from repsim_cli.activations.hook_points import ATTENTION, BY_HEAD, HookPoint, head_width, heads_of, points_of
 from repsim_cli.activations.stored import Recorder
 from repsim_cli.data.base import Sequences, draw
 from repsim_cli.errors import BadInput, RepsimError, RunFailed
@@ -102,7 +102,7 @@ def width(point: HookPoint, source: Source) -> int:
     if point.kind in ATTENTION:
         return source.context or 1
     if point.kind in BY_HEAD:
-        wide = source.head_width if point.kind in ("q", "k") else source.value_width or source.head_width
+        wide = head_width(point, source)
         return wide if point.head is not None else wide * heads_of(point, source)
     return 4 * source.width if point.kind in ("mlp_pre", "mlp_post", "module") else source.width
 

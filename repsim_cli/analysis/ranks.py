@@ -92,7 +92,9 @@ class Writers:
         output = self._weight(model, point, layer, gradient)
         if point == "mlp_out" or self.attention == "whole":
             return singular_values(output[None], gram=not gradient), min(output.shape), output.shape[1]
-        width = self.source.head_width
+        assert self.source.architecture is not None
+        own = self.source.architecture.heads.get(layer)
+        width = own.value_width if own else self.source.head_width
         heads = output.unflatten(1, (-1, width)).transpose(0, 1)
         if self.attention == "heads":
             return singular_values(heads, gram=not gradient), min(heads.shape[1:]), width

@@ -1,16 +1,28 @@
 """Tables of decoder-only types: layouts, and how each type deviates from its own."""
 
+from math import sqrt
+from typing import Any
+
+from torch import Tensor
+
 from repsim_cli.models.points import (
+    ATTENTION,
+    Architecture,
     Point,
     Tables,
+    attends,
+    copied,
     dense,
+    first,
     interleaved,
     parallel,
     part,
     scaled,
     varied,
+    without,
 )
 
+# the MLP of any block may be a mixture of experts; then it has a router, and no mlp_pre and mlp_post
 LLAMA = dense(
     "layers",
     ("self_attn", "self_attn.o_proj"),
@@ -20,8 +32,7 @@ LLAMA = dense(
     final_norm="norm",
     entry="embed_tokens",
 )
-# with some MLPs that are mixtures of experts
-EXPERTS = varied(LLAMA, block={"mlp_out": Point("mlp"), "router": Point("mlp.gate")})
+LLAMA = varied(LLAMA, block={"mlp_out": Point("mlp"), "router": Point("mlp.gate")})
 # with norms before and after attention and MLP; what is added leaves the second
 FOUR_NORMS = varied(
     LLAMA,
@@ -33,6 +44,7 @@ FOUR_NORMS = varied(
 )
 # with norms only after attention and MLP
 POST_NORMS = varied(FOUR_NORMS, block={"resid_mid": Point("mlp", "input")})
+GLM4 = varied(LLAMA, block={"attn_out": Point("post_self_attn_layernorm"), "mlp_out": Point("post_mlp_layernorm")})
 GPT2 = dense(
     "h",
     ("attn", "attn.c_proj"),
@@ -51,27 +63,301 @@ GPT_NEOX = dense(
     final_norm="final_layer_norm",
     entry="emb_dropout",
 )
+BLOOM = dense(
+    "h",
+    ("self_attention", "self_attention.dense"),
+    ("mlp.dense_h_to_4h", "mlp.dense_4h_to_h"),
+    "post_attention_layernorm",
+    value=Point("self_attention.query_key_value", pick=interleaved(2)),
+    final_norm="ln_f",
+    entry="word_embeddings_layernorm",
+)
+# attention and MLP side by side
+GPTJ = dense(
+    "h",
+    ("attn", "attn.out_proj"),
+    ("mlp.fc_in", "mlp.fc_out"),
+    None,
+    value="attn.v_proj",
+    final_norm="ln_f",
+    entry="drop",
+)
+# the layout of the decoders of encoder-decoders
+BART = dense(
+    "layers",
+    ("self_attn", "self_attn.out_proj"),
+    ("fc1", "fc2"),
+    "final_layer_norm",
+    value="self_attn.v_proj",
+    final_norm="layer_norm",
+)
+
+NORMED = "it is added to the norm of the stream"
+WEIGHED = "the stream is multiplied before it is added to"
+SINKS = "its sinks scale what the pattern gives, not the pattern"
+SHARED_MLP = "a mixture of experts and a shared MLP are added, in no module together"
+# of an MLP: the first projection has another name, or holds the gate in its first half
+UNGATED = {"mlp_pre": Point("mlp.up_proj")}
+FUSED = {"mlp_pre": Point("mlp.gate_up_proj", pick=part(0, 2))}
+ROUTER = {"router": Point("mlp.router")}
+
+
+def ends(width: int, projection: str) -> Point:
+    """v of a projection whose last features it is."""
+    return Point(projection, pick=lambda value, heads: first(value)[..., -width:])
+
+
+def second(value: Any, heads: int) -> Tensor:
+    return value[1]
+
+
+def with_bias(value: Any, heads: int) -> Tensor:
+    """The output of an attention module that also gives its weights, and a bias or None."""
+    out, _, bias = value
+    return out if bias is None else out + bias
+
+
+def granite(config: Any) -> Architecture:
+    return scaled(varied(LLAMA, entry=None), config.residual_multiplier)
+
+
+def granite_swa(config: Any) -> Architecture:
+    return without(granite(config), SINKS, "pattern")
+
+
+def hyperclovax(config: Any) -> Architecture:
+    table = varied(LLAMA, block={"attn_out": Point("post_norm1"), "mlp_out": Point("post_norm2")}, entry=None)
+    return scaled(table, config.residual_multiplier)
+
+
+def granitemoe(config: Any) -> Architecture:
+    table = varied(
+        LLAMA,
+        block={"mlp_out": Point("block_sparse_moe"), "router": Point("block_sparse_moe.router")},
+        entry=None,
+    )
+    table = scaled(table, config.residual_multiplier)
+    return without(table, SHARED_MLP, "mlp_out") if getattr(config, "shared_intermediate_size", 0) else table
+
+
+def phi3(config: Any) -> Architecture:
+    width = config.num_key_value_heads * (
+        getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    )
+    return varied(LLAMA, block=FUSED, value=ends(width, "self_attn.qkv_proj"))
+
+
+def falcon(config: Any) -> Architecture:
+    table = varied(BLOOM, entry="word_embeddings", value=None)
+    if not (config.new_decoder_architecture or config.parallel_attn):
+        return table
+    # the model adds the output of the attention to that of the MLP, in place
+    return parallel(varied(table, block={"mlp_out": Point("mlp.dense_4h_to_h", pick=copied)}))
+
+
+def gpt_bigcode(config: Any) -> Architecture:
+    width = config.hidden_size // config.num_attention_heads
+    return varied(
+        GPT2, value=ends(width, "attn.c_attn") if config.multi_query else Point("attn.c_attn", pick=interleaved(2))
+    )
+
+
+def opt(config: Any) -> Architecture:
+    table = varied(BART, blocks="decoder.layers", final_norm=Point("decoder.final_layer_norm"))
+    if not config.do_layer_norm_before:
+        table = varied(table, block={"resid_mid": Point("self_attn_layer_norm")})
+    return (
+        table if config.do_layer_norm_before and not config._remove_final_layer_norm else varied(table, final_norm=None)
+    )
+
+
+def hybrid(table: Architecture, config: Any) -> Architecture:
+    """With linear attention in some blocks, in a module of the same name."""
+    kinds = enumerate(config.layer_types)
+    linear = [layer for layer, kind in kinds if kind == "linear_attention"]
+    why = "its attention is linear, without a pattern"
+    return varied(table, missing={(kind, layer): why for kind in ATTENTION for layer in linear})
+
+
+def minimax(config: Any) -> Architecture:
+    table = without(LLAMA, WEIGHED, "attn_out", "mlp_out")
+    return hybrid(table, config)
+
 
 DECODERS: Tables = {
-    "llama": LLAMA,
-    "mistral": LLAMA,
-    "qwen2": LLAMA,
-    "qwen3": LLAMA,
-    "smollm3": LLAMA,
-    "olmo": LLAMA,
-    "granite": lambda config: scaled(varied(LLAMA, entry=None), config.residual_multiplier),
-    "gemma": varied(LLAMA, entry=None),
+    **dict.fromkeys(
+        (
+            "aria_text",
+            "axk1",
+            "axk2",
+            "cwm",
+            "deepseek_v2",
+            "deepseek_v3",
+            "deepseek_v32",
+            "dots1",
+            "ernie4_5",
+            "ernie4_5_moe",
+            "exaone_moe",
+            "flint",
+            "gemma",
+            "glm4_moe",
+            "glm4_moe_lite",
+            "glm_moe_dsa",
+            "gpt_oss",
+            "helium",
+            "hunyuan_v1_dense",
+            "hunyuan_v1_moe",
+            "hy_v3",
+            "internlm3",
+            "iquestcoder",
+            "laguna",
+            "llama",
+            "mellum",
+            "mimo_v2_flash",
+            "minimax_m2",
+            "minimax_m3_vl_text",
+            "ministral",
+            "ministral3",
+            "mistral",
+            "mixtral",
+            "olmo",
+            "olmoe",
+            "phimoe",
+            "qwen2",
+            "qwen2_moe",
+            "qwen3",
+            "qwen3_moe",
+            "seed_oss",
+            "smollm3",
+            "solar_open",
+            "youtu",
+        ),
+        LLAMA,
+    ),
+    "apertus": varied(LLAMA, block={**UNGATED, "resid_mid": Point("feedforward_layernorm", "input")}),
+    "arcee": varied(LLAMA, block=UNGATED),
+    "jais2": varied(LLAMA, block=UNGATED),
+    "nemotron": varied(LLAMA, block=UNGATED),
+    "bitnet": LLAMA,
+    "glm": varied(LLAMA, block=FUSED),
+    "phi3": phi3,
+    "minicpm3": lambda config: scaled(varied(LLAMA, entry=None), config.scale_depth / sqrt(config.num_hidden_layers)),
+    "granite": granite,
+    "granite_swa": granite_swa,
+    "hyperclovax": hyperclovax,
+    "granitemoe": granitemoe,
+    "granitemoe_swa": lambda config: without(granitemoe(config), SINKS, "pattern"),
+    "granitemoeshared": granitemoe,
+    "stablelm": lambda config: parallel(LLAMA) if config.use_parallel_residual else LLAMA,
+    "cohere": parallel(LLAMA),
+    "cohere2": parallel(LLAMA),
+    "cohere2_moe": parallel(LLAMA),
+    "cohere_compass_text": parallel(LLAMA),
+    "llama4_text": varied(
+        LLAMA,
+        block={
+            "mlp_pre": Point("feed_forward.gate_proj"),
+            "mlp_post": Point("feed_forward.down_proj", "input"),
+            "mlp_out": Point("feed_forward"),
+            "router": Point("feed_forward.router", pick=second),
+        },
+    ),
+    "minimax": minimax,
+    "kimi_linear": lambda config: hybrid(LLAMA, config),
+    "bailing_hybrid": lambda config: hybrid(LLAMA, config),
+    "doge": without(LLAMA, WEIGHED, "attn_out", "mlp_out"),
+    "beam": without(FOUR_NORMS, WEIGHED, "attn_out", "mlp_out"),
     "gemma2": varied(FOUR_NORMS, entry=None),
     "gemma3_text": FOUR_NORMS,
+    "vaultgemma": varied(LLAMA, block={"resid_mid": Point("pre_feedforward_layernorm", "input")}),
+    "afmoe": varied(
+        FOUR_NORMS,
+        block={
+            "resid_mid": Point("pre_mlp_layernorm", "input"),
+            "mlp_out": Point("post_mlp_layernorm"),
+            "router": Point("mlp.router.gate"),
+        },
+    ),
+    "glm4": varied(GLM4, block=FUSED),
+    "kolibri1": GLM4,
     "olmo2": POST_NORMS,
     "olmo3": POST_NORMS,
+    "flex_olmo": POST_NORMS,
     "exaone4": POST_NORMS,
-    "mixtral": EXPERTS,
-    "qwen2_moe": EXPERTS,
-    "qwen3_moe": EXPERTS,
-    "olmoe": EXPERTS,
+    "starcoder2": varied(LLAMA, block={"mlp_pre": Point("mlp.c_fc"), "mlp_post": Point("mlp.c_proj", "input")}),
+    # its final norm is also that of the embeddings
+    "nanochat": varied(
+        LLAMA,
+        block={"mlp_pre": Point("mlp.fc1"), "mlp_post": Point("mlp.fc2", "input")},
+        final_norm=Point("norm", call=1),
+        entry="norm",
+    ),
+    "moshi": varied(LLAMA, block={"mlp_pre": Point("mlp.fc1", pick=part(0, 2)), "mlp_post": Point("mlp.fc2", "input")}),
+    "phi": dense(
+        "layers",
+        ("self_attn", "self_attn.dense"),
+        ("mlp.fc1", "mlp.fc2"),
+        None,
+        value="self_attn.v_proj",
+        final_norm="final_layernorm",
+        entry="embed_tokens",
+    ),
+    "persimmon": dense(
+        "layers",
+        ("self_attn", "self_attn.dense"),
+        ("mlp.dense_h_to_4h", "mlp.dense_4h_to_h"),
+        "post_attention_layernorm",
+        value=Point("self_attn.query_key_value", pick=interleaved(2)),
+        final_norm="final_layernorm",
+        entry="embed_tokens",
+    ),
     "gpt2": GPT2,
+    "gpt-sw3": GPT2,
     "openai-gpt": varied(GPT2, block={"resid_mid": Point("ln_1")}, final_norm=None),
+    "gpt_bigcode": gpt_bigcode,
+    "gpt_neo": varied(
+        GPT2, block=attends("attn.attention", "attn.attention.out_proj"), value=Point("attn.attention.v_proj")
+    ),
+    "gptj": GPTJ,
+    "codegen": varied(GPTJ, value=None),
+    "ctrl": dense(
+        "h",
+        ("multi_head_attention", "multi_head_attention.dense"),
+        ("ffn.0", "ffn.2"),
+        "layernorm2",
+        value="multi_head_attention.Wv",
+        final_norm="layernorm",
+        entry="dropout",
+    ),
     # Pythia's are parallel
     "gpt_neox": lambda config: parallel(GPT_NEOX) if config.use_parallel_residual else GPT_NEOX,
+    # the last block adds a bias as well
+    "gpt_neox_japanese": varied(GPT_NEOX, block={"attn_out": Point("attention", pick=with_bias)}, entry="embed_in"),
+    "bloom": lambda config: (
+        without(BLOOM, NORMED, "attn_out", "mlp_out") if config.apply_residual_connection_post_layernorm else BLOOM
+    ),
+    "falcon": falcon,
+    "mpt": dense(
+        "blocks",
+        ("attn", "attn.out_proj"),
+        ("ffn.up_proj", "ffn.down_proj"),
+        "norm_2",
+        value=Point("attn.Wqkv", pick=part(2, 3)),
+        final_norm="norm_f",
+        entry="wte",
+    ),
+    "dbrx": varied(
+        dense(
+            "blocks",
+            ("norm_attn_norm.attn", "norm_attn_norm.attn.out_proj"),
+            ("ffn.w1", "ffn.w2"),
+            "norm_attn_norm.norm_2",
+            final_norm="norm_f",
+            entry="wte",
+        ),
+        block={"mlp_out": Point("ffn"), "router": Point("ffn.router.layer")},
+    ),
+    "opt": opt,
+    "xglm": BART,
+    "biogpt": BART,
 }

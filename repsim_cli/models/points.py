@@ -57,6 +57,11 @@ def batch_first(value: Any, heads: int = 0) -> Tensor:
     return first(value).transpose(0, 1)
 
 
+def copied(value: Any, heads: int = 0) -> Tensor:
+    """Of a tensor that the model changes afterwards, as it is now."""
+    return first(value).clone()
+
+
 def times(pick: attention.Pick, factor: float, value: Any, heads: int) -> Tensor:
     return pick(value, heads) * factor
 
@@ -75,6 +80,15 @@ class Point(NamedTuple):
     call: int = 0
 
 
+class Heads(NamedTuple):
+    """Of an attention module: heads of queries, of keys and values; features per head of q and k, of v and z."""
+
+    queries: int
+    keys: int
+    width: int
+    value_width: int
+
+
 @dataclass(frozen=True)
 class Architecture:
     """Places in the backbone. `block` points are relative to a block, `{blocks}.{layer}`.
@@ -86,6 +100,7 @@ class Architecture:
     shared: for layers that share weights, the block of each layer and the number of its call.
     lacks: why a hook point that other architectures have is missing.
     missing: the same, for a kind and layer.
+    heads: of layers whose attention module says so itself; the others have those of the config.
     other: how the output of any other module is read.
     stacks: of an encoder-decoder, the tables of `encoder` and `decoder`, with paths from the backbone; then the rest
     is empty.
@@ -100,6 +115,7 @@ class Architecture:
     shared: list[tuple[str, int]] | None = None
     lacks: dict[str, str] = field(default_factory=dict)
     missing: dict[tuple[str, int], str] = field(default_factory=dict)
+    heads: dict[int, Heads] = field(default_factory=dict)
     other: attention.Pick = first
     stacks: "dict[str, Architecture]" = field(default_factory=dict)
     guessed: bool = False
@@ -204,10 +220,10 @@ def resolved(table: Architecture, skeleton: nn.Module) -> Architecture:
     """The table with the points that some or all blocks of a model lack, as `missing` and `lacks`."""
     if table.stacks:
         return replace(table, stacks={name: resolved(stack, skeleton) for name, stack in table.stacks.items()})
-    modules = {name for name, _ in skeleton.named_modules()}
+    modules = dict(skeleton.named_modules())
     layers = range(len(table.shared) if table.shared else len(skeleton.get_submodule(table.blocks)._modules))
     missing = {
-        (kind, layer): table.lacks.get(kind, ABSENT.get(kind, f"the block has no {point.module}"))
+        (kind, layer): table.why(kind, layer) or ABSENT.get(kind, f"the block has no {point.module}")
         for kind, point in table.block.items()
         for layer in layers
         if (place := table.find(kind, layer)) is None or place.module not in modules
@@ -219,7 +235,40 @@ def resolved(table: Architecture, skeleton: nn.Module) -> Architecture:
         block={kind: point for kind, point in table.block.items() if kind not in everywhere},
         lacks={**table.lacks, **lacks},
         missing={place: why for place, why in missing.items() if place[0] not in everywhere},
+        heads={layer: heads for layer in layers if (heads := _heads(table, modules, layer)) is not None},
     )
+
+
+COUNTS = ("num_heads", "num_attention_heads", "n_heads", "n_head")
+KEY_COUNTS = ("num_kv_heads", "kv_heads", "num_key_value_heads")
+WIDTHS = ("head_dim", "head_size", "attention_head_size", "key_value_proj_dim")
+
+
+def _heads(table: Architecture, modules: Mapping[str, nn.Module], layer: int) -> Heads | None:
+    """What an attention module says of its heads, or its output projection does; None where that is not enough."""
+    place, end = table.find("q", layer), table.find("z", layer)
+    if place is None or place.side != "attention" or place.module not in modules:
+        return None
+    module = modules[place.module]
+    inputs = _inputs(modules.get(end.module)) if end else None
+    count, width = _number(module, *COUNTS), _number(module, "v_head_dim", *WIDTHS)
+    count = count or (inputs // width if inputs and width else None)
+    width = width or (inputs // count if inputs and count else None)
+    if count is None or width is None:
+        return None
+    groups = _number(module, "num_key_value_groups")
+    keys = count // groups if groups else _number(module, *KEY_COUNTS) or count
+    return Heads(count, keys, _number(module, "qk_head_dim", *WIDTHS) or width, width)
+
+
+def _number(module: nn.Module, *names: str) -> int | None:
+    return next((value for name in names if isinstance(value := getattr(module, name, None), int) and value > 0), None)
+
+
+def _inputs(projection: nn.Module | None) -> int | None:
+    """The number of features that a projection takes; GPT-2's holds its weights as (inputs, outputs)."""
+    given = getattr(projection, "in_features", None)
+    return int(projection.weight.shape[0]) if type(projection).__name__ == "Conv1D" else given  # type: ignore
 
 
 def by_structure(skeleton: nn.Module) -> Architecture | None:

@@ -44,7 +44,6 @@ class Source:
     load(eager): the backbone in eval mode, float32, on the CPU; with eager attention if patterns are read.
     identity(): what was loaded (path or hub id, resolved revision, weights hash), once the files exist.
     head_width: features per head of q and k; rotary: how many of them are rotated.
-    value_width: features per head of v and z; None: as many.
     modules(backbone or skeleton): the modules by the names that hook points use.
     modality: what it reads.
     segments: it distinguishes the texts of a pair by token type.
@@ -75,7 +74,6 @@ class Source:
     identity: Callable[[], dict[str, Any]]
     head_width: int
     rotary: int = 0
-    value_width: int | None = None
     modules: Callable[[nn.Module], dict[str, nn.Module]] = named_modules
     modality: Modality = "text"
     segments: bool = False
