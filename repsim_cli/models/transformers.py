@@ -3,8 +3,10 @@
 Raw weights: nothing is folded or centred. Safetensors only; code that comes with a model is never run.
 """
 
+import functools
 import hashlib
 import json
+import logging
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -36,9 +38,11 @@ from repsim_cli.planning import is_dry
 from repsim_cli.registry import did_you_mean, models
 from repsim_cli.settings import Seed
 
+log = logging.getLogger("repsim")
 TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "tokenizer.model", "spiece.model")
 BESIDE_TOKENIZER = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "merges.txt")
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack")
+SCALE = re.compile(r"weight_scale(_inv)?$|\.(qweight|scales)$")  # beside quantized weights
 IMAGE_MODELS = ("vit",)
 SIZES = {"num_hidden_layers": 1000, "num_attention_heads": 10**5, "hidden_size": 10**6}  # the most that is built
 TOKENIZERS = Path(str(resources.files("repsim_cli"))) / "assets" / "tokenizers"
@@ -224,22 +228,27 @@ def folder(path: Path) -> Path:
 
 def weight_files(path: Path) -> list[Path]:
     """The safetensors files of the folder, each with a whole header. Raises BadInput with what is missing."""
-    index = path / "model.safetensors.index.json"
-    if index.is_file():
+    whole, index = path / "model.safetensors", path / "model.safetensors.index.json"
+    files = [whole]
+    if index.is_file() and not whole.is_file():  # transformers prefers the single file
         names = json_file(index).get("weight_map")
         if not isinstance(names, dict) or any(name != Path(str(name)).name for name in names.values()):
             raise BadInput(f"path: {index.name} does not name files of its folder, got '{names}'; copy it again")
         files = [path / name for name in sorted(set(names.values()))]
-    else:
-        files = [path / "model.safetensors"]
     missing = [file.name for file in files if not file.is_file()]
     if missing:
-        pickles = [p.name for p in sorted(path.iterdir()) if p.suffix in PICKLES]
-        if pickles:
+        if pickles := [p.name for p in sorted(path.iterdir()) if p.suffix in PICKLES]:
             raise BadInput(
                 f"path: only pickled weights ({pickles[0]}), which can run code, got '{path}'; "
                 "rewrite them as safetensors with `repsim convert FOLDER NEW_FOLDER`"
             )
+        if len(missing) < len(files):
+            raise BadInput(
+                f"path: {len(missing)} of {len(files)} files of weights are missing, got no {missing[0]} in '{path}'; "
+                "copy the missing ones"
+            )
+        if any(path.glob("model-*-of-*.safetensors")):
+            raise BadInput(f"path: no {index.name} beside the files of weights, got '{path}'; copy it too")
         raise BadInput(f"path: no {missing[0]} in it, got '{path}'; give a folder with weights, or kind: random")
     for file in files:
         try:
@@ -255,20 +264,35 @@ def weight_files(path: Path) -> list[Path]:
 def _local_place(path: Path) -> Place:
     config = config_of(str(path))
     files = [path] if is_gguf(path) else weight_files(path)
+    if not is_gguf(path):
+        _check_scales(config, files)
     return Place(config, str(path), None, lambda: {"source": str(path), "weights_hash": hash_files(files)})
 
 
 def _hub_place(hub: str, revision: str | None) -> Place:
+    config = config_of(hub, revision)
+
     def identity() -> dict[str, Any]:
         folder = hub_files(hub, revision, ["*.safetensors", "*.safetensors.index.json"])
-        return {
-            "source": hub,
-            "revision": revision,
-            "commit": folder.name,
-            "weights_hash": hash_files(weight_files(folder)),
-        }
+        files = weight_files(folder)
+        _check_scales(config, files)
+        return {"source": hub, "revision": revision, "commit": folder.name, "weights_hash": hash_files(files)}
 
-    return Place(config_of(hub, revision), hub, revision, identity)
+    return Place(config, hub, revision, identity)
+
+
+def _check_scales(config: Any, files: list[Path]) -> None:
+    """Raises BadInput for quantized weights whose scales would be ignored, since the config does not mention them."""
+    if getattr(config, "quantization_config", None) is not None:
+        return
+    for file in files:
+        with safetensors.safe_open(file, framework="pt") as weights:
+            scale = next((name for name in weights.keys() if SCALE.search(name)), None)  # noqa: SIM118
+        if scale is not None:
+            raise BadInput(
+                f"path: weights with scales, but no quantization_config in config.json, got {scale} in "
+                f"'{file.parent}'; copy the config of the quantized model, or use the model without quantization"
+            )
 
 
 def hub_files(hub: str, revision: str | None, patterns: list[str], key: str = "hub") -> Path:
@@ -382,7 +406,9 @@ def _pretrained(auto: Any, where: str, revision: str | None, **settings: Any) ->
 def _config(where: str, revision: str | None) -> Any:
     try:
         with silent():
-            return _pretrained(library().AutoConfig, where, revision)
+            config = _pretrained(library().AutoConfig, where, revision)
+            config._attn_implementation = None  # that of the machine it was saved on
+            return config
     except Exception as error:  # the library checks little and raises anything
         if is_gguf(where):
             advice = "use the model in the transformers format"
@@ -411,6 +437,7 @@ def inline_config(given: dict[str, Any]) -> Any:
         return library().AutoConfig.for_model(kind, **rest)
 
 
+SENTENCE = "Some words of a sentence"
 PROBE = "a \uffff"  # a word, and a character outside every vocabulary, so that errors occur before a run
 
 
@@ -431,6 +458,7 @@ def tokenizer_of(where: str, revision: str | None = None) -> Any:
         with silent():
             tokenizer = _pretrained(library().AutoTokenizer, where, revision)
             tokenizer(PROBE, verbose=False)
+            _compare_with_pieces(tokenizer, Path(where))
             return tokenizer
     except Exception as error:
         if local:
@@ -441,6 +469,30 @@ def tokenizer_of(where: str, revision: str | None = None) -> Any:
             # a repository with only a tokenizer has no config.json, which is required for ids but not for folders
             return tokenizer_of(str(hub_files(where, revision, [*TOKENIZER_FILES, *BESIDE_TOKENIZER])))
         raise _unreachable(where, revision, error) from error
+
+
+def _compare_with_pieces(tokenizer: Any, folder: Path) -> None:
+    """Warns where a tokenizer converted from a sentencepiece file, the only one in its folder, splits text in another
+    way: the file does not say all that transformers needs to know."""
+    file = folder / "tokenizer.model"
+    if not file.is_file() or (folder / "tokenizer.json").is_file():
+        return
+    from sentencepiece import SentencePieceProcessor
+
+    expected = SentencePieceProcessor(model_file=str(file)).encode(SENTENCE, out_type=str)
+    if (found := tokenizer.tokenize(SENTENCE)) != expected:
+        _warn_of_pieces(str(file), " ".join(found), " ".join(expected))
+
+
+@functools.cache
+def _warn_of_pieces(file: str, found: str, expected: str) -> None:
+    log.warning(
+        "%s: transformers splits text in another way than the file, got %s for %s; save the tokenizer as "
+        "tokenizer.json with the library that the model comes from",
+        file,
+        found,
+        expected,
+    )
 
 
 def load(where: str, revision: str | None, eager: bool, auto: str = "AutoModel") -> Any:
@@ -493,7 +545,11 @@ def _loaded(where: str, revision: str | None, eager: bool, auto: str) -> tuple[A
                 dtype=torch.float32,
                 attn_implementation=_attention(eager),
                 use_safetensors=True,
-                quantization_config=library().GgufConfig(dequantize=True) if is_gguf(where) else None,
+                **(
+                    {"quantization_config": library().GgufConfig(dequantize=True)}
+                    if is_gguf(where)
+                    else {"config": _config(where, revision)}
+                ),
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,  # reported below, with the names
             )
