@@ -94,10 +94,17 @@ def parser() -> argparse.ArgumentParser:
         "explain a study, analysis, measure, model, data set or setting",
         "repsim describe extract.estimate",
         "Explain a study, analysis, measure, model, data set, or one setting of them: what it means, what it may be,\n"
-        "its default, and a command.",
+        "its default, and a command. `describe model MODEL` says what a model on the disk consists of, and which hook\n"
+        "points it has; no weights are loaded.",
     )
     sub.add_argument(
         "name", metavar="NAME", help="e.g. similarity, cka, tiny_nli, extract, hardware.tile, mutual_knn.k"
+    )
+    sub.add_argument(
+        "which",
+        metavar="MODEL",
+        nargs="?",
+        help="after `model`: a folder, a .gguf file, a hub id, or a name of repsim list model",
     )
 
     sub = add("show", show_command, "show a run: how it ended, its numbers, its files", "repsim show latest")

@@ -315,5 +315,12 @@ def list_command(parsed: argparse.Namespace) -> int:
 def describe_command(parsed: argparse.Namespace) -> int:
     from repsim_cli.cli import describe
 
-    print("\n\n".join(map(describe.shown, describe.meanings(parsed.name))))
+    if parsed.which is None:
+        print("\n\n".join(map(describe.shown, describe.meanings(parsed.name))))
+        return 0
+    if parsed.name != "model":
+        raise BadInput(f"repsim describe: two names, got {parsed.name} {parsed.which}; a model is: model NAME")
+    from repsim_cli.cli.anatomy import anatomy
+
+    print(anatomy(parsed.which))
     return 0

@@ -114,12 +114,17 @@ def _shipped(name: str, steps: list[int] | None) -> list[Checkpoint]:
 def _local(step: int, place: Path) -> Checkpoint:
     def opened() -> Source:
         try:
-            kind = transformer_lens if (config := place / "config.json").is_file() and _native(config) else transformers
-            return replace(kind(path=str(place)), metrics=partial(read_metrics, place))
+            return replace(local_model(place), metrics=partial(read_metrics, place))
         except OSError as error:
             raise BadInput(explained(error)) from None
 
     return Checkpoint(step=step, open=opened)
+
+
+def local_model(place: Path) -> Source:
+    """A model on the disk, in the transformers format or in the native one of TransformerLens."""
+    kind = transformer_lens if (config := place / "config.json").is_file() and _native(config) else transformers
+    return kind(path=str(place))
 
 
 def _native(config: Path) -> bool:
