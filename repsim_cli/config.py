@@ -666,11 +666,9 @@ def _expanded(problems: list[str], entries: Mapping[str, Any]) -> dict[str, Any]
 
 
 def bind_model(label: str, entry: Fields) -> Any:
-    """A model entry with checked settings; of a published model, with the shape that ships with the package. Raises
-    BadConfig with every problem."""
+    """A model entry with checked settings. Raises BadConfig with every problem."""
     problems: list[str] = []
-    with checking(dry=True):
-        bound = _component(problems, f"model.{label}", entry, registry.models, _model)
+    bound = _component(problems, f"model.{label}", entry, registry.models, _model)
     _give_up(problems)
     return bound
 

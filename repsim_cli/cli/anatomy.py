@@ -32,8 +32,15 @@ PATH = re.compile(r"[./~].*|.*\.gguf")
 
 
 def anatomy(name: str) -> str:
-    """A model as text for a terminal. Raises BadInput where there is none, or where it runs on nothing."""
-    source = opened(name)
+    """A model as text for a terminal, of a published one by the shape that ships with the package.
+
+    Raises BadInput where there is none, or only stored activations.
+    """
+    with checking(dry=True):
+        return _shown(name, opened(name))
+
+
+def _shown(name: str, source: Source) -> str:
     lines = [name, *_filled(dict(facts(source)))]
     table = source.architecture
     if table is None:
@@ -64,16 +71,14 @@ def opened(name: str) -> Source:
         if isinstance(model, Family):
             model = list(model.sources.values())[-1]
         if isinstance(model, Series):
-            with checking(dry=True):
-                model = model.checkpoints[-1].open()
+            model = model.checkpoints[-1].open()
         if isinstance(model, Precomputed):
             raise BadInput(f"MODEL: stored activations have no hook points, got '{name}'; name a model")
         return model
     if PATH.fullmatch(name) or local(name).exists():
         return local_model(Path(local(name)))
     if name.count("/") == 1:
-        with checking(dry=True):
-            return transformers(hub=name)
+        return transformers(hub=name)
     raise BadInput(f"MODEL: neither a model nor a folder, got '{name}'; {did_you_mean(name, known)}")
 
 
