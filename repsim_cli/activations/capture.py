@@ -10,12 +10,14 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor, nn
 
-from repsim_cli.activations.hook_points import LOGITS, HookPoint, heads_of, locate
+from repsim_cli.activations.hook_points import ATTENTION, LOGITS, HookPoint, heads_of, locate
 from repsim_cli.errors import RunFailed
 from repsim_cli.models.attention import Watch
 from repsim_cli.models.points import Point, first
+from repsim_cli.models.seq2seq import shifted
 from repsim_cli.models.source import Source
 
+MASKED = ("text", "numbers")  # images have no padding
 Reader = Callable[..., dict[HookPoint, Tensor]]
 
 
@@ -47,7 +49,8 @@ def capture(model: nn.Module, source: Source, points: Sequence[HookPoint]) -> It
         calls[point] += 1
         if calls[point] != place.call + 1:
             return
-        captured[point] = _by_position(place.pick(value, heads_of(point, source)), shape[0])
+        x = place.pick(value, heads_of(point, source))
+        captured[point] = x if point.kind in ATTENTION else _by_position(x, shape[0])
         if len(captured) == len(points):
             raise _Done
 
@@ -71,8 +74,14 @@ def capture(model: nn.Module, source: Source, points: Sequence[HookPoint]) -> It
         @torch.inference_mode()
         def read(inputs: Tensor, mask: Bool[Tensor, "b s"], **more: Tensor) -> dict[HookPoint, Tensor]:
             nonlocal unchecked
+            given = {main: inputs, **more}
+            if source.modality in MASKED:
+                given["attention_mask"] = mask.long()
+            if source.modality == "text" and source.architecture and source.architecture.stacks:
+                given["decoder_input_ids"], behind = shifted(model.config, inputs, mask)
+                given["decoder_attention_mask"] = behind.long()
             if unchecked:
-                _check_stream(backbone, source, {main: inputs, "attention_mask": mask.long(), **more})
+                _check_stream(backbone, source, given)
                 unchecked = False
             captured.clear()
             calls.clear()
@@ -80,7 +89,7 @@ def capture(model: nn.Module, source: Source, points: Sequence[HookPoint]) -> It
             shape[:] = [inputs.shape]
             try:
                 with watch if attending else nullcontext():
-                    model(**{main: inputs}, attention_mask=mask.long(), **more)
+                    model(**given)
             except _Done:
                 return {point: captured[point] for point in points}
             missing = ", ".join(str(point) for point in points if point not in captured)
@@ -134,6 +143,9 @@ def _attended(watch: Watch, takes: Sequence[Callable[[Any], None]], *_: Any) -> 
 
 
 def _by_position(x: Tensor, inputs: torch.Size) -> Tensor:
-    """(batch, position, features) of what a module computes for all tokens of a batch in one list."""
+    """(batch, position, features) of what a module computes for all tokens of a batch in one list, or of the maps
+    (batch, features, height, width) of an image model, row by row."""
+    if len(inputs) == 4 and x.ndim == 4:
+        return x.flatten(2).transpose(1, 2)
     tokens = len(inputs) == 2 and x.ndim == 2 and inputs[1] > 1 and len(x) == inputs.numel()
     return x.unflatten(0, inputs) if tokens else x

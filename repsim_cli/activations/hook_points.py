@@ -8,7 +8,8 @@ stack: `encoder.resid_post@3`, `decoder.embed`.
 
 q and k are what enters their product, after norms and rotation; v is before it is repeated for groups of heads, z what
 enters the output projection, pattern what the values are weighed by. attn_out and mlp_out are what is added to the
-stream; router: the scores of a mixture of experts, before any softmax.
+stream, cross_out what the decoder's attention to the encoder adds; router: the scores of a mixture of experts, before
+any softmax.
 """
 
 import re
@@ -29,7 +30,7 @@ from repsim_cli.settings import Extract
 OUTSIDE = ("embed", "final_norm")
 IN_BLOCK = (
     "resid_pre", "resid_post", "resid_mid", "q", "k", "v", "z", "attn_scores", "pattern", "attn_out", "mlp_pre",
-    "mlp_post", "mlp_out", "router",
+    "mlp_post", "mlp_out", "router", "cross_out",
 )  # fmt: skip
 STACKS = ("encoder", "decoder")
 ATTENTION = ("attn_scores", "pattern")

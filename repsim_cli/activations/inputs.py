@@ -188,7 +188,7 @@ def _vocabulary(tokenizer: Any) -> Any:
     """What two models must share for their tokens (or patches) to be the same."""
     if isinstance(tokenizer, Numbers | Vocabulary):
         return tokenizer
-    return tokenizer.places if isinstance(tokenizer, Patches) else tokenizer.get_vocab()
+    return tokenizer.patches if isinstance(tokenizer, Patches) else tokenizer.get_vocab()
 
 
 def _other_tokenizer(first: str, other: str, how: str) -> BadInput:

@@ -362,12 +362,20 @@ class Forward:
             raise RunFailed(f"model.{self.reading.label}: {error}") from error
         taken = []
         for point, layer in zip(self.reading.points, self.reading.layers, strict=True):
-            x = by_point.pop(point)
-            if x.ndim != 3 or x.shape[:2] != chosen.shape:
+            x, read = by_point.pop(point), chosen
+            if x.ndim == 3 and x.shape[1] != chosen.shape[1] and given.inputs.ndim == 4:
+                # a stage of an image model has places of its own
+                if self.extract.unit != "mean":
+                    raise RunFailed(
+                        f"{layer}: the places of its images differ from the run's, got {x.shape[1]} for "
+                        f"{chosen.shape[1]}; use extract=pooled with extract.unit=mean"
+                    )
+                read = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
+            if x.ndim != 3 or x.shape[:2] != read.shape:
                 raise RunFailed(
                     f"{layer}: not (batch, position, features), got {tuple(x.shape)}; choose another module"
                 )
-            rows = self._of(x, chosen, given)
+            rows = self._of(x, read, given)
             _check_finite(rows, layer, where, "check the model's weights and hardware.dtype, or leave this layer out")
             taken.append(rows)
         return taken

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Int, Shaped
 
 from repsim_cli.settings import Extract
 
-Modality = Literal["text", "images", "numbers"]
+Modality = Literal["text", "images", "sound", "numbers"]
 
 
 @dataclass(frozen=True)

@@ -30,20 +30,27 @@ COLUMNS = {"images": ("images", "x", "img", "image"), "labels": ("labels", "y", 
 
 @dataclass(frozen=True)
 class Patches:
-    """How an image model reads an image of size (height, width): a class token, then patches row by row.
+    """How an image model reads an image of size (height, width): tokens as of the class, then patches row by row.
 
+    size: None: any, with a single place.
+    before: the number of tokens before the patches.
     mean, std: per channel, of pixels from 0 to 1, for the normalisation.
     """
 
-    size: tuple[int, int]
+    size: tuple[int, int] | None
     patch: tuple[int, int]
     channels: int
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    before: int = 1
+
+    @property
+    def patches(self) -> int:
+        return 1 if self.size is None else (self.size[0] // self.patch[0]) * (self.size[1] // self.patch[1])
 
     @property
     def places(self) -> int:
-        return 1 + (self.size[0] // self.patch[0]) * (self.size[1] // self.patch[1])
+        return self.before + self.patches
 
 
 class Pixels(NamedTuple):
@@ -70,7 +77,7 @@ class Images(Data):
 
     def sequences(self, tokenizer: Patches, extract: Extract, seed: int) -> Sequences:
         pixels, codes, white = self.read()
-        wanted = (*tokenizer.size, tokenizer.channels)
+        wanted = (*(tokenizer.size or pixels.shape[1:3]), tokenizer.channels)
         if pixels.shape[1:] != wanted:
             raise BadInput(
                 f"data: images differ in shape from the model's input, got {_by(pixels.shape[1:])} for {_by(wanted)} "
@@ -80,8 +87,8 @@ class Images(Data):
         values = (pixels[drawn] / white - tokenizer.mean) / tokenizer.std
         shape = (len(drawn), tokenizer.places)
         text = np.ones(shape, bool)
-        text[:, 0] = False  # the class token
-        position = np.broadcast_to(np.arange(-1, tokenizer.places - 1), shape)
+        text[:, : tokenizer.before] = False
+        position = np.broadcast_to(np.arange(tokenizer.places) - tokenizer.before, shape)
         return Sequences(
             inputs=np.ascontiguousarray(values.transpose(0, 3, 1, 2), np.float32),
             mask=np.ones(shape, bool),

@@ -18,7 +18,10 @@ from repsim_cli.errors import BadInput
 from repsim_cli.models.attention import keys, queries
 from repsim_cli.models.decoders import DECODERS
 from repsim_cli.models.encoders import ENCODERS
+from repsim_cli.models.images import IMAGES
 from repsim_cli.models.points import STREAM, Architecture, Point, Tables, by_structure, parallel, resolved, without
+from repsim_cli.models.recurrent import RECURRENT
+from repsim_cli.models.seq2seq import SEQ2SEQ
 
 # of the models of modular sums
 MODULAR = Architecture(
@@ -40,7 +43,7 @@ MODULAR = Architecture(
     },
 )
 
-ARCHITECTURES: Tables = {**DECODERS, **ENCODERS}
+ARCHITECTURES: Tables = {**DECODERS, **ENCODERS, **SEQ2SEQ, **RECURRENT, **IMAGES}
 
 
 def architecture(config: Any, skeleton: nn.Module) -> Architecture | None:

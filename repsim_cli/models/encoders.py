@@ -3,8 +3,24 @@
 from dataclasses import replace
 from typing import Any
 
+from torch import Tensor
+
 from repsim_cli.errors import BadInput
-from repsim_cli.models.points import Architecture, Point, Tables, batch_first, dense, without
+from repsim_cli.models.attention import Attended, joined
+from repsim_cli.models.decoders import LLAMA
+from repsim_cli.models.points import (
+    ATTENTION,
+    STREAM,
+    Architecture,
+    Point,
+    Tables,
+    batch_first,
+    dense,
+    part,
+    scaled,
+    varied,
+    without,
+)
 
 BERT = dense(
     "encoder.layer",
@@ -69,6 +85,43 @@ VIT = dense(
     entry="embeddings",
 )
 
+# BERT's, with norms before attention and MLP instead of after the sums
+PRE_NORM = varied(BERT, block={"resid_mid": Point("LayerNorm", "input")})
+# with Llama's names, and norms after the sums
+ROTARY_BERT = varied(LLAMA, block={"resid_mid": Point("post_attention_layernorm")}, final_norm=None, entry="embeddings")
+APPROXIMATE = "its attention is approximate, and has no pattern"
+
+
+LOCAL = "its attention is computed in parts, without a pattern"
+
+
+def _without_attention(table: Architecture, why: str) -> Architecture:
+    return without(table, why, "q", "k", "v", "pattern")
+
+
+def _deberta(table: Architecture, value: str) -> Architecture:
+    """The first of three products before the softmax is that of q and k; positions take part in the others."""
+    module = "attention.self"
+    return varied(
+        table,
+        value=None if not value else Point(value),
+        block={"q": Point(module, "attention", _first_left), "k": Point(module, "attention", _first_right)},
+    )
+
+
+def _first_left(seen: Attended, heads: int) -> Tensor:
+    return joined(seen.scores[0][0], heads)
+
+
+def _first_right(seen: Attended, heads: int) -> Tensor:
+    return joined(seen.scores[0][1].mT, heads)
+
+
+def _big_bird(config: Any) -> Architecture:
+    """On short texts it replaces the modules of its sparse attention, which are then never reached."""
+    return _without_attention(BERT, LOCAL) if config.attention_type == "block_sparse" else BERT
+
+
 ENCODERS: Tables = {
     "bert": BERT,
     "roberta": BERT,
@@ -83,4 +136,76 @@ ENCODERS: Tables = {
     "albert": _albert,
     "xlnet": XLNET,
     "vit": VIT,
+    **dict.fromkeys(
+        (
+            "bert-generation",
+            "camembert",
+            "data2vec-text",
+            "electra",
+            "ernie",
+            "layoutlm",
+            "luke",
+            "roc_bert",
+            "roformer",
+            "tapas",
+            "xlm-roberta",
+        ),
+        BERT,
+    ),
+    "rembert": varied(BERT, entry="encoder.embedding_hidden_mapping_in"),
+    "ibert": BERT,
+    "xmod": without(BERT, "an adapter follows its MLP", "mlp_out"),
+    "deberta": _deberta(BERT, ""),
+    "deberta-v2": _deberta(BERT, "attention.self.value_proj"),
+    "convbert": without(BERT, "half of it comes from a convolution", "z"),
+    "big_bird": _big_bird,
+    "mpnet": dense(
+        "encoder.layer",
+        ("attention.attn", "attention.attn.o"),
+        ("intermediate.dense", "output.dense"),
+        Point("attention.LayerNorm"),
+        value="attention.attn.v",
+        entry="embeddings",
+    ),
+    **dict.fromkeys(("mra", "yoso", "nystromformer", "longformer"), _without_attention(BERT, APPROXIMATE)),
+    "megatron-bert": varied(BERT, block={"resid_mid": Point("ln", "input")}, final_norm=Point("encoder.ln")),
+    "esm": varied(PRE_NORM, final_norm=Point("encoder.emb_layer_norm_after")),
+    "xlm-roberta-xl": varied(PRE_NORM, final_norm=Point("encoder.LayerNorm")),
+    "roberta-prelayernorm": varied(
+        BERT, block={"resid_mid": Point("intermediate.LayerNorm", "input")}, final_norm=Point("LayerNorm")
+    ),
+    "fnet": without(
+        varied(BERT, block={"resid_mid": Point("fourier.output.LayerNorm"), "attn_out": Point("fourier.self")}),
+        "its blocks mix tokens by a Fourier transform",
+        "q",
+        "k",
+        "v",
+        "z",
+        "pattern",
+    ),
+    "mobilebert": Architecture(
+        blocks="encoder.layer",
+        block={**STREAM, **{kind: point for kind, point in BERT.block.items() if kind in ATTENTION}},
+        lacks=dict.fromkeys(
+            ("resid_mid", "attn_out", "mlp_pre", "mlp_post", "mlp_out"), "its blocks work in a narrower stream"
+        ),
+    ),
+    "modernbert": dense(
+        "layers",
+        ("attn", "attn.Wo"),
+        ("mlp.Wi", "mlp.Wo"),
+        "mlp_norm",
+        value=Point("attn.Wqkv", pick=part(2, 3)),
+        final_norm="final_norm",
+        entry="embeddings",
+    ),
+    "nomic_bert": ROTARY_BERT,
+    "gte": ROTARY_BERT,
+    "jina_embeddings_v3": varied(
+        ROTARY_BERT,
+        block={"mlp_pre": Point("mlp.fc1"), "mlp_post": Point("mlp.fc2", "input"), "mlp_out": Point("mlp.fc2")},
+    ),
+    "eurobert": LLAMA,
+    "ultrabert": LLAMA,
+    "esmc": lambda config: scaled(LLAMA, (36 / config.num_hidden_layers) ** 0.5),
 }

@@ -7,7 +7,7 @@ modules of a model and says why a block lacks a point.
 Blocks are read by hooks, not from `output_hidden_states`, whose last entry is taken after the final norm.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, NamedTuple
@@ -216,6 +216,14 @@ def scaled(table: Architecture, factor: float) -> Architecture:
     return varied(table, block={kind: p._replace(pick=partial(times, p.pick, factor)) for kind, p in points.items()})
 
 
+def _has(table: Architecture, kind: str, layer: int, modules: Collection[str]) -> bool:
+    """Whether the block has the module; of attention, also its output projection, by which blocks differ."""
+    points = (
+        table.find(each, layer) for each in ((kind, "z") if kind in ATTENTION else (kind,)) if each in table.block
+    )
+    return all(point is not None and point.module in modules for point in points)
+
+
 def resolved(table: Architecture, skeleton: nn.Module) -> Architecture:
     """The table with the points that some or all blocks of a model lack, as `missing` and `lacks`."""
     if table.stacks:
@@ -226,7 +234,7 @@ def resolved(table: Architecture, skeleton: nn.Module) -> Architecture:
         (kind, layer): table.why(kind, layer) or ABSENT.get(kind, f"the block has no {point.module}")
         for kind, point in table.block.items()
         for layer in layers
-        if (place := table.find(kind, layer)) is None or place.module not in modules
+        if not _has(table, kind, layer, modules)
     }
     everywhere = {kind for kind in table.block if all((kind, layer) in missing for layer in layers)}
     lacks = {kind: missing[kind, 0] for kind in everywhere}

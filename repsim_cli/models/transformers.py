@@ -21,6 +21,7 @@ import safetensors
 import torch
 from torch import nn
 
+from repsim_cli.data.base import Modality
 from repsim_cli.data.files import json_file, local
 from repsim_cli.data.images import Patches
 from repsim_cli.data.network import local_only, offline, unreachable
@@ -43,8 +44,12 @@ TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "tokenizer.model
 BESIDE_TOKENIZER = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "merges.txt")
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack")
 SCALE = re.compile(r"weight_scale(_inv)?$|\.(qweight|scales)$")  # beside quantized weights
-IMAGE_MODELS = ("vit",)
-SIZES = {"num_hidden_layers": 1000, "num_attention_heads": 10**5, "hidden_size": 10**6}  # the most that is built
+# the most that is built, and the names that a config may give it; of a list, that of stages or of the last one
+DEPTH, WIDTH = (1000, "num_hidden_layers", "depths"), (10**6, "hidden_size", "hidden_sizes")
+MOST_HEADS = 10**5
+INPUTS: dict[str, Modality] = {"input_ids": "text", "pixel_values": "images", "input_features": "sound"}
+# places before the patches of an image: the class token, and that of distillation; beside registers
+BEFORE_PATCHES = {"vit": 1, "beit": 1, "deit": 2, "dinov2": 1, "dinov2_with_registers": 1, "clip_vision_model": 1}
 TOKENIZERS = Path(str(resources.files("repsim_cli"))) / "assets" / "tokenizers"
 SHIPPED = Path(str(resources.files("repsim_cli"))) / "assets" / "models"
 
@@ -583,36 +588,22 @@ def source(
     with_head: Callable[[str], nn.Module] = headless,
     metrics: Callable[[], dict[str, float]] | None = None,
 ) -> Source:
-    """A model from its transformers config. Raises BadInput where it is not a stack of blocks on tokens or patches.
+    """A model from its transformers config. Raises BadInput where it has no list of blocks.
 
     where, revision: the folder or hub id with the preprocessor of an image model; None: there is none.
     """
     whole, config = config, config.get_text_config()
     if not hasattr(config, "model_type"):
         raise BadInput(f"config.text_config: not a config, got {config!r:.60} in a {whole.model_type}; fix it")
-    images = config.model_type in IMAGE_MODELS
-    if not images and not hasattr(config, "vocab_size"):
-        known = ", ".join(IMAGE_MODELS)
-        raise BadInput(f"config: neither of text nor of patches, got {config.model_type}; image models: {known}")
-    for name, most in SIZES.items():
-        size = getattr(config, name, None)
-        if not isinstance(size, int):
-            raise BadInput(
-                f"config.{name}: {config.model_type} has no single number there, got {size}; "
-                "use a model of equal blocks with attention"
-            )
-        if not 0 < size <= most:
-            raise BadInput(f"config.{name}: out of range, got {size}; from 1 to {most}")
+    layers, width = _size(config, *DEPTH), _size(config, *WIDTH)
+    heads = _heads(config)
     for name in ("output_hidden_states", "output_attentions"):
         if not isinstance(getattr(config, name, False), bool):
             raise BadInput(f"config.{name}: not true or false, got {getattr(config, name)!r:.60}; fix it")
     _check_quantization(config)
-    if getattr(config, "is_encoder_decoder", False):
-        raise BadInput(
-            f"config: encoder-decoder models are not supported, got model_type '{config.model_type}'; use another model"
-        )
     with refusing(f"config: no {config.model_type} can be built from it", where or config.model_type, "fix it"):
         skeleton = _skeleton(config)
+    kind = modality(skeleton)
 
     def ready(eager: bool) -> nn.Module:
         return uncached(load(eager))
@@ -620,7 +611,7 @@ def source(
     # RoBERTa counts positions from the padding id, so that the first ones are lost
     embeddings = getattr(skeleton, "embeddings", None)
     padding = getattr(getattr(embeddings, "position_embeddings", None), "padding_idx", None)
-    context = patch_grid(config).places if images else getattr(config, "max_position_embeddings", None)
+    context = patch_grid(config).places if kind == "images" else getattr(config, "max_position_embeddings", None)
     if context is not None and context <= 0:  # no limit, in XLNet
         context = None
     if context is not None and padding is not None:
@@ -635,30 +626,61 @@ def source(
             )
         return loaded
 
-    head_width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    head_width = getattr(config, "head_dim", None) or (width // heads if heads else 0)
     return Source(
-        layers=config.num_hidden_layers,
-        heads=config.num_attention_heads,
-        kv_heads=getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
-        width=config.hidden_size,
+        layers=layers,
+        heads=heads,
+        kv_heads=getattr(config, "num_key_value_heads", None) or heads,
+        width=width,
         context=context,
         parameters=sum(p.numel() for p in skeleton.parameters()),
-        vocabulary=0 if images else config.vocab_size,
+        vocabulary=config.vocab_size if kind == "text" else 0,
         architecture=architecture(config, skeleton),
         model_type=config.model_type,
         skeleton=skeleton,
-        tokenizer=(lambda: patch_grid(config, _preprocessor(where, revision))) if images else checked,
+        tokenizer=(lambda: patch_grid(config, _preprocessor(where, revision))) if kind == "images" else checked,
         load=ready,
         identity=lambda: {**identity(), "config_hash": config_hash(config.to_dict())},
         head_width=head_width,
         rotary=rotary(config, head_width),
-        modality="images" if images else "text",
+        modality=kind,
         # others take token types for word ids (GPT-2) or have a single type (RoBERTa); XLNet's config has no number
         segments=getattr(config, "type_vocab_size", 1) > 1 or config.model_type == "xlnet",
         with_head=with_head,
         metrics=metrics,
         labels=class_names(config),
     )
+
+
+def modality(model: nn.Module) -> Modality:
+    """What a backbone reads. Raises BadInput where that is neither text, images nor sound."""
+    given = str(getattr(model, "main_input_name", None))
+    if given not in INPUTS:
+        raise BadInput(f"config: it reads neither text, images nor sound, got a model of {given}; use another model")
+    return INPUTS[given]
+
+
+def _size(config: Any, most: int, *names: str) -> int:
+    """The setting of the first name that the config has. Raises BadInput where that is no number in range."""
+    name = next((name for name in names if hasattr(config, name)), names[0])
+    size = getattr(config, name, None)
+    if isinstance(size, list | tuple) and size:
+        size = len(size) if name == "depths" else size[-1]
+    if not isinstance(size, int):
+        raise BadInput(
+            f"config.{name}: {config.model_type} has no number there, got {size}; use a model of a list of blocks"
+        )
+    if not 0 < size <= most:
+        raise BadInput(f"config.{name}: out of range, got {size}; from 1 to {most}")
+    return size
+
+
+def _heads(config: Any) -> int:
+    """The heads of each block; 0 without attention, or where blocks differ."""
+    heads = getattr(config, "num_attention_heads", None)
+    if heads is None or isinstance(heads, list | tuple):
+        return 0
+    return _size(config, MOST_HEADS, "num_attention_heads")
 
 
 def _check_quantization(config: Any) -> None:
@@ -709,16 +731,21 @@ def rotary(config: Any, head_width: int) -> int:
 
 
 def patch_grid(config: Any, preprocessor: Mapping[str, Any] | None = None) -> Patches:
-    """How a model with this config reads images; pixels range from -1 to 1 unless its preprocessor differs."""
-    size, patch = (_pair(value) for value in (config.image_size, config.patch_size))
-    if min(*size, *patch, config.num_channels) < 1 or min(patch) > min(size):
+    """How a model with this config reads images; pixels range from -1 to 1 unless its preprocessor differs.
+
+    Of a model in stages, the places are those of the first; of one that reads images of any size, a single one.
+    """
+    size = _pair(config.image_size) if hasattr(config, "image_size") else None
+    patch = _pair(getattr(config, "patch_size", 1))
+    if size is not None and (min(*size, *patch, config.num_channels) < 1 or min(patch) > min(size)):
         raise BadInput(f"config: no patches, got image_size {size}, patch_size {patch}; patches must fit the image")
     settings = preprocessor or {}
     plain = not settings.get("do_normalize", True)
     half = [0.5] * config.num_channels
     mean = [0.0] * config.num_channels if plain else settings.get("image_mean", half)
     std = [1.0] * config.num_channels if plain else settings.get("image_std", half)
-    return Patches(size, patch, config.num_channels, tuple(mean), tuple(std))
+    before = BEFORE_PATCHES.get(config.model_type, 0) + getattr(config, "num_register_tokens", 0)
+    return Patches(size, patch, config.num_channels, tuple(mean), tuple(std), before)
 
 
 def _pair(value: Any) -> tuple[int, int]:

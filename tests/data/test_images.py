@@ -226,8 +226,41 @@ def test_how_a_model_reads_pixels(vit_folder, tmp_path):
         source_of(tmp_path).tokenizer()
     with pytest.raises(BadInput, match=r"config: no patches, got image_size \(8, 8\), patch_size \(16, 16\); patches must fit"):  # fmt: skip
         patch_grid(inline_config({**VIT, "patch_size": 16}))
-    with pytest.raises(BadInput, match="config: neither of text nor of patches, got resnet; image models: vit"):
-        registry.models.get("random").function(config={"model_type": "resnet"})
+    any_size = patch_grid(inline_config({"model_type": "resnet", "num_channels": 1}))
+    assert (any_size.size, any_size.places) == (None, 1)
+    registers = {"model_type": "dinov2_with_registers", "image_size": 8, "patch_size": 2, "num_register_tokens": 3}
+    assert patch_grid(inline_config(registers)).places == 16 + 1 + 3
+
+
+IMAGE_MODELS = {
+    "dinov2": "{model_type: dinov2_with_registers, image_size: 8, patch_size: 2, num_channels: 1, hidden_size: 32, "
+    "num_hidden_layers: 2, num_attention_heads: 4}",
+    "siglip": "{model_type: siglip_vision_model, image_size: 8, patch_size: 2, num_channels: 1, hidden_size: 32, "
+    "intermediate_size: 48, num_hidden_layers: 2, num_attention_heads: 4}",
+    "swin": "{model_type: swin, image_size: 8, patch_size: 1, num_channels: 1, embed_dim: 16, depths: [1, 1], "
+    "num_heads: [2, 4], window_size: 4}",
+    "convnext": "{model_type: convnext, image_size: 8, patch_size: 2, num_channels: 1, hidden_sizes: [16, 32], "
+    "depths: [1, 1], num_stages: 2, out_features: [stage2], out_indices: [2]}",
+    "resnet": "{model_type: resnet, num_channels: 1, embedding_size: 8, hidden_sizes: [16, 32], depths: [1, 1], "
+    "layer_type: basic, out_features: [stage2], out_indices: [2]}",
+}
+
+
+def test_image_models_of_other_layouts_run_pooled(repsim, newest):
+    """Class tokens and registers are no patches; stages have places of their own, which are pooled."""
+    entries = [f"+model.{name}={{kind: random, config: {config}}}" for name, config in IMAGE_MODELS.items()]
+    words = ["run", "-q", "data=digits", "model=[vit_digits]", *entries, "measure=[cka]", "extract.sequences=32"]
+    code, _, err = repsim(*words, "extract=pooled")
+    assert code == 0, err
+    layers = {m["rows"]["model"]: m["rows"]["layers"] for m in recorded(newest())["measures"][0]["matrices"]}
+    stages = ["resid_post@0", "resid_post@1"]
+    assert layers == {**{name: stages for name in IMAGE_MODELS}, "vit_digits": layers["vit_digits"]}
+    code, _, err = repsim(
+        "run", "-q", "data=digits", "model=[]", entries[2], "measure=[cka]", "extract.sequences=32", "extract=pooled",
+        "extract.unit=token",
+    )  # fmt: skip
+    assert code == 1
+    assert "resid_post@0 of 'swin': the places of its images differ from the run's, got 16 for 64; use extract=" in err
 
 
 @pytest.mark.parametrize("unit", ["token", "mean", "first"])

@@ -311,17 +311,14 @@ def test_roberta_counts_positions_from_its_padding_id(tiny_folder, tokenizer_fol
 @pytest.mark.parametrize(
     ("config", "message"),
     [
+        ({"model_type": "wav2vec2"}, "config: it reads neither text, images nor sound, got a model of input_values"),
         (
-            {"model_type": "t5"},
-            "config: encoder-decoder models are not supported, got model_type 't5'; use another model",
-        ),
-        (
-            {"model_type": "mamba"},
-            "config.num_attention_heads: mamba has no single number there, got None; use a model of",
+            {"model_type": "perceiver"},
+            "config.num_hidden_layers: perceiver has no number there, got None; use a model of",
         ),
     ],
 )
-def test_models_that_are_no_stack_of_attention_blocks(config, message):
+def test_models_that_are_no_stack_of_blocks(config, message):
     with pytest.raises(BadInput, match=message):
         random(config=config)
 

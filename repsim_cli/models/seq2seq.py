@@ -1,0 +1,93 @@
+"""Tables of encoder-decoder types: one for each stack, with paths from the backbone.
+
+The decoder reads the same tokens one place to the right, behind its start token, as in the model's own training: its
+rows belong to the tokens that it is about to predict.
+"""
+
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from repsim_cli.models.encoders import LOCAL
+from repsim_cli.models.points import Architecture, Point, Tables, dense, varied, without
+
+
+def stacks(encoder: Architecture, decoder: Architecture) -> Architecture:
+    return Architecture(blocks="", block={}, stacks={"encoder": encoder, "decoder": decoder})
+
+
+# their texts start with their own last token, that of the language
+WRAPPED = ("mbart", "plbart")
+
+
+def shifted(
+    config: Any, ids: Int[Tensor, "b s"], mask: Bool[Tensor, "b s"]
+) -> tuple[Int[Tensor, "b s"], Bool[Tensor, "b s"]]:
+    """What the decoder reads, and its mask: the ids one place to the right, behind the start token."""
+    if config.model_type in WRAPPED:
+        first = ids.gather(1, mask.long().cumsum(1).argmax(1, keepdim=True))
+    else:
+        start = getattr(config, "decoder_start_token_id", None)
+        first = torch.full_like(ids[:, :1], config.pad_token_id if start is None else start)
+    return torch.cat([first, ids[:, :-1]], 1), torch.cat([torch.ones_like(mask[:, :1]), mask[:, :-1]], 1)
+
+
+def _t5(config: Any) -> Architecture:
+    gated = getattr(config, "is_gated_act", False)
+    first = "DenseReluDense.wi_0" if gated else "DenseReluDense.wi"
+
+    def stack(name: str, mlp: str) -> Architecture:
+        return dense(
+            f"{name}.block",
+            ("layer.0.SelfAttention", "layer.0.SelfAttention.o"),
+            (f"{mlp}.{first}", f"{mlp}.DenseReluDense.wo"),
+            f"{mlp}.layer_norm",
+            value="layer.0.SelfAttention.v",
+            final_norm=f"{name}.final_layer_norm",
+        )
+
+    cross = {"cross_out": Point("layer.1.EncDecAttention.o")}
+    return stacks(stack("encoder", "layer.1"), varied(stack("decoder", "layer.2"), block=cross))
+
+
+def _longt5(config: Any) -> Architecture:
+    module = f"layer.0.{'Local' if config.encoder_attention_type == 'local' else 'TransientGlobal'}SelfAttention"
+    return _local(_t5(config), f"{module}.o", f"{module}.v")
+
+
+def _bart(final: str | None) -> Architecture:
+    """final: the norm after each stack, where norms come before attention and MLP; None: they follow the sums."""
+
+    def stack(name: str, after: str) -> Architecture:
+        return dense(
+            f"{name}.layers",
+            ("self_attn", "self_attn.out_proj"),
+            ("fc1", "fc2"),
+            Point(after) if final is None else "final_layer_norm",
+            value="self_attn.v_proj",
+            final_norm=None if final is None else f"{name}.{final}",
+        )
+
+    decoder = varied(stack("decoder", "encoder_attn_layer_norm"), block={"cross_out": Point("encoder_attn.out_proj")})
+    return stacks(stack("encoder", "self_attn_layer_norm"), decoder)
+
+
+BART = _bart(None)
+
+
+def _local(table: Architecture, output: str, value: str) -> Architecture:
+    """The table with an encoder whose attention is computed in parts."""
+    block = {"z": Point(output, "input"), "attn_out": Point(output)}
+    encoder = varied(table.stacks["encoder"], block=block, value=Point(value))
+    return stacks(without(encoder, LOCAL, "q", "k", "v", "pattern"), table.stacks["decoder"])
+
+
+SEQ2SEQ: Tables = {
+    **dict.fromkeys(("t5", "mt5", "umt5"), _t5),
+    "longt5": _longt5,
+    **dict.fromkeys(("bart", "blenderbot-small", "marian", "mvp", "plbart"), BART),
+    **dict.fromkeys(("blenderbot", "m2m_100", "mbart", "pegasus", "whisper"), _bart("layer_norm")),
+    "led": _local(BART, "self_attn.output", "self_attn.longformer_self_attn.value"),
+}
