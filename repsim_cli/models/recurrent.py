@@ -1,6 +1,6 @@
 """Tables of types with blocks that have no attention: state-space models, recurrent networks and their hybrids."""
 
-from repsim_cli.models.decoders import EXPERTS, LLAMA
+from repsim_cli.models.decoders import LLAMA
 from repsim_cli.models.points import ABSENT, NO_ATTENTION, STREAM, Architecture, Point, Tables, dense, varied
 
 NO_MLP = "the block has one part, without an MLP"
@@ -65,7 +65,7 @@ RECURRENT: Tables = {
     "bamba": HYBRID,
     "lfm2": LFM2,
     "lfm2_moe": varied(LFM2, block={"mlp_out": Point("feed_forward"), "router": Point("feed_forward.gate")}),
-    "qwen3_next": EXPERTS,
+    "qwen3_next": LLAMA,
     "qwen3_5_text": LLAMA,
-    "qwen3_5_moe_text": EXPERTS,
+    "qwen3_5_moe_text": LLAMA,
 }
