@@ -7,6 +7,7 @@ from torch import Tensor
 
 from repsim_cli.models.points import (
     ATTENTION,
+    NO_ATTENTION,
     Architecture,
     Point,
     Tables,
@@ -93,6 +94,7 @@ BART = dense(
 )
 
 NORMED = "it is added to the norm of the stream"
+MULTIPLIED = "the stream is multiplied after it is added"
 WEIGHED = "the stream is multiplied before it is added to"
 SINKS = "its sinks scale what the pattern gives, not the pattern"
 SHARED_MLP = "a mixture of experts and a shared MLP are added, in no module together"
@@ -109,6 +111,11 @@ def ends(width: int, projection: str) -> Point:
 
 def second(value: Any, heads: int) -> Tensor:
     return value[1]
+
+
+def widest(value: Any, heads: int) -> Tensor:
+    """The logits of a router that gives them first (transformers 5.23) or last (5.17): a number for every expert."""
+    return max((x for x in value if x.ndim == 2 and x.is_floating_point()), key=lambda x: x.shape[-1])
 
 
 def with_bias(value: Any, heads: int) -> Tensor:
@@ -133,7 +140,7 @@ def hyperclovax(config: Any) -> Architecture:
 def granitemoe(config: Any) -> Architecture:
     table = varied(
         LLAMA,
-        block={"mlp_out": Point("block_sparse_moe"), "router": Point("block_sparse_moe.router")},
+        block={"mlp_out": Point("block_sparse_moe"), "router": Point("block_sparse_moe.router", pick=widest)},
         entry=None,
     )
     table = scaled(table, config.residual_multiplier)
@@ -177,6 +184,29 @@ def hybrid(table: Architecture, config: Any) -> Architecture:
     linear = [layer for layer, kind in kinds if kind == "linear_attention"]
     why = "its attention is linear, without a pattern"
     return varied(table, missing={(kind, layer): why for kind in ATTENTION for layer in linear})
+
+
+def olmo_hybrid(config: Any) -> Architecture:
+    why = "blocks with linear attention have other norms"
+    linear = [layer for layer, kind in enumerate(config.layer_types) if kind == "linear_attention"]
+    missing = {(kind, layer): why for kind in ("attn_out", "resid_mid", "mlp_out") for layer in linear}
+    return varied(POST_NORMS, missing=missing)
+
+
+def lfm3(config: Any) -> Architecture:
+    table = varied(
+        LLAMA,
+        block={
+            "attn_out": Point("post_operator_norm"),
+            "resid_mid": Point("ffn_norm", "input"),
+            "mlp_pre": Point("feed_forward.w1"),
+            "mlp_post": Point("feed_forward.w2", "input"),
+            "mlp_out": Point("post_ffn_norm"),
+        },
+        final_norm=Point("embedding_norm"),
+    )
+    convolutions = [layer for layer, kind in enumerate(config.layer_types) if kind == "conv"]
+    return varied(table, missing={("attn_out", layer): NO_ATTENTION for layer in convolutions})
 
 
 def minimax(config: Any) -> Architecture:
@@ -265,6 +295,41 @@ DECODERS: Tables = {
     "minimax": minimax,
     "kimi_linear": lambda config: hybrid(LLAMA, config),
     "bailing_hybrid": lambda config: hybrid(LLAMA, config),
+    "diffllama": without(LLAMA, "all heads weigh each half of it", "v"),
+    "jetmoe": without(
+        varied(LLAMA, block={"attn_out": Point("self_attention"), "router": Point("mlp.router.layer")}),
+        "its attention is a mixture of experts",
+        *ATTENTION,
+    ),
+    "gemma4_text": without(FOUR_NORMS, MULTIPLIED, "mlp_out"),
+    "gemma4_unified_text": without(FOUR_NORMS, MULTIPLIED, "mlp_out"),
+    "modernbert-decoder": dense(
+        "layers",
+        ("attn", "attn.Wo"),
+        ("mlp.Wi", "mlp.Wo"),
+        "mlp_norm",
+        value="attn.v_proj",
+        final_norm="final_norm",
+        entry="embeddings",
+    ),
+    "granitemoehybrid": granitemoe,
+    "falcon_h1": without(
+        varied(
+            LLAMA,
+            block={
+                "resid_mid": Point("pre_ff_layernorm", "input"),
+                "mlp_pre": Point("feed_forward.gate_proj"),
+                "mlp_post": Point("feed_forward.down_proj", "input"),
+                "mlp_out": Point("feed_forward"),
+            },
+            final_norm=Point("final_layernorm"),
+            entry=None,
+        ),
+        "it is added together with the output of a state-space model",
+        "attn_out",
+    ),
+    "olmo_hybrid": olmo_hybrid,
+    "lfm3": lfm3,
     "doge": without(LLAMA, WEIGHED, "attn_out", "mlp_out"),
     "beam": without(FOUR_NORMS, WEIGHED, "attn_out", "mlp_out"),
     "gemma2": varied(FOUR_NORMS, entry=None),
