@@ -57,6 +57,11 @@ class Reading:
     points: list[HookPoint]
     layers: list[Layer]
 
+    @property
+    def eager(self) -> bool:
+        """Whether attention maps are read, which fused attention does not give."""
+        return any(point.kind in ATTENTION for point in self.points)
+
 
 def devices(hardware: Hardware, labels: Sequence[str]) -> dict[str, str]:
     """The device of each model: named, in turn, or that of the run. Raises BadInput for a device that is not there."""

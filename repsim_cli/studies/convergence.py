@@ -339,7 +339,7 @@ class Training(Similarity):
             identity, sequences[self.label], self.extract, self.readings[0].points, self.hardware.dtype
         )
         known = stored and Entry("activations", stored).known
-        return Opened(checkpoint, source, identity, None if known else source.load(False))
+        return Opened(checkpoint, source, identity, None if known else source.load(self.readings[0].eager))
 
     def _step(self, run: Run, held: ExitStack, opened: Opened, sequences: Mapping[str, Sequences], total: int) -> Step:
         """The checkpoint's rows, from one pass, after which the model is freed, or from the cache.
@@ -390,7 +390,7 @@ class Training(Similarity):
         """The model on its device; only the caller holds a reference."""
         module, opened.module = opened.module, None
         if module is None:  # the cache entry was damaged
-            module = opened.source.load(False)
+            module = opened.source.load(self.readings[0].eager)
         return module.to(self.devices[self.label], getattr(torch, self.hardware.dtype))
 
     def _curves(self, measure: str, against: str, by_step: Mapping[int, Counterparts]) -> Iterator[Curve]:

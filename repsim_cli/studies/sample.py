@@ -191,12 +191,13 @@ def opened(
     live = [reading for reading in study.readings if study.cache and isinstance(reading.source, Source)]
     with cached(live, sequences, identities, extract, hardware.dtype, run.warn) as entries:
         now = [from_cache(reading, entries, identities) for reading in study.readings]
-        running = {reading.label: reading.source for reading in now if isinstance(reading.source, Source)}
+        running = {reading.label: reading for reading in now if isinstance(reading.source, Source)}
         run.manifest["models_run"] = list(running)
         with run.stage("models"):
             modules = {
-                label: named(label, source.load, False).to(study.devices[label], getattr(torch, hardware.dtype))
-                for label, source in running.items()
+                label: named(label, source.load, reading.eager).to(study.devices[label], getattr(torch, hardware.dtype))
+                for label, reading in running.items()
+                if isinstance(source := reading.source, Source)
             }
         yield Rows(
             readings=study.readings,

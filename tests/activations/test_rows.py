@@ -279,3 +279,13 @@ def test_pooled_documents_are_stored(repsim, newest):
     assert results.read_manifest(newest())["models_run"] == []
     assert repsim(*words, "extract.unit=last")[0] == 0
     assert results.read_manifest(newest())["models_run"] == ["tiny_a"]
+
+
+def test_attention_maps_of_a_language_model(repsim, newest):
+    """They are computed by eager attention, whatever the library would choose."""
+    words = ["model=[tiny_a]", "measure=[cka]", "extract=pooled", "extract.unit=sequence", "extract.padding=keep"]
+    words += ["extract.hook_points=[pattern.h0]", "extract.length=8", "extract.sequences=16"]
+    assert repsim("run", *words)[0] == 0
+    (measured,) = json.loads((newest() / "results.json").read_text())["measures"]
+    layers = measured["matrices"][0]["rows"]["layers"]
+    assert layers == [f"pattern@{layer}.h0" for layer in range(len(layers))]
