@@ -3,6 +3,7 @@
 Raw weights: nothing is folded or centred. Safetensors only; code that comes with a model is never run.
 """
 
+import copy
 import functools
 import hashlib
 import json
@@ -160,6 +161,7 @@ def random(
     else:
         like = hub or str(shipped_folder(shipped) if shipped else located(str(path)))
         settings, where = config_of(like, revision), tokenizer or like
+    settings = text_part(settings)
 
     def own_tokenizer() -> Any:
         if where is None:
@@ -425,6 +427,19 @@ def _config(where: str, revision: str | None) -> Any:
         raise _unreachable(where, revision, error) from error
 
 
+def text_part(config: Any) -> Any:
+    """The config; of a model that also reads images or sound, that of its text backbone."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES
+
+    if config.model_type not in MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES or config.get_text_config() is config:
+        return config
+    text = copy.deepcopy(config.get_text_config())
+    for name in ("tie_word_embeddings", "quantization_config"):  # of the whole model
+        if hasattr(config, name):
+            setattr(text, name, getattr(config, name))
+    return text
+
+
 def inline_config(given: dict[str, Any]) -> Any:
     kind = given.get("model_type")
     _check_numbers(given)
@@ -513,7 +528,10 @@ def load(where: str, revision: str | None, eager: bool, auto: str = "AutoModel")
 
 
 def headed(where: str, revision: str | None, auto: str) -> Any:
-    """The whole model of an auto class, in eval mode. Raises BadInput where the checkpoint lacks the head."""
+    """The whole model of an auto class, in eval mode. Raises BadInput where the checkpoint lacks the head.
+
+    Some text backbones have no class with a head; then it is the model with all its parts, which reads text alone too.
+    """
     model, lacking = _loaded(where, revision, False, auto)
     if lacking:
         raise BadInput(f"path: its checkpoint has no head for {auto}, got '{where}' without {lacking[0]}; {HEADLESS}")
@@ -529,6 +547,12 @@ def predicts_next(source: Source) -> bool:
     return named and source.model_type in causal and source.model_type not in masked
 
 
+CAUSAL = "AutoModelForCausalLM"
+# names of the text backbone's weights within a larger model -> its own
+TEXT_KEYS = {
+    r"^(model\.)?(language_model|text_model)\.lm_head": "lm_head",
+    r"^(model\.)?(language_model|text_model)\.(model\.)?": "model.",
+}
 HEADLESS = "use a model that was trained with that head"
 
 
@@ -540,7 +564,23 @@ def uncached(model: Any) -> Any:
 
 
 def _loaded(where: str, revision: str | None, eager: bool, auto: str) -> tuple[Any, list[str]]:
-    """The model, and the names of weights outside the backbone that the checkpoint lacks."""
+    """The model, and the names of weights outside the backbone that the checkpoint lacks.
+
+    Of a model that also reads images or sound, the text backbone is loaded.
+    """
+    settings: dict[str, Any]
+    if is_gguf(where):
+        settings = {"quantization_config": library().GgufConfig(dequantize=True)}
+    else:
+        config = _config(where, revision)
+        text = text_part(config)
+        settings = {"config": text}
+        if text is not config:
+            log.info("%s: the text backbone of a %s is read", where, config.model_type)
+            if auto == CAUSAL and type(text) not in library().MODEL_FOR_CAUSAL_LM_MAPPING:
+                settings, auto = {"config": config}, "AutoModelForMultimodalLM"
+            else:
+                settings["key_mapping"] = TEXT_KEYS
     try:
         with alone():
             model, info = _pretrained(
@@ -550,11 +590,7 @@ def _loaded(where: str, revision: str | None, eager: bool, auto: str) -> tuple[A
                 dtype=torch.float32,
                 attn_implementation=_attention(eager),
                 use_safetensors=True,
-                **(
-                    {"quantization_config": library().GgufConfig(dequantize=True)}
-                    if is_gguf(where)
-                    else {"config": _config(where, revision)}
-                ),
+                **settings,
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,  # reported below, with the names
             )
