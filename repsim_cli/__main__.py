@@ -1,5 +1,6 @@
 """The process of `repsim`: it answers signals before it imports anything that takes time, and until its last moment."""
 
+import os
 import signal
 
 if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
@@ -7,6 +8,8 @@ if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
 
 
 def main() -> None:
+    # read when torch is imported: threads that spin while they wait slow down every process on the same CPUs
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     from repsim_cli import signals
 
     signals.handle(signals.end)

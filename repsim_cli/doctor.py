@@ -40,6 +40,13 @@ def devices() -> list[str]:
     import torch
 
     lines = [f"cpu: {psutil.cpu_count(logical=False) or '?'} cores, torch uses {torch.get_num_threads()} threads"]
+    policy = os.environ.get("OMP_WAIT_POLICY", "not set")
+    if policy.lower() == "passive":
+        lines.append("threads that wait sleep (OMP_WAIT_POLICY=passive)")
+    else:
+        lines.append(
+            f"threads that wait spin (OMP_WAIT_POLICY: {policy}) and slow other processes down; set it to passive"
+        )
     for index in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(index)
         lines.append(f"cuda:{index}: {properties.name}, {properties.total_memory / 1e9:.0f} GB")

@@ -10,6 +10,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 # the matrices of the tests are too small to share; several threads only wait for each other
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as the command does
 
 if os.environ.get("REPSIM_TYPES"):  # `make types`: checks shapes and types of every call
     from jaxtyping import install_import_hook

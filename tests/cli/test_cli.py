@@ -18,7 +18,7 @@ import torch
 import yaml
 from recorded import recorded
 
-from repsim_cli import cli, registry, results
+from repsim_cli import cli, doctor, registry, results
 
 SMALL = ("model=[]", "data=embedded", "extract.length=32", "extract.sequences=12", "extract.batch_rows=64")
 
@@ -743,6 +743,41 @@ def test_an_environment_with_which_torch_does_not_start(tmp_path, words):
     error = "error: TORCH_LOGS: torch does not start with it, got 'nonsense'; unset it\n"
     assert (found.returncode, found.stdout, found.stderr) == (2, "", error)
     assert not (tmp_path / "outputs").exists()
+
+
+AT_START = """
+import os, sys
+sys.argv = ["repsim", "--version"]
+from repsim_cli.__main__ import main
+try:
+    main()
+except SystemExit:
+    assert "torch" not in sys.modules
+    print(os.environ["OMP_WAIT_POLICY"])
+"""
+
+
+@pytest.mark.parametrize("given", [None, "active"])
+def test_threads_that_wait_sleep_unless_the_user_says_otherwise(monkeypatch, given):
+    """Set before torch is imported, which reads it once."""
+    if given:
+        monkeypatch.setenv("OMP_WAIT_POLICY", given)
+    else:
+        monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    found = subprocess.run([sys.executable, "-c", AT_START], capture_output=True, text=True, check=True)
+    assert found.stdout.split()[-1] == (given or "passive")
+
+
+@pytest.mark.parametrize(
+    ("policy", "said"),
+    [
+        ("PASSIVE", "threads that wait sleep (OMP_WAIT_POLICY=passive)"),
+        ("active", "threads that wait spin (OMP_WAIT_POLICY: active) and slow other processes down; set it to passive"),
+    ],
+)  # fmt: skip
+def test_the_doctor_says_how_threads_wait(monkeypatch, policy, said):
+    monkeypatch.setenv("OMP_WAIT_POLICY", policy)
+    assert said in doctor.devices()
 
 
 def test_an_environment_with_another_backend_of_figures(tmp_path, finished):
