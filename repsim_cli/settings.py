@@ -26,7 +26,7 @@ Finite = Annotated[float, Field(ge=-1e30, le=1e30)]
 ESTIMATES = Literal["full", "per_batch", "ratio_of_sums", "moments"]
 
 
-WORDS = ("word",)  # units of rows that are words
+WORDS = ("word", "span")  # units of rows that are parts of a text, whatever its tokens
 LARGEST = 1e15  # of activations: the squares of larger ones, summed, leave the range of float32
 
 
@@ -38,11 +38,12 @@ class Extract:
         `module:dotted.name` (any module), `module:layers.*.mlp` (all modules that match; `*` stays within a part of the
         name). A model's entry may name others (`model.LABEL.hook_points`).
     layers: block indices from 0, negative ones from the end, for hook points without `@`.
-    unit: what a row is: a `token` (of images, a patch), a `word`, or a whole sequence: the `mean` of its tokens, its
-        `first` token ([CLS] where there is one), its `last` token, or all its tokens side by side (`sequence`, for
-        sequences of equal length). A treebank marks its words; those of other text follow Unicode's rules (UAX 29) and
-        have a letter or a digit. They are the same for all models, whatever their tokenizers.
-    piece: which of its tokens stands for a word: the `last`, the `first`, or their `mean`.
+    unit: what a row is: a `token` (of images, a patch), a `word`, a `span` that the data marks, or a whole sequence: the
+        `mean` of its tokens, its `first` token ([CLS] where there is one), its `last` token, or all its tokens side by
+        side (`sequence`, for sequences of equal length). A treebank marks its words; those of other text follow
+        Unicode's rules (UAX 29) and have a letter or a digit. They are the same for all models, whatever their
+        tokenizers.
+    piece: which of its tokens stands for a word or span: the `last`, the `first`, or their `mean`.
     padding: `drop` leaves padding, BOS and other special tokens out of rows and means; `keep` keeps them, and pads
         labelled examples to `length`. Pooled rows never read padding; `first` and `last` may be special tokens.
     length: tokens per packed sequence. Labelled examples, and the documents of pooled rows, are cut to it. The shortest
@@ -67,7 +68,7 @@ class Extract:
 
     hook_points: Annotated[list[str], Field(min_length=1)]
     layers: Literal["all"] | list[Layer] = "all"
-    unit: Literal["token", "word", "mean", "first", "last", "sequence"] = "token"
+    unit: Literal["token", "word", "span", "mean", "first", "last", "sequence"] = "token"
     piece: Literal["last", "first", "mean"] = "last"
     padding: Literal["drop", "keep"] = "drop"
     length: Medium = 128

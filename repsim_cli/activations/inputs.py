@@ -45,6 +45,11 @@ def tokenizers(live: Mapping[str, Source], data: Data, extract: Extract) -> dict
     if extract.unit in WORDS:
         if data.modality != "text":
             raise BadInput(f"extract.unit: {extract.unit}s need text, got {data.source}; use extract=tokens")
+        if extract.unit == "span" and not data.spanned:
+            raise BadInput(
+                f"extract.unit: spans need data that marks them, got {data.source}; name their column: "
+                "data=local_text data.spans=COLUMN"
+            )
         for label, tokenizer in by_label.items():
             if not isinstance(tokenizer, Vocabulary):
                 named(label, check_offsets, tokenizer)
@@ -132,7 +137,8 @@ def described(sequences: Mapping[str, Sequences], data: Data, extract: Extract) 
     """What the manifest says about the data, and the warnings that its reader gets."""
     sample = next(iter(sequences.values()))
     count, rows = len(sample.inputs), int(rows_of(sample, extract).sum())
-    candidates = {"token": sample.mask.size, "word": rows + sample.lost}.get(extract.unit, count)
+    parts = dict.fromkeys(WORDS, rows + sample.lost)
+    candidates = {"token": sample.mask.size, **parts}.get(extract.unit, count)
     truncated = {label: given.truncated for label, given in sequences.items() if given.truncated}
     notices = []
     drawn = sample.documents if extract.unit in WORDS and not data.running else count
@@ -141,7 +147,7 @@ def described(sequences: Mapping[str, Sequences], data: Data, extract: Extract) 
             f"extract.sequences: {data.source} gave {drawn} sequences, {extract.sequences} were requested; all are used"
         )
     for label, cut in truncated.items():
-        what = "words have their pieces" if extract.unit == "word" else f"of {count} examples were"
+        what = f"{extract.unit}s have their pieces" if extract.unit in WORDS else f"of {count} examples were"
         notices.append(f"extract.length: {cut} {what} cut to {extract.length} tokens for '{label}'")
     if sample.split:
         notices.append(
@@ -151,7 +157,7 @@ def described(sequences: Mapping[str, Sequences], data: Data, extract: Extract) 
     for reason, left_out in sample.dropped.items():
         notices.append(f"data: {left_out} examples of {data.source} are left out ({reason})")
     for reason, left_out in sample.words_dropped.items():
-        notices.append(f"data: {left_out} words of {data.source} are left out for all models ({reason})")
+        notices.append(f"data: {left_out} {extract.unit}s of {data.source} are left out for all models ({reason})")
     record = {
         "source": data.source,
         "hash": sample.hash(),

@@ -32,7 +32,7 @@ from repsim_cli.models.source import AnySource, Precomputed, Source
 from repsim_cli.planning import check_device
 from repsim_cli.registry import did_you_mean
 from repsim_cli.segments import BOTH, DOCUMENT, SEQUENCE
-from repsim_cli.settings import LARGEST, Extract, Hardware
+from repsim_cli.settings import LARGEST, WORDS, Extract, Hardware
 
 log = logging.getLogger("repsim")
 
@@ -115,7 +115,7 @@ def width(point: HookPoint, source: Source) -> int:
 def places_read(sequences: Sequences, extract: Extract) -> Bool[np.ndarray, "N L"]:
     """Which places are read. Of tokens: only those of documents (`drop`), or all (`keep`). Of words: the pieces that
     stand for them. Of pooled rows: those that are pooled, never padding."""
-    if extract.unit == "word":
+    if extract.unit in WORDS:
         return _of_words(sequences)[extract.piece]
     if extract.unit == "token":
         return sequences.text if extract.padding == "drop" else np.ones_like(sequences.text)
@@ -143,7 +143,7 @@ def _of_words(sequences: Sequences) -> dict[str, Bool[np.ndarray, "N L"]]:
 
 def _row_places(sequences: Sequences, extract: Extract) -> Bool[np.ndarray, "N L"]:
     """One place for every row, unless rows are pooled sequences."""
-    if extract.unit == "word" and extract.piece == "mean":
+    if extract.unit in WORDS and extract.piece == "mean":
         return _of_words(sequences)["first"]
     return places_read(sequences, extract)
 
@@ -151,7 +151,7 @@ def _row_places(sequences: Sequences, extract: Extract) -> Bool[np.ndarray, "N L
 def rows_of(sequences: Sequences, extract: Extract) -> Int[np.ndarray, " N"]:
     """How many rows each sequence gives: its places or words, or one if any place is pooled."""
     places = _row_places(sequences, extract)
-    return places.sum(1) if extract.unit in ("token", "word") else places.any(1).astype(int)
+    return places.sum(1) if extract.unit in ("token", *WORDS) else places.any(1).astype(int)
 
 
 def row_labels(sequences: Sequences, extract: Extract) -> Int[np.ndarray, " n"] | None:
@@ -163,21 +163,21 @@ def row_labels(sequences: Sequences, extract: Extract) -> Int[np.ndarray, " n"] 
 
 def row_documents(sequences: Sequences, extract: Extract) -> Int[np.ndarray, " n"]:
     """The document or sentence of every row of the run, in row order; for pooled rows, their sequence."""
-    if extract.unit in ("token", "word"):
+    if extract.unit in ("token", *WORDS):
         return sequences.document[_row_places(sequences, extract)]
     return np.flatnonzero(rows_of(sequences, extract))
 
 
 def row_positions(sequences: Sequences, extract: Extract) -> Int[np.ndarray, " n"] | None:
     """The place of every row in its sequence, which counts special tokens; None for pooled rows, which have none."""
-    if extract.unit not in ("token", "word"):
+    if extract.unit not in ("token", *WORDS):
         return None
     return _row_places(sequences, extract).nonzero()[1]
 
 
 def row_beginnings(sequences: Sequences, extract: Extract) -> Int[np.ndarray, " n"]:
     """What every row of the run is the first row of: DOCUMENT + SEQUENCE of `segments.py`, or 0."""
-    if extract.unit not in ("token", "word"):
+    if extract.unit not in ("token", *WORDS):
         return np.full(rows_of(sequences, extract).sum(), BOTH)
     places = _row_places(sequences, extract)
     first = places & (places.cumsum(1) == 1)
@@ -194,7 +194,7 @@ def same_rows(a: Sequences, b: Sequences, extract: Extract) -> bool:
     """Whether two models see the same rows in the same order. Pooled examples are equal whatever their tokens."""
     if not np.array_equal(rows_of(a, extract), rows_of(b, extract)):
         return False
-    if extract.unit == "word":
+    if extract.unit in WORDS:
         rows_a, rows_b = ([x.position[_row_places(x, extract)], row_documents(x, extract)] for x in (a, b))
         return np.array_equal(rows_a, rows_b)
     if extract.unit != "token" and a.example is not None and b.example is not None:
@@ -387,10 +387,10 @@ class Forward:
 
     def _of(self, x: Float[Tensor, "b s d"], chosen: Bool[Tensor, "b s"], given: Sequences) -> Float[Tensor, "n e"]:
         """The rows of a batch, float32."""
-        if self.extract.unit == "word" and self.extract.piece == "mean":
+        if self.extract.unit in WORDS and self.extract.piece == "mean":
             assert given.word is not None
             return pool_words(x, torch.from_numpy(given.word).to(x.device))
-        if self.extract.unit in ("token", "word"):
+        if self.extract.unit in ("token", *WORDS):
             return x[chosen].float()
         if self.extract.unit == "sequence":
             return x[chosen].float().view(len(x), -1)

@@ -13,7 +13,7 @@ from repsim_cli.activations.hook_points import HookPoint
 from repsim_cli.cache import Entry, key
 from repsim_cli.data.base import Sequences
 from repsim_cli.models.source import Precomputed
-from repsim_cli.settings import Extract
+from repsim_cli.settings import WORDS, Extract
 
 log = logging.getLogger("repsim")
 CODE = 3  # raise when a change of the code changes the content of entries
@@ -29,7 +29,7 @@ def activations_key(
             "weights": identity["weights_hash"],
             "config": identity.get("config_hash"),
             "data": sequences.hash(),
-            "unit": f"word, {extract.piece}" if extract.unit == "word" else extract.unit,
+            "unit": f"{extract.unit}, {extract.piece}" if extract.unit in WORDS else extract.unit,
             "padding": extract.padding,
             "points": [str(point) for point in points],
             "dtype": dtype,

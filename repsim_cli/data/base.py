@@ -102,6 +102,11 @@ class Data(ABC):
     worded: ClassVar[bool] = False
     source: str
 
+    @property
+    def spanned(self) -> bool:
+        """Whether it marks spans in its texts."""
+        return False
+
     @abstractmethod
     def sequences(self, tokenizer: Any, extract: Extract, seed: int) -> Sequences:
         """The sequences for a model with this tokenizer. Raises BadInput for data that cannot be used."""

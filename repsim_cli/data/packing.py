@@ -9,17 +9,19 @@ import numpy as np
 
 from repsim_cli.data.base import Data, Sequences, draw
 from repsim_cli.data.padding import pad
-from repsim_cli.data.words import Passage, Tally, aligned, segmented, stretches
+from repsim_cli.data.words import Passage, Tally, aligned, marked, segmented, stretches
 from repsim_cli.errors import BadInput
 from repsim_cli.settings import WORDS, Extract
 
 PIECE = 1 << 20  # characters tokenized at a time
+Spans = list[list[int]]  # the first character of each, and the one behind its last
 WINDOW = 1 << 14  # characters cut into stretches at a time
 
 
 @dataclass(frozen=True)
 class Text(Data):
-    """Raw text. documents(): a new pass over the documents, as strings, in a fixed order.
+    """Raw text. documents(): a new pass over the documents, as strings, in a fixed order. spans(): the same, each with
+    the spans that are marked in it.
 
     Tokens are read from packed sequences, words from stretches of documents. A pooled row is a document, cut to
     `length` tokens.
@@ -29,6 +31,11 @@ class Text(Data):
 
     documents: Callable[[], Generator[str, None, None]]
     source: str
+    spans: Callable[[], Iterator[tuple[str, Spans]]] | None = None
+
+    @property
+    def spanned(self) -> bool:
+        return self.spans is not None
 
     def sequences(self, tokenizer: Any, extract: Extract, seed: int) -> Sequences:
         if extract.unit in WORDS:
@@ -55,14 +62,19 @@ class Text(Data):
     def aligned(self, tokenizers: Mapping[str, Any], extract: Extract, seed: int) -> dict[str, Sequences]:
         """`sequences` stretches of at most `length` tokens, drawn under the seed from the first `pool` of the text."""
         tally = Tally()
-        cut = stretches(self._passages(), tokenizers, replace(extract, long="split"), tally, whole=False)
+        cut = stretches(self._passages(extract), tokenizers, replace(extract, long="split"), tally, whole=False)
         made = list(islice(cut, extract.pool))
         tally.split = 0  # documents are cut on purpose
         chosen = [made[i] for i in draw(len(made), extract.sequences, seed)]
         documents = made[-1].passage.document + 1 if made else 0
         return aligned(chosen, tokenizers, extract, tally, self.source, documents)
 
-    def _passages(self) -> Iterator[Passage]:
+    def _passages(self, extract: Extract) -> Iterator[Passage]:
+        if extract.unit == "span":
+            assert self.spans is not None, "extract.unit=span needs data with spans"
+            for number, (document, spans) in enumerate(self.spans()):
+                yield marked(number, document, spans)
+            return
         for number, document in enumerate(self.documents()):
             first = 0
             for text in pieces(document, WINDOW):

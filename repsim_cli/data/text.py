@@ -5,11 +5,12 @@ from collections.abc import Generator, Iterator
 from contextlib import closing
 from importlib import resources
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from repsim_cli.data.files import existing, json_line, lines_of, parquet, parquet_rows
+from repsim_cli.data.labelled import file_records
 from repsim_cli.data.network import check_hub
-from repsim_cli.data.packing import Text
+from repsim_cli.data.packing import Spans, Text
 from repsim_cli.errors import BadInput
 from repsim_cli.registry import data
 
@@ -21,12 +22,15 @@ def local_text(
     *,
     path: str,
     column: str = "text",
+    spans: str | None = None,
     sample_by: Literal["document", "paragraph", "line"] = "document",
 ) -> Text:
     """Text files of your own: .txt, .jsonl, .jsonl.zst or .parquet.
 
     path: the file.
     column: the field of .jsonl, or the column of .parquet, that holds the text.
+    spans: the field or column that holds the spans of each text, [[START, END], ...] in characters from 0, END behind
+        the last; they ascend and do not overlap. `extract.unit=span` has a row for each. null: none.
     sample_by: what a document of a .txt file is: the whole file (`document`), a `paragraph` (between blank lines), or a
         `line`.
     Example: repsim run data=local_text data.path=FILE
@@ -44,7 +48,12 @@ def local_text(
 
     with closing(documents()) as first:
         next(first)
-    return Text(documents, str(path))
+    if spans is None:
+        return Text(documents, str(path))
+    if file.name.endswith(".txt"):
+        raise BadInput(f"spans: a .txt file has none, got '{spans}'; write .jsonl with the texts and their spans")
+    next(read_spans(file, column, spans), None)
+    return Text(documents, str(path), lambda: read_spans(file, column, spans))
 
 
 @data.register("embedded_text")
@@ -104,6 +113,30 @@ def read(file: Path, column: str, sample_by: str) -> Iterator[str]:
             for number, line in enumerate(lines, 1):
                 if line.strip():
                     yield _field(line, column, f"{file}, line {number}")
+
+
+def read_spans(file: Path, column: str, spans: str) -> Iterator[tuple[str, Spans]]:
+    """The texts of a file of records that hold any, each with its spans."""
+    for record in file_records(file):
+        for key, name in (("column", column), ("spans", spans)):
+            if name not in record.fields:
+                known = ", ".join(record.fields) or "none"
+                raise BadInput(f"{record.where}: no column '{name}', got {known}; set data.{key}")
+        text, marks = record.fields[column], record.fields[spans] or []
+        if isinstance(text, str) and text.strip():
+            end = 0
+            for mark in marks if isinstance(marks, list) else [marks]:
+                if not _is_span(mark) or not end <= mark[0] < mark[1] <= len(text):
+                    raise BadInput(
+                        f"{record.where}: not a span of the text behind the one before, got {mark!r:.40} after {end}; "
+                        f"write [START, END] with {end} <= START < END <= {len(text)}"
+                    )
+                end = mark[1]
+            yield text, marks
+
+
+def _is_span(mark: Any) -> bool:
+    return isinstance(mark, list) and len(mark) == 2 and all(type(place) is int for place in mark)
 
 
 def _field(line: str, column: str, where: str) -> str:

@@ -18,7 +18,7 @@ from repsim_cli.data.text import read
 from repsim_cli.data.words import Tally, aligned, sentence, stretches
 from repsim_cli.errors import BadInput
 from repsim_cli.registry import data
-from repsim_cli.settings import Extract
+from repsim_cli.settings import WORDS, Extract
 
 Words = Literal["surface", "syntactic"]
 Split = Literal["train", "validation", "test"]
@@ -55,7 +55,7 @@ class Treebank(Data):
         return filled, len(sentences) - len(filled)
 
     def sequences(self, tokenizer: Any, extract: Extract, seed: int) -> Sequences:
-        if extract.unit == "word":
+        if extract.unit in WORDS:
             return self.aligned({"the model": tokenizer}, extract, seed)["the model"]
         return pad(
             [(" ".join(words),) for words in self.sentences()],

@@ -75,6 +75,11 @@ class Passage(NamedTuple):
         return start if space is None else space
 
 
+def marked(document: int, text: str, spans: Sequence[Sequence[int]]) -> Passage:
+    """A text with spans of its characters, ascending."""
+    return Passage(document, (text,), np.asarray(spans, int).reshape(-1, 2))
+
+
 def sentence(document: int, words: Sequence[str]) -> Passage:
     """Words joined by spaces."""
     ends = np.cumsum([len(word) + 1 for word in words]) - 1
@@ -286,13 +291,21 @@ def aligned(
     for stretch in chosen:
         tally.words.update(stretch.lost.values())
     if not kept:
-        why = ", ".join(f"{count} with {reason}" for reason, count in (tally.dropped + tally.words).items())
-        raise BadInput(f"{source}: no word is left, got {why}; use other data, or models with other tokenizers")
+        why = ", ".join(
+            f"{count} with {reason}" for reason, count in _named(tally.dropped + tally.words, extract).items()
+        )
+        raise BadInput(
+            f"{source}: no {extract.unit} is left, got {why}; use other data, or models with other tokenizers"
+        )
     tally.lost += tally.words.total()
     return {
         label: _padded(kept, place, tokenizer, extract, tally, documents)
         for place, (label, tokenizer) in enumerate(tokenizers.items())
     }
+
+
+def _named(reasons: Mapping[str, int], extract: Extract) -> dict[str, int]:
+    return {reason.replace("word", extract.unit): count for reason, count in reasons.items()}
 
 
 def _padded(
@@ -331,8 +344,8 @@ def _padded(
         example=example,
         truncated=cut,
         documents=documents,
-        dropped=dict(tally.dropped),
-        words_dropped=dict(tally.words),
+        dropped=_named(tally.dropped, extract),
+        words_dropped=_named(tally.words, extract),
         split=tally.split,
         lost=tally.lost,
     )

@@ -8,7 +8,7 @@ from repsim_cli.activations.batching import most_places
 from repsim_cli.data.base import Data
 from repsim_cli.models.source import AnySource, Source
 from repsim_cli.planning import unfit
-from repsim_cli.settings import Extract, Hardware
+from repsim_cli.settings import WORDS, Extract, Hardware
 
 
 def shown(models: Mapping[str, AnySource]) -> dict[str, str]:
@@ -48,7 +48,7 @@ def most_rows(models: Mapping[str, AnySource], extract: Extract) -> int:
     live = {label: source for label, source in models.items() if isinstance(source, Source)}
     read = extract.sequences * (places(live, extract) if extract.unit == "token" else 1)
     stored = [source.rows for source in models.values() if not isinstance(source, Source)]
-    return min([*stored, *([sys.maxsize if extract.unit == "word" else read] if live else [])])
+    return min([*stored, *([sys.maxsize if extract.unit in WORDS else read] if live else [])])
 
 
 def passing(live: Mapping[str, Source], extract: Extract, hardware: Hardware, features: int) -> dict[str, float]:

@@ -21,7 +21,7 @@ from repsim_cli.models.source import AnySource, PrecomputedWords, Source
 from repsim_cli.registry import studies
 from repsim_cli.results import Run
 from repsim_cli.segments import Segments
-from repsim_cli.settings import Extract, Group, Hardware, Significance
+from repsim_cli.settings import WORDS, Extract, Group, Hardware, Significance
 from repsim_cli.studies.bounds import check_rows_fit, in_gb, most_rows, passing, places, shown, usual_length
 from repsim_cli.studies.checks import (
     check_groups,
@@ -87,7 +87,7 @@ class Similarity:
             check_within({"groups": self.groups, "base": base, "significance": significance.method != "none"})
         self.devices = devices(hardware, list(model))
         stored = any(isinstance(source, PrecomputedWords) for source in model.values())
-        several = bool(self.live) and (extract.unit in ("token", "word") or data.packs(extract))
+        several = bool(self.live) and (extract.unit in ("token", *WORDS) or data.packs(extract))
         dependent = (several or stored) and significance.clusters == "document"
         judging.check(significance, extract.estimate, dependent)
         in_batches = extract.estimate in ("per_batch", "ratio_of_sums")

@@ -467,3 +467,107 @@ def test_models_with_different_tokenizers_meet_on_the_words_of_any_text(repsim, 
     about = results.read_manifest(newest())["data"]
     assert about["unit"] == "word"
     assert about["rows_kept"] > 20
+
+
+SPANS = [
+    ("New York, a big city; Los Angeles too.", [[0, 8], [12, 20], [22, 33]]),
+    ("nothing is marked here", []),
+    ("an \u201cold\u201d  man isn't \u5317\u4eac here", [[3, 8], [10, 19], [20, 22]]),
+]
+
+
+def spanned(tmp_path, rows=SPANS):
+    import json
+
+    (tmp_path / "a.jsonl").write_text("\n".join(json.dumps({"text": text, "np": spans}) for text, spans in rows))
+    return registry.data.get("local_text").function(path=str(tmp_path / "a.jsonl"), spans="np")
+
+
+@pytest.mark.parametrize("length", [64, 8])
+def test_spans_are_the_same_for_every_tokenizer(tmp_path, bert_tokenizer, gpt_tokenizer, length):
+    found = spanned(tmp_path).aligned(
+        {"bytes": gpt_tokenizer, "pieces": bert_tokenizer}, extract(unit="span", length=length), 0
+    )
+    for sequences in found.values():
+        assert grid(sequences, extract(unit="span")) == [(i, j) for i in (0, 2) for j in range(3)]
+        assert same_rows(found["bytes"], sequences, extract(unit="span"))
+        assert sequences.dropped == {"no span": 1}
+        assert sequences.mask.sum(1).max() <= length
+    if length == 64:
+        ids, word = found["bytes"].ids, found["bytes"].word
+        texts = [gpt_tokenizer.decode(ids[row][word[row] == j]).strip() for row in range(2) for j in range(3)]
+        assert texts == [text[a:b] for text, spans in SPANS for a, b in spans]
+
+
+def test_a_span_is_pooled_over_its_tokens(tmp_path, tiny_folder, gpt_tokenizer):
+    data, settings = spanned(tmp_path), extract(unit="span", piece="mean", hook_points=["embed"])
+    live = {"m": registry.models.get("transformers").function(path=str(tiny_folder("gpt2")))}
+    modules = {"m": live["m"].load(False)}
+    sequences = sequences_of(live, tokenizers(live, data, settings), data, settings, 0)
+    (block,) = blocks(readings(live, settings), modules, {}, sequences, settings, Hardware(), iter)
+    text, spans = SPANS[0]
+    given = gpt_tokenizer(text, return_offsets_mapping=True)
+    with torch.inference_mode():
+        states = modules["m"](torch.tensor([given["input_ids"]]), output_hidden_states=True).hidden_states[0][0]
+    for row, (a, b) in zip(block.rows[0], spans, strict=False):
+        inside = [max(start, a) < min(end, b) for start, end in given["offset_mapping"]]
+        torch.testing.assert_close(row, states[torch.tensor(inside)].mean(0), atol=1e-5, rtol=1e-5)
+
+
+def test_spans_that_a_tokenizer_cannot_tell_apart_are_left_out_for_all(tmp_path, bert_tokenizer, gpt_tokenizer):
+    """Parts of a word piece; the byte-level tokenizer alone could."""
+    (piece,) = [word for word in ("runs", "outside", "falls") if len(bert_tokenizer.tokenize(word)) == 1][:1]
+    data = spanned(
+        tmp_path, [(f"a dog {piece} now", [[2, 5], [6, 7], [7, 9], [-3 + 10 + len(piece), 10 + len(piece)]])]
+    )
+    found = data.aligned({"bytes": gpt_tokenizer, "pieces": bert_tokenizer}, extract(unit="span"), 0)
+    for sequences in found.values():
+        assert grid(sequences, extract(unit="span")) == [(0, 0), (0, 3)]
+        assert sequences.words_dropped == {"a token of two spans": 2}
+    _, notices = described(found, data, extract(unit="span", sequences=1))
+    assert f"data: 2 spans of {tmp_path / 'a.jsonl'} are left out for all models (a token of two spans)" in notices
+
+
+@pytest.mark.parametrize(
+    ("marks", "message"),
+    [
+        ([[3, 2]], r"line 1: not a span of the text behind the one before, got \[3, 2\] after 0; write \[START, END\] with 0 <= START < END <= 9"),
+        ([[0, 4], [3, 5]], r"got \[3, 5\] after 4; write"),
+        ([[0, 10]], r"got \[0, 10\] after 0"),
+        ([["a", 2]], r"got \['a', 2\] after 0"),
+        ([[0, True]], r"got \[0, True\] after 0"),
+        ("x", "got 'x' after 0"),
+        ([1, 2], "got 1 after 0"),
+    ],
+)  # fmt: skip
+def test_bad_spans(tmp_path, marks, message):
+    with pytest.raises(BadInput, match=message):
+        spanned(tmp_path, [("some text", marks)])
+
+
+def test_data_without_spans(tmp_path, tiny_folder):
+    (tmp_path / "a.txt").write_text("some text")
+    load = registry.data.get("local_text").function
+    with pytest.raises(BadInput, match="spans: a .txt file has none, got 'np'; write .jsonl with the texts and their"):
+        load(path=str(tmp_path / "a.txt"), spans="np")
+    (tmp_path / "a.jsonl").write_text('{"text": "some text"}')
+    with pytest.raises(BadInput, match="line 1: no column 'np', got text; set data.spans"):
+        load(path=str(tmp_path / "a.jsonl"), spans="np")
+    source = registry.models.get("transformers").function(path=str(tiny_folder("bert")))
+    message = (
+        "extract.unit: spans need data that marks them, got .*a.txt; name their column: data=local_text data.spans="
+    )
+    with pytest.raises(BadInput, match=message):
+        tokenizers({"m": source}, load(path=str(tmp_path / "a.txt")), extract(unit="span"))
+
+
+def test_a_run_on_spans(repsim, newest, tmp_path, tiny_folder):
+    spanned(tmp_path, SPANS * 4)
+    folders = (f"+model.{kind}={{kind: transformers, path: {tiny_folder(kind)}}}" for kind in ("bert", "gpt2"))
+    code, _, err = repsim(
+        "run", "-q", "model=[]", *folders, "data=local_text", f"data.path={tmp_path / 'a.jsonl'}", "data.spans=np",
+        "extract=words", "extract.unit=span", "extract.piece=mean", "measure=[cka]",
+    )  # fmt: skip
+    assert code == 0, err
+    about = results.read_manifest(newest())["data"]
+    assert (about["unit"], about["rows_kept"]) == ("span", 24)
