@@ -38,9 +38,9 @@ class Extract:
         `module:dotted.name` (any module), `module:layers.*.mlp` (all modules that match; `*` stays within a part of the
         name). A model's entry may name others (`model.LABEL.hook_points`).
     layers: block indices from 0, negative ones from the end, for hook points without `@`.
-    unit: what a row is: a `token` (of images, a patch), a `word`, a `span` that the data marks, or a whole sequence: the
-        `mean` of its tokens, its `first` token ([CLS] where there is one), its `last` token, or all its tokens side by
-        side (`sequence`, for sequences of equal length). A treebank marks its words; those of other text follow
+    unit: what a row is: a `token` (of images, a patch), a `word`, a `span` that the data marks, or a whole sequence:
+        the `mean` of its tokens, its `first` token ([CLS] where there is one), its `last` token, or all its tokens side
+        by side (`sequence`, for sequences of equal length). A treebank marks its words; those of other text follow
         Unicode's rules (UAX 29) and have a letter or a digit. They are the same for all models, whatever their
         tokenizers.
     piece: which of its tokens stands for a word or span: the `last`, the `first`, or their `mean`.
