@@ -33,6 +33,7 @@ from repsim_cli.models.adapters import with_adapter
 from repsim_cli.models.architectures import architecture
 from repsim_cli.models.gguf import by_itself, checked, is_gguf
 from repsim_cli.models.library import alone, library, silent
+from repsim_cli.models.points import Heads
 from repsim_cli.models.rounding import Quantize, with_rounding
 from repsim_cli.models.shapes import compare_with_shipped, planned_shape, shape_of
 from repsim_cli.models.source import Source, headless
@@ -449,9 +450,10 @@ def inline_config(given: dict[str, Any]) -> Any:
         raise BadInput(f"config.model_type: unknown, got '{kind}'; {hint if len(hint) < 200 else 'see transformers'}")
     rest = {k: v for k, v in given.items() if k != "model_type"}
     default = library().AutoConfig.for_model(kind)
-    unknown = [k for k in rest if not hasattr(default, k)]
+    settings = default.to_dict()  # an attribute that a config has for each layer cannot be asked for
+    unknown = [k for k in rest if k not in settings and not hasattr(default, k)]
     if unknown:
-        hint = did_you_mean(unknown[0], default.to_dict())
+        hint = did_you_mean(unknown[0], settings)
         raise BadInput(f"config.{unknown[0]}: {kind} has no such setting, got {rest[unknown[0]]!r}; {hint[:200]}")
     with refusing(f"config: not usable for {kind}", rest, "fix it"):
         return library().AutoConfig.for_model(kind, **rest)
@@ -662,23 +664,28 @@ def source(
             )
         return loaded
 
-    head_width = getattr(config, "head_dim", None) or (width // heads if heads else 0)
+    table = architecture(config, skeleton)
+    # what attention modules say of themselves; configs call it by other names, or say it for each layer
+    own = next(iter(table.heads.values()), None) if table else None
+    if own is None:
+        keys = getattr(config, "num_key_value_heads", None) or heads
+        own = Heads(heads, keys, *(2 * [getattr(config, "head_dim", None) or (width // heads if heads else 0)]))
     return Source(
         layers=layers,
-        heads=heads,
-        kv_heads=getattr(config, "num_key_value_heads", None) or heads,
+        heads=own.queries,
+        kv_heads=own.keys,
         width=width,
         context=context,
         parameters=sum(p.numel() for p in skeleton.parameters()),
         vocabulary=config.vocab_size if kind == "text" else 0,
-        architecture=architecture(config, skeleton),
+        architecture=table,
         model_type=config.model_type,
         skeleton=skeleton,
         tokenizer=(lambda: patch_grid(config, _preprocessor(where, revision))) if kind == "images" else checked,
         load=ready,
         identity=lambda: {**identity(), "config_hash": config_hash(config.to_dict())},
-        head_width=head_width,
-        rotary=rotary(config, head_width),
+        head_width=own.width,
+        rotary=rotary(config, own.width),
         modality=kind,
         # others take token types for word ids (GPT-2) or have a single type (RoBERTa); XLNet's config has no number
         segments=getattr(config, "type_vocab_size", 1) > 1 or config.model_type == "xlnet",
@@ -763,6 +770,8 @@ def rotary(config: Any, head_width: int) -> int:
     settings = getattr(config, "rope_parameters", None)
     if not settings:
         return 0
+    if part := getattr(config, "qk_rope_head_dim", None):  # of latent attention
+        return part
     return int(head_width * settings.get("partial_rotary_factor", 1.0))
 
 

@@ -242,7 +242,7 @@ def check_attention(run, table, layer, here):
 
 
 # a gate, or a norm, follows pattern v before the output projection
-GATED = ("afmoe", "axk2", "beam", "bitnet", "laguna", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
+GATED = ("afmoe", "axk2", "beam", "bitnet", "laguna", "lfm3", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 
 
 def weights_of(module, call):
