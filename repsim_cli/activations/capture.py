@@ -15,7 +15,7 @@ from repsim_cli.errors import RunFailed
 from repsim_cli.models.attention import Watch
 from repsim_cli.models.points import Point, first
 from repsim_cli.models.seq2seq import shifted
-from repsim_cli.models.source import Source
+from repsim_cli.models.source import Source, backbone_path
 
 MASKED = ("text", "numbers")  # images have no padding
 Reader = Callable[..., dict[HookPoint, Tensor]]
@@ -39,7 +39,7 @@ def capture(model: nn.Module, source: Source, points: Sequence[HookPoint]) -> It
     shape: list[torch.Size] = []  # of the inputs
     watch = Watch()
     attending: dict[str, list[Callable[[Any], None]]] = {}  # what reads an attention module, by its name
-    backbone: Any = model.base_model if LOGITS in points else model
+    backbone = model.get_submodule(backbone_path(model, source)) if LOGITS in points else model
     modules = {**source.modules(backbone), "": model}
     main: Any = getattr(model, "main_input_name", "input_ids")
 

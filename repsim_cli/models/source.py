@@ -20,6 +20,13 @@ def named_modules(model: nn.Module) -> dict[str, nn.Module]:
     return dict(model.named_modules())
 
 
+def backbone_path(model: nn.Module, source: "Source") -> str:
+    """Where the backbone is in a model with an output head."""
+    kind: Any = type(source.skeleton)
+    same = (name for name, module in model.named_modules() if type(module) is kind)
+    return next(same, str(getattr(model, "base_model_prefix", "")))
+
+
 def headless(auto: str) -> nn.Module:
     """`Source.with_head` of a backbone alone."""
     raise BadInput(f"kind: a backbone without a head, got {auto}; use a model that was trained with that head")

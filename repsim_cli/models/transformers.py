@@ -540,13 +540,20 @@ def headed(where: str, revision: str | None, auto: str) -> Any:
     return uncached(model)
 
 
-def predicts_next(source: Source) -> bool:
-    """Whether the model can have an output head for the next token: masked language models predict the token itself."""
-    from transformers.models.auto import modeling_auto as auto
+def types_with(auto: str) -> set[str]:
+    """The types of model that an auto class has a head for. AutoModelForCausalLM: without masked language models, which
+    predict the token itself."""
+    from transformers.models.auto import modeling_auto as names
 
-    named = source.modules is Source.modules and source.has_head
-    causal, masked = auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
-    return named and source.model_type in causal and source.model_type not in masked
+    if auto == "AutoModelForCausalLM":
+        return {*names.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES} - {*names.MODEL_FOR_MASKED_LM_MAPPING_NAMES}
+    return {*names.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES}
+
+
+def predicts_next(source: Source) -> bool:
+    """Whether the model can have an output head for the next token, and hook points in the model that has it."""
+    plain = source.modules is Source.modules and source.has_head
+    return plain and source.model_type in types_with("AutoModelForCausalLM")
 
 
 CAUSAL = "AutoModelForCausalLM"

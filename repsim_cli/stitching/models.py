@@ -1,15 +1,16 @@
 """Stitched models: blocks 0..l of a head, a stitch layer, blocks m+1..last of a tail and the tail's outputs.
 
 The forward pass of a model computes masks and positions, so that no block is called by hand: the head runs until its
-deepest stream is read; the tail runs whole, with the stream in place of its embeddings and without its first blocks. A
-layer is the number of a block and means its output; EMBED is the input of the first block.
+deepest stream is read; the tail runs whole, but its first blocks compute nothing and the last of them gives the stream.
+A layer is the number of a block and means its output; EMBED is the input of the first block.
 """
 
 import copy
 import re
-from collections.abc import Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -19,61 +20,44 @@ from torch import Tensor, nn
 
 from repsim_cli.data.base import Sequences
 from repsim_cli.errors import BadInput, RepsimError, RunFailed
-from repsim_cli.models.architectures import ARCHITECTURES
-from repsim_cli.models.decoders import GPT_NEOX
-from repsim_cli.models.points import Architecture, first
-from repsim_cli.models.source import AnySource, Source
+from repsim_cli.models.points import by_structure, first
+from repsim_cli.models.source import AnySource, Source, backbone_path
+from repsim_cli.models.transformers import types_with
 
 EMBED = -1
 Layer = int
 Auto = Literal["AutoModelForCausalLM", "AutoModelForSequenceClassification"]
 
 
-class BlockStack(NamedTuple):
-    """Where a whole model keeps its blocks, relative to its backbone, and the module whose output enters the first.
-
-    without: modules that would add to the stream between the two.
-    """
-
-    blocks: str
-    entry: str
-    without: tuple[str, ...] = ()
-
-
-def _named(*kinds: str) -> dict[str, BlockStack]:
-    tables = {**ARCHITECTURES, "gpt_neox": GPT_NEOX}
-    return {
-        kind: BlockStack(table.blocks, str(table.entry))
-        for kind in kinds
-        if isinstance(table := tables[kind], Architecture)
-    }
-
-
-STACKS: dict[str, dict[str, BlockStack]] = {
-    "AutoModelForCausalLM": {
-        **_named("gpt_neox", "gpt2", "llama"),
-        "native": BlockStack("layers", "tok_embed", ("pos",)),
-    },
-    "AutoModelForSequenceClassification": _named("bert", "roberta", "distilbert", "gpt_neox", "gpt2", "llama"),
-}
-
-
 def layer_name(layer: Layer) -> str:
     return "embed" if layer == EMBED else f"resid_post@{layer}"
 
 
-def check_stitchable(label: str, source: AnySource, auto: Auto) -> BlockStack:
-    """The model's blocks. Raises BadInput for a model that cannot be cut, or that has no such head."""
-    stacks = STACKS[auto]
+def check_stitchable(label: str, source: AnySource, auto: Auto) -> None:
+    """Raises BadInput for a model that cannot be cut between its blocks, or that has no such head."""
     if not isinstance(source, Source) or not source.has_head:
         raise BadInput(f"model.{label}: it cannot be run past its activations, got no model with a head; use another")
-    kind = "native" if source.model_type.startswith("native ") else source.model_type
-    if kind not in stacks:
+    native = source.model_type.startswith("native ") and auto == "AutoModelForCausalLM"
+    why = uncut(source) if native or source.model_type in types_with(auto) else "it has no such head"
+    if why:
         raise BadInput(
-            f"model.{label}: its blocks cannot be stitched under {auto}, got model_type '{kind}'; "
-            f"use one of {', '.join(stacks)}"
+            f"model.{label}: its blocks cannot be stitched under {auto}, got model_type '{source.model_type}' ({why}); "
+            "use another model"
         )
-    return stacks[kind]
+
+
+def uncut(source: Source) -> str:
+    """Why the model cannot be cut between its blocks; empty where it can."""
+    table = source.architecture
+    if table is None:
+        return "no blocks are known in it"
+    if table.stacks:
+        return "it has an encoder and a decoder"
+    if table.shared:
+        return "its layers share the weights of a block"
+    if table.block["resid_post"].pick is not first:
+        return "its blocks pass on more than the stream"
+    return ""
 
 
 def output_names(source: Source) -> tuple[str, ...]:
@@ -101,6 +85,16 @@ def inputs_of(sequences: Sequences, rows: slice | Int[np.ndarray, " b"]) -> Inpu
     return Inputs(ids, mask, None if sequences.segments is None else torch.from_numpy(sequences.segments[rows]).long())
 
 
+class Returned(NamedTuple):
+    """What a block returns: the stream, or a tuple or list of so many things, the stream first."""
+
+    kind: Any
+    count: int = 1
+
+
+ALONE = Returned(Tensor)
+
+
 class _Done(Exception):
     """Raised inside a hook when all streams have been read."""
 
@@ -112,7 +106,6 @@ class Whole:
     label: str
     source: Source
     model: Any
-    stack: BlockStack
     dtype: torch.dtype = torch.float32
 
     @property
@@ -127,9 +120,61 @@ class Whole:
     def device(self) -> torch.device:
         return next(self.model.parameters()).device
 
+    @cached_property
+    def path(self) -> str:
+        """Of the list of blocks. What TransformerLens wraps is a model of transformers, or its own."""
+        backbone = backbone_path(self.model, self.source)
+        plain = self.source.modules is Source.modules
+        table = self.source.architecture if plain else by_structure(self.model.get_submodule(backbone))
+        assert table is not None
+        return f"{backbone}.{table.blocks}"
+
     @property
-    def prefix(self) -> str:
-        return f"{self.model.base_model_prefix}."
+    def blocks(self) -> list[nn.Module]:
+        return list(self.model.get_submodule(self.path).children())
+
+    @cached_property
+    def returns(self) -> list[Returned]:
+        """How each block returns the stream: alone, or first in a tuple or list. From a short pass."""
+        returned: dict[int, Returned] = {}
+
+        def keep(layer: Layer, module: nn.Module, args: tuple, output: Any) -> None:
+            if isinstance(output, tuple | list):
+                returned[layer] = Returned(type(output), len(output))
+
+        handles = [block.register_forward_hook(partial(keep, layer)) for layer, block in enumerate(self.blocks)]
+        try:
+            self.outputs(few())
+        finally:
+            for handle in handles:
+                handle.remove()
+        return [returned.get(layer, ALONE) for layer in range(len(handles))]
+
+    @torch.no_grad()
+    def outputs(self, inputs: Inputs) -> Tensor:
+        """Logits of the model as it is."""
+        with self.autocast():
+            return self.model(**self.given(inputs.to(self.device))).logits
+
+    def check(self) -> None:
+        """Raises BadInput where more than the stream passes between blocks, so that a cut changes the outputs."""
+        inputs = few()
+        whole = self.outputs(inputs)
+        for layer in sorted({0, (self.depth - 1) // 2}):
+            try:
+                with torch.no_grad():
+                    cut = self.tail(layer)(self.streams(inputs, [layer])[layer], inputs)
+            except Exception as error:  # whatever a model's own code raises
+                reason = " ".join(str(error).split())
+                raise BadInput(
+                    f"model.{self.label}: it does not run when cut after block {layer}, got {reason[:200]} "
+                    f"({self.source.model_type}); use another model"
+                ) from error
+            if not torch.allclose(cut, whole, rtol=1e-3, atol=1e-3 * float(whole.abs().max())):
+                raise BadInput(
+                    f"model.{self.label}: more than the stream passes between its blocks, got other outputs when cut "
+                    f"after block {layer} ({self.source.model_type}); use another model"
+                )
 
     def given(self, inputs: Inputs) -> dict[str, Tensor]:
         more = {} if inputs.segments is None or not self.source.segments else {"token_type_ids": inputs.segments}
@@ -142,7 +187,7 @@ class Whole:
     @torch.no_grad()
     def streams(self, inputs: Inputs, layers: Sequence[Layer]) -> dict[Layer, Float[Tensor, "b s d"]]:
         """The residual stream at these layers, from one forward pass that stops after the deepest."""
-        blocks: Any = self.model.get_submodule(self.prefix + self.stack.blocks)
+        blocks = self.blocks
         streams: dict[Layer, Tensor] = {}
 
         def keep(layer: Layer, value: Any) -> None:
@@ -178,38 +223,60 @@ def _leaving(take: Any, module: nn.Module, args: tuple, output: Any) -> None:
     take(output)
 
 
-class Feed(nn.Module):
-    """Stands where a model's embeddings are computed and gives the stream instead."""
-
-    stream: Tensor
-
-    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        return self.stream
-
-
 class Tail:
-    """The blocks of a model after one layer, and its outputs. It shares all weights with the model."""
+    """The blocks of a model after one layer, and its outputs. It shares all weights with the model.
+
+    Blocks keep their places, since models choose masks by them.
+    """
 
     def __init__(self, whole: Whole, after: Layer):
-        blocks: Any = whole.model.get_submodule(whole.prefix + whole.stack.blocks)
-        self.whole, self.feed = whole, Feed()
-        parts = {whole.stack.blocks: nn.ModuleList(blocks[after + 1 :]), whole.stack.entry: self.feed}
+        self.whole, self.stream = whole, torch.empty(0)
+        blocks, returns = whole.blocks, whole.returns
+        names = list(whole.model.get_submodule(whole.path)._modules)
+        if after == EMBED:
+            parts = {names[0]: doing(blocks[0], partial(self._entered, blocks[0].forward))}
+        else:
+            parts = {names[i]: doing(blocks[i], partial(self._gives, returns[i])) for i in range(after + 1)}
         model = whole.model
-        for name, part in (*parts.items(), *((name, None) for name in whole.stack.without)):
-            model = graft(model, (whole.prefix + name).split("."), part)
+        for name, part in parts.items():
+            model = graft(model, [*whole.path.split("."), name], part)
         self.model: Any = model
+
+    def _gives(self, returned: Returned, *args: Any, **kwargs: Any) -> Any:
+        """What a block returns, with the stream of the head."""
+        alone = returned.kind is Tensor
+        return self.stream if alone else returned.kind([self.stream, *[None] * (returned.count - 1)])
+
+    def _entered(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """What the first block computes of the stream of the head."""
+        if args:
+            return forward(self.stream, *args[1:], **kwargs)
+        return forward(**{**kwargs, "hidden_states": self.stream})
 
     def __call__(self, stream: Float[Tensor, "b s d"], inputs: Inputs) -> Tensor:
         """Logits."""
-        self.feed.stream = stream.to(self.whole.device)
+        self.stream = stream.to(self.whole.device)
         try:
             with self.whole.autocast():
                 return self.model(**self.whole.given(inputs.to(self.whole.device))).logits
         finally:
-            del self.feed.stream
+            self.stream = torch.empty(0)
 
 
-def graft(module: nn.Module, path: Sequence[str], part: nn.Module | None) -> nn.Module:
+def doing(block: nn.Module, forward: Callable[..., Any]) -> nn.Module:
+    """A copy of the block, with the attributes that its model reads, that computes something else; without hooks."""
+    other = copy.copy(block)
+    # not by assignment, which TransformerLens passes on to what a block wraps
+    vars(other).update(forward=forward, _forward_hooks=OrderedDict(), _forward_pre_hooks=OrderedDict())
+    return other
+
+
+def few() -> Inputs:
+    """A short sequence, to see how a model works."""
+    return Inputs(torch.arange(1, 5)[None], torch.ones(1, 4, dtype=torch.bool), None)
+
+
+def graft(module: nn.Module, path: Sequence[str], part: nn.Module) -> nn.Module:
     """A copy of the module that shares all with it except the part at the path."""
     name, *rest = path
     grown = copy.copy(module)
@@ -220,12 +287,14 @@ def graft(module: nn.Module, path: Sequence[str], part: nn.Module | None) -> nn.
 
 def open_whole(label: str, source: Source, auto: Auto, device: str, dtype: torch.dtype = torch.float32) -> Whole:
     """The model with its head on the device, frozen. Raises BadInput where it cannot be stitched, or lacks the head."""
-    stack = check_stitchable(label, source, auto)
+    check_stitchable(label, source, auto)
     try:
         model: Any = source.with_head(auto)
     except RepsimError as error:
         raise type(error)(f"model.{label}.{error}") from None
-    return Whole(label, source, model.to(device).requires_grad_(False).eval(), stack, dtype)
+    whole = Whole(label, source, model.to(device).requires_grad_(False).eval(), dtype)
+    whole.check()
+    return whole
 
 
 def scrambled(whole: Whole, auto: Auto, seed: int) -> Whole:

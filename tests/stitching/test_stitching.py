@@ -7,10 +7,13 @@ import numpy as np
 import pytest
 import torch
 from conftest import TINY, perturb
+from tiny_configs import tiny_config
 
 from repsim_cli import cache, registry
 from repsim_cli.data.base import Labels, Sequences
 from repsim_cli.errors import BadInput, RunFailed
+from repsim_cli.models.architectures import MODULAR
+from repsim_cli.models.points import Architecture
 from repsim_cli.stitching.evaluate import (
     Estimate,
     Head,
@@ -25,7 +28,6 @@ from repsim_cli.stitching.evaluate import (
 from repsim_cli.stitching.layers import KINDS, PairedSums, check_layer, start_at_identity, start_at_least_squares
 from repsim_cli.stitching.models import (
     EMBED,
-    STACKS,
     Inputs,
     check_stitchable,
     inputs_of,
@@ -46,7 +48,7 @@ def source(kind, auto=CAUSAL, seed=0, **settings):
     if kind == "native":
         return registry.models.get("transformer_lens").function(config={**NATIVE, **settings}, seed=seed)
     labelled = {**NAMES, "pad_token_id": 0} if auto == CLASSES else {}
-    return random(config={**TINY[kind], **labelled, **settings}, seed=seed)
+    return random(config={**(TINY[kind] if kind in TINY else tiny_config(kind)), **labelled, **settings}, seed=seed)
 
 
 def whole(kind, auto=CAUSAL, label="m", seed=0, **settings):
@@ -63,12 +65,12 @@ def same_layer(heads, tails, layers):
     return [Stitch(head, tail, layer, layer) for head in heads for tail in tails for layer in layers]
 
 
-def some(count=6, length=12, labels=None, seed=0):
+def some(count=6, length=12, labels=None, seed=0, below=400):
     """Sequences of different lengths, padded on the right."""
     draw = np.random.default_rng(seed)
     mask = np.arange(length) < draw.integers(4, length + 1, count)[:, None]
     mask[0] = True
-    ids = np.where(mask, draw.integers(5, 400, (count, length)), 0)
+    ids = np.where(mask, draw.integers(5, below, (count, length)), 0)
     place = np.broadcast_to(np.arange(count)[:, None], mask.shape)
     return Sequences(
         inputs=ids,
@@ -86,12 +88,25 @@ def batch(**settings):
     return inputs_of(some(**settings), slice(None))
 
 
-@pytest.mark.parametrize(("auto", "kind"), [(auto, kind) for auto, kinds in STACKS.items() for kind in kinds])
+# a type of every layout, and what could get in the way of a cut: scaled embeddings, learned positions, masks by the
+# number of a block, experts, blocks that return a tuple or a list, caches of state
+CUT = {
+    CAUSAL: (
+        "native", "gpt_neox", "gpt2", "llama", "openai-gpt", "gpt_neo", "gptj", "codegen", "opt", "bloom", "mpt", "falcon", "phi",
+        "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "gemma3n_text", "olmo2", "cohere2", "granite", "gpt_oss", "mixtral",
+        "qwen3_moe", "deepseek_v3", "ctrl", "jamba",
+    ),
+    CLASSES: ("bert", "roberta", "distilbert", "electra", "deberta-v2", "modernbert", "gpt_neox", "gpt2", "llama", "gemma2"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("auto", "kind"), [(auto, kind) for auto, kinds in CUT.items() for kind in kinds])
 def test_a_model_stitched_to_itself_gives_exactly_its_own_outputs(auto, kind):
-    model, inputs = whole(kind, auto), batch()
+    model, inputs = whole(kind, auto), batch(below=90)
     own = model.model(**model.given(inputs)).logits
     assert torch.isfinite(own).all()
     layers = range(EMBED, model.depth)
+    assert len(layers) > 2
     streams = model.streams(inputs, list(layers))
     for layer in layers:
         alone = model.streams(inputs, [layer])[layer]
@@ -134,7 +149,7 @@ def test_only_the_needed_blocks_run():
     head, tail, inputs = whole("gpt2"), whole("llama"), batch()
     calls = Counter()
     for name, model in (("head", head), ("tail", tail)):
-        for i, block in enumerate(model.model.get_submodule(model.prefix + model.stack.blocks)):
+        for i, block in enumerate(model.blocks):
             block.register_forward_hook(lambda *_, place=(name, i): calls.update([place]))
     streams = head.streams(inputs, [EMBED, 0, 1])
     assert calls == {("head", 0): 1, ("head", 1): 1}
@@ -207,7 +222,7 @@ def test_classifiers_are_compared_on_the_labels_of_the_data():
     assert torch.allclose(found.log_p.exp(), torch.tensor([[0.4, 0.6], [0.1, 0.9]]))
     assert (found.answer.tolist(), found.right.tolist()) == ([0, 1], [0, 1])
     for labels in (("positive", "negative"), ("yes", "no", "maybe")):
-        with pytest.raises(BadInput, match=r"model.a: its labels are not those of the data, got .*; save the model"):
+        with pytest.raises(BadInput, match=r"model.a: its labels are not those of the data, got .*; name them in"):
             classification(models, labels)
     unnamed = {"a": source("bert", CLASSES, id2label={0: "LABEL_0", 1: "LABEL_1", 2: "LABEL_2"})}
     assert classification(unnamed, ("yes", "no", "maybe"), outputs=("no", "yes", "maybe")).outputs == (1, 0, 2)
@@ -424,13 +439,25 @@ def test_other_widths_are_refused(layer):
 def test_what_cannot_be_stitched_is_refused(tmp_path, tiny_folder):
     with pytest.raises(
         BadInput,
-        match=r"model.x: its blocks cannot be stitched under AutoModelForCausalLM, got model_type 'bert'; use one of gpt_neox",
+        match=r"model.x: its blocks cannot be stitched under AutoModelForCausalLM, got model_type 'bert' \(it has no such head\)",
     ):
         check_stitchable("x", random(config=TINY["bert"]), CAUSAL)
-    with pytest.raises(
-        BadInput, match=r"model.x: its blocks cannot be stitched under AutoModelForSequenceClass.*'albert'"
-    ):
+    with pytest.raises(BadInput, match=r"got model_type 'albert' \(its layers share the weights of a block\); use ano"):
         check_stitchable("x", random(config=TINY["albert"]), CLASSES)
+    with pytest.raises(BadInput, match=r"got model_type 'xlnet' \(its blocks pass on more than the stream\); use anot"):
+        check_stitchable("x", random(config=TINY["xlnet"]), CAUSAL)
+    table = Architecture(blocks="", block={}, stacks={"encoder": MODULAR, "decoder": MODULAR})
+    for architecture, why in ((table, "it has an encoder and a decoder"), (None, "no blocks are known in it")):
+        with pytest.raises(BadInput, match=rf"got model_type 'gpt2' \({why}\); use another model"):
+            check_stitchable("x", replace(random(config=TINY["gpt2"]), architecture=architecture), CAUSAL)
+    with pytest.raises(
+        BadInput, match=r"model.m: more than the stream passes between its blocks, got other outputs wh"
+    ):
+        whole("zaya")
+    with pytest.raises(
+        BadInput, match=r"model.m: it does not run when cut after block 1, got Shared DSA layers requir"
+    ):
+        whole("hy_v4")
     np.savez(tmp_path / "a.npz", h=np.zeros((4, 3), np.float32))
     stored = registry.models.get("precomputed").function(path=str(tmp_path / "a.npz"))
     with pytest.raises(
