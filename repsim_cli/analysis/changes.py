@@ -1,6 +1,6 @@
 """What differs between a model and its base, token by token: the rows of every layer, and what is predicted next."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -88,9 +88,8 @@ class Texts:
         for label, change in changes.items():
             following = change.get(NEXT)
             for by, values in amounts(change):
-                for row in np.argsort(-values, kind="stable")[:most].tolist():
-                    ids = self.sequences.ids[self.sequence[row]][self.sequences.mask[self.sequence[row]]]
-                    at = int(self.place[row])
+                for row in _largest(values, lambda row: self._begin(row).tobytes(), most):
+                    ids, at = self._ids(int(self.sequence[row])), int(self.place[row])
                     around = (ids[max(0, at - BEFORE) : at], ids[at : at + 1], ids[at + 1 : at + 1 + AFTER])
                     predicted = [None] * 2 if following is None else [self.shown([i]) for i in following[:, row]]
                     yield [label, by, float(values[row]), *map(self.shown, around), *predicted]
@@ -100,11 +99,22 @@ class Texts:
         counts = np.bincount(self.sequence, minlength=len(self.sequences.ids))
         for label, change in changes.items():
             for by, values in amounts(change):
-                means = np.bincount(self.sequence, values, len(counts)) / np.maximum(counts, 1)
-                for number in np.argsort(-means, kind="stable")[: min(most, int((counts > 0).sum()))].tolist():
-                    ids = self.sequences.ids[number][self.sequences.mask[number]]
+                means = np.full(len(counts), -np.inf)
+                means[counts > 0] = (np.bincount(self.sequence, values, len(counts)) / np.maximum(counts, 1))[
+                    counts > 0
+                ]
+                for number in _largest(means, lambda number: self._ids(number).tobytes(), most):
+                    ids = self._ids(number)
                     cut = " ..." if len(ids) > EXCERPT else ""
                     yield [label, by, float(means[number]), int(counts[number]), self.shown(ids[:EXCERPT]) + cut]
+
+    def _ids(self, number: int) -> np.ndarray:
+        """The tokens of a sequence."""
+        return self.sequences.ids[number][self.sequences.mask[number]]
+
+    def _begin(self, row: int) -> np.ndarray:
+        """The tokens of a row's sequence up to it."""
+        return self._ids(int(self.sequence[row]))[: int(self.place[row]) + 1]
 
     def shown(self, ids: Any) -> str:
         """Text in one line: what cannot be printed is escaped."""
@@ -117,3 +127,14 @@ def amounts(change: Mapping[str, Tensor]) -> Iterator[tuple[str, np.ndarray]]:
     if KL in change:
         yield f"{KL}, nats", change[KL][0].numpy()
     yield f"{RELATIVE}, mean over layers", change[RELATIVE].double().mean(0).numpy()
+
+
+def _largest(values: np.ndarray, text: Callable[[int], bytes], most: int) -> list[int]:
+    """Where the largest finite values are; equal values (to three digits) of the same text once."""
+    order = (i for i in np.argsort(-values, kind="stable").tolist() if np.isfinite(values[i]))
+    first: dict[Any, int] = {}
+    for i in order:
+        first.setdefault((f"{values[i]:.3g}", text(i)), i)
+        if len(first) == most:
+            break
+    return list(first.values())

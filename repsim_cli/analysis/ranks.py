@@ -3,6 +3,7 @@
 A matrix is (D, H): from H inner features to the D of the residual stream.
 """
 
+import itertools
 from typing import Any, Literal
 
 import torch
@@ -16,6 +17,7 @@ from repsim_cli.models.source import Source
 Attention = Literal["heads", "circuit", "whole"]
 Normaliser = Literal["min", "H"]
 WRITERS = ("attn_out", "mlp_out")
+INNER = {"attn_out": "z", "mlp_out": "mlp_post"}  # what their matrices take
 TOLERANCE = 1e-10  # of the effective rank, relative, up to which Gram eigenvalues are trusted
 
 
@@ -62,16 +64,21 @@ def effective_ranks(values: Float[Tensor, "b k"]) -> Float[Tensor, " b"]:
 
 
 class Writers:
-    """Where a model keeps the matrices that write to the residual stream. Raises BadInput where it has none."""
+    """Where a model keeps the matrices that write to the residual stream. Raises BadInput where a block has none."""
 
     def __init__(self, source: Source, attention: Attention):
         self.source, self.attention = source, attention
-        modules = source.modules(source.skeleton)
+        modules, table = source.modules(source.skeleton), source.architecture
         wanted = (*WRITERS, "v") if attention == "circuit" else WRITERS
-        for kind in wanted:
-            place = source.architecture and source.architecture.projection(kind, 0)
-            if place is None or not hasattr(_owner(source.skeleton, modules.get(place.module)), "weight"):
-                raise BadInput(f"{source.model_type} has no one matrix for {kind}, got none; use another model")
+        for kind, layer in itertools.product(wanted, range(source.layers)):
+            place = table and table.projection(kind, layer)
+            weight = place and getattr(_owner(source.skeleton, modules.get(place.module)), "weight", None)
+            if weight is None or weight.ndim != 2:
+                why = table and (table.why(kind, layer) or table.why(INNER.get(kind, kind), layer))
+                where = f"block {layer} ({why})" if why else f"block {layer}"
+                raise BadInput(
+                    f"{source.model_type} has no one matrix for {kind} in {where}, got none; use another model"
+                )
 
     def rank(
         self, model: nn.Module, point: str, layer: int, *, gradient: bool, normaliser: Normaliser

@@ -56,6 +56,7 @@ def run(words: list[str]) -> int:
             _composed(flags, overrides, configs, config_name)
         elif not set(PRINTING) & set(flags):
             plans = _check(flags, overrides, configs, config_name)
+            _say_untested(flags, overrides, configs, config_name)
             if plans:
                 print("\n\n".join(plans))
                 return 0
@@ -130,6 +131,17 @@ def _unasked(words: list[str]) -> list[str]:
     if not selected or "claims" in keys:
         return words
     return [*words[: selected[0]], UNASKED, *words[selected[0] :]]  # Hydra wants all overrides together
+
+
+def _say_untested(flags: dict[str, str | None], overrides: list[str], configs: Path, config_name: str) -> None:
+    """Says that the claims of an experiment, or of the run that is repeated, are not tested on other models."""
+    experiment = [word for word in overrides if word.startswith("experiment=")]
+    if UNASKED not in overrides or not (experiment or config_name != "config"):
+        return
+    for config in _composed(flags, experiment, configs, config_name):
+        if config.claims:
+            what = f"the {len(config.claims)} of {config.name} are about its own models and are not tested"
+            log.warning("claims: %s; claims=[NAME,...] asks for those that suit yours", what)
 
 
 def _sweep_table(folder: Path) -> None:
@@ -240,23 +252,15 @@ def _composed(flags: dict[str, str | None], overrides: list[str], configs: Path,
         _check_config_dir(Path(config_dir))
         extra = [f"hydra.searchpath=[file://{Path(config_dir).resolve()}]"]
     composed = []
-    untested: dict[str, list[str]] = {}  # by what the claims are of
     try:
         with initialize_config_dir(str(configs.resolve()), version_base="1.3"):
             for job_overrides in _jobs(overrides) if multirun else [overrides]:
                 composed.append(compose(config_name, [*job_overrides, *extra]))
                 _check_labels(composed[-1], job_overrides)
-                of = next((word for word in job_overrides if word.startswith("experiment=")), "--from")
-                if UNASKED in job_overrides and of not in untested:
-                    untested[of] = list(compose(config_name, [of, *extra] if of != "--from" else extra).claims)
     except (HydraException, ValueError) as error:  # Hydra raises both for overrides that make no sense
         raise BadInput(_hydra_line(error, overrides)) from None
     finally:
         GlobalHydra.instance().clear()
-    for of, claims in untested.items():
-        if claims:
-            what = f"the {len(claims)} of {of} are about its own models and are not tested"
-            log.warning("claims: %s; claims=[NAME,...] asks for those that suit yours", what)
     return composed
 
 

@@ -94,6 +94,11 @@ class Source:
     training: str = ""
 
     @property
+    def plain(self) -> bool:
+        """Whether hook points are at modules of the model itself, not of TransformerLens around them."""
+        return self.modules is named_modules
+
+    @property
     def has_head(self) -> bool:
         """Whether it can have a head; a checkpoint may still lack the requested one."""
         return self.with_head is not headless

@@ -552,8 +552,7 @@ def types_with(auto: str) -> set[str]:
 
 def predicts_next(source: Source) -> bool:
     """Whether the model can have an output head for the next token, and hook points in the model that has it."""
-    plain = source.modules is Source.modules and source.has_head
-    return plain and source.model_type in types_with("AutoModelForCausalLM")
+    return source.plain and source.has_head and source.model_type in types_with("AutoModelForCausalLM")
 
 
 CAUSAL = "AutoModelForCausalLM"

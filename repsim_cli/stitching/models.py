@@ -55,9 +55,10 @@ def uncut(source: Source) -> str:
         return "it has an encoder and a decoder"
     if table.shared:
         return "its layers share the weights of a block"
-    if table.block["resid_post"].pick is not first:
-        return "its blocks pass on more than the stream"
-    return ""
+    stream = table.block.get("resid_post")
+    if stream is None:
+        return table.lacks.get("resid_post", "no stream is known in it")
+    return "" if stream.pick is first else "its blocks pass on more than the stream"
 
 
 def output_names(source: Source) -> tuple[str, ...]:
@@ -124,8 +125,7 @@ class Whole:
     def path(self) -> str:
         """Of the list of blocks. What TransformerLens wraps is a model of transformers, or its own."""
         backbone = backbone_path(self.model, self.source)
-        plain = self.source.modules is Source.modules
-        table = self.source.architecture if plain else by_structure(self.model.get_submodule(backbone))
+        table = self.source.architecture if self.source.plain else by_structure(self.model.get_submodule(backbone))
         assert table is not None
         return f"{backbone}.{table.blocks}"
 

@@ -15,7 +15,8 @@ from repsim_cli.content import Curve, Results
 from repsim_cli.data.base import Data, Sequences
 from repsim_cli.errors import BadInput
 from repsim_cli.measures import Measure
-from repsim_cli.models.source import Series
+from repsim_cli.models.source import Series, backbone_path
+from repsim_cli.models.transformers import predicts_next
 from repsim_cli.registry import studies
 from repsim_cli.results import Run
 from repsim_cli.settings import Extract, Hardware
@@ -23,7 +24,6 @@ from repsim_cli.studies.convergence import Convergence, Missing, Opened, Trainin
 from repsim_cli.studies.cost import times
 from repsim_cli.training.pretrain import add_loss_gradients
 
-CAUSAL = ("gpt_neox", "gpt2", "llama", "openai-gpt")
 HEAD = "AutoModelForCausalLM"
 CODE = 1  # raise when a change of the code changes ranks
 LABELS = {"min": "effective rank / largest possible", "H": "effective rank / H"}
@@ -112,10 +112,10 @@ class EffectiveRank:
 
     def _writers(self, label: str, training: Training) -> Writers:
         source = training.live[label]
-        if self.gradients and not (source.model_type in CAUSAL or source.model_type.startswith("native")):
+        if self.gradients and not (predicts_next(source) or source.model_type.startswith("native")):
             raise BadInput(
                 f"model.{label}: {source.model_type} has no next-token loss to take gradients of, got "
-                f"gradients=true; set options.gradients=false, or use one of {', '.join(CAUSAL)}"
+                "gradients=true; set options.gradients=false, or use a model that predicts the next token"
             )
         try:
             return Writers(source, self.attention)
@@ -197,7 +197,8 @@ class EffectiveRank:
         else:
             model: Any = source.with_head(HEAD).to(device)
             add_loss_gradients(model, sequences.ids, sequences.mask, self.hardware.batch_size)
-            backbone, kinds = getattr(model, "base_model", model), {"parameters": False, "gradients": True}
+            backbone = model.get_submodule(backbone_path(model, source)) if source.plain else model
+            kinds = {"parameters": False, "gradients": True}
         with torch.no_grad():
             return [
                 (

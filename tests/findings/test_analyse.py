@@ -172,7 +172,7 @@ def test_claims_of_an_experiment_are_not_tested_on_other_models(repsim, newest):
     assert code == 0
     assert recorded(newest())["claims"] == []
     assert err.splitlines()[0] == (
-        "WARNING: claims: the 3 of experiment=tiny/pythia_cka are about its own models and are not tested; "
+        "WARNING: claims: the 3 of tiny_pythia_cka are about its own models and are not tested; "
         "claims=[NAME,...] asks for those that suit yours"
     )
     _, _, err = repsim("run", "--from", newest(), "model=[tiny_b]", "dry_run=true")

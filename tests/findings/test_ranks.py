@@ -26,6 +26,11 @@ WHERE = {
     "gpt2": ("h.{}.attn.c_proj", "h.{}.mlp.c_proj", "h.{}.attn.c_attn"),
     "llama": ("layers.{}.self_attn.o_proj", "layers.{}.mlp.down_proj", "layers.{}.self_attn.v_proj"),
     "bert": ("encoder.layer.{}.attention.output.dense", "encoder.layer.{}.output.dense", "encoder.layer.{}.attention.self.value"),
+    **dict.fromkeys(("mistral", "qwen3", "gemma2", "olmo2", "granite"),
+                    ("layers.{}.self_attn.o_proj", "layers.{}.mlp.down_proj", "layers.{}.self_attn.v_proj")),
+    "gpt_neo": ("h.{}.attn.attention.out_proj", "h.{}.mlp.c_proj", "h.{}.attn.attention.v_proj"),
+    "gptj": ("h.{}.attn.out_proj", "h.{}.mlp.fc_out", "h.{}.attn.v_proj"),
+    "phi": ("layers.{}.self_attn.dense", "layers.{}.mlp.fc2", "layers.{}.self_attn.v_proj"),
 }  # fmt: skip
 
 
@@ -39,8 +44,9 @@ def direct(matrix):
 
 def random(kind):
     from conftest import TINY
+    from tiny_configs import tiny_config
 
-    return registry.models.get("random").function(config=TINY[kind])
+    return registry.models.get("random").function(config=TINY.get(kind) or tiny_config(kind))
 
 
 def plain(model, kind, layer):
@@ -61,7 +67,7 @@ def test_every_architecture_against_a_direct_svd(kind):
     for layer in (0, 2):
         output, value, mlp = plain(model, kind, layer)
         heads = [output[:, 8 * h : 8 * (h + 1)] for h in range(4)]
-        share = 2 if kind == "llama" else 1  # heads that share their values
+        share = source.heads // source.kv_heads  # heads that share their values
         values = [value[8 * (h // share) : 8 * (h // share + 1)] for h in range(4)]
         wanted = {
             "heads": np.mean([direct(x) for x in heads]),
@@ -124,10 +130,14 @@ def test_zeros_have_no_effective_rank():
 
 
 def test_models_without_such_matrices():
-    with pytest.raises(BadInput, match="xlnet has no one matrix for attn_out, got none; use another model"):
+    with pytest.raises(BadInput, match=r"xlnet has no one matrix for attn_out in block 0 \(its attention comp"):
         Writers(random("xlnet"), "heads")
+    with pytest.raises(
+        BadInput, match=r"mixtral has no one matrix for mlp_out in block 0 \(its MLP is a mixture of ex"
+    ):
+        Writers(random("mixtral"), "heads")
     for table in (None, Architecture("layers", {})):
-        with pytest.raises(BadInput, match="gpt2 has no one matrix for attn_out, got none; use another model"):
+        with pytest.raises(BadInput, match="gpt2 has no one matrix for attn_out in block 0, got none; use another"):
             Writers(replace(random("gpt2"), architecture=table), "heads")
 
 
@@ -201,7 +211,7 @@ def test_parameters_alone_of_a_model_without_a_loss(repsim, newest, tmp_path, ti
     assert code == 2
     assert err.startswith(
         "error: model.mine: bert has no next-token loss to take gradients of, got gradients=true; set "
-        "options.gradients=false, or use one of gpt_neox, gpt2, llama, openai-gpt"
+        "options.gradients=false, or use a model that predicts the next token"
     )
     assert repsim("run", "-q", *words, "options.gradients=false", "options.attention=circuit")[0] == 0
     assert {curve["about"]["quantity"] for curve in recorded(newest())["curves"].values()} == {
@@ -256,7 +266,7 @@ def test_a_series_without_such_matrices(repsim, tmp_path, tiny_folder):
         shutil.copytree(tiny_folder("xlnet", seed), tmp_path / "run" / f"step{step}")
     code, _, err = repsim("run", *SMALL, entry(tmp_path / "run"), "options.gradients=false")
     assert code == 2
-    assert err.startswith("error: model.mine: xlnet has no one matrix for attn_out, got none; use another model")
+    assert err.startswith("error: model.mine: xlnet has no one matrix for attn_out in block 0 (its attention")
 
 
 def test_a_checkpoint_without_its_head_has_no_loss(repsim, newest, tmp_path, tiny_folder):

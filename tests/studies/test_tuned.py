@@ -88,6 +88,21 @@ def test_the_text_around_a_token_is_escaped():
     assert list(texts.texts({"m": change}, 2)) == [["m", by, 1.0, 5, "ab\\n\\x1bé"]]
 
 
+def test_the_same_text_is_listed_once():
+    ids = np.array([[0, 1, 0], [0, 1, 1], [0, 1, 1], [1, 1, 1]])
+    mask = np.array([[True] * 3] * 3 + [[True, False, False]])
+    sequences = Sequences(inputs=ids, mask=mask, text=mask, document=ids * 0, position=ids * 0, documents=4)
+    texts = Texts(Letters(), sequences, Extract(hook_points=["embed"]))
+    # "a", "ab" begin three sequences; "b" another
+    change = {RELATIVE: torch.tensor([[3.0, 2.0, 1.0, 3.0, 2.0, 0.0, 3.0, 2.0, 0.0, 2.5]])}
+    assert [(row[2], row[3], row[4]) for row in texts.tokens({"m": change}, 5)] == [
+        (3.0, "", "a"), (2.5, "", "b"), (2.0, "a", "b"), (1.0, "ab", "a"), (0.0, "ab", "b"),
+    ]  # fmt: skip
+    assert [(row[2], row[4]) for row in texts.texts({"m": change}, 5)] == [
+        (2.5, "b"), (2.0, "aba"), (pytest.approx(5 / 3), "abb"),
+    ]  # fmt: skip
+
+
 # ---- whole runs ----
 
 
