@@ -31,7 +31,6 @@ LLAMA = dense(
     "post_attention_layernorm",
     value="self_attn.v_proj",
     final_norm="norm",
-    entry="embed_tokens",
 )
 LLAMA = varied(LLAMA, block={"mlp_out": Point("mlp"), "router": Point("mlp.gate")})
 # with norms before and after attention and MLP; what is added leaves the second
@@ -53,7 +52,6 @@ GPT2 = dense(
     "ln_2",
     value=Point("attn.c_attn", pick=part(2, 3)),
     final_norm="ln_f",
-    entry="drop",
 )
 GPT_NEOX = dense(
     "layers",
@@ -62,7 +60,6 @@ GPT_NEOX = dense(
     "post_attention_layernorm",
     value=Point("attention.query_key_value", pick=interleaved(2)),
     final_norm="final_layer_norm",
-    entry="emb_dropout",
 )
 BLOOM = dense(
     "h",
@@ -71,7 +68,6 @@ BLOOM = dense(
     "post_attention_layernorm",
     value=Point("self_attention.query_key_value", pick=interleaved(2)),
     final_norm="ln_f",
-    entry="word_embeddings_layernorm",
 )
 # attention and MLP side by side
 GPTJ = dense(
@@ -81,7 +77,6 @@ GPTJ = dense(
     None,
     value="attn.v_proj",
     final_norm="ln_f",
-    entry="drop",
 )
 # the layout of the decoders of encoder-decoders
 BART = dense(
@@ -125,7 +120,7 @@ def with_bias(value: Any, heads: int) -> Tensor:
 
 
 def granite(config: Any) -> Architecture:
-    return scaled(varied(LLAMA, entry=None), config.residual_multiplier)
+    return scaled(LLAMA, config.residual_multiplier)
 
 
 def granite_swa(config: Any) -> Architecture:
@@ -133,7 +128,7 @@ def granite_swa(config: Any) -> Architecture:
 
 
 def hyperclovax(config: Any) -> Architecture:
-    table = varied(LLAMA, block={"attn_out": Point("post_norm1"), "mlp_out": Point("post_norm2")}, entry=None)
+    table = varied(LLAMA, block={"attn_out": Point("post_norm1"), "mlp_out": Point("post_norm2")})
     return scaled(table, config.residual_multiplier)
 
 
@@ -141,7 +136,6 @@ def granitemoe(config: Any) -> Architecture:
     table = varied(
         LLAMA,
         block={"mlp_out": Point("block_sparse_moe"), "router": Point("block_sparse_moe.router", pick=widest)},
-        entry=None,
     )
     table = scaled(table, config.residual_multiplier)
     return without(table, SHARED_MLP, "mlp_out") if getattr(config, "shared_intermediate_size", 0) else table
@@ -155,7 +149,7 @@ def phi3(config: Any) -> Architecture:
 
 
 def falcon(config: Any) -> Architecture:
-    table = varied(BLOOM, entry="word_embeddings", value=None)
+    table = varied(BLOOM, value=None)
     if not (config.new_decoder_architecture or config.parallel_attn):
         return table
     # the model adds the output of the attention to that of the MLP, in place
@@ -271,7 +265,7 @@ DECODERS: Tables = {
     "bitnet": LLAMA,
     "glm": varied(LLAMA, block=FUSED),
     "phi3": phi3,
-    "minicpm3": lambda config: scaled(varied(LLAMA, entry=None), config.scale_depth / sqrt(config.num_hidden_layers)),
+    "minicpm3": lambda config: scaled(LLAMA, config.scale_depth / sqrt(config.num_hidden_layers)),
     "granite": granite,
     "granite_swa": granite_swa,
     "hyperclovax": hyperclovax,
@@ -310,7 +304,6 @@ DECODERS: Tables = {
         "mlp_norm",
         value="attn.v_proj",
         final_norm="final_norm",
-        entry="embeddings",
     ),
     "granitemoehybrid": granitemoe,
     "falcon_h1": without(
@@ -323,7 +316,6 @@ DECODERS: Tables = {
                 "mlp_out": Point("feed_forward"),
             },
             final_norm=Point("final_layernorm"),
-            entry=None,
         ),
         "it is added together with the output of a state-space model",
         "attn_out",
@@ -332,7 +324,7 @@ DECODERS: Tables = {
     "lfm3": lfm3,
     "doge": without(LLAMA, WEIGHED, "attn_out", "mlp_out"),
     "beam": without(FOUR_NORMS, WEIGHED, "attn_out", "mlp_out"),
-    "gemma2": varied(FOUR_NORMS, entry=None),
+    "gemma2": FOUR_NORMS,
     "gemma3_text": FOUR_NORMS,
     "vaultgemma": varied(LLAMA, block={"resid_mid": Point("pre_feedforward_layernorm", "input")}),
     "afmoe": varied(
@@ -355,7 +347,6 @@ DECODERS: Tables = {
         LLAMA,
         block={"mlp_pre": Point("mlp.fc1"), "mlp_post": Point("mlp.fc2", "input")},
         final_norm=Point("norm", call=1),
-        entry="norm",
     ),
     "moshi": varied(LLAMA, block={"mlp_pre": Point("mlp.fc1", pick=part(0, 2)), "mlp_post": Point("mlp.fc2", "input")}),
     "phi": dense(
@@ -365,7 +356,6 @@ DECODERS: Tables = {
         None,
         value="self_attn.v_proj",
         final_norm="final_layernorm",
-        entry="embed_tokens",
     ),
     "persimmon": dense(
         "layers",
@@ -374,7 +364,6 @@ DECODERS: Tables = {
         "post_attention_layernorm",
         value=Point("self_attn.query_key_value", pick=interleaved(2)),
         final_norm="final_layernorm",
-        entry="embed_tokens",
     ),
     "gpt2": GPT2,
     "gpt-sw3": GPT2,
@@ -392,12 +381,11 @@ DECODERS: Tables = {
         "layernorm2",
         value="multi_head_attention.Wv",
         final_norm="layernorm",
-        entry="dropout",
     ),
     # Pythia's are parallel
     "gpt_neox": lambda config: parallel(GPT_NEOX) if config.use_parallel_residual else GPT_NEOX,
     # the last block adds a bias as well
-    "gpt_neox_japanese": varied(GPT_NEOX, block={"attn_out": Point("attention", pick=with_bias)}, entry="embed_in"),
+    "gpt_neox_japanese": varied(GPT_NEOX, block={"attn_out": Point("attention", pick=with_bias)}),
     "bloom": lambda config: (
         without(BLOOM, NORMED, "attn_out", "mlp_out") if config.apply_residual_connection_post_layernorm else BLOOM
     ),
@@ -409,7 +397,6 @@ DECODERS: Tables = {
         "norm_2",
         value=Point("attn.Wqkv", pick=part(2, 3)),
         final_norm="norm_f",
-        entry="wte",
     ),
     "dbrx": varied(
         dense(
@@ -418,7 +405,6 @@ DECODERS: Tables = {
             ("ffn.w1", "ffn.w2"),
             "norm_attn_norm.norm_2",
             final_norm="norm_f",
-            entry="wte",
         ),
         block={"mlp_out": Point("ffn"), "router": Point("ffn.router.layer")},
     ),

@@ -28,7 +28,6 @@ BERT = dense(
     ("intermediate.dense", "output.dense"),
     Point("attention.output.LayerNorm"),
     value="attention.self.value",
-    entry="embeddings",
 )
 
 ALBERT = dense(
@@ -37,7 +36,6 @@ ALBERT = dense(
     ("ffn", "ffn_output"),
     Point("attention.LayerNorm"),
     value="attention.value",
-    entry="encoder.embedding_hidden_mapping_in",
 )
 
 
@@ -54,7 +52,6 @@ def _albert(config: Any) -> Architecture:
 XLNET = without(
     Architecture(
         blocks="layer",
-        entry="dropout",
         block={
             "resid_pre": Point("", "input", batch_first),
             "resid_post": Point("", pick=batch_first),
@@ -82,13 +79,12 @@ VIT = dense(
     "layernorm_after",
     value="attention.v_proj",
     final_norm="layernorm",
-    entry="embeddings",
 )
 
 # BERT's, with norms before attention and MLP instead of after the sums
 PRE_NORM = varied(BERT, block={"resid_mid": Point("LayerNorm", "input")})
 # with Llama's names, and norms after the sums
-ROTARY_BERT = varied(LLAMA, block={"resid_mid": Point("post_attention_layernorm")}, final_norm=None, entry="embeddings")
+ROTARY_BERT = varied(LLAMA, block={"resid_mid": Point("post_attention_layernorm")}, final_norm=None)
 APPROXIMATE = "its attention is approximate, and has no pattern"
 
 
@@ -131,7 +127,6 @@ ENCODERS: Tables = {
         ("ffn.lin1", "ffn.lin2"),
         Point("sa_layer_norm"),
         value="attention.v_lin",
-        entry="embeddings",
     ),
     "albert": _albert,
     "xlnet": XLNET,
@@ -152,7 +147,7 @@ ENCODERS: Tables = {
         ),
         BERT,
     ),
-    "rembert": varied(BERT, entry="encoder.embedding_hidden_mapping_in"),
+    "rembert": BERT,
     "ibert": BERT,
     "xmod": without(BERT, "an adapter follows its MLP", "mlp_out"),
     "deberta": _deberta(BERT, ""),
@@ -165,7 +160,6 @@ ENCODERS: Tables = {
         ("intermediate.dense", "output.dense"),
         Point("attention.LayerNorm"),
         value="attention.attn.v",
-        entry="embeddings",
     ),
     **dict.fromkeys(("mra", "yoso", "nystromformer", "longformer"), _without_attention(BERT, APPROXIMATE)),
     "megatron-bert": varied(BERT, block={"resid_mid": Point("ln", "input")}, final_norm=Point("encoder.ln")),
@@ -197,7 +191,6 @@ ENCODERS: Tables = {
         "mlp_norm",
         value=Point("attn.Wqkv", pick=part(2, 3)),
         final_norm="final_norm",
-        entry="embeddings",
     ),
     "nomic_bert": ROTARY_BERT,
     "gte": ROTARY_BERT,

@@ -15,7 +15,6 @@ DINOV2 = dense(
     "norm2",
     value="attention.v_proj",
     final_norm="layernorm",
-    entry="embeddings",
 )
 CLIP = dense(
     "encoder.layers",
@@ -44,9 +43,9 @@ IMAGES: Tables = {
     "beit": _beit,
     "dinov2": _dinov2,
     "dinov2_with_registers": _dinov2,
-    "clip_text_model": varied(CLIP, final_norm=Point("final_layer_norm"), entry="embeddings"),
-    "clip_vision_model": varied(CLIP, entry="pre_layrnorm"),
-    "siglip_vision_model": varied(CLIP, final_norm=Point("post_layernorm"), entry="embeddings"),
+    "clip_text_model": varied(CLIP, final_norm=Point("final_layer_norm")),
+    "clip_vision_model": CLIP,
+    "siglip_vision_model": varied(CLIP, final_norm=Point("post_layernorm")),
     "swin": Architecture(
         blocks="encoder.layers",
         block=dict(STREAM),

@@ -95,7 +95,6 @@ class Architecture:
 
     `embed` is what enters the first block.
 
-    entry: the module whose output that is, where it can be replaced to run the blocks on another stream.
     value: of a block, the projection that computes v, whose weights are studied.
     shared: for layers that share weights, the block of each layer and the number of its call.
     lacks: why a hook point that other architectures have is missing.
@@ -110,7 +109,6 @@ class Architecture:
     blocks: str
     block: dict[str, Point]
     final_norm: Point | None = None
-    entry: str | None = None
     value: Point | None = None
     shared: list[tuple[str, int]] | None = None
     lacks: dict[str, str] = field(default_factory=dict)
@@ -171,7 +169,6 @@ def dense(
     *,
     value: Point | str | None = None,
     final_norm: str | None = None,
-    entry: str | None = None,
 ) -> Architecture:
     """A stack of blocks that add an attention and an MLP to the stream.
 
@@ -182,7 +179,6 @@ def dense(
     table = Architecture(
         blocks=blocks,
         final_norm=None if final_norm is None else Point(final_norm),
-        entry=entry,
         value=Point(value) if isinstance(value, str) else value,
         block={
             **STREAM,

@@ -26,7 +26,6 @@ HYBRID = dense(
     "pre_ff_layernorm",
     value="self_attn.v_proj",
     final_norm="final_layernorm",
-    entry="embed_tokens",
 )
 LFM2 = dense(
     "layers",
@@ -35,7 +34,6 @@ LFM2 = dense(
     "ffn_norm",
     value="self_attn.v_proj",
     final_norm="embedding_norm",
-    entry="embed_tokens",
 )
 
 RECURRENT: Tables = {
