@@ -22,7 +22,7 @@ from repsim_cli.findings.claims import known
 from repsim_cli.planning import checking, noting_under
 from repsim_cli.registry import Entry, Registry, did_you_mean
 from repsim_cli.results import GROUPS
-from repsim_cli.settings import EveryModel, Extract, Group, Hardware, Ranked, Seed, Significance
+from repsim_cli.settings import EveryData, EveryModel, Extract, Group, Hardware, Ranked, Seed, Significance
 
 MISSING = "???"
 ALL = "all"
@@ -151,7 +151,7 @@ def _validated(plain: Fields, problems: list[str], misfits: list[str]) -> RunCon
     groups: dict[str, Callable[[], Any]] = {
         "model": lambda: _expanded(problems, _models(problems, plain, unreached)),
         "measure": lambda: _components(problems, "measure", {"measure": runnable}, registry.measures, _measure),
-        "data": lambda: _component(problems, "data", plain["data"], registry.data, _call),
+        "data": lambda: _component(problems, "data", plain["data"], registry.data, _data),
         "extract": lambda: _extract(problems, notes, plain["extract"], bound.get("model", {})),
         "significance": lambda: _bind(problems, "significance", Significance, plain["significance"]),
         "hardware": lambda: _bind(problems, "hardware", Hardware, plain["hardware"]),
@@ -595,6 +595,21 @@ def _model(entry: Entry) -> Callable:
 
     def bound(**settings: Any) -> Any:
         keys = EveryModel(**{key: settings.pop(key) for key in common})
+        return with_keys(entry.function(**settings), keys)
+
+    own = inspect.signature(entry.function).parameters
+    bound.__signature__ = inspect.Signature([*own.values(), *common.values()])  # type: ignore[attr-defined]
+    return bound
+
+
+def _data(entry: Entry) -> Callable:
+    """The function of a kind of data, which also takes the keys that every text has."""
+    from repsim_cli.data.base import with_keys
+
+    common = inspect.signature(EveryData).parameters
+
+    def bound(**settings: Any) -> Any:
+        keys = EveryData(**{key: settings.pop(key) for key in common})
         return with_keys(entry.function(**settings), keys)
 
     own = inspect.signature(entry.function).parameters

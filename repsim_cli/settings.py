@@ -95,6 +95,17 @@ class EveryModel:
 
 
 @dataclass(frozen=True, kw_only=True)
+class EveryData:
+    """What the entry of every text takes, beside the keys of its kind.
+
+    chat: put each text, or pair of texts, into the model's chat template as the user's turn. Tokens of the template are
+        no rows, and documents are not joined. A model without a template is refused.
+    """
+
+    chat: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class Hardware:
     """Where and how a run computes. Of all of it, numbers depend on dtype alone, beyond rounding.
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from repsim_cli.activations.rows import Reading, places_read, rows_of, same_rows
 from repsim_cli.data.base import Data, Sequences
+from repsim_cli.data.chat import Chat, chatting
 from repsim_cli.data.images import Patches
 from repsim_cli.data.modular import Numbers
 from repsim_cli.data.words import check_offsets
@@ -42,6 +43,11 @@ def tokenizers(live: Mapping[str, Source], data: Data, extract: Extract) -> dict
     not agree: a row is the same word or example, whatever its tokens.
     """
     by_label = {label: named(label, source.tokenizer) for label, source in live.items()}
+    if data.chat:
+        by_label = {
+            label: tokenizer if isinstance(tokenizer, Vocabulary) else named(label, chatting, tokenizer)
+            for label, tokenizer in by_label.items()
+        }
     if extract.unit in WORDS:
         if data.modality != "text":
             raise BadInput(f"extract.unit: {extract.unit}s need text, got {data.source}; use extract=tokens")
@@ -180,7 +186,8 @@ def _same_tokenizer(tokenizer: Any) -> Any:
     """Equal for tokenizers that do the same; None where this cannot be determined."""
     if isinstance(tokenizer, Patches | Numbers):
         return tokenizer
-    return tokenizer.backend_tokenizer.to_str() if tokenizer.is_fast else None
+    template = tokenizer.chat_template if isinstance(tokenizer, Chat) else None
+    return (template, tokenizer.backend_tokenizer.to_str()) if tokenizer.is_fast else None
 
 
 def _vocabularies_differ(a: Any, b: Any) -> bool:

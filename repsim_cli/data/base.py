@@ -9,7 +9,8 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from jaxtyping import Bool, Int, Shaped
 
-from repsim_cli.settings import Extract
+from repsim_cli.errors import BadInput
+from repsim_cli.settings import EveryData, Extract
 
 Modality = Literal["text", "images", "sound", "numbers"]
 
@@ -95,12 +96,14 @@ class Data(ABC):
     source: where a reader of the results finds the data.
     running: it is running text, documents without labels.
     worded: it consists of sentences of words.
+    chat: each text is put into the chat template of the model.
     """
 
     modality: ClassVar[Modality] = "text"
     running: ClassVar[bool] = False
     worded: ClassVar[bool] = False
     source: str
+    chat: bool = False
 
     @property
     def spanned(self) -> bool:
@@ -113,7 +116,7 @@ class Data(ABC):
 
     def packs(self, extract: Extract) -> bool:
         """Whether documents are joined and cut into sequences, whose ends then depend on the tokenizer."""
-        return self.running and extract.unit in ("token", "sequence")
+        return self.running and not self.chat and extract.unit in ("token", "sequence")
 
     def sentences(self) -> list[list[str]]:
         """All sentences, of `worded` data; `Sequences.example` is an index into this list."""
@@ -122,6 +125,15 @@ class Data(ABC):
     def aligned(self, tokenizers: Mapping[str, Any], extract: Extract, seed: int) -> dict[str, Sequences]:
         """The sequences of text for models with these tokenizers: the same words for all."""
         raise NotImplementedError
+
+
+def with_keys(data: Data, keys: EveryData) -> Data:
+    """The data of an entry that has these keys. Raises BadInput for keys that the data cannot have."""
+    if not keys.chat:
+        return data
+    if data.modality != "text":
+        raise BadInput(f"chat: only texts are put into a chat template, got {data.modality}; drop it")
+    return replace(data, chat=True)  # type: ignore[type-var]
 
 
 def draw(total: int, wanted: int, seed: int) -> Int[np.ndarray, " N"]:

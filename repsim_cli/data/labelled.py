@@ -147,6 +147,7 @@ class Examples(Data):
     read: Callable[[], Iterator[Example | str]]
     names: tuple[str, ...]
     source: str
+    chat: bool = False
 
     def examples(self) -> tuple[list[Example], dict[str, int]]:
         """All examples, which `Sequences.example` numbers, and how many are left out, by reason."""

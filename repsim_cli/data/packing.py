@@ -24,7 +24,7 @@ class Text(Data):
     the spans that are marked in it.
 
     Tokens are read from packed sequences, words from stretches of documents. A pooled row is a document, cut to
-    `length` tokens.
+    `length` tokens. In a chat template documents are not packed; tokens are read from each as for a pooled row.
     """
 
     running: ClassVar[bool] = True
@@ -32,6 +32,7 @@ class Text(Data):
     documents: Callable[[], Generator[str, None, None]]
     source: str
     spans: Callable[[], Iterator[tuple[str, Spans]]] | None = None
+    chat: bool = False
 
     @property
     def spanned(self) -> bool:
@@ -52,7 +53,7 @@ class Text(Data):
             )
         # the first piece of a long document has more tokens than any model can read
         texts = [(next(pieces(document)),) for document in islice(self.documents(), extract.pool)]
-        if len(texts) == 1:
+        if len(texts) == 1 and extract.unit != "token":
             raise BadInput(
                 f"extract.unit: a pooled row is a document, got one document in {self.source}; split a .txt file with "
                 "data.sample_by=paragraph or line, or use extract=tokens"

@@ -41,6 +41,7 @@ class Treebank(Data):
 
     read: Callable[[], Iterator[list[str]]]
     source: str
+    chat: bool = False
 
     def sentences(self) -> list[list[str]]:
         """All sentences; `Sequences.example` is an index into this list."""

@@ -480,6 +480,7 @@ def tokenizer_of(where: str, revision: str | None = None) -> Any:
         with silent():
             tokenizer = _pretrained(library().AutoTokenizer, where, revision)
             tokenizer(PROBE, verbose=False)
+            tokenizer.name_or_path = where
             _compare_with_pieces(tokenizer, Path(where))
             return tokenizer
     except Exception as error:

@@ -94,6 +94,7 @@ def test_a_file_gives_config_tokenizer_and_weights(tiny, gpt_tokenizer, file):
     text = "The  capital\nof France is naïve."
     assert source.tokenizer()(text)["input_ids"] == gpt_tokenizer(text)["input_ids"]
     assert source.tokenizer().eos_token_id == gpt_tokenizer.eos_token_id
+    assert source.tokenizer().name_or_path == str(file)
     assert source.identity()["source"] == str(file)
 
 
