@@ -136,7 +136,7 @@ def _matching(pattern: str, source: Source) -> list[str]:
 
     The name may begin as in the whole model (`model.layers.0`, `transformer.h.0`), which holds the backbone.
     """
-    modules = source.modules(source.skeleton)
+    modules = source.skeleton_modules
     spelled = [pattern]
     for prefix in (getattr(source.skeleton, "base_model_prefix", ""), "language_model"):
         spelled += [name.removeprefix(f"{prefix}.") for name in spelled if prefix and name.startswith(f"{prefix}.")]
@@ -245,7 +245,7 @@ def locate(point: HookPoint, source: Source) -> Point:
             f"{source.model_type} has no {point.kind}{f' ({why})' if why else ''}, got '{point}'; "
             "choose another hook point"
         )
-    modules = source.modules(source.skeleton)
+    modules = source.skeleton_modules
     assert place.module in modules, f"hook-point table of {source.model_type} is wrong at {place.module}"
     heads = heads_of(point, source)
     if isinstance(point.head, int):

@@ -68,7 +68,7 @@ class Writers:
 
     def __init__(self, source: Source, attention: Attention):
         self.source, self.attention = source, attention
-        modules, table = source.modules(source.skeleton), source.architecture
+        modules, table = source.skeleton_modules, source.architecture
         wanted = (*WRITERS, "v") if attention == "circuit" else WRITERS
         for kind, layer in itertools.product(wanted, range(source.layers)):
             place = table and table.projection(kind, layer)

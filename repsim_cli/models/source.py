@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from jaxtyping import Float
@@ -92,6 +93,11 @@ class Source:
     short: Callable[[], Short | None] | None = None
     trained: bool = True
     training: str = ""
+
+    @cached_property
+    def skeleton_modules(self) -> dict[str, nn.Module]:
+        """The modules of the skeleton by the names that hook points use."""
+        return self.modules(self.skeleton)
 
     @property
     def plain(self) -> bool:

@@ -2,6 +2,7 @@
 
 import math
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -506,6 +507,14 @@ def test_native_models_by_arithmetic(config):
 def test_attention_alone_has_no_mlp():
     with pytest.raises(BadInput, match=r"native gelu has no mlp_out \(it has only attention\), got 'mlp_out@0'"):
         expand(["mlp_out"], "all", native(attn_only=True))
+
+
+def test_the_modules_of_a_skeleton_are_listed_once(tiny_folder):
+    """However many hook points there are: listing them takes a millisecond of every block."""
+    source, calls = registry.models.get("transformers").function(path=str(tiny_folder("llama"))), []
+    counted = replace(source, modules=lambda model: calls.append(1) or source.modules(model))
+    assert len(expand(["resid_post", "q.h*"], "all", counted)) == 3 + 12
+    assert len(calls) == 1
 
 
 def test_names_round_trip():
