@@ -171,6 +171,12 @@ def _validated(plain: Fields, problems: list[str], misfits: list[str]) -> RunCon
     if "model" in bound:
         problems += _misplaced(plain["study"], study.function, bound["model"])
         problems += _unread(plain["study"], study.function, plain["model"])
+    extract = bound.get("extract")
+    if extract is not None and extract.remedies and not getattr(study.function, "takes_remedies", False):
+        problems.append(
+            f"extract.{next(iter(extract.remedies))}: the study {plain['study']} reads rows as models give them, got "
+            f"{next(iter(extract.remedies.values()))}; leave it at its default"
+        )
     if "significance" not in wanted and plain["significance"].get("method", "none") != "none":
         problems.append(
             f"significance: the study {plain['study']} tests none, got {plain['significance']['method']}; "

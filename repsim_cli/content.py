@@ -26,6 +26,10 @@ ROWS_SHARE, PARTICIPATION = "share of variance in the largest 1 % of rows", "par
 NORMS = [*(f"norm at place {place}" for place in range(PLACES)), "norm elsewhere"]
 DIAGNOSED = ["model", "layer", "rows", "features", FEATURE, FEATURE_SHARE, ROWS_SHARE, PARTICIPATION, *NORMS]
 
+# the table of features that are left out
+LEFT_OUT = "features left out"
+LEFT_OUT_COLUMNS = ["model", "layer", "features left out", "which", "their share of the variance"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Side:

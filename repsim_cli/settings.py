@@ -1,7 +1,7 @@
 """The groups of settings that studies share: extraction of rows, hardware, significance, groups of models."""
 
-from dataclasses import dataclass
-from typing import Annotated, Literal
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
 
 import psutil
 from pydantic import Field
@@ -11,6 +11,7 @@ from repsim_cli.errors import BadInput
 # the types bound the settings: larger numbers would overflow, take all memory or run without end
 Positive = Annotated[int, Field(ge=1, le=10**9)]
 Several = Annotated[int, Field(ge=2, le=10**9)]
+Medium0 = Annotated[int, Field(ge=0, le=10**6)]
 NotNegative = Annotated[int, Field(ge=0, le=10**9)]
 Small = Annotated[int, Field(ge=1, le=1000)]
 Medium = Annotated[int, Field(ge=1, le=10**6)]
@@ -62,6 +63,16 @@ class Extract:
         second moments of all rows, summed over batches, for as many layers at a time as fit into memory.
     batch_rows: rows per batch.
     rows: rows in the sample of `full`, at most.
+    skip: the first so many places of each sequence, special tokens included, give no rows, and no part of pooled ones:
+        `mean` is that of the others, `first` and `last` are the first and last of the others. A row that one model
+        leaves out is left out for all; a word is at the place of the token that stands for it (of `mean`, its first).
+    skip_tokens: tokens whose places are left out in the same way: `newline` (white space with a line break), `bos`,
+        `eos`, `sep`, `cls`, `unk`.
+    drop_features: features with more than this share of their layer's variance are left out; 1: none.
+    normalise: `features` divides every feature by its standard deviation, `rows` every row, as it is, by its norm.
+
+    skip and skip_tokens come first, then drop_features, then normalise. Shares and deviations are those of all rows
+    that are left, whatever the estimate; without a cache each model runs a second time for them.
 
     Example: repsim run extract.hook_points=[attn_out,mlp_out] extract.layers=[0,-1]
     """
@@ -79,6 +90,34 @@ class Extract:
     estimate: ESTIMATES = "per_batch"
     batch_rows: Positive = 1024
     rows: Positive = 4096
+    skip: Medium0 = 0
+    skip_tokens: list[Literal["newline", "bos", "eos", "sep", "cls", "unk"]] = field(default_factory=list)
+    drop_features: Annotated[float, Field(gt=0, le=1)] = 1.0
+    normalise: Literal["none", "features", "rows"] = "none"
+
+    @property
+    def pooled(self) -> bool:
+        """Whether a row is of a whole sequence."""
+        return self.unit not in ("token", *WORDS)
+
+    @property
+    def rows_skipped(self) -> bool:
+        return bool(self.skip or self.skip_tokens)
+
+    @property
+    def features_changed(self) -> bool:
+        """Whether something must be known of all rows before any is used."""
+        return self.drop_features < 1 or self.normalise == "features"
+
+    @property
+    def remedies(self) -> dict[str, Any]:
+        """What is done to the rows before they are compared; empty where it is nothing."""
+        return {
+            **({"skip": self.skip} if self.skip else {}),
+            **({"skip_tokens": list(self.skip_tokens)} if self.skip_tokens else {}),
+            **({"drop_features": self.drop_features} if self.drop_features < 1 else {}),
+            **({"normalise": self.normalise} if self.normalise != "none" else {}),
+        }
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 
-from repsim_cli.activations.rows import Reading, rows_of
+from repsim_cli.activations.rows import Reading, rows_run
 from repsim_cli.activations.stored import activations_key, from_entry
 from repsim_cli.cache import Entry, limit, trim, using
 from repsim_cli.data.base import Sequences
@@ -29,7 +29,7 @@ def cached(
     if not live:
         yield {}
         return
-    rows = int(rows_of(next(iter(sequences.values())), extract).sum())
+    rows = int(rows_run(next(iter(sequences.values())), extract).sum())
     keys = {}
     for reading in live:
         label, size = reading.label, 4 * rows * sum(layer.width for layer in reading.layers)

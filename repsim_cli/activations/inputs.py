@@ -4,7 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from repsim_cli.activations.rows import Reading, places_read, rows_of, same_rows
+from repsim_cli.activations.remedies import skipping
+from repsim_cli.activations.rows import Reading, places_read, rows_of, rows_run, same_rows
 from repsim_cli.data.base import Data, Sequences
 from repsim_cli.data.chat import Chat, chatting
 from repsim_cli.data.images import Patches
@@ -15,6 +16,7 @@ from repsim_cli.models.shapes import Vocabulary
 from repsim_cli.models.source import PrecomputedWords, Sentence, Source
 from repsim_cli.settings import WORDS, Extract
 
+MUCH_LOST = 0.1  # share of rows left out above which there is a warning
 OTHER = {"text": "a different vocabulary", "images": "a different grid of patches", "numbers": "different numbers"}
 
 
@@ -107,7 +109,7 @@ def sequences_of(
                 f"model.{label}: its vocabulary has {source.vocabulary} tokens, got id {highest} "
                 "from its tokenizer; use the tokenizer that it was trained with"
             )
-    return sequences
+    return skipping(sequences, tokenizers, extract)
 
 
 def paired(
@@ -142,8 +144,8 @@ def paired(
 def described(sequences: Mapping[str, Sequences], data: Data, extract: Extract) -> tuple[dict[str, Any], list[str]]:
     """What the manifest says about the data, and the warnings that its reader gets."""
     sample = next(iter(sequences.values()))
-    count, rows = len(sample.inputs), int(rows_of(sample, extract).sum())
-    parts = dict.fromkeys(WORDS, rows + sample.lost)
+    count, rows, given = len(sample.inputs), *(int(of(sample, extract).sum()) for of in (rows_of, rows_run))
+    parts = dict.fromkeys(WORDS, given + sample.lost)
     candidates = {"token": sample.mask.size, **parts}.get(extract.unit, count)
     truncated = {label: given.truncated for label, given in sequences.items() if given.truncated}
     notices = []
@@ -164,6 +166,8 @@ def described(sequences: Mapping[str, Sequences], data: Data, extract: Extract) 
         notices.append(f"data: {left_out} examples of {data.source} are left out ({reason})")
     for reason, left_out in sample.words_dropped.items():
         notices.append(f"data: {left_out} {extract.unit}s of {data.source} are left out for all models ({reason})")
+    if given - rows > MUCH_LOST * given:
+        notices.append(f"extract.skip: {given - rows} of {given} rows are left out, as some model skips their places")
     record = {
         "source": data.source,
         "hash": sample.hash(),
@@ -174,6 +178,7 @@ def described(sequences: Mapping[str, Sequences], data: Data, extract: Extract) 
         "unit": extract.unit,
         "rows_kept": rows,
         "rows_dropped": candidates - rows,
+        "rows_skipped": given - rows,
         "sentences_split": sample.split,
         "labels": sample.labels and sample.labels.counts(),
         "examples_dropped": dict(sample.dropped),

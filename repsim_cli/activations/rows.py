@@ -114,16 +114,26 @@ def width(point: HookPoint, source: Source) -> int:
 
 def places_read(sequences: Sequences, extract: Extract) -> Bool[np.ndarray, "N L"]:
     """Which places are read. Of tokens: only those of documents (`drop`), or all (`keep`). Of words: the pieces that
-    stand for them. Of pooled rows: those that are pooled, never padding."""
+    stand for them. Of pooled rows: those that are pooled, never padding or what is skipped (unless nothing else is
+    there: such a row is left out)."""
     if extract.unit in WORDS:
         return _of_words(sequences)[extract.piece]
     if extract.unit == "token":
         return sequences.text if extract.padding == "drop" else np.ones_like(sequences.text)
     if extract.unit in ("mean", "sequence"):
-        return sequences.text if extract.padding == "drop" else sequences.mask
-    order = sequences.mask if extract.unit == "first" else sequences.mask[:, ::-1]
+        return _unskipped(sequences, sequences.text if extract.padding == "drop" else sequences.mask)
+    order = _unskipped(sequences, sequences.mask)
+    order = order if extract.unit == "first" else order[:, ::-1]
     alone = order & (order.cumsum(1) == 1)
     return alone if extract.unit == "first" else alone[:, ::-1].copy()
+
+
+def _unskipped(sequences: Sequences, places: Bool[np.ndarray, "N L"]) -> Bool[np.ndarray, "N L"]:
+    """The places that are not skipped; of a sequence without any, all of them."""
+    if sequences.skip is None:
+        return places
+    left = places & ~sequences.skip
+    return np.where(left.any(1, keepdims=True), left, places)
 
 
 def _of_words(sequences: Sequences) -> dict[str, Bool[np.ndarray, "N L"]]:
@@ -141,17 +151,39 @@ def _of_words(sequences: Sequences) -> dict[str, Bool[np.ndarray, "N L"]]:
     return {"last": last, "first": first, "mean": pieces}
 
 
-def _row_places(sequences: Sequences, extract: Extract) -> Bool[np.ndarray, "N L"]:
-    """One place for every row, unless rows are pooled sequences."""
+def places_run(sequences: Sequences, extract: Extract) -> Bool[np.ndarray, "N L"]:
+    """One place for every row that models give, unless rows are pooled sequences."""
     if extract.unit in WORDS and extract.piece == "mean":
         return _of_words(sequences)["first"]
     return places_read(sequences, extract)
 
 
+def rows_run(sequences: Sequences, extract: Extract) -> Int[np.ndarray, " N"]:
+    """How many rows models give for each sequence: its places or words, or one if any place is pooled."""
+    places = places_run(sequences, extract)
+    return places.any(1).astype(int) if extract.pooled else places.sum(1)
+
+
+def _row_places(sequences: Sequences, extract: Extract) -> Bool[np.ndarray, "N L"]:
+    """As `places_run`, of the rows of the run."""
+    places = places_run(sequences, extract)
+    return places if sequences.left_out is None else places & ~sequences.left_out
+
+
 def rows_of(sequences: Sequences, extract: Extract) -> Int[np.ndarray, " N"]:
-    """How many rows each sequence gives: its places or words, or one if any place is pooled."""
+    """How many rows of the run each sequence gives: those of `rows_run` that no model leaves out."""
     places = _row_places(sequences, extract)
-    return places.sum(1) if extract.unit in ("token", *WORDS) else places.any(1).astype(int)
+    return places.any(1).astype(int) if extract.pooled else places.sum(1)
+
+
+def rows_left(sequences: Sequences, extract: Extract) -> Bool[np.ndarray, " n"] | None:
+    """Of every row that models give, whether it is a row of the run; None: all are."""
+    if sequences.left_out is None:
+        return None
+    places = places_run(sequences, extract)
+    if extract.pooled:
+        return ~np.all(sequences.left_out, axis=1)[np.any(places, axis=1)]
+    return ~sequences.left_out[places]
 
 
 def row_labels(sequences: Sequences, extract: Extract) -> Int[np.ndarray, " n"] | None:
@@ -186,16 +218,24 @@ def row_beginnings(sequences: Sequences, extract: Extract) -> Int[np.ndarray, " 
     before = np.maximum.accumulate(np.where(places, np.arange(places.shape[1]), -1), 1)[:, :-1]
     changed = np.zeros_like(places)
     changed[:, 1:] = document[:, 1:] != np.take_along_axis(document, before.clip(0), 1)
-    begins = np.where(first, sequences.position == 0, changed)
+    begins = np.where(first, _begun(sequences, first), changed)
     return (DOCUMENT * begins + SEQUENCE * first)[places]
+
+
+def _begun(sequences: Sequences, first: Bool[np.ndarray, "N L"]) -> Bool[np.ndarray, "N 1"]:
+    """Whether the document of the first row of each sequence begins in it, at that row or before."""
+    at = first.argmax(1)[:, None]
+    same = sequences.document == np.take_along_axis(sequences.document, at, 1)
+    before = np.arange(first.shape[1]) <= at
+    return (same & before & (sequences.position == 0)).any(1, keepdims=True)
 
 
 def same_rows(a: Sequences, b: Sequences, extract: Extract) -> bool:
     """Whether two models see the same rows in the same order. Pooled examples are equal whatever their tokens."""
-    if not np.array_equal(rows_of(a, extract), rows_of(b, extract)):
+    if not np.array_equal(rows_run(a, extract), rows_run(b, extract)):
         return False
     if extract.unit in WORDS:
-        rows_a, rows_b = ([x.position[_row_places(x, extract)], row_documents(x, extract)] for x in (a, b))
+        rows_a, rows_b = ([y[places_run(x, extract)] for y in (x.position, x.document)] for x in (a, b))
         return np.array_equal(rows_a, rows_b)
     if extract.unit != "token" and a.example is not None and b.example is not None:
         return np.array_equal(a.example, b.example)
@@ -205,7 +245,7 @@ def same_rows(a: Sequences, b: Sequences, extract: Extract) -> bool:
 
 
 class Block(NamedTuple):
-    """Paired rows of every layer, float32, starting at row `first` of the run."""
+    """Paired rows of every layer, float32, starting at row `first`."""
 
     first: int
     rows: list[Tensor]
@@ -235,7 +275,7 @@ def blocks(
                     start, _stored(readings, slice(start, min(total, start + extract.batch_rows)), hardware.device)
                 )
         return
-    counts = rows_of(next(iter(sequences.values())), extract)
+    counts = rows_run(next(iter(sequences.values())), extract)
     with ExitStack() as stack:
         live = [(r, r.source) for r in readings if isinstance(r.source, Source)]
         forwards = {
@@ -299,7 +339,7 @@ class Forward:
     ):
         assert isinstance(reading.source, Source)
         self.reading, self.source, self.read, self.sequences = reading, reading.source, read, sequences
-        self.counts, self.lengths = rows_of(sequences, extract), lengths_of(used(sequences, extract))
+        self.counts, self.lengths = rows_run(sequences, extract), lengths_of(used(sequences, extract))
         self.extract, self.hardware, self.tally = extract, hardware, tally
         self.weights = next(module.parameters())
         self.fits: int | None = None
@@ -436,12 +476,13 @@ def _check_finite(x: Tensor, layer: Layer, where: str, advice: str) -> None:
 def total_rows(readings: Sequence[Reading], sequences: Mapping[str, Sequences], extract: Extract) -> int:
     """The number of rows of the run, the same for every model. Raises BadInput where stored activations differ."""
     stored = {r.label: r.source.rows for r in readings if isinstance(r.source, Precomputed)}
-    if sequences:
-        stored["(data)"] = int(rows_of(next(iter(sequences.values())), extract).sum())
+    given = next(iter(sequences.values()), None)
+    if given is not None:
+        stored["(data)"] = int(rows_run(given, extract).sum())
     if len(set(stored.values())) != 1:
         listed = ", ".join(f"{label}: {rows}" for label, rows in stored.items())
         raise BadInput(f"model: models have different numbers of rows, got {listed}; rows must be paired")
-    return next(iter(stored.values()))
+    return next(iter(stored.values())) if given is None else int(rows_of(given, extract).sum())
 
 
 def batches(
@@ -459,7 +500,7 @@ def batches(
     """
     if extract.estimate == "full":
         return _sampled(stream, torch.from_numpy(row_numbers(extract, total, seed, 0, whole)))
-    return _regrouped(stream, extract.batch_rows, first_row, rest=extract.estimate == "moments")
+    return regrouped(stream, extract.batch_rows, first_row, rest=extract.estimate == "moments")
 
 
 def row_numbers(
@@ -493,7 +534,8 @@ def _sampled(stream: Iterator[Block], chosen: Tensor) -> Iterator[list[Tensor]]:
     yield out
 
 
-def _regrouped(stream: Iterator[Block], size: int, first_row: int, rest: bool) -> Iterator[list[Tensor]]:
+def regrouped(stream: Iterator[Block], size: int, first_row: int, rest: bool) -> Iterator[list[Tensor]]:
+    """Batches of exactly `size` rows from first_row on; rest: and what is left."""
     pending: list[Tensor] = []
     for first, rows in stream:
         rows = [x[max(0, first_row - first) :] for x in rows]

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Mapping, Sequence
+from hashlib import sha256
 from typing import Any
 
 import safetensors
@@ -23,6 +24,9 @@ def activations_key(
     identity: Mapping[str, Any], sequences: Sequences, extract: Extract, points: Sequence[HookPoint], dtype: str
 ) -> str:
     """The key of a model's activations; hashes identify the model wherever it is stored."""
+    # of pooled rows, what is skipped is no part
+    within = sequences.skip if extract.pooled else None
+    skip = {} if within is None else {"skip": sha256(within.tobytes()).hexdigest()}
     return key(
         {
             "code": CODE,
@@ -33,6 +37,7 @@ def activations_key(
             "padding": extract.padding,
             "points": [str(point) for point in points],
             "dtype": dtype,
+            **skip,
         }
     )
 

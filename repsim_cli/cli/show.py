@@ -19,6 +19,8 @@ def summary(folder: Path) -> str:
     lines = [f"{manifest['name']}: {manifest['status']}, {manifest.get('seconds', 0):.1f} s, seed {manifest['seed']}"]
     if manifest.get("error"):
         lines.append(f"  error: {manifest['error']}")
+    if manifest.get("remedies"):
+        lines.append(f"  remedies: {', '.join(f'{key} {_cell(value)}' for key, value in manifest['remedies'].items())}")
     if manifest["status"] == "complete" or results.has_results(manifest):
         whole = results.read_results(folder)
         many = len(whole.measures) > SHOWN_MEASURES

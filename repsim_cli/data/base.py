@@ -45,6 +45,8 @@ class Sequences:
     split: how many sentences or examples span several sequences.
     lost: how many words were left out, alone or with their sentence.
     words_dropped: how many words were left out alone, by reason.
+    skip: places that the settings of the run leave out (`extract.skip`, `skip_tokens`); None: none.
+    left_out: places without a row because some model of the run skips it; with pooled rows, all places of a sequence.
     """
 
     inputs: Shaped[np.ndarray, "N ..."]
@@ -62,6 +64,8 @@ class Sequences:
     split: int = 0
     lost: int = 0
     words_dropped: Mapping[str, int] = field(default_factory=dict)
+    skip: Bool[np.ndarray, "N L"] | None = None
+    left_out: Bool[np.ndarray, "N L"] | None = None
 
     @property
     def ids(self) -> Int[np.ndarray, "N L"]:

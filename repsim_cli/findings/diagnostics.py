@@ -14,6 +14,7 @@ from repsim_cli.findings.layers import block_of, in_order, point_of
 from repsim_cli.settings import Positive, Share
 
 STUDIES = ("similarity", "views", "probes")
+TRY = "try extract.skip=4, extract.normalise=features or extract.drop_features=0.05"
 RATIO = "norm at the first place over that elsewhere"
 BOUNDS = {FEATURE_SHARE: 1.0, ROWS_SHARE: 1.0}
 
@@ -69,7 +70,7 @@ def warnings(run: Finished, layers: dict[str, list[dict[str, Any]]], options: Di
             yield (
                 f"model.{model}: in {len(named)} of {len(rows)} layers a single feature or 1 % of the rows has more "
                 f"than {100 * options.share:g} % of the variance, or the participation ratio is below "
-                f"{options.participation:g} ({shortened(named)}); {seen}"
+                f"{options.participation:g} ({shortened(named)}); {seen}; {TRY}"
             )
 
 

@@ -9,7 +9,7 @@ import hashlib
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,10 @@ from torch import Tensor
 
 from repsim_cli import registry
 from repsim_cli.activations.cached import Identities
-from repsim_cli.activations.diagnostics import Diagnosis
-from repsim_cli.activations.rows import Reading, row_labels, row_numbers
+from repsim_cli.activations.rows import Reading, row_labels, row_numbers, rows_left
 from repsim_cli.activations.stored import activations_key
 from repsim_cli.cache import Entry, key, trim, using
+from repsim_cli.content import Table
 from repsim_cli.data.base import Sequences
 from repsim_cli.measures import Measure, Pairwise
 from repsim_cli.models.source import Precomputed, PrecomputedWords
@@ -61,7 +61,10 @@ class Content:
     ) -> "Content":
         """sample: as `whole` in `row_numbers`. whole: what else the matrices of all models depend on."""
         extract, hardware = study.extract, study.hardware
-        codes = row_labels(next(iter(sequences.values())), extract) if sequences else None
+        given = next(iter(sequences.values()), None)
+        codes = None if given is None else row_labels(given, extract)
+        left = None if given is None else rows_left(given, extract)
+        remedies = {"remedies": [extract.remedies, [] if left is None else digest([left])]} if extract.remedies else {}
 
         def rows_of(reading: Reading) -> str | None:
             identity, source = identities[reading.label], reading.source
@@ -82,6 +85,7 @@ class Content:
                 "estimate": extract.estimate,
                 "rows": [total, digest([row_numbers(extract, total, study.seed, 0, sample)])],
                 "device": torch.device(hardware.device).type,
+                **remedies,
             },
             whole={"seed": study.seed, "tile": hardware.tile, **whole},
             labels=None if codes is None else digest([codes]),
@@ -94,12 +98,13 @@ class Content:
             return None
         return key({**self.shared, **self.whole, **self._measure(measure), "models": self.models, "layers": layers})
 
-    def of_diagnostics(self) -> str | None:
-        """The key of the diagnostics of all layers, if they can be cached."""
+    def of_tables(self) -> str | None:
+        """The key of the tables of all layers, if they can be cached."""
         if None in self.models:
             return None
         layers = [[reading.label, *map(str, reading.layers)] for reading in self.readings]
-        parts = {"code": CODE, "rows": self.shared["rows"][0], "seed": self.whole["seed"]}
+        parts = {name: self.shared.get(name) for name in ("code", "remedies")}
+        parts |= {"total": self.shared["rows"][0], "seed": self.whole["seed"]}
         return key({**parts, "models": self.models, "layers": layers})
 
     def of_pairs(self, measure: Measure, wanted: Wanted | None) -> dict[tuple[int, int], str]:
@@ -232,21 +237,19 @@ def finished_units(
 
 
 @contextmanager
-def kept_diagnosis(run: Run, content: Content | None, diagnosis: Diagnosis) -> Iterator[bool]:
-    """Whether the cache holds the diagnostics of all layers, which the diagnosis then has; otherwise those that it has
-    in the end are written. content None: it holds none, and nothing is written."""
-    entry_key = None if content is None else content.of_diagnostics()
-    layers = [] if content is None else [layer for reading in content.readings for layer in reading.layers]
+def kept_tables(run: Run, content: Content | None) -> Iterator[dict[str, Table]]:
+    """The tables of the run's layers that the cache holds; where it holds none, those that are there in the end are
+    written. content None: it holds none, and nothing is written."""
+    entry_key = None if content is None else content.of_tables()
     with _using(run, "diagnostics", [] if entry_key is None else [entry_key]) as entries:
         entry = entries.get(entry_key or "")
-        known = entry is not None and entry.complete
-        if entry is not None and known:
-            diagnosis.rows.update(zip(layers, entry.meta["rows"], strict=True))
-        yield known
+        known = {} if entry is None else entry.meta.get("tables", {})
+        tables = {name: Table(**table) for name, table in known.items()}
+        yield tables
         if entry is not None and not known:
             try:
                 entry.folder.mkdir(parents=True, exist_ok=True)
-                entry.finish(rows=[diagnosis.rows[layer] for layer in layers])
+                entry.finish(tables={name: asdict(table) for name, table in tables.items()})
             except OSError as error:
                 run.warn(f"cache: {entry.folder} cannot be written ({error.strerror}); continuing without it")
 

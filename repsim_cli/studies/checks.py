@@ -40,6 +40,11 @@ def suitable(measures: Mapping[str, T], check: Callable[[T], None], skip: bool) 
 def check_measure(bound: Measure, layers: Sequence[Layer], extract: Extract, *, labelled: bool) -> None:
     """labelled: whether rows can have a class."""
     check_estimate(bound, extract.estimate)
+    if bound.card.equal_widths and extract.drop_features < 1:
+        raise BadInput(
+            f"extract.drop_features: {bound.name} compares feature by feature, got {extract.drop_features}; use "
+            "extract.normalise=features, or another measure"
+        )
     key = "rows" if extract.estimate == "full" else "batch_rows"
     rows = sys.maxsize if extract.estimate == "moments" else getattr(extract, key)
     if rows < bound.rows_needed:

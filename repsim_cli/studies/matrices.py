@@ -13,7 +13,6 @@ import safetensors.torch
 from torch import Tensor
 
 from repsim_cli import significance as judging
-from repsim_cli.activations.diagnostics import Diagnosis
 from repsim_cli.activations.rows import Reading, row_beginnings, row_documents, row_numbers, rows_of
 from repsim_cli.content import Measured, Table
 from repsim_cli.data.base import Sequences
@@ -36,9 +35,9 @@ from repsim_cli.similarity import (
     of_sums,
 )
 from repsim_cli.similarity.moments import blocks_of
-from repsim_cli.studies.cached import Content, digest, finished, kept_diagnosis, known_pairs
+from repsim_cli.studies.cached import Content, digest, finished, kept_tables, known_pairs
 from repsim_cli.studies.record import measure_record, places_of
-from repsim_cli.studies.sample import Rows, Study, batch_labels, diagnosis_of, identified, opened
+from repsim_cli.studies.sample import Rows, Study, batch_labels, identified, layers_of, opened
 from repsim_cli.training.state import SAVE_EVERY
 
 CLOSEST = ["measure", "model a", "model b", "layer a", "layer b", "value", "p", "calibrated"]
@@ -114,9 +113,9 @@ def matrices_of(
     trading: Segments | None,
     wanted: Wanted | None,
     side: int,
-) -> tuple[Matrices, Diagnosis]:
-    """The matrix of all layers of every measure, and the layers' diagnosis, from the cache where it has them; no model
-    runs where it has all.
+) -> tuple[Matrices, dict[str, Table]]:
+    """The matrix of all layers of every measure, and the tables of the layers, from the cache where it has them; no
+    model runs where it has all.
 
     trading: the rows that permutations move, where significance is by permutation. side: features of a block, of
     second moments.
@@ -142,13 +141,12 @@ def matrices_of(
             wanted=None if wanted is None else wanted.tolist(),
             blocks=blocks_of(widths, side) if estimate == "moments" else None,
         )
-    diagnosis = diagnosis_of(study, sequences, total)
-    with finished(run, measures, content) as known, kept_diagnosis(run, content, diagnosis) as diagnosed:
-        if known.missing or not diagnosed:
+    with finished(run, measures, content) as known, kept_tables(run, content) as tables:
+        if known.missing or not tables:
             with (
                 known_pairs(run, known.missing, content, wanted) as pairs,
                 opened(
-                    run, study, sequences, total, clusters.whole, identities=identities, diagnosis=diagnosis
+                    run, study, sequences, total, clusters.whole, identities=identities, diagnose=not tables
                 ) as rows,
                 run.stage("activations and similarity"),
             ):
@@ -171,11 +169,13 @@ def matrices_of(
                         )
                 except Degenerate as error:
                     raise RunFailed(str(error)) from error
+                if not tables:
+                    tables |= rows.tables(layers_of(study.readings))
             known.keep(made)
         matrices = {label: known.matrices[label] for label in measures}
     for notice in joined(matrices.values()):
         run.warn(notice)
-    return matrices, diagnosis
+    return matrices, tables
 
 
 def estimated(

@@ -3,11 +3,10 @@
 import json
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
-from repsim_cli.activations.diagnostics import Diagnosis
 from repsim_cli.activations.inputs import check_modality, paired, tokenizers
 from repsim_cli.activations.rows import devices, readings
 from repsim_cli.content import Matrix, Results, Side, Table
@@ -57,6 +56,8 @@ class Probes:
         precomputed, path: FILE}' data=local_text data.path=FILE data.sample_by=paragraph extract=pooled
         options.targets=answers options.probes=[linear_regression]
     """
+
+    takes_remedies: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -151,25 +152,25 @@ class Probes:
 
     def run(self, run: Run) -> Results:
         prepare(run, self.hardware)
-        rows, diagnosis = self._rows(run)
+        rows, tables = self._rows(run)
         targets = {name: classes_of(name, rows.pop((self.targets, name))) for name in self.names}
         split = split_of(len(next(iter(targets.values()))), self.train_share, self.seed)
         with run.stage("probes"):
             fits = self._fits(run, rows, targets, split)
-        results = self._results(run, fits, targets, split, diagnosis.tables(self.layers))
+        results = self._results(run, fits, targets, split, tables)
         (run.folder / DONE).unlink(missing_ok=True)
         return results
 
-    def _rows(self, run: Run) -> tuple[dict[tuple[str, str], np.ndarray], Diagnosis]:
-        """The sampled rows of every layer and target, by model and name; and the layers' diagnosis."""
+    def _rows(self, run: Run) -> tuple[dict[tuple[str, str], np.ndarray], dict[str, Table]]:
+        """The sampled rows of every layer and target, by model and name; and the tables of the layers."""
         with run.stage("data"):
             sequences = inputs(run, self.live, self.tokenizers, self.data, self.extract, self.seed)
             self.readings = paired(self.readings, sequences, self.data, self.extract)
             total = counted(run, self, sequences)
         layers = [layer for reading in self.readings for layer in reading.layers]
-        taken, diagnosis = sample(run, self, sequences, total)
+        taken, tables = sample(run, self, sequences, total, self.layers)
         rows = {(layer.model, layer.name): x.cpu().numpy() for layer, x in zip(layers, taken, strict=True)}
-        return rows, diagnosis
+        return rows, tables
 
     def _fits(
         self,

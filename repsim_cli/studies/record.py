@@ -117,6 +117,7 @@ def _measured(
             "rows": rows,
             "rows_available": run.manifest["rows"] if available is None else available,
             "batches": batches,
+            **({"remedies": remedies} if (remedies := run.manifest.get("remedies")) else {}),
         },
         card=card_record(measure),
         matrices=matrices,

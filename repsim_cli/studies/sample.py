@@ -14,7 +14,9 @@ from repsim_cli.activations.batching import COUNTS, Tally
 from repsim_cli.activations.cached import Identities, cached, from_cache
 from repsim_cli.activations.diagnostics import Diagnosis
 from repsim_cli.activations.inputs import described, named, sequences_of
+from repsim_cli.activations.remedies import Remedies
 from repsim_cli.activations.rows import (
+    Block,
     Layer,
     Reading,
     batches,
@@ -22,10 +24,12 @@ from repsim_cli.activations.rows import (
     row_labels,
     row_numbers,
     row_positions,
+    rows_left,
     total_rows,
 )
 from repsim_cli.activations.stored import Recorder
 from repsim_cli.cache import Entry
+from repsim_cli.content import Table
 from repsim_cli.data.base import Data, Sequences
 from repsim_cli.models.source import AnySource, Source
 from repsim_cli.results import Progress, Run
@@ -78,6 +82,10 @@ def counted(run: Run, study: Study, sequences: Mapping[str, Sequences]) -> int:
     """The number of rows, noted in the manifest; warns where it is smaller than asked for."""
     total, asked = total_rows(study.readings, sequences, study.extract), study.extract.rows
     run.manifest["rows"] = total
+    if study.extract.remedies:
+        skipped = run.manifest["data"]["rows_skipped"] if sequences else 0
+        share = skipped / (total + skipped)
+        run.manifest["remedies"] = {**study.extract.remedies, "rows_left_out": skipped, "share_left_out": share}
     if study.extract.estimate == "full" and total < asked:
         run.warn(f"extract.rows: {asked} rows were asked for, the data has {total}; all are used")
     return total
@@ -97,7 +105,7 @@ def batch_labels(
 class Rows:
     """The rows of a run while the cache entries of its models are held. modules: the models that are not in the cache.
 
-    whole: as in `row_numbers`. diagnosis: of the layers whose rows have passed.
+    whole: as in `row_numbers`. diagnosis: of the layers whose rows have passed; None: it is known.
     """
 
     readings: list[Reading]
@@ -112,7 +120,8 @@ class Rows:
     recorders: Mapping[str, Recorder]
     whole: np.ndarray | None
     tally: Tally
-    diagnosis: Diagnosis
+    remedies: Remedies
+    diagnosis: Diagnosis | None
 
     def numbers(self, batch: int) -> np.ndarray:
         """Which rows of the run a batch holds."""
@@ -131,20 +140,36 @@ class Rows:
         """
         first, given = seen * self.extract.batch_rows, readings or self.current()
         layers = layers_of(given)
-        start = 0 if self.diagnosis.lacks(layers) else first
-        rows = blocks(
-            given,
+        start = 0 if self.diagnosis is not None and self.diagnosis.lacks(layers) else first
+        rows = self.remedies.apply(self._given(given, progress, start), layers)
+        if self.diagnosis is not None:
+            rows = self.diagnosis.watched(rows, layers)
+        return batches(rows, self.extract, self.total, self.seed, first, self.whole)
+
+    def _given(self, readings: list[Reading], progress: Progress, first: int = 0) -> Iterator[Block]:
+        """The rows that models give, from this row of the run on."""
+        return blocks(
+            readings,
             self.modules,
             self.recorders,
             self.sequences,
             self.extract,
             self.hardware,
             progress,
-            start,
+            self.remedies.first(first),
             self.tally,
         )
-        rows = self.diagnosis.watched(rows, layers)
-        return batches(rows, self.extract, self.total, self.seed, first, self.whole)
+
+    def measure_features(self, progress: Progress) -> None:
+        """Takes the shares and scales of features from all rows, where the remedies need them."""
+        if self.extract.features_changed:
+            rows = self.remedies.rows(self._given(self.current(), progress))
+            self.remedies.measure(rows, layers_of(self.readings))
+
+    def tables(self, layers: Sequence[Layer]) -> dict[str, Table]:
+        """The diagnostics of these layers, and their features that are left out."""
+        diagnostics = {} if self.diagnosis is None else self.diagnosis.tables(layers)
+        return diagnostics | self.remedies.tables(layers)
 
 
 def layers_of(readings: Sequence[Reading]) -> list[Layer]:
@@ -182,10 +207,10 @@ def opened(
     whole: np.ndarray | None = None,
     *,
     identities: Identities | None = None,
-    diagnosis: Diagnosis | None = None,
+    diagnose: bool = True,
 ) -> Iterator[Rows]:
-    """The rows, with those models loaded that must be run, noted in the manifest. identities, diagnosis: where they are
-    known."""
+    """The rows, with those models loaded that must be run, noted in the manifest. identities: where they are known.
+    diagnose: whether the layers are diagnosed when their rows pass."""
     extract, hardware = study.extract, study.hardware
     identities = identities or identified(run, study)
     live = [reading for reading in study.readings if study.cache and isinstance(reading.source, Source)]
@@ -199,7 +224,8 @@ def opened(
                 for label, reading in running.items()
                 if isinstance(source := reading.source, Source)
             }
-        yield Rows(
+        given = next(iter(sequences.values()), None)
+        rows = Rows(
             readings=study.readings,
             sequences=sequences,
             total=total,
@@ -212,13 +238,20 @@ def opened(
             recorders={label: Recorder(entries[label]) for label in modules if label in entries},
             whole=whole,
             tally=tally(run, study.models),
-            diagnosis=diagnosis or diagnosis_of(study, sequences, total),
+            remedies=Remedies(extract, None if given is None else rows_left(given, extract)),
+            diagnosis=diagnosis_of(study, sequences, total) if diagnose else None,
         )
+        if extract.features_changed:
+            with run.stage("scales of features"):
+                rows.measure_features(partial(run.progress, label="scales of features", unit="batches"))
+        yield rows
 
 
-def sample(run: Run, study: Study, sequences: Mapping[str, Sequences], total: int) -> tuple[list[Tensor], Diagnosis]:
-    """The sampled rows (n, d) of every layer, in the order of the readings, and the layers' diagnosis; each model runs
-    once at most."""
+def sample(
+    run: Run, study: Study, sequences: Mapping[str, Sequences], total: int, layers: Sequence[Layer]
+) -> tuple[list[Tensor], dict[str, Table]]:
+    """The sampled rows (n, d) of every layer, in the order of the readings, and the tables of these layers; each model
+    runs once at most."""
     with opened(run, study, sequences, total) as rows, run.stage("activations"):
         (taken,) = rows.stream(partial(run.progress, label="activations", unit="batches"))
-    return taken, rows.diagnosis
+        return taken, rows.tables(layers)

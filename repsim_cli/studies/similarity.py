@@ -2,17 +2,17 @@
 
 import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from repsim_cli import significance as judging
 from repsim_cli.activations.batching import passes
-from repsim_cli.activations.diagnostics import MOST, Diagnosis
+from repsim_cli.activations.diagnostics import MOST
 from repsim_cli.activations.inputs import check_modality, paired, tokenizers
 from repsim_cli.activations.rows import devices, readings
-from repsim_cli.content import Results
+from repsim_cli.content import Results, Table
 from repsim_cli.data.base import Data, Sequences
 from repsim_cli.errors import BadInput
 from repsim_cli.measures import InnerProduct, Measure
@@ -35,7 +35,7 @@ from repsim_cli.studies.checks import (
 from repsim_cli.studies.cost import forward_time, moments_time, pairs_time, times
 from repsim_cli.studies.grouped import chosen, listed, of_groups
 from repsim_cli.studies.matrices import Clusters, Matrices, clusters_of, matrices_of, records
-from repsim_cli.studies.sample import counted, inputs, layers_of, prepare
+from repsim_cli.studies.sample import counted, inputs, prepare
 from repsim_cli.studies.solved import solved
 
 FULL = 0.9  # of the rows: a test on fewer gives a warning
@@ -50,6 +50,8 @@ class Similarity:
     Example: repsim run study=similarity model=[] +model.mine='{kind: transformers, path: DIR}' +model.other='{kind:
         transformers, path: DIR}' data=local_text data.path=FILE
     """
+
+    takes_remedies: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -205,7 +207,7 @@ class Similarity:
             total = self.counted(run, sequences)
             clusters = clusters_of(self.significance, self.readings, sequences, self.extract, total)
             trading = self._trading(run, clusters)
-        matrices, diagnosis = matrices_of(
+        matrices, tables = matrices_of(
             run,
             self,
             self.measures,
@@ -218,7 +220,7 @@ class Similarity:
             side=self._side(),
         )
         with run.stage("results"):
-            return self._results(run, matrices, trading, diagnosis)
+            return self._results(run, matrices, trading, tables)
 
     def _trading(self, run: Run, clusters: Clusters) -> Segments | None:
         """The rows that permutations move. Raises BadInput where they are too few for a measure."""
@@ -275,7 +277,9 @@ class Similarity:
             f"lower batch_rows, or {advice}"
         )
 
-    def _results(self, run: Run, matrices: Matrices, trading: Segments | None, diagnosis: Diagnosis) -> Results:
+    def _results(
+        self, run: Run, matrices: Matrices, trading: Segments | None, of_layers: Mapping[str, Table]
+    ) -> Results:
         measures, tables = records(
             run,
             self.readings,
@@ -286,5 +290,5 @@ class Similarity:
             wanted=self._wanted(),
         )
         names = [str(layer) for reading in self.readings for layer in reading.layers]
-        tables |= solved(run, names, self.measures, matrices) | diagnosis.tables(layers_of(self.readings))
+        tables |= solved(run, names, self.measures, matrices) | dict(of_layers)
         return Results(study="similarity", measures=measures, tables=tables)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
@@ -111,6 +111,8 @@ class Views:
     Example: repsim run study=views model=[] +model.mine='{kind: transformers, path: DIR}' data=local_text
         data.path=FILE extract.estimate=full
     """
+
+    takes_remedies: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -243,7 +245,7 @@ class Views:
             self.readings = paired(self.readings, sequences, self.data, self.extract)
             total = counted(run, self, sequences)
             self._check_rows(min(total, self.extract.rows))
-        taken, diagnosis = sample(run, self, sequences, total)
+        taken, tables = sample(run, self, sequences, total, self.layers)
         sampled = iter(taken)
         rows = {reading.label: [next(sampled) for _ in reading.layers] for reading in self.readings}
         orders = {reading.label: in_order([layer.name for layer in reading.layers]) for reading in self.readings}
@@ -261,7 +263,7 @@ class Views:
             with run.stage("couplings"):
                 matrices |= self._couplings(run, rows, batch, self.couplings)
         about = {"batch": {"rows": batch.numbers, "classes": batch.classes}}
-        return Results(study="views", matrices=matrices, tables=diagnosis.tables(self.layers), about=about)
+        return Results(study="views", matrices=matrices, tables=tables, about=about)
 
     def _drawn_batch(self, sequences: Mapping[str, Sequences], total: int) -> Batch:
         """Rows drawn from the sampled ones, those of a class together."""

@@ -90,7 +90,10 @@ def test_other_code_is_warned_about(repsim, broken_off):
     assert warning.startswith("the run resumes with other code than it began with: torch: 1.0 then, ")
 
 
-@pytest.mark.parametrize("words", [(), ("cache=false",)])
+REMEDIES = ("extract.skip=2", "extract.drop_features=0.2", "extract.normalise=features")
+
+
+@pytest.mark.parametrize("words", [(), ("cache=false",), REMEDIES])
 def test_resume_goes_on_with_the_same_bits(repsim, newest, broken_off, words, tmp_path, monkeypatch):
     monkeypatch.setenv("REPSIM_CACHE", str(tmp_path / "one"))
     assert repsim("run", "-q", *SMALL, *words)[0] == 0

@@ -724,6 +724,7 @@ function summary() {
     ["device", manifests.map((m) => m.device ?? null)],
     ["models", manifests.map(models)],
     ["rows", manifests.map((m) => (m.rows !== null && typeof m.rows === "object" ? Object.entries(m.rows).map(([what, n]) => `${n} of ${what}`).join(", ") : (m.rows ?? null)))],
+    ["remedies", manifests.map((m) => (m.remedies ? Object.entries(m.remedies).map(([what, value]) => `${what.replaceAll("_", " ")}: ${typeof value === "number" ? short(value) : value}`).join(", ") : null))],
     ["measures", RUNS.map((run) => run.measures.map((m) => m.label).join(", ") || null)],
     ["claims", RUNS.map((run) => unique(run.claims.map((c) => c.verdict)).map((verdict) => `${run.claims.filter((c) => c.verdict === verdict).length} ${verdict}`).join(", ") || null)],
     ["warnings", manifests.map((m) => m.warnings.length)],

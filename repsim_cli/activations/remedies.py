@@ -1,0 +1,197 @@
+"""Remedies for layers of which a few features or rows hold most of the variance, between the rows that models give and
+their estimates.
+
+In this order: rows of skipped places and tokens are left out, then features with a large share of the variance, then
+features or rows are brought to one scale. Shares and scales come from one pass over all rows that are left.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from repsim_cli.activations.rows import Block, Layer, places_run, regrouped
+from repsim_cli.content import LEFT_OUT, LEFT_OUT_COLUMNS, Table
+from repsim_cli.data.base import Sequences
+from repsim_cli.errors import BadInput, RunFailed
+from repsim_cli.settings import Extract
+
+PASSED = 1024  # rows whose sums are added at a time, however they come
+DEAD = 1e-6  # share of a feature's root mean square below which its standard deviation is rounding
+
+
+def skipping(
+    sequences: Mapping[str, Sequences], tokenizers: Mapping[str, Any], extract: Extract
+) -> dict[str, Sequences]:
+    """The sequences of every model, which say what is skipped and which rows no model of the run has.
+
+    Raises BadInput where no token is of a kind that is to be skipped, or no row is left.
+    """
+    if not extract.rows_skipped:
+        return dict(sequences)
+    if not sequences:
+        raise BadInput(
+            f"extract: stored activations do not say at which places their rows are, got {extract.remedies}; set "
+            "extract.skip=0 and extract.skip_tokens=[], or leave rows out of the file"
+        )
+    if extract.unit == "sequence":
+        raise BadInput(
+            "extract.skip: a row of all tokens of a sequence has all its places, got unit=sequence; use unit=mean, or "
+            "skip nothing"
+        )
+    marked = {label: replace(x, skip=skipped(x, tokenizers[label], extract)) for label, x in sequences.items()}
+    for name in extract.skip_tokens:
+        if name != "newline" and all(special(tokenizers[label], name) is None for label in sequences):
+            raise BadInput(f"extract.skip_tokens: no tokenizer of the run has such a token, got {name}; drop it")
+    lost = np.any([_rows_skipped(given, extract) for given in marked.values()], axis=0)
+    if lost.all():
+        raise BadInput(f"extract.skip: no row is left of {len(lost)}, got {extract.remedies}; skip less")
+    return {label: replace(given, left_out=_without_rows(given, lost, extract)) for label, given in marked.items()}
+
+
+def _rows_skipped(sequences: Sequences, extract: Extract) -> Bool[np.ndarray, " n"]:
+    """Of every row that the model gives, whether it skips it; of pooled ones, whether no place is left."""
+    places, skip = places_run(sequences, extract), sequences.skip
+    assert skip is not None
+    if extract.pooled:
+        return ~np.any(places & ~skip, axis=1)[np.any(places, axis=1)]
+    return skip[places]
+
+
+def _without_rows(sequences: Sequences, lost: Bool[np.ndarray, " n"], extract: Extract) -> Bool[np.ndarray, "N L"]:
+    """The places of the rows that are lost; of pooled rows, all places of their sequence."""
+    places, left_out = places_run(sequences, extract), np.zeros_like(sequences.mask)
+    if extract.pooled:
+        left_out[np.flatnonzero(places.any(1))[lost]] = True
+    else:
+        left_out[places] = lost
+    return left_out
+
+
+def skipped(sequences: Sequences, tokenizer: Any, extract: Extract) -> Bool[np.ndarray, "N L"]:
+    """The places of a model that are skipped."""
+    places = np.zeros_like(sequences.mask)
+    places[:, : extract.skip] = True
+    if extract.skip_tokens:
+        if sequences.inputs.ndim != 2 or not hasattr(tokenizer, "decode"):
+            raise BadInput(
+                f"extract.skip_tokens: these models read no tokens of text, got {extract.skip_tokens}; set it to []"
+            )
+        ids = [special(tokenizer, name) for name in extract.skip_tokens if name != "newline"]
+        if "newline" in extract.skip_tokens:
+            texts = {int(token): tokenizer.decode([int(token)]) for token in np.unique(sequences.ids)}
+            ids += [token for token, text in texts.items() if "\n" in text and text.isspace()]
+        places |= np.isin(sequences.ids, [token for token in ids if token is not None])
+    return places
+
+
+def special(tokenizer: Any, name: str) -> int | None:
+    """The id of a special token, None where the tokenizer has none."""
+    return getattr(tokenizer, f"{name}_token_id", None)
+
+
+class Scaling(NamedTuple):
+    """What is done to the features of a layer. kept: those that are not left out, None: all; scale: what they are
+    multiplied by, None: nothing; dropped, share: the features that are left out and their share of the variance."""
+
+    kept: Int[Tensor, " k"] | None
+    scale: Float[Tensor, " k"] | None
+    dropped: list[int]
+    share: float
+
+
+class Remedies:
+    """What happens to the rows that models give.
+
+    left: of every such row, whether it is a row of the run; None: all are.
+    scalings: of the layers, once their rows have passed.
+    """
+
+    def __init__(self, extract: Extract, left: Bool[np.ndarray, " n"] | None):
+        self.extract, self.left = extract, left
+        self.before = None if left is None else np.concatenate([[0], left.cumsum()])
+        self.scalings: dict[Layer, Scaling] = {}
+
+    def first(self, row: int) -> int:
+        """The row that models give which is this row of the run."""
+        return row if self.before is None else int(np.searchsorted(self.before, row + 1)) - 1
+
+    def rows(self, stream: Iterator[Block]) -> Iterator[Block]:
+        """The rows of the run, features as they are."""
+        for block in stream:
+            if self.left is None or self.before is None:
+                yield block
+                continue
+            inside = torch.from_numpy(self.left[block.first : block.first + len(block.rows[0])])
+            kept = [x[inside.to(x.device)] for x in block.rows]
+            yield Block(int(self.before[block.first]), kept)
+
+    def measure(self, stream: Iterator[Block], layers: Sequence[Layer]) -> None:
+        """Takes shares and scales of features from all rows of the run, which pass in this stream."""
+        count, shifts, sums, squares = 0, [], [], []
+        for batch in regrouped(stream, PASSED, 0, rest=True):
+            wide = [x.double() for x in batch]
+            shifts = shifts or [x.mean(0) for x in wide]
+            for i, (x, shift) in enumerate(zip(wide, shifts, strict=True)):
+                x = x - shift
+                sums[i : i + 1] = [x.sum(0) + (sums[i] if i < len(sums) else 0)]
+                squares[i : i + 1] = [x.square_().sum(0) + (squares[i] if i < len(squares) else 0)]
+            count += len(wide[0])
+        for layer, shift, total, square in zip(layers, shifts, sums, squares, strict=True):
+            variance = (square - total**2 / count).clamp_min(0) / count
+            mean = shift + total / count
+            self.scalings[layer] = scaling_of(variance, mean, self.extract, layer)
+
+    def apply(self, stream: Iterator[Block], layers: Sequence[Layer]) -> Iterator[Block]:
+        """The rows of the run as they are compared."""
+        if not self.extract.features_changed and self.extract.normalise == "none":
+            yield from self.rows(stream)
+            return
+        for first, rows in self.rows(stream):
+            yield Block(first, [self._applied(x, layer) for x, layer in zip(rows, layers, strict=True)])
+
+    def _applied(self, x: Float[Tensor, "n d"], layer: Layer) -> Float[Tensor, "n k"]:
+        scaling = self.scalings.get(layer)
+        if scaling is not None and scaling.kept is not None:
+            x = x[:, scaling.kept.to(x.device)]
+        if scaling is not None and scaling.scale is not None:
+            x = x * scaling.scale.to(x.device)
+        if self.extract.normalise == "rows":
+            norms = torch.linalg.vector_norm(x, dim=1, keepdim=True)
+            x = x / torch.where(norms > 0, norms, 1)
+        return x
+
+    def tables(self, layers: Sequence[Layer]) -> dict[str, Table]:
+        """The features that are left out, a row per layer; no table where none can be."""
+        if self.extract.drop_features >= 1:
+            return {}
+        rows = [[layer.model, layer.name, *left_out(self.scalings[layer])] for layer in layers]
+        return {LEFT_OUT: Table(columns=LEFT_OUT_COLUMNS, rows=rows)}
+
+
+def left_out(scaling: Scaling) -> list[Any]:
+    return [len(scaling.dropped), ", ".join(map(str, scaling.dropped)), scaling.share]
+
+
+def scaling_of(variance: Float[Tensor, " d"], mean: Float[Tensor, " d"], extract: Extract, layer: Layer) -> Scaling:
+    """Raises RunFailed where no feature is left."""
+    total = float(variance.sum())
+    shares = variance / total if total else variance
+    kept = (shares <= extract.drop_features).nonzero()[:, 0]
+    if not len(kept):
+        raise RunFailed(
+            f"extract.drop_features: every feature of {layer} has more than this share of the variance, got "
+            f"{extract.drop_features}; raise it, or leave this layer out"
+        )
+    scale = None
+    if extract.normalise == "features":
+        deviation = variance.sqrt()
+        # a constant feature stays as it is
+        dead = deviation <= DEAD * (variance + mean.square()).sqrt()
+        scale = torch.where(dead, 1.0, 1 / deviation)[kept].float()
+    dropped = (shares > extract.drop_features).nonzero()[:, 0].tolist()
+    return Scaling(kept if dropped else None, scale, dropped, float(shares[dropped].sum()))
