@@ -104,14 +104,15 @@ def capture(model: nn.Module, source: Source, points: Sequence[HookPoint]) -> It
 def _check_stream(model: nn.Module, source: Source, given: dict[str, Tensor]) -> None:
     """Raises RunFailed unless blocks that were found by structure pass one stream on, each from the one before."""
     assert source.architecture is not None
-    table, modules, seen = source.architecture, source.modules(model), {}
+    modules, seen = source.modules(model), {}
+    tables = list(source.architecture.stacks.values()) or [source.architecture]
 
     def keep(name: str, value: Any) -> None:
         seen[name] = first(value).clone()
 
     handles = []
     try:
-        for name in (f"{table.blocks}.{layer}" for layer in range(source.layers)):
+        for name in (f"{table.blocks}.{layer}" for table in tables for layer in range(table.depth)):
             enter, leave = partial(keep, f"into {name}"), partial(keep, f"out of {name}")
             handles.append(modules[name].register_forward_pre_hook(partial(_before, enter), with_kwargs=True))
             handles.append(modules[name].register_forward_hook(partial(_after, leave)))
@@ -119,7 +120,7 @@ def _check_stream(model: nn.Module, source: Source, given: dict[str, Tensor]) ->
     finally:
         for handle in handles:
             handle.remove()
-    for layer in range(1, source.layers):
+    for table, layer in ((each, layer) for each in tables for layer in range(1, each.depth)):
         left, entered = (seen.get(f"{side} {table.blocks}.{layer - i}") for side, i in (("out of", 1), ("into", 0)))
         if left is None or entered is None or not torch.equal(left, entered):
             raise RunFailed(

@@ -32,7 +32,6 @@ IN_BLOCK = (
     "resid_pre", "resid_post", "resid_mid", "q", "k", "v", "z", "attn_scores", "pattern", "attn_out", "mlp_pre",
     "mlp_post", "mlp_out", "router", "cross_out",
 )  # fmt: skip
-STACKS = ("encoder", "decoder")
 ATTENTION = ("attn_scores", "pattern")
 BY_HEAD = ("q", "k", "v", "z", *ATTENTION)
 EVERY = "*"
@@ -188,9 +187,7 @@ def stack_of(point: HookPoint, source: Source) -> Architecture:
 
 def depth_of(point: HookPoint, source: Source) -> int:
     """The number of blocks of its stack."""
-    if source.architecture is None or not source.architecture.stacks:
-        return source.layers
-    return len(source.skeleton.get_submodule(stack_of(point, source).blocks)._modules)
+    return (source.architecture and stack_of(point, source).depth) or source.layers
 
 
 def _heads(point: HookPoint, source: Source) -> list[HookPoint]:

@@ -19,7 +19,17 @@ from repsim_cli.models.attention import keys, queries
 from repsim_cli.models.decoders import DECODERS
 from repsim_cli.models.encoders import ENCODERS
 from repsim_cli.models.images import IMAGES
-from repsim_cli.models.points import STREAM, Architecture, Point, Tables, by_structure, parallel, resolved, without
+from repsim_cli.models.points import (
+    STACKS,
+    STREAM,
+    Architecture,
+    Point,
+    Tables,
+    by_structure,
+    parallel,
+    resolved,
+    without,
+)
 from repsim_cli.models.recurrent import RECURRENT
 from repsim_cli.models.seq2seq import SEQ2SEQ
 
@@ -50,7 +60,7 @@ def architecture(config: Any, skeleton: nn.Module) -> Architecture | None:
     """The table for a transformers config and its backbone without weights; by structure for a type without one."""
     table = ARCHITECTURES.get(config.model_type)
     if table is None:
-        return by_structure(skeleton)
+        return by_structure(skeleton, STACKS if getattr(config, "is_encoder_decoder", False) else ())
     return resolved(table if isinstance(table, Architecture) else table(config), skeleton)
 
 

@@ -7,7 +7,7 @@ modules of a model and says why a block lacks a point.
 Blocks are read by hooks, not from `output_hidden_states`, whose last entry is taken after the final norm.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, NamedTuple
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from repsim_cli.models import attention
 
+STACKS = ("encoder", "decoder")
 ATTENTION = ("q", "k", "v", "z", "pattern")
 NO_ATTENTION = "the block has no attention"
 EXPERTS = "its MLP is a mixture of experts, each with its own"
@@ -100,6 +101,7 @@ class Architecture:
     lacks: why a hook point that other architectures have is missing.
     missing: the same, for a kind and layer.
     heads: of layers whose attention module says so itself; the others have those of the config.
+    depth: how many blocks a model has; 0 where only the config says it.
     other: how the output of any other module is read.
     stacks: of an encoder-decoder, the tables of `encoder` and `decoder`, with paths from the backbone; then the rest
     is empty.
@@ -114,6 +116,7 @@ class Architecture:
     lacks: dict[str, str] = field(default_factory=dict)
     missing: dict[tuple[str, int], str] = field(default_factory=dict)
     heads: dict[int, Heads] = field(default_factory=dict)
+    depth: int = 0
     other: attention.Pick = first
     stacks: "dict[str, Architecture]" = field(default_factory=dict)
     guessed: bool = False
@@ -239,6 +242,7 @@ def resolved(table: Architecture, skeleton: nn.Module) -> Architecture:
         block={kind: point for kind, point in table.block.items() if kind not in everywhere},
         lacks={**table.lacks, **lacks},
         missing={place: why for place, why in missing.items() if place[0] not in everywhere},
+        depth=len(layers),
         heads={layer: heads for layer in layers if (heads := _heads(table, modules, layer)) is not None},
     )
 
@@ -275,9 +279,24 @@ def _inputs(projection: nn.Module | None) -> int | None:
     return int(projection.weight.shape[0]) if type(projection).__name__ == "Conv1D" else given  # type: ignore
 
 
-def by_structure(skeleton: nn.Module) -> Architecture | None:
-    """The stream of a model without a table: its largest list of modules, and the norm after it. None without any."""
-    lists = {name: module for name, module in skeleton.named_modules() if isinstance(module, nn.ModuleList)}
+def by_structure(skeleton: nn.Module, sides: Sequence[str] = ()) -> Architecture | None:
+    """The stream of a model without a table: its largest list of modules, and the norm after it. None without any.
+
+    sides: the modules that hold the stacks of an encoder-decoder.
+    """
+    if sides:
+        stacks = {side: _largest(skeleton, f"{side}.") for side in sides}
+        found = {side: stack for side, stack in stacks.items() if stack is not None}
+        return Architecture("", {}, stacks=found, guessed=True) if len(found) == len(sides) else None
+    return _largest(skeleton, "")
+
+
+def _largest(skeleton: nn.Module, prefix: str) -> Architecture | None:
+    lists = {
+        name: module
+        for name, module in skeleton.named_modules()
+        if isinstance(module, nn.ModuleList) and name.startswith(prefix)
+    }
     # a list of experts or branches is inside one of blocks, or smaller
     blocks = max(lists, key=lambda name: sum(p.numel() for p in lists[name].parameters()), default=None)
     if blocks is None:
@@ -290,6 +309,7 @@ def by_structure(skeleton: nn.Module) -> Architecture | None:
         blocks=blocks,
         block=dict(STREAM),
         final_norm=Point(f"{above}.{norms[0]}".lstrip(".")) if norms else None,
+        depth=len(lists[blocks]),
         lacks=dict.fromkeys(_ADDED, "the type has no table, and its stream alone was found"),
         guessed=True,
     )

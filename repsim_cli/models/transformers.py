@@ -678,7 +678,7 @@ def source(
         keys = getattr(config, "num_key_value_heads", None) or heads
         own = Heads(heads, keys, *(2 * [getattr(config, "head_dim", None) or (width // heads if heads else 0)]))
     return Source(
-        layers=layers,
+        layers=(table and table.depth) or layers,
         heads=own.queries,
         kv_heads=own.keys,
         width=width,

@@ -12,6 +12,7 @@ from repsim_cli.activations.hook_points import expand, head_width, heads_of
 from repsim_cli.activations.rows import width
 from repsim_cli.errors import BadInput, RunFailed
 from repsim_cli.models import attention
+from repsim_cli.models.architectures import ARCHITECTURES
 from repsim_cli.models.attention import Attended, Watch
 
 BATCH, HEADS, LENGTH, WIDTH = 2, 4, 5, 3
@@ -139,3 +140,19 @@ def test_blocks_that_lack_a_point():
 def test_a_stack_that_the_model_does_not_have():
     with pytest.raises(BadInput, match="llama has no encoder, got 'encoder.q@0'; leave 'encoder.' out"):
         expand(["encoder.q@0"], "all", source_of("llama"))
+
+
+def test_the_stacks_of_an_encoder_decoder_without_a_table(monkeypatch):
+    monkeypatch.delitem(ARCHITECTURES, "bart")
+    source = source_of("bart")
+    names = [f"{stack}.resid_post@{layer}" for stack in ("encoder", "decoder") for layer in range(3)]
+    points = expand(["encoder.resid_post", "decoder.resid_post"], "all", source)
+    assert [str(point) for point in points] == names
+    found = read(source, source.load(False), ["encoder.embed", *names])
+    assert {x.shape for x in found.values()} == {(2, 7, 32)}
+
+
+def test_depth_is_that_of_the_blocks():
+    """Whatever the config calls it."""
+    source = source_of("xlstm")
+    assert source.layers == len(source.skeleton.blocks) == 3
