@@ -190,10 +190,11 @@ def identified(run: Run, study: Study) -> Identities:
         run.manifest["models_run"] = []
     run.save_manifest()
     for label, model in study.models.items():
-        if isinstance(model, Source) and model.architecture is not None and model.architecture.guessed:
+        if isinstance(model, Source) and (table := model.architecture) is not None and table.guessed:
+            blocks = ", ".join(stack.blocks for stack in table.stacks.values()) or table.blocks
             run.warn(
                 f"model.{label}: {model.model_type} has no table of hook points; its blocks were found by structure "
-                f"({model.architecture.blocks}), and only the stream is read"
+                f"({blocks}), and only the stream is read"
             )
     return identities
 

@@ -20,6 +20,7 @@ from repsim_cli.activations.rows import (
     same_rows,
 )
 from repsim_cli.activations.stored import activations_key
+from repsim_cli.models.architectures import ARCHITECTURES
 from repsim_cli.settings import Extract, Hardware
 
 TEXTS = ["rain falls", "a dog runs outside and a cat runs", "we met", "it is wet", "we did meet a wet cat"]
@@ -289,3 +290,14 @@ def test_attention_maps_of_a_language_model(repsim, newest):
     (measured,) = json.loads((newest() / "results.json").read_text())["measures"]
     layers = measured["matrices"][0]["rows"]["layers"]
     assert layers == [f"pattern@{layer}.h0" for layer in range(len(layers))]
+
+
+def test_a_type_without_a_table_is_run_with_a_warning(repsim, newest, monkeypatch):
+    monkeypatch.delitem(ARCHITECTURES, "gpt_neox")
+    words = ["model=[tiny_a]", "measure=[cka]", "extract.length=16", "extract.sequences=4", "extract.estimate=full"]
+    assert repsim("run", *words)[0] == 0
+    (warning,) = (w for w in results.read_manifest(newest())["warnings"] if "table" in w)
+    assert warning == (
+        "model.tiny_a: gpt_neox has no table of hook points; its blocks were found by structure (layers), and only the "
+        "stream is read"
+    )
