@@ -22,6 +22,7 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from repsim_cli.errors import BadInput
+from repsim_cli.models.architectures import REFUSED
 from repsim_cli.models.points import Architecture, Heads, Point
 from repsim_cli.models.source import Source
 from repsim_cli.registry import did_you_mean
@@ -233,7 +234,10 @@ def locate(point: HookPoint, source: Source) -> Point:
     if point.module is not None:
         return Point(point.module, pick=source.architecture.other) if source.architecture else Point(point.module)
     if source.architecture is None:
-        raise BadInput(f"no blocks are known in {source.model_type}, got '{point}'; name modules as module:dotted.name")
+        why = f" ({REFUSED[source.model_type]})" if source.model_type in REFUSED else ""
+        raise BadInput(
+            f"no blocks are known in {source.model_type}{why}, got '{point}'; name modules as module:dotted.name"
+        )
     stack = stack_of(point, source)
     place = stack.find(point.kind, point.layer)
     if place is None:

@@ -12,6 +12,7 @@ from repsim_cli.config import bind_model
 from repsim_cli.data.files import local
 from repsim_cli.data.images import Patches
 from repsim_cli.errors import BadInput
+from repsim_cli.models.architectures import REFUSED
 from repsim_cli.models.points import ABSENT, Architecture
 from repsim_cli.models.series import local_model
 from repsim_cli.models.shapes import Vocabulary
@@ -44,7 +45,9 @@ def _shown(name: str, source: Source) -> str:
     lines = [name, *_filled(dict(facts(source)))]
     table = source.architecture
     if table is None:
-        lines += _filled({"hook points": f"no blocks are known in {source.model_type}; module:NAME reads any module"})
+        why = f" ({REFUSED[source.model_type]})" if source.model_type in REFUSED else ""
+        none = f"no blocks are known in {source.model_type}{why}; module:NAME reads any module"
+        lines += _filled({"hook points": none})
     else:
         for stack, of_stack in (table.stacks or {None: table}).items():
             lines += _points(source, stack, of_stack)

@@ -55,9 +55,31 @@ MODULAR = Architecture(
 
 ARCHITECTURES: Tables = {**DECODERS, **ENCODERS, **SEQ2SEQ, **RECURRENT, **IMAGES}
 
+# types whose modules can be read by name alone, and why
+REFUSED = {
+    **dict.fromkeys(("flaubert", "xlm"), "its blocks are no modules"),
+    **dict.fromkeys(("deepseek_v4", "gemma3n_text", "hy_v4", "qwen4_exp_text"), "its stream is several in parallel"),
+    **dict.fromkeys(("blt", "perceiver"), "its blocks work on fewer places than it has tokens"),
+    **dict.fromkeys(("fsmt", "pegasus_x", "prophetnet"), "its blocks do not pass on one stream of its tokens"),
+    "cpmant": "its stream has places of a prompt before the tokens",
+    "funnel": "its blocks shorten the text",
+    "git": "its blocks read images and text in one stream",
+    "hrm_text": "its blocks run several times",
+    "inkling2_text": "its blocks read several earlier ones",
+    "longcat_flash": "each of its blocks is two",
+    "phi4_multimodal": "its blocks read images, sound and text in one stream",
+    "reformer": "its blocks are reversible, with two streams",
+    "squeezebert": "its blocks are not called as modules",
+}
+
 
 def architecture(config: Any, skeleton: nn.Module) -> Architecture | None:
-    """The table for a transformers config and its backbone without weights; by structure for a type without one."""
+    """The table for a transformers config and its backbone without weights; by structure for a type without one.
+
+    None where there are no blocks to be read.
+    """
+    if config.model_type in REFUSED:
+        return None
     table = ARCHITECTURES.get(config.model_type)
     if table is None:
         return by_structure(skeleton, STACKS if getattr(config, "is_encoder_decoder", False) else ())

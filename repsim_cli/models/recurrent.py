@@ -40,6 +40,8 @@ RECURRENT: Tables = {
     "mamba": MAMBA,
     "mamba2": MAMBA,
     "falcon_mamba": MAMBA,
+    "nemotron_h": stream("layers", "a block is a state space, an attention or an MLP alone", "norm_f"),
+    "xlstm": stream("blocks", NO_ATTENTION, "out_norm"),
     "zamba2": stream("layers", SHARED, "final_layernorm"),
     "zamba": stream("layers", SHARED, "final_layernorm"),
     "rwkv": Architecture(

@@ -4,6 +4,7 @@ The decoder reads the same tokens one place to the right, behind its start token
 rows belong to the tokens that it is about to predict.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -34,22 +35,35 @@ def shifted(
     return torch.cat([first, ids[:, :-1]], 1), torch.cat([torch.ones_like(mask[:, :1]), mask[:, :-1]], 1)
 
 
-def _t5(config: Any) -> Architecture:
-    gated = getattr(config, "is_gated_act", False)
-    first = "DenseReluDense.wi_0" if gated else "DenseReluDense.wi"
+def _t5(config: Any, name: str = "DenseReluDense") -> Architecture:
+    """name: of the MLP's module."""
+    first = "wi_0" if getattr(config, "is_gated_act", False) else "wi"
 
-    def stack(name: str, mlp: str) -> Architecture:
+    def stack(of: str, mlp: str) -> Architecture:
         return dense(
-            f"{name}.block",
+            f"{of}.block",
             ("layer.0.SelfAttention", "layer.0.SelfAttention.o"),
-            (f"{mlp}.{first}", f"{mlp}.DenseReluDense.wo"),
+            (f"{mlp}.{name}.{first}", f"{mlp}.{name}.wo"),
             f"{mlp}.layer_norm",
             value="layer.0.SelfAttention.v",
-            final_norm=f"{name}.final_layer_norm",
+            final_norm=f"{of}.final_layer_norm",
         )
 
     cross = {"cross_out": Point("layer.1.EncDecAttention.o")}
     return stacks(stack("encoder", "layer.1"), varied(stack("decoder", "layer.2"), block=cross))
+
+
+def _experts(table: Architecture, encoder: str, decoder: str) -> Architecture:
+    """The table with MLPs that are mixtures of experts in some blocks."""
+
+    def stack(name: str, mlp: str) -> Architecture:
+        return varied(table.stacks[name], block={"mlp_out": Point(mlp), "router": Point(f"{mlp}.router.classifier")})
+
+    return stacks(stack("encoder", encoder), stack("decoder", decoder))
+
+
+def _switch(config: Any) -> Architecture:
+    return _experts(_t5(config, "mlp"), "layer.1.mlp", "layer.2.mlp")
 
 
 def _longt5(config: Any) -> Architecture:
@@ -57,20 +71,25 @@ def _longt5(config: Any) -> Architecture:
     return _local(_t5(config), f"{module}.o", f"{module}.v")
 
 
-def _bart(final: str | None) -> Architecture:
-    """final: the norm after each stack, where norms come before attention and MLP; None: they follow the sums."""
+def _bart(
+    final: str | None, mlp: Sequence[str] = ("fc1", "fc2", "final_layer_norm"), cross: str = "encoder_attn"
+) -> Architecture:
+    """final: the norm after each stack, where norms come before attention and MLP; None: they follow the sums.
+
+    mlp: the projections of the MLP, and the norm before it.
+    """
 
     def stack(name: str, after: str) -> Architecture:
         return dense(
             f"{name}.layers",
             ("self_attn", "self_attn.out_proj"),
-            ("fc1", "fc2"),
-            Point(after) if final is None else "final_layer_norm",
+            (mlp[0], mlp[1]),
+            Point(after) if final is None else mlp[2],
             value="self_attn.v_proj",
             final_norm=None if final is None else f"{name}.{final}",
         )
 
-    decoder = varied(stack("decoder", "encoder_attn_layer_norm"), block={"cross_out": Point("encoder_attn.out_proj")})
+    decoder = varied(stack("decoder", f"{cross}_layer_norm"), block={"cross_out": Point(f"{cross}.out_proj")})
     return stacks(stack("encoder", "self_attn_layer_norm"), decoder)
 
 
@@ -87,6 +106,8 @@ def _local(table: Architecture, output: str, value: str) -> Architecture:
 SEQ2SEQ: Tables = {
     **dict.fromkeys(("t5", "mt5", "umt5"), _t5),
     "longt5": _longt5,
+    "switch_transformers": _switch,
+    "nllb-moe": _experts(_bart("layer_norm", ("ffn.fc1", "ffn.fc2", "ff_layer_norm"), "cross_attention"), "ffn", "ffn"),
     **dict.fromkeys(("bart", "blenderbot-small", "marian", "mvp", "plbart"), BART),
     **dict.fromkeys(("blenderbot", "m2m_100", "mbart", "pegasus", "whisper"), _bart("layer_norm")),
     "led": _local(BART, "self_attn.output", "self_attn.longformer_self_attn.value"),
