@@ -86,7 +86,12 @@ def parser() -> argparse.ArgumentParser:
     sub.usage = "repsim run [-q] [-m] [--from RUN] [KEY=VALUE ...]"
 
     sub = add("list", list_command, "list what can be selected, or the runs", "repsim list experiment")
-    sub.add_argument("what", nargs="?", choices=(*UNSELECTED, *GROUPS, "run"), help="one group (all groups by default)")
+    sub.add_argument(
+        "what",
+        nargs="?",
+        choices=(*UNSELECTED, *GROUPS, "architecture", "run"),
+        help="one group (all groups by default)",
+    )
 
     sub = add(
         "describe",

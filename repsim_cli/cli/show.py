@@ -301,6 +301,11 @@ def list_command(parsed: argparse.Namespace) -> int:
             manifest = results.read_manifest(folder)
             print(f"{manifest['started'][:19]}  {manifest['status']:11}  {manifest['name']:24}  {folder}")
         return 0
+    if parsed.what == "architecture":
+        from repsim_cli.models import overview
+
+        print("\n".join(overview.lines()))
+        return 0
     if parsed.what in (None, *UNSELECTED):
         _list_texts(parsed.what)
     for group in {None: GROUPS, **dict.fromkeys(UNSELECTED, ())}.get(parsed.what, (parsed.what,)):

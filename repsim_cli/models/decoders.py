@@ -211,7 +211,6 @@ def minimax(config: Any) -> Architecture:
 DECODERS: Tables = {
     **dict.fromkeys(
         (
-            "aria_text",
             "axk1",
             "axk2",
             "cwm",
@@ -227,7 +226,6 @@ DECODERS: Tables = {
             "glm4_moe",
             "glm4_moe_lite",
             "glm_moe_dsa",
-            "gpt_oss",
             "helium",
             "hunyuan_v1_dense",
             "hunyuan_v1_moe",
@@ -246,7 +244,6 @@ DECODERS: Tables = {
             "mixtral",
             "olmo",
             "olmoe",
-            "phimoe",
             "qwen2",
             "qwen2_moe",
             "qwen3",
@@ -258,6 +255,7 @@ DECODERS: Tables = {
         ),
         LLAMA,
     ),
+    **dict.fromkeys(("aria_text", "gpt_oss", "phimoe"), varied(LLAMA, block=ROUTER)),
     "apertus": varied(LLAMA, block={**UNGATED, "resid_mid": Point("feedforward_layernorm", "input")}),
     "arcee": varied(LLAMA, block=UNGATED),
     "jais2": varied(LLAMA, block=UNGATED),

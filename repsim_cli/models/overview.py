@@ -20,8 +20,11 @@ USUAL = (
 MORE = ("router", "cross_out")
 
 
+PARTS = {"q", "k", "v", "z", "pattern"}
+
+
 def of(source: Any) -> dict[str, Any]:
-    """What a type reads; of each stack, the usual hook points that it lacks, with the reason, and those it has beside.
+    """What a type reads, and of each stack of blocks what it lacks, with the reason, and what it has beside the usual.
 
     some: why some of the blocks lack a hook point that others have.
     """
@@ -30,46 +33,53 @@ def of(source: Any) -> dict[str, Any]:
 
 
 def _stack(table: Any) -> dict[str, Any]:
-    some = {kind: why for (kind, _), why in table.missing.items() if kind in USUAL}
+    missing = {kind: why for (kind, _), why in table.missing.items()}
     there = {"embed", *table.block, *(["final_norm"] if table.final_norm else [])}
     reasons = {"final_norm": "no norm follows the blocks", **table.lacks}
-    return {
+    found = {
         "lacks": {kind: reasons[kind] for kind in USUAL if kind not in there},
-        "some": some,
+        "some": {kind: missing[kind] for kind in USUAL if kind in missing},
         "more": [kind for kind in MORE if kind in there],
     }
+    return {name: value for name, value in found.items() if value}
 
 
 def read() -> dict[str, Any]:
     return yaml.safe_load(FILE.read_text())
 
 
+def stacks_of(entry: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {name: stack for name, stack in entry.items() if name != "reads"}
+
+
+def counts(content: dict[str, Any]) -> dict[str, int]:
+    """How many types have hook points, read text or sound, and of these give q, k, v, z and pattern in every stack."""
+    texts = [entry for entry in content["types"].values() if entry["reads"] != "images"]
+    whole = [not any(PARTS & {*stack.get("lacks", ())} for stack in stacks_of(entry).values()) for entry in texts]
+    return {"types": len(content["types"]), "texts": len(texts), "attention": sum(whole)}
+
+
 def lines() -> Iterator[str]:
     """The list, one line per type."""
     content = read()
     types, refused = content["types"], content["refused"]
-    width = max(map(len, (*types, *refused)))
-    texts = sum(entry["reads"] != "images" for entry in types.values())
-    whole = sum(has_all(entry) for entry in types.values())
-    yield f"{len(types)} types of transformers have hook points, {texts} of them of text and sound, {whole} with all of:"
+    width, number = max(map(len, (*types, *refused))), counts(content)
+    yield (
+        f"{number['types']} types of transformers have hook points, {number['texts']} of them of text or sound, "
+        f"{number['attention']} of these with q, k, v, z and pattern. A line names what a type lacks, and why; all is"
+    )
     yield f"  {', '.join(USUAL)}"
-    for name, entry in types.items():
-        yield f"{name:{width}}  {_described(entry)}"
+    yield from (f"{name:{width}}  {_described(entry)}" for name, entry in types.items())
     yield f"{len(refused)} types are read by module:NAME alone:"
-    for name, why in refused.items():
-        yield f"{name:{width}}  {why}"
-    yield "Of any other type the stream is found by structure, with a warning; describe model MODEL says it of a model."
-
-
-def has_all(entry: dict[str, Any]) -> bool:
-    """Whether every stack of a type has all usual hook points of attention and of the stream."""
-    needed = {"resid_pre", "resid_post", "q", "k", "v", "z", "pattern"}
-    return not any(needed & set(stack["lacks"]) for name, stack in entry.items() if name != "reads")
+    yield from (f"{name:{width}}  {why}" for name, why in refused.items())
+    yield (
+        "Of any other type the stream is found by structure, and checked when the model is first run. "
+        "`repsim describe model MODEL` says it of a model."
+    )
 
 
 def _described(entry: dict[str, Any]) -> str:
-    stacks = {name: stack for name, stack in entry.items() if name != "reads"}
-    texts = {name: _of_stack(stack) for name, stack in stacks.items()}
+    texts = {name: _of_stack(stack) for name, stack in stacks_of(entry).items()}
     if len(set(texts.values())) == 1:
         return next(iter(texts.values()))
     return "; ".join(f"{name}: {text}" for name, text in texts.items())
@@ -77,11 +87,11 @@ def _described(entry: dict[str, Any]) -> str:
 
 def _of_stack(stack: dict[str, Any]) -> str:
     text = "all"
-    if stack["lacks"]:
+    if "lacks" in stack:
         text += f" but {_reasons(stack['lacks'])}"
-    if stack["some"]:
-        text += f"; not in every block {_reasons(stack['some'])}"
-    return f"{text}; also {', '.join(stack['more'])}" if stack["more"] else text
+    if "some" in stack:
+        text += f"; in some blocks not {_reasons(stack['some'])}"
+    return f"{text}; also {', '.join(stack['more'])}" if "more" in stack else text
 
 
 def _reasons(lacking: dict[str, str]) -> str:

@@ -18,11 +18,13 @@ from tiny_configs import NAMES, tiny_config
 from repsim_cli import registry
 from repsim_cli.activations.capture import capture
 from repsim_cli.activations.hook_points import depth_of, expand, locate, parse
+from repsim_cli.models import overview
 from repsim_cli.models.architectures import ARCHITECTURES
 from repsim_cli.models.points import batch_first
 
 LENGTH = 12
 ATTENTION = ("q", "k", "v", "z", "pattern")
+LISTED = overview.read()["types"]
 TYPES = [name for names in NAMES.values() for name in names if tiny_config(name)["model_type"] in ARCHITECTURES]
 
 
@@ -103,7 +105,7 @@ def read(name, monkeypatch):
         for module in {sys.modules[type(part).__module__] for part in model.modules()}:
             if function := getattr(module, "eager_attention_forward", None):
                 monkeypatch.setattr(module, "eager_attention_forward", partial(recording, calls, function))
-        for name in {locate(point, source).module for point in points if point.kind == "pattern"}:
+        for name in {locate(point, source).module for point in points if point.kind in ("pattern", "router")}:
             hook = partial(keep_arguments, arguments)
             model.get_submodule(name).register_forward_pre_hook(hook, with_kwargs=True)
         found = reader(inputs, mask, **more)
@@ -133,6 +135,8 @@ def no_gradients():
 @pytest.mark.parametrize("name", TYPES)
 def test_identities(name, monkeypatch):
     run = read(name, monkeypatch)
+    if name not in NAMES["variants"]:
+        assert overview.of(run.source) == LISTED[name], "run scripts/architectures"
     for stack, table in run.stacks.items():
         check_stream(run, stack, table)
         prefix = f"{stack}." if stack else ""
@@ -147,6 +151,8 @@ def test_identities(name, monkeypatch):
             check_lacking(run, table, layer, block, here)
             if "pattern" in here:
                 check_attention(run, table, layer, here)
+            if "router" in here:
+                check_router(run, table, layer, here["router"])
             if "mlp_post" in here and "mlp_out" in here:
                 check_projection(run, table, layer, here, "mlp_post", "mlp_out")
 
@@ -205,6 +211,15 @@ def check_lacking(run, table, layer, block, here):
     for kind in (*ATTENTION, "attn_out", "resid_mid", "mlp_out", "mlp_pre", "mlp_post"):
         if kind not in here:
             assert table.why(kind, layer), f"{kind}@{layer} is lacking without a reason"
+
+
+def check_router(run, table, layer, logits):
+    """A number for every expert, before any softmax."""
+    module = run.model.get_submodule(table.find("router", layer).module)
+    x = next(iter(run.given[module][0].values()))
+    module = getattr(module, "wg", module)  # of hunyuan_v1_moe
+    expected = torch.nn.functional.linear(x, module.weight, getattr(module, "bias", None))
+    close(logits, expected.view(2, LENGTH, -1))
 
 
 def check_attention(run, table, layer, here):
