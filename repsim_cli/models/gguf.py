@@ -76,7 +76,7 @@ def _reader() -> Any:
     kinds: Any = gguf.GGUFValueType
 
     class Reader(gguf.GGUFReader):
-        def _get_field_parts(self, orig_offs: int, raw_type: int) -> tuple[int, list[Any], list[int], list[Any]]:
+        def _get_field_parts(self, orig_offs: int, raw_type: Any) -> tuple[int, list[Any], list[int], list[Any]]:
             if raw_type != kinds.ARRAY or self.byte_order == "S":
                 return super()._get_field_parts(orig_offs, raw_type)
             content: Any = self.data.view(np.ndarray)
