@@ -162,8 +162,11 @@ class Whole:
         whole = self.outputs(inputs)
         for layer in sorted({0, (self.depth - 1) // 2}):
             try:
+                stream = self.streams(inputs, [layer])[layer]
+                if stream.shape[:-1] != inputs.ids.shape:
+                    raise ValueError(f"a stream of the shape {tuple(stream.shape)}, no vector per token")
                 with torch.no_grad():
-                    cut = self.tail(layer)(self.streams(inputs, [layer])[layer], inputs)
+                    cut = self.tail(layer)(stream, inputs)
             except Exception as error:  # whatever a model's own code raises
                 reason = " ".join(str(error).split())
                 raise BadInput(
