@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from repsim_cli.activations.rows import Layer, places_read
+from repsim_cli.activations.rows import Layer, places_read, rows_left
 from repsim_cli.content import COSINE, KL, NEXT, RELATIVE
 from repsim_cli.data.base import Sequences
 from repsim_cli.errors import Degenerate, RunFailed
@@ -81,7 +81,8 @@ class Texts:
 
     def __init__(self, tokenizer: Any, sequences: Sequences, extract: Extract):
         self.tokenizer, self.sequences = tokenizer, sequences
-        self.sequence, self.place = places_read(sequences, extract).nonzero()
+        left = rows_left(sequences, extract)
+        self.sequence, self.place = (x if left is None else x[left] for x in places_read(sequences, extract).nonzero())
 
     def tokens(self, changes: Mapping[str, Mapping[str, Tensor]], most: int) -> Iterator[list[Any]]:
         """A line for each of the tokens that change most, of every model, by each quantity."""

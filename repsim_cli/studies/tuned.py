@@ -10,7 +10,8 @@ from torch import nn
 
 from repsim_cli.activations.hook_points import LOGITS
 from repsim_cli.activations.inputs import named
-from repsim_cli.activations.rows import Block, Layer, Reading, batches, blocks, row_numbers
+from repsim_cli.activations.remedies import Remedies
+from repsim_cli.activations.rows import Block, Layer, Reading, batches, blocks, row_numbers, rows_left
 from repsim_cli.analysis.changes import CELLS, TEXTS, TOKENS, Change, Texts
 from repsim_cli.content import COSINE, KL, NEXT, RELATIVE, Axis, Curve, Matrix, Results, Side, Table
 from repsim_cli.data.base import Data, Sequences
@@ -26,7 +27,7 @@ from repsim_cli.similarity import estimate_counterparts
 from repsim_cli.studies.bounds import in_gb, most_rows, passing, places, shown, usual_length
 from repsim_cli.studies.cached import Content, Tensors, finished_units
 from repsim_cli.studies.cost import forward_time, pairs_time, times
-from repsim_cli.studies.sample import batch_labels, identified, prepare
+from repsim_cli.studies.sample import batch_labels, identified, prepare, tally
 from repsim_cli.studies.similarity import Similarity
 
 HEAD = "AutoModelForCausalLM"
@@ -74,6 +75,11 @@ class Tuned(Similarity):
             raise BadInput(f"extract.unit: a row must be one token, got {got}; use extract=tokens")
         if extract.estimate == "moments":
             raise BadInput("extract.estimate: layers are compared pair by pair, got moments; use per_batch or full")
+        if extract.features_changed or extract.normalise != "none":
+            raise BadInput(
+                f"extract: differences are those of the vectors as they are, got {extract.remedies}; set "
+                "extract.drop_features=1 and extract.normalise=none"
+            )
         super().__init__(
             model=_with_tokenizer_of(base, model),
             data=data,
@@ -185,11 +191,10 @@ class Tuned(Similarity):
         with run.stage("models"):
             readings, modules = self._opened(run, [self.reference, *tuned])
         run.manifest["models_run"] = list(modules)
-        progress = partial(run.progress, label="activations and outputs", unit="batches")
         changes = {reading.label: Change() for reading in tuned}
         count, extract = len(self.reference.layers), self.extract
         with run.stage("activations, outputs and similarity"):
-            rows = self._paired(readings, modules, sequences, changes, progress)
+            rows = self._paired(readings, modules, sequences, changes, run)
             both = ((batch[:count] * len(tuned), batch[count:]) for batch in batches(rows, extract, total, self.seed))
             try:
                 compared, notices = estimate_counterparts(
@@ -251,16 +256,21 @@ class Tuned(Similarity):
         modules: Mapping[str, nn.Module],
         sequences: Mapping[str, Sequences],
         changes: Mapping[str, "Change"],
-        progress: Any,
+        run: Run,
     ) -> Iterator[Block]:
         """Rows of all layers, the base's first, a batch at a time; what changes token by token is noted on the way."""
-        count = len(self.reference.layers)
-        base, *others = (
-            blocks(
-                [x], {x.label: modules[x.label]}, {}, {x.label: sequences[x.label]}, self.extract, self.hardware, each
-            )
-            for x, each in zip(readings, [progress, *[quiet] * (len(readings) - 1)], strict=True)
-        )
+        count, extract = len(self.reference.layers), self.extract
+        remedies = Remedies(extract, rows_left(sequences[str(self.base)], extract))
+        counts = tally(run, {reading.label: reading.source for reading in readings})
+        progress = partial(run.progress, label="activations and outputs", unit="batches")
+
+        def stream(reading: Reading, progress: Any) -> Iterator[Block]:
+            label = reading.label
+            given = {label: sequences[label]}
+            rows = blocks([reading], {label: modules[label]}, {}, given, extract, self.hardware, progress, tally=counts)
+            return remedies.rows(rows)
+
+        base, *others = (stream(x, quiet if i else progress) for i, x in enumerate(readings))
         for first, of_base in base:
             rows = of_base[:count]
             for reading, other in zip(readings[1:], others, strict=True):

@@ -169,6 +169,20 @@ def test_a_known_change_is_found_token_by_token(repsim, newest, louder):
     assert len(found["texts that change most"]["rows"]) == 2 * 3
 
 
+def test_skipped_places_are_left_out(repsim, newest):
+    words = (*SHORT, "model=[tiny_a,tiny_b]", "options.examples=2")
+    assert repsim("run", "-q", *words)[0] == 0
+    whole = matrix(newest(), KL, "tiny_b")
+    study = validate(composed(*words)).study
+    _, place = study.data.sequences(study.tokenizers["tiny_a"], study.extract, 0).text.nonzero()
+    code, _, err = repsim("run", "-q", *words, "extract.skip=5")
+    assert code == 0, err
+    assert np.array_equal(matrix(newest(), KL, "tiny_b"), whole[:, place >= 5])
+    row = recorded(newest())["tables"]["tokens that change most"]["rows"][0]
+    assert row[2] == whole[0, place >= 5].max()
+    assert len(row[3])  # five tokens at least are before it
+
+
 def test_every_model_runs_once_and_what_is_known_does_not_run(repsim, newest, monkeypatch):
     from transformers import GPTNeoXForCausalLM
 
@@ -232,6 +246,7 @@ def test_the_tiny_study(repsim, newest):
         (["model=[tiny_a,tiny_b]", "extract.unit=mean"], "extract.unit: a row must be one token, got mean; use extract=tokens"),
         (["model=[tiny_a,tiny_b]", "extract.piece=mean"], "extract.unit: a row must be one token, got piece=mean; use"),
         (["model=[tiny_a,tiny_b]", "measure=[cka]", "extract.estimate=moments"], "extract.estimate: layers are compared pair by pair, got moments; use per"),
+        (["model=[tiny_a,tiny_b]", "extract.normalise=rows"], r"extract: differences are those of the vectors as they are, got \{'normalise': 'rows'\}; set extract.drop"),
         (["model=[tiny_a]", "+model.small={kind: random, config: {model_type: gpt_neox, vocab_size: 512, hidden_size: 32, num_hidden_layers: 2, num_attention_heads: 2}, tokenizer: tiny_a}"],
          "model.small: its layers are not those of the base 'tiny_a', got 2 of width 32 for 6 of width 64; compare"),
         (["model=[tiny_a]", "+model.other={kind: random, config: {model_type: gpt_neox}, tokenizer: characters}"], "model.other: its tokenizer lacks tokens of the base 'tiny_a', or numbers"),
