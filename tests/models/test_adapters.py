@@ -15,7 +15,7 @@ from repsim_cli import registry
 from repsim_cli.activations.capture import capture
 from repsim_cli.activations.hook_points import expand
 from repsim_cli.errors import BadInput
-from repsim_cli.models.transformers import inline_config, library
+from repsim_cli.models.transformers import headed, inline_config, library
 
 transformers = registry.models.get("transformers").function
 CAUSAL = "AutoModelForCausalLM"
@@ -151,6 +151,18 @@ def test_adapters_that_cannot_be_merged(base, tiny_folder, tmp_path, monkeypatch
     refused("adapter: only LoRA of the base's own modules is merged, got peft_type 'IA3' in .*; merge it yourself")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     refused(r"adapter: needs the package peft, got none; pip install 'repsim-cli\[peft\]'")
+
+
+def test_an_adapter_beside_the_model_is_not_loaded_unasked(base, tmp_path):
+    """transformers would; a folder is refused before, a repository of the hub once it is loaded."""
+    whole = shutil.copytree(base("llama"), tmp_path / "both")
+    adapted(base("llama"), whole, target_modules=["q_proj"], task_type="CAUSAL_LM")
+    with pytest.raises(BadInput, match="path: an adapter is in it, got '.*both'; give the base model"):
+        transformers(path=str(whole))
+    with pytest.raises(
+        BadInput, match="hub: an adapter is in it, got '.*both'; give its base model, and this as adapter"
+    ):
+        headed(str(whole), None, CAUSAL)
 
 
 def test_base_and_adapted_copy_in_one_run(repsim, newest, base, tmp_path):
