@@ -29,6 +29,7 @@ ABSENT = {
     "router": NO_EXPERTS,
     "mlp_out": "the block has no MLP",
     "resid_mid": "the block has one part",
+    "cross_out": "it attends to no encoder",
 }
 
 
