@@ -154,8 +154,8 @@ def entry(folder, **more):
     return f"+model.mine={{kind: series, folder: {folder}{words}}}"
 
 
-def gradients_of(place):
-    """W_O's and the MLP projection's gradients by the library's own loss, on all sequences of the run at once."""
+def trained_once_over(place):
+    """The model after a backward pass of the library's own loss, on all sequences of the run at once."""
     import transformers as library
 
     from repsim_cli.data.packing import pack
@@ -166,7 +166,12 @@ def gradients_of(place):
     ids, mask = torch.from_numpy(made.ids).long(), torch.from_numpy(made.mask)
     model = library.AutoModelForCausalLM.from_pretrained(place).eval()
     model(input_ids=ids, attention_mask=mask.long(), labels=ids.masked_fill(~mask, -100)).loss.backward()
-    blocks = model.transformer.h
+    return model
+
+
+def gradients_of(place):
+    """W_O's and the MLP projection's gradients of GPT-2."""
+    blocks = trained_once_over(place).transformer.h
     return [(block.attn.c_proj.weight.grad.T, block.mlp.c_proj.weight.grad.T) for block in blocks]
 
 
@@ -201,6 +206,28 @@ def test_the_study_against_plain_gradients_and_svds(repsim, newest, folder):
     assert found["analyses"]["ranks"]["options"] == {
         "early_similarity": 0.45, "early_share": 0.1, "large_parameters": 0.95, "large_gradients": 0.9,
     }  # fmt: skip
+
+
+def test_gradients_of_a_type_that_the_table_alone_knows(repsim, newest, tmp_path, tokenizer_folder):
+    from conftest import perturb
+    from tiny_configs import tiny_config
+    from transformers import AutoModelForCausalLM
+
+    from repsim_cli.models.transformers import inline_config
+
+    config = inline_config({**tiny_config("gemma2"), "vocab_size": 512})
+    for step in (0, 9):
+        torch.manual_seed(step)
+        model = AutoModelForCausalLM.from_config(config)
+        perturb(model)
+        model.save_pretrained(tmp_path / "run" / f"step{step}")
+        shutil.copytree(tokenizer_folder, tmp_path / "run" / f"step{step}", dirs_exist_ok=True)
+    code, _, err = repsim("run", "-q", *SMALL, entry(tmp_path / "run"))
+    assert code == 0, err
+    lines = recorded(newest())["curves"]["gradients, mlp_out, mine"]["lines"]
+    for layer, block in enumerate(trained_once_over(tmp_path / "run" / "step9").model.layers):
+        expected = direct(block.mlp.down_proj.weight.grad) / 32
+        assert lines[f"mlp_out@{layer}"][1] == pytest.approx(expected, rel=1e-4)
 
 
 def test_parameters_alone_of_a_model_without_a_loss(repsim, newest, tmp_path, tiny_folder):
