@@ -189,6 +189,8 @@ def _validated(plain: Fields, problems: list[str], misfits: list[str]) -> RunCon
             problems.append(f"{role}: the study {plain['study']} takes none, got {plain[role]!r}; set {role}=null")
     analyses = _analyses(problems, plain.get("analyses"))
     _attempt(problems, "", lambda: known(_texts(plain.get("claims"))))
+    signature = inspect.signature(study.function).parameters
+    options |= {needs: True for name in analyses if (needs := card_of(name).needs) in signature}
     _give_up(problems)
     if unreached:
         return RunConfig(keys, None, bound["model"], skipped, misfits=misfits, unknown=unreached)

@@ -26,6 +26,7 @@ ROWS_SHARE, PARTICIPATION = "share of variance in the largest 1 % of rows", "par
 NORMS = [*(f"norm at place {place}" for place in range(PLACES)), "norm elsewhere"]
 DIAGNOSED = ["model", "layer", "rows", "features", FEATURE, FEATURE_SHARE, ROWS_SHARE, PARTICIPATION, *NORMS]
 
+REMEDY = "remedy"  # the kind of a matrix under one, of the measure and remedy that its `about` names
 # the table of features that are left out
 LEFT_OUT = "features left out"
 LEFT_OUT_COLUMNS = ["model", "layer", "features left out", "which", "their share of the variance"]
@@ -210,6 +211,21 @@ class Results:
     def of_study(self) -> "Results":
         """The same without what any analysis made."""
         return functools.reduce(Results.without, self.analyses, self)
+
+    def under_remedies(self) -> dict[str, dict[str, Measured]]:
+        """By the label of the measure and the remedy, the measure as if it had been run so; empty where none was."""
+        by_label = {measured.label: measured for measured in self.measures}
+        found: dict[str, dict[str, Measured]] = {}
+        for matrix in self.matrices.values():
+            if matrix.about.get("kind") == REMEDY and matrix.about["measure"] in by_label:
+                label, remedy = matrix.about["measure"], matrix.about["remedy"]
+                base = by_label[label]
+                estimate = {key: value for key, value in base.estimate.items() if key != "remedies"}
+                like = dataclasses.replace(
+                    base, label=f"{label}, {remedy}", matrices=[], null=None, estimate={**estimate, "rows": matrix.n}
+                )
+                found.setdefault(label, {}).setdefault(remedy, like).matrices.append(matrix)
+        return found
 
     def without(self, analysis: str) -> "Results":
         """The same without what this analysis made."""

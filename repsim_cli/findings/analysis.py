@@ -96,12 +96,13 @@ class Finished:
     def maps(self) -> dict[str, LayerMap]:
         """By the label of the measure; of measures between layers of the run's models."""
         return {
-            measured.label: self._map(measured)
+            measured.label: self.map_of(measured)
             for measured in self.results.measures
             if measured.matrices and all(matrix.rows.model in self.models for matrix in measured.matrices)
         }
 
-    def _map(self, measured: Measured) -> LayerMap:
+    def map_of(self, measured: Measured) -> LayerMap:
+        """All layers of all models under a measure."""
         sides = [side for matrix in measured.matrices for side in (matrix.rows, matrix.columns)]
         known = {side.model: side.layers for side in sides}
         layers = {model: known[model] for model in self.manifest["models"] if model in known}
@@ -132,7 +133,8 @@ class Part:
 @dataclass(frozen=True)
 class Analysis:
     """studies: whose runs it takes. unasked: whether it is part of a run that does not ask for it. options: its
-    dataclass. within: whether it can do without comparisons of layers of different models."""
+    dataclass. within: whether it can do without comparisons of layers of different models. needs: the option of the
+    study that measures what it reads."""
 
     name: str
     studies: Collection[str]
@@ -141,6 +143,7 @@ class Analysis:
     compute: Callable[..., Part]
     figures: Callable[..., Iterator[Job]] | None
     within: bool = False
+    needs: str = ""
 
 
 def analysis(
@@ -149,6 +152,7 @@ def analysis(
     unasked: Callable[[Planned], bool] = lambda planned: False,
     figures: Callable[..., Iterator[Job]] | None = None,
     within: bool = False,
+    needs: str = "",
 ) -> Callable[[Callable[..., Part]], Callable[..., Part]]:
     """Registers `NAME(run, options, claims)` under its name; the type of `options` is the dataclass of its settings.
 
@@ -157,12 +161,13 @@ def analysis(
     figures(run, whole): the jobs that draw what the study measured and the analysis added; whole: all figures, not
     those of the overview alone.
     within: whether it can do without comparisons of layers of different models.
+    needs: the option of the study that measures what it reads; asking for the analysis sets it.
     """
 
     def register(compute: Callable[..., Part]) -> Callable[..., Part]:
         name = compute.__name__
         options = get_type_hints(compute)[list(inspect.signature(compute).parameters)[1]]
-        card = Analysis(name, studies, unasked, options, compute, figures, within)
+        card = Analysis(name, studies, unasked, options, compute, figures, within, needs)
         return registry.analyses.register(name, card)(compute)
 
     return register

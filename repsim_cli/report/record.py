@@ -32,6 +32,7 @@ def record(folder: Path) -> dict[str, Any]:
     """A run as strict JSON. A run without results (failed, interrupted) only has its manifest."""
     manifest = read_manifest(folder)
     whole = marked(read_results(folder)) if has_results(manifest) else Results(study=manifest["study"])
+    remedied = [measured for by_remedy in whole.under_remedies().values() for measured in by_remedy.values()]
     configured = (folder / "config.yaml").is_file()
     return {
         "folder": _name(folder),
@@ -41,7 +42,7 @@ def record(folder: Path) -> dict[str, Any]:
         "repeat": shlex.join(["repsim", "run", "--from", _name(folder)]),
         "config": list(flat(read_config(folder))) if configured else [],
         "config_text": (folder / "config.yaml").read_text() if configured else "",
-        "measures": [_measure(folder, measure) for measure in whole.measures],
+        "measures": [_measure(folder, measure) for measure in [*whole.measures, *remedied]],
         "tables": [(name, asdict(table)) for name, table in whole.tables.items()],
         "curves": [(name, asdict(curve)) for name, curve in whole.curves.items()],
         "claims": [asdict(claim) for claim in whole.claims],

@@ -13,6 +13,7 @@ import safetensors.torch
 from torch import Tensor
 
 from repsim_cli import significance as judging
+from repsim_cli.activations.cached import Identities
 from repsim_cli.activations.rows import Reading, row_beginnings, row_documents, row_numbers, rows_of
 from repsim_cli.content import Measured, Table
 from repsim_cli.data.base import Sequences
@@ -113,14 +114,15 @@ def matrices_of(
     trading: Segments | None,
     wanted: Wanted | None,
     side: int,
+    identities: Identities | None = None,
 ) -> tuple[Matrices, dict[str, Table]]:
     """The matrix of all layers of every measure, and the tables of the layers, from the cache where it has them; no
     model runs where it has all.
 
     trading: the rows that permutations move, where significance is by permutation. side: features of a block, of
-    second moments.
+    second moments. identities: where they are known.
     """
-    identities, estimate = identified(run, study), study.extract.estimate
+    identities, estimate = identities or identified(run, study), study.extract.estimate
     content = None
     if study.cache:
         widths = [layer.width for reading in study.readings for layer in reading.layers]

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -35,6 +36,7 @@ from repsim_cli.studies.checks import (
 from repsim_cli.studies.cost import forward_time, moments_time, pairs_time, times
 from repsim_cli.studies.grouped import chosen, listed, of_groups
 from repsim_cli.studies.matrices import Clusters, Matrices, clusters_of, matrices_of, records
+from repsim_cli.studies.robustness import REMEDIES, under_remedies
 from repsim_cli.studies.sample import counted, inputs, prepare
 from repsim_cli.studies.solved import solved
 
@@ -47,6 +49,7 @@ class Similarity:
 
     within: compare only layers of the same model, and all layers with those of `targets`.
     targets: the label of known functions of the input (kind: modular_targets or precomputed); null: none.
+    robustness: measure the map under each remedy too; the analysis of that name sets it.
     Example: repsim run study=similarity model=[] +model.mine='{kind: transformers, path: DIR}' +model.other='{kind:
         transformers, path: DIR}' data=local_text data.path=FILE
     """
@@ -69,6 +72,7 @@ class Similarity:
         base: str | None = None,
         within: bool = False,
         targets: str | None = None,
+        robustness: bool = False,
     ):
         if not model:
             raise BadInput("model: no model is selected, got none; e.g. model=[tiny_a,tiny_b]")
@@ -78,7 +82,7 @@ class Similarity:
         self.data = data
         self.extract, self.significance, self.hardware = extract, significance, hardware
         self.seed, self.cache = seed, cache
-        self.base, self.within, self.targets = base, within, targets
+        self.base, self.within, self.targets, self.robustness = base, within, targets, robustness
         self._take(of_groups(model, self.members))
         check_modality(self.live, data)
         check_groups(self.groups, self.models, self.readings)
@@ -114,7 +118,7 @@ class Similarity:
         self.readings = readings(models, self.extract)
         self.layers = [layer for reading in self.readings for layer in reading.layers]
 
-    def _wanted(self) -> Tensor | None:
+    def wanted(self) -> Tensor | None:
         """Which pairs of layers are compared; None: all of them."""
         if not self.within:
             return None
@@ -159,7 +163,7 @@ class Similarity:
 
     def plan(self) -> dict[str, Any]:
         """What a run would do: models, layers, pairs, forward passes, memory in GB."""
-        count, extract, wanted = len(self.layers), self.extract, self._wanted()
+        count, extract, wanted = len(self.layers), self.extract, self.wanted()
         pairs = count * (count + 1) // 2 if wanted is None else int(wanted.triu().sum())
         length = usual_length(self.live, self.data, extract)
         return {
@@ -168,6 +172,7 @@ class Similarity:
             "pairs of layers": pairs,
             **({"groups": dict(self.groups)} if self.groups else {}),
             "measures": list(self.measures),
+            **({"remedies": list(REMEDIES)} if self.robustness else {}),
             "estimate": extract.estimate,
             "tokens": extract.sequences * places(self.live, extract) if self.live else 0,
             "forward passes": len(self.live) * passes(extract.sequences, length, self.hardware),
@@ -193,7 +198,7 @@ class Similarity:
             similarity = pairs_time(bounds, widths, pairs, rows, hardware, batches=batches, permutations=permutations)
         return {
             "forward passes": forward_time(self.live.values(), extract.sequences, length, hardware),
-            "similarity": similarity,
+            "similarity": similarity * (len(REMEDIES) if self.robustness else 1),
         }
 
     def run(self, run: Run) -> Results:
@@ -216,11 +221,15 @@ class Similarity:
             total,
             clusters=clusters,
             trading=trading,
-            wanted=self._wanted(),
-            side=self._side(),
+            wanted=self.wanted(),
+            side=self.side(),
         )
+        under = {}
+        if self.robustness:
+            with run.stage("remedies"):
+                under = under_remedies(run, self, sequences)
         with run.stage("results"):
-            return self._results(run, matrices, trading, tables)
+            return replace(self._results(run, matrices, trading, tables), matrices=under)
 
     def _trading(self, run: Run, clusters: Clusters) -> Segments | None:
         """The rows that permutations move. Raises BadInput where they are too few for a measure."""
@@ -265,7 +274,7 @@ class Similarity:
         warn_of_few_rows(run, self.measures, self.layers, at_a_time)
         return total
 
-    def _side(self) -> int:
+    def side(self) -> int:
         """Features of a block of layers: a quarter of the free memory holds the products of two blocks."""
         free = self.hardware.memory_limit - sum(self.memory(self.rows()).values())
         return int((max(free, 0.0) / 4 / 8) ** 0.5)
@@ -287,7 +296,7 @@ class Similarity:
             matrices,
             self.significance,
             trading=trading,
-            wanted=self._wanted(),
+            wanted=self.wanted(),
         )
         names = [str(layer) for reading in self.readings for layer in reading.layers]
         tables |= solved(run, names, self.measures, matrices) | dict(of_layers)

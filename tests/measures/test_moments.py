@@ -89,7 +89,7 @@ def test_runs_read_stored_rows_again(repsim, newest):
     values = []
     for side, cache in ((10**4, "true"), (130, "false"), (130, "true")):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Similarity, "_side", lambda self, side=side: side)
+            patch.setattr(Similarity, "side", lambda self, side=side: side)
             code, _, err = repsim("run", *words, f"cache={cache}", "hardware.threads=1")
         assert code == 0, err
         folder = newest()

@@ -1,0 +1,104 @@
+"""The map of a run under each remedy, for the analysis `robustness`: the same models, other rows or scales."""
+
+from collections.abc import Mapping
+from copy import copy
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from repsim_cli.activations.remedies import skipping
+from repsim_cli.activations.rows import total_rows
+from repsim_cli.content import REMEDY, Matrix
+from repsim_cli.data.base import Sequences
+from repsim_cli.errors import BadInput
+from repsim_cli.measures import Measure
+from repsim_cli.results import Run
+from repsim_cli.settings import Extract, Significance
+from repsim_cli.studies.checks import check_measure, check_rows
+from repsim_cli.studies.matrices import clusters_of, matrices_of
+from repsim_cli.studies.record import measure_record
+
+if TYPE_CHECKING:
+    from repsim_cli.studies.similarity import Similarity
+
+NONE = {"skip": 0, "skip_tokens": [], "drop_features": 1.0, "normalise": "none"}
+REMEDIES: Mapping[str, Mapping[str, Any]] = {
+    "none": {},
+    "skip 4": {"skip": 4},
+    "features": {"normalise": "features"},
+    "rows": {"normalise": "rows"},
+    "drop 0.05, skip 4": {"drop_features": 0.05, "skip": 4},
+}
+NOTED = ("models_run", "matrices_cached")  # in the manifest, of the run's own maps
+
+
+def under_remedies(run: Run, study: "Similarity", sequences: Mapping[str, Sequences]) -> dict[str, Matrix]:
+    """The matrices of every measure under each remedy. What a remedy cannot be applied to is left out, with a warning.
+
+    The activations come from the cache; without one, the models run again for each remedy.
+    """
+    noted = {key: run.manifest.get(key) for key in NOTED}
+    matrices: dict[str, Matrix] = {}
+    for name, settings in REMEDIES.items():
+        extract = replace(study.extract, **{**NONE, **settings})
+        try:
+            made = _under(run, study, name, extract, sequences)
+        except BadInput as error:
+            run.warn(f"robustness: the remedy '{name}' is left out ({error})")
+            continue
+        matrices |= made
+    run.manifest.update(noted)
+    return matrices
+
+
+def _under(
+    run: Run, study: "Similarity", name: str, extract: Extract, sequences: Mapping[str, Sequences]
+) -> dict[str, Matrix]:
+    """The matrices of one remedy. Raises BadInput where it does not suit the rows, or no measure of the run."""
+    raw = {label: replace(given, skip=None, left_out=None) for label, given in sequences.items()}
+    given = skipping(raw, study.tokenizers, extract)
+    total = total_rows(study.readings, given, extract)
+    measures = _suitable(run, study, name, extract, total)
+    treated = copy(study)
+    treated.extract = extract
+    made, _ = matrices_of(
+        run,
+        treated,
+        measures,
+        Significance(),
+        given,
+        total,
+        clusters=clusters_of(Significance(), study.readings, given, extract, total),
+        trading=None,
+        wanted=study.wanted(),
+        side=study.side(),
+        identities=run.manifest["models"],
+    )
+    found = {}
+    for label, matrix in made.items():
+        measure = label.removesuffix(f", {name}")
+        record = measure_record(run, study.readings, label, measures[label], matrix, {}, None, wanted=study.wanted())
+        about = {"kind": REMEDY, "measure": measure, "remedy": name}
+        for part in record.matrices:
+            found[f"{label}, {part.rows.model}, {part.columns.model}"] = replace(part, about=about)
+    return found
+
+
+def _suitable(run: Run, study: "Similarity", name: str, extract: Extract, total: int) -> dict[str, Measure]:
+    """The measures that the remedy leaves enough to, by the names of their matrices."""
+    at_a_time = {"full": min(total, extract.rows), "moments": total}.get(extract.estimate, extract.batch_rows)
+    kept, problems = {}, []
+    for label, bound in study.measures.items():
+        try:
+            check_measure(bound, study.layers, extract, labelled=True)
+            check_rows(bound, study.layers, at_a_time)
+            if extract.estimate in ("per_batch", "ratio_of_sums") and total < extract.batch_rows:
+                raise BadInput(f"extract.batch_rows: too few rows are left, got {total}; lower it")
+        except BadInput as error:
+            problems.append(error)
+            continue
+        kept[f"{label}, {name}"] = bound
+    if not kept:
+        raise problems[0]
+    for problem in problems:
+        run.warn(f"robustness: under the remedy '{name}' a measure is left out ({problem})")
+    return kept
