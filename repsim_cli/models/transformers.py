@@ -553,7 +553,8 @@ def types_with(auto: str) -> set[str]:
 
 def predicts_next(source: Source) -> bool:
     """Whether the model can have an output head for the next token, and hook points in the model that has it."""
-    return source.plain and source.has_head and source.model_type in types_with("AutoModelForCausalLM")
+    two = source.architecture is not None and bool(source.architecture.stacks)  # an encoder and a decoder
+    return source.plain and source.has_head and not two and source.model_type in types_with("AutoModelForCausalLM")
 
 
 CAUSAL = "AutoModelForCausalLM"

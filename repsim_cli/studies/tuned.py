@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from repsim_cli.activations.batching import most_places
 from repsim_cli.activations.hook_points import LOGITS
 from repsim_cli.activations.inputs import named
 from repsim_cli.activations.remedies import Remedies
@@ -126,7 +127,7 @@ class Tuned(Similarity):
             "Python and its libraries": 0.5e9,
             **passing(self.live, self.extract, hardware, features),
             "output heads": 4.0 * sum(source.vocabulary * source.width for source in live),
-            "logits": 4.0 * 4 * hardware.batch_size * places(self.live, self.extract) * vocabulary + 8.0 * 6 * CELLS,
+            "logits": 4.0 * 4 * most_places(places(self.live, self.extract), hardware) * vocabulary + 8.0 * 6 * CELLS,
             "rows": 4.0 * 3 * rows * features,
             "pairs of layers": 8.0 * 4 * rows**2 * squares,
             "changes": 8.0 * 3 * tokens * sum(len(reading.layers) for reading in self.tuned),
@@ -241,7 +242,7 @@ class Tuned(Similarity):
                 except BadInput as error:
                     run.warn(f"model.{reading.label}: changes of the outputs are left out ({error})")
             if module is None:
-                module = named(reading.label, reading.source.load, False)
+                module = named(reading.label, reading.source.load, reading.eager)
                 opened.append(reading)
             else:
                 logits = Layer(reading.label, "logits", reading.source.vocabulary)
@@ -283,13 +284,13 @@ class Tuned(Similarity):
         matrices, curves = {}, {}
         layers = [layer.name for layer in self.reference.layers]
         rows = {KL: ["logits"], NEXT: ["base", "model"]}
-        for label, change in changes.items():
-            for kind in UNITS.keys() & change.keys():
+        for number, (label, change) in enumerate(changes.items()):
+            for kind in (kind for kind in UNITS if kind in change):
                 values = change[kind].double().numpy()
                 matrices[f"{kind}, {label}"] = Matrix(
                     rows=Side(model=label, layers=rows.get(kind, layers)),
                     columns=Side(model="tokens", layers=[]),
-                    values=run.write_array(f"{slug(kind)}-{slug(label)}", values),
+                    values=run.write_array(f"{slug(kind)}-{number:02d}-{slug(label)}", values),
                     n=values.shape[1],
                     label=UNITS[kind],
                     about={"kind": kind},

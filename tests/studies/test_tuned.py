@@ -11,9 +11,10 @@ from recorded import recorded
 from scipy.special import softmax
 from scipy.stats import entropy
 from test_config import composed
+from tiny_configs import tiny_config
 from transformers import AutoModelForCausalLM
 
-from repsim_cli import results
+from repsim_cli import registry, results
 from repsim_cli.activations.rows import Layer
 from repsim_cli.analysis import changes
 from repsim_cli.analysis.changes import Change, Texts, differences, divergences
@@ -21,7 +22,7 @@ from repsim_cli.config import validate
 from repsim_cli.content import COSINE, KL, NEXT, RELATIVE
 from repsim_cli.data.base import Sequences
 from repsim_cli.errors import BadConfig, Degenerate, RunFailed
-from repsim_cli.models.transformers import SHIPPED
+from repsim_cli.models.transformers import SHIPPED, predicts_next
 from repsim_cli.settings import Extract
 
 SHORT = ("study=tuned", "extract.sequences=6", "extract.length=32", "extract.batch_rows=64", "hardware.batch_size=4",
@@ -103,6 +104,17 @@ def test_the_same_text_is_listed_once():
     ]  # fmt: skip
 
 
+def test_which_models_predict_the_next_token():
+    kinds = ("llama", "gpt2", "gemma3_text", "mamba", "bert", "t5", "pegasus")
+    sources = {kind: registry.models.get("random").function(config=tiny_config(kind)) for kind in kinds}
+    assert [kind for kind, source in sources.items() if predicts_next(source)] == [
+        "llama",
+        "gpt2",
+        "gemma3_text",
+        "mamba",
+    ]
+
+
 # ---- whole runs ----
 
 
@@ -117,6 +129,7 @@ def test_a_model_does_not_differ_from_itself(repsim, newest):
     assert not matrix(newest(), KL, "same").any()
     assert matrix(newest(), COSINE, "same") == pytest.approx(1, abs=1e-12)
     found = recorded(newest())
+    assert list(found["matrices"]) == [f"{kind}, same" for kind in (RELATIVE, COSINE, KL, NEXT)]
     for measure in ("cka", "mutual_knn"):
         curve = found["curves"][f"{measure} with tiny_a, same"]
         assert curve["lines"]["same layer"] == pytest.approx([1.0] * 6, abs=1e-6)
