@@ -12,7 +12,7 @@ from tiny_configs import tiny_config
 from repsim_cli import cache, registry
 from repsim_cli.data.base import Labels, Sequences
 from repsim_cli.errors import BadInput, RunFailed
-from repsim_cli.models.architectures import MODULAR
+from repsim_cli.models.architectures import MODULAR, REFUSED
 from repsim_cli.models.points import Architecture
 from repsim_cli.stitching.evaluate import (
     Estimate,
@@ -436,7 +436,7 @@ def test_other_widths_are_refused(layer):
     check_layer(layer, "identity", ("a", 32), ("b", 32))
 
 
-def test_what_cannot_be_stitched_is_refused(tmp_path, tiny_folder):
+def test_what_cannot_be_stitched_is_refused(tmp_path, tiny_folder, monkeypatch):
     with pytest.raises(
         BadInput,
         match=r"model.x: its blocks cannot be stitched under AutoModelForCausalLM, got model_type 'bert' \(it has no such head\)",
@@ -454,6 +454,8 @@ def test_what_cannot_be_stitched_is_refused(tmp_path, tiny_folder):
         BadInput, match=r"model.m: more than the stream passes between its blocks, got other outputs wh"
     ):
         whole("zaya")
+    for name in ("gemma3n_text", "reformer"):  # as if their blocks were guessed
+        monkeypatch.delitem(REFUSED, name)
     with pytest.raises(
         BadInput, match=r"cut after block 0, got (a stream of the shape \(4, 1, 4, 32\), no|Type-check)"
     ):
