@@ -34,6 +34,8 @@ class Pretrain:
             raise BadInput(
                 f"data: pre-training needs running text, got {data.source}; use embedded_train or local_text"
             )
+        if data.chat:
+            raise BadInput("data.chat: pre-training reads running text, got true; set data.chat=false")
         self.data, self.hardware, self.seed, self.recipe = data, hardware, seed, recipe
         self.settings = recipe.settings()
 

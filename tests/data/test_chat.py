@@ -170,3 +170,9 @@ def test_only_texts_have_a_template(repsim):
     code, _, err = repsim("run", "data=digits", "model=[]", "data.chat=true")
     assert code == 2
     assert "data.chat: only texts are put into a chat template, got images; drop it" in err
+
+
+def test_pre_training_takes_no_template(repsim):
+    code, _, err = repsim("run", "experiment=pretrain_tiny", "data.chat=true")
+    assert code == 2
+    assert "data.chat: pre-training reads running text, got true; set data.chat=false" in err
