@@ -69,15 +69,16 @@ def capture(model: nn.Module, source: Source, points: Sequence[HookPoint]) -> It
             handles.append(modules[name].register_forward_pre_hook(lambda *_: watch.begin()))
             handles.append(modules[name].register_forward_hook(partial(_attended, watch, takes)))
 
-        unchecked = source.architecture is not None and source.architecture.guessed
+        guessed = source.architecture is not None and source.architecture.guessed
+        unchecked = guessed and any(point.module is None for point in points)
 
         @torch.inference_mode()
-        def read(inputs: Tensor, mask: Bool[Tensor, "b s"], **more: Tensor) -> dict[HookPoint, Tensor]:
+        def read(inputs: Tensor, mask: Bool[Tensor, "b s"] | None, **more: Tensor) -> dict[HookPoint, Tensor]:
             nonlocal unchecked
             given = {main: inputs, **more}
-            if source.modality in MASKED:
+            if source.modality in MASKED and mask is not None:
                 given["attention_mask"] = mask.long()
-            if source.modality == "text" and source.architecture and source.architecture.stacks:
+            if source.modality == "text" and mask is not None and source.architecture and source.architecture.stacks:
                 given["decoder_input_ids"], behind = shifted(model.config, inputs, mask)
                 given["decoder_attention_mask"] = behind.long()
             if unchecked:
@@ -141,6 +142,32 @@ def _attended(watch: Watch, takes: Sequence[Callable[[Any], None]], *_: Any) -> 
     seen = watch.end()
     for take in takes:
         take(seen)
+
+
+SIDE = 64  # pixels, of a model that reads images of any size
+
+
+def shapes(source: Source, points: Sequence[HookPoint]) -> dict[HookPoint, tuple[int, int]]:
+    """Places and features of hook points, from a pass without weights; empty where that is not possible.
+
+    Of text: two tokens. Of images: of the size that the config names.
+    """
+    skeleton = source.skeleton
+    config: Any = getattr(skeleton, "config", None)
+    if source.modality not in ("text", "images") or any(p.device.type != "meta" for p in skeleton.parameters()):
+        return {}
+    if source.modality == "text":
+        inputs = torch.zeros(2, 2, dtype=torch.long, device="meta")
+    else:
+        side = getattr(config, "image_size", SIDE)
+        height, width = (side, side) if isinstance(side, int) else side
+        inputs = torch.zeros(2, config.num_channels, height, width, device="meta")
+    try:
+        with capture(skeleton, source, points) as read:
+            found = read(inputs, None)
+    except Exception:  # of any model: what depends on values, as the choice of experts, has none here
+        return {}
+    return {point: (x.shape[1], x.shape[2]) for point, x in found.items() if x.ndim == 3}
 
 
 def _by_position(x: Tensor, inputs: torch.Size) -> Tensor:

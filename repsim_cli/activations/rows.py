@@ -23,7 +23,7 @@ from repsim_cli.activations.batching import (
     tensors,
     windows,
 )
-from repsim_cli.activations.capture import Reader, capture
+from repsim_cli.activations.capture import Reader, capture, shapes
 from repsim_cli.activations.hook_points import ATTENTION, BY_HEAD, HookPoint, head_width, heads_of, points_of
 from repsim_cli.activations.stored import Recorder
 from repsim_cli.data.base import Sequences, draw
@@ -97,9 +97,23 @@ def readings(models: Mapping[str, AnySource], extract: Extract) -> list[Reading]
                 f"attn_out, or {maps[0].kind}.h* with extract.unit=sequence"
             )
         places = (source.context or extract.length) if extract.unit == "sequence" else 1
-        layers = [Layer(label, str(point), places * width(point, source)) for point in points]
+        found = shapes(source, points) if any(point.module for point in points) or source.modality == "images" else {}
+        if source.modality == "images" and extract.unit != "mean":
+            _check_places(label, source, found)
+        widths = (found[point][1] if point in found else width(point, source) for point in points)
+        layers = [Layer(label, str(point), places * wide) for point, wide in zip(points, widths, strict=True)]
         chosen.append(Reading(label, source, points, layers))
     return chosen
+
+
+def _check_places(label: str, source: Source, found: Mapping[HookPoint, tuple[int, int]]) -> None:
+    for point, (places, _) in found.items():
+        if places != source.context:
+            own = "of any size" if source.context == 1 else f"of {source.context} places"
+            raise BadInput(
+                f"extract.unit, model.{label}: {point} has places of its own, got {places} for images {own}; use "
+                "extract=pooled"
+            )
 
 
 def width(point: HookPoint, source: Source) -> int:

@@ -145,7 +145,9 @@ def hook_points(source: Source, stack: str | None, table: Architecture) -> tuple
         blocks = [None] if kind in OUTSIDE else list(range(depth))
         there = [block for block in blocks if table.find(kind, block)]
         if not there:
-            lacks[kind] = table.why(kind, blocks[0]) or ("no table of the type" if table.guessed else NEVER[kind])
+            lacks[kind] = table.why(kind, blocks[0]) or (
+                "no table of the type" if table.guessed else NEVER.get(kind, "the type has none")
+            )
         else:
             some = f" (blocks {', '.join(map(str, there))})" if len(there) < len(blocks) else ""
             has.append(f"{prefix}{kind}{some}")

@@ -34,7 +34,9 @@ ABSENT = {
 
 
 def first(value: Any, heads: int = 0) -> Tensor:
-    """The hidden states, which a module returns alone or first in a tuple or list."""
+    """The hidden states, which a module returns alone or first in a tuple, list or mapping."""
+    if isinstance(value, Mapping):
+        return next(iter(value.values()))
     return value[0] if isinstance(value, tuple | list) else value
 
 

@@ -634,7 +634,7 @@ def source(
     with_head: Callable[[str], nn.Module] = headless,
     metrics: Callable[[], dict[str, float]] | None = None,
 ) -> Source:
-    """A model from its transformers config. Raises BadInput where it has no list of blocks.
+    """A model from its transformers config.
 
     where, revision: the folder or hub id with the preprocessor of an image model; None: there is none.
     """
@@ -712,15 +712,15 @@ def modality(model: nn.Module) -> Modality:
 
 
 def _size(config: Any, most: int, *names: str) -> int:
-    """The setting of the first name that the config has. Raises BadInput where that is no number in range."""
+    """The setting of the first name that the config has, 0 without any. Raises BadInput for a number out of range."""
     name = next((name for name in names if hasattr(config, name)), names[0])
     size = getattr(config, name, None)
     if isinstance(size, list | tuple) and size:
         size = len(size) if name == "depths" else size[-1]
+    if size is None:
+        return 0
     if not isinstance(size, int):
-        raise BadInput(
-            f"config.{name}: {config.model_type} has no number there, got {size}; use a model of a list of blocks"
-        )
+        raise BadInput(f"config.{name}: not a number, got {size!r:.60}; fix it")
     if not 0 < size <= most:
         raise BadInput(f"config.{name}: out of range, got {size}; from 1 to {most}")
     return size
@@ -763,7 +763,7 @@ def _skeleton(config: Any) -> nn.Module:
     known = config_hash(config.to_dict())
     if known not in _skeletons:
         with alone(), torch.device("meta"):
-            _skeletons[known] = library().AutoModel.from_config(config)
+            _skeletons[known] = library().AutoModel.from_config(config).eval()
     return _skeletons[known]
 
 

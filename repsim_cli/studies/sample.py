@@ -189,11 +189,12 @@ def identified(run: Run, study: Study) -> Identities:
         run.input("models", identities)
         run.manifest["models_run"] = []
     run.save_manifest()
-    for label, model in study.models.items():
-        if isinstance(model, Source) and (table := model.architecture) is not None and table.guessed:
+    for reading in study.readings:
+        source, by_name = reading.source, all(point.module for point in reading.points)
+        if isinstance(source, Source) and (table := source.architecture) and table.guessed and not by_name:
             blocks = ", ".join(stack.blocks for stack in table.stacks.values()) or table.blocks
             run.warn(
-                f"model.{label}: {model.model_type} has no table of hook points; its blocks were found by structure "
+                f"model.{reading.label}: {source.model_type} has no table of hook points; its blocks were found by structure "
                 f"({blocks}), and only the stream is read"
             )
     return identities

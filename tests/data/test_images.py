@@ -11,7 +11,8 @@ import torch
 from recorded import recorded
 
 from repsim_cli import registry, results
-from repsim_cli.activations.capture import capture
+from repsim_cli.activations import rows
+from repsim_cli.activations.capture import capture, shapes
 from repsim_cli.activations.hook_points import expand
 from repsim_cli.data.images import CIFAR10, RECORD, Patches
 from repsim_cli.errors import BadInput
@@ -246,7 +247,7 @@ IMAGE_MODELS = {
 }
 
 
-def test_image_models_of_other_layouts_run_pooled(repsim, newest):
+def test_image_models_of_other_layouts_run_pooled(repsim, newest, monkeypatch):
     """Class tokens and registers are no patches; stages have places of their own, which are pooled."""
     entries = [f"+model.{name}={{kind: random, config: {config}}}" for name, config in IMAGE_MODELS.items()]
     words = ["run", "-q", "data=digits", "model=[vit_digits]", *entries, "measure=[cka]", "extract.sequences=32"]
@@ -255,12 +256,66 @@ def test_image_models_of_other_layouts_run_pooled(repsim, newest):
     layers = {m["rows"]["model"]: m["rows"]["layers"] for m in recorded(newest())["measures"][0]["matrices"]}
     stages = ["resid_post@0", "resid_post@1"]
     assert layers == {**{name: stages for name in IMAGE_MODELS}, "vit_digits": layers["vit_digits"]}
-    code, _, err = repsim(
-        "run", "-q", "data=digits", "model=[]", entries[2], "measure=[cka]", "extract.sequences=32", "extract=pooled",
-        "extract.unit=token",
-    )  # fmt: skip
+    words = (*words[:3], "model=[]", entries[2], "measure=[cka]", "extract=pooled", "extract.unit=token")
+    code, _, err = repsim(*words)
+    assert code == 2
+    assert err == (
+        "error: extract.unit, model.swin: resid_post@0 has places of its own, got 16 for images of 64 places; use "
+        "extract=pooled\n"
+    )
+    monkeypatch.setattr(rows, "shapes", lambda source, points: {})  # as of a model that does not run without weights
+    code, _, err = repsim(*words, "extract.sequences=32")
     assert code == 1
     assert "resid_post@0 of 'swin': the places of its images differ from the run's, got 16 for 64; use extract=" in err
+
+
+def test_modules_of_convolutions_meet_patches(repsim, newest):
+    """The maps of a convolution are positions by features, pooled; widths are known before the run."""
+    config = {"model_type": "resnet", "num_channels": 1, "embedding_size": 8, "hidden_sizes": [16, 24], "depths": [1, 1],
+              "layer_type": "basic", "out_features": ["stage2"], "out_indices": [2]}  # fmt: skip
+    source = registry.models.get("random").function(config=config)
+    points = expand(
+        ["module:resnet.encoder.stages.*", "module:embedder.embedder.convolution", "module:encoder"], "all", source
+    )
+    pixels = torch.randn(3, 1, 16, 12, generator=torch.Generator().manual_seed(0))
+    model = source.load(False)
+    with capture(model, source, points) as read:
+        found = read(pixels, torch.ones(3, 1, dtype=torch.bool))
+    with torch.no_grad():
+        maps = model.embedder.embedder.convolution(pixels)
+        last = model(pixels).last_hidden_state
+    torch.testing.assert_close(found[points[2]], maps.permute(0, 2, 3, 1).flatten(1, 2))
+    torch.testing.assert_close(found[points[3]], last.flatten(2).mT)
+    assert {str(point): width for point, (_, width) in shapes(source, points).items()} == {
+        "module:encoder.stages.0": 16, "module:encoder.stages.1": 24, "module:embedder.embedder.convolution": 8,
+        "module:encoder": 24,
+    }  # fmt: skip
+    code, _, err = repsim(
+        "run", "-q", "data=digits", "model=[vit_digits]", f"+model.resnet={{kind: random, config: {IMAGE_MODELS['resnet']}, "
+        "hook_points: ['module:encoder.stages.*.layers.*']}", "measure=[cka]", "extract.sequences=32", "extract=pooled",
+    )  # fmt: skip
+    assert code == 0, err
+    manifest = results.read_manifest(newest())
+    assert manifest["facts"]["resnet"]["widths"] == [16, 32]
+    assert not [warning for warning in manifest["warnings"] if "found by structure" in warning]
+    code, _, err = repsim(
+        "run", "-q", "data=digits", "model=[]", f"+model.resnet={{kind: random, config: {IMAGE_MODELS['resnet']}}}",
+        "measure=[cka]", "extract.unit=token", "extract.batch_rows=32",
+    )  # fmt: skip
+    assert code == 2
+    assert "extract.unit, model.resnet: resid_post@0 has places of its own, got 256 for images of any size" in err
+
+
+def test_models_whose_config_names_no_size_run_by_module():
+    config, layers = {"model_type": "mobilenet_v2", "num_channels": 1, "depth_multiplier": 0.1}, 16
+    source = registry.models.get("random").function(config=config)
+    assert (source.layers, source.modality) == (layers, "images")
+    pattern = f"module:{source.architecture.blocks}.*"
+    points = expand([pattern], "all", source)
+    assert len(points) == layers
+    with capture(source.load(False), source, points[:1]) as read:
+        (x,) = read(torch.randn(2, 1, 32, 32), torch.ones(2, 1, dtype=torch.bool)).values()
+    assert x.ndim == 3
 
 
 @pytest.mark.parametrize("unit", ["token", "mean", "first"])

@@ -314,7 +314,7 @@ def test_roberta_counts_positions_from_its_padding_id(tiny_folder, tokenizer_fol
         ({"model_type": "wav2vec2"}, "config: it reads neither text, images nor sound, got a model of input_values"),
         (
             {"model_type": "perceiver"},
-            "config.num_hidden_layers: perceiver has no number there, got None; use a model of",
+            "config: it reads neither text, images nor sound, got a model of inputs; use another",
         ),
     ],
 )
