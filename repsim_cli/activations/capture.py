@@ -30,6 +30,7 @@ def capture(model: nn.Module, source: Source, points: Sequence[HookPoint]) -> It
     """A reader of hook points: ids (batch, position) or pixel values, a mask, and further inputs of the model by name
     -> {hook point: (batch, position, features)}.
 
+    Without a mask, as where there are no weights, the model gets none and its stream is not checked.
     With LOGITS among the points, `model` is the whole model with its output head.
     The tensors belong to the model, in its dtype and on its device: copy what is kept. Hooks are removed when the
     context ends, whatever happens inside.
@@ -81,7 +82,7 @@ def capture(model: nn.Module, source: Source, points: Sequence[HookPoint]) -> It
             if source.modality == "text" and mask is not None and source.architecture and source.architecture.stacks:
                 given["decoder_input_ids"], behind = shifted(model.config, inputs, mask)
                 given["decoder_attention_mask"] = behind.long()
-            if unchecked:
+            if unchecked and mask is not None:
                 _check_stream(backbone, source, given)
                 unchecked = False
             captured.clear()

@@ -194,8 +194,8 @@ def identified(run: Run, study: Study) -> Identities:
         if isinstance(source, Source) and (table := source.architecture) and table.guessed and not by_name:
             blocks = ", ".join(stack.blocks for stack in table.stacks.values()) or table.blocks
             run.warn(
-                f"model.{reading.label}: {source.model_type} has no table of hook points; its blocks were found by structure "
-                f"({blocks}), and only the stream is read"
+                f"model.{reading.label}: {source.model_type} has no table of hook points; its blocks were found by "
+                f"structure ({blocks}), and only the stream is read"
             )
     return identities
 
