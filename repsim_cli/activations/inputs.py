@@ -4,8 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from repsim_cli.activations.batching import lengths_of
 from repsim_cli.activations.remedies import skipping
-from repsim_cli.activations.rows import Reading, places_read, rows_of, rows_run, same_rows
+from repsim_cli.activations.rows import Reading, places_read, rows_of, rows_run, same_rows, used
 from repsim_cli.data.base import Data, Sequences
 from repsim_cli.data.chat import Chat, chatting
 from repsim_cli.data.images import Patches
@@ -145,8 +146,8 @@ def described(sequences: Mapping[str, Sequences], data: Data, extract: Extract) 
     """What the manifest says about the data, and the warnings that its reader gets."""
     sample = next(iter(sequences.values()))
     count, rows, given = len(sample.inputs), *(int(of(sample, extract).sum()) for of in (rows_of, rows_run))
-    parts = dict.fromkeys(WORDS, given + sample.lost)
-    candidates = {"token": sample.mask.size, **parts}.get(extract.unit, count)
+    parts, tokens = dict.fromkeys(WORDS, given + sample.lost), int(lengths_of(used(sample, extract)).sum())
+    candidates = {"token": tokens, **parts}.get(extract.unit, count)
     truncated = {label: given.truncated for label, given in sequences.items() if given.truncated}
     notices = []
     drawn = sample.documents if extract.unit in WORDS and not data.running else count
@@ -173,7 +174,7 @@ def described(sequences: Mapping[str, Sequences], data: Data, extract: Extract) 
         "hash": sample.hash(),
         "documents_read": sample.documents,
         "sequences": count,
-        "tokens": sample.mask.size,
+        "tokens": tokens,
         "length": extract.length,
         "unit": extract.unit,
         "rows_kept": rows,

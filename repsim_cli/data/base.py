@@ -72,7 +72,7 @@ class Sequences:
         """Token ids, of text."""
         return self.inputs
 
-    def take(self, rows: Int[np.ndarray, " n"], places: int | None = None) -> "Sequences":
+    def take(self, rows: slice | Int[np.ndarray, " n"], places: int | None = None) -> "Sequences":
         """A selection of the sequences, in this order. places: only the first so many of each; None: all."""
         arrays = {f.name: getattr(self, f.name) for f in fields(self)}
         taken = {

@@ -82,8 +82,10 @@ class Inputs(NamedTuple):
 
 
 def inputs_of(sequences: Sequences, rows: slice | Int[np.ndarray, " b"]) -> Inputs:
-    ids, mask = torch.from_numpy(sequences.ids[rows]).long(), torch.from_numpy(sequences.mask[rows])
-    return Inputs(ids, mask, None if sequences.segments is None else torch.from_numpy(sequences.segments[rows]).long())
+    """A batch of sequences, cut to the longest of them."""
+    given = sequences.take(rows, int(sequences.mask[rows].sum(1).max()))
+    ids, mask = torch.from_numpy(given.ids).long(), torch.from_numpy(given.mask)
+    return Inputs(ids, mask, None if given.segments is None else torch.from_numpy(given.segments).long())
 
 
 class Returned(NamedTuple):

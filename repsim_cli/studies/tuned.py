@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from repsim_cli.activations.batching import most_places
+from repsim_cli.activations.batching import most_places, passes
 from repsim_cli.activations.hook_points import LOGITS
 from repsim_cli.activations.inputs import named
 from repsim_cli.activations.remedies import Remedies
@@ -135,7 +135,7 @@ class Tuned(Similarity):
 
     def plan(self) -> dict[str, Any]:
         """What a run would do: models, layers, measures, forward passes, memory in GB."""
-        batch = min(self.hardware.batch_size, self.extract.sequences)
+        length = usual_length(self.live, self.data, self.extract)
         return {
             "models": shown(self.models),
             "base": self.base,
@@ -143,7 +143,7 @@ class Tuned(Similarity):
             "measures": list(self.measures),
             "estimate": self.extract.estimate,
             "outputs of": [label for label, source in self.live.items() if predicts_next(source)],
-            "forward passes, unless stored": len(self.live) * -(-self.extract.sequences // batch),
+            "forward passes, unless stored": len(self.live) * passes(self.extract.sequences, length, self.hardware),
             "memory, GB": in_gb(self.memory(self.rows())),
             "time, roughly": times(self._times(), self.hardware, figures=len(self.measures) + 3),
         }
@@ -266,9 +266,8 @@ class Tuned(Similarity):
         progress = partial(run.progress, label="activations and outputs", unit="batches")
 
         def stream(reading: Reading, progress: Any) -> Iterator[Block]:
-            label = reading.label
-            given = {label: sequences[label]}
-            rows = blocks([reading], {label: modules[label]}, {}, given, extract, self.hardware, progress, tally=counts)
+            # with the sequences of all models, whose windows are then the same
+            rows = blocks([reading], modules, {}, sequences, extract, self.hardware, progress, tally=counts)
             return remedies.rows(rows)
 
         base, *others = (stream(x, quiet if i else progress) for i, x in enumerate(readings))

@@ -498,3 +498,11 @@ def test_a_random_model_has_the_same_backbone_with_its_head(kind, auto):
     state = backbone.state_dict()
     for name, weights in whole_model.base_model.state_dict().items():
         assert torch.equal(weights, state[name]), name
+
+
+def test_a_batch_is_cut_to_its_longest_sequence():
+    mask = np.arange(6) < np.asarray([[2], [6], [3]])
+    given = Sequences(np.where(mask, 7, 0), mask, mask, mask - 1, mask - 1, 3, segments=np.zeros_like(mask, dtype=int))
+    assert [inputs_of(given, rows).ids.shape for rows in (np.asarray([0, 2]), slice(1, 3))] == [(2, 3), (2, 6)]
+    assert inputs_of(given, np.asarray([2, 0])).mask.sum(1).tolist() == [3, 2]
+    assert inputs_of(given, np.asarray([0])).segments.shape == (1, 2)
