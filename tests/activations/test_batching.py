@@ -1,12 +1,13 @@
 """Batches of similar length: which sequences run together, and that rows and maps do not depend on it."""
 
+from itertools import islice
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from repsim_cli import registry, results
+from repsim_cli import cache, registry, results
 from repsim_cli.activations.attention import attention_readings, maps
 from repsim_cli.activations.batching import (
     PADDING,
@@ -19,6 +20,7 @@ from repsim_cli.activations.batching import (
 )
 from repsim_cli.activations.outputs import output_padding
 from repsim_cli.activations.rows import blocks, readings
+from repsim_cli.activations.stored import Recorder
 from repsim_cli.data.base import Sequences
 from repsim_cli.settings import Extract, Hardware
 from repsim_cli.studies.bounds import passing
@@ -147,6 +149,31 @@ def test_rows_in_order_whatever_the_batch(tiny_folder, kind, unit):
         assert record["tokens_read"] <= record["places"] < 1.1 * LENGTHS.sum()
     again, _ = rows(sources, modules, {kind: given}, extract, HARDWARE[-1])
     assert all(torch.equal(x, y) for x, y in zip(found, again, strict=True))
+
+
+def test_a_stream_that_was_broken_off_continues_with_the_same_bits(tiny_folder, monkeypatch, tmp_path):
+    """Finished windows come from the cache, the others are run as they would have been."""
+    monkeypatch.setenv("REPSIM_CACHE", str(tmp_path))
+    sources, modules = of_models(["gpt2"], tiny_folder)
+    extract, hardware, given = Extract(hook_points=["resid_post"], length=32), Hardware(batch_size=2), sequences()
+
+    def stream(entry, record):
+        found = readings(sources, extract)
+        return blocks(
+            found, modules, {"gpt2": Recorder(entry)}, {"gpt2": given}, extract, hardware, iter,
+            tally=Tally(record, ["gpt2"]),
+        )  # fmt: skip
+
+    expected, whole = rows(sources, modules, {"gpt2": given}, extract, hardware)
+    with cache.using("activations", ["a"]) as entries:
+        assert len(list(islice(stream(entries["a"], {}), 2))) == 2
+        assert len(entries["a"].files) == 2
+        assert not entries["a"].complete
+        record = {}
+        parts = [block.rows for block in stream(entries["a"], record)]
+        assert entries["a"].complete
+        assert 0 < record["places"] < whole["places"]
+    assert all(torch.equal(torch.cat(x), y) for x, y in zip(zip(*parts, strict=True), expected, strict=True))
 
 
 def test_models_with_other_tokens_sort_their_own_lengths(tiny_folder):
