@@ -92,3 +92,27 @@ def test_the_command(repsim):
     assert lines["t5"] == "encoder: all; decoder: all; also cross_out"
     assert lines["jamba"].startswith("all; in some blocks not attn_out q k v z pattern (the block has no attention)")
     assert lines["xlm"] == "its blocks are no modules"
+
+
+def test_a_run_of_an_encoder_decoder_and_a_recurrent_model(repsim, newest, tokenizer_folder):
+    from recorded import recorded
+
+    entries = {
+        "t5": f"{{kind: random, tokenizer: {tokenizer_folder}, hook_points: [encoder.resid_post, decoder.cross_out@1], "
+        "config: {model_type: t5, vocab_size: 512, d_model: 32, d_kv: 8, d_ff: 48, num_layers: 2, num_heads: 4}}",
+        "mamba": f"{{kind: random, tokenizer: {tokenizer_folder}, "
+        "config: {model_type: mamba, vocab_size: 512, hidden_size: 32, num_hidden_layers: 2, state_size: 8}}",
+        "whisper": "{kind: random, hook_points: [encoder.resid_post], config: {model_type: whisper}}",
+    }
+    given = {name: f"+model.{name}={entry}" for name, entry in entries.items()}
+    words = ["run", "-q", "data=embedded", "model=[]", "measure=[cka]", "extract.sequences=64", "extract.length=32"]
+    code, _, err = repsim(*words, given["t5"], given["mamba"])
+    assert code == 0, err
+    layers = {m["rows"]["model"]: m["rows"]["layers"] for m in recorded(newest())["measures"][0]["matrices"]}
+    assert layers == {
+        "t5": ["encoder.resid_post@0", "encoder.resid_post@1", "decoder.cross_out@1"],
+        "mamba": ["resid_post@0", "resid_post@1"],
+    }
+    code, _, err = repsim(*words, given["whisper"])
+    assert code == 2
+    assert "model.whisper: a model of sound (whisper) cannot read text" in err
