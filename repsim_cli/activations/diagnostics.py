@@ -96,7 +96,8 @@ class Diagnosis:
             yield block
         for i in new:
             x = torch.cat(kept.pop(i))
-            means = [float(s / n) if n else None for s, n in zip(sums[i], counts[i], strict=True)]
+            # the order of sums over blocks shows in the last digits of float64, and must not in the results
+            means = [float((s / n).float()) if n else None for s, n in zip(sums[i], counts[i], strict=True)]
             found = spread(x) or (None,) * 4
             self.rows[layers[i]] = [layers[i].model, layers[i].name, *x.shape, *found, *means]
 

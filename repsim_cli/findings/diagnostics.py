@@ -13,7 +13,7 @@ from repsim_cli.findings.claims import Claim
 from repsim_cli.findings.layers import block_of, in_order, point_of
 from repsim_cli.settings import Positive, Share
 
-STUDIES = ("similarity", "views", "probes")
+STUDIES = ("similarity", "views", "probes", "convergence", "effective_rank")
 TRY = "try extract.skip=4, extract.normalise=features or extract.drop_features=0.05, or all by analyses.robustness={}"
 RATIO = "norm at the first place over that elsewhere"
 BOUNDS = {FEATURE_SHARE: 1.0, ROWS_SHARE: 1.0}

@@ -16,7 +16,7 @@ from repsim_cli.activations.rows import Reading, batches, blocks, row_numbers
 from repsim_cli.activations.stored import Recorder, activations_key
 from repsim_cli.analysis.curves import curve, named
 from repsim_cli.cache import Entry
-from repsim_cli.content import Curve, Measured, Results, Table
+from repsim_cli.content import DIAGNOSED, DIAGNOSTICS, Curve, Measured, Results, Table
 from repsim_cli.data.base import Data, Sequences
 from repsim_cli.errors import BadInput, Degenerate, RepsimError, RunFailed
 from repsim_cli.measures import Measure
@@ -29,7 +29,7 @@ from repsim_cli.studies.bounds import most_rows
 from repsim_cli.studies.checks import suitable
 from repsim_cli.studies.cost import times
 from repsim_cli.studies.record import blocks_record
-from repsim_cli.studies.sample import batch_labels, prepare, tally
+from repsim_cli.studies.sample import batch_labels, diagnosis_of, prepare, tally
 from repsim_cli.studies.similarity import Similarity
 
 Missing = Literal["stop", "skip"]
@@ -156,7 +156,7 @@ class Convergence:
             measures=[
                 measured for training in self.trainings.values() if self.pairs for measured in training.matrices(run)
             ],
-            tables=gap_table(self.gaps()),
+            tables=self.tables(),
             curves=named(curves),
         )
 
@@ -168,6 +168,12 @@ class Convergence:
             training.make(run)
         trainings = self.trainings.values()
         return [curve for training in trainings for curve in training.curves(run, self.previous, self.pairs, visit)]
+
+    def tables(self) -> dict[str, Table]:
+        """The gaps, and the diagnostics of the last checkpoints."""
+        of_each = [training.diagnosis.tables(training.layers)[DIAGNOSTICS] for training in self.trainings.values()]
+        whole = Table(columns=DIAGNOSED, rows=[row for table in of_each for row in table.rows])
+        return {**gap_table(self.gaps()), DIAGNOSTICS: whole}
 
     def gaps(self) -> list[Gap]:
         return [gap for training in self.trainings.values() for gap in training.gaps]
@@ -249,6 +255,7 @@ class Training(Similarity):
             sequences = self.sequences(run)
             total = self.counted(run, sequences)
         self.tokens = sequences[self.label]
+        self.diagnosis = diagnosis_of(self, sequences, total)
         return sequences, total
 
     def curves(self, run: Run, previous: bool = False, pairs: bool = False, visit: Visit | None = None) -> list[Curve]:
@@ -358,6 +365,7 @@ class Training(Similarity):
             modules = {} if module is None else {label: module}
             recorders = {} if module is None or entry is None else {label: Recorder(entry)}
             rows = blocks([reading], modules, recorders, sequences, self.extract, hardware, quiet, tally=count)
+            rows = self.diagnosis.watched(rows, reading.layers)  # of the checkpoint that is read first, the last one
             return batches(rows, self.extract, total, self.seed)
 
         def stored() -> Iterator[list[Tensor]]:

@@ -20,7 +20,7 @@ from repsim_cli.models.transformers import predicts_next
 from repsim_cli.registry import studies
 from repsim_cli.results import Run
 from repsim_cli.settings import Extract, Hardware
-from repsim_cli.studies.convergence import Convergence, Missing, Opened, Training, gap_table
+from repsim_cli.studies.convergence import Convergence, Missing, Opened, Training
 from repsim_cli.studies.cost import times
 from repsim_cli.training.pretrain import add_loss_gradients
 
@@ -136,7 +136,7 @@ class EffectiveRank:
             run, lambda training, checkpoint: ranks.extend(self._ranks(run, training, checkpoint))
         )
         curves = [*similarity, *self._curves(ranks)]
-        return Results(study="effective_rank", tables=gap_table(self.convergence.gaps()), curves=named(curves))
+        return Results(study="effective_rank", tables=self.convergence.tables(), curves=named(curves))
 
     def _curves(self, ranks: Sequence[Rank]) -> Iterator[Curve]:
         """A curve per model and kind of matrix, of parameters and of gradients."""

@@ -12,6 +12,7 @@ from sklearn.metrics import matthews_corrcoef
 
 from repsim_cli import measures, registry, results
 from repsim_cli.analysis.curves import curve
+from repsim_cli.content import DIAGNOSTICS
 from repsim_cli.errors import BadInput
 from repsim_cli.findings.claims import UNTESTABLE, known
 from repsim_cli.findings.convergence import at_share
@@ -43,7 +44,8 @@ def entry(folder, **more):
 
 
 def curves(folder):
-    return results.read_results(folder).curves
+    """Those over steps, without the diagnostics of the last checkpoint."""
+    return {name: curve for name, curve in results.read_results(folder).curves.items() if curve.x.name == "step"}
 
 
 def values(curve):
@@ -77,6 +79,10 @@ def test_numbers_equal_a_plain_recomputation(repsim, newest, folder):
     code, out, err = repsim("run", *SMALL, entry(folder), "options.previous=true", "extract.padding=keep")
     assert code == 0, err
     found = curves(newest())
+    (diagnosed,) = [table for name, table in results.read_results(newest()).tables.items() if name == DIAGNOSTICS]
+    assert {tuple(row[:2]) for row in diagnosed.rows} == {
+        ("mine", f"{point}@{i}") for i in range(3) for point in ("attn_out", "mlp_out")
+    }
     assert list(found) == [
         f"cka to {against}, {point}, mine" for against in ("last", "previous") for point in ("attn_out", "mlp_out")
     ]
@@ -249,7 +255,7 @@ def test_checkpoints_of_another_shape(repsim, folder, tiny_folder):
 def test_claims_are_about_one_similarity_at_a_time(repsim, newest, folder):
     assert repsim("run", "-q", *SMALL, entry(folder), "measure=[cka,procrustes,rsa]")[0] == 0
     found = recorded(newest())
-    assert len(found["curves"]) == 6
+    assert sum(curve["x"]["name"] == "step" for curve in found["curves"].values()) == 6
     assert [claim["measure"] for claim in found["claims"]] == ["cka", "cka", "rsa", "rsa"]
 
 
