@@ -510,7 +510,7 @@ BAD = [
     (["extract.lenght=3"], "extract.lenght: unknown key, got 3; did you mean 'length' or 'long'?"),
     (["sed=3"], "sed: unknown key, got 'sed=3'; did you mean 'seed'?"),
     (["dat.path=x"], "dat.path: unknown key, got 'dat.path=x'; did you mean 'data'?"),
-    (["data.pathh=x"], "data.pathh: unknown key, got 'x'; known: split"),
+    (["data.pathh=x"], "data.pathh: unknown key, got 'x'; known: chat, split"),
     (["options.targts=[]"], "options.targts: unknown key, got []; did you mean 'targets'?"),
     (["analyses.map.x=1"], "analyses: unknown analysis, got 'map'; did you mean 'maps'?"),
     (["hardware.thread=2"], "hardware.thread: unknown key, got 2; did you mean 'threads'?"),
