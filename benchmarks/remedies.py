@@ -62,9 +62,8 @@ def measured(settings: list[str], folder: Path) -> tuple[np.ndarray, float]:
     subprocess.run(["repsim", "run", "-q", *settings], env=os.environ | places, check=True, stderr=subprocess.DEVNULL)
     run = next(outputs.glob("*/*/manifest.json")).parent
     (measure,) = json.loads((run / "results.json").read_text())["measures"]
-    data = json.loads((run / "manifest.json").read_text())["data"]
-    lost = data.get("rows_skipped", 0) / (data["rows_kept"] + data.get("rows_skipped", 0))
-    return np.load(run / measure["matrices"][0]["values"]), lost
+    remedies = json.loads((run / "manifest.json").read_text()).get("remedies", {})
+    return np.load(run / measure["matrices"][0]["values"]), remedies.get("share_left_out", 0.0)
 
 
 def scores(one: np.ndarray, two: np.ndarray) -> tuple[float, float, float]:
@@ -90,7 +89,9 @@ def main(file: str, *models: str) -> None:
                 runs = [measured([*entry, *COMMON, *half, *RAW, *settings], Path(scratch)) for half in data]
                 recognised, depth, neighbour = scores(runs[0][0], runs[1][0])
                 lost = np.mean([lost for _, lost in runs])
-                print(f"| {name} | {remedy} | {recognised:.2f} | {depth:.2f} | {neighbour:.2f} | {lost:.0%} |", flush=True)
+                print(
+                    f"| {name} | {remedy} | {recognised:.2f} | {depth:.2f} | {neighbour:.2f} | {lost:.0%} |", flush=True
+                )
 
 
 def slug(name: str) -> str:

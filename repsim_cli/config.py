@@ -2,6 +2,7 @@
 
 import inspect
 import re
+import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, is_dataclass, replace
@@ -26,9 +27,15 @@ from repsim_cli.settings import EveryData, EveryModel, Extract, Group, Hardware,
 
 MISSING = "???"
 ALL = "all"
-LONGEST = 512  # tokens of `extract.length=auto`
-STRICT = ConfigDict(extra="forbid", strict=True, frozen=True, protected_namespaces=(), allow_inf_nan=False)
 Fields = dict[str, Any]
+LONGEST = 512  # tokens of `extract.length=auto`
+# by unit, what `auto` means for language models: on real models, blocks are recognised best (benchmarks/remedies.py)
+REMEDIES: dict[str, Fields] = {
+    "token": {"skip": 4, "normalise": "features"},
+    "word": {"skip": 2, "normalise": "features"},
+}
+UNCHANGED: Fields = {"skip": 0, "normalise": "none"}
+STRICT = ConfigDict(extra="forbid", strict=True, frozen=True, protected_namespaces=(), allow_inf_nan=False)
 
 
 class RunKeys(BaseModel):
@@ -152,7 +159,7 @@ def _validated(plain: Fields, problems: list[str], misfits: list[str]) -> RunCon
         "model": lambda: _expanded(problems, _models(problems, plain, unreached)),
         "measure": lambda: _components(problems, "measure", {"measure": runnable}, registry.measures, _measure),
         "data": lambda: _component(problems, "data", plain["data"], registry.data, _data),
-        "extract": lambda: _extract(problems, notes, plain["extract"], bound.get("model", {})),
+        "extract": lambda: _extract(problems, notes, plain["extract"], bound.get("model", {}), remedied),
         "significance": lambda: _bind(problems, "significance", Significance, plain["significance"]),
         "hardware": lambda: _bind(problems, "hardware", Hardware, plain["hardware"]),
         "seed": lambda: plain.get("seed"),
@@ -160,6 +167,7 @@ def _validated(plain: Fields, problems: list[str], misfits: list[str]) -> RunCon
         "skip_unsuitable": lambda: skip,
     }
     wanted = inspect.signature(study.function).parameters
+    remedied = getattr(study.function, "takes_remedies", False)
     bound: Fields = {}
     notes: list[str] = []
     for name, make in groups.items():
@@ -172,7 +180,7 @@ def _validated(plain: Fields, problems: list[str], misfits: list[str]) -> RunCon
         problems += _misplaced(plain["study"], study.function, bound["model"])
         problems += _unread(plain["study"], study.function, plain["model"])
     extract = bound.get("extract")
-    if extract is not None and extract.remedies and not getattr(study.function, "takes_remedies", False):
+    if extract is not None and extract.remedies and not remedied:
         problems.append(
             f"extract.{next(iter(extract.remedies))}: the study {plain['study']} reads rows as models give them, got "
             f"{next(iter(extract.remedies.values()))}; leave it at its default"
@@ -554,28 +562,33 @@ def _nested(annotation: Any) -> tuple[Any, bool]:
     return inner[0] if len(inner) == 1 and is_dataclass(inner[0]) else None, len(inner) < len(kinds)
 
 
-def _extract(problems: list[str], notes: list[str], given: Fields, models: Mapping[str, Any]) -> Any:
-    """The settings of extraction, with a length that every model can read: at most the shortest context, and for
-    `length: auto` that context, at most LONGEST. The models of a comparison have to read the same rows."""
+def _extract(
+    problems: list[str], notes: list[str], given: Fields, models: Mapping[str, Any], remedied: bool
+) -> Extract | None:
+    """The settings of extraction, with `auto` resolved and a length that every model can read: the models of a
+    comparison have to read the same rows. remedied: whether the study takes remedies."""
     from repsim_cli.models.source import Series, Source
 
     contexts: dict[str, int] = {}
     for label, model in models.items():
         with suppress(BadInput):  # of a broken checkpoint, which the study names
             source = model.checkpoints[-1].open() if isinstance(model, Series) else model
-            if isinstance(source, Source) and source.modality == "text" and source.context is not None:
-                contexts[label] = source.context
-    if given.get("length") == "auto":
-        given = {**given, "length": min([LONGEST, *contexts.values()])}
-    extract = _bind(problems, "extract", Extract, given)
+            if isinstance(source, Source) and source.modality == "text":
+                contexts[label] = sys.maxsize if source.context is None else source.context
     shortest = min(contexts, key=contexts.__getitem__, default=None)
-    if extract is None or shortest is None or extract.length <= contexts[shortest]:
+    most = sys.maxsize if shortest is None else contexts[shortest]
+    usual = REMEDIES.get(given.get("unit", ""), {}) if remedied and len(contexts) == len(models) else {}
+    automatic = {"length": min(LONGEST, most), **{key: usual.get(key, none) for key, none in UNCHANGED.items()}}
+    extract = _bind(
+        problems, "extract", Extract, given | {key: x for key, x in automatic.items() if given.get(key) == "auto"}
+    )
+    if extract is None or extract.length <= most:
         return extract
     notes.append(
-        f"extract.length: lowered from {extract.length} to {contexts[shortest]} tokens, the context of '{shortest}'; "
+        f"extract.length: lowered from {extract.length} to {most} tokens, the context of '{shortest}'; "
         "all models read the same rows"
     )
-    return replace(extract, length=contexts[shortest])
+    return replace(extract, length=most)
 
 
 def _bind(problems: list[str], path: str, function: Callable, given: Fields) -> Any:

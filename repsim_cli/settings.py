@@ -70,6 +70,8 @@ class Extract:
         `eos`, `sep`, `cls`, `unk`.
     drop_features: features with more than this share of their layer's variance are left out; 1: none.
     normalise: `features` divides every feature by its standard deviation, `rows` every row, as it is, by its norm.
+        `auto` in a configuration is, for the tokens and words of language models in studies that take remedies, skip=4
+        (words: 2) and normalise=features, and elsewhere 0 and `none`.
 
     skip and skip_tokens come first, then drop_features, then normalise. Shares and deviations are those of all rows
     that are left, whatever the estimate; without a cache each model runs a second time for them.
