@@ -30,7 +30,7 @@ ALL = "all"
 Fields = dict[str, Any]
 LONGEST = 512  # tokens of `extract.length=auto`
 # by unit, what `auto` means for language models: on real models, blocks are recognised best (benchmarks/remedies.py)
-REMEDIES: dict[str, Fields] = {
+USUAL: dict[str, Fields] = {
     "token": {"skip": 4, "normalise": "features"},
     "word": {"skip": 2, "normalise": "features"},
 }
@@ -167,7 +167,7 @@ def _validated(plain: Fields, problems: list[str], misfits: list[str]) -> RunCon
         "skip_unsuitable": lambda: skip,
     }
     wanted = inspect.signature(study.function).parameters
-    remedied = getattr(study.function, "takes_remedies", False)
+    remedied = getattr(study.function, "takes_remedies", ())
     bound: Fields = {}
     notes: list[str] = []
     for name, make in groups.items():
@@ -180,11 +180,12 @@ def _validated(plain: Fields, problems: list[str], misfits: list[str]) -> RunCon
         problems += _misplaced(plain["study"], study.function, bound["model"])
         problems += _unread(plain["study"], study.function, plain["model"])
     extract = bound.get("extract")
-    if extract is not None and extract.remedies and not remedied:
-        problems.append(
-            f"extract.{next(iter(extract.remedies))}: the study {plain['study']} reads rows as models give them, got "
-            f"{next(iter(extract.remedies.values()))}; leave it at its default"
-        )
+    problems += [
+        f"extract.{key}: the study {plain['study']} reads {'features' if remedied else 'rows'} as models give them, "
+        f"got {value}; leave it at its default"
+        for key, value in (extract.remedies if extract is not None else {}).items()
+        if key not in remedied
+    ]
     if "significance" not in wanted and plain["significance"].get("method", "none") != "none":
         problems.append(
             f"significance: the study {plain['study']} tests none, got {plain['significance']['method']}; "
@@ -563,10 +564,10 @@ def _nested(annotation: Any) -> tuple[Any, bool]:
 
 
 def _extract(
-    problems: list[str], notes: list[str], given: Fields, models: Mapping[str, Any], remedied: bool
+    problems: list[str], notes: list[str], given: Fields, models: Mapping[str, Any], remedied: Collection[str]
 ) -> Extract | None:
     """The settings of extraction, with `auto` resolved and a length that every model can read: the models of a
-    comparison have to read the same rows. remedied: whether the study takes remedies."""
+    comparison have to read the same rows. remedied: the remedies that the study takes."""
     from repsim_cli.models.source import Series, Source
 
     contexts: dict[str, int] = {}
@@ -577,8 +578,11 @@ def _extract(
                 contexts[label] = sys.maxsize if source.context is None else source.context
     shortest = min(contexts, key=contexts.__getitem__, default=None)
     most = sys.maxsize if shortest is None else contexts[shortest]
-    usual = REMEDIES.get(given.get("unit", ""), {}) if remedied and len(contexts) == len(models) else {}
-    automatic = {"length": min(LONGEST, most), **{key: usual.get(key, none) for key, none in UNCHANGED.items()}}
+    usual = USUAL.get(given.get("unit", ""), {}) if len(contexts) == len(models) else {}
+    automatic = {
+        "length": min(LONGEST, most),
+        **{key: usual.get(key, none) if key in remedied else none for key, none in UNCHANGED.items()},
+    }
     extract = _bind(
         problems, "extract", Extract, given | {key: x for key, x in automatic.items() if given.get(key) == "auto"}
     )

@@ -27,6 +27,12 @@ Finite = Annotated[float, Field(ge=-1e30, le=1e30)]
 ESTIMATES = Literal["full", "per_batch", "ratio_of_sums", "moments"]
 
 
+ALL_REMEDIES = (
+    "skip",
+    "skip_tokens",
+    "drop_features",
+    "normalise",
+)  # of rows or features that outweigh the others
 WORDS = ("word", "span")  # units of rows that are parts of a text, whatever its tokens
 LARGEST = 1e15  # of activations: the squares of larger ones, summed, leave the range of float32
 

@@ -34,7 +34,8 @@ JSON_VALUES: tuple[Any, ...] = (
 )  # fmt: skip
 
 
-DOCUMENTS = ("config.json", "tokenizer_config.json", "tokenizer.json", "model.safetensors.index.json")
+INDEX = "model.safetensors.index.json"
+DOCUMENTS = ("config.json", "tokenizer_config.json", "tokenizer.json", INDEX)
 
 
 class Mutation(NamedTuple):
@@ -136,6 +137,8 @@ def apply(mutation: Mutation, folder: Path, model: Path) -> list[str]:
         inside = inside[key]
     inside[path[-1]] = value
     file.write_text(json.dumps(content))
+    if file.name == INDEX:  # it is read where there is no single file
+        (folder / "model.safetensors").unlink()
     entry = f"+model.mine={{kind: transformers, path: {folder}}}"
     return ["model=[]", "measure=[cka]", entry, "extract.length=32", "extract.batch_rows=64", "extract.sequences=8"]
 

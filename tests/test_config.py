@@ -38,7 +38,12 @@ def composed(*overrides):
         return compose("config", [part for word in overrides for part in configs.as_hydra_takes(word)])
 
 
-LATER = {"seed=${seed}": 0, "length=auto": 128}  # values that the run puts in
+LATER = {
+    "seed=${seed}": 0,
+    "length=auto": 128,
+    "skip=auto": 4,
+    "normalise=auto": "features",
+}  # values that the run puts in
 
 
 def components() -> Iterator[tuple[str, Any, dict[str, Any]]]:

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,7 +16,7 @@ from repsim_cli.findings.layers import in_order
 from repsim_cli.models.source import AnySource, Precomputed, Source
 from repsim_cli.registry import did_you_mean, studies
 from repsim_cli.results import Run, slug, write
-from repsim_cli.settings import Extract, Fraction, Hardware
+from repsim_cli.settings import ALL_REMEDIES, Extract, Fraction, Hardware
 from repsim_cli.studies.bounds import check_rows_fit, in_gb, most_rows, shown, usual_length
 from repsim_cli.studies.cost import forward_time, speed_of, times
 from repsim_cli.studies.sample import counted, inputs, prepare, sample
@@ -57,7 +57,7 @@ class Probes:
         options.targets=answers options.probes=[linear_regression]
     """
 
-    takes_remedies: ClassVar[bool] = True
+    takes_remedies: ClassVar[Sequence[str]] = ALL_REMEDIES
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
 """Similarity of every layer of every model with every layer of every model."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -22,7 +22,7 @@ from repsim_cli.models.source import AnySource, PrecomputedWords, Source
 from repsim_cli.registry import studies
 from repsim_cli.results import Run
 from repsim_cli.segments import Segments
-from repsim_cli.settings import WORDS, Extract, Group, Hardware, Significance
+from repsim_cli.settings import ALL_REMEDIES, WORDS, Extract, Group, Hardware, Significance
 from repsim_cli.studies.bounds import check_rows_fit, in_gb, most_rows, passing, places, shown, usual_length
 from repsim_cli.studies.checks import (
     check_groups,
@@ -54,7 +54,7 @@ class Similarity:
         transformers, path: DIR}' data=local_text data.path=FILE
     """
 
-    takes_remedies: ClassVar[bool] = True
+    takes_remedies: ClassVar[Sequence[str]] = ALL_REMEDIES
 
     def __init__(
         self,

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -53,6 +53,9 @@ class Tuned(Similarity):
         transformers, path: DIR}' base=before data=local_text data.path=FILE
     """
 
+    # differences are those of the vectors as they are
+    takes_remedies: ClassVar[Sequence[str]] = ("skip", "skip_tokens")
+
     def __init__(
         self,
         *,
@@ -76,11 +79,6 @@ class Tuned(Similarity):
             raise BadInput(f"extract.unit: a row must be one token, got {got}; use extract=tokens")
         if extract.estimate == "moments":
             raise BadInput("extract.estimate: layers are compared pair by pair, got moments; use per_batch or full")
-        if extract.features_changed or extract.normalise != "none":
-            raise BadInput(
-                f"extract: differences are those of the vectors as they are, got {extract.remedies}; set "
-                "extract.drop_features=1 and extract.normalise=none"
-            )
         super().__init__(
             model=_with_tokenizer_of(base, model),
             data=data,

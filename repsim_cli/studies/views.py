@@ -1,6 +1,6 @@
 """The rows of every layer looked at directly: their distances, their neighbours, and how layers match them."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
@@ -32,7 +32,7 @@ from repsim_cli.measures.gromov import Space, space
 from repsim_cli.models.source import AnySource, Source
 from repsim_cli.registry import did_you_mean, studies
 from repsim_cli.results import Run, slug
-from repsim_cli.settings import Above0, Extract, Hardware, Medium, NotNegative, Positive, Tries
+from repsim_cli.settings import ALL_REMEDIES, Above0, Extract, Hardware, Medium, NotNegative, Positive, Tries
 from repsim_cli.studies.bounds import check_rows_fit, in_gb, most_rows, passing, shown, usual_length
 from repsim_cli.studies.cost import distances_time, forward_time, times
 from repsim_cli.studies.sample import counted, inputs, prepare, sample
@@ -112,7 +112,7 @@ class Views:
         data.path=FILE extract.estimate=full
     """
 
-    takes_remedies: ClassVar[bool] = True
+    takes_remedies: ClassVar[Sequence[str]] = ALL_REMEDIES
 
     def __init__(
         self,

@@ -399,6 +399,16 @@ def with_text(name, text):
     return lambda folder: (folder / name).write_text(text)
 
 
+def with_index(text):
+    """An index of shards, which is read where there is no single file."""
+
+    def change(folder):
+        (folder / "model.safetensors.index.json").write_text(text)
+        (folder / "model.safetensors").unlink()
+
+    return change
+
+
 def with_config(**changes):
     def change(folder):
         config = json.loads((folder / "config.json").read_text())
@@ -520,13 +530,13 @@ FOLDERS = {
     ),
     "deep config": with_text("config.json", "[" * 100_000),
     "tokenizer's config that is a list": with_text("tokenizer_config.json", "[]"),
-    "broken index": with_text("model.safetensors.index.json", "["),
-    "index of nothing": with_text("model.safetensors.index.json", "{}"),
-    "index of numbers": with_text("model.safetensors.index.json", '{"weight_map": {"a": 5}}'),
-    "index that leaves": with_text("model.safetensors.index.json", '{"weight_map": {"a": "../../a"}}'),
+    "broken index": with_index("["),
+    "index of nothing": with_index("{}"),
+    "index of numbers": with_index('{"weight_map": {"a": 5}}'),
+    "index that leaves": with_index('{"weight_map": {"a": "../../a"}}'),
     "pipe for the tokenizer's config": pipe("tokenizer_config.json"),
     "pipe for the weights": pipe("model.safetensors"),
-    "shard that is not there": with_text("model.safetensors.index.json", '{"weight_map": {"a": "part-2.safetensors"}}'),
+    "shard that is not there": with_index('{"weight_map": {"a": "part-2.safetensors"}}'),
 }
 
 

@@ -78,7 +78,7 @@ def test_numbers_equal_a_plain_recomputation(repsim, newest, tiny_folder, estima
     one, two = tiny_folder("gpt_neox", 0), tiny_folder("gpt_neox", 1)
     code, _, err = repsim(
         "run", *SMALL, local("one", one), local("two", two), "measure=[cka_unbiased]", "extract.layers=[0,1]",
-        f"extract.estimate={estimate}", "extract.rows=150", "seed=3",
+        f"extract.estimate={estimate}", "extract.rows=150", "extract.skip=0", "extract.normalise=none", "seed=3",
     )  # fmt: skip
     assert code == 0, err
     tokenizer = registry.models.get("transformers").function(path=str(one)).tokenizer()
@@ -137,7 +137,7 @@ def test_all_measures_and_hook_points_of_one_model(repsim, newest, tiny_folder):
 
 
 def test_biased_cka_with_few_rows_warns(repsim, newest, tiny_folder):
-    words = ("measure=[cka]", "extract.batch_rows=20")
+    words = ("measure=[cka]", "extract.batch_rows=20", "extract.skip=0")
     _, out, _ = repsim("run", *SMALL, local("mine", tiny_folder("gpt2")), *words)
     expected = "cka: 20 rows for 32 features (resid_post@0 of 'mine'); biased CKA is inflated"
     assert expected in recorded(newest())["warnings"][0]

@@ -415,7 +415,8 @@ def test_planted_networks_from_the_command_line(repsim, newest, networks):
     }  # fmt: skip
     figures = {file.stem for file in (folder / "figures").glob("*.png")}
     assert figures == {
-        f"{name}-{model}-layers" for name in ("gromov_wasserstein", "cka") for model in ("blocks", "even")
+        "diagnostics",
+        *(f"{name}-{model}-layers" for name in ("gromov_wasserstein", "cka") for model in ("blocks", "even")),
     }
     assert "gromov_wasserstein-blocks-layers.png" in out
     assert repsim("plot", newest(), "--all")[0] == 0

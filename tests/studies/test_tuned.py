@@ -25,8 +25,8 @@ from repsim_cli.errors import BadConfig, Degenerate, RunFailed
 from repsim_cli.models.transformers import SHIPPED, predicts_next
 from repsim_cli.settings import Extract
 
-SHORT = ("study=tuned", "extract.sequences=6", "extract.length=32", "extract.batch_rows=64", "hardware.batch_size=4",
-         "hardware.threads=1", "measure=[cka,mutual_knn]", "base=tiny_a")  # fmt: skip
+SHORT = ("study=tuned", "extract.skip=0", "extract.sequences=6", "extract.length=32", "extract.batch_rows=64",
+         "hardware.batch_size=4", "hardware.threads=1", "measure=[cka,mutual_knn]", "base=tiny_a")  # fmt: skip
 
 
 # ---- closed forms ----
@@ -259,7 +259,7 @@ def test_the_tiny_study(repsim, newest):
         (["model=[tiny_a,tiny_b]", "extract.unit=mean"], "extract.unit: a row must be one token, got mean; use extract=tokens"),
         (["model=[tiny_a,tiny_b]", "extract.piece=mean"], "extract.unit: a row must be one token, got piece=mean; use"),
         (["model=[tiny_a,tiny_b]", "measure=[cka]", "extract.estimate=moments"], "extract.estimate: layers are compared pair by pair, got moments; use per"),
-        (["model=[tiny_a,tiny_b]", "extract.normalise=rows"], r"extract: differences are those of the vectors as they are, got \{'normalise': 'rows'\}; set extract.drop"),
+        (["model=[tiny_a,tiny_b]", "extract.normalise=rows"], "extract.normalise: the study tuned reads features as models give them, got rows; leave it at its default"),
         (["model=[tiny_a]", "+model.small={kind: random, config: {model_type: gpt_neox, vocab_size: 512, hidden_size: 32, num_hidden_layers: 2, num_attention_heads: 2}, tokenizer: tiny_a}"],
          "model.small: its layers are not those of the base 'tiny_a', got 2 of width 32 for 6 of width 64; compare"),
         (["model=[tiny_a]", "+model.other={kind: random, config: {model_type: gpt_neox}, tokenizer: characters}"], "model.other: its tokenizer lacks tokens of the base 'tiny_a', or numbers"),
