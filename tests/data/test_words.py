@@ -271,7 +271,7 @@ def test_runs_on_words_need_the_same_words(repsim, newest, tmp_path):
     treebank(tmp_path, [[vocabulary[i] for i in rng.integers(0, len(vocabulary), 5)] for _ in range(25)])
     code, _, err = repsim(
         "run", "model=[tiny_a,tiny_b]", "data=ewt", f"data.path={tmp_path / 'a.conllu'}", "measure=[cka,neuronsim]",
-        "extract=tokens", "extract.unit=word", "extract.length=32", "extract.estimate=full",
+        "extract=tokens", "extract.unit=word", "extract.length=32", "extract.skip=0", "extract.estimate=full",
         "significance=permutation", "significance.permutations=19", "hardware.threads=1",
     )  # fmt: skip
     assert code == 0, err

@@ -246,6 +246,8 @@ def test_a_map_of_words_with_curves_and_claims(repsim, newest, corpus):
     quantities = {
         "mean neuronsim", "mean svcca", "mean cka", "localization",
         "neuronsim with tiny_a", "svcca with tiny_a", "cka with tiny_a",
+        "share of variance in the largest feature", "share of variance in the largest 1 % of rows",
+        "participation ratio", "norm at the first place over that elsewhere",
     }  # fmt: skip
     assert {curve["about"]["quantity"] for curve in curves.values()} == quantities
     with_base = [c["about"]["model"] for c in curves.values() if c["about"]["quantity"] == "cka with tiny_a"]

@@ -132,6 +132,7 @@ def test_the_view_of_a_training(repsim, newest):
     folder = next(iter((newest().parents[2] / "cache" / "models").glob("*/model-*/step6")))
     again = [word for word in words if not word.startswith(("+model", "experiment"))]
     again += [f"+model.mine={{kind: transformers, path: {folder}}}", "extract.estimate=full", "significance=none"]
+    again += ["extract.skip=0", "extract.normalise=none"]
     assert repsim("run", *again)[0] == 0
     alone = recorded(newest())["measures"][0]["matrices"][0]
     assert results.read_array(newest(), alone["values"])[0, 1] == pytest.approx(rows[4][3], abs=1e-6)
