@@ -454,6 +454,14 @@ SAMPLED = {
 }
 
 
+REMEDIED = {
+    "skip": lambda places: f"without the first {places} places",
+    "skip_tokens": lambda names: f"without {', '.join(names)}",
+    "drop_features": lambda share: f"without features above {share:g} of the variance",
+    "normalise": {"features": "features at unit variance", "rows": "rows at unit norm"}.__getitem__,
+}
+
+
 def _measured(
     values: np.ndarray,
     p: np.ndarray | None,
@@ -473,12 +481,15 @@ def _measured(
         SAMPLED[estimate["kind"]].format(batches),
         f"{estimate['rows']:,} {estimate.get('unit', 'rows')}" + (f"; {said}" if said else ""),
     ]
+    remedies = estimate.get("remedies", {})
+    treated = "; ".join(said(remedies[key]) for key, said in REMEDIED.items() if key in remedies)
     crosses = f" (×: p > {alpha:g}, uncorrected)" if chance.any() else ""
     return heatmap(
         values,
         by_block(rows)[0] if said else rows,
         by_block(columns)[0] if said else columns,
-        title=f"{card['label']}{': standard error' if quantity == 'se' else ''}\n{', '.join(parts)}{crosses}",
+        title=f"{card['label']}{': standard error' if quantity == 'se' else ''}\n{', '.join(parts)}{crosses}"
+        + (f"\n{treated}" if treated else ""),
         bar_label="standard error" if quantity == "se" else bar_label(card),
         limits=colour_range(values, card, quantity),
         colours=colours(card, quantity),

@@ -26,6 +26,7 @@ REMEDIES: Mapping[str, Mapping[str, Any]] = {
     "skip 4": {"skip": 4},
     "features": {"normalise": "features"},
     "rows": {"normalise": "rows"},
+    "skip 4, features": {"skip": 4, "normalise": "features"},
     "drop 0.05, skip 4": {"drop_features": 0.05, "skip": 4},
 }
 NOTED = ("models_run", "matrices_cached")  # in the manifest, of the run's own maps

@@ -36,8 +36,10 @@ def test_cells_that_rest_on_a_massive_feature_change_under_features(repsim, newe
     whole, manifest = (json.loads((folder / name).read_text()) for name in ("results.json", "manifest.json"))
     left_out = [warning for warning in manifest["warnings"] if warning.startswith("robustness: ")]
     assert [warning.split(" (")[0] for warning in left_out] == [
-        "robustness: the remedy 'skip 4' is left out", "robustness: the remedy 'drop 0.05, skip 4' is left out"
-    ]  # fmt: skip
+        "robustness: the remedy 'skip 4' is left out",
+        "robustness: the remedy 'skip 4, features' is left out",
+        "robustness: the remedy 'drop 0.05, skip 4' is left out",
+    ]
     assert all("stored activations do not say at which places their rows are" in warning for warning in left_out)
     table = whole["tables"]["robustness"]
     rows = {(row[0], row[1]): dict(zip(table["columns"], row, strict=True)) for row in table["rows"]}
@@ -88,11 +90,11 @@ def test_models_are_treated_alike_and_rows_are_skipped(repsim, newest):
     assert any("under the remedy 'drop 0.05, skip 4' a measure is left out (extract.drop_features: euclidean" in warning
                for warning in manifest["warnings"])  # fmt: skip
     parts = {key: matrix for key, matrix in whole["matrices"].items() if matrix["about"].get("kind") == "remedy"}
-    assert len(parts) == 3 * (5 + 4)  # pairs of models, remedies
+    assert len(parts) == 3 * (6 + 5)  # pairs of models, remedies
     assert {matrix["n"] for key, matrix in parts.items() if "skip 4" in key} == {768}
     assert {matrix["n"] for key, matrix in parts.items() if "skip 4" not in key} == {1024}
     table = whole["tables"]["robustness"]
-    assert [row[2] for row in table["rows"]] == [66] * 7
+    assert [row[2] for row in table["rows"]] == [66] * 9
     code, out, _ = repsim("run", *words, "analyses.robustness={}", "dry_run=true")
     assert code == 0
-    assert "remedies: none, skip 4, features, rows, drop 0.05, skip 4" in out
+    assert "remedies: none, skip 4, features, rows, skip 4, features, drop 0.05, skip 4" in out

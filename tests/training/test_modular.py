@@ -95,7 +95,7 @@ def test_rows_of_one_position_or_both(read, unit, place):
     sequences = modular_pairs(numbers=5).sequences(Numbers(5), extract, 0)
     (reading,) = readings({"m": source}, extract)
     with capture(model, source, reading.points) as reader:
-        found = Forward(reading, reader, model, sequences, extract, Hardware()).rows(slice(0, 25))
+        found = Forward(reading, reader, model, sequences, extract, Hardware(batch_size=25)).rows(slice(0, 25))
     for layer, rows in zip(reading.layers, found, strict=True):
         assert torch.equal(rows, x[layer.name][:, place].reshape(25, -1)), layer.name
         assert "mlp_p" in layer.name or rows.shape[1] == layer.width
