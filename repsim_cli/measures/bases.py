@@ -15,7 +15,7 @@ from repsim_cli.measures.rdm import SHAPE
 
 AFFINE: frozenset[Invariance] = frozenset({*SHAPE, "invertible_linear", "scaling_of_neurons"})
 NEURONS: frozenset[Invariance] = SHAPE - {"orthogonal"}
-CORRELATIONS: frozenset[Invariance] = NEURONS | {"scaling_of_neurons"}
+CORRELATIONS: frozenset[Invariance] = frozenset({*NEURONS, "scaling_of_neurons"})
 Variance = Annotated[float, Field(gt=0, le=1)]
 
 
