@@ -71,7 +71,8 @@ class Extract:
     rows: rows in the sample of `full`, at most.
     skip: the first so many places of each sequence, special tokens included, give no rows, and no part of pooled ones:
         `mean` is that of the others, `first` and `last` are the first and last of the others. A row that one model
-        leaves out is left out for all; a word is at the place of the token that stands for it (of `mean`, its first). `auto` in a configuration: see `normalise`.
+        leaves out is left out for all; a word is at the place of the token that stands for it (of `mean`, its first).
+        `auto` in a configuration: see `normalise`.
     skip_tokens: tokens whose places are left out in the same way: `newline` (white space with a line break), `bos`,
         `eos`, `sep`, `cls`, `unk`.
     drop_features: features with more than this share of their layer's variance are left out; 1: none.
