@@ -84,7 +84,7 @@ def main(file: str, *models: str) -> None:
         data = halves(Path(file), Path(scratch))
         for model in models:
             name = Path(model).stem
-            entry = ["model=[]", f"+model.{slug(name)}={{kind: transformers, path: '{Path(model).absolute()}'}}"]
+            entry = ["model=[]", f"+model.mine={{kind: transformers, path: '{Path(model).absolute()}'}}"]
             for remedy, settings in REMEDIES.items():
                 runs = [measured([*entry, *COMMON, *half, *RAW, *settings], Path(scratch)) for half in data]
                 recognised, depth, neighbour = scores(runs[0][0], runs[1][0])
@@ -92,10 +92,6 @@ def main(file: str, *models: str) -> None:
                 print(
                     f"| {name} | {remedy} | {recognised:.2f} | {depth:.2f} | {neighbour:.2f} | {lost:.0%} |", flush=True
                 )
-
-
-def slug(name: str) -> str:
-    return "".join(letter if letter.isalnum() else "_" for letter in name)
 
 
 if __name__ == "__main__":

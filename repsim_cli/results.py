@@ -593,14 +593,14 @@ def marked(results: Results) -> Results:
     return from_json(with_marks(to_json(results))) if results.marks else results
 
 
-def read_array(folder: Path, relative: str) -> np.ndarray:
-    """An array of a run; the path may not leave the folder."""
+def read_array(folder: Path, relative: str, *, mapped: bool = False) -> np.ndarray:
+    """An array of a run; the path may not leave the folder. mapped: its content is read when it is used."""
     file = (folder / relative).resolve()
     if not file.is_relative_to(folder.resolve()):
         raise BadInput(f"{folder}: an array outside the run, got '{relative}'; the run is damaged")
     if file.exists() and not file.is_file():  # reading a pipe would never return
         raise BadInput(f"{file}: cannot be read, got no regular file; the run is damaged, run it again")
     try:
-        return np.load(file, allow_pickle=False)
+        return np.load(file, mmap_mode="r" if mapped else None, allow_pickle=False)
     except (FileNotFoundError, ValueError, EOFError) as error:
         raise BadInput(f"{file}: cannot be read, got '{error}'; the run is damaged, run it again") from None

@@ -135,11 +135,13 @@ class Remedies:
         count, shifts, sums, squares = 0, [], [], []
         for batch in regrouped(stream, PASSED, 0, rest=True):
             wide = [x.double() for x in batch]
-            shifts = shifts or [x.mean(0) for x in wide]
-            for i, (x, shift) in enumerate(zip(wide, shifts, strict=True)):
+            if not shifts:
+                shifts = [x.mean(0) for x in wide]
+                sums, squares = ([torch.zeros_like(shift) for shift in shifts] for _ in range(2))
+            for x, shift, total, square in zip(wide, shifts, sums, squares, strict=True):
                 x = x - shift
-                sums[i : i + 1] = [x.sum(0) + (sums[i] if i < len(sums) else 0)]
-                squares[i : i + 1] = [x.square_().sum(0) + (squares[i] if i < len(squares) else 0)]
+                total += x.sum(0)
+                square += x.square_().sum(0)
             count += len(wide[0])
         for layer, shift, total, square in zip(layers, shifts, sums, squares, strict=True):
             variance = (square - total**2 / count).clamp_min(0) / count

@@ -121,7 +121,7 @@ def draw(
     found = results.read_results(folder)
     manifest = results.read_facts(folder)
     for matrix in [*found.matrices.values(), *(matrix for x in found.measures for matrix in x.matrices)]:
-        results.read_array(folder, matrix.values)  # no figure is drawn of a damaged run
+        results.read_array(folder, matrix.values, mapped=True)  # no figure is drawn of a damaged run
     drawn = [card_of(name).figures for name in found.analyses if only is None or name in only]
     kinds = [figures for figures in drawn if figures is not None]
 

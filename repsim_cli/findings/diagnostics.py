@@ -14,7 +14,7 @@ from repsim_cli.findings.layers import block_of, in_order, point_of
 from repsim_cli.settings import Positive, Share
 
 STUDIES = ("similarity", "views", "probes", "convergence", "effective_rank")
-TRY = "try extract.skip=4, extract.normalise=features or extract.drop_features=0.05, or all by analyses.robustness={}"
+REMEDIES = {"skip": "4", "normalise": "features", "drop_features": "0.05"}  # that a warning proposes
 RATIO = "norm at the first place over that elsewhere"
 BOUNDS = {FEATURE_SHARE: 1.0, ROWS_SHARE: 1.0}
 
@@ -59,6 +59,8 @@ def shortened(names: Sequence[str]) -> str:
 def warnings(run: Finished, layers: dict[str, list[dict[str, Any]]], options: Diagnostics) -> Iterator[str]:
     """A line per model that has layers to be named."""
     cards = {measured.label: measured.card for measured in run.results.measures}
+    used = run.manifest.get("remedies", {})
+    untried = " or ".join(f"extract.{key}={value}" for key, value in REMEDIES.items() if key not in used)
     looking = [label for label, card in cards.items() if card.get("sees_scale_of_features", True)]
     if cards and not looking:
         seen = "none of the measures in use depends on the scale of features"
@@ -70,7 +72,8 @@ def warnings(run: Finished, layers: dict[str, list[dict[str, Any]]], options: Di
             yield (
                 f"model.{model}: in {len(named)} of {len(rows)} layers a single feature or 1 % of the rows has more "
                 f"than {100 * options.share:g} % of the variance, or the participation ratio is below "
-                f"{options.participation:g} ({shortened(named)}); {seen}; {TRY}"
+                f"{options.participation:g} ({shortened(named)}); {seen}; "
+                f"{f'try {untried}, or all' if untried else 'compare remedies'} by analyses.robustness={{}}"
             )
 
 
