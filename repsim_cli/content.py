@@ -45,7 +45,8 @@ class Matrix:
     """One array of the run folder with the names of its rows and columns.
 
     values: the array's path.
-    se, p, calibrated, tested, low, high: paths of arrays with one number per cell.
+    se, p, p_family, q, calibrated, tested, low, high: paths of arrays with one number per cell. p_family, q: p
+        corrected for the cells of this matrix, family-wise and as a false discovery rate.
     n: the rows of data that the values rest on.
     details: further arrays by name.
     label, bounds: of the colour bar, where no measure says them.
@@ -59,6 +60,8 @@ class Matrix:
     n: int | None = None
     se: str | None = None
     p: str | None = None
+    p_family: str | None = None
+    q: str | None = None
     calibrated: str | None = None
     tested: str | None = None
     low: str | None = None

@@ -152,6 +152,10 @@ def check(settings: Significance, estimate: str, dependent: bool) -> None:
             "significance.method: tokens of a document depend on each other and the closed form takes rows as "
             "independent, got closed_form; use significance=permutation, pooled rows, or significance.clusters=row"
         )
+    if settings.method == "closed_form" and settings.family == "max_t":
+        raise BadInput(
+            "significance.family: max_t needs permutations, got closed_form; use holm, or significance=permutation"
+        )
     if estimate == "moments" and (settings.method != "none" or settings.jackknife or settings.bands):
         raise BadInput(
             "significance: sums over all rows have neither null nor standard error, got estimate moments; use "
@@ -163,6 +167,24 @@ def check(settings: Significance, estimate: str, dependent: bool) -> None:
         raise BadInput(f"significance.jackknife: it needs a single sample, got {estimate}; use extract.estimate=full")
     if settings.bands and estimate == "full":
         raise BadInput("significance.bands: they need several batches, got full; use per_batch, or jackknife")
+
+
+def check_family(settings: Significance, layers: Sequence[int]) -> None:
+    """Raises BadInput where Holm's correction of the largest map cannot reach alpha with so few permutations.
+
+    layers: of each model.
+    """
+    if settings.method != "permutation" or settings.family != "holm":
+        return
+    first, second = [*sorted(layers, reverse=True), 0][:2]
+    cells = max(first * second, first * (first - 1) // 2)
+    needed = math.ceil(cells / settings.alpha) - 1
+    if settings.permutations < needed:
+        raise BadInput(
+            f"significance.permutations: Holm's correction of {cells} cells cannot reach "
+            f"{settings.alpha:g} with p values of at least 1/{settings.permutations + 1}, got "
+            f"{settings.permutations}; give at least {needed}, or use significance.family=max_t"
+        )
 
 
 Progress = Callable[[Sequence[Any], str], Iterable[Any]]
@@ -234,39 +256,123 @@ def drawn(
 class Judged(NamedTuple):
     """The significance of all values of a measure.
 
-    p: under the null that rows are paired at random. calibrated: the score above chance, in [0, 1].
+    p: under the null that rows are paired at random. p_family, q: p corrected for the cells of the map of two models.
+    calibrated: the score above chance, in [0, 1].
     tested: the values that p and calibrated refer to, if not those of all rows.
     null: a record of the method.
     """
 
-    p: Matrix | None
-    calibrated: Matrix | None
-    tested: Matrix | None
-    null: dict[str, Any] | None
+    p: Matrix | None = None
+    p_family: Matrix | None = None
+    q: Matrix | None = None
+    calibrated: Matrix | None = None
+    tested: Matrix | None = None
+    null: dict[str, Any] | None = None
 
 
-def judge(settings: Significance, measure: Measure, matrix: SimilarityMatrix, segments: Segments | None) -> Judged:
-    """The significance from the observed statistics. In closed form, p is that of z summed over batches."""
+def judge(
+    settings: Significance,
+    measure: Measure,
+    matrix: SimilarityMatrix,
+    segments: Segments | None,
+    places: Sequence[slice],
+) -> Judged:
+    """The significance from the observed statistics. In closed form, p is that of z summed over batches.
+
+    places: where the layers of each model stand.
+    """
     observed, card = matrix.statistics, measure.card
+    holm = settings.method == "closed_form" or settings.family == "holm"
     if settings.method == "closed_form":
         root = math.sqrt(matrix.batches)
         skewness = observed["skewness"] / root
-        null = {"method": "closed_form", "clusters": "row", "alpha": settings.alpha}
+        null = {"method": "closed_form", "clusters": "row", "alpha": settings.alpha, "family": "holm"}
         null["skewed"] = int((skewness > SKEWED).sum())
-        return Judged(tail(observed["z"] * root, skewness), None, None, null)
+        p = tail(observed["z"] * root, skewness)
+        return Judged(p, *corrected(p, matrix.values, None, card, places), null=null)
     if segments is not None:
         null = {
             "method": "permutation",
             "permutations": settings.permutations,
             "clusters": settings.clusters,
             "alpha": settings.alpha,
+            "family": "holm" if holm else "max_t",
             "segments": segments.count,
             "share": segments.share,
         }
-        tested = observed["tested"]
-        scores = calibrated(tested, observed["null"], card, settings.alpha)
-        return Judged(p_values(tested, observed["null"], card), scores, tested if segments.share < 1 else None, null)
-    return Judged(None, None, None, None)
+        tested, drawn_values = observed["tested"], observed["null"]
+        p = p_values(tested, drawn_values, card)
+        return Judged(
+            p,
+            *corrected(p, tested, None if holm else drawn_values, card, places),
+            calibrated=calibrated(tested, drawn_values, card, settings.alpha),
+            tested=tested if segments.share < 1 else None,
+            null=null,
+        )
+    return Judged()
+
+
+def corrected(
+    p: Matrix, tested: Matrix, null: Float[Tensor, "k r r"] | None, card: Card, places: Sequence[slice]
+) -> tuple[Matrix, Matrix]:
+    """p corrected for the cells of a map, that is, of the layers of two models: family-wise, and as the false discovery
+    rate at which a cell is counted as a discovery (Benjamini and Hochberg 1995).
+
+    null: for the step-down max-T; without it, Holm's correction. Each pair of layers counts once, and a layer with
+    itself, which is no test, keeps its p.
+    """
+    family, rate = p.clone(), p.clone()
+    sign = 1 if card.larger_is_closer else -1
+    for (i, row), (j, column) in itertools.product(enumerate(places), repeat=2):
+        if card.symmetric and j < i:
+            continue
+        cells = tested[row, column].isfinite().cpu()
+        if i == j:
+            cells &= ~torch.eye(len(cells), dtype=torch.bool)
+            cells = cells.triu() if card.symmetric else cells
+        if not cells.any():
+            continue
+        raw = p[row, column][cells]
+        rate[row, column][cells] = torch.from_numpy(scipy.stats.false_discovery_control(raw.numpy()))
+        if null is None:
+            family[row, column][cells] = holm_adjusted(raw)
+        else:
+            family[row, column][cells] = max_t(sign * tested[row, column][cells], sign * null[:, row, column][:, cells])
+    if card.symmetric:
+        family, rate = (half.triu() + half.triu(1).mT for half in (family, rate))
+    return family, rate
+
+
+def holm_adjusted(p: Float[Tensor, " m"]) -> Float[Tensor, " m"]:
+    """Holm's (1979) step-down correction, valid under any dependence.
+
+    >>> holm_adjusted(torch.tensor([0.03, 0.01, 0.02]))
+    tensor([0.0400, 0.0300, 0.0400])
+    """
+    order = p.argsort(stable=True)
+    left = torch.arange(len(p), 0, -1)
+    adjusted = torch.empty_like(p)
+    adjusted[order] = (left * p[order]).cummax(0).values.clamp_max(1)
+    return adjusted
+
+
+def max_t(observed: Float[Tensor, " m"], null: Float[Tensor, "k m"]) -> Float[Tensor, " m"]:
+    """p values of m cells corrected for each other: step-down max-T from the joint null (Westfall and Young 1993,
+    algorithm 4.1). Larger is closer.
+
+    Each cell is standardised by the mean and the deviation of its values, observed and drawn together, so that cells
+    with a wide null do not decide alone. A cell is compared with the largest of the cells that are no closer than it.
+    """
+    both = torch.cat([observed[None], null])
+    both = both - both.mean(0)
+    both /= both.square().mean(0).sqrt().clamp_min(torch.finfo(both.dtype).tiny)
+    order = both[0].argsort(descending=True, stable=True)
+    ordered = both[:, order]
+    largest = ordered[1:].flip(1).cummax(1).values.flip(1)
+    counts = (largest >= ordered[0] - 1e-9).sum(0)  # equal values may differ by rounding
+    adjusted = torch.empty_like(observed)
+    adjusted[order] = ((1 + counts).to(observed.dtype) / (1 + len(null))).cummax(0).values
+    return adjusted
 
 
 def best_pairs(

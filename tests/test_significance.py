@@ -311,6 +311,14 @@ def test_best_pair_of_layers_is_judged_as_a_maximum():
             "significance.bands: they need several batches, got full",
         ),
         (["significance.permutations=5"], "significance.permutations: wrong value, got 5"),
+        (
+            ["significance=closed_form", "significance.family=max_t", "significance.clusters=row", "measure=[cka]"],
+            "significance.family: max_t needs permutations, got closed_form; use holm, or significance=permutation",
+        ),
+        (
+            ["significance=permutation", "significance.family=holm", "measure=[cka]"],
+            "Holm's correction of 36 cells cannot reach 0.05 with p values of at least 1/200, got 199; give at least 719",
+        ),
         (["significance=permutations"], "did you mean"),
     ],
 )
@@ -318,6 +326,66 @@ def test_bad_settings(repsim, words, message):
     code, _, err = repsim("run", *words)
     assert code == 2
     assert message in err
+
+
+def planted(seed, cells=64, true=20, draws=199, effect=4.0):
+    """Statistics of a map, which share a factor, and their joint null; the first `true` cells have an effect."""
+    rng = np.random.default_rng(seed)
+    scales = np.exp(rng.normal(size=cells))  # nulls of different widths
+    values = (rng.normal(size=(draws + 1, cells)) + rng.normal(size=(draws + 1, 1))) * scales
+    values[0, :true] += effect * scales[:true]
+    return torch.from_numpy(values[0]), torch.from_numpy(values[1:])
+
+
+def test_max_t_by_hand():
+    """Standardised by mean and deviation, cell after cell from the closest, against the maximum of what is left."""
+    observed, null = planted(0, cells=6, true=2, draws=30)
+    both = np.vstack([observed, null])
+    both = (both - both.mean(0)) / both.std(0)
+    expected, before = np.zeros(6), 0.0
+    left = list(range(6))
+    while left:
+        closest = max(left, key=lambda cell: both[0, cell])
+        count = sum(max(row[cell] for cell in left) >= both[0, closest] for row in both[1:])
+        before = max(before, (1 + count) / 31)
+        expected[closest] = before
+        left.remove(closest)
+    assert judging.max_t(observed, null).tolist() == pytest.approx(expected.tolist())
+
+
+def test_errors_on_planted_maps():
+    """Of maps with 20 true cells of 64: max-T errs anywhere in 5 % of maps at most, the discoveries of q are false in 5 %
+    at most, and max-T finds more than Holm's correction and less than q. Bounds are four standard errors."""
+    maps = 300
+    errors, false, power = [], [], []
+    for seed in range(maps):
+        observed, null = planted(seed)
+        p = judging.p_values(observed[None], null[:, None], measures.card("cka"))[0]
+        whole = [slice(0, 1), slice(1, 65)]  # a model of one layer against one of 64
+        fill = torch.ones(65, 65, dtype=torch.float64)
+        p_all, tested, nulls = fill.clone(), fill.clone(), torch.ones(len(null), 65, 65, dtype=torch.float64)
+        p_all[0, 1:], tested[0, 1:], nulls[:, 0, 1:] = p, observed, null
+        family, q = (part[0, 1:] for part in judging.corrected(p_all, tested, nulls, measures.card("cka"), whole))
+        assert torch.equal(family, judging.max_t(observed, null))
+        found = q <= 0.05
+        errors.append(bool((family[20:] <= 0.05).any()))
+        false.append(float(found[20:].sum() / max(1, found.sum())))
+        power.append([float((x[:20] <= 0.05).float().mean()) for x in (judging.holm_adjusted(p), family, q)])
+    assert np.mean(errors) <= 0.05 + 4 * np.sqrt(0.05 * 0.95 / maps)
+    assert np.mean(false) <= 0.05 + 4 * np.std(false) / np.sqrt(maps)
+    assert np.mean(false) > 0  # the bound could be exceeded
+    holm, family, q = np.mean(power, axis=0)
+    assert holm < family < q
+
+
+def test_a_measure_in_both_directions_has_two_tests_per_pair():
+    """Under a symmetric measure a pair of layers counts once, under an asymmetric one twice."""
+    p = torch.full((3, 3), 0.01, dtype=torch.float64)
+    both = {name: judging.corrected(p, p, None, measures.card(name), [slice(0, 3)])[0] for name in ("cka", "neuronsim")}
+    off = ~torch.eye(3, dtype=torch.bool)
+    assert both["cka"][off].tolist() == pytest.approx([0.03] * 6)
+    assert both["neuronsim"][off].tolist() == pytest.approx([0.06] * 6)
+    assert both["cka"].diagonal().tolist() == both["neuronsim"].diagonal().tolist() == [0.01] * 3
 
 
 def test_a_run_with_permutations(repsim, newest):
@@ -329,18 +397,24 @@ def test_a_run_with_permutations(repsim, newest):
     for measure in found["measures"]:
         null = measure["null"]
         assert {**null, "segments": 0, "share": 0} == {
-            "method": "permutation", "permutations": 19, "clusters": "document", "alpha": 0.05, "segments": 0, "share": 0,
+            "method": "permutation", "permutations": 19, "clusters": "document", "alpha": 0.05, "family": "max_t",
+            "segments": 0, "share": 0,
         }  # fmt: skip
         assert null["segments"] >= 10
         assert 0 < null["share"] < 1
         assert f"of {100 * null['share']:.0f} % of the rows, in {null['segments']} segments" in warned
         for matrix in measure["matrices"]:
-            keys = ("p", "calibrated", "tested", "values", "low", "high")
+            keys = ("p", "p_family", "q", "calibrated", "tested", "values", "low", "high")
             parts = {key: results.read_array(newest(), matrix[key]) for key in keys}
             assert parts["p"].min() >= 0.05 - 1e-12
             assert (parts["tested"] != parts["values"]).any()
+            for corrected in ("p_family", "q"):
+                assert (parts[corrected] >= parts["p"] - 1e-12).all()
+                assert parts[corrected].max() <= 1
             if matrix["rows"]["model"] == matrix["columns"]["model"]:
-                assert (parts["p"] == parts["p"].T).all()
+                for key in ("p", "p_family", "q"):
+                    assert (parts[key] == parts[key].T).all()
+                    assert (parts[key].diagonal() == parts["p"].diagonal()).all()
             assert (parts["low"] <= parts["high"]).all()
             assert ((parts["calibrated"] >= 0) & (parts["calibrated"] <= 1)).all()
     table = found["tables"]["closest layers"]

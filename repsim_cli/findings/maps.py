@@ -383,7 +383,7 @@ def _grid(run: Finished, measured: Measured, quantity: str) -> Any:
         return whole
 
     names = [name for model in models for name in layers[model]]
-    p = joined("p") if quantity == "values" and measured.null else None
+    p = joined(tested(measured.null)[0]) if quantity == "values" and measured.null else None
     figure, axes = _measured(joined(quantity), p, names, names, measured, quantity, ends[:-1].tolist())
     for end in ends[1:-1]:
         axes.axhline(end - 0.5, color="white", linewidth=1.2)
@@ -436,7 +436,7 @@ def _pair(run: Finished, measured: Measured, matrix: Matrix, ordered: bool) -> A
     ]
     cells = np.ix_(*orders)
     values = run.array(matrix.values)[cells]
-    p = run.array(matrix.p)[cells] if measured.null and matrix.p else None
+    p = run.array(file)[cells] if measured.null and (file := getattr(matrix, tested(measured.null)[0])) else None
     down, across = (
         [side.layers[i] for i in order] for side, order in zip((matrix.rows, matrix.columns), orders, strict=True)
     )
@@ -444,6 +444,14 @@ def _pair(run: Finished, measured: Measured, matrix: Matrix, ordered: bool) -> A
     axes.set_ylabel(matrix.rows.model, parse_math=False)
     axes.set_xlabel(matrix.columns.model, parse_math=False)
     return figure
+
+
+FAMILY = {"max_t": "family-wise by max-T", "holm": "family-wise by Holm"}
+
+
+def tested(null: Mapping[str, Any]) -> tuple[str, str]:
+    """Which p values cross out cells, and how they are corrected for the cells of a map, where the run did so."""
+    return ("p_family", FAMILY[null["family"]]) if "family" in null else ("p", "uncorrected")
 
 
 SAMPLED = {
@@ -483,7 +491,7 @@ def _measured(
     ]
     remedies = estimate.get("remedies", {})
     treated = "; ".join(said(remedies[key]) for key, said in REMEDIED.items() if key in remedies)
-    crosses = f" (×: p > {alpha:g}, uncorrected)" if chance.any() else ""
+    crosses = f" (×: p > {alpha:g}, {tested(measured.null)[1]})" if measured.null and chance.any() else ""
     return heatmap(
         values,
         by_block(rows)[0] if said else rows,

@@ -23,8 +23,9 @@ from repsim_cli.results import (
     read_results,
 )
 
-QUANTITIES = ("values", "se", "low", "high", "p", "calibrated", "tested")  # of a matrix in results.json
-SHARES = ("p", "calibrated")  # of them, those from 0 to 1 whatever the measure
+# of a matrix in results.json
+QUANTITIES = ("values", "se", "low", "high", "p", "p_family", "q", "calibrated", "tested")
+SHARES = ("p", "p_family", "q", "calibrated")  # of them, those from 0 to 1 whatever the measure
 ELSEWHERE = ("warnings", "timings", "peak_memory_mb_after", "command", "overrides", "files")  # in the page
 
 

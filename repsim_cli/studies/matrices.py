@@ -294,7 +294,7 @@ def records(
     places = dict(zip((reading.label for reading in readings), places_of(readings), strict=True))
     for label, matrix in matrices.items():
         measure = measures[label]
-        judged = judging.judge(significance, measure, matrix, trading)
+        judged = judging.judge(significance, measure, matrix, trading, list(places.values()))
         if judged.null is not None and judged.null.get("skewed"):
             run.warn(
                 f"significance: {label}: the null of {judged.null['skewed']} of {matrix.values.numel()} cells is too "
@@ -303,6 +303,8 @@ def records(
         extra: dict[str, Any] = {
             "se": matrix.statistics.get("se", matrix.se),
             "p": judged.p,
+            "p_family": judged.p_family,
+            "q": judged.q,
             "calibrated": judged.calibrated,
             "tested": judged.tested,
         }

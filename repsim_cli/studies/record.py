@@ -26,7 +26,7 @@ def card_record(measure: Measure) -> dict[str, Any]:
     return {**measure.card.record(), "cosine": is_cosine(measure)}
 
 
-CELLS = ("se", "p", "calibrated", "tested", "low", "high")  # of a Matrix; all else are details
+CELLS = ("se", "p", "p_family", "q", "calibrated", "tested", "low", "high")  # of a Matrix; all else are details
 
 
 def measure_record(

@@ -96,6 +96,7 @@ class Similarity:
         several = bool(self.live) and (extract.unit in ("token", *WORDS) or data.packs(extract))
         dependent = (several or stored) and significance.clusters == "document"
         judging.check(significance, extract.estimate, dependent)
+        judging.check_family(significance, [len(reading.layers) for reading in self.readings])
         in_batches = extract.estimate in ("per_batch", "ratio_of_sums")
         if in_batches and (most := most_rows(self.models, extract)) < extract.batch_rows:
             raise self._too_few_rows(f"at most {most}")

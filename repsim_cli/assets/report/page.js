@@ -5,7 +5,8 @@ const DATA = JSON.parse(document.getElementById("data").textContent);
 const RUNS = DATA.runs.map((run, i) => ({ ...run, letter: letters(i) }));
 const MANY = RUNS.length > 1;
 const QUANTITIES = {
-  values: "value", se: "standard error", low: "band from", high: "band to", p: "p value", calibrated: "calibrated score",
+  values: "value", se: "standard error", low: "band from", high: "band to", p: "p value", p_family: "p value, family-wise",
+  q: "false discovery rate", calibrated: "calibrated score",
   tested: "value on the permuted rows",
 };
 const VERDICTS = { holds: "\u2713 ", fails: "\u2717 ", unclear: "? ", "not testable here": "\u2013 " };
