@@ -1,6 +1,8 @@
 """Fine-tuning of an encoder as a classifier of labelled text, with metrics by kind of example."""
 
 import copy
+import functools
+import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
@@ -10,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from repsim_cli.activations.outputs import in_order, outputs
@@ -19,11 +21,12 @@ from repsim_cli.data.labelled import Example, Examples
 from repsim_cli.data.labels import Scoring
 from repsim_cli.errors import BadInput
 from repsim_cli.models.transformers import library, load
-from repsim_cli.results import Progress
+from repsim_cli.results import Progress, quiet
 from repsim_cli.settings import Above0, Extract, From0, Medium, NotNegative, Positive
+from repsim_cli.training.loop import Regulariser, train
 from repsim_cli.training.trained import Metrics
 
-CODE = 1  # raise when a change of the code changes the trained weights
+CODE = 2  # raise when a change of the code changes the trained weights
 LOGGED = 50  # points of the loss curve, roughly
 SPECIAL = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
 EVERYTHING = 1 << 30
@@ -115,27 +118,26 @@ def classifier(config: Any, where: str | None, revision: str | None, seed: int) 
     return model
 
 
-class _Rows(torch.utils.data.Dataset):
-    """The examples by number; `batch` makes tensors as long as its longest example."""
+def batch_of(sequences: Sequences, numbers: Int[np.ndarray, " b"], segments: bool) -> dict[str, Tensor]:
+    """The inputs of these examples, as long as the longest of them, and their labels."""
+    longest = int(sequences.mask[numbers].sum(1).max())
+    arrays = {"input_ids": sequences.ids, "attention_mask": sequences.mask}
+    if segments and sequences.segments is not None:
+        arrays["token_type_ids"] = sequences.segments
+    given = {name: torch.from_numpy(array[numbers, :longest]).long() for name, array in arrays.items()}
+    assert sequences.labels is not None
+    return {**given, "labels": torch.from_numpy(sequences.labels.codes[numbers]).long()}
 
-    def __init__(self, sequences: Sequences, segments: bool):
-        self.sequences, self.segments = sequences, segments
 
-    def __len__(self) -> int:
-        return len(self.sequences.ids)
-
-    def __getitem__(self, number: int) -> int:
-        return number
-
-    def batch(self, numbers: Sequence[int]) -> dict[str, Tensor]:
-        all_rows, chosen = self.sequences, np.asarray(numbers)
-        longest = int(all_rows.mask[chosen].sum(1).max())
-        arrays = {"input_ids": all_rows.ids, "attention_mask": all_rows.mask}
-        if self.segments and all_rows.segments is not None:
-            arrays["token_type_ids"] = all_rows.segments
-        given = {name: torch.from_numpy(array[chosen, :longest]).long() for name, array in arrays.items()}
-        assert all_rows.labels is not None
-        return {**given, "labels": torch.from_numpy(all_rows.labels.codes[chosen]).long()}
+def adamw(model: nn.Module, rate: float, weight_decay: float) -> torch.optim.AdamW:
+    """AdamW on all weights that train, with decay of all but norms and biases."""
+    trained = [(name, weights) for name, weights in model.named_parameters() if weights.requires_grad]
+    decays = [weights.ndim > 1 and "bias" not in name for name, weights in trained]
+    groups = [
+        {"params": [weights for (_, weights), own in zip(trained, decays, strict=True) if own == wanted], **settings}
+        for wanted, settings in ((True, {"weight_decay": weight_decay}), (False, {"weight_decay": 0.0}))
+    ]
+    return torch.optim.AdamW([group for group in groups if group["params"]], lr=rate, fused=True)
 
 
 def fine_tune(
@@ -145,48 +147,52 @@ def fine_tune(
     *,
     segments: bool,
     seed: int,
-    scratch: Path,
-    progress: Progress,
+    state: Path | None = None,
+    progress: Progress = quiet,
+    regulariser: Regulariser | None = None,
 ) -> dict[int, float]:
     """Trains the classifier in place; returns the mean loss since the last point, in nats, by step.
 
-    seed: of the order of the examples and of dropout. The same seed gives the same weights on the same machine.
+    seed: of the order of the examples, which is drawn anew for each epoch, and of dropout. The same seed gives the same
+    weights on the same machine. state: a file from which a killed training resumes.
     """
-    from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
+    per_epoch = math.ceil(len(sequences.ids) / recipe.batch_size)
+    total = recipe.steps or math.ceil(per_epoch * recipe.epochs)
 
-    rows = _Rows(sequences, segments)
-    total = recipe.steps or int(np.ceil(len(rows) / recipe.batch_size) * recipe.epochs)
-    ticks = iter(progress(range(total), label="training", unit="steps"))
+    @functools.lru_cache(maxsize=1)
+    def order(epoch: int) -> Int[np.ndarray, " N"]:
+        return torch.randperm(len(sequences.ids), generator=torch.Generator().manual_seed(seed + epoch)).numpy()
 
-    class Tick(TrainerCallback):
-        def on_step_end(self, *_: Any, **__: Any) -> None:
-            next(ticks, None)
+    def loss(step: int, _: np.random.Generator) -> Tensor:
+        epoch, start = step // per_epoch, step % per_epoch * recipe.batch_size
+        batch = batch_of(sequences, order(epoch)[start : start + recipe.batch_size], segments)
+        inputs = {name: x.to(recipe.device) for name, x in batch.items()}
+        labels = inputs.pop("labels")
+        return nn.functional.cross_entropy(model(**inputs).logits, labels)
 
-    settings = TrainingArguments(
-        output_dir=str(scratch),
-        max_steps=total,
-        per_device_train_batch_size=recipe.batch_size,
-        learning_rate=recipe.learning_rate,
-        lr_scheduler_type="linear",
-        warmup_steps=recipe.warm_up,
-        weight_decay=recipe.weight_decay,
-        max_grad_norm=recipe.clip,
-        optim="adamw_torch_fused",
-        seed=seed,
-        logging_steps=max(1, total // LOGGED),
-        save_strategy="no",
-        report_to="none",
-        disable_tqdm=True,
-        remove_unused_columns=False,
-        dataloader_pin_memory=False,
-        use_cpu=recipe.device == "cpu",
-    )
-    settings._n_gpu = min(settings.n_gpu, 1)  # otherwise each of several devices takes a whole batch
-    trainer = Trainer(model=model, args=settings, train_dataset=rows, data_collator=rows.batch, callbacks=[Tick()])
-    trainer.remove_callback(PrinterCallback)
-    trainer.train()
-    next(ticks, None)
-    return {int(entry["step"]): entry["loss"] for entry in trainer.state.log_history if "loss" in entry}
+    def rate(step: int) -> float:
+        if step < recipe.warm_up:
+            return recipe.learning_rate * (step / recipe.warm_up)
+        return recipe.learning_rate * ((total - step) / max(1, total - recipe.warm_up))
+
+    devices = [recipe.device] if torch.device(recipe.device).type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(seed)
+        losses = list(
+            train(
+                model,
+                adamw(model, recipe.learning_rate, recipe.weight_decay),
+                loss,
+                steps=progress(range(total), label="training", unit="steps"),
+                rate=rate,
+                clip=recipe.clip,
+                seed=seed,
+                state=state,
+                regulariser=regulariser,
+            )
+        )
+    every = max(1, total // LOGGED)
+    return {end: float(np.mean(losses[end - every : end])) for end in range(every, total + 1, every)}
 
 
 def logits_of(model: Any, sequences: Sequences, *, segments: bool, batch_size: int) -> Float[Tensor, "N c"]:

@@ -33,7 +33,7 @@ from repsim_cli.models.transformers import (
 )
 from repsim_cli.planning import check_device, is_dry
 from repsim_cli.registry import models
-from repsim_cli.results import Progress, dumps
+from repsim_cli.results import STATE, Progress, dumps
 from repsim_cli.settings import Above0, Positive, Seed
 from repsim_cli.training.finetune import (
     CODE,
@@ -165,7 +165,7 @@ def finetuned(
         start = time.process_time()
         model = classifier(labelled_config(plain, sets[name].names), where, revision, seed).to(recipe.device)
         losses = fine_tune(
-            model, sequences(name), recipe, segments=bare.segments, seed=seed, scratch=scratch, progress=progress
+            model, sequences(name), recipe, segments=bare.segments, seed=seed, state=scratch / STATE, progress=progress
         )
         record = {"seed": seed, "recipe": asdict(recipe), "loss": losses, "cpu_seconds": time.process_time() - start}
         model.save_pretrained(folder)

@@ -4,7 +4,6 @@ A killed training resumes from its saved state, and ends with the same bits.
 """
 
 import math
-import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +20,7 @@ from repsim_cli.models.series import METRICS, read_metrics
 from repsim_cli.models.transformers import inline_config, library
 from repsim_cli.results import Progress, dumps, write
 from repsim_cli.settings import Above0, Medium, NotNegative, Positive
-from repsim_cli.training.state import SAVE_EVERY, restore_state, save_state
+from repsim_cli.training.loop import nothing, train
 
 END = "<|endoftext|>"
 EVERYTHING = 1 << 30
@@ -160,7 +159,7 @@ def pretrain(
             write(place / METRICS, dumps(held_out_metrics(model, text.held_out)).encode())
 
     losses = list(
-        train(
+        causal_training(
             model,
             text.seen,
             recipe,
@@ -170,57 +169,32 @@ def pretrain(
             state=state,
         )
     )
+    state.unlink()
     return Pretrained(losses, {step: read_metrics(folder / f"step{step}") for step in recipe.kept})
 
 
-def train(
+def causal_training(
     model: nn.Module,
     sequences: Int[np.ndarray, "N L"],
     recipe: TextRecipe,
     *,
     steps: Iterable[int],
     seed: int,
-    save: Callable[[int], None],
+    save: Callable[[int], None] = nothing,
     state: Path | None = None,
 ) -> Iterator[float]:
-    """Yields the loss in nats per token of every step.
+    """Yields the loss in nats per token of every step; `steps`, `save` and `state` as in `loop.train`."""
 
-    steps: the numbers of all steps of the recipe, from 0. save(step) is called before the first step and after each,
-    with the number of steps done. state: a file that is written every few seconds, from which a training that was
-    killed resumes; its steps are yielded again, not done.
-    Raises RunFailed where the loss is not finite.
-    """
+    def loss(_: int, draw: np.random.Generator) -> Tensor:
+        rows = draw.integers(len(sequences), size=recipe.batch_size)
+        return next_token_loss(model, torch.from_numpy(sequences[rows]).long())
+
+    def rate(step: int) -> float:
+        decay = 0.55 + 0.45 * math.cos(math.pi * step / recipe.steps)
+        return recipe.learning_rate * min((step + 1) / recipe.warm_up, decay)
+
     optimiser = torch.optim.AdamW(model.parameters(), lr=recipe.learning_rate, betas=(0.9, 0.95), weight_decay=0.1)
-    draw = np.random.default_rng(seed)
-    losses: list[float] = []
-    if state is not None and state.is_file():
-        losses = restore_state(state, model, optimiser, draw)["losses"].tolist()
-    done, saved = len(losses), time.monotonic()
-    model.train()
-    save(done)
-    for step in steps:
-        if step < done:
-            yield losses[step]
-            continue
-        for group in optimiser.param_groups:
-            decay = 0.55 + 0.45 * math.cos(math.pi * step / recipe.steps)
-            group["lr"] = recipe.learning_rate * min((step + 1) / recipe.warm_up, decay)
-        ids = torch.from_numpy(sequences[draw.integers(len(sequences), size=recipe.batch_size)]).long()
-        loss = next_token_loss(model, ids)
-        optimiser.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimiser.step()
-        losses.append(float(loss.detach()))
-        if not math.isfinite(losses[-1]):
-            raise RunFailed(f"training: the loss is not finite, got {losses[-1]} at step {step}; lower learning_rate")
-        save(step + 1)
-        if state is not None and time.monotonic() - saved > SAVE_EVERY:
-            save_state(state, model, optimiser, draw, {"losses": torch.tensor(losses, dtype=torch.float64)})
-            saved = time.monotonic()
-        yield losses[-1]
-    if state is not None:
-        state.unlink(missing_ok=True)
+    return train(model, optimiser, loss, steps=steps, rate=rate, clip=1.0, seed=seed, save=save, state=state)
 
 
 def next_token_loss(model: nn.Module, ids: Int[Tensor, "b s"]) -> Tensor:
@@ -265,5 +239,4 @@ def held_out_metrics(model: nn.Module, sequences: Int[np.ndarray, "N L"]) -> dic
         mean = nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
         loss += float(mean) * len(ids)
         hits += float((logits.argmax(-1) == ids[:, 1:]).float().mean()) * len(ids)
-    model.train()
     return {"loss": loss / len(sequences), "accuracy": hits / len(sequences)}

@@ -16,7 +16,7 @@ from repsim_cli.models.transformers import hash_files
 from repsim_cli.registry import models
 from repsim_cli.results import STATE, Progress
 from repsim_cli.settings import Seed
-from repsim_cli.training.pretrain import TextRecipe, held_out_metrics, train
+from repsim_cli.training.pretrain import TextRecipe, causal_training, held_out_metrics
 from repsim_cli.training.trained import Metrics, Trained
 
 CODE = 1  # raise when a change of the code changes what is trained
@@ -60,13 +60,12 @@ def pretrained(
         whole = sequences.ids[sequences.mask.all(1)]
         held_out, seen = whole[::20], whole[[i for i in range(len(whole)) if i % 20]]
         model: Any = fresh.with_head("AutoModelForCausalLM")
-        losses = train(
+        losses = causal_training(
             model,
             seen,
             recipe,
             steps=progress(range(recipe.steps), label="training", unit="steps"),
             seed=seed,
-            save=lambda step: None,
             state=scratch / STATE,
         )
         last = list(losses)[-1]

@@ -22,12 +22,14 @@ def save_state(
     draw: np.random.Generator,
     more: Mapping[str, Tensor],
 ) -> None:
-    """Weights, moments, torch's generator and `more` as safetensors; the generator of batches in their metadata."""
+    """Weights, moments, torch's generators and `more` as safetensors; the generator of batches in their metadata."""
     tensors: dict[str, Tensor] = {f"weights.{name}": x.detach() for name, x in model.named_parameters()}
     for i, moments in optimiser.state_dict()["state"].items():
         tensors |= {f"optimiser.{i}.{key}": x for key, x in moments.items()}
     tensors |= {f"more.{name}": x for name, x in more.items()}
     tensors["torch"] = torch.get_rng_state()
+    if torch.cuda.is_available():
+        tensors["cuda"] = torch.cuda.get_rng_state()
     held = {name: x.contiguous() for name, x in tensors.items()}
     write(file, safetensors.torch.save(held, {"draw": json.dumps(draw.bit_generator.state)}))
 
@@ -49,4 +51,6 @@ def restore_state(
             moments.setdefault(int(i), {})[key] = x
     optimiser.load_state_dict({**optimiser.state_dict(), "state": moments})
     torch.set_rng_state(tensors["torch"])
+    if "cuda" in tensors and torch.cuda.is_available():
+        torch.cuda.set_rng_state(tensors["cuda"])
     return {name.removeprefix("more."): x for name, x in tensors.items() if name.startswith("more.")}

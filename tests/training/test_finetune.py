@@ -1,6 +1,7 @@
 """Classifiers that a run trains: the same seed gives the same weights, families, metrics, and what is refused."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,10 +11,10 @@ from test_config import composed
 
 from repsim_cli import registry
 from repsim_cli.config import validate
-from repsim_cli.errors import BadConfig, BadInput
+from repsim_cli.errors import BadConfig, BadInput, RunFailed
 from repsim_cli.models.source import Source, with_keys
 from repsim_cli.settings import EveryModel
-from repsim_cli.training import trained
+from repsim_cli.training import finetune, loop, trained
 
 # the shipped entry with two seeds and next to no training
 TINY_FINETUNED = [
@@ -138,6 +139,126 @@ def test_a_pretrained_encoder_is_what_training_starts_from(trained_once):
             break
     assert made.classifier.weight.shape[0] == 2
     assert made.config.id2label == {0: "a", 1: "b"}
+
+
+def classifier_and_examples(**settings):
+    """A BERT of one block with dropout, and 40 examples of sixteen tokens or fewer."""
+    from repsim_cli.models.transformers import inline_config
+
+    data = registry.data.get("overlap_nli").function(examples=40)
+    shape = {**ENTRY["config"], "num_hidden_layers": 2, **settings}
+    config = finetune.labelled_config(inline_config(shape), data.names)
+    words = finetune.word_tokenizer((text for example in data.examples()[0] for text in example.texts), 64, 32)
+    return finetune.classifier(config, None, None, 3), finetune.all_sequences(data, words, 32)
+
+
+def fine_tuned(recipe, state=None, regulariser=None, **settings):
+    """The weights and the loss after a fine-tuning, in one order."""
+    model, examples = classifier_and_examples(**settings)
+    losses = finetune.fine_tune(
+        model, examples, recipe, segments=True, seed=4, state=state, regulariser=regulariser and regulariser(model)
+    )
+    return model.state_dict(), losses
+
+
+def same(one, other):
+    return all(torch.equal(one[name], other[name]) for name in one)
+
+
+def killed_at(monkeypatch, step):
+    """The examples of this step are asked for by a user who presses Ctrl-C; a list as long as the steps done."""
+    asked, batch_of = [], finetune.batch_of
+
+    def stopping(*given):
+        asked.append(1)
+        if len(asked) > step:
+            raise KeyboardInterrupt
+        return batch_of(*given)
+
+    monkeypatch.setattr(loop, "SAVE_EVERY", 0.0)
+    monkeypatch.setattr(loop, "SHARE", 0)
+    monkeypatch.setattr(finetune, "batch_of", stopping)
+    return asked
+
+
+RECIPE = finetune.FineTuneRecipe(length=32, epochs=2.0, batch_size=16, learning_rate=1e-2, warm_up=2, weight_decay=0.1)
+
+
+class Decay(torch.nn.Module):
+    """A penalty on a weight, which is doubled after each step; the weight is then rounded."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.__dict__["weight"] = model.classifier.weight  # no tensor of this module
+        self.register_buffer("factor", torch.ones(()))
+
+    def penalty(self):
+        return self.factor * self.weight.square().sum()
+
+    def update(self, step):
+        self.factor *= 2
+        with torch.no_grad():
+            self.weight.copy_((64 * self.weight).round() / 64)
+
+
+@pytest.mark.parametrize("regulariser", [None, Decay])
+def test_a_killed_fine_tuning_ends_with_the_same_bits(tmp_path, monkeypatch, regulariser):
+    state = tmp_path / "state.safetensors"
+    wanted, losses = fine_tuned(RECIPE, regulariser=regulariser)
+    with monkeypatch.context() as patch:
+        killed_at(patch, 4)  # in the second epoch
+        with pytest.raises(KeyboardInterrupt):
+            fine_tuned(RECIPE, state, regulariser)
+    asked = killed_at(monkeypatch, 99)
+    torch.manual_seed(1)  # dropout follows the saved state alone
+    resumed, again = fine_tuned(RECIPE, state, regulariser)
+    assert len(asked) == 2  # of six steps
+    assert same(resumed, wanted)
+    assert again == losses
+    assert not same(fine_tuned(RECIPE, hidden_dropout_prob=0.0)[0], wanted)
+
+
+def test_a_regulariser_acts_on_each_step():
+    plain, losses = fine_tuned(RECIPE)
+    changed, others = fine_tuned(RECIPE, regulariser=Decay)
+    assert losses[1] == others[1]  # without the penalty
+    assert torch.equal(64 * changed["classifier.weight"], (64 * changed["classifier.weight"]).round())
+    assert changed["classifier.weight"].norm() < plain["classifier.weight"].norm() / 2
+
+
+def test_the_steps_are_those_of_a_plain_loop():
+    """Every example once in an epoch, a rate that rises and falls, decay of matrices alone, clipped gradients."""
+    recipe = replace(RECIPE, clip=0.5)
+    model, examples = classifier_and_examples(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    matrices = [weights for name, weights in model.named_parameters() if weights.ndim == 2]
+    vectors = [weights for name, weights in model.named_parameters() if weights.ndim == 1]
+    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
+    optimiser = torch.optim.AdamW(groups, fused=True)
+    batches = [
+        rows
+        for epoch in range(2)
+        for rows in torch.randperm(40, generator=torch.Generator().manual_seed(4 + epoch)).split(16)
+    ]
+    for rows, share in zip(batches, [0, 1 / 2, 1, 3 / 4, 1 / 2, 1 / 4], strict=True):
+        longest = int(examples.mask[rows].sum(1).max())
+        ids, mask, segments = (
+            torch.from_numpy(x[rows, :longest]).long() for x in (examples.ids, examples.mask, examples.segments)
+        )
+        given = {"input_ids": ids, "attention_mask": mask, "token_type_ids": segments}
+        loss = model(**given, labels=torch.from_numpy(examples.labels.codes[rows]).long()).loss
+        model.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        for group in optimiser.param_groups:
+            group["lr"] = 1e-2 * share
+        optimiser.step()
+    found = fine_tuned(recipe, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)[0]
+    assert same(found, model.state_dict())
+
+
+def test_a_loss_that_is_not_finite():
+    with pytest.raises(RunFailed, match="training: the loss is not finite, got nan at step .; lower learning_rate"):
+        fine_tuned(replace(RECIPE, learning_rate=1e30, clip=1e30))
 
 
 ENTRY = {

@@ -9,7 +9,7 @@ from recorded import recorded
 
 from repsim_cli import registry, results
 from repsim_cli.errors import BadInput, RunFailed
-from repsim_cli.training import pretrain
+from repsim_cli.training import loop, pretrain
 from repsim_cli.training import series as trained_series
 
 CONFIG = "{model_type: gpt_neox, hidden_size: 16, num_hidden_layers: 2, num_attention_heads: 2, intermediate_size: 32, max_position_embeddings: 32, tie_word_embeddings: true, bos_token_id: 0, eos_token_id: 0}"  # fmt: skip
@@ -35,7 +35,8 @@ def stops_at(monkeypatch, step):
             raise KeyboardInterrupt
         return loss(model, ids)
 
-    monkeypatch.setattr(pretrain, "SAVE_EVERY", 0.0)
+    monkeypatch.setattr(loop, "SAVE_EVERY", 0.0)
+    monkeypatch.setattr(loop, "SHARE", 0)
     monkeypatch.setattr(pretrain, "next_token_loss", stopping)
     return asked
 
@@ -162,7 +163,7 @@ def test_a_loss_that_is_not_finite(monkeypatch):
     monkeypatch.setattr(pretrain, "next_token_loss", lambda model, ids: model.weight.sum() * float("inf"))
     with pytest.raises(RunFailed, match="training: the loss is not finite, got (nan|inf|-inf) at step 0; lower learn"):
         recipe = pretrain.TextRecipe(steps=2, batch_size=1)
-        list(pretrain.train(model, np.zeros((4, 3), int), recipe, steps=range(2), seed=0, save=lambda step: None))
+        list(pretrain.causal_training(model, np.zeros((4, 3), int), recipe, steps=range(2), seed=0))
 
 
 def test_metrics_that_cannot_be_read(tmp_path):
@@ -188,7 +189,7 @@ def test_the_shipped_models_are_made_again(repsim, newest, monkeypatch):
 
     with monkeypatch.context() as patch:
         stops_at(patch, 101)
-        patch.setattr(pretrain, "SAVE_EVERY", 1e9)
+        patch.setattr(loop, "SAVE_EVERY", 1e9)
         assert repsim("run", "-q", "experiment=pretrain_tiny", "hardware.threads=1")[0] == 130
     for name in ("model.safetensors", "config.json", "tokenizer.json"):
         made = (newest() / "models" / "step100" / name).read_bytes()

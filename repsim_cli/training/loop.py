@@ -1,0 +1,102 @@
+"""The loop of gradient steps that trainings of transformers share; a killed one resumes and ends with the same bits."""
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from repsim_cli.errors import RunFailed
+from repsim_cli.training.state import SAVE_EVERY, restore_state, save_state
+
+SHARE = 20  # training lasts at least so many times as long as saving its state
+
+
+class Regulariser(Protocol):
+    """What acts on the weights beside the examples, such as dynamic sparse training. An nn.Module with buffers is one.
+
+    penalty(): is added to the loss that is minimised; recorded losses are without it.
+    update(step): may change weights, after each step, with the number of steps done.
+    state_dict(), load_state_dict(): its tensors, saved with the state of the training.
+    """
+
+    def penalty(self) -> Tensor: ...
+
+    def update(self, step: int) -> None: ...
+
+    def state_dict(self) -> Mapping[str, Tensor]: ...
+
+    def load_state_dict(self, state: Mapping[str, Tensor], /) -> Any: ...
+
+
+def nothing(step: int) -> None:
+    """A `save` that keeps nothing."""
+
+
+def train(
+    model: nn.Module,
+    optimiser: torch.optim.Optimizer,
+    loss: Callable[[int, np.random.Generator], Tensor],
+    *,
+    steps: Iterable[int],
+    rate: Callable[[int], float],
+    clip: float,
+    seed: int,
+    save: Callable[[int], None] = nothing,
+    state: Path | None = None,
+    regulariser: Regulariser | None = None,
+) -> Iterator[float]:
+    """Yields the loss of every step.
+
+    loss(step, draw): of the examples of a step, which may be drawn with `draw`, a generator under the seed.
+    steps: the numbers of all steps, from 0; rate(step): the learning rate. Gradients of a norm above `clip` are scaled
+    down to it. save(step) is called before the first step and after each, with the number of steps done; it may leave
+    the model in eval mode. state: a file that is written from time to time, from which a training that was killed
+    resumes; its steps are yielded again, not done.
+    Raises RunFailed where the loss is not finite.
+    """
+    draw = np.random.default_rng(seed)
+    losses: list[float] = []
+    if state is not None and state.is_file():
+        restored = restore_state(state, model, optimiser, draw)
+        losses = restored.pop("losses").tolist()
+        if regulariser is not None:
+            regulariser.load_state_dict(restored)
+    done, saved, took = len(losses), time.monotonic(), 0.0
+    parameters = [weights for weights in model.parameters() if weights.requires_grad]
+
+    def leave() -> None:
+        if state is not None:
+            more = {} if regulariser is None else regulariser.state_dict()
+            save_state(state, model, optimiser, draw, {**more, "losses": torch.tensor(losses, dtype=torch.float64)})
+
+    save(done)
+    for step in steps:
+        if step < done:
+            yield losses[step]
+            continue
+        model.train()
+        for group in optimiser.param_groups:
+            group["lr"] = rate(step)
+        of_step = loss(step, draw)
+        optimiser.zero_grad()
+        (of_step if regulariser is None else of_step + regulariser.penalty()).backward()
+        nn.utils.clip_grad_norm_(parameters, clip)
+        optimiser.step()
+        if regulariser is not None:
+            regulariser.update(step + 1)
+        losses.append(float(of_step.detach()))
+        if not math.isfinite(losses[-1]):
+            raise RunFailed(f"training: the loss is not finite, got {losses[-1]} at step {step}; lower learning_rate")
+        save(step + 1)
+        if time.monotonic() - saved > max(SAVE_EVERY, SHARE * took):
+            saved = time.monotonic()
+            leave()
+            took = time.monotonic() - saved
+            saved += took
+        yield losses[-1]
+    leave()
