@@ -34,6 +34,7 @@ from repsim_cli.findings.probes import Probed
 from repsim_cli.findings.ranks import COLUMNS
 from repsim_cli.findings.sub_networks import Clustered
 from repsim_cli.findings.targets import Near
+from repsim_cli.findings.variants import Scores
 
 ALL = {claim.name: claim for claim in known(registry.claims.names())}
 TRUTH, FALSEHOOD, NOISE = 1, -1, 0  # the sign of a planted effect
@@ -354,6 +355,27 @@ def matthews(sign, rng):
     return (Table(columns=COLUMNS, rows=rows),)
 
 
+# accuracies of four tasks with blocks frozen, as a share of 2000 examples
+
+
+def frozen(bottom, top) -> Make:
+    """bottom, top: by sign, the true accuracy lost."""
+
+    def made(sign, rng):
+        lost = {"none": 0.0, "top 2": top[sign], "bottom 2": bottom[sign]}
+        return (
+            Scores(
+                {
+                    task: {variant: rng.binomial(2000, 0.9 - x, 1) / 2000 for variant, x in lost.items()}
+                    for task in "abcd"
+                },
+                "none",
+            ),
+        )
+
+    return made
+
+
 # views of rows
 
 
@@ -446,6 +468,8 @@ TABLE: dict[str, Make] = {
     "base_distances_stay": shifts({TRUTH: 0.05, FALSEHOOD: 0.5, NOISE: 0.11}, {TRUTH: 0, FALSEHOOD: 0, NOISE: 0}),
     "fine_tuning_shifts_distances": shifts({1: 0.1, -1: 1, 0: 0.5}, {1: 1, -1: 0.1, 0: 0.5}),
     "distances_shift_late": peaks,
+    "freezing_the_bottom_costs_less": frozen({1: 0.0, -1: 0.1, 0: 0.05}, {1: 0.1, -1: 0.0, 0: 0.05}),
+    "frozen_bottom_layers_cost_little": frozen({1: -0.03, -1: 0.1, 0: 0.01}, {1: 0, -1: 0, 0: 0}),
     "neighbours_change": overlaps,
     "couplings_are_not_the_identity": plans,
 }
