@@ -48,7 +48,8 @@ def seeds_differ_beyond_their_training(classifiers: Sequence[Metrics]) -> Weighe
 
 def by_model(metrics: Mapping[str, Metrics]) -> Table:
     """A row per model: accuracy where it was trained to be right, and by heuristic and label."""
-    names = [name for name in next(iter(metrics.values())) if name.count("_") == 0 or name.endswith("entailment")]
+    given = [name for name in next(iter(metrics.values())) if all(name in own for own in metrics.values())]
+    names = [name for name in given if name.count("_") == 0 or name.endswith("entailment")]
     rows = [[label, *(own[name] for name in names)] for label, own in metrics.items()]
     return Table(columns=["model", *names], rows=rows)
 

@@ -23,7 +23,8 @@ from repsim_cli.errors import BadInput
 from repsim_cli.models.transformers import library, load
 from repsim_cli.results import Progress, quiet
 from repsim_cli.settings import Above0, Extract, From0, Medium, NotNegative, Positive
-from repsim_cli.training.loop import Regulariser, train
+from repsim_cli.training.loop import train
+from repsim_cli.training.sparse import SparseTraining, Sparsity
 from repsim_cli.training.trained import Metrics
 
 CODE = 2  # raise when a change of the code changes the trained weights
@@ -46,6 +47,7 @@ class FineTuneRecipe:
     weight_decay: of AdamW.
     clip: gradients of a larger norm are scaled down to this one.
     device: the torch device that models are trained on.
+    sparsity: how attention heads and MLP neurons are removed during the training; null: none are.
     """
 
     length: Medium = 128
@@ -57,6 +59,7 @@ class FineTuneRecipe:
     weight_decay: From0 = 0.0
     clip: Above0 = 1.0
     device: str = "cpu"
+    sparsity: Sparsity | None = None
 
 
 def word_tokenizer(texts: Iterable[str], vocabulary: int, length: int) -> Any:
@@ -141,7 +144,7 @@ def adamw(model: nn.Module, rate: float, weight_decay: float) -> torch.optim.Ada
 
 
 def fine_tune(
-    model: nn.Module,
+    model: Any,
     sequences: Sequences,
     recipe: FineTuneRecipe,
     *,
@@ -149,7 +152,6 @@ def fine_tune(
     seed: int,
     state: Path | None = None,
     progress: Progress = quiet,
-    regulariser: Regulariser | None = None,
 ) -> dict[int, float]:
     """Trains the classifier in place; returns the mean loss since the last point, in nats, by step.
 
@@ -175,6 +177,7 @@ def fine_tune(
             return recipe.learning_rate * (step / recipe.warm_up)
         return recipe.learning_rate * ((total - step) / max(1, total - recipe.warm_up))
 
+    sparse = recipe.sparsity and SparseTraining(model.config, model.base_model, recipe.sparsity, total)
     devices = [recipe.device] if torch.device(recipe.device).type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(seed)
@@ -188,7 +191,7 @@ def fine_tune(
                 clip=recipe.clip,
                 seed=seed,
                 state=state,
-                regulariser=regulariser,
+                regulariser=sparse,
             )
         )
     every = max(1, total // LOGGED)

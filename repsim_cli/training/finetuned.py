@@ -47,9 +47,10 @@ from repsim_cli.training.finetune import (
     logits_of,
     word_tokenizer,
 )
+from repsim_cli.training.sparse import achieved, blocks_of
 from repsim_cli.training.trained import Metrics, Trained
 
-RECORD = "training.json"  # beside the weights: seed, recipe, loss by step, CPU seconds
+RECORD = "training.json"  # beside the weights: seed, recipe, loss by step, CPU seconds, of sparse ones each block
 SHARED_SEED = 2**32 - 1  # the highest seed; no model may use it, so that none shares the head of this training
 
 
@@ -59,7 +60,7 @@ class SharedEncoder:
 
     data: the labelled examples to train on.
     steps: how many steps of training.
-    learning_rate: the largest rate, after the warm-up. Everything else is as in `recipe`.
+    learning_rate: the largest rate, after the warm-up. Everything else is as in `recipe`; nothing is removed.
     """
 
     data: Data
@@ -100,7 +101,8 @@ def finetuned(
     hans: examples with heuristics, for the metric hans_accuracy and the accuracies by heuristic and label and by
         subcase; null: none.
     seeds: of the random weights, the order of the examples and dropout.
-    recipe: how each classifier is trained.
+    recipe: how each classifier is trained. With `recipe.sparsity` the metrics have `sparsity`, the share of zero
+        weights in the attention and MLP matrices of the blocks, `heads_removed` and `neurons_removed`.
     Example: repsim run model=[] +model.mine='{kind: finetuned, path: DIR, train: {kind: mnli, path: FILE}, evaluate:
         {kind: mnli, path: FILE}, seeds: [0, 1]}' data=mnli data.path=FILE extract=pooled
     """
@@ -136,6 +138,8 @@ def finetuned(
     if is_dry():  # a model from the cache needs no such device, wherever it was trained
         check_device("recipe.device", recipe.device)
     bare = source(settings, tokens, lambda eager: nn.Module(), dict, None)
+    if recipe.sparsity is not None:
+        blocks_of(settings, bare.skeleton)
     if bare.context is not None and recipe.length > bare.context:
         raise BadInput(f"recipe.length: longer than the encoder's context, got {recipe.length}; at most {bare.context}")
 
@@ -168,6 +172,8 @@ def finetuned(
             model, sequences(name), recipe, segments=bare.segments, seed=seed, state=scratch / STATE, progress=progress
         )
         record = {"seed": seed, "recipe": asdict(recipe), "loss": losses, "cpu_seconds": time.process_time() - start}
+        if recipe.sparsity is not None:
+            record["blocks"] = achieved(blocks_of(model.config, model.base_model))[1]
         model.save_pretrained(folder)
         tokens().save_pretrained(folder)
         (folder / RECORD).write_text(dumps(record))
@@ -178,7 +184,7 @@ def finetuned(
         """The encoder that all seeds start from, where it is trained here."""
         if shared is None:
             return None
-        its_recipe = replace(recipe, steps=shared.steps, learning_rate=shared.learning_rate)
+        its_recipe = replace(recipe, steps=shared.steps, learning_rate=shared.learning_rate, sparsity=None)
 
         def train(folder: Path, scratch: Path, progress: Progress) -> Metrics:
             fit("shared", its_recipe, SHARED_SEED, None, folder, scratch, progress)
@@ -199,6 +205,8 @@ def finetuned(
                 metrics |= by_heuristic(
                     answers(sequences("hans")), sequences("hans"), scored["hans"], examples["hans"]()[0]
                 )
+            if recipe.sparsity is not None:
+                metrics |= achieved(blocks_of(model.config, model.base_model))[0]
             return metrics
 
         content = parts(recipe, "train", *scored)

@@ -17,14 +17,11 @@ SHARE = 20  # training lasts at least so many times as long as saving its state
 
 
 class Regulariser(Protocol):
-    """What acts on the weights beside the examples, such as dynamic sparse training. An nn.Module with buffers is one.
+    """What acts on the weights beside the examples, such as dynamic sparse training.
 
-    penalty(): is added to the loss that is minimised; recorded losses are without it.
     update(step): may change weights, after each step, with the number of steps done.
     state_dict(), load_state_dict(): its tensors, saved with the state of the training.
     """
-
-    def penalty(self) -> Tensor: ...
 
     def update(self, step: int) -> None: ...
 
@@ -84,7 +81,7 @@ def train(
             group["lr"] = rate(step)
         of_step = loss(step, draw)
         optimiser.zero_grad()
-        (of_step if regulariser is None else of_step + regulariser.penalty()).backward()
+        of_step.backward()
         nn.utils.clip_grad_norm_(parameters, clip)
         optimiser.step()
         if regulariser is not None:

@@ -12,9 +12,11 @@ from test_config import composed
 from repsim_cli import registry
 from repsim_cli.config import validate
 from repsim_cli.errors import BadConfig, BadInput, RunFailed
+from repsim_cli.findings.classifiers import by_model
 from repsim_cli.models.source import Source, with_keys
 from repsim_cli.settings import EveryModel
 from repsim_cli.training import finetune, loop, trained
+from repsim_cli.training.sparse import Sparsity
 
 # the shipped entry with two seeds and next to no training
 TINY_FINETUNED = [
@@ -85,6 +87,23 @@ def test_the_study_trains_and_reports(trained_once, repsim, newest):
         registry.models.get("trained").function(run=str(newest()), name="tiny_nli_1")
 
 
+def test_dense_and_sparse_classifiers_of_one_recipe(trained_once):
+    sparse = models("model.tiny_nli.recipe.sparsity={target: 0.7}", "model.tiny_nli.recipe.steps=6")["tiny_nli_0"]
+    metrics, folder = sparse.metrics(), trained.stored(sparse.identity()["trained"])
+    neuron = 2 * 64 / (12 * 64 * 64)
+    assert 0.7 <= metrics["sparsity"] < 0.7 + neuron
+    assert metrics["heads_removed"] == 0.5  # of four heads, two
+    blocks = json.loads((folder / "training.json").read_text())["blocks"]
+    assert len(blocks) == 3
+    assert np.mean([block["neurons_removed"] for block in blocks]) == pytest.approx(metrics["neurons_removed"])
+    stored = safetensors.torch.load_file(folder / "model.safetensors")
+    rows = stored["bert.encoder.layer.2.intermediate.dense.weight"].abs().sum(1)
+    assert float((rows == 0).float().mean()) == blocks[2]["neurons_removed"]
+    dense = models()["tiny_nli_0"].metrics()
+    assert set(metrics) - set(dense) == {"sparsity", "heads_removed", "neurons_removed"}
+    assert "sparsity" not in by_model({"sparse": metrics, "dense": dense}).columns
+
+
 def weights(source):
     return source.with_head("AutoModelForSequenceClassification").state_dict()
 
@@ -152,12 +171,10 @@ def classifier_and_examples(**settings):
     return finetune.classifier(config, None, None, 3), finetune.all_sequences(data, words, 32)
 
 
-def fine_tuned(recipe, state=None, regulariser=None, **settings):
+def fine_tuned(recipe, state=None, **settings):
     """The weights and the loss after a fine-tuning, in one order."""
     model, examples = classifier_and_examples(**settings)
-    losses = finetune.fine_tune(
-        model, examples, recipe, segments=True, seed=4, state=state, regulariser=regulariser and regulariser(model)
-    )
+    losses = finetune.fine_tune(model, examples, recipe, segments=True, seed=4, state=state)
     return model.state_dict(), losses
 
 
@@ -184,46 +201,34 @@ def killed_at(monkeypatch, step):
 RECIPE = finetune.FineTuneRecipe(length=32, epochs=2.0, batch_size=16, learning_rate=1e-2, warm_up=2, weight_decay=0.1)
 
 
-class Decay(torch.nn.Module):
-    """A penalty on a weight, which is doubled after each step; the weight is then rounded."""
-
-    def __init__(self, model):
-        super().__init__()
-        self.__dict__["weight"] = model.classifier.weight  # no tensor of this module
-        self.register_buffer("factor", torch.ones(()))
-
-    def penalty(self):
-        return self.factor * self.weight.square().sum()
-
-    def update(self, step):
-        self.factor *= 2
-        with torch.no_grad():
-            self.weight.copy_((64 * self.weight).round() / 64)
+SPARSE = replace(RECIPE, sparsity=Sparsity(target=0.7, until=0.9))
 
 
-@pytest.mark.parametrize("regulariser", [None, Decay])
-def test_a_killed_fine_tuning_ends_with_the_same_bits(tmp_path, monkeypatch, regulariser):
+@pytest.mark.parametrize("recipe", [RECIPE, SPARSE])
+def test_a_killed_fine_tuning_ends_with_the_same_bits(tmp_path, monkeypatch, recipe):
     state = tmp_path / "state.safetensors"
-    wanted, losses = fine_tuned(RECIPE, regulariser=regulariser)
+    wanted, losses = fine_tuned(recipe)
     with monkeypatch.context() as patch:
         killed_at(patch, 4)  # in the second epoch
         with pytest.raises(KeyboardInterrupt):
-            fine_tuned(RECIPE, state, regulariser)
+            fine_tuned(recipe, state)
     asked = killed_at(monkeypatch, 99)
     torch.manual_seed(1)  # dropout follows the saved state alone
-    resumed, again = fine_tuned(RECIPE, state, regulariser)
+    resumed, again = fine_tuned(recipe, state)
     assert len(asked) == 2  # of six steps
     assert same(resumed, wanted)
     assert again == losses
-    assert not same(fine_tuned(RECIPE, hidden_dropout_prob=0.0)[0], wanted)
+    assert not same(fine_tuned(recipe, hidden_dropout_prob=0.0)[0], wanted)
 
 
-def test_a_regulariser_acts_on_each_step():
-    plain, losses = fine_tuned(RECIPE)
-    changed, others = fine_tuned(RECIPE, regulariser=Decay)
-    assert losses[1] == others[1]  # without the penalty
-    assert torch.equal(64 * changed["classifier.weight"], (64 * changed["classifier.weight"]).round())
-    assert changed["classifier.weight"].norm() < plain["classifier.weight"].norm() / 2
+def test_a_target_of_zero_trains_the_dense_bits():
+    dense, losses = fine_tuned(RECIPE)
+    found, others = fine_tuned(replace(RECIPE, sparsity=Sparsity(target=0.0)))
+    assert same(found, dense)
+    assert losses == others
+    sparse, others = fine_tuned(SPARSE)
+    assert losses[1] == others[1]  # the first step has the same examples
+    assert not same(sparse, dense)
 
 
 def test_the_steps_are_those_of_a_plain_loop():
@@ -270,6 +275,9 @@ ENTRY = {
 }  # fmt: skip
 
 
+ALBERT = {**ENTRY["config"], "model_type": "albert"}
+
+
 def entry(**changes):
     given = {name: value for name, value in (ENTRY | changes).items() if value is not None}
     return f"+model.a={{kind: finetuned, {', '.join(f'{name}: {written(value)}' for name, value in given.items())}}}"
@@ -292,6 +300,9 @@ def written(value):
         ({"seeds": [1, 1]}, r"model.a.seeds: not distinct numbers from 0 to 4294967294, got \[1, 1\]; name each seed once"),
         ({"seeds": [2**32 - 1]}, "model.a.seeds.0: wrong value, got 4294967295; give less than 2147483648"),
         ({"recipe": "{length: 64}"}, "model.a.recipe.length: longer than the encoder's context, got 64; at most 32"),
+        ({"recipe": "{length: 32, sparsity: {}}"}, "model.a.recipe.sparsity.target: missing, got nothing; set it"),
+        ({"recipe": "{length: 32, sparsity: {target: 1.0}}"}, "model.a.recipe.sparsity.target: wrong value, got 1.0; give less than 1"),
+        ({"recipe": "{length: 32, sparsity: {target: 0.5}}", "config": ALBERT}, "model.a.recipe.sparsity: the blocks are not of six linear maps .*, got model_type 'albert'"),
         ({"hub": "x/y"}, "model.a.config, path, hub: give exactly one of them, got config and x/y; drop one"),
         ({"config": None}, "model.a.path, hub: give exactly one of them, got path=None, hub=None"),
         ({"config": None, "path": "here", "tokenizer": "there"}, "model.a.tokenizer: a pretrained encoder has its own, got 'there'"),
