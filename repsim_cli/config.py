@@ -697,8 +697,9 @@ def _expanded(problems: list[str], entries: Mapping[str, Any]) -> dict[str, Any]
 
     models: dict[str, Any] = {}
     for label, model in entries.items():
-        family = isinstance(model, Family)
-        members = {f"{label}_{key}": member for key, member in model.sources.items()} if family else {label: model}
+        members = {label: model}
+        if isinstance(model, Family):
+            members = {f"{label}_{key}": replace(member, entry=label) for key, member in model.sources.items()}
         for name in sorted(members.keys() & models.keys()):
             problems.append(f"model.{label}: two models have the same label, got '{name}' again; rename an entry")
         models |= members

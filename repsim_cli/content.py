@@ -177,6 +177,7 @@ class Facts:
     activations the first part of their label. layers, widths: the hook points that are read, and their features.
     blocks, width, heads, head_width, rotary, parameters, vocabulary: None of stored activations. trained: whether its
     weights are not fresh. training: how it was trained here, where that tells models apart. steps: of a series.
+    entry: its entry of `model`, where that stands for several models, such as the seeds of a training.
     """
 
     kind: str
@@ -193,6 +194,7 @@ class Facts:
     trained: bool = True
     training: str = ""
     steps: list[int] = field(default_factory=list)
+    entry: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

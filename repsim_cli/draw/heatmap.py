@@ -13,6 +13,7 @@ SMALLEST, LARGEST = 2.6, 11.0  # side of the matrix, inches
 BAR, BAR_GAP = 0.15, 0.15  # width of the colour bar and its distance, inches
 TICK, TIGHT = 0.15, 0.09  # inches that a layer's name needs, and at least where heads stand together
 TREE = 0.9  # inches that a tree takes
+SMALL, ACROSS = 1.9, 4  # side of a small matrix in inches, and how many stand side by side
 
 
 def heatmap(
@@ -65,6 +66,41 @@ def heatmap(
             axes.scatter(j, i, marker="x", s=(0.8 * points) ** 2, c=ink, linewidths=min(1.6, width))
     axes.set_title(title, loc="left", parse_math=False)
     return figure, axes
+
+
+def small_heatmaps(
+    matrices: Sequence[tuple[str, np.ndarray, list[str], list[str]]], card: Mapping[str, Any], title: str
+) -> tuple[Any, list[Any]]:
+    """Small matrices side by side in one scale of colours: each with its name, and the layers of its rows and columns.
+    Returns the figure and the axes of each."""
+    from matplotlib.figure import Figure
+
+    low, high = colour_range(np.concatenate([values.ravel() for _, values, _, _ in matrices]), card, "values")
+    across = min(ACROSS, len(matrices))
+    down = -(-len(matrices) // across)
+    figure = Figure(figsize=(across * SMALL, down * SMALL))
+    grid = figure.subplots(down, across, squeeze=False, gridspec_kw={"wspace": 0.12, "hspace": 0.25})
+    for axes in grid.flat[len(matrices) :]:
+        axes.remove()
+    used = list(grid.flat[: len(matrices)])
+    image: Any = None
+    for number, (axes, (name, values, rows, columns)) in enumerate(zip(used, matrices, strict=True)):
+        image = axes.imshow(values, cmap=colours(card, "values"), vmin=low, vmax=high)
+        axes.set_title(name, fontsize=7, pad=3, parse_math=False)
+        first, lowest = number % across == 0, number + across >= len(matrices)
+        for axis, layers, shown in ((axes.yaxis, rows, first), (axes.xaxis, columns, lowest)):
+            names, _ = by_block(layers)
+            step = max(1, int(np.ceil(TICK * len(names) / (0.8 * SMALL))))
+            at = range(0, len(names), step)
+            axis.set_ticks(at, [names[i] for i in at] if shown else [], fontsize=5, parse_math=False)
+        axes.tick_params(axis="x", rotation=90)
+        axes.tick_params(length=1.5)
+    bar = figure.colorbar(image, ax=used, fraction=BAR / (across * SMALL), pad=0.02)
+    bar.set_label(bar_label(card), fontsize=7)
+    bar.ax.tick_params(labelsize=6)
+    place = {"x": 0.125, "y": 0.9 + 0.25 / (down * SMALL), "ha": "left", "va": "bottom"}
+    figure.suptitle(title, fontsize=9, parse_math=False, **place)
+    return figure, used
 
 
 HOOK_POINT = re.compile(r"(\w+)@(\d+)")

@@ -17,7 +17,9 @@ NAMED = 14  # layers up to which each has its name
 TITLES = {
     "row": "row mean: its neurons, in the others",
     "column": "column mean: the others' neurons, in it",
-    "same layer": "same layer of both",
+    "same layer": "with the base",
+    "other seeds": "with other seeds of the training",
+    "other trainings": "with other trainings",
     "t-SNE plane": "in the plane of a t-SNE",
     "full space": "in the full space",
 }

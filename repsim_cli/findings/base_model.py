@@ -1,25 +1,39 @@
-"""What fine-tuning changed: the similarity of every layer with the same layer of the model that others come from."""
+"""What fine-tuning changed: the similarity of every layer with the same layer of the model that others come from, and
+with that of other seeds of the same training and of other trainings."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import combinations
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 
-from repsim_cli.content import Axis, Curve
+from repsim_cli.content import Axis, Curve, Table
+from repsim_cli.draw.heatmap import by_block, small_heatmaps
 from repsim_cli.draw.lines import of_layers
 from repsim_cli.errors import BadInput
-from repsim_cli.findings.analysis import Finished, Job, Part, Planned, analysis, asked
+from repsim_cli.findings.analysis import Finished, Job, LayerMap, Part, Planned, analysis, asked
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
 from repsim_cli.findings.evidence import thirds
 from repsim_cli.findings.maps import Map, map_of
+from repsim_cli.results import slug
 
 Places = Mapping[str, slice]
+BASE, SEEDS, OTHERS = "same layer", "other seeds", "other trainings"  # what a layer is compared with
+TABLE = "similarity with the base"
+COLUMNS = ["measure", "training", "models", "third", "with the base", "with other seeds", "with other trainings"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class BaseModel:
-    """Similarity of every layer with the same layer of `base`, for all models as deep as it. It has no settings."""
+    """Similarity of every layer with the same layer of `base`, for all models as deep as it.
+
+    Where entries of `model` stand for several seeds, also with the same layer of the other seeds of its training: what
+    a training changes in every seed alike lies between these two. Where there are several trainings, also with the same
+    layer of models of the others. There are no settings.
+    """
 
     def check(self, planned: Planned) -> None:
         if planned.base is None:
@@ -35,6 +49,23 @@ def to_base(values: Float[np.ndarray, "r r"], places: Places, base: str) -> dict
         for label, place in places.items()
         if label != base and place.stop - place.start == rows.stop - rows.start
     }
+
+
+def compared(values: Float[np.ndarray, "r r"], whole: Map, base: str) -> dict[str, dict[str, Float[np.ndarray, " l"]]]:
+    """By model, the similarity of its layers with the same layers of the base (BASE), and the mean similarity with
+    those of other seeds of its training (SEEDS) and of models of other trainings (OTHERS), where every model has such.
+    """
+    bases = to_base(values, whole.models, base)
+    lines = {label: {BASE: line} for label, line in bases.items()}
+    for name, same in ((SEEDS, True), (OTHERS, False)):
+        beside = {
+            label: [x for x in bases if x != label and (whole.entry(x) == whole.entry(label)) == same]
+            for label in bases
+        }
+        for label, others in beside.items() if all(beside.values()) else ():
+            place = whole.models[label]
+            lines[label][name] = np.mean([values[place, whole.models[x]].diagonal() for x in others], axis=0)
+    return lines
 
 
 CHANGE = "mean similarity with the same layer of the base: lower third minus upper third"
@@ -63,26 +94,88 @@ def _changes_at_the_top(whole: Map, values: np.ndarray) -> Weighed | Untestable:
     return Weighed(*thirds(np.mean(curves, axis=0)))
 
 
+@claim(
+    "Wu et al. 2020, section 6, figures 5 and 6",
+    statistic="mean similarity with the same layer of models of other trainings: lower third minus upper third",
+    threshold=0.0,
+    on="map",
+)
+def tasks_diverge_at_the_top(whole: Map, values: np.ndarray) -> Weighed | Untestable:
+    """Bottom layers remain similar to one another even when fine-tuning on different tasks, top layers diverge."""
+    if whole.base is None:
+        return Untestable("needs a base")
+    tuned = [label for label in to_base(values, whole.models, whole.base) if label not in whole.untrained]
+    curves = [
+        (values[whole.models[a], whole.models[b]].diagonal() + values[whole.models[b], whole.models[a]].diagonal()) / 2
+        for a, b in combinations(tuned, 2)
+        if whole.entry(a) != whole.entry(b)
+    ]
+    if not curves or len(curves[0]) < 3:
+        return Untestable("needs two trainings of models of the base's layers, three or more")
+    return Weighed(*thirds(np.mean(curves, axis=0)))
+
+
 def figures(run: Finished, whole: bool) -> Iterator[Job]:
-    """by-layer-MEASURE_with_BASE"""
+    """by-layer-MEASURE_with_BASE, MEASURE-with-BASE"""
     yield from of_layers(run.results.curves, "base_model")
+    for label, layers in run.maps.items() if run.base in run.models else ():
+        yield f"{slug(label)}-with-{slug(str(run.base))}", partial(_beside_base, layers, str(run.base))
+
+
+def _beside_base(layers: LayerMap, base: str) -> Any:
+    """Of every model a small matrix: the layers of the base against its layers."""
+    measure, rows = layers.measure, layers.places[base]
+    matrices = [
+        (model, layers.values[rows, place], layers.names[rows], layers.names[place])
+        for model, place in layers.places.items()
+        if model != base
+    ]
+    _, said = by_block(layers.names)
+    title = f"{measure.card['label']} with {base}" + (f", {said}" if said else "")
+    figure, axes = small_heatmaps(matrices, measure.card, title)
+    axes[0].set_ylabel(base, fontsize=7, parse_math=False)
+    return figure
+
+
+def _tabled(label: str, lines: Mapping[str, Mapping[str, np.ndarray]], whole: Map) -> Iterator[list[Any]]:
+    """Means over the models of a training and over a third of its layers."""
+    for entry in dict.fromkeys(whole.entry(model) for model in lines):
+        own = [line for model, line in lines.items() if whole.entry(model) == entry]
+        third = len(own[0][BASE]) // 3
+        if third == 0:
+            continue
+        parts = {"lower": slice(third), "middle": slice(third, -third), "upper": slice(-third, None)}
+        for part, layers in parts.items():
+            means = [
+                float(np.mean([line[name][layers] for line in own])) if name in own[0] else None
+                for name in (BASE, SEEDS, OTHERS)
+            ]
+            yield [label, entry, len(own), part, *means]
 
 
 @analysis(studies=("similarity", "attention"), unasked=lambda planned: planned.base is not None, figures=figures)
 def base_model(run: Finished, options: BaseModel, claims: Sequence[Claim]) -> Part:
     lines: dict[str, Curve] = {}
+    rows: list[list[Any]] = []
+    whole, labels = map_of(run)
     for label, layers in run.maps.items() if run.base in run.models else ():
-        for model, values in to_base(layers.values, layers.places, str(run.base)).items():
-            name = f"{label} with {run.base}"
+        by_model = compared(layers.values, whole, str(run.base))
+        name = f"{label} with {run.base}"
+        for model, values in by_model.items():
             lines[f"{name}, {model}"] = Curve(
                 x=Axis(name="layer"),
-                y=Axis(name=f"{layers.measure.card['label']} with {run.base}"),
+                y=Axis(
+                    name=layers.measure.card["label"]
+                    if len(values) > 1
+                    else f"{layers.measure.card['label']} with {run.base}"
+                ),
                 at=layers.names[layers.places[str(run.base)]],
-                lines={"same layer": values.tolist()},
+                lines={way: line.tolist() for way, line in values.items()},
                 about={"quantity": name, "model": model},
             )
-    whole, labels = map_of(run)
+        rows += _tabled(label, by_model, whole)
     verdicts = [one.verdict(label, whole, whole.values[name])
                 for one in asked(claims, "map") for name, label in labels.items()]  # fmt: skip
     verdicts += [one.verdict(labels.get("cka", "cka"), whole) for one in asked(claims, "cka")]
-    return Part(curves=lines, claims=verdicts)
+    tables = {TABLE: Table(columns=COLUMNS, rows=rows)} if rows else {}
+    return Part(curves=lines, tables=tables, claims=verdicts)

@@ -102,10 +102,16 @@ def fine_tuning_delocalizes_the_top(whole: Map) -> Weighed | Untestable:
         for label, place in trained.models.items()
         if place.stop - place.start == depth
     }
-    others = [score for label, score in top.items() if label != whole.base]
+    by_training: dict[str, list[float]] = {}
+    for label, score in top.items():
+        if label != whole.base:
+            by_training.setdefault(whole.entry(label), []).append(score)
+    several = len(by_training) > 1
+    others = [float(np.mean(own)) for own in by_training.values()] if several else [*by_training.values(), []][0]
     if len(others) < 2:
         return Untestable(f"needs two trained models of the base's depth beside it, got {len(others)}")
-    evidence = by_lone(top[whole.base], others, f"standard error over {len(others)} fine-tuned models")
+    what = "trainings" if several and len(top) > len(others) + 1 else "fine-tuned models"
+    evidence = by_lone(top[whole.base], others, f"standard error over {len(others)} {what}")
     return Weighed(top[whole.base] - float(np.mean(others)), evidence)
 
 

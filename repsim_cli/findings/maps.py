@@ -12,7 +12,16 @@ import scipy.stats
 from jaxtyping import Float
 
 from repsim_cli.content import Matrix, Measured
-from repsim_cli.draw.heatmap import BAR, TICK, bar_label, by_block, colour_range, colours, heatmap, inches, outer_names
+from repsim_cli.draw.heatmap import (
+    bar_label,
+    by_block,
+    colour_range,
+    colours,
+    heatmap,
+    inches,
+    outer_names,
+    small_heatmaps,
+)
 from repsim_cli.findings import sub_networks
 from repsim_cli.findings.analysis import Finished, Job, Part, analysis, asked
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
@@ -30,7 +39,6 @@ from repsim_cli.findings.layers import in_order
 from repsim_cli.results import slug
 
 MOST_PAIRS = 3  # pairs of models of all measures up to which each has a figure of its own in the overview
-SMALL, ACROSS = 1.9, 4  # side of a small matrix in inches, and how many stand side by side
 Models = Mapping[str, slice]
 
 
@@ -39,7 +47,7 @@ class Map:
     """The matrices of all layers of all models. models: the places of their layers. families: of every model, its
     architecture. values: by the name of the measure. base: the model that others were fine-tuned from. names, widths:
     of every layer, its hook point and its number of features. rows: that the values rest on. untrained: the models with
-    fresh weights."""
+    fresh weights. entries: by model, its entry where it shares that with others, such as seeds of its training."""
 
     models: Models
     families: Mapping[str, str]
@@ -49,11 +57,16 @@ class Map:
     rows: int
     base: str | None = None
     untrained: frozenset[str] = field(default_factory=frozenset)
+    entries: Mapping[str, str] = field(default_factory=dict)
 
     def cells(self, same_family: bool) -> np.ndarray:
         """Pairs of different layers whose models are, or are not, of one family."""
         family = np.array([self.families[model] for model in self.owners()])
         return ((family[:, None] == family) == same_family) & ~np.eye(len(family), dtype=bool)
+
+    def entry(self, model: str) -> str:
+        """What the seeds of a training have in common; of other models their label."""
+        return self.entries.get(model, model)
 
     def owners(self) -> np.ndarray:
         """The model of every layer."""
@@ -97,6 +110,7 @@ def map_of(run: Finished) -> tuple[Map, dict[str, str]]:
         rows=min(m.measure.estimate["rows"] // m.measure.estimate["batches"] for m in run.maps.values()),
         base=run.base,
         untrained=frozenset(model for model, about in facts.items() if not about.trained),
+        entries={model: about.entry for model, about in facts.items() if about.entry},
     )
     return whole, {m.measure.name: label for label, m in closer.items()}
 
@@ -395,37 +409,11 @@ def _grid(run: Finished, measured: Measured, quantity: str) -> Any:
 
 
 def _panels(run: Finished, measured: Measured) -> Any:
-    """A small matrix per model, in one scale of colours."""
-    from matplotlib.figure import Figure
-
-    matrices, card = measured.matrices, measured.card
-    values = [run.array(matrix.values) for matrix in matrices]
-    low, high = colour_range(np.concatenate([x.ravel() for x in values]), card, "values")
-    across = min(ACROSS, len(values))
-    down = -(-len(values) // across)
-    figure = Figure(figsize=(across * SMALL, down * SMALL))
-    grid = figure.subplots(down, across, squeeze=False, gridspec_kw={"wspace": 0.12, "hspace": 0.25})
-    for axes in grid.flat[len(values) :]:
-        axes.remove()
-    used = list(grid.flat[: len(values)])
-    image: Any = None
-    for number, axes in enumerate(used):
-        image = axes.imshow(values[number], cmap=colours(card, "values"), vmin=low, vmax=high)
-        axes.set_title(matrices[number].rows.model, fontsize=7, pad=3, parse_math=False)
-        names, _ = by_block(matrices[number].rows.layers)
-        step = max(1, int(np.ceil(TICK * len(names) / (0.8 * SMALL))))
-        at = range(0, len(names), step)
-        first, lowest = number % across == 0, number + across >= len(values)
-        axes.set_yticks(at, [names[i] for i in at] if first else [], fontsize=5, parse_math=False)
-        axes.set_xticks(at, [names[i] for i in at] if lowest else [], fontsize=5, rotation=90, parse_math=False)
-        axes.tick_params(length=1.5)
-    bar = figure.colorbar(image, ax=used, fraction=BAR / (across * SMALL), pad=0.02)
-    bar.set_label(bar_label(card), fontsize=7)
-    bar.ax.tick_params(labelsize=6)
+    """A small matrix per model."""
+    matrices = measured.matrices
+    squares = [(x.rows.model, run.array(x.values), x.rows.layers, x.rows.layers) for x in matrices]
     _, said = by_block([name for matrix in matrices for name in matrix.rows.layers])
-    title = f"{measured.label}, {said}" if said else measured.label
-    place = {"x": 0.125, "y": 0.9 + 0.25 / (down * SMALL), "ha": "left", "va": "bottom"}
-    figure.suptitle(title, fontsize=9, parse_math=False, **place)
+    figure, _ = small_heatmaps(squares, measured.card, f"{measured.label}, {said}" if said else measured.label)
     return figure
 
 

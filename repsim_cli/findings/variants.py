@@ -1,7 +1,7 @@
 """Classifiers that were trained alike but for one change: what each change costs, task by task."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from repsim_cli.content import Table
+from repsim_cli.content import Facts, Table
 from repsim_cli.draw.frame import COLOURS, MARKERS, cycled, legend_beside
 from repsim_cli.errors import BadInput
 from repsim_cli.findings.analysis import Finished, Job, Part, Planned, analysis
@@ -54,13 +54,9 @@ class Variants:
                     )
 
 
-def seeds(entry: str, labels: Iterable[str]) -> list[str]:
-    """The models of an entry: the one of its label, or those of its seeds.
-
-    >>> seeds("a", ["a_0", "a_10", "a_top_0", "b_0"])
-    ['a_0', 'a_10']
-    """
-    return [label for label in labels if re.fullmatch(rf"{re.escape(entry)}(_\d+)?", label)]
+def seeds(entry: str, models: Mapping[str, Facts]) -> list[str]:
+    """The models of an entry: those of its seeds, or the one of its label."""
+    return [label for label, about in models.items() if entry in (label, about.entry)]
 
 
 class Scores(NamedTuple):
@@ -204,14 +200,14 @@ def variants(run: Finished, options: Variants, claims: Sequence[Claim]) -> Part:
     for task, entries in options.models.items():
         values[task] = {}
         for variant, entry in entries.items():
-            own = seeds(entry, metrics)
+            own = seeds(entry, run.models)
             if lacking := [label for label in own if options.metric not in metrics[label]]:
                 known = ", ".join(metrics[lacking[0]])
                 raise BadInput(f"metric: '{lacking[0]}' was saved without it, got {options.metric}; known: {known}")
             values[task][variant] = np.array([metrics[label][options.metric] for label in own])
     scores = Scores(values, options.reference)
     rows = {
-        task: evaluated.get(seeds(entries[options.reference], metrics)[0]) if options.metric == "accuracy" else None
+        task: evaluated.get(seeds(entries[options.reference], run.models)[0]) if options.metric == "accuracy" else None
         for task, entries in options.models.items()
     }
     return Part(

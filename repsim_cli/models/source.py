@@ -65,6 +65,7 @@ class Source:
     short(): how a model trained here falls short of its aim, or None.
     trained: whether its weights are trained, not fresh.
     training: how it was trained here, where that distinguishes models.
+    entry: the label of its entry, where the entry is a family.
     """
 
     layers: int
@@ -93,6 +94,7 @@ class Source:
     short: Callable[[], Short | None] | None = None
     trained: bool = True
     training: str = ""
+    entry: str = ""
 
     @cached_property
     def skeleton_modules(self) -> dict[str, nn.Module]:
@@ -240,5 +242,6 @@ def facts(label: str, model: "AnySource | Series", layers: Sequence[Named]) -> F
         trained=source.trained,
         training=source.training,
         steps=steps,
+        entry=source.entry,
         **read,
     )

@@ -184,6 +184,14 @@ def changed(sign, rng):
     return whole({"cka": 0.9 + noise_of_pairs(rng) - sign * 0.1 * same * BLOCK}, base="a")
 
 
+def diverged(sign, rng):
+    """a is the base; b and c are of the entries of b2 and c2: those of other entries share less in later layers."""
+    entries = {name: name[0] for name in NAMES if name != "a"}
+    other = np.array([[entries.get(x, x) != entries.get(y, y) for y in OWNERS] for x in OWNERS])
+    values = 0.9 + noise_of_pairs(rng) - sign * 0.1 * other * (STEPS == 0) * BLOCK
+    return whole({"cka": values}, base="a", entries=entries), values
+
+
 # probes with 700 rows held out; errors of rows
 
 
@@ -438,6 +446,7 @@ TABLE: dict[str, Make] = {
     "neurons_differ_between_models": shared("neuronsim", "cka", SAME_MODEL),
     "localization_rises_with_depth": localized(0.1 * BLOCK),
     "top_layers_change_most": lambda sign, rng: (changed(sign, rng),),
+    "tasks_diverge_at_the_top": diverged,
     "fine_tuning_delocalizes_the_top": localized(0.5 * (OWNERS == "a"), base="a"),
     "all_models_reach_full_accuracy": lambda sign, rng: (
         {"m": {"c_accuracy": 1.0 if sign == TRUTH else rng.uniform()}},

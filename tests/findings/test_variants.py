@@ -6,10 +6,11 @@ from test_config import composed
 from test_finetune import TINY_FINETUNED
 
 from repsim_cli.config import validate
+from repsim_cli.content import Facts
 from repsim_cli.errors import BadConfig
 from repsim_cli.findings.claims import FAILS, HOLDS, UNCLEAR, UNTESTABLE, known
-from repsim_cli.findings.variants import Scores, tabled
-from repsim_cli.results import read_results
+from repsim_cli.findings.variants import Scores, seeds, tabled
+from repsim_cli.results import read_manifest, read_results
 
 # Wu et al. 2020, table 1: accuracy in per cent on SST-2, MNLI, QNLI and QQP
 TASKS = ("SST-2", "MNLI", "QNLI", "QQP")
@@ -91,6 +92,12 @@ def test_what_cannot_be_tested(variants, bottom, cost):
     assert [verdict.why.startswith(why) for verdict, why in zip(verdicts, (bottom, cost), strict=True)] == [True, True]
 
 
+def test_an_entry_stands_for_its_seeds():
+    about = {label: Facts(kind="live", family="bert", layers=[], widths=[], entry="a") for label in ("a_0", "a_1")}
+    about["a_2"] = Facts(kind="live", family="bert", layers=[], widths=[])
+    assert [seeds(entry, about) for entry in ("a", "a_2", "b")] == [["a_0", "a_1"], ["a_2"], []]
+
+
 def test_the_table_by_hand():
     values = {"task": {"none": np.array([0.8, 0.9]), "top 1": np.array([0.7, 0.9]), "other": np.array([0.75])}}
     none, top, other = tabled(Scores(values, "none"), {"task": 100}).rows
@@ -121,6 +128,7 @@ def test_bad_options(options, message):
 def test_variants_of_a_run(trained_once, repsim, newest):
     code, _, err = repsim("run", "experiment=tiny/finetune_nli", *TINY_FINETUNED, OPTIONS)
     assert code == 0, err
+    assert read_manifest(newest())["facts"]["tiny_nli_1"]["entry"] == "tiny_nli"
     found = read_results(newest())
     accuracies = found.tables["classifiers"].column("accuracy")
     table = found.tables["variants"]

@@ -1,6 +1,7 @@
 """Numbers that the authors of wu2020 test their code with; localization, claims on maps, stored words."""
 
 import json
+from dataclasses import replace
 
 import h5py
 import numpy as np
@@ -12,7 +13,7 @@ from repsim_cli import measures, registry
 from repsim_cli.activations.inputs import paired
 from repsim_cli.activations.rows import Reading
 from repsim_cli.errors import BadInput
-from repsim_cli.findings.base_model import to_base
+from repsim_cli.findings.base_model import compared, to_base
 from repsim_cli.findings.claims import known
 from repsim_cli.findings.localization import localized, other_means
 from repsim_cli.findings.maps import Map
@@ -78,6 +79,47 @@ def test_similarity_to_the_base_is_that_of_the_same_layer():
     assert {k: v.tolist() for k, v in to_base(values, places, "a").items()} == {"base": [14.0, 22.0]}
 
 
+def test_a_layer_is_compared_with_the_base_with_other_seeds_and_with_other_trainings():
+    """The base, two seeds of one training, one of another; values of the same layer are of pairs, plus the layer."""
+    models = {label: slice(2 * i, 2 * i + 2) for i, label in enumerate(["base", "a_0", "a_1", "b_0"])}
+    pairs = np.arange(16.0).reshape(4, 4)
+    values = np.kron(pairs, np.eye(2)) + np.tile(np.diag([0.0, 0.5]), (4, 4))
+    entries = {"a_0": "a", "a_1": "a", "b_0": "b"}
+    names = ["resid_post@0", "resid_post@1"] * 4
+    more = {"families": {}, "values": {}, "names": names, "widths": [8] * 8, "rows": 100, "base": "base"}
+    found = compared(values, Map(models=models, entries=entries, **more), "base")
+    # of b there is no other seed, so that no model is compared with any
+    assert [(label, *sorted(lines)) for label, lines in found.items()] == [
+        (label, "other trainings", "same layer") for label in ("a_0", "a_1", "b_0")
+    ]
+    assert found["a_1"]["same layer"].tolist() == [2.0, 2.5]
+    assert found["a_1"]["other trainings"].tolist() == [11.0, 11.5]
+    assert found["b_0"]["other trainings"].tolist() == [13.5, 14.0]
+    twins = compared(values, Map(models=models, entries=entries | {"b_0": "a"}, **more), "base")
+    assert sorted(twins["a_0"]) == ["other seeds", "same layer"]
+    assert twins["a_0"]["other seeds"].tolist() == [6.5, 7.0]
+    lone = compared(values, Map(models=models, **more), "base")
+    assert lone["a_0"]["other trainings"].tolist() == [6.5, 7.0]  # without entries each model is a training
+
+
+def test_localization_counts_trainings_where_there_are_several():
+    neurons = np.full((16, 16), 0.4) + np.repeat([0.3, 0.0, 0.2, 0.1], 4)[:, None]
+    labels = ["base", "a_0", "a_1", "b_0"]
+    found = Map(
+        models={label: slice(4 * i, 4 * i + 4) for i, label in enumerate(labels)},
+        families=dict.fromkeys(labels, "one"), values={"neuronsim": neurons, "svcca": np.full((16, 16), 0.5)},
+        names=[f"resid_post@{i}" for i in range(4)] * 4, widths=[8] * 16, rows=100, base="base",
+        entries={"a_0": "a", "a_1": "a", "b_0": "b"},
+    )  # fmt: skip
+    (claim,) = known(["fine_tuning_delocalizes_the_top"])
+    judgement = claim(found)
+    assert (judgement.value, judgement.why) == (pytest.approx(0.2), "standard error over 2 trainings")
+    # the seeds of a single training
+    one = claim(replace(found, entries=dict.fromkeys(labels[1:], "a")))
+    assert (one.value, one.why) == (pytest.approx(0.2), "standard error over 3 fine-tuned models")
+    assert one.se == pytest.approx(0.1 * (1 + 1 / 3) ** 0.5)
+
+
 def maps(neurons, cka, svcca=None, base=None):
     """Three models of four layers, two of them of one family."""
     places = {"a": slice(0, 4), "b": slice(4, 8), "c": slice(8, 12)}
@@ -109,6 +151,9 @@ def blocks(within, family, across):
         ("localization_rises_with_depth", "models"),
         ("top_layers_change_most", "base"),
         ("top_layers_change_most", "models"),
+        ("tasks_diverge_at_the_top", "base"),
+        ("tasks_diverge_at_the_top", "models"),
+        ("tasks_diverge_at_the_top", "fresh"),
         ("fine_tuning_delocalizes_the_top", "base"),
         ("fine_tuning_delocalizes_the_top", "depth"),
         ("fine_tuning_delocalizes_the_top", "fresh"),
