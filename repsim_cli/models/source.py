@@ -171,11 +171,13 @@ class Series:
 
     local: opening them is cheap.
     make(progress): trains them now, for series that are trained when first needed.
+    entry: as of a Source.
     """
 
     checkpoints: list[Checkpoint]
     local: bool
     make: Callable[[Progress], None] | None = None
+    entry: str = ""
 
 
 Model = Source | Precomputed | Family | Series
@@ -242,6 +244,6 @@ def facts(label: str, model: "AnySource | Series", layers: Sequence[Named]) -> F
         trained=source.trained,
         training=source.training,
         steps=steps,
-        entry=source.entry,
+        entry=model.entry,
         **read,
     )
