@@ -9,7 +9,7 @@ stack: `encoder.resid_post@3`, `decoder.embed`.
 q and k are what enters their product, after norms and rotation; v is before it is repeated for groups of heads, z what
 enters the output projection, pattern what the values are weighed by. attn_out and mlp_out are what is added to the
 stream, cross_out what the decoder's attention to the encoder adds; router: the scores of a mixture of experts, before
-any softmax.
+any softmax. A convolutional network has conv, norm, relu, pool and linear: the output of that module in block LAYER.
 """
 
 import re
@@ -33,6 +33,8 @@ IN_BLOCK = (
     "resid_pre", "resid_post", "resid_mid", "q", "k", "v", "z", "attn_scores", "pattern", "attn_out", "mlp_pre",
     "mlp_post", "mlp_out", "router", "cross_out",
 )  # fmt: skip
+OF_CONVOLUTIONS = ("conv", "norm", "relu", "pool", "linear")
+KINDS = (*OUTSIDE, *IN_BLOCK, *OF_CONVOLUTIONS)
 ATTENTION = ("attn_scores", "pattern")
 BY_HEAD = ("q", "k", "v", "z", *ATTENTION)
 EVERY = "*"
@@ -77,9 +79,9 @@ def parse(name: str) -> HookPoint:
     if name.startswith("module:") and len(name) > len("module:"):
         return HookPoint("module", module=name.removeprefix("module:"))
     match = _NAME.fullmatch(name)
-    if match is None or match["kind"] not in (*OUTSIDE, *IN_BLOCK):
+    if match is None or match["kind"] not in KINDS:
         kind = match["kind"] if match else name.split("@")[0]
-        raise BadInput(f"unknown hook point, got '{name}'; {did_you_mean(kind, (*OUTSIDE, *IN_BLOCK))}")
+        raise BadInput(f"unknown hook point, got '{name}'; {did_you_mean(kind, KINDS)}")
     kind, layer, head = match["kind"], match["layer"], match["head"]
     if kind in OUTSIDE and (layer or head):
         raise BadInput(f"{kind} has no layer or head, got '{name}'; write {kind}")

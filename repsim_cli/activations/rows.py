@@ -96,14 +96,27 @@ def readings(models: Mapping[str, AnySource], extract: Extract) -> list[Reading]
                 f"extract.hook_points: an attention map has no row per token, got '{maps[0].kind}'; use q, k, v, z or "
                 f"attn_out, or {maps[0].kind}.h* with extract.unit=sequence"
             )
-        places = (source.context or extract.length) if extract.unit == "sequence" else 1
         found = shapes(source, points) if any(point.module for point in points) or source.modality == "images" else {}
-        if source.modality == "images" and extract.unit != "mean":
+        if source.modality == "images" and not _of_any_places(source, extract):
             _check_places(label, source, found)
-        widths = (found[point][1] if point in found else width(point, source) for point in points)
-        layers = [Layer(label, str(point), places * wide) for point, wide in zip(points, widths, strict=True)]
+        layers = [Layer(label, str(point), _width(point, source, extract, found.get(point))) for point in points]
         chosen.append(Reading(label, source, points, layers))
     return chosen
+
+
+def _of_any_places(source: Source, extract: Extract) -> bool:
+    """Whether layers of an image model may have places of their own: where the places of an image become one row, whose
+    length is known before the run."""
+    sized = hasattr(getattr(source.skeleton, "config", None), "image_size")
+    return extract.unit == "mean" or (extract.unit == "sequence" and sized)
+
+
+def _width(point: HookPoint, source: Source, extract: Extract, shape: tuple[int, int] | None) -> int:
+    """Features of a row. shape: the places and features of the hook point, where a pass without weights gave them."""
+    places, wide = shape or (None, width(point, source))
+    if extract.unit != "sequence":
+        return wide
+    return wide * ((places if source.modality == "images" else None) or source.context or extract.length)
 
 
 def _check_places(label: str, source: Source, found: Mapping[HookPoint, tuple[int, int]]) -> None:
@@ -424,7 +437,7 @@ class Forward:
             x, read = by_point.pop(point), chosen
             if x.ndim == 3 and x.shape[1] != chosen.shape[1] and given.inputs.ndim == 4:
                 # a stage of an image model has places of its own
-                if self.extract.unit != "mean":
+                if self.extract.unit not in ("mean", "sequence"):
                     raise RunFailed(
                         f"{layer}: the places of its images differ from the run's, got {x.shape[1]} for "
                         f"{chosen.shape[1]}; use extract=pooled with extract.unit=mean"

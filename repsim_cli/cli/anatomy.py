@@ -6,7 +6,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from repsim_cli.activations.hook_points import BY_HEAD, CONTAINERS, IN_BLOCK, OUTSIDE, HookPoint, depth_of
+from repsim_cli.activations.hook_points import (
+    BY_HEAD,
+    CONTAINERS,
+    IN_BLOCK,
+    OF_CONVOLUTIONS,
+    OUTSIDE,
+    HookPoint,
+    depth_of,
+)
 from repsim_cli.cli.configs import entries
 from repsim_cli.config import bind_model
 from repsim_cli.data.files import local
@@ -141,7 +149,8 @@ def hook_points(source: Source, stack: str | None, table: Architecture) -> tuple
     prefix = "" if stack is None else f"{stack}."
     has: list[str] = []
     lacks: dict[str, str] = {}
-    for kind in ("embed", *IN_BLOCK, "final_norm"):
+    convolutional = any(kind in table.block for kind in OF_CONVOLUTIONS)
+    for kind in OF_CONVOLUTIONS if convolutional else ("embed", *IN_BLOCK, "final_norm"):
         blocks = [None] if kind in OUTSIDE else list(range(depth))
         there = [block for block in blocks if table.find(kind, block)]
         if not there:

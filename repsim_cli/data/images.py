@@ -25,6 +25,7 @@ CIFAR10_FILES = {"train": [f"data_batch_{i}.bin" for i in range(1, 6)], "test": 
 SIDE = 32
 RECORD = 1 + 3 * SIDE * SIDE  # bytes of one image in the binary version: its label, then red, green, blue
 IMAGE_FILES = ("PNG", "JPEG", "BMP", "GIF", "WEBP")  # formats that Pillow reads itself
+SEVENTH = 7  # of the digits, every seventh is held out
 COLUMNS = {"images": ("images", "x", "img", "image"), "labels": ("labels", "y", "label")}
 
 
@@ -106,16 +107,33 @@ def _by(shape: Iterable[int]) -> str:
 
 
 @data.register("digits")
-def digits() -> Images:
-    """1797 handwritten digits of 8 x 8 pixels, in grey (Alpaydin and Kaynak 1998), shipped with scikit-learn."""
+def digits(
+    *,
+    side: Literal[8, 16, 24, 32] = 8,
+    channels: Literal[1, 3] = 1,
+    split: Literal["all", "train", "test"] = "all",
+) -> Images:
+    """1797 handwritten digits of 8 x 8 pixels, in grey (Alpaydin and Kaynak 1998), shipped with scikit-learn.
+
+    side: height and width, in pixels; larger images are interpolated linearly.
+    channels: 3 repeats the grey values as red, green and blue.
+    split: `test` is every seventh image (256), `train` the others (1541).
+    """
 
     def read() -> Pixels:
+        from scipy.ndimage import zoom
         from sklearn.datasets import load_digits
 
         bunch: Any = load_digits()
-        return Pixels(bunch.images[..., None], bunch.target, white=16)
+        test = np.arange(len(bunch.target)) % SEVENTH == SEVENTH - 1
+        kept = {"all": np.ones_like(test), "train": ~test, "test": test}[split]
+        larger = side // bunch.images.shape[1]
+        images: Any = zoom(bunch.images[kept], (1, larger, larger), order=1, mode="nearest", grid_mode=True)
+        return Pixels(np.repeat(images[..., None], channels, axis=3), bunch.target[kept], white=16)
 
-    return Images(read, tuple("0123456789"), "scikit-learn digits")
+    part = "" if split == "all" else f", {split}"
+    size = "" if (side, channels) == (8, 1) else f", {_by((side, side, channels))}"
+    return Images(read, tuple("0123456789"), f"scikit-learn digits{part}{size}")
 
 
 @data.register("cifar10")

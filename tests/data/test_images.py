@@ -117,6 +117,27 @@ def test_digits():
         data.sequences(COLOUR, Extract(hook_points=["embed"]), 0)
 
 
+def test_digits_enlarged_in_colour_and_split():
+    whole, codes, _ = load("digits").read()
+    train, test = (load("digits", side=32, channels=3, split=split) for split in ("train", "test"))
+    assert test.source == "scikit-learn digits, test, 32 x 32 x 3"
+    assert train.read().codes.tolist() == [y for i, y in enumerate(codes) if i % 7 != 6]
+    assert (len(train.read().codes), len(test.read().codes)) == (1541, 256)
+    assert np.bincount(test.read().codes).min() >= 15
+    image, small = test.read().values[0], whole[6, ..., 0]
+    assert image.shape == (32, 32, 3)
+    assert np.array_equal(image[..., 0], image[..., 2])
+    assert (image.min(), image.max()) <= (0, 16)
+    # between the centres of pixels, values are interpolated: the four in the middle of a pixel average to its neighbourhood
+    assert np.allclose(image[..., 0].reshape(8, 4, 8, 4)[3, 1:3, 3, 1:3].mean(), small[3, 3], atol=2)
+    assert np.allclose(image[:2, :2, 0], small[0, 0])
+    grey = load("digits", side=16).read().values
+    assert grey.shape == (1797, 16, 16, 1)
+    # linear between two pixels: a quarter and three quarters of the way
+    row, fine = whole[0, 0, :, 0], grey[0, 0, :, 0]
+    np.testing.assert_allclose(fine[1:15].reshape(7, 2), np.stack([0.75 * row[:-1] + 0.25 * row[1:], 0.25 * row[:-1] + 0.75 * row[1:]], 1))  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
