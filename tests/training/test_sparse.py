@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from repsim_cli.cli.configs import entries
 from repsim_cli.errors import BadInput
 from repsim_cli.models.transformers import inline_config, library
 from repsim_cli.training.sparse import (
@@ -230,3 +231,15 @@ def test_other_architectures_are_refused(kind):
     message = f"recipe.sparsity: the blocks are not of six linear maps .*, got model_type '{kind}'; drop it, or use"
     with pytest.raises(BadInput, match=message):
         blocks_of(config, backbone)
+
+
+@pytest.mark.parametrize("task", ["yelp", "sst2"])
+def test_published_dense_and_sparse_entries_differ_in_the_target_alone(task):
+    known = entries("model")
+    dense = known[f"bert_{task}_gao"]
+    for percent in (25, 70, 95):
+        sparse = known[f"bert_{task}_gao_sparse_{percent}"]
+        assert sparse["recipe"].pop("sparsity") == {"target": percent / 100}
+        assert sparse == dense
+    assert dense["recipe"]["length"] == 256
+    assert dense["train"]["kind"] == task
