@@ -16,6 +16,7 @@ SAMPLED = 9999  # of more, drawn
 LEVEL = 0.05  # of a one-sided p
 ALL = 5040  # orders up to which all are looked at
 DRAWN = 1999  # of more, beside the one that was observed
+PLACES = 10_000  # combinations of places up to which all are looked at
 GROUPS = 10  # of neighbouring layers or rows that a jackknife leaves out at a time
 CELLS = 2_000_000  # permuted cells of a matrix that are held at once
 
@@ -122,6 +123,23 @@ def orders(sizes: Sequence[int]) -> tuple[list[Orders], str]:
     rng = np.random.default_rng(0)
     drawn = [rng.permuted(np.tile(np.arange(size), (DRAWN, 1)), axis=1) for size in sizes]
     return [np.concatenate([np.arange(len(one[0]))[None], one]) for one in drawn], f"{DRAWN + 1:,} drawn"
+
+
+def over_places(
+    at: Sequence[int], counts: Sequence[int], statistic: Callable[[Int[np.ndarray, "k units"]], np.ndarray], what: str
+) -> tuple[float, Evidence]:
+    """A statistic of one place in each unit, and its p over every place in each.
+
+    at: the observed places, from 0. counts: how many each unit has. statistic: of k combinations of places, (k,). Of
+    more than 10 000 combinations as many are drawn, beside the observed one.
+    """
+    here, few = np.array([at]), math.prod(counts) <= PLACES
+    if few:
+        every = np.indices(counts).reshape(len(counts), -1).T
+    else:
+        every = np.concatenate([here, np.random.default_rng(0).integers(counts, size=(PLACES, len(counts)))])
+    value = float(statistic(here)[0])
+    return value, by_chance(value, statistic(every), f"{len(every):,} {'' if few else 'drawn '}places {what}")
 
 
 def ranks(values: Sequence[float | int] | np.ndarray) -> Float[np.ndarray, " n"]:

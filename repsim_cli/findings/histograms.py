@@ -1,6 +1,5 @@
 """How far the distances among rows shift from one layer to the next (Gao et al. 2024, figures 2 and 11)."""
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +15,7 @@ from repsim_cli.draw.lines import of_layers
 from repsim_cli.draw.panels import columns, headline, name_panels, panels
 from repsim_cli.findings.analysis import FEW, Finished, Job, Part, analysis
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
-from repsim_cli.findings.evidence import by_chance, by_jackknife
+from repsim_cli.findings.evidence import by_jackknife, over_places
 from repsim_cli.findings.layers import point_of
 from repsim_cli.results import slug
 
@@ -63,7 +62,6 @@ OVER_ROWS = "standard error over the rows, a tenth left out at a time"
 NEEDS = "needs a run that made histograms of distances (options.histograms={})"
 NO_BASE = "needs a base of two blocks"
 PUBLISHED = 0.11  # the largest KL between consecutive blocks of the pre-trained BERT
-PLACES = 10_000  # of the largest KL in each of the models, up to which all are looked at
 
 
 @claim(
@@ -110,14 +108,12 @@ def distances_shift_late(by_model: Shifts, left_out: Sequence[Shifts], base: str
     others = [kl for label, kl in by_model.items() if label != base and len(kl) >= 3]
     if not others:
         return Untestable("needs a model of four blocks that is not the base")
-    depths = [np.arange(1, len(kl) + 1) / len(kl) for kl in others]
-    here = [float(places[np.argmax(kl)]) for places, kl in zip(depths, others, strict=True)]
-    value, rng = float(np.mean(here)), np.random.default_rng(0)
-    few = math.prod(map(len, depths)) <= PLACES
-    drawn = [np.append(rng.choice(places, PLACES), at) for places, at in zip(depths, here, strict=True)]
-    chance = np.mean(np.meshgrid(*depths) if few else drawn, axis=0).ravel()
-    how = f"{len(chance):,} {'' if few else 'drawn '}places of the largest KL"
-    return Weighed(value, by_chance(value, chance, how))
+    counts = [len(kl) for kl in others]
+
+    def mean(places: np.ndarray) -> np.ndarray:
+        return ((places + 1) / counts).mean(1)
+
+    return Weighed(*over_places([int(np.argmax(kl)) for kl in others], counts, mean, "of the largest KL"))
 
 
 # ---- figures ----

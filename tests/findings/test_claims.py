@@ -11,6 +11,7 @@ import scipy.stats
 from repsim_cli import registry
 from repsim_cli.analysis.curves import curve as curve_of
 from repsim_cli.content import BY_BLOCK, END_TO_END, ONE_SUM, Facts, Table
+from repsim_cli.findings.boundaries import Parted, blocks_of
 from repsim_cli.findings.claims import FAILS, HOLDS, UNCLEAR, UNTESTABLE, judged, known
 from repsim_cli.findings.classifiers import OVERLAP
 from repsim_cli.findings.distances import Between, hierarchical, recovered
@@ -422,6 +423,74 @@ def plans(sign, rng):
     return ([(1.0 - 0.5 * float(each), 0.9) for each in better],)
 
 
+# classifiers of 12 blocks under one measure: a base, and two seeds each of a dense and of two sparse trainings
+
+TUNED = [f"{name}_{seed}" for name in ("dense", "half", "most") for seed in range(2)]
+SPARSITY = dict.fromkeys(TUNED[:2], 0.0) | dict.fromkeys(TUNED[2:4], 0.5) | dict.fromkeys(TUNED[4:], 0.9)
+
+
+def in_blocks(rng, cut, gap=1.0, level=1.0, noise=0.05):
+    """Distances between 12 blocks, larger by `gap` between those before the cut and those after it."""
+    after = np.arange(12) >= cut
+    return blocks_of(apart(level + symmetric(rng, 12, noise) + gap * (after[:, None] != after)), False)
+
+
+def parted(base, tuned) -> Make:
+    """base(sign, rng), tuned(sign, rng, label): the blocks of a model."""
+
+    def made(sign, rng):
+        models = {"base": base(sign, rng), **{label: tuned(sign, rng, label) for label in TUNED}}
+        return (Parted(models=models, base="base", sparsity=SPARSITY),)
+
+    return made
+
+
+def flat(sign, rng):
+    return in_blocks(rng, 8, gap=0.0)
+
+
+def anywhere(rng):
+    return int(rng.integers(1, 12))
+
+
+def without_base(sign, rng, label):
+    return in_blocks(rng, 8, gap=0.0 if sign == NOISE else 4.0)
+
+
+def at_boundary(sign, rng, label):
+    return in_blocks(rng, {TRUTH: 8, FALSEHOOD: 1, NOISE: anywhere(rng)}[sign])
+
+
+def by_sparsity(sign, rng, label):
+    return in_blocks(rng, 8, level=3 - sign * SPARSITY[label])
+
+
+def by_seed(sign, rng, label):
+    """Falsehood: one seed parts after the second block, the other before the second from the end."""
+    return in_blocks(rng, {TRUTH: 8, FALSEHOOD: 2 if label.endswith("0") else 10, NOISE: anywhere(rng)}[sign])
+
+
+def measures_of(other) -> Make:
+    """other(sign, rng, cut): blocks under another measure than Gromov-Wasserstein, whose boundary is at `cut`."""
+
+    def made(sign, rng):
+        cuts = {label: anywhere(rng) if sign == NOISE else 8 for label in TUNED}
+        gap = {TRUTH: 1.0, FALSEHOOD: 0.1, NOISE: 0.3}[sign]
+        own = {label: in_blocks(rng, cut, gap, noise=0.1) for label, cut in cuts.items()}
+        others = {label: other(sign, rng, cut) for label, cut in cuts.items()}
+        return ({"gromov_wasserstein": Parted(models=own), "cka": Parted(models=others)},)
+
+    return made
+
+
+def clearer(sign, rng, cut):
+    return in_blocks(rng, cut, {TRUTH: 0.1, FALSEHOOD: 1.0, NOISE: 0.3}[sign], noise=0.1)
+
+
+def same_boundary(sign, rng, cut):
+    return in_blocks(rng, {TRUTH: cut, FALSEHOOD: 1, NOISE: anywhere(rng)}[sign])
+
+
 # noise has no clusters, does not reach full accuracy, and is no small head
 FALSE_OF_NOISE = ("clusters_are_the_groups", "all_models_reach_full_accuracy", "pythia_2_8b_has_a_small_head")
 TABLE: dict[str, Make] = {
@@ -479,6 +548,15 @@ TABLE: dict[str, Make] = {
     "distances_shift_late": peaks,
     "freezing_the_bottom_costs_less": frozen({1: 0.0, -1: 0.1, 0: 0.05}, {1: 0.1, -1: 0.0, 0: 0.05}),
     "frozen_bottom_layers_cost_little": frozen({1: -0.03, -1: 0.1, 0: 0.01}, {1: 0, -1: 0, 0: 0}),
+    "base_has_no_blocks": parted(
+        lambda sign, rng: in_blocks(rng, 8, gap=4.0 if sign == FALSEHOOD else 0.0), without_base
+    ),
+    "fine_tuning_parts_blocks": parted(flat, lambda sign, rng, label: in_blocks(rng, 8, gap=0.0, level=1 + 0.5 * sign)),
+    "boundary_is_at_two_thirds": parted(flat, at_boundary),
+    "sparser_models_differ_less": parted(flat, by_sparsity),
+    "boundaries_are_stable_over_seeds": parted(flat, by_seed),
+    "gromov_wasserstein_is_clearest": measures_of(clearer),
+    "cka_has_the_same_boundary": measures_of(same_boundary),
     "neighbours_change": overlaps,
     "couplings_are_not_the_identity": plans,
 }

@@ -1,0 +1,381 @@
+"""Boundaries: after which block of a classifier the next ones differ, and whether measures and seeds agree on it (Gao
+et al. 2024, section 5.2, appendices I, K and M). The paper counts blocks from 1: its blocks 1 to 8 are resid_post@0 to
+resid_post@7."""
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, partial
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from repsim_cli.content import Table
+from repsim_cli.draw.panels import columns, headline, name_panels, panels
+from repsim_cli.errors import BadInput
+from repsim_cli.findings.analysis import Finished, Job, LayerMap, Part, Planned, analysis, asked
+from repsim_cli.findings.blocks import neighbours
+from repsim_cli.findings.claims import FAILS, HOLDS, UNCLEAR, Claim, Fact, Untestable, Weighed, claim
+from repsim_cli.findings.distances import adjusted_rand
+from repsim_cli.findings.evidence import by_jackknife, by_units, correlated, over_places
+from repsim_cli.findings.layers import block_of, point_of
+from repsim_cli.findings.partitions import FEWEST, Square, distances, segments
+
+OUTPUT = "resid_post"  # what a block is compared by
+TABLE, AGREEMENT = "boundaries", "agreement on boundaries"
+COLUMNS = {
+    TABLE: [
+        "measure", "model", "boundary after", "relative depth", "largest step after", "segments", "clearness",
+        "mean distance", "sparsity",
+    ],
+    AGREEMENT: ["model", "boundary of most", "measures", "there", "at most one block away", "mean adjusted Rand"],
+}  # fmt: skip
+GW, CKA = "gromov_wasserstein", "cka"
+SECTION, SEEDS = "Gao et al. 2024, section 5.2, figure 4", "Gao et al. 2024, figure 17"
+OVER_BLOCKS = "standard error over the blocks, one left out at a time"
+NO_BASE = "needs a base, and a model that was fine-tuned from it"
+DEPTH, NEAR = 2 / 3, 1 / 12  # the published boundary, after 8 of 12 blocks, and the depth of one of them
+
+
+@dataclass(frozen=True, kw_only=True)
+class Boundaries:
+    """The boundary between the blocks of each model under every measure: where two contiguous groups of block outputs
+    have the least cost, and beside it the largest step from one block to the next. It has no settings."""
+
+    def check(self, planned: Planned) -> None:
+        most = max((_outputs(about.layers) for about in planned.models.values()), default=0)
+        if most < FEWEST:
+            raise BadInput(
+                f"the outputs of {FEWEST} blocks are needed, got {most}; read them: extract.hook_points=[{OUTPUT}]"
+            )
+
+
+def _outputs(names: Sequence[str]) -> int:
+    return sum(point_of(name) == OUTPUT for name in names)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Blocks:
+    """The blocks of one model under one measure.
+
+    apart: (n, n) distances between their outputs, in the order of the network.
+    cut: how many blocks are before the boundary. groups: how many contiguous groups the data suggest.
+    clearness: by how much the share of the cost that the boundary removes exceeds that of a matrix without blocks.
+    """
+
+    apart: Square
+    cut: int
+    groups: int
+    clearness: float
+
+    @property
+    def mean(self) -> float:
+        return _mean(self.apart)
+
+
+def _mean(apart: Square) -> float:
+    return float(apart[np.triu_indices(len(apart), k=1)].mean())
+
+
+def blocks_of(values: Square, larger_is_closer: bool) -> Blocks | None:
+    """values: between the outputs of blocks, in the order of the network. None where all are the same."""
+    two = segments(values, larger_is_closer, count=2)
+    if not two.scores:
+        return None
+    return Blocks(
+        apart=distances(values, larger_is_closer),
+        cut=int(two.labels.argmax()),
+        groups=segments(values, larger_is_closer, count=None).count,
+        clearness=two.scores[2] - two.reference[2],
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parted:
+    """models: their blocks under one measure. base: the model that the others were fine-tuned from. sparsity: of those
+    that were fine-tuned here, the share of their weights that is zero."""
+
+    models: Mapping[str, Blocks]
+    base: str | None = None
+    sparsity: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def tuned(self) -> dict[str, Blocks]:
+        return {label: own for label, own in self.models.items() if label != self.base}
+
+    def gap(self, kept: slice | np.ndarray = slice(None)) -> float:
+        """The mean distance between some blocks: of the fine-tuned models minus the base."""
+        means = {label: _mean(own.apart[kept][:, kept]) for label, own in self.models.items()}
+        return float(np.mean([means[label] for label in self.tuned])) - means[str(self.base)]
+
+
+@cache
+def _agreements(count: int) -> Float[np.ndarray, "cuts cuts"]:
+    """The adjusted Rand index of every two cuts of so many blocks into two."""
+    labels = (np.arange(count) >= np.arange(1, count)[:, None]).astype(int)
+    return np.stack([adjusted_rand(labels, cut) for cut in labels])
+
+
+def agreed(pairs: Sequence[tuple[Blocks, Blocks]]) -> float:
+    """Mean adjusted Rand index of the boundaries of models of equal depth."""
+    return float(np.mean([_agreements(len(a.apart))[a.cut - 1, b.cut - 1] for a, b in pairs]))
+
+
+def seeds(labels: Sequence[str]) -> list[list[str]]:
+    """The models that differ in their seed alone, by their labels.
+
+    >>> seeds(["base", "dense_0", "dense_1", "sparse_0"])
+    [['dense_0', 'dense_1']]
+    """
+    families: dict[str, list[str]] = {}
+    for label in labels:
+        if match := re.fullmatch(r"(.+)_\d+", label):
+            families.setdefault(match[1], []).append(label)
+    return [members for members in families.values() if len(members) > 1]
+
+
+# ---- claims on one measure ----
+
+
+@claim(SECTION, statistic="contiguous groups of blocks of the base", threshold=1.0, on="blocks", published="below")
+def base_has_no_blocks(parted: Parted) -> Fact | Untestable:
+    """The pre-trained BERT does not have major differences among blocks."""
+    if parted.base not in parted.models or not parted.tuned:
+        return Untestable(NO_BASE)
+    groups = parted.models[str(parted.base)].groups
+    if groups > 1:
+        return Fact(float(groups), FAILS, "more than one group is found in about 5 % of gradients and noise")
+    after = max(own.groups for own in parted.tuned.values())
+    why = f"by the same rule a fine-tuned model has {'none either' if after == 1 else f'{after} groups'}"
+    return Fact(1.0, HOLDS if after > 1 else UNCLEAR, why)
+
+
+@claim(SECTION, statistic="mean distance between blocks: fine-tuned models minus base", threshold=0.0, on="blocks")
+def fine_tuning_parts_blocks(parted: Parted) -> Weighed | Untestable:
+    """Fine-tuned models have major differences among blocks, which the pre-trained one has not."""
+    if parted.base not in parted.models or not parted.tuned:
+        return Untestable(NO_BASE)
+    depths = {len(own.apart) for own in parted.models.values()}
+    if len(depths) > 1:
+        return Untestable("the models have different numbers of blocks")
+    places = np.arange(depths.pop())
+    left_out = [parted.gap(np.delete(places, block)) for block in places]
+    return Weighed(parted.gap(), by_jackknife(parted.gap(), 0.0, left_out, OVER_BLOCKS))
+
+
+@claim(
+    SECTION,
+    statistic="distance of the boundary from two thirds of the depth, mean over fine-tuned models",
+    threshold=NEAR,
+    on="blocks",
+    published="below",
+)
+def boundary_is_at_two_thirds(parted: Parted) -> Weighed | Untestable:
+    """The first major differences occur at block 9 of 12: clusters are the blocks 1 to 8 and 9 to 12."""
+    tuned = parted.tuned.values()
+    if not tuned:
+        return Untestable("needs a fine-tuned model")
+    depths = np.array([len(own.apart) for own in tuned])
+
+    def away(places: Int[np.ndarray, "k models"]) -> Float[np.ndarray, " k"]:
+        return np.abs((places + 1) / depths - DEPTH).mean(1)
+
+    return Weighed(*over_places([own.cut - 1 for own in tuned], (depths - 1).tolist(), away, "of the boundary"))
+
+
+@claim(
+    SECTION,
+    statistic="Spearman's rho over fine-tuned models between sparsity and mean distance between blocks",
+    threshold=-0.5,
+    on="blocks",
+    published="below",
+)
+def sparser_models_differ_less(parted: Parted) -> Weighed | Untestable:
+    """The more sparse models have lesser differences among the blocks."""
+    known = [label for label in parted.tuned if label in parted.sparsity]
+    shares = np.array([parted.sparsity[label] for label in known])
+    if len(set(shares)) < 3:
+        return Untestable(f"needs fine-tuned models of three sparsities, got {len(set(shares))}")
+    means = np.array([parted.models[label].mean for label in known])
+    if len(set(means)) < 2:
+        return Untestable("all models have the same mean distance")
+    return Weighed(*correlated([(shares, means)], "the models"))
+
+
+@claim(
+    SEEDS,
+    statistic="adjusted Rand index of the boundaries of two seeds, mean over pairs",
+    threshold=0.5,
+    on="blocks",
+)
+def boundaries_are_stable_over_seeds(parted: Parted) -> Weighed | Untestable:
+    """The block structure stays rather consistent with different seeds."""
+    families = seeds([*parted.tuned])
+    pairs = [pair for members in families for pair in combinations(members, 2)]
+    if not pairs:
+        return Untestable("needs two seeds of one training (LABEL_0, LABEL_1)")
+    labels = [label for members in families for label in members]
+    if len({len(parted.models[label].apart) for label in labels}) > 1:
+        return Untestable("the models have different numbers of blocks")
+    table = _agreements(len(parted.models[labels[0]].apart))
+    first, second = np.array([[labels.index(label) for label in pair] for pair in pairs]).T
+
+    def mean(places: Int[np.ndarray, "k models"]) -> Float[np.ndarray, " k"]:
+        return table[places[:, first], places[:, second]].mean(1)
+
+    at = [parted.models[label].cut - 1 for label in labels]
+    return Weighed(*over_places(at, [len(table)] * len(labels), mean, "of the boundaries"))
+
+
+# ---- claims on several measures ----
+
+ByMeasure = Mapping[str, Parted]  # by the name of the measure
+
+
+@claim(
+    "Gao et al. 2024, appendix I, figures 12 and 13",
+    statistic="clearness of the boundary: Gromov-Wasserstein minus the clearest other measure, mean over fine-tuned "
+    "models",
+    threshold=0.0,
+    on="measures",
+)
+def gromov_wasserstein_is_clearest(parted: ByMeasure) -> Weighed | Untestable:
+    """GW clearly demarcates the sub-network blocks; other baselines fail to reveal such clear block structures."""
+    if GW not in parted or len(parted) < 2:
+        return Untestable(f"needs the measure {GW}, and others")
+    others = [own.tuned for name, own in parted.items() if name != GW]
+    own = {label: blocks for label, blocks in parted[GW].tuned.items() if all(label in other for other in others)}
+    if len(own) < 2:
+        return Untestable("needs two fine-tuned models")
+    gaps = [blocks.clearness - max(other[label].clearness for other in others) for label, blocks in own.items()]
+    how = f"standard error over {len(gaps)} fine-tuned models"
+    return Weighed(float(np.mean(gaps)), by_units(gaps, 0.0, how))
+
+
+@claim(
+    "Gao et al. 2024, appendix I, figures 12 and 13",
+    statistic="adjusted Rand index of the boundaries under Gromov-Wasserstein and CKA, mean over fine-tuned models",
+    threshold=0.5,
+    on="measures",
+)
+def cka_has_the_same_boundary(parted: ByMeasure) -> Weighed | Untestable:
+    """CKA produces block structures similar to those of the GW distance."""
+    if absent := [name for name in (GW, CKA) if name not in parted]:
+        return Untestable(f"needs the measure {absent[0]}")
+    pairs = [(own, parted[CKA].tuned[label]) for label, own in parted[GW].tuned.items() if label in parted[CKA].tuned]
+    if not pairs:
+        return Untestable("needs a fine-tuned model")
+    tables = [_agreements(len(own.apart)) for own, _ in pairs]
+
+    def mean(places: Int[np.ndarray, "k sides"]) -> Float[np.ndarray, " k"]:
+        sides = zip(tables, places[:, ::2].T, places[:, 1::2].T, strict=True)
+        return np.mean([table[one, other] for table, one, other in sides], axis=0)
+
+    at = [own.cut - 1 for pair in pairs for own in pair]
+    return Weighed(*over_places(at, [len(table) for table in tables for _ in range(2)], mean, "of the boundaries"))
+
+
+# ---- tables ----
+
+
+def tables(run: Finished, every: Mapping[str, Parted]) -> dict[str, Table]:
+    """every: by the label of the measure."""
+    rows = []
+    for measure, parted in every.items():
+        layers = run.maps[measure]
+        for label, own in parted.models.items():
+            names, values = outputs(layers, layers.places[label])
+            steps = neighbours(values)
+            largest = int((steps.argmin if layers.measure.larger_is_closer else steps.argmax)())
+            numbers = [own.groups, own.clearness, own.mean, parted.sparsity.get(label)]
+            rows.append([measure, label, names[own.cut - 1], own.cut / len(names), names[largest], *numbers])
+    agreement = []
+    for label in dict.fromkeys(label for parted in every.values() for label in parted.models):
+        own = [parted.models[label] for parted in every.values() if label in parted.models]
+        cuts = [each.cut for each in own]
+        most, there = Counter(cuts).most_common(1)[0]
+        near = sum(abs(cut - most) <= 1 for cut in cuts)
+        mean = agreed(list(combinations(own, 2))) if len(own) > 1 else None
+        agreement.append([label, f"{OUTPUT}@{most - 1}", len(cuts), there, near, mean])
+    return {
+        TABLE: Table(columns=COLUMNS[TABLE], rows=rows),
+        AGREEMENT: Table(columns=COLUMNS[AGREEMENT], rows=agreement),
+    }
+
+
+def outputs(layers: LayerMap, place: slice) -> tuple[list[str], Square]:
+    """The names of a model's block outputs and the values between them, in the order of the network."""
+    at = [i for i in range(place.start, place.stop) if point_of(layers.names[i]) == OUTPUT]
+    at.sort(key=lambda i: block_of(layers.names[i]) or 0)
+    return [layers.names[i] for i in at], layers.values[np.ix_(at, at)]
+
+
+# ---- figures ----
+
+CELL, ROW, MOST = 0.17, 0.16, 20  # inches of a step and of a measure; models that are drawn
+
+
+def figures(run: Finished, whole: bool) -> Iterator[Job]:
+    """boundaries: of every model and measure the steps from block to block, and the boundary"""
+    yield "boundaries", partial(_steps, run)
+
+
+def _steps(run: Finished) -> Any:
+    """A panel per model: a row per measure, a column per step from one block to the next, as a share of the largest
+    step; a line where the boundary is."""
+    records = [dict(zip(COLUMNS[TABLE], row, strict=True)) for row in run.results.tables[TABLE].rows]
+    models = list(dict.fromkeys(record["model"] for record in records))[:MOST]
+    measures = list(dict.fromkeys(record["measure"] for record in records))
+    depth = max(len(outputs(run.maps[r["measure"]], run.maps[r["measure"]].places[r["model"]])[0]) for r in records)
+    across = columns(len(models))
+    width, height = max(1.2, CELL * (depth - 1)), max(0.6, ROW * len(measures))
+    figure, axes = panels(len(models), across, width, height, gaps=(0.12, max(0.35, 0.32 / height)))
+    name_panels(axes, models)
+    image: Any = None
+    for number, (model, panel) in enumerate(zip(models, axes, strict=True)):
+        shown = np.full((len(measures), depth - 1), np.nan)
+        for record in (record for record in records if record["model"] == model):
+            layers, row = run.maps[record["measure"]], measures.index(record["measure"])
+            names, values = outputs(layers, layers.places[model])
+            steps = distances(values, layers.measure.larger_is_closer).diagonal(1)
+            shown[row, : len(steps)] = steps / steps.max()
+            cut = names.index(record["boundary after"])
+            panel.plot([cut, cut], [row - 0.5, row + 0.5], color="#D55E00", linewidth=2)
+        image = panel.imshow(
+            shown, cmap="Greys", vmin=0, vmax=1, aspect="auto", extent=(-0.5, depth - 1.5, len(measures) - 0.5, -0.5)
+        )
+        first, lowest = number % across == 0, number + across >= len(models)
+        panel.set_yticks(range(len(measures)), measures if first else [], fontsize=6.5, parse_math=False)
+        panel.set_xticks(range(0, depth - 1, 1 if depth < 9 else 2))
+        panel.tick_params(labelsize=6.5, length=2, labelbottom=lowest)
+    figure.supxlabel("from this block to the next", fontsize=8, y=0.11 - 0.28 / figure.get_figheight(), va="top")
+    bar = figure.colorbar(image, ax=axes, fraction=0.15 / figure.get_figwidth(), pad=0.02)
+    bar.set_label("step, of the largest", fontsize=7)
+    bar.ax.tick_params(labelsize=6)
+    headline(figure, "Steps from block to block, and the boundary (orange)", 0.28)
+    return figure
+
+
+@analysis(studies=("similarity",), figures=figures, within=True)
+def boundaries(run: Finished, options: Boundaries, claims: Sequence[Claim]) -> Part:
+    sparsity = {
+        label: metrics.get("sparsity", 0.0)
+        for label, identity in run.manifest["models"].items()
+        if (metrics := identity.get("metrics"))
+    }
+    every: dict[str, Parted] = {}
+    for label, layers in run.maps.items():
+        found = {
+            model: blocks_of(outputs(layers, place)[1], layers.measure.larger_is_closer)
+            for model, place in layers.places.items()
+            if _outputs(layers.names[place]) >= FEWEST
+        }
+        models = {model: own for model, own in found.items() if own is not None}
+        every[label] = Parted(models=models, base=run.base, sparsity=sparsity)
+    by_name = {run.maps[label].measure.name: parted for label, parted in every.items()}
+    verdicts = [each.verdict(label, parted) for label, parted in every.items() for each in asked(claims, "blocks")]
+    verdicts += [each.verdict("all measures", by_name) for each in asked(claims, "measures")]
+    return Part(tables=tables(run, every), claims=verdicts)
