@@ -2,7 +2,6 @@
 et al. 2024, section 5.2, appendices I, K and M). The paper counts blocks from 1: its blocks 1 to 8 are resid_post@0 to
 resid_post@7."""
 
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -36,6 +35,7 @@ COLUMNS = {
 GW, CKA = "gromov_wasserstein", "cka"
 SECTION, SEEDS = "Gao et al. 2024, section 5.2, figure 4", "Gao et al. 2024, figure 17"
 OVER_BLOCKS = "standard error over the blocks, one left out at a time"
+NO_BOUNDARY = "a boundary clearer than in a matrix without blocks"
 NO_BASE = "needs a base, and a model that was fine-tuned from it"
 DEPTH, NEAR = 2 / 3, 1 / 12  # the published boundary, after 8 of 12 blocks, and the depth of one of them
 
@@ -96,15 +96,22 @@ def blocks_of(values: Square, larger_is_closer: bool) -> Blocks | None:
 @dataclass(frozen=True, kw_only=True)
 class Parted:
     """models: their blocks under one measure. base: the model that the others were fine-tuned from. sparsity: of those
-    that were fine-tuned here, the share of their weights that is zero."""
+    that were fine-tuned here, the share of their weights that is zero. entries: of those that are one of several seeds,
+    their entry of `model`."""
 
     models: Mapping[str, Blocks]
     base: str | None = None
     sparsity: Mapping[str, float] = field(default_factory=dict)
+    entries: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def tuned(self) -> dict[str, Blocks]:
         return {label: own for label, own in self.models.items() if label != self.base}
+
+    @property
+    def divided(self) -> dict[str, Blocks]:
+        """The fine-tuned models with a boundary: in a smooth gradient two groups of least cost mean nothing."""
+        return {label: own for label, own in self.tuned.items() if own.clearness > 0}
 
     def gap(self, kept: slice | np.ndarray = slice(None)) -> float:
         """The mean distance between some blocks: of the fine-tuned models minus the base."""
@@ -122,19 +129,6 @@ def _agreements(count: int) -> Float[np.ndarray, "cuts cuts"]:
 def agreed(pairs: Sequence[tuple[Blocks, Blocks]]) -> float:
     """Mean adjusted Rand index of the boundaries of models of equal depth."""
     return float(np.mean([_agreements(len(a.apart))[a.cut - 1, b.cut - 1] for a, b in pairs]))
-
-
-def seeds(labels: Sequence[str]) -> list[list[str]]:
-    """The models that differ in their seed alone, by their labels.
-
-    >>> seeds(["base", "dense_0", "dense_1", "sparse_0"])
-    [['dense_0', 'dense_1']]
-    """
-    families: dict[str, list[str]] = {}
-    for label in labels:
-        if match := re.fullmatch(r"(.+)_\d+", label):
-            families.setdefault(match[1], []).append(label)
-    return [members for members in families.values() if len(members) > 1]
 
 
 # ---- claims on one measure ----
@@ -175,15 +169,15 @@ def fine_tuning_parts_blocks(parted: Parted) -> Weighed | Untestable:
 )
 def boundary_is_at_two_thirds(parted: Parted) -> Weighed | Untestable:
     """The first major differences occur at block 9 of 12: clusters are the blocks 1 to 8 and 9 to 12."""
-    tuned = parted.tuned.values()
-    if not tuned:
-        return Untestable("needs a fine-tuned model")
-    depths = np.array([len(own.apart) for own in tuned])
+    divided = parted.divided.values()
+    if not divided:
+        return Untestable(f"needs a fine-tuned model with {NO_BOUNDARY}")
+    depths = np.array([len(own.apart) for own in divided])
 
     def away(places: Int[np.ndarray, "k models"]) -> Float[np.ndarray, " k"]:
         return np.abs((places + 1) / depths - DEPTH).mean(1)
 
-    return Weighed(*over_places([own.cut - 1 for own in tuned], (depths - 1).tolist(), away, "of the boundary"))
+    return Weighed(*over_places([own.cut - 1 for own in divided], (depths - 1).tolist(), away, "of the boundary"))
 
 
 @claim(
@@ -213,11 +207,10 @@ def sparser_models_differ_less(parted: Parted) -> Weighed | Untestable:
 )
 def boundaries_are_stable_over_seeds(parted: Parted) -> Weighed | Untestable:
     """The block structure stays rather consistent with different seeds."""
-    families = seeds([*parted.tuned])
-    pairs = [pair for members in families for pair in combinations(members, 2)]
+    labels = [label for label in parted.divided if label in parted.entries]
+    pairs = [(a, b) for a, b in combinations(labels, 2) if parted.entries[a] == parted.entries[b]]
     if not pairs:
-        return Untestable("needs two seeds of one training (LABEL_0, LABEL_1)")
-    labels = [label for members in families for label in members]
+        return Untestable(f"needs two seeds of one entry with {NO_BOUNDARY}")
     if len({len(parted.models[label].apart) for label in labels}) > 1:
         return Untestable("the models have different numbers of blocks")
     table = _agreements(len(parted.models[labels[0]].apart))
@@ -265,9 +258,10 @@ def cka_has_the_same_boundary(parted: ByMeasure) -> Weighed | Untestable:
     """CKA produces block structures similar to those of the GW distance."""
     if absent := [name for name in (GW, CKA) if name not in parted]:
         return Untestable(f"needs the measure {absent[0]}")
-    pairs = [(own, parted[CKA].tuned[label]) for label, own in parted[GW].tuned.items() if label in parted[CKA].tuned]
+    own, other = (parted[name].divided for name in (GW, CKA))
+    pairs = [(own[label], other[label]) for label in own if label in other]
     if not pairs:
-        return Untestable("needs a fine-tuned model")
+        return Untestable(f"needs a fine-tuned model with {NO_BOUNDARY} under both")
     tables = [_agreements(len(own.apart)) for own, _ in pairs]
 
     def mean(places: Int[np.ndarray, "k sides"]) -> Float[np.ndarray, " k"]:
@@ -366,6 +360,7 @@ def boundaries(run: Finished, options: Boundaries, claims: Sequence[Claim]) -> P
         for label, identity in run.manifest["models"].items()
         if (metrics := identity.get("metrics"))
     }
+    entries = {label: about.entry for label, about in run.models.items() if about.entry}
     every: dict[str, Parted] = {}
     for label, layers in run.maps.items():
         found = {
@@ -374,7 +369,7 @@ def boundaries(run: Finished, options: Boundaries, claims: Sequence[Claim]) -> P
             if _outputs(layers.names[place]) >= FEWEST
         }
         models = {model: own for model, own in found.items() if own is not None}
-        every[label] = Parted(models=models, base=run.base, sparsity=sparsity)
+        every[label] = Parted(models=models, base=run.base, sparsity=sparsity, entries=entries)
     by_name = {run.maps[label].measure.name: parted for label, parted in every.items()}
     verdicts = [each.verdict(label, parted) for label, parted in every.items() for each in asked(claims, "blocks")]
     verdicts += [each.verdict("all measures", by_name) for each in asked(claims, "measures")]

@@ -1,9 +1,11 @@
 """Classifiers that were trained alike but for one change: what each change costs, task by task."""
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,12 +16,13 @@ from repsim_cli.draw.frame import COLOURS, MARKERS, cycled, legend_beside
 from repsim_cli.errors import BadInput
 from repsim_cli.findings.analysis import Finished, Job, Part, Planned, analysis
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
-from repsim_cli.findings.evidence import by_units
+from repsim_cli.findings.evidence import by_error, by_units
 from repsim_cli.registry import did_you_mean
 
 TABLE = "variants"
 COLUMNS = ["task", "variant", "models", "mean", "standard deviation", "change", "standard error of rows"]
 LITTLE = 0.01  # a loss of accuracy that is comparable performance
+HALF_A_POINT = 0.005  # the published loss is 0.0044 with two thirds frozen, and 0.0001 with a third of the blocks
 HEIGHT, GROUP, MARK = 3.2, 0.5, 0.22  # inches: of the axes, between tasks, and of a variant
 TICK = 0.45  # inches that a variant takes where each has a name of its own
 
@@ -28,8 +31,8 @@ TICK = 0.45  # inches that a variant takes where each has a name of its own
 class Variants:
     """What each variant of a training changes in a metric, task by task, against a variant with nothing changed.
 
-    models: {TASK: {VARIANT: ENTRY}}, where an entry of `model` stands for all its seeds. Claims about freezing read
-        the variants named `top N` and `bottom N`, with so many of the first or last blocks frozen.
+    models: {TASK: {VARIANT: ENTRY}}, where an entry of `model` stands for all its seeds. Claims read the variants named
+        `top N` and `bottom N`, with so many of the last or first blocks frozen, and `first N`, with these blocks alone.
     reference: the variant that the others are compared with; every task has it.
     metric: of those that the models were saved with.
     """
@@ -60,10 +63,13 @@ def seeds(entry: str, models: Mapping[str, Facts]) -> list[str]:
 
 
 class Scores(NamedTuple):
-    """values: by task and variant, the metric of every seed. reference: the variant with nothing changed."""
+    """values: by task and variant, the metric of every seed. reference: the variant with nothing changed. blocks, rows:
+    by task, the blocks of the reference, and the evaluation examples where the metric is a share of them."""
 
     values: Mapping[str, Mapping[str, Float[np.ndarray, " seeds"]]]
     reference: str
+    blocks: Mapping[str, int | None] = MappingProxyType({})
+    rows: Mapping[str, int | None] = MappingProxyType({})
 
     def changes(self, task: str, variant: str) -> Float[np.ndarray, " seeds"]:
         """Variant minus reference, seed by seed where both have as many, else of the means."""
@@ -74,6 +80,12 @@ class Scores(NamedTuple):
         """The variants of a task named `END N`, by N."""
         named = {variant: re.fullmatch(rf"{end} (\d+)", variant) for variant in self.values[task]}
         return {int(match[1]): variant for variant, match in named.items() if match}
+
+    def at_share(self, end: str, share: float) -> dict[str, str]:
+        """By task, the variant named `END N` with N this share of the blocks, where there is one."""
+        wanted = {task: round(share * blocks) for task in self.values if (blocks := self.blocks.get(task))}
+        named = {task: self.frozen(task, end).get(count) for task, count in wanted.items()}
+        return {task: variant for task, variant in named.items() if variant}
 
 
 @claim(
@@ -107,6 +119,46 @@ def frozen_bottom_layers_cost_little(scores: Scores) -> Weighed | Untestable:
     return _over_tasks(scores, {task: [-scores.changes(task, variant)] for task, variant in most.items()}, LITTLE)
 
 
+@claim(
+    "Gao et al. 2024, appendix G, table 6",
+    statistic="accuracy lost with the first two thirds of the blocks frozen: mean over tasks",
+    threshold=HALF_A_POINT,
+    published="below",
+)
+def freezing_two_thirds_costs_little(scores: Scores) -> Weighed | Untestable:
+    """Fine-tuning blocks 9 to 12 of 12 and the classifier alone makes no significant difference in performance."""
+    if not (chosen := scores.at_share("bottom", 2 / 3)):
+        return Untestable("no task has a variant `bottom N` with N two thirds of the blocks")
+    return _lost(scores, chosen)
+
+
+@claim(
+    "Gao et al. 2024, appendix L, table 7",
+    statistic="accuracy lost with the first third of the blocks alone: mean over tasks",
+    threshold=HALF_A_POINT,
+    published="below",
+)
+def a_third_of_the_blocks_is_enough(scores: Scores) -> Weighed | Untestable:
+    """With the first 4 of 12 blocks similarly good performance is achieved."""
+    if not (chosen := scores.at_share("first", 1 / 3)):
+        return Untestable("no task has a variant `first N` with N a third of the blocks")
+    return _lost(scores, chosen)
+
+
+def _lost(scores: Scores, chosen: Mapping[str, str]) -> Weighed | Untestable:
+    """What a variant of each task loses; of a single task with a single seed, with the error of its evaluation rows."""
+    gaps = {task: [-scores.changes(task, variant)] for task, variant in chosen.items()}
+    found = _over_tasks(scores, gaps, HALF_A_POINT)
+    ((task, variant), *more) = chosen.items()
+    rows = scores.rows.get(task)
+    if not isinstance(found, Untestable) or more or rows is None:
+        return found
+    own, whole = (float(scores.values[task][name].mean()) for name in (variant, scores.reference))
+    how = f"standard error over {rows:,} evaluation examples, as if each model had its own"
+    error = of_rows(own, whole, rows) or 0.0
+    return Weighed(whole - own, by_error(whole - own, HALF_A_POINT, error, math.inf, how))
+
+
 def _over_tasks(scores: Scores, by_task: Mapping[str, Sequence[np.ndarray]], threshold: float) -> Weighed | Untestable:
     """The mean of the tasks' means, with its error over tasks; of a single task over its seeds."""
     units, what = [float(np.mean([each.mean() for each in values])) for values in by_task.values()], "tasks"
@@ -131,8 +183,8 @@ def of_rows(first: float, second: float, rows: int | None) -> float | None:
     return float(np.sqrt((first * (1 - first) + second * (1 - second)) / rows))
 
 
-def tabled(scores: Scores, rows: Mapping[str, int | None]) -> Table:
-    """A row per task and variant. rows: by task, the evaluation examples, where the metric is a share of them."""
+def tabled(scores: Scores) -> Table:
+    """A row per task and variant."""
     lines = []
     for task, variants in scores.values.items():
         whole = float(variants[scores.reference].mean())
@@ -141,7 +193,7 @@ def tabled(scores: Scores, rows: Mapping[str, int | None]) -> Table:
             spread = float(values.std(ddof=1)) if len(values) > 1 else None
             change = error = None
             if variant != scores.reference:
-                change, error = float(scores.changes(task, variant).mean()), of_rows(mean, whole, rows.get(task))
+                change, error = float(scores.changes(task, variant).mean()), of_rows(mean, whole, scores.rows.get(task))
             lines.append([task, variant, len(values), mean, spread, change, error])
     return Table(columns=COLUMNS, rows=lines)
 
@@ -205,12 +257,12 @@ def variants(run: Finished, options: Variants, claims: Sequence[Claim]) -> Part:
                 known = ", ".join(metrics[lacking[0]])
                 raise BadInput(f"metric: '{lacking[0]}' was saved without it, got {options.metric}; known: {known}")
             values[task][variant] = np.array([metrics[label][options.metric] for label in own])
-    scores = Scores(values, options.reference)
-    rows = {
-        task: evaluated.get(seeds(entries[options.reference], run.models)[0]) if options.metric == "accuracy" else None
-        for task, entries in options.models.items()
-    }
+    references = {task: seeds(entries[options.reference], run.models)[0] for task, entries in options.models.items()}
+    shares = options.metric == "accuracy"
+    rows = {task: evaluated.get(label) if shares else None for task, label in references.items()}
+    blocks = {task: run.models[label].blocks for task, label in references.items()}
+    scores = Scores(values, options.reference, blocks, rows)
     return Part(
-        tables={TABLE: tabled(scores, rows)},
+        tables={TABLE: tabled(scores)},
         claims=[one.verdict(options.metric, scores) for one in claims],
     )

@@ -90,7 +90,7 @@ class Similarity:
         self.measures, self.skipped = suitable(measure, self._check_measure, skip_unsuitable)
         check_targets(targets, self.models)
         if within:
-            check_within({"groups": self.groups, "base": base, "significance": significance.method != "none"})
+            check_within({"groups": self.groups, "significance": significance.method != "none"})
         self.devices = devices(hardware, list(model))
         stored = any(isinstance(source, PrecomputedWords) for source in model.values())
         several = bool(self.live) and (extract.unit in ("token", *WORDS) or data.packs(extract))

@@ -385,6 +385,17 @@ def frozen(bottom, top) -> Make:
     return made
 
 
+def cut(variant) -> Make:
+    """The variant loses nothing, ten points, or just the threshold, of 12 blocks in four tasks."""
+
+    def made(sign, rng):
+        lost = {"none": 0.0, variant: {TRUTH: -0.03, FALSEHOOD: 0.1, NOISE: 0.005}[sign]}
+        values = {task: {name: rng.binomial(2000, 0.9 - x, 1) / 2000 for name, x in lost.items()} for task in "abcd"}
+        return (Scores(values, "none", blocks=dict.fromkeys("abcd", 12)),)
+
+    return made
+
+
 # views of rows
 
 
@@ -426,6 +437,7 @@ def plans(sign, rng):
 # classifiers of 12 blocks under one measure: a base, and two seeds each of a dense and of two sparse trainings
 
 TUNED = [f"{name}_{seed}" for name in ("dense", "half", "most") for seed in range(2)]
+ENTRIES = {label: label[:-2] for label in TUNED}
 SPARSITY = dict.fromkeys(TUNED[:2], 0.0) | dict.fromkeys(TUNED[2:4], 0.5) | dict.fromkeys(TUNED[4:], 0.9)
 
 
@@ -440,7 +452,7 @@ def parted(base, tuned) -> Make:
 
     def made(sign, rng):
         models = {"base": base(sign, rng), **{label: tuned(sign, rng, label) for label in TUNED}}
-        return (Parted(models=models, base="base", sparsity=SPARSITY),)
+        return (Parted(models=models, base="base", sparsity=SPARSITY, entries=ENTRIES),)
 
     return made
 
@@ -470,13 +482,13 @@ def by_seed(sign, rng, label):
     return in_blocks(rng, {TRUTH: 8, FALSEHOOD: 2 if label.endswith("0") else 10, NOISE: anywhere(rng)}[sign])
 
 
-def measures_of(other) -> Make:
-    """other(sign, rng, cut): blocks under another measure than Gromov-Wasserstein, whose boundary is at `cut`."""
+def measures_of(gap, other) -> Make:
+    """gap: between the blocks under Gromov-Wasserstein, by sign. other(sign, rng, cut): blocks under another measure,
+    where those under Gromov-Wasserstein have their boundary at `cut`."""
 
     def made(sign, rng):
         cuts = {label: anywhere(rng) if sign == NOISE else 8 for label in TUNED}
-        gap = {TRUTH: 1.0, FALSEHOOD: 0.1, NOISE: 0.3}[sign]
-        own = {label: in_blocks(rng, cut, gap, noise=0.1) for label, cut in cuts.items()}
+        own = {label: in_blocks(rng, cut, gap[sign], noise=0.1) for label, cut in cuts.items()}
         others = {label: other(sign, rng, cut) for label, cut in cuts.items()}
         return ({"gromov_wasserstein": Parted(models=own), "cka": Parted(models=others)},)
 
@@ -489,6 +501,18 @@ def clearer(sign, rng, cut):
 
 def same_boundary(sign, rng, cut):
     return in_blocks(rng, {TRUTH: cut, FALSEHOOD: 1, NOISE: anywhere(rng)}[sign])
+
+
+# two trainings of eight checkpoints: the mean distance and a quantity
+
+
+def course(quantity, sign_of=1) -> Make:
+    def made(sign, rng):
+        distance = np.arange(8) + rng.normal(0, 0.1, 8)
+        grows = {TRUTH: distance, FALSEHOOD: -distance, NOISE: rng.normal(size=8)}[sign] * sign_of
+        return ({model: {"distance": distance.tolist(), quantity: grows.tolist()} for model in "ab"},)
+
+    return made
 
 
 # noise has no clusters, does not reach full accuracy, and is no small head
@@ -548,6 +572,8 @@ TABLE: dict[str, Make] = {
     "distances_shift_late": peaks,
     "freezing_the_bottom_costs_less": frozen({1: 0.0, -1: 0.1, 0: 0.05}, {1: 0.1, -1: 0.0, 0: 0.05}),
     "frozen_bottom_layers_cost_little": frozen({1: -0.03, -1: 0.1, 0: 0.01}, {1: 0, -1: 0, 0: 0}),
+    "freezing_two_thirds_costs_little": cut("bottom 8"),
+    "a_third_of_the_blocks_is_enough": cut("first 4"),
     "base_has_no_blocks": parted(
         lambda sign, rng: in_blocks(rng, 8, gap=4.0 if sign == FALSEHOOD else 0.0), without_base
     ),
@@ -555,8 +581,12 @@ TABLE: dict[str, Make] = {
     "boundary_is_at_two_thirds": parted(flat, at_boundary),
     "sparser_models_differ_less": parted(flat, by_sparsity),
     "boundaries_are_stable_over_seeds": parted(flat, by_seed),
-    "gromov_wasserstein_is_clearest": measures_of(clearer),
-    "cka_has_the_same_boundary": measures_of(same_boundary),
+    "gromov_wasserstein_is_clearest": measures_of({1: 1.0, -1: 0.1, 0: 0.3}, clearer),
+    "cka_has_the_same_boundary": measures_of({1: 1.0, -1: 1.0, 0: 1.0}, same_boundary),
+    "distances_grow_in_training": course("step"),
+    "distances_grow_with_accuracy": course("accuracy"),
+    "distances_grow_with_f1": course("f1"),
+    "distances_grow_as_loss_falls": course("loss", -1),
     "neighbours_change": overlaps,
     "couplings_are_not_the_identity": plans,
 }

@@ -100,12 +100,12 @@ def test_an_entry_stands_for_its_seeds():
 
 def test_the_table_by_hand():
     values = {"task": {"none": np.array([0.8, 0.9]), "top 1": np.array([0.7, 0.9]), "other": np.array([0.75])}}
-    none, top, other = tabled(Scores(values, "none"), {"task": 100}).rows
+    none, top, other = tabled(Scores(values, "none", rows={"task": 100})).rows
     assert none == ["task", "none", 2, pytest.approx(0.85), pytest.approx(0.1 / 2**0.5), None, None]
     error = ((0.85 * 0.15 + 0.8 * 0.2) / 100) ** 0.5
     assert top == ["task", "top 1", 2, pytest.approx(0.8), pytest.approx(0.2 / 2**0.5), pytest.approx(-0.05), pytest.approx(error)]  # fmt: skip
     assert other[2:6] == [1, 0.75, None, pytest.approx(-0.1)]
-    assert tabled(Scores(values, "none"), {}).rows[1][-1] is None
+    assert tabled(Scores(values, "none")).rows[1][-1] is None
 
 
 OPTIONS = "+analyses.variants={models: {pairs: {none: tiny_nli_0, other: tiny_nli_1}}}"
@@ -143,3 +143,34 @@ def test_variants_of_a_run(trained_once, repsim, newest):
     code, _, err = repsim("analyse", newest(), OPTIONS.replace("{models", "{metric: hats, models"))
     assert code == 1
     assert "metric: 'tiny_nli_0' was saved without it, got hats; known: accuracy, loss, hans_accuracy" in err
+
+
+# Gao et al. 2024, tables 6 and 7: BERT of 12 blocks on Yelp, whose test split has 38,000 reviews
+YELP = {
+    "none": 0.9787,
+    "bottom 7": 0.9747,
+    "bottom 8": 0.9743,
+    "bottom 11": 0.9311,
+    "first 4": 0.9786,
+    "first 1": 0.9711,
+}
+
+
+def test_the_published_freezing_and_cutting():
+    values = {"yelp": {variant: np.array([accuracy]) for variant, accuracy in YELP.items()}}
+    frozen, cut = known(["freezing_two_thirds_costs_little", "a_third_of_the_blocks_is_enough"])
+    yelp = Scores(values, "none", blocks={"yelp": 12}, rows={"yelp": 38_000})
+    found = frozen(yelp)
+    assert (found.verdict, found.value) == (UNCLEAR, pytest.approx(0.0044))
+    assert found.se == pytest.approx((0.9787 * 0.0213 / 38_000 + 0.9743 * 0.0257 / 38_000) ** 0.5)
+    assert found.why == "standard error over 38,000 evaluation examples, as if each model had its own"
+    assert (cut(yelp).verdict, cut(yelp).value) == (HOLDS, pytest.approx(0.0001))
+    deeper = yelp._replace(blocks={"yelp": 16})  # 11 of 16 are two thirds, 5 a third
+    assert (frozen(deeper).verdict, frozen(deeper).value) == (FAILS, pytest.approx(0.0476))
+    assert cut(deeper).why == "no task has a variant `first N` with N a third of the blocks"
+    assert frozen(yelp._replace(blocks={})).why == "no task has a variant `bottom N` with N two thirds of the blocks"
+    assert cut(yelp._replace(rows={})).why == "needs two tasks, or one with the same two or more seeds of every variant"
+    seeds = {"none": [0.9, 0.91, 0.92], "first 4": [0.899, 0.91, 0.919]}
+    several = {"yelp": {variant: np.array(accuracies) for variant, accuracies in seeds.items()}}
+    found = cut(yelp._replace(values=several))
+    assert (found.verdict, found.why) == (HOLDS, "standard error over 3 seeds")

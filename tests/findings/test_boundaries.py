@@ -1,0 +1,149 @@
+"""Boundaries between blocks: planted ones in any order of the file, gradients, seeds, refusals, and a run."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from repsim_cli import results
+from repsim_cli.content import Measured, Results
+from repsim_cli.findings.analysis import Finished, LayerMap
+from repsim_cli.findings.boundaries import AGREEMENT, TABLE, Boundaries, Parted, blocks_of, boundaries
+from repsim_cli.findings.claims import HOLDS, UNCLEAR, UNTESTABLE, known
+from repsim_cli.findings.evidence import over_places
+
+CLAIMS = [
+    "base_has_no_blocks", "fine_tuning_parts_blocks", "boundary_is_at_two_thirds", "sparser_models_differ_less",
+    "boundaries_are_stable_over_seeds", "gromov_wasserstein_is_clearest", "cka_has_the_same_boundary",
+]  # fmt: skip
+STEPS = np.abs(np.arange(9)[:, None] - np.arange(9)).astype(float)
+
+
+def two_blocks(cut, count=9, gap=5.0):
+    """Distances 1 within and 1 + gap between the blocks before the cut and after it."""
+    after = np.arange(count) >= cut
+    values = 1 + gap * (after[:, None] != after)
+    np.fill_diagonal(values, 0)
+    return values
+
+
+def of_run(tmp_path, maps, **manifest):
+    """A finished run of models with nine blocks; maps: by measure, whether larger is closer and the values by model."""
+    run = Finished(
+        folder=tmp_path, manifest={"models": {}, "facts": {}, **manifest}, results=Results(study="similarity")
+    )
+    run.__dict__["maps"] = {}
+    for name, (larger, models) in maps.items():
+        card = {"label": name, "larger_is_closer": larger}
+        measured = Measured(name=name, label=name, settings={}, estimate={}, card=card, matrices=[])
+        ends = np.arange(len(models) + 1) * 10
+        values, order = np.zeros((ends[-1], ends[-1])), np.random.default_rng(0).permutation(9)
+        for start, own in zip(ends, models.values(), strict=False):
+            values[start + 1 : start + 10, start + 1 : start + 10] = own[np.ix_(order, order)]
+        names = ["embed", *(f"resid_post@{i}" for i in order)] * len(models)
+        places = {model: slice(*part) for model, part in zip(models, pairwise(ends.tolist()), strict=True)}
+        run.__dict__["maps"][name] = LayerMap(measured, values, names, [8] * len(names), places)
+    return run
+
+
+def test_a_planted_boundary(tmp_path):
+    distances = {"base": STEPS, "a": two_blocks(6), "b": two_blocks(3)}
+    similarities = {"base": 1 - STEPS / 20, "a": 1 - two_blocks(6) / 10, "b": 1 - two_blocks(4) / 10}
+    maps = {"gromov_wasserstein": (False, distances), "cka": (True, similarities)}
+    models = {"a": {"metrics": {"accuracy": 0.9}}, "b": {"metrics": {"sparsity": 0.7}}}
+    part = boundaries(of_run(tmp_path, maps, models=models, base="base"), Boundaries(), known(CLAIMS))
+    rows = [dict(zip(part.tables[TABLE].columns, row, strict=True)) for row in part.tables[TABLE].rows]
+    found = {(row["measure"], row["model"]): row for row in rows}
+    gw = {model: found["gromov_wasserstein", model] for model in distances}
+    assert [gw[model]["boundary after"] for model in "ab"] == ["resid_post@5", "resid_post@2"]
+    assert [gw[model]["largest step after"] for model in "ab"] == ["resid_post@5", "resid_post@2"]
+    assert [gw[model]["segments"] for model in ("base", "a")] == [1, 2]
+    assert gw["a"]["relative depth"] == pytest.approx(2 / 3)
+    assert gw["a"]["mean distance"] == pytest.approx((36 + 5 * 18) / 36)
+    assert gw["base"]["clearness"] < 0 < gw["a"]["clearness"]
+    assert [gw[model]["sparsity"] for model in distances] == [None, 0.0, 0.7]
+    assert found["cka", "b"]["boundary after"] == "resid_post@3"
+    agreement = {row[0]: row[1:] for row in part.tables[AGREEMENT].rows}
+    assert agreement["a"] == ["resid_post@5", 2, 2, 2, 1.0]
+    assert agreement["b"][:4] == ["resid_post@2", 2, 1, 2]
+    assert 0.5 < agreement["b"][4] < 1
+    verdicts = {(one.name, one.measure): one for one in part.claims}
+    assert len(verdicts) == 5 * 2 + 2
+    assert verdicts["base_has_no_blocks", "gromov_wasserstein"].verdict == HOLDS
+    assert verdicts["fine_tuning_parts_blocks", "gromov_wasserstein"].value == pytest.approx(3.5 - STEPS.sum() / 72)
+    assert verdicts["boundary_is_at_two_thirds", "gromov_wasserstein"].value == pytest.approx(1 / 6)
+    assert verdicts["cka_has_the_same_boundary", "all measures"].why == "4,096 places of the boundaries"
+
+
+def judged(name, *given):
+    return known([name])[0](*given)
+
+
+def parted(**models):
+    blocks = {label: blocks_of(values, False) for label, values in models.items()}
+    return Parted(models=blocks, base="base", entries={label: "a" for label in ("a_0", "a_1")})
+
+
+def test_what_cannot_be_tested_and_why():
+    gradient = parted(base=STEPS, a_0=STEPS, a_1=STEPS)
+    clearer = "a boundary clearer than in a matrix without blocks"
+    assert blocks_of(np.zeros((9, 9)), False) is None
+    for name, why in {
+        "boundary_is_at_two_thirds": f"needs a fine-tuned model with {clearer}",
+        "boundaries_are_stable_over_seeds": f"needs two seeds of one entry with {clearer}",
+        "sparser_models_differ_less": "needs fine-tuned models of three sparsities, got 0",
+    }.items():
+        assert (judged(name, gradient).verdict, judged(name, gradient).why) == (UNTESTABLE, why)
+    none_either = judged("base_has_no_blocks", gradient)
+    assert (none_either.verdict, none_either.why) == (UNCLEAR, "by the same rule a fine-tuned model has none either")
+    alone = Parted(models=gradient.models)
+    for name in ("base_has_no_blocks", "fine_tuning_parts_blocks"):
+        assert judged(name, alone).why == "needs a base, and a model that was fine-tuned from it"
+    shallow = parted(base=STEPS, a_0=two_blocks(4, 6), a_1=two_blocks(6))
+    for name in ("fine_tuning_parts_blocks", "boundaries_are_stable_over_seeds"):
+        assert judged(name, shallow).why == "the models have different numbers of blocks"
+    equal = Parted(models={x: gradient.models["a_0"] for x in "abc"}, sparsity={"a": 0.0, "b": 0.5, "c": 0.9})
+    assert judged("sparser_models_differ_less", equal).why == "all models have the same mean distance"
+    assert judged("gromov_wasserstein_is_clearest", {"cka": gradient}).why == (
+        "needs the measure gromov_wasserstein, and others"
+    )
+    one = {name: parted(base=STEPS, a=two_blocks(6)) for name in ("gromov_wasserstein", "cka")}
+    assert judged("gromov_wasserstein_is_clearest", one).why == "needs two fine-tuned models"
+    assert judged("cka_has_the_same_boundary", {"cka": gradient}).why == "needs the measure gromov_wasserstein"
+    assert judged("cka_has_the_same_boundary", one | {"cka": gradient}).why == (
+        f"needs a fine-tuned model with {clearer} under both"
+    )
+
+
+def test_places_are_all_looked_at_or_drawn():
+    def mean(places):
+        return places.mean(1)
+
+    value, found = over_places([2, 2], [3, 3], mean, "of it")
+    assert (value, found.above, found.below, found.how) == (2, 1 / 9, 1.0, "9 places of it")
+    value, found = over_places([9] * 5, [10] * 5, mean, "of it")
+    assert (value, found.how) == (9, "10,001 drawn places of it")
+    assert found.above == pytest.approx(1e-4, rel=1)
+
+
+def test_too_few_blocks_are_refused_before_the_run(repsim):
+    code, _, err = repsim("run", "model=[tiny_a]", "extract.layers=[0,1,2]", "+analyses.boundaries={}")
+    assert code == 2
+    assert (
+        "analyses.boundaries: the outputs of 4 blocks are needed, got 3; read them: extract.hook_points=[resid_post]"
+        in err
+    )
+
+
+@pytest.mark.drawn
+def test_a_run(repsim, newest):
+    small = ("extract=pooled", "data=overlap_nli", "extract.sequences=40", "extract.rows=40", "hardware.threads=1")
+    models = ("model=[tiny_a_step100,tiny_a]", "base=tiny_a_step100", "measure=[cka,rsa]", "options.within=true")
+    asked = ("+analyses.boundaries={}", "claims=[fine_tuning_parts_blocks,cka_has_the_same_boundary]")
+    assert repsim("run", *small, *models, *asked)[0] == 0
+    found = results.read_results(newest())
+    assert found.tables[TABLE].column("measure") == ["cka", "cka", "rsa", "rsa"]
+    assert (newest() / "figures" / "boundaries.png").is_file()
+    assert [claim.measure for claim in found.claims] == ["cka", "rsa", "all measures"]
+    assert [claim.value is None for claim in found.claims] == [False, False, True]
+    assert not any(curve.analysis == "base_model" for curve in found.curves.values())  # needs pairs of models
