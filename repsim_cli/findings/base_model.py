@@ -153,7 +153,11 @@ def _tabled(label: str, lines: Mapping[str, Mapping[str, np.ndarray]], whole: Ma
             yield [label, entry, len(own), part, *means]
 
 
-@analysis(studies=("similarity", "attention"), unasked=lambda planned: planned.base is not None, figures=figures)
+@analysis(
+    studies=("similarity", "attention"),
+    unasked=lambda planned: planned.base is not None and not planned.options.get("within"),
+    figures=figures,
+)
 def base_model(run: Finished, options: BaseModel, claims: Sequence[Claim]) -> Part:
     lines: dict[str, Curve] = {}
     rows: list[list[Any]] = []

@@ -80,7 +80,7 @@ def judged(name, *given):
 
 
 def parted(**models):
-    blocks = {label: blocks_of(values, False) for label, values in models.items()}
+    blocks = {label: own for label, values in models.items() if (own := blocks_of(values, False)) is not None}
     return Parted(models=blocks, base="base", entries={label: "a" for label in ("a_0", "a_1")})
 
 
