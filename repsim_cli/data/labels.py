@@ -32,14 +32,18 @@ class Scoring:
 
 
 def scoring(model: Sequence[str], data: Sequence[str], who: str) -> Scoring:
-    """Labels are matched by name, in any order. Between three-way and two-way entailment, the answers `neutral` and
-    `contradiction` count as `non-entailment`; the answer is the largest of the three logits, as HANS is scored.
+    """Labels are matched by name, in any order; a model may have labels that the data lacks. Between three-way and
+    two-way entailment, the answers `neutral` and `contradiction` count as `non-entailment`; the answer is the largest
+    of the three logits, as HANS is scored.
 
     who: for the error message. Raises BadInput where names do not match.
     """
     if sorted(model) == sorted(data):
         names = tuple(data)
         return Scoring(names, np.array([names.index(label) for label in model]), np.arange(len(names)))
+    if set(data) <= set(model):
+        names = tuple(model)
+        return Scoring(names, np.arange(len(names)), np.array([names.index(label) for label in data]))
     if {*model, *data} <= TWO_WAY.keys():
         names = ("entailment", "non-entailment")
         classes = (np.array([names.index(TWO_WAY[label]) for label in labels]) for labels in (model, data))

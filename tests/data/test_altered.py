@@ -1,0 +1,115 @@
+"""Altered data: how many examples are altered, in what way, and what stays."""
+
+from collections import Counter
+from itertools import pairwise
+from random import Random
+
+import numpy as np
+import pytest
+
+from repsim_cli import registry
+from repsim_cli.data.altered import noisy
+from repsim_cli.data.labelled import Example, Examples
+from repsim_cli.data.labels import scoring
+from repsim_cli.errors import BadInput
+
+COUNT = 2000
+LABELS = ("negative", "neutral", "positive")
+
+
+def plain(label=lambda i: LABELS[i % 3]):
+    return Examples(
+        lambda: (Example((f"word{i} of the text", "and its pair"), label(i)) for i in range(COUNT)), LABELS, "made up"
+    )
+
+
+def altered(**settings):
+    return registry.data.get("altered").function(data=plain(), **settings)
+
+
+def read(data):
+    return data.examples()[0]
+
+
+def near(count, expected):
+    """Within four standard errors of a binomial."""
+    share = expected / COUNT
+    return abs(count - expected) <= 4 * np.sqrt(COUNT * share * (1 - share))
+
+
+def test_nothing_altered_is_the_same():
+    assert read(altered()) == read(plain())
+    assert altered().names == LABELS
+    assert altered().source == "made up, altered (nothing), seed 0"
+
+
+def test_random_labels_are_new_and_equally_often():
+    data = altered(random_labels=0.5, new_labels=4)
+    assert data.names == (*LABELS, "random_0", "random_1", "random_2", "random_3")
+    pairs = list(zip(read(data), read(plain()), strict=True))
+    counts = Counter(one.label for one, _ in pairs if one.label.startswith("random"))
+    assert near(sum(counts.values()), COUNT / 2)
+    assert all(near(counts[f"random_{k}"], COUNT / 8) for k in range(4))
+    assert all(one.texts == other.texts for one, other in pairs)
+    assert all(one.label == other.label for one, other in pairs if not one.label.startswith("random"))
+
+
+@pytest.mark.parametrize("share", [0.0, 0.4, 1.0])
+def test_the_shortcut_is_right_in_its_share_and_else_names_another_label(share):
+    told = Counter()
+    for one, other in zip(read(altered(shortcut=share)), read(plain()), strict=True):
+        word, rest = one.texts[0].split(" ", 1)
+        assert (rest, one.texts[1], one.label) == (*other.texts, other.label)
+        told[(int(word[6]) - LABELS.index(one.label)) % 3] += 1
+    assert near(told[0], share * COUNT)
+    assert near(told[1], (1 - share) * COUNT / 2)
+    assert near(told[2], (1 - share) * COUNT / 2)
+
+
+def test_noise_alters_its_share_of_the_words_of_the_first_text():
+    words = [f"w{i}" for i in range(4000)]
+    made = noisy(words, 0.2, Random(0))
+    kept = len(set(made))
+    # a quarter of the altered words is deleted, a quarter replaced, by a word that is there already
+    assert abs(kept - 4000 * (1 - 0.2 / 2)) < 4 * np.sqrt(4000 * 0.1 * 0.9)
+    assert abs(len(made) - 4000) < 4 * np.sqrt(4000 * 0.1)
+    swapped = sum(int(a[1:]) == int(b[1:]) + 1 for a, b in pairwise(made))
+    assert 120 < swapped < 240  # a quarter, where the word before is still there
+    assert noisy(["alone"], 1.0, Random(2)) != []
+    assert noisy(words, 0.0, Random(0)) == words
+    for one, other in zip(read(altered(noise=0.5)), read(plain()), strict=True):
+        assert one.texts[1] == other.texts[1]
+        assert set(one.texts[0].split()) <= set(other.texts[0].split())
+
+
+def test_the_same_seed_gives_the_same_and_another_seed_other_examples():
+    settings = {"random_labels": 0.5, "shortcut": 0.5, "noise": 0.3}
+    assert read(altered(**settings)) == read(altered(**settings))
+    assert read(altered(**settings)) != read(altered(**settings, seed=1))
+
+
+def test_a_model_may_know_more_labels_than_the_data_has():
+    names = altered(random_labels=1.0).names
+    scored = scoring(names, LABELS[::-1], "model.m")
+    assert scored.correct(np.array([0, 1, 2, 5]), np.array([2, 1, 0, 0])).tolist() == [True, True, True, False]
+    with pytest.raises(BadInput, match="its labels are not those of the data"):
+        scoring(LABELS, names, "model.m")
+
+
+def test_what_cannot_be_altered():
+    with pytest.raises(BadInput, match="data: labelled examples are needed, got"):
+        registry.data.get("altered").function(data=registry.data.get("embedded_text").function())
+    bare = registry.data.get("altered").function(data=plain(lambda i: None), shortcut=0.5)
+    with pytest.raises(BadInput, match="made up: labels are missing, got none for an example; add them"):
+        read(bare)
+    alone = Examples(lambda: iter(()), ("only",), "made up")
+    with pytest.raises(BadInput, match="shortcut: it needs two labels, got only; give other data, or null"):
+        registry.data.get("altered").function(data=alone, shortcut=0.5)
+
+
+def test_a_run_on_altered_data(repsim):
+    code, _, err = repsim(
+        "run", "data=altered", "model=[tiny_a]", "extract=pooled", "extract.sequences=50", "extract.rows=50",
+        "data.noise=0.3", "measure=[cka]",
+    )  # fmt: skip
+    assert code == 0, err
