@@ -1,17 +1,16 @@
 """Groups of layers that are close to each other and far from the rest, from a matrix of distances alone.
 
-Two ways: spectral clusters, which need not be contiguous, and contiguous segments. Both may find that there is one
-group only. A matrix without blocks is not without structure: distances grow with the number of layers between, and
-clusters of a smooth gradient look like clusters. So every score is held against that of a reference without blocks, in
-which each distance is the mean over all pairs as far apart in the order of the layers (of the spectral clusters: in
-the order along which the layers spread most).
+Two ways: spectral clusters, which need not be contiguous, and contiguous segments. Both may answer that there is only
+one group: distances grow with the number of layers between, and any clustering divides a smooth gradient or noise into
+something. So the best silhouette must exceed those of surrogates, which have the gradient and the noise of the matrix,
+but no groups. `benchmarks/clusterings.py` compares methods and rules on planted groups.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import scipy.linalg
@@ -23,27 +22,24 @@ from repsim_cli.findings.distances import adjusted_rand
 
 Square = Float[np.ndarray, "n n"]
 Labels = Int[np.ndarray, " n"]
-By = Literal["eigengap", "silhouette"]
+Ways = Callable[[Square], Callable[[int], Labels]]  # of a matrix: its groups, by their number
 
 FEWEST = 4  # layers below which nothing is looked for
 MOST = 10  # groups that are looked for at most, and no more than half of the layers
-FLOOR = 0.25  # of the median: shorter distances have the affinity of this one
-LEAST_SILHOUETTE = 0.15  # by which it must exceed its reference; the other scores by `least`
-STRUCTURE = 0.25  # silhouette below which there are no clusters (Kaufman and Rousseeuw 1990)
-PENALTY = 0.02  # of the score of segments, per further one
+FLOOR = 0.25  # of the median: shorter distances count as this one in affinities and in residuals
+SURROGATES, MARGIN = 20, 0.05  # matrices without groups, and by how much the best silhouette must exceed all of theirs
 
 
 @dataclass(frozen=True)
 class Partition:
-    """labels: of every layer, numbered as they appear. scores, reference: by the number of groups, from 2 on.
+    """labels: of every layer, numbered as they appear. scores: the mean silhouette by the number of groups, from 2 on.
 
-    eigenvalues: of the normalised Laplacian, ascending (spectral clusters alone).
+    reference: the largest silhouette of the surrogates, also by the number of groups.
     """
 
     labels: Labels
     scores: dict[int, float]
     reference: dict[int, float]
-    eigenvalues: Float[np.ndarray, " n"] | None = None
 
     @property
     def count(self) -> int:
@@ -86,38 +82,65 @@ def renumbered(labels: np.ndarray) -> Labels:
     return first.argsort().argsort()[codes]
 
 
-def spectral(values: Square, larger_is_closer: bool, *, count: int | None, by: By) -> Partition:
-    """Spectral clusters on the normalised Laplacian of the affinities.
+def spectral(values: Square, larger_is_closer: bool, *, count: int | None) -> Partition:
+    """Spectral clusters on the normalised Laplacian of the affinities; their number by `chosen`, or count."""
 
-    eigengap: k clusters have the score lambda_{k+1} - lambda_k; the k that is furthest above its reference is taken,
-    where that is by `least`, else 1. silhouette: the k of the largest mean silhouette (of the distances), where that is
-    0.25 and above its reference by 0.15, else 1. count: how many, whatever the scores.
-    """
+    def ways(values: Square) -> Callable[[int], Labels]:
+        vectors = decomposed(affinities(values, larger_is_closer))
+        return lambda k: clusters(vectors[:, :k])
+
+    return chosen(values, larger_is_closer, ways, count)
+
+
+def segments(values: Square, larger_is_closer: bool, *, count: int | None) -> Partition:
+    """Contiguous groups of least cost, the sum over groups of (sum of the distances of its pairs) / (its size): of
+    squared Euclidean distances the sum of squares about the means. Exact, by dynamic programming. Their number by
+    `chosen`, or count."""
+
+    def ways(values: Square) -> Callable[[int], Labels]:
+        _, starts = divided(distances(values, larger_is_closer), max(*_counts(len(values)), count or 1))
+        return lambda k: np.isin(np.arange(len(values)), starts[k - 1][1:]).cumsum()
+
+    return chosen(values, larger_is_closer, ways, count)
+
+
+def chosen(values: Square, larger_is_closer: bool, ways: Ways, count: int | None) -> Partition:
+    """As many groups as have the largest mean silhouette, where it exceeds every silhouette of the surrogates by
+    MARGIN, else one group. count: how many, whatever the silhouettes."""
     apart = distances(values, larger_is_closer)
     if not apart.any():
-        return Partition(np.zeros(len(values), int), {}, {}, np.zeros(len(values)))
-    whole, vectors = decomposed(affinities(values, larger_is_closer))
-    order = vectors[:, 1].argsort(kind="stable")
-    flat = by_lag(((values + values.T) / 2)[np.ix_(order, order)])
-    flat_whole, flat_vectors = decomposed(affinities(flat, larger_is_closer))
-    counts = _counts(len(values))
-    if by == "eigengap":
-        scores, reference = ({k: float(x[k] - x[k - 1]) for k in counts} for x in (whole, flat_whole))
-        best = _furthest(scores, reference, least(len(values)))
-    else:
-        sides = ((apart, vectors), (distances(flat, larger_is_closer), flat_vectors))
-        scores, reference = ({k: silhouette(x, clusters(v[:, :k])) for k in counts} for x, v in sides)
-        best = max(scores, key=lambda k: scores[k])
-        if scores[best] < STRUCTURE or scores[best] - reference[best] < LEAST_SILHOUETTE:
-            best = 1
-    return Partition(clusters(vectors[:, : count or best]), scores, reference, whole)
+        return Partition(np.zeros(len(values), int), {}, {})
+    groups = ways(values)
+    scores = _silhouettes(apart, groups)
+    none = [
+        _silhouettes(other, ways(other.max() - other if larger_is_closer else other)) for other in surrogates(apart)
+    ]
+    reference = {k: max(other[k] for other in none) for k in scores}
+    best = max(scores, key=lambda k: scores[k])
+    if scores[best] - max(reference.values()) < MARGIN:
+        best = 1
+    return Partition(groups(count or best), scores, reference)
 
 
-def decomposed(near: Square) -> tuple[Float[np.ndarray, " n"], Square]:
-    """The eigenvalues of the normalised Laplacian, ascending, and those of the random walk's eigenvectors."""
+def surrogates(apart: Square) -> Iterator[Square]:
+    """The same distances without groups: every cell the mean over all pairs as many layers apart, times the ratio of
+    another cell, drawn under a fixed seed, to the mean of that cell's pairs."""
+    cells = np.triu_indices(len(apart), 1)
+    values, means = apart[cells], by_lag(apart)[cells]
+    floor = FLOOR * np.median(values[values > 0])
+    ratios = np.maximum(values, floor) / np.maximum(means, floor)
+    draw = np.random.default_rng(0)
+    for _ in range(SURROGATES):
+        other = np.zeros_like(apart)
+        other[cells] = means * draw.permutation(ratios)
+        yield other + other.T
+
+
+def decomposed(near: Square) -> Square:
+    """The eigenvectors of the random walk, by the normalised Laplacian's eigenvalues, ascending."""
     whole, degrees = laplacian(near, normed=True, return_diag=True)
-    values, vectors = scipy.linalg.eigh(whole)
-    return values, vectors / degrees[:, None]
+    _, vectors = scipy.linalg.eigh(whole)
+    return vectors / degrees[:, None]
 
 
 def clusters(vectors: Float[np.ndarray, "n k"]) -> Labels:
@@ -130,31 +153,24 @@ def clusters(vectors: Float[np.ndarray, "n k"]) -> Labels:
 
 
 def silhouette(apart: Square, labels: Labels) -> float:
-    """The mean over layers; 0 where there is one cluster."""
-    from sklearn.metrics import silhouette_score
+    """The mean over layers (Rousseeuw 1987), as scikit-learn's `silhouette_score`, in a hundredth of its time; 0 where
+    there is one group."""
+    member = np.eye(labels.max() + 1)[labels]
+    sizes, at = member.sum(0), np.arange(len(labels))
+    if len(sizes) == 1:
+        return 0.0
+    means = apart @ member
+    inside = means[at, labels] / np.maximum(sizes[labels] - 1, 1)
+    means /= sizes
+    means[at, labels] = np.inf
+    outside = means.min(1)
+    larger = np.maximum(inside, outside)
+    counted = (sizes[labels] > 1) & (larger > 0)
+    return float(np.where(counted, outside - inside, 0).dot(1 / np.where(counted, larger, 1)) / len(labels))
 
-    return float(silhouette_score(apart, labels, metric="precomputed")) if len(np.unique(labels)) > 1 else 0.0
 
-
-def segments(values: Square, larger_is_closer: bool, *, count: int | None) -> Partition:
-    """Contiguous groups of least cost, the sum over groups of (sum of the distances of its pairs) / (its size): of
-    squared Euclidean distances the sum of squares about the means. Exact, by dynamic programming.
-
-    k groups have the score 1 - cost(k) / cost(1) - 0.02 (k - 1), whose penalty keeps noise in one group; the k that is
-    furthest above its reference is taken, where that is by `least`, else 1. count: how many, whatever the scores.
-    """
-    apart = distances(values, larger_is_closer)
-    if not apart.any():
-        return Partition(np.zeros(len(values), int), {}, {})
-    counts = _counts(len(values))
-    most = max(*counts, count or 1)
-    (costs, starts), (flat, _) = (divided(square, most) for square in (apart, by_lag(apart)))
-    scores = {k: 1 - float(costs[k - 1] / costs[0]) - PENALTY * (k - 1) for k in counts}
-    reference = {k: 1 - float(flat[k - 1] / flat[0]) for k in counts}
-    best = count or _furthest(scores, reference, least(len(values)))
-    labels = np.zeros(len(values), int)
-    labels[starts[best - 1][1:]] = 1
-    return Partition(labels.cumsum(), scores, reference)
+def _silhouettes(apart: Square, groups: Callable[[int], Labels]) -> dict[int, float]:
+    return {k: silhouette(apart, groups(k)) for k in _counts(len(apart))}
 
 
 def divided(apart: Square, most: int) -> tuple[Float[np.ndarray, " k"], list[list[int]]]:
@@ -182,7 +198,7 @@ def divided(apart: Square, most: int) -> tuple[Float[np.ndarray, " k"], list[lis
 
 
 def by_lag(square: Square) -> Square:
-    """The same without blocks: every cell the mean over all pairs of as many steps.
+    """Every cell the mean over all pairs as many layers apart.
 
     >>> by_lag(np.array([[0.0, 1, 5], [1, 0, 3], [5, 3, 0]])).tolist()
     [[0.0, 2.0, 5.0], [2.0, 0.0, 2.0], [5.0, 2.0, 0.0]]
@@ -193,23 +209,6 @@ def by_lag(square: Square) -> Square:
 
 def _counts(layers: int) -> range:
     return range(2, min(MOST, layers // 2) + 1)
-
-
-def least(layers: int) -> float:
-    """By how much a score must exceed its reference: what random walks, smooth curves and noise reach in about one case
-    of twenty, more the fewer layers there are (`tests/findings/test_sub_networks.py`).
-
-    >>> round(least(12), 3), round(least(93), 3)
-    (0.18, 0.093)
-    """
-    return 0.08 + 1.2 / layers
-
-
-def _furthest(scores: Mapping[int, float], reference: Mapping[int, float], enough: float) -> int:
-    """The number of groups whose score is furthest above its reference, or 1."""
-    above = {k: scores[k] - reference[k] for k in scores}
-    best = max(above, key=lambda k: above[k])
-    return best if above[best] >= enough else 1
 
 
 def agreement(first: Sequence[Any] | np.ndarray, second: Sequence[Any] | np.ndarray) -> float:

@@ -35,7 +35,7 @@ from repsim_cli.results import slug
 from repsim_cli.settings import Several
 
 LABELS, NEXT = "sub-networks", "to the next layer"  # what a curve is of
-COLUMNS = ["measure", "model", "found by", "sub-networks", "layers", "score", "without blocks"]
+COLUMNS = ["measure", "model", "found by", "sub-networks", "layers", "silhouette", "without groups"]
 AGREEMENT = ["measure", "model", "partitions", "adjusted Rand"]
 
 
@@ -45,14 +45,12 @@ class SubNetworks:
 
     method: `spectral` clusters, contiguous `segments`, or both.
     clusters: how many groups; null: as many as the data suggest, possibly one.
-    by: what chooses the number of spectral clusters where `clusters` is null; segments are chosen by their cost.
     given: groups to compare with, by model: {LABEL: [0-11 73-92, 12-72]}, ranges of its layers in the order of the
         network, from 0.
     """
 
     method: Literal["spectral", "segments", "both"] = "both"
     clusters: Several | None = None
-    by: Literal["eigengap", "silhouette"] = "eigengap"
     given: dict[str, list[str]] | None = None
 
     def check(self, planned: Planned) -> None:
@@ -100,7 +98,7 @@ def of_model(
     values = values[np.ix_(order, order)]
     makers: dict[str, Callable[[int | None], Partition]] = {}
     if options.method != "segments":
-        makers["spectral"] = lambda count: spectral(values, larger_is_closer, count=count, by=options.by)
+        makers["spectral"] = lambda count: spectral(values, larger_is_closer, count=count)
     if options.method != "spectral":
         makers["segments"] = lambda count: segments(values, larger_is_closer, count=count)
     groups = {method: make(options.clusters) for method, make in makers.items()}
@@ -142,8 +140,8 @@ def tables(every: ByModel) -> dict[str, Table]:
 
 
 def curves(every: ByModel, labels: Mapping[str, str]) -> dict[str, Curve]:
-    """Of every model the group of each layer, its similarity to the next one, the scores by the number of groups, also
-    of a reference without blocks, and the Laplacian's eigenvalues. labels: of axes, by measure."""
+    """Of every model the group of each layer, its similarity to the next one, and the silhouettes by the number of
+    groups, also of surrogates without groups. labels: of axes, by measure."""
     return {
         f"{of}, {measure}, {model}": replace(
             curve, about={"quantity": f"{of}, {measure}", "of": of, "measure": measure, "model": model}
@@ -162,13 +160,9 @@ def _curves(layers: OfModel, label: str) -> Iterator[tuple[str, Curve]]:
     following: dict[str, Numbers] = {NEXT: [*layers.following]}
     yield NEXT, Curve(x=layer, y=Axis(name=label), at=names[:-1], lines=following)
     for method, x in layers.groups.items():
-        scores: dict[str, Numbers] = {"score": [*x.scores.values()], "without blocks": [*x.reference.values()]}
+        scores: dict[str, Numbers] = {"silhouette": [*x.scores.values()], "without groups": [*x.reference.values()]}
         axis = Axis(name="number of groups")
-        yield f"scores of {method}", Curve(x=axis, y=Axis(name="score"), at=list(x.scores), lines=scores)
-        if x.eigenvalues is not None:
-            values, at = x.eigenvalues.tolist(), list(range(1, len(layers.layers) + 1))
-            axis = Axis(name="eigenvalue of the Laplacian")
-            yield "eigenvalues", Curve(x=Axis(name="number"), y=axis, at=at, lines={method: values})
+        yield f"scores of {method}", Curve(x=axis, y=Axis(name="silhouette"), at=list(x.scores), lines=scores)
 
 
 # ---- claims ----

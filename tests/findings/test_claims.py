@@ -277,7 +277,7 @@ def groups_of_layers(sign, rng):
     """Three groups, five, or none."""
     groups = {TRUTH: NUMBER, FALSEHOOD: np.arange(30) // 6, NOISE: np.zeros(30)}[sign]
     values = apart(1 + symmetric(rng, 30, 0.1) + 2 * (groups[:, None] != groups))
-    return (Clustered(count=spectral(values, False, count=None, by="eigengap").count),)
+    return (Clustered(count=spectral(values, False, count=None).count),)
 
 
 def published_groups(sign, rng):

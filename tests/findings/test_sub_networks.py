@@ -19,6 +19,8 @@ from repsim_cli.findings import maps, modular_layers, sub_networks, targets
 from repsim_cli.findings.analysis import Finished
 from repsim_cli.findings.modular_layers import Layers
 from repsim_cli.findings.partitions import (
+    MARGIN,
+    SURROGATES,
     affinities,
     agreement,
     clusters,
@@ -26,7 +28,9 @@ from repsim_cli.findings.partitions import (
     divided,
     parsed,
     segments,
+    silhouette,
     spectral,
+    surrogates,
 )
 from repsim_cli.findings.sub_networks import (
     Clustered,
@@ -65,11 +69,7 @@ def walk(layers, seed):
 
 
 def both_ways(values, larger=False):
-    return [
-        spectral(values, larger, count=None, by="eigengap"),
-        spectral(values, larger, count=None, by="silhouette"),
-        segments(values, larger, count=None),
-    ]
+    return [spectral(values, larger, count=None), segments(values, larger, count=None)]
 
 
 @given(SIZES, SEEDS)
@@ -77,28 +77,27 @@ def test_planted_groups_are_found(sizes, seed):
     labels, values = planted(sizes, seed)
     for found in both_ways(values):
         assert found.labels.tolist() == labels.tolist()
-        assert found.count == len(sizes)
-        assert found.scores[len(sizes)] > found.reference[len(sizes)]
-    gap = spectral(values, False, count=None, by="eigengap")
-    assert gap.eigenvalues is not None
-    assert gap.scores[len(sizes)] == pytest.approx(gap.eigenvalues[len(sizes)] - gap.eigenvalues[len(sizes) - 1])
+        assert found.count == len(sizes) == max(found.scores, key=lambda k: found.scores[k])
+        assert found.scores[len(sizes)] == pytest.approx(
+            sklearn.metrics.silhouette_score(values, labels, metric="precomputed")
+        )
+        assert found.scores[len(sizes)] > max(found.reference.values()) + MARGIN
     similarities = 1 - values / 2
     np.fill_diagonal(similarities, 1)
-    assert segments(similarities, True, count=None).labels.tolist() == labels.tolist()
+    for found in both_ways(similarities, larger=True):
+        assert found.labels.tolist() == labels.tolist()
 
 
 @given(SEEDS, st.floats(1e-6, 1e6))
 def test_relabelling_and_scaling_change_nothing(seed, scale):
     labels, values = planted((8, 12, 10), seed)
     order = np.random.default_rng(seed).permutation(len(labels))
-    for by in ("eigengap", "silhouette"):
-        moved = spectral(scale * values[np.ix_(order, order)], False, count=None, by=by)
-        assert agreement(moved.labels, labels[order]) == 1
-        before = spectral(values, False, count=None, by=by)
-        np.testing.assert_allclose(list(moved.scores.values())[:2], list(before.scores.values())[:2], atol=1e-6)
-    one, other = (segments(x, False, count=None) for x in (values, scale * values[::-1, ::-1]))
-    np.testing.assert_allclose(list(one.scores.values()), list(other.scores.values()), atol=1e-9)
-    assert agreement(one.labels, other.labels[::-1]) == 1
+    before, moved = (spectral(x, False, count=None) for x in (values, scale * values[np.ix_(order, order)]))
+    assert agreement(moved.labels, labels[order]) == 1
+    np.testing.assert_allclose(list(moved.scores.values())[:2], list(before.scores.values())[:2], atol=1e-6)
+    before, moved = (segments(x, False, count=None) for x in (values, scale * values[::-1, ::-1]))
+    np.testing.assert_allclose(list(before.scores.values()), list(moved.scores.values()), atol=1e-9)
+    assert agreement(before.labels, moved.labels[::-1]) == 1
 
 
 def test_networks_without_blocks_have_none():
@@ -117,18 +116,53 @@ def test_networks_without_blocks_have_none():
         "noise": mirrored(np.exp(0.3 * rng.normal(size=(30, 30)))),
     }
     for name, values in smooth.items():
-        assert [found.count for found in both_ways(values)] == [1, 1, 1], name
-    assert [found.count for found in both_ways(1 - steps / 30, larger=True)] == [1, 1, 1]
+        assert [found.count for found in both_ways(values)] == [1, 1], name
+    assert [found.count for found in both_ways(1 - steps / 30, larger=True)] == [1, 1]
 
 
 @pytest.mark.parametrize("layers", [12, 31])
-def test_random_walks_seldom_have_groups(layers):
-    """The rule's rate of error: what `least` is set by."""
-    found = [
-        (spectral(values, False, count=None, by="eigengap").count, segments(values, False, count=None).count)
-        for values in (walk(layers, seed) for seed in range(60))
-    ]
-    assert (np.array(found) > 1).mean(0).max() <= 0.07
+def test_noise_and_random_walks_seldom_have_groups(layers):
+    """The rule's rate of error: what MARGIN is set by (`benchmarks/clusterings.py`)."""
+    made = [walk(layers, seed) for seed in range(30)] + [planted((layers,), seed, noise=0.6)[1] for seed in range(30)]
+    found = np.array([[groups.count > 1 for groups in both_ways(values)] for values in made])
+    assert found.reshape(2, 30, 2).mean(1).max() <= 0.1
+
+
+def test_weak_groups_that_return_are_found():
+    """In runs of layers apart, as attention maps are; under noise, and with a layer's copy."""
+    labels = np.repeat([0, 1, 0, 2, 1, 2], [6, 3, 5, 4, 4, 5])
+    same = labels[:, None] == labels
+    for seed in range(10):
+        values = mirrored(
+            np.where(same, 1 / 3, 1.0) * np.exp(0.4 * np.random.default_rng(seed).normal(size=same.shape))
+        )
+        values[4], values[:, 4] = values[3], values[:, 3]
+        values[4, 4] = 0
+        assert agreement(spectral(values, False, count=None).labels, labels) > 0.8
+
+
+def test_surrogates_have_the_gradient_and_the_noise():
+    steps = np.abs(np.arange(9)[:, None] - np.arange(9)).astype(float)
+    for other in surrogates(steps):
+        np.testing.assert_array_equal(other, steps)
+    noisy = mirrored(steps * np.exp(0.1 * np.random.default_rng(0).normal(size=steps.shape)))
+    made = np.stack(list(surrogates(noisy)))
+    assert len(made) == SURROGATES
+    upper = np.triu_indices(9, 1)
+    spread = (np.log(made / np.where(steps > 0, steps, 1), where=made > 0, out=np.zeros_like(made)))[:, *upper].std()
+    assert spread == pytest.approx(0.1, rel=0.35)
+    np.testing.assert_array_equal(made, made.transpose(0, 2, 1))
+    np.testing.assert_array_equal(made, list(surrogates(noisy)))
+
+
+@given(SEEDS, st.integers(2, 6))
+def test_silhouette_is_scikit_learns(seed, count):
+    rng = np.random.default_rng(seed)
+    labels = np.unique(np.append(np.arange(count), rng.integers(0, count, 6)), return_inverse=True)[1]
+    values = mirrored(rng.random((len(labels), len(labels))) * (rng.random((len(labels), len(labels))) > 0.2))
+    expected = sklearn.metrics.silhouette_score(values, labels, metric="precomputed")
+    assert silhouette(values, labels) == pytest.approx(expected)
+    assert silhouette(values, np.zeros(len(labels), int)) == 0
 
 
 @given(st.integers(4, 7), SEEDS)
@@ -149,7 +183,7 @@ def test_segments_are_the_best_of_all(layers, seed):
 def test_as_many_as_asked_for():
     _, values = planted((8, 12, 10), 0)
     for count in (2, 5):
-        assert spectral(values, False, count=count, by="eigengap").count == count
+        assert spectral(values, False, count=count).count == count
         assert segments(values, False, count=count).count == count
 
 
@@ -159,7 +193,7 @@ def test_a_layer_and_its_copy_are_no_sub_network():
     near = affinities(values, False)
     assert near[4, 5] == 4 * near[0, 1]
     assert near.diagonal().tolist() == [0] * 31
-    assert [found.count for found in both_ways(values)] == [1, 1, 1]
+    assert [found.count for found in both_ways(values)] == [1, 1]
     assert affinities(np.array([[1, -0.2], [-0.2, 1]]), True).tolist() == [[0, 0], [0, 0]]
 
 
@@ -167,7 +201,7 @@ def test_a_layer_and_its_copy_are_no_sub_network():
 def test_clusters_are_scikit_learns(sizes, seed):
     _, values = planted(sizes, seed, contrast=2.0, noise=0.4)
     near = affinities(values, False)
-    _, vectors = decomposed(near)
+    vectors = decomposed(near)
     for count in (2, 3, 5):
         theirs = SpectralClustering(count, affinity="precomputed", assign_labels="cluster_qr", random_state=0)
         assert agreement(clusters(vectors[:, :count]), theirs.fit_predict(near)) == 1
@@ -221,10 +255,9 @@ def test_what_is_recorded_is_in_the_order_of_the_network():
     }
     following = lines["to the next layer, gw, m"]
     assert (following.at, str(following.y)) == (found.layers[:-1], "GW")
-    gap, scores = found.groups["spectral"], lines["scores of spectral, gw, m"]
-    assert (scores.at, scores.lines["score"]) == ([2, 3, 4, 5, 6], list(gap.scores.values()))
-    assert scores.lines["without blocks"] == list(gap.reference.values())
-    assert lines["eigenvalues, gw, m"].lines["spectral"] == gap.eigenvalues.tolist()
+    scores = lines["scores of spectral, gw, m"]
+    assert (scores.at, scores.lines["silhouette"]) == ([2, 3, 4, 5, 6], list(found.groups["spectral"].scores.values()))
+    assert scores.lines["without groups"] == list(found.groups["spectral"].reference.values())
     assert clustered(found, SubNetworks(), given) == Clustered(2, labels.tolist(), given.tolist())
     assert clustered(found, SubNetworks(clusters=2), None) == clustered(None, SubNetworks(), None) == Clustered()
     one = of_model(values, [f"h{i}" for i in range(12)], False, SubNetworks(method="segments", clusters=3), None)
