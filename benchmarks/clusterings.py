@@ -92,7 +92,7 @@ def labelled(rng: np.random.Generator, kind: str, layers: int) -> np.ndarray:
 def points(rng: np.random.Generator, kind: str, labels: np.ndarray) -> np.ndarray:
     """(layers, features): their distances between groups are CONTRAST times those within, on average."""
     layers, at = len(labels), np.arange(len(labels), dtype=float)
-    if kind == "line":
+    if kind in ("line", "levelling off"):
         return at[:, None]
     if kind == "noise":
         return np.eye(layers)
@@ -122,8 +122,7 @@ def planted(kind: str, layers: int, noise: float, seed: int) -> Case:
     labels = labelled(rng, kind, layers)
     values = squareform(pdist(points(rng, kind, labels)))
     if kind == "levelling off":
-        at = np.arange(layers)
-        values = 1 - np.exp(-np.abs(at[:, None] - at) / (layers / 5))
+        values = 1 - np.exp(-5 * values / layers)
     values = values * np.exp(noise * squareform(rng.normal(size=layers * (layers - 1) // 2)))
     if rng.random() < 0.5:  # copies of the layer before, as block outputs are the next block's inputs
         inner = 1 + np.flatnonzero(labels[1:] == labels[:-1])
