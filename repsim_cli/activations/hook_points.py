@@ -225,7 +225,8 @@ def _attention(point: HookPoint, source: Source) -> Heads | None:
 
 def _layer(layer: int, depth: int, where: str) -> int:
     if not -depth <= layer < depth:
-        raise BadInput(f"{where}: layer out of range, got {layer}; the model has layers 0 to {depth - 1}")
+        has = f"layers 0 to {depth - 1}" if depth else "no blocks"
+        raise BadInput(f"{where}: layer out of range, got {layer}; the model has {has}")
     return layer % depth
 
 

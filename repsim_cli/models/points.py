@@ -97,7 +97,7 @@ class Heads(NamedTuple):
 class Architecture:
     """Places in the backbone. `block` points are relative to a block, `{blocks}.{layer}`.
 
-    `embed` is what enters the first block.
+    `embed` is what enters the first block; without any block, `end`.
 
     value: of a block, the projection that computes v, whose weights are studied.
     shared: for layers that share weights, the block of each layer and the number of its call.
@@ -109,6 +109,7 @@ class Architecture:
     stacks: of an encoder-decoder, the tables of `encoder` and `decoder`, with paths from the backbone; then the rest
     is empty.
     guessed: found by structure, without a table for the type.
+    end: of a model without blocks, where the stream ends.
     """
 
     blocks: str
@@ -123,11 +124,14 @@ class Architecture:
     other: attention.Pick = first
     stacks: "dict[str, Architecture]" = field(default_factory=dict)
     guessed: bool = False
+    end: Point | None = None
 
     def find(self, kind: str, layer: int | None) -> Point | None:
         """Where the hook point is read, with the full module path; None if the architecture or the block lacks it."""
         if kind == "final_norm":
             return self.final_norm
+        if kind == "embed" and self.end is not None:
+            return self.end
         kind, layer = ("resid_pre", 0) if kind == "embed" else (kind, layer)
         if layer is None or kind not in self.block or (kind, layer) in self.missing:
             return None
@@ -231,7 +235,12 @@ def resolved(table: Architecture, skeleton: nn.Module) -> Architecture:
     if table.stacks:
         return replace(table, stacks={name: resolved(stack, skeleton) for name, stack in table.stacks.items()})
     modules = dict(skeleton.named_modules())
-    layers = range(len(table.shared) if table.shared else len(skeleton.get_submodule(table.blocks)._modules))
+    layers = range(
+        len(table.shared) if table.shared is not None else len(skeleton.get_submodule(table.blocks)._modules)
+    )
+    if not layers:
+        end = Point("") if table.final_norm is None else table.final_norm._replace(side="input")
+        return replace(table, block={}, lacks=dict.fromkeys(table.block, "the model has no blocks"), end=end)
     missing = {
         (kind, layer): table.why(kind, layer) or ABSENT.get(kind, f"the block has no {point.module}")
         for kind, point in table.block.items()

@@ -149,7 +149,7 @@ AnySource = Source | Precomputed
 class Family:
     """Several models in a single entry: the entry LABEL becomes LABEL_KEY for each of them."""
 
-    sources: dict[str, Source]
+    sources: "dict[str, Source | Series]"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,12 +188,16 @@ def with_keys(model: Model, keys: EveryModel) -> Model:
     if keys == EveryModel():
         return model
     if isinstance(model, Family):
-        return replace(model, sources={name: _with_keys(source, keys) for name, source in model.sources.items()})
-    if isinstance(model, Series):
-        return replace(model, checkpoints=[_opening(checkpoint, keys) for checkpoint in model.checkpoints])
+        return replace(model, sources={name: _with_keys_of(one, keys) for name, one in model.sources.items()})
     if isinstance(model, Precomputed):
         key, value = next((key, value) for key, value in vars(keys).items() if value is not None)
         raise BadInput(f"{key}: stored activations have none, got {value}; drop it (`layers` selects arrays)")
+    return _with_keys_of(model, keys)
+
+
+def _with_keys_of(model: Source | Series, keys: EveryModel) -> Source | Series:
+    if isinstance(model, Series):
+        return replace(model, checkpoints=[_opening(checkpoint, keys) for checkpoint in model.checkpoints])
     return _with_keys(model, keys)
 
 

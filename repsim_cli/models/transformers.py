@@ -721,8 +721,9 @@ def _size(config: Any, most: int, *names: str) -> int:
         return 0
     if not isinstance(size, int):
         raise BadInput(f"config.{name}: not a number, got {size!r:.60}; fix it")
-    if not 0 < size <= most:
-        raise BadInput(f"config.{name}: out of range, got {size}; from 1 to {most}")
+    least = 0 if name in DEPTH else 1
+    if not least <= size <= most:
+        raise BadInput(f"config.{name}: out of range, got {size}; from {least} to {most}")
     return size
 
 

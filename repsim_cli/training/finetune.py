@@ -5,7 +5,7 @@ import functools
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,8 @@ from repsim_cli.errors import BadInput
 from repsim_cli.models.transformers import library, load
 from repsim_cli.results import Progress, quiet
 from repsim_cli.settings import Above0, Extract, From0, Medium, NotNegative, Positive
-from repsim_cli.training.loop import train
+from repsim_cli.training.blocks import Freeze
+from repsim_cli.training.loop import Regulariser, nothing, train
 from repsim_cli.training.sparse import SparseTraining, Sparsity
 from repsim_cli.training.trained import Metrics
 
@@ -34,9 +35,8 @@ EVERYTHING = 1 << 30
 
 
 @dataclass(frozen=True, kw_only=True)
-class FineTuneRecipe:
-    """How a classifier is trained: AdamW on all weights, with a rate that rises linearly and then falls linearly to
-    zero.
+class EncoderRecipe:
+    """How an encoder is trained with a head: AdamW, with a rate that rises linearly and then falls linearly to zero.
 
     length: examples are cut to so many tokens.
     epochs: passes over the data, where `steps` is null.
@@ -44,10 +44,9 @@ class FineTuneRecipe:
     batch_size: examples per step.
     learning_rate: the largest rate, after the warm-up.
     warm_up: the steps over which the rate rises.
-    weight_decay: of AdamW.
+    weight_decay: of AdamW; norms and biases do not decay.
     clip: gradients of a larger norm are scaled down to this one.
     device: the torch device that models are trained on.
-    sparsity: how attention heads and MLP neurons are removed during the training; null: none are.
     """
 
     length: Medium = 128
@@ -59,7 +58,45 @@ class FineTuneRecipe:
     weight_decay: From0 = 0.0
     clip: Above0 = 1.0
     device: str = "cpu"
+
+    def total(self, examples: int) -> int:
+        """How many steps the training takes on so many examples."""
+        return self.steps or math.ceil(math.ceil(examples / self.batch_size) * self.epochs)
+
+    def rate(self, step: int, total: int) -> float:
+        if step < self.warm_up:
+            return self.learning_rate * (step / self.warm_up)
+        return self.learning_rate * ((total - step) / max(1, total - self.warm_up))
+
+
+@dataclass(frozen=True, kw_only=True)
+class FineTuneRecipe(EncoderRecipe):
+    """How a classifier is trained. Raises BadInput for fewer than two checkpoints, or one after the last step.
+
+    sparsity: how attention heads and MLP neurons are removed during the training; null: none are.
+    freeze: the blocks that do not train; null: all weights are trained.
+    save: the steps whose weights are kept, so that the classifier is a series of checkpoints; 0 is before the first;
+        null: none.
+    """
+
     sparsity: Sparsity | None = None
+    freeze: Freeze | None = None
+    save: list[NotNegative] | None = None
+
+    def __post_init__(self) -> None:
+        if self.save is not None and len(set(self.save)) < max(len(self.save), 2):
+            raise BadInput(f"save: not two or more distinct steps, got {self.save}; change them")
+        if self.steps is not None:
+            self.check(self.steps)
+
+    @property
+    def kept(self) -> list[int]:
+        return sorted(self.save or [])
+
+    def check(self, total: int) -> None:
+        """Raises BadInput for a checkpoint after the last of `total` steps."""
+        if self.kept and self.kept[-1] > total:
+            raise BadInput(f"save: no such step, got {self.kept[-1]}; steps go from 0 to {total}")
 
 
 def word_tokenizer(texts: Iterable[str], vocabulary: int, length: int) -> Any:
@@ -110,7 +147,7 @@ def classifier(config: Any, where: str | None, revision: str | None, seed: int) 
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             model = library().AutoModelForSequenceClassification.from_config(config, dtype=torch.float32)
-    except ValueError as error:
+    except (ValueError, ZeroDivisionError) as error:  # the latter without blocks
         raise BadInput(
             f"config: no classifier can be made of it, got model_type {config.model_type}; use an encoder"
         ) from error
@@ -143,41 +180,35 @@ def adamw(model: nn.Module, rate: float, weight_decay: float) -> torch.optim.Ada
     return torch.optim.AdamW([group for group in groups if group["params"]], lr=rate, fused=True)
 
 
-def fine_tune(
-    model: Any,
-    sequences: Sequences,
-    recipe: FineTuneRecipe,
+def train_on(
+    model: nn.Module,
+    examples: int,
+    recipe: EncoderRecipe,
+    loss: Callable[[Int[np.ndarray, " b"], np.random.Generator], Tensor],
     *,
-    segments: bool,
     seed: int,
+    save: Callable[[int], None] = nothing,
     state: Path | None = None,
     progress: Progress = quiet,
+    regulariser: Regulariser | None = None,
 ) -> dict[int, float]:
-    """Trains the classifier in place; returns the mean loss since the last point, in nats, by step.
+    """Trains the model in place; returns the mean loss since the last point, by step.
 
-    seed: of the order of the examples, which is drawn anew for each epoch, and of dropout. The same seed gives the same
-    weights on the same machine. state: a file from which a killed training resumes.
+    loss(numbers, draw): of the examples of these numbers. seed: of the order of the examples, which is drawn anew for
+    each epoch, of dropout and of `draw`. The same seed gives the same weights on the same machine. save, state: as in
+    `loop.train`.
     """
-    per_epoch = math.ceil(len(sequences.ids) / recipe.batch_size)
-    total = recipe.steps or math.ceil(per_epoch * recipe.epochs)
+    per_epoch = math.ceil(examples / recipe.batch_size)
+    total = recipe.total(examples)
 
     @functools.lru_cache(maxsize=1)
     def order(epoch: int) -> Int[np.ndarray, " N"]:
-        return torch.randperm(len(sequences.ids), generator=torch.Generator().manual_seed(seed + epoch)).numpy()
+        return torch.randperm(examples, generator=torch.Generator().manual_seed(seed + epoch)).numpy()
 
-    def loss(step: int, _: np.random.Generator) -> Tensor:
+    def of_step(step: int, draw: np.random.Generator) -> Tensor:
         epoch, start = step // per_epoch, step % per_epoch * recipe.batch_size
-        batch = batch_of(sequences, order(epoch)[start : start + recipe.batch_size], segments)
-        inputs = {name: x.to(recipe.device) for name, x in batch.items()}
-        labels = inputs.pop("labels")
-        return nn.functional.cross_entropy(model(**inputs).logits, labels)
+        return loss(order(epoch)[start : start + recipe.batch_size], draw)
 
-    def rate(step: int) -> float:
-        if step < recipe.warm_up:
-            return recipe.learning_rate * (step / recipe.warm_up)
-        return recipe.learning_rate * ((total - step) / max(1, total - recipe.warm_up))
-
-    sparse = recipe.sparsity and SparseTraining(model.config, model.base_model, recipe.sparsity, total)
     devices = [recipe.device] if torch.device(recipe.device).type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(seed)
@@ -185,17 +216,33 @@ def fine_tune(
             train(
                 model,
                 adamw(model, recipe.learning_rate, recipe.weight_decay),
-                loss,
+                of_step,
                 steps=progress(range(total), label="training", unit="steps"),
-                rate=rate,
+                rate=lambda step: recipe.rate(step, total),
                 clip=recipe.clip,
                 seed=seed,
+                save=save,
                 state=state,
-                regulariser=sparse,
+                regulariser=regulariser,
             )
         )
     every = max(1, total // LOGGED)
     return {end: float(np.mean(losses[end - every : end])) for end in range(every, total + 1, every)}
+
+
+def fine_tune(
+    model: Any, sequences: Sequences, recipe: FineTuneRecipe, *, segments: bool, **settings: Any
+) -> dict[int, float]:
+    """Trains the classifier in place; `settings` and what is returned as of `train_on`, in nats."""
+
+    def loss(numbers: Int[np.ndarray, " b"], _: np.random.Generator) -> Tensor:
+        inputs = {name: x.to(recipe.device) for name, x in batch_of(sequences, numbers, segments).items()}
+        labels = inputs.pop("labels")
+        return nn.functional.cross_entropy(model(**inputs).logits, labels)
+
+    count = len(sequences.ids)
+    sparse = recipe.sparsity and SparseTraining(model.config, model.base_model, recipe.sparsity, recipe.total(count))
+    return train_on(model, count, recipe, loss, regulariser=sparse, **settings)
 
 
 def logits_of(model: Any, sequences: Sequences, *, segments: bool, batch_size: int) -> Float[Tensor, "N c"]:
@@ -206,11 +253,16 @@ def logits_of(model: Any, sequences: Sequences, *, segments: bool, batch_size: i
 
 
 def in_distribution(logits: Float[Tensor, "N c"], sequences: Sequences, scored: Scoring) -> Metrics:
-    """accuracy, and loss in nats where the model and the data have the same labels."""
+    """accuracy; where the model and the data have the same labels, loss in nats and, of two labels, f1 of the second
+    (`positive` of reviews)."""
     labels = sequences.labels
     assert labels is not None
-    metrics = {"accuracy": float(scored.correct(logits.argmax(1).numpy(), labels.codes).mean())}
+    answers = logits.argmax(1).numpy()
+    metrics = {"accuracy": float(scored.correct(answers, labels.codes).mean())}
     if len(scored.names) == logits.shape[1] == len(labels.names):
+        if len(scored.names) == 2:
+            said, true = scored.model[answers] == 1, scored.data[labels.codes] == 1
+            metrics["f1"] = float(2 * (said & true).sum() / max(1, said.sum() + true.sum()))
         order = torch.from_numpy(np.argsort(scored.model))
         codes = torch.from_numpy(scored.data[labels.codes]).long()
         metrics["loss"] = float(nn.functional.cross_entropy(logits[:, order], codes))

@@ -3,20 +3,23 @@
 import functools
 import hashlib
 import json
+import shutil
 import time
+from collections.abc import Callable
 from dataclasses import asdict, astuple, dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
+from jaxtyping import Float
 from pydantic import Field
-from torch import nn
+from torch import Tensor, nn
 
-from repsim_cli.data.base import Data, Sequences
+from repsim_cli.data.base import Data, Sequences, draw
 from repsim_cli.data.labelled import Examples
 from repsim_cli.data.labels import scoring
 from repsim_cli.errors import BadInput
-from repsim_cli.models.source import Family, Source
+from repsim_cli.models.series import METRICS, read_metrics
+from repsim_cli.models.source import Checkpoint, Family, Series, Source
 from repsim_cli.models.transformers import (
     check_place,
     config_hash,
@@ -33,8 +36,9 @@ from repsim_cli.models.transformers import (
 )
 from repsim_cli.planning import check_device, is_dry
 from repsim_cli.registry import models
-from repsim_cli.results import STATE, Progress, dumps
-from repsim_cli.settings import Above0, Positive, Seed
+from repsim_cli.results import STATE, Progress, dumps, write
+from repsim_cli.settings import Above0, NotNegative, Positive, Seed
+from repsim_cli.training.blocks import first_blocks, freeze_blocks, frozen
 from repsim_cli.training.finetune import (
     CODE,
     FineTuneRecipe,
@@ -47,11 +51,13 @@ from repsim_cli.training.finetune import (
     logits_of,
     word_tokenizer,
 )
+from repsim_cli.training.loop import nothing
 from repsim_cli.training.sparse import achieved, blocks_of
 from repsim_cli.training.trained import Metrics, Trained
 
 RECORD = "training.json"  # beside the weights: seed, recipe, loss by step, CPU seconds, of sparse ones each block
 SHARED_SEED = 2**32 - 1  # the highest seed; no model may use it, so that none shares the head of this training
+SEEN = 1000  # examples of the training loss of a checkpoint
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +66,8 @@ class SharedEncoder:
 
     data: the labelled examples to train on.
     steps: how many steps of training.
-    learning_rate: the largest rate, after the warm-up. Everything else is as in `recipe`; nothing is removed.
+    learning_rate: the largest rate, after the warm-up. Everything else is as in `recipe`, but all weights train and
+        none is removed.
     """
 
     data: Data
@@ -77,6 +84,7 @@ def finetuned(
     revision: str | None = None,
     tokenizer: str | None = None,
     shared: SharedEncoder | None = None,
+    blocks: NotNegative | None = None,
     train: Data,
     evaluate: Data,
     hans: Data | None = None,
@@ -87,7 +95,8 @@ def finetuned(
 
     The encoder is pretrained (`path` or `hub`), or made from `config`: with random weights under each seed, or with
     `shared` ones, so that all seeds start from the same encoder, as with a pretrained one. The classification head is
-    random under each seed. All weights are trained.
+    random under each seed. With recipe.save each of them is a series of checkpoints, whose metrics are those of
+    `evaluate` and training_loss (nats, on a thousand examples of `train`).
 
     config: a transformers config of an encoder, with its `model_type`; give one of config, path and hub.
     path: a folder with a pretrained encoder and its tokenizer.
@@ -95,9 +104,11 @@ def finetuned(
     revision: a branch, tag or commit of the hub id; null: its main branch.
     tokenizer: with `config`, a folder or hub id; null: one of the config.vocab_size most frequent words of `train`.
     shared: with `config`, how the encoder that all seeds start from is trained; null: random weights under each seed.
+    blocks: the encoder is cut to so many blocks, from the first, before it is trained; 0: to its embeddings; null: it
+        is not.
     train: the labelled examples to train on.
-    evaluate: the examples of the metrics accuracy and loss (nats). The models are trained again if these examples
-        change.
+    evaluate: the examples of the metrics accuracy, f1 (of two labels, of the second) and loss (nats). The models are
+        trained again if these examples change.
     hans: examples with heuristics, for the metric hans_accuracy and the accuracies by heuristic and label and by
         subcase; null: none.
     seeds: of the random weights, the order of the examples and dropout.
@@ -123,7 +134,8 @@ def finetuned(
     scored = {name: scoring(labels, sets[name].names, name) for name in ("evaluate", "hans") if name in sets}
     encoder = place(path, hub, revision) if config is None else None
     plain = encoder.config if encoder is not None else inline_config(config or {})
-    settings = labelled_config(plain, labels)
+    cut = plain if blocks is None else first_blocks(plain, blocks)
+    settings = labelled_config(cut, labels)
     examples = {name: functools.cache(labelled.examples) for name, labelled in sets.items()}
 
     @functools.cache
@@ -143,6 +155,8 @@ def finetuned(
     if bare.context is not None and recipe.length > bare.context:
         raise BadInput(f"recipe.length: longer than the encoder's context, got {recipe.length}; at most {bare.context}")
 
+    is_frozen = frozen(bare, recipe.freeze) if recipe.freeze is not None else None
+
     @functools.cache
     def sequences(name: str) -> Sequences:
         encoded = all_sequences(sets[name], tokens(), recipe.length)
@@ -150,11 +164,11 @@ def finetuned(
             raise BadInput(f"{name}: a classifier needs a label per example, got none in {sets[name].source}; add them")
         return encoded
 
-    def parts(recipe: FineTuneRecipe, *names: str) -> dict[str, Any]:
+    def parts(config: Any, recipe: FineTuneRecipe, *names: str) -> dict[str, Any]:
         words = tokens()
         return {
             "code": CODE,
-            "config": config_hash(plain.to_dict()),
+            "config": config_hash(config.to_dict()),
             "encoder": None if encoder is None else encoder.identity()["weights_hash"],
             "tokenizer": digest(words.backend_tokenizer.to_str() if words.is_fast else str(words)),
             "data": {name: digest([astuple(example) for example in examples[name]()[0]]) for name in names},
@@ -162,14 +176,26 @@ def finetuned(
         }
 
     def fit(
-        name: str, recipe: FineTuneRecipe, seed: int, where: str | None, folder: Path, scratch: Path, progress: Progress
-    ) -> Any:
-        """Trains on the data of this name from the encoder of `where`, and saves the model in `folder`."""
-        check_device("recipe.device", recipe.device)
+        model: Any,
+        name: str,
+        recipe: FineTuneRecipe,
+        seed: int,
+        folder: Path,
+        scratch: Path,
+        progress: Progress,
+        save: Callable[[int], None] = nothing,
+    ) -> None:
+        """Trains the classifier on the data of this name, and saves it in `folder`."""
         start = time.process_time()
-        model = classifier(labelled_config(plain, sets[name].names), where, revision, seed).to(recipe.device)
         losses = fine_tune(
-            model, sequences(name), recipe, segments=bare.segments, seed=seed, state=scratch / STATE, progress=progress
+            model,
+            sequences(name),
+            recipe,
+            segments=bare.segments,
+            seed=seed,
+            save=save,
+            state=scratch / STATE,
+            progress=progress,
         )
         record = {"seed": seed, "recipe": asdict(recipe), "loss": losses, "cpu_seconds": time.process_time() - start}
         if recipe.sparsity is not None:
@@ -177,30 +203,58 @@ def finetuned(
         model.save_pretrained(folder)
         tokens().save_pretrained(folder)
         (folder / RECORD).write_text(dumps(record))
-        return model
 
     @functools.cache
     def start() -> Trained | None:
         """The encoder that all seeds start from, where it is trained here."""
         if shared is None:
             return None
-        its_recipe = replace(recipe, steps=shared.steps, learning_rate=shared.learning_rate, sparsity=None)
+        shape = labelled_config(plain, sets["shared"].names)
+        its_recipe = replace(
+            recipe, steps=shared.steps, learning_rate=shared.learning_rate, sparsity=None, freeze=None, save=None
+        )
 
         def train(folder: Path, scratch: Path, progress: Progress) -> Metrics:
-            fit("shared", its_recipe, SHARED_SEED, None, folder, scratch, progress)
+            check_device("recipe.device", recipe.device)
+            model = classifier(shape, None, revision, SHARED_SEED).to(recipe.device)
+            fit(model, "shared", its_recipe, SHARED_SEED, folder, scratch, progress)
             return {}
 
-        return Trained({**parts(its_recipe, "shared"), "seed": SHARED_SEED}, train)
+        return Trained({**parts(plain, its_recipe, "shared"), "seed": SHARED_SEED}, train)
 
     @functools.cache
     def trained(seed: int) -> Trained:
         first = start()
 
         def train(folder: Path, scratch: Path, progress: Progress) -> Metrics:
+            check_device("recipe.device", recipe.device)
+            recipe.check(recipe.total(len(sequences("train").ids)))
             where = str(first.folder(progress)) if first is not None else encoder and encoder.where
-            model = fit("train", recipe, seed, where, folder, scratch, progress)
-            answers = partial(logits_of, model, segments=bare.segments, batch_size=recipe.batch_size)
-            metrics = in_distribution(answers(sequences("evaluate")), sequences("evaluate"), scored["evaluate"])
+            model = classifier(settings, where, revision, seed).to(recipe.device)
+            if is_frozen is not None:
+                freeze_blocks(model.base_model, is_frozen)
+            steps = scratch / "steps"
+
+            def answers(of: Sequences) -> Float[Tensor, "N c"]:
+                return logits_of(model, of, segments=bare.segments, batch_size=recipe.batch_size)
+
+            def scores() -> Metrics:
+                return in_distribution(answers(sequences("evaluate")), sequences("evaluate"), scored["evaluate"])
+
+            def keep(step: int) -> None:
+                if step not in recipe.kept:
+                    return
+                model.save_pretrained(steps / f"step{step}")
+                tokens().save_pretrained(steps / f"step{step}")
+                some = sequences("train").take(draw(len(sequences("train").ids), SEEN, seed))
+                own = in_distribution(answers(some), some, scoring(labels, labels, "train"))
+                metrics = {**scores(), "training_loss": own["loss"]}
+                write(steps / f"step{step}" / METRICS, dumps(metrics).encode())
+
+            fit(model, "train", recipe, seed, folder, scratch, progress, keep)
+            if recipe.kept:
+                shutil.copytree(steps, folder, dirs_exist_ok=True)
+            metrics = scores()
             if "hans" in scored:
                 metrics |= by_heuristic(
                     answers(sequences("hans")), sequences("hans"), scored["hans"], examples["hans"]()[0]
@@ -209,37 +263,49 @@ def finetuned(
                 metrics |= achieved(blocks_of(model.config, model.base_model))[0]
             return metrics
 
-        content = parts(recipe, "train", *scored)
+        content = parts(cut, recipe, "train", *scored)
         return Trained({**content, "start": first and first.key, "seed": seed}, train)
 
-    def classifier_of(seed: int) -> Source:
+    def source_of(seed: int, name: str, metrics: Callable[[], Metrics], **more: Any) -> Source:
+        """The classifier of a seed, or the checkpoint of this name."""
+
         def folder() -> str:
-            return str(trained(seed).folder())
+            return str(trained(seed).folder() / name)
 
         def identity() -> dict[str, Any]:
             where = folder()
             return {
-                "source": f"trained here, models/{trained(seed).key}",
+                "source": str(Path(f"trained here, models/{trained(seed).key}") / name),
                 "trained": trained(seed).key,
                 "weights_hash": hash_files(weight_files(Path(where))),
                 "config_hash": config_hash(config_of(where).to_dict()),
-                "metrics": trained(seed).metrics(),
+                "metrics": metrics(),
             }
-
-        def make(progress: Progress) -> None:
-            trained(seed).folder(progress)
 
         return replace(
             bare,
             load=lambda eager: uncached(load(folder(), None, eager)),
             with_head=lambda auto: headed(folder(), None, auto),
             identity=identity,
-            make=make,
-            metrics=lambda: trained(seed).metrics(),
+            metrics=metrics,
             labels=labels,
+            **more,
         )
 
-    return Family(sources={str(seed): classifier_of(seed) for seed in seeds})
+    def checkpoint(seed: int, step: int) -> Source:
+        name = f"step{step}"
+        return source_of(seed, name, lambda: read_metrics(trained(seed).folder() / name))
+
+    def member(seed: int) -> Source | Series:
+        def make(progress: Progress) -> None:
+            trained(seed).folder(progress)
+
+        if not recipe.kept:
+            return source_of(seed, "", lambda: trained(seed).metrics(), make=make)
+        checkpoints = [Checkpoint(step=step, open=functools.partial(checkpoint, seed, step)) for step in recipe.kept]
+        return Series(checkpoints=checkpoints, local=False, make=make)
+
+    return Family(sources={str(seed): member(seed) for seed in seeds})
 
 
 def _labelled(name: str, data: Data) -> Examples:

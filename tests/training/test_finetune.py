@@ -9,7 +9,7 @@ import safetensors.torch
 import torch
 from test_config import composed
 
-from repsim_cli import registry
+from repsim_cli import registry, results
 from repsim_cli.config import validate
 from repsim_cli.errors import BadConfig, BadInput, RunFailed
 from repsim_cli.findings.classifiers import by_model
@@ -142,6 +142,59 @@ def test_all_seeds_start_from_the_shared_encoder(trained_once):
     config = models()["tiny_nli_0"].with_head("AutoModelForSequenceClassification").config
     fresh = [classifier(config, None, None, seed).state_dict() for seed in (0, 1)]
     assert max(float((fresh[0][name] - fresh[1][name]).abs().max()) for name in one if name.startswith("bert.")) > 0.1
+
+
+FAMILY = "model.tiny_nli"
+
+
+def test_a_classifier_is_a_series_of_checkpoints(trained_once, repsim, newest, monkeypatch):
+    """Their metrics are those of the evaluation, and the last of them is the classifier that is trained without."""
+    words = ["experiment=tiny/training_view", "model=[tiny_nli]", *TINY_FINETUNED, f"{FAMILY}.seeds=[0]"]
+    words += [f"+{FAMILY}.recipe.save=[0,3,4]", "data=overlap_nli", "data.examples=20", "extract=pooled"]
+    words += ["extract.length=32", "measure=[cka]"]
+    alone = models(f"{FAMILY}.seeds=[0]")["tiny_nli_0"]
+    alone.identity()  # now the encoder that they start from is in the cache
+    with monkeypatch.context() as patch:
+        killed_at(patch, 3)
+        assert repsim("run", "-q", *words)[0] == 130
+    asked = killed_at(monkeypatch, 99)
+    code, _, err = repsim("run", "-q", *words)
+    assert code == 0, err
+    assert len(asked) == 1
+    table = json.loads((newest() / "results.json").read_text())["tables"]["distance and metrics"]
+    assert table["columns"][4:] == ["accuracy", "loss", "training_loss"]
+    assert [row[:3] for row in table["rows"]] == [["tiny_nli_0", "cka", step] for step in (0, 3, 4)]
+    series = models(
+        f"{FAMILY}.seeds=[0]",
+        f"+{FAMILY}.recipe.save=[4,0,3]",
+        "study=training_view",
+        "analyses={}",
+        "claims=[]",
+        "measure=[cka]",
+    )
+    checkpoints = [one.open() for one in series["tiny_nli_0"].checkpoints]
+    assert [row[4:] for row in table["rows"]] == [list(one.metrics().values()) for one in checkpoints]
+    last = checkpoints[-1]
+    assert same(weights(last), weights(alone))
+    assert alone.metrics()["loss"] == last.metrics()["loss"]
+    assert not same(weights(checkpoints[0]), weights(alone))
+    assert last.identity()["source"].endswith("/step4")
+    assert last.labels == alone.labels
+
+
+def test_frozen_and_cut_classifiers(trained_once):
+    shared, whole = models()["tiny_nli_0"], weights(models()["tiny_nli_0"])
+    frozen = weights(models(f"{FAMILY}.seeds=[0]", f"+{FAMILY}.recipe.freeze={{bottom: 2}}")["tiny_nli_0"])
+    other = weights(models(f"{FAMILY}.seeds=[1]", f"+{FAMILY}.recipe.freeze={{bottom: 2}}")["tiny_nli_1"])
+    below = ("bert.embeddings.", "bert.encoder.layer.0.", "bert.encoder.layer.1.")
+    for name, weight in frozen.items():  # all seeds start from one encoder
+        assert torch.equal(weight, other[name]) == name.startswith(below), name
+        assert not torch.equal(weight, whole[name]) or not name.startswith(below), name
+    for count in (2, 0):
+        cut = models(f"{FAMILY}.seeds=[0]", f"+{FAMILY}.blocks={count}")["tiny_nli_0"]
+        assert (cut.layers, shared.layers) == (count, 3)
+        assert sum("attention.self.query.weight" in name for name in weights(cut)) == count
+        assert cut.identity()["trained"] != shared.identity()["trained"]
 
 
 def test_a_pretrained_encoder_is_what_training_starts_from(trained_once):
@@ -303,6 +356,12 @@ def written(value):
         ({"recipe": "{length: 32, sparsity: {}}"}, "model.a.recipe.sparsity.target: missing, got nothing; set it"),
         ({"recipe": "{length: 32, sparsity: {target: 1.0}}"}, "model.a.recipe.sparsity.target: wrong value, got 1.0; give less than 1"),
         ({"recipe": "{length: 32, sparsity: {target: 0.5}}", "config": ALBERT}, "model.a.recipe.sparsity: the blocks are not of six linear maps .*, got model_type 'albert'"),
+        ({"blocks": 2}, "model.a.blocks: more than the encoder has, got 2; at most 1"),
+        ({"recipe": "{length: 32, freeze: {bottom: 2}}"}, "model.a.recipe.freeze: more blocks than the encoder has, got 2; at most 1"),
+        ({"recipe": "{length: 32, freeze: {}}"}, "model.a.recipe.freeze.bottom, top: no blocks are named, got neither; set one"),
+        ({"recipe": "{length: 32, freeze: {botom: 1}}"}, "model.a.recipe.freeze.botom: unknown key, got 1; did you mean 'bottom'"),
+        ({"recipe": "{length: 32, save: [3]}"}, r"model.a.recipe.save: not two or more distinct steps, got \[3\]; change them"),
+        ({"recipe": "{length: 32, steps: 5, save: [3, 6]}"}, "model.a.recipe.save: no such step, got 6; steps go from 0 to 5"),
         ({"hub": "x/y"}, "model.a.config, path, hub: give exactly one of them, got config and x/y; drop one"),
         ({"config": None}, "model.a.path, hub: give exactly one of them, got path=None, hub=None"),
         ({"config": None, "path": "here", "tokenizer": "there"}, "model.a.tokenizer: a pretrained encoder has its own, got 'there'"),
@@ -321,6 +380,34 @@ def test_the_study_takes_no_other_models():
     ):
         with pytest.raises(BadConfig, match=message):
             validate(composed("study=finetune", "measure=[]", *given))
+
+
+def test_a_checkpoint_after_the_last_step(tmp_path, monkeypatch):
+    monkeypatch.setenv("REPSIM_CACHE", str(tmp_path / "cache"))
+    given = entry(train="{kind: overlap_nli, examples: 40}", recipe="{length: 32, epochs: 1.0, save: [0, 3]}")
+    found = validate(
+        composed("experiment=tiny/training_view", "model=[]", given, "extract.hook_points=[embed,mlp_out]")
+    )
+    with pytest.raises(BadInput, match="save: no such step, got 3; steps go from 0 to 2"):
+        found.models["a_0"].make(results.quiet)
+
+
+def test_metrics_of_two_labels():
+    """f1 is that of the second label; scikit-learn agrees."""
+    from sklearn.metrics import f1_score
+
+    from repsim_cli.data.labels import scoring
+
+    draw = np.random.default_rng(0)
+    logits, codes = torch.from_numpy(draw.normal(size=(50, 2))), draw.integers(2, size=50)
+    names = ("negative", "positive")
+    examples = type("E", (), {"labels": type("L", (), {"codes": codes, "names": names})})
+    found = finetune.in_distribution(logits, examples, scoring(names, names, "x"))
+    assert found["f1"] == pytest.approx(f1_score(codes, logits.argmax(1)))
+    none = finetune.in_distribution(-torch.eye(2, dtype=torch.float64)[[1] * 50], examples, scoring(names, names, "x"))
+    assert list(none) == ["accuracy", "f1", "loss"]
+    reversed_labels = finetune.in_distribution(logits.flip(1), examples, scoring(names[::-1], names, "x"))
+    assert reversed_labels == found
 
 
 def test_two_models_of_one_label_are_refused():
