@@ -1,0 +1,163 @@
+"""Training of ResNet9: what a recipe does to images and rates, that it learns and resumes, and what bad input is told."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from repsim_cli import registry
+from repsim_cli.errors import BadInput, RunFailed
+from repsim_cli.models.resnet import ResNetShape, fresh, resnet9
+from repsim_cli.results import quiet
+from repsim_cli.training import resnet as training
+from repsim_cli.training.resnet import ImageRecipe, Labelled, augmented, scores, train_classifier, trained_resnet9
+
+SHAPE = ResNetShape(widths=[4, 6, 8, 6], image_size=16)
+RECIPE = ImageRecipe(epochs=3, batch_size=20, learning_rate=0.1, shift=1)
+
+
+def some(count, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return Labelled(torch.randn(count, 3, 16, 16, generator=generator), torch.arange(count) % 10)
+
+
+def digits(split, side=16):
+    return registry.data.get("digits").function(side=side, channels=3, split=split)
+
+
+def entry(**changes):
+    given = {"shape": SHAPE, "train": digits("train"), "evaluate": digits("test"), "recipe": RECIPE}
+    return trained_resnet9(**{**given, **changes})
+
+
+def test_images_are_mirrored_and_shifted():
+    pixels, draw = some(40).pixels, np.random.default_rng(0)
+    assert torch.equal(augmented(pixels, replace(RECIPE, flip=False, shift=0), draw), pixels)
+    mirrored = augmented(pixels, replace(RECIPE, shift=0), draw)
+    same = [torch.equal(a, b) for a, b in zip(mirrored, pixels, strict=True)]
+    assert 5 < sum(same) < 35
+    assert all(torch.equal(a, b if kept else b.flip(-1)) for a, b, kept in zip(mirrored, pixels, same, strict=True))
+    shifted = augmented(pixels, replace(RECIPE, flip=False, shift=1), draw)
+    moves = set()
+    for image, before in zip(shifted, pixels, strict=True):
+        padded = torch.nn.functional.pad(before, [1] * 4)
+        (move,) = [(i, j) for i in range(3) for j in range(3) if torch.equal(image, padded[:, i : i + 16, j : j + 16])]
+        moves.add(move)
+    assert len(moves) >= 7
+
+
+def test_the_rate_rises_and_falls():
+    recipe = replace(RECIPE, epochs=4, learning_rate=0.8, warm_up=0.25)
+    rates = np.concatenate([training._rates(45, recipe, epoch) for epoch in range(4)])
+    assert len(rates) == 8  # two whole batches of 20 an epoch
+    np.testing.assert_allclose(rates, 0.8 * np.array([1, 3, 11 / 3, 3, 7 / 3, 5 / 3, 1, 1 / 3]) / 4)
+    batches = list(training._batches(some(45), replace(recipe, shift=0, flip=False), np.random.default_rng(0)))
+    assert [len(batch.codes) for batch in batches] == [20, 20]
+    rows = torch.cat([batch.pixels for batch in batches]).flatten(1)
+    assert len(rows.unique(dim=0)) == 40
+    (whole,) = training._batches(some(15), recipe, np.random.default_rng(0))
+    assert len(whole.codes) == 15
+
+
+def test_a_step_is_that_of_the_optimiser():
+    """One epoch of one batch, against SGD with Nesterov momentum by hand: weights move by rate * (1 + momentum) * (gradient + decay)."""
+    given = some(20)
+    recipe = replace(RECIPE, epochs=1, flip=False, shift=0, weight_decay=0.01)
+    model, curves = train_classifier(SHAPE, given, given, recipe, 0)
+    before = fresh(SHAPE, 0).train()
+    order = torch.from_numpy(np.random.default_rng(0).permutation(20))
+    loss = torch.nn.functional.cross_entropy(before(given.pixels[order]), given.codes[order], label_smoothing=0.1)
+    loss.backward()
+    assert curves["training_loss"] == [pytest.approx(loss.item())]
+    rate = 0.1 * 0.5 / 0.8
+    for (name, weight), after in zip(before.named_parameters(), model.parameters(), strict=True):
+        assert weight.grad is not None
+        torch.testing.assert_close(after, weight - rate * 1.9 * (weight.grad + 0.01 * weight), msg=name)
+    logits = model(given.pixels)
+    assert curves["accuracy"] == [pytest.approx(float((logits.argmax(1) == given.codes).float().mean()))]
+    assert curves["loss"] == [pytest.approx(float(torch.nn.functional.cross_entropy(logits, given.codes)), rel=1e-5)]
+
+
+def test_a_killed_training_ends_with_the_same_bits(tmp_path, monkeypatch):
+    seen, held_out = some(50), some(20, 1)
+    model, curves = train_classifier(SHAPE, seen, held_out, RECIPE, 0)
+    again, same = train_classifier(SHAPE, seen, held_out, RECIPE, 0)
+    monkeypatch.setattr(training, "SAVE_EVERY", -1.0)
+
+    def killed(epochs, **_):
+        for epoch in epochs:
+            if epoch == 2:
+                raise KeyboardInterrupt
+            yield epoch
+
+    with pytest.raises(KeyboardInterrupt):
+        train_classifier(SHAPE, seen, held_out, RECIPE, 0, killed, tmp_path)
+    left = []
+    resumed, continued = train_classifier(
+        SHAPE, seen, held_out, RECIPE, 0, lambda epochs, **_: left.extend(epochs) or epochs, tmp_path
+    )
+    assert left == [2]
+    assert curves == same == continued
+    assert list(curves) == ["epoch", "training_loss", "loss", "accuracy"]
+    assert curves["epoch"] == [1, 2, 3]
+    assert not model.training
+    for name, values in model.state_dict().items():
+        assert torch.equal(values, again.state_dict()[name]), name
+        assert torch.equal(values, resumed.state_dict()[name]), name
+    other, _ = train_classifier(SHAPE, seen, held_out, RECIPE, 1)
+    assert not torch.equal(other.blocks[0].conv.weight, model.blocks[0].conv.weight)
+
+
+def test_it_learns_and_is_found_again(tmp_path, monkeypatch):
+    monkeypatch.setenv("REPSIM_CACHE", str(tmp_path))
+    recipe = ImageRecipe(epochs=2, batch_size=64, learning_rate=0.2, flip=False, shift=1)
+    shape = ResNetShape(widths=[8, 16, 16, 16], image_size=16)
+    source = entry(shape=shape, recipe=recipe)
+    assert source.labels == tuple("0123456789")
+    assert source.make is not None
+    source.make(quiet)
+    metrics = source.metrics()
+    assert metrics["accuracy"] > 0.5
+    identity = source.identity()
+    assert identity["metrics"] == metrics
+    (folder,) = (file.parent for file in tmp_path.rglob("model.safetensors"))
+    assert {file.name for file in folder.iterdir()} == {
+        "config.json",
+        "curves.json",
+        "metrics.json",
+        "model.safetensors",
+    }
+    curves = json.loads((folder / "curves.json").read_text())
+    assert {name: curves[name][-1] for name in metrics} == metrics
+    test = digits("test").sequences(source.tokenizer(), training.Extract(hook_points=["conv@0"], sequences=999), 0)
+    again = resnet9(path=str(folder)).load(False)
+    given = Labelled(torch.from_numpy(test.inputs), torch.from_numpy(test.labels.codes))
+    assert scores(again, given) == (metrics["loss"], metrics["accuracy"])
+    assert torch.equal(again.blocks[4].conv.weight, source.load(False).blocks[4].conv.weight)
+    monkeypatch.setattr(training, "train_classifier", None)
+    assert entry(shape=shape, recipe=recipe).identity() == identity
+    with pytest.raises(TypeError, match="not callable"):  # other images make another model
+        entry(shape=shape, recipe=recipe, evaluate=digits("train")).metrics()
+
+
+def test_a_loss_that_is_not_finite():
+    with pytest.raises(RunFailed, match="training: the loss is not finite, got nan in epoch [01]; lower learning_rate"):
+        train_classifier(SHAPE, some(40), some(10), replace(RECIPE, learning_rate=1e9), 0)
+
+
+def test_bad_entries():
+    text = registry.data.get("embedded_text").function()
+    with pytest.raises(BadInput, match=r"train: a classifier of images needs images, got .*; e.g. \{kind: cifar10\}"):
+        entry(train=text)
+    with pytest.raises(
+        BadInput, match="evaluate: other labels than those of train, got airplane, .*; use data of the labels 0"
+    ):
+        entry(evaluate=registry.data.get("cifar10").function())
+    with pytest.raises(BadInput, match="shape.classes: train has 10 labels, got 7; give 10"):
+        entry(shape=replace(SHAPE, classes=7))
+    with pytest.raises(
+        BadInput, match="train: data: images differ in shape from the model's input, got 8 x 8 x 3 for 16"
+    ):
+        entry(train=digits("train", side=8)).metrics()
