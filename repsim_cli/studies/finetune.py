@@ -49,7 +49,7 @@ class Finetune:
         with run.stage("models"):
             identities = {label: source.identity() for label, source in self.models.items()}
             run.manifest["models"] = identities
-            losses = {label: training_record(identity["trained"])["loss"] for label, identity in identities.items()}
+            records = {label: training_record(identity["trained"]) for label, identity in identities.items()}
         run.save_manifest()
         return Results(
             study="finetune",
@@ -61,8 +61,9 @@ class Finetune:
                     lines={"loss": list(by_step.values())},
                     about={"quantity": "training loss", "model": label},
                 )
-                for label, by_step in losses.items()
+                for label, by_step in ((label, record["loss"]) for label, record in records.items())
             },
+            about={"evaluated": {label: record.get("evaluated") for label, record in records.items()}},
         )
 
 

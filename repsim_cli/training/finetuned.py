@@ -55,7 +55,8 @@ from repsim_cli.training.loop import nothing
 from repsim_cli.training.sparse import achieved, blocks_of
 from repsim_cli.training.trained import Metrics, Trained
 
-RECORD = "training.json"  # beside the weights: seed, recipe, loss by step, CPU seconds, of sparse ones each block
+# beside the weights: seed, recipe, loss by step, CPU seconds, how many examples evaluate it, of sparse ones each block
+RECORD = "training.json"
 SHARED_SEED = 2**32 - 1  # the highest seed; no model may use it, so that none shares the head of this training
 SEEN = 1000  # examples of the training loss of a checkpoint
 
@@ -198,6 +199,8 @@ def finetuned(
             progress=progress,
         )
         record = {"seed": seed, "recipe": asdict(recipe), "loss": losses, "cpu_seconds": time.process_time() - start}
+        if name == "train":
+            record["evaluated"] = len(sequences("evaluate").ids)
         if recipe.sparsity is not None:
             record["blocks"] = achieved(blocks_of(model.config, model.base_model))[1]
         model.save_pretrained(folder)

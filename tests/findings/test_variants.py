@@ -134,6 +134,8 @@ def test_variants_of_a_run(trained_once, repsim, newest):
     table = found.tables["variants"]
     assert table.column("mean") == accuracies
     assert table.column("change") == [None, pytest.approx(accuracies[1] - accuracies[0])]
+    error = sum(share * (1 - share) / 60 for share in accuracies) ** 0.5  # of 60 evaluation examples
+    assert table.column("standard error of rows") == [None, pytest.approx(error)]
     assert (newest() / "figures" / "variants.png").is_file()
     # another metric, afterwards
     code, _, err = repsim("analyse", newest(), OPTIONS.replace("{models", "{metric: loss, models"))
