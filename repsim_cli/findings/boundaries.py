@@ -63,7 +63,7 @@ class Blocks:
 
     apart: (n, n) distances between their outputs, in the order of the network.
     cut: how many blocks are before the boundary. groups: how many contiguous groups the data suggest.
-    clearness: by how much the share of the cost that the boundary removes exceeds that of a matrix without blocks.
+    clearness: by how much the silhouette of the two groups exceeds those of matrices without blocks (`partitions.chosen`).
     """
 
     apart: Square
