@@ -63,7 +63,7 @@ class Blocks:
 
     apart: (n, n) distances between their outputs, in the order of the network.
     cut: how many blocks are before the boundary. groups: how many contiguous groups the data suggest.
-    clearness: by how much the silhouette of the two groups exceeds those of matrices without blocks (`partitions.chosen`).
+    clearness: by how much the silhouette of the two groups exceeds those of matrices without blocks.
     """
 
     apart: Square
