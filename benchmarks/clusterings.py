@@ -16,10 +16,12 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import product
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from PIL import Image
 from scipy.cluster.hierarchy import fcluster, linkage
 from scipy.linalg import eigh
 from scipy.sparse.csgraph import laplacian
@@ -327,8 +329,10 @@ def main() -> None:
                 + ("adjusted Rand index" if len(kinds) > 1 else "share of single groups"),
                 agreed if len(kinds) > 1 else right,
             )
-    save(Path(__file__).parent, [("clusterings", lambda: figure(panels))])
-    (Path(__file__).parent / "clusterings.svg").unlink()
+    with TemporaryDirectory() as folder:
+        save(Path(folder), [("clusterings", lambda: figure(panels))])
+        small = Image.open(Path(folder) / "clusterings.png").convert("RGB").quantize(128)
+        small.save(Path(__file__).parent / "clusterings.png", optimize=True)
 
 
 if __name__ == "__main__":
