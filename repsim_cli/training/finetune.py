@@ -71,7 +71,8 @@ class EncoderRecipe:
 
 @dataclass(frozen=True, kw_only=True)
 class FineTuneRecipe(EncoderRecipe):
-    """How a classifier is trained. Raises BadInput for fewer than two checkpoints, or one after the last step.
+    """How a classifier is trained. Raises BadInput for fewer than two checkpoints, one after the last step, or sparsity
+    with frozen blocks.
 
     sparsity: how attention heads and MLP neurons are removed during the training; null: none are.
     freeze: the blocks that do not train; null: all weights are trained.
@@ -88,6 +89,8 @@ class FineTuneRecipe(EncoderRecipe):
             raise BadInput(f"save: not two or more distinct steps, got {self.save}; change them")
         if self.steps is not None:
             self.check(self.steps)
+        if self.sparsity is not None and self.freeze is not None:
+            raise BadInput("sparsity: not with frozen blocks, which keep their weights, got freeze too; drop one of them")
 
     @property
     def kept(self) -> list[int]:

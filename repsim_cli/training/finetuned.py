@@ -242,7 +242,10 @@ def finetuned(
                 return logits_of(model, of, segments=bare.segments, batch_size=recipe.batch_size)
 
             def scores() -> Metrics:
-                return in_distribution(answers(sequences("evaluate")), sequences("evaluate"), scored["evaluate"])
+                found = in_distribution(answers(sequences("evaluate")), sequences("evaluate"), scored["evaluate"])
+                if recipe.sparsity is not None:
+                    found |= achieved(blocks_of(model.config, model.base_model))[0]
+                return found
 
             def keep(step: int) -> None:
                 if step not in recipe.kept:
@@ -262,8 +265,6 @@ def finetuned(
                 metrics |= by_heuristic(
                     answers(sequences("hans")), sequences("hans"), scored["hans"], examples["hans"]()[0]
                 )
-            if recipe.sparsity is not None:
-                metrics |= achieved(blocks_of(model.config, model.base_model))[0]
             return metrics
 
         content = parts(cut, recipe, "train", *scored)

@@ -50,7 +50,7 @@ class Sparsity:
     """
 
     target: Annotated[float, Field(ge=0, lt=1)]
-    penalty: From0 = 0.5
+    penalty: From0 = 0.1
     until: Fraction = 0.7
     alike: Share = 0.5
 

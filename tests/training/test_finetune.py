@@ -359,6 +359,7 @@ def written(value):
         ({"blocks": 2}, "model.a.blocks: more than the encoder has, got 2; at most 1"),
         ({"recipe": "{length: 32, freeze: {bottom: 2}}"}, "model.a.recipe.freeze: more blocks than the encoder has, got 2; at most 1"),
         ({"recipe": "{length: 32, freeze: {}}"}, "model.a.recipe.freeze.bottom, top: no blocks are named, got neither; set one"),
+        ({"recipe": "{length: 32, freeze: {bottom: 1}, sparsity: {target: 0.5}}"}, "model.a.recipe.sparsity: not with frozen blocks, which keep their weights, got freeze too; drop one of them"),
         ({"recipe": "{length: 32, freeze: {botom: 1}}"}, "model.a.recipe.freeze.botom: unknown key, got 1; did you mean 'bottom'"),
         ({"recipe": "{length: 32, save: [3]}"}, r"model.a.recipe.save: not two or more distinct steps, got \[3\]; change them"),
         ({"recipe": "{length: 32, steps: 5, save: [3, 6]}"}, "model.a.recipe.save: no such step, got 6; steps go from 0 to 5"),
