@@ -90,7 +90,9 @@ class FineTuneRecipe(EncoderRecipe):
         if self.steps is not None:
             self.check(self.steps)
         if self.sparsity is not None and self.freeze is not None:
-            raise BadInput("sparsity: not with frozen blocks, which keep their weights, got freeze too; drop one of them")
+            raise BadInput(
+                "sparsity: not with frozen blocks, which keep their weights, got freeze too; drop one of them"
+            )
 
     @property
     def kept(self) -> list[int]:
