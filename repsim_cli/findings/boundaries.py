@@ -21,16 +21,17 @@ from repsim_cli.findings.claims import FAILS, HOLDS, UNCLEAR, Claim, Fact, Untes
 from repsim_cli.findings.distances import adjusted_rand
 from repsim_cli.findings.evidence import by_jackknife, by_units, correlated, over_places
 from repsim_cli.findings.layers import block_of, point_of
-from repsim_cli.findings.partitions import FEWEST, Square, distances, segments
+from repsim_cli.findings.partitions import FEWEST, Labels, Square, agreement, distances, segments
 
 OUTPUT = "resid_post"  # what a block is compared by
-TABLE, AGREEMENT = "boundaries", "agreement on boundaries"
+TABLE, AGREEMENT, STABILITY = "boundaries", "agreement on boundaries", "stability over seeds"
 COLUMNS = {
     TABLE: [
         "measure", "model", "boundary after", "relative depth", "largest step after", "segments", "clearness",
         "mean distance", "sparsity",
     ],
     AGREEMENT: ["model", "boundary of most", "measures", "there", "at most one block away", "mean adjusted Rand"],
+    STABILITY: ["measure", "entry", "seeds", "adjusted Rand of boundaries", "adjusted Rand of segments"],
 }  # fmt: skip
 GW, CKA = "gromov_wasserstein", "cka"
 SECTION, SEEDS = "Gao et al. 2024, section 5.2, figure 4", "Gao et al. 2024, figure 17"
@@ -62,14 +63,18 @@ class Blocks:
     """The blocks of one model under one measure.
 
     apart: (n, n) distances between their outputs, in the order of the network.
-    cut: how many blocks are before the boundary. groups: how many contiguous groups the data suggest.
-    clearness: by how much the silhouette of the two groups exceeds those of matrices without blocks.
+    cut: how many blocks are before the boundary. labels: of every block in the contiguous groups that the data suggest.
+    clearness: by how much the share of the cost that the boundary removes exceeds that of a matrix without blocks.
     """
 
     apart: Square
     cut: int
-    groups: int
+    labels: Labels
     clearness: float
+
+    @property
+    def groups(self) -> int:
+        return int(self.labels.max()) + 1
 
     @property
     def mean(self) -> float:
@@ -88,7 +93,7 @@ def blocks_of(values: Square, larger_is_closer: bool) -> Blocks | None:
     return Blocks(
         apart=distances(values, larger_is_closer),
         cut=int(two.labels.argmax()),
-        groups=segments(values, larger_is_closer, count=None).count,
+        labels=segments(values, larger_is_closer, count=None).labels,
         clearness=two.scores[2] - two.reference[2],
     )
 
@@ -286,18 +291,27 @@ def tables(run: Finished, every: Mapping[str, Parted]) -> dict[str, Table]:
             largest = int((steps.argmin if layers.measure.larger_is_closer else steps.argmax)())
             numbers = [own.groups, own.clearness, own.mean, parted.sparsity.get(label)]
             rows.append([measure, label, names[own.cut - 1], own.cut / len(names), names[largest], *numbers])
-    agreement = []
+    on_measures = []
     for label in dict.fromkeys(label for parted in every.values() for label in parted.models):
         own = [parted.models[label] for parted in every.values() if label in parted.models]
         cuts = [each.cut for each in own]
         most, there = Counter(cuts).most_common(1)[0]
         near = sum(abs(cut - most) <= 1 for cut in cuts)
         mean = agreed(list(combinations(own, 2))) if len(own) > 1 else None
-        agreement.append([label, f"{OUTPUT}@{most - 1}", len(cuts), there, near, mean])
-    return {
-        TABLE: Table(columns=COLUMNS[TABLE], rows=rows),
-        AGREEMENT: Table(columns=COLUMNS[AGREEMENT], rows=agreement),
-    }
+        on_measures.append([label, f"{OUTPUT}@{most - 1}", len(cuts), there, near, mean])
+    over_seeds = [row for measure, parted in every.items() for row in _over_seeds(measure, parted)]
+    by_name = {TABLE: rows, AGREEMENT: on_measures, STABILITY: over_seeds}
+    return {name: Table(columns=COLUMNS[name], rows=lines) for name, lines in by_name.items() if lines}
+
+
+def _over_seeds(measure: str, parted: Parted) -> Iterator[list[Any]]:
+    """Of every entry with two seeds the mean agreement over pairs of them."""
+    for entry in dict.fromkeys(parted.entries.values()):
+        own = [blocks for label, blocks in parted.models.items() if parted.entries.get(label) == entry]
+        pairs = list(combinations(own, 2))
+        if pairs:
+            of_segments = float(np.mean([agreement(a.labels, b.labels) for a, b in pairs]))
+            yield [measure, entry, len(own), agreed(pairs), of_segments]
 
 
 def outputs(layers: LayerMap, place: slice) -> tuple[list[str], Square]:

@@ -69,7 +69,8 @@ def distances_grow_with_f1(courses: Courses) -> Weighed | Untestable:
 @claim("Gao et al. 2024, section 5.3, figure 6c", statistic=f"{OVER} the loss", threshold=-0.5, published="below")
 def distances_grow_as_loss_falls(courses: Courses) -> Weighed | Untestable:
     """The mean distance between blocks increases in order to achieve a lower training loss."""
-    return _with(courses, "loss")
+    known = all("training_loss" in course for course in courses.values())
+    return _with(courses, "training_loss" if known else "loss")
 
 
 def courses_of(table: Table, measure: str, larger_is_closer: bool) -> Courses:

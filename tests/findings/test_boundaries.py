@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from repsim_cli import results
-from repsim_cli.content import Measured, Results
+from repsim_cli.content import Facts, Measured, Results
 from repsim_cli.findings.analysis import Finished, LayerMap
-from repsim_cli.findings.boundaries import AGREEMENT, TABLE, Boundaries, Parted, blocks_of, boundaries
+from repsim_cli.findings.boundaries import AGREEMENT, STABILITY, TABLE, Boundaries, Parted, blocks_of, boundaries
 from repsim_cli.findings.claims import HOLDS, UNCLEAR, UNTESTABLE, known
 from repsim_cli.findings.evidence import over_places
 
@@ -73,6 +73,16 @@ def test_a_planted_boundary(tmp_path):
     assert verdicts["fine_tuning_parts_blocks", "gromov_wasserstein"].value == pytest.approx(3.5 - STEPS.sum() / 72)
     assert verdicts["boundary_is_at_two_thirds", "gromov_wasserstein"].value == pytest.approx(1 / 6)
     assert verdicts["cka_has_the_same_boundary", "all measures"].why == "4,096 places of the boundaries"
+
+
+def test_stability_over_seeds(tmp_path):
+    by_model = {"x_0": two_blocks(6), "x_1": two_blocks(6), "y_0": two_blocks(3), "y_1": STEPS, "alone": STEPS}
+    run = of_run(tmp_path, {"gw": (False, by_model)})
+    about = {"kind": "live", "family": "", "layers": [], "widths": []}
+    run.__dict__["models"] = {label: Facts(**about, entry=label[:-2] if "_" in label else "") for label in by_model}
+    table = boundaries(run, Boundaries(), []).tables[STABILITY]
+    assert [row[:3] for row in table.rows] == [["gw", "x", 2], ["gw", "y", 2]]
+    assert [table.rows[0][3:], table.rows[1][4]] == [[1.0, 1.0], 0.0]
 
 
 def judged(name, *given):
