@@ -21,7 +21,7 @@ from repsim_cli.findings.claims import FAILS, HOLDS, UNCLEAR, Claim, Fact, Untes
 from repsim_cli.findings.distances import adjusted_rand
 from repsim_cli.findings.evidence import by_jackknife, by_units, correlated, over_places
 from repsim_cli.findings.layers import block_of, point_of
-from repsim_cli.findings.partitions import FEWEST, Labels, Square, agreement, distances, segments
+from repsim_cli.findings.partitions import FEWEST, Labels, Square, agreement, distances, divided, segments
 
 OUTPUT = "resid_post"  # what a block is compared by
 TABLE, AGREEMENT, STABILITY = "boundaries", "agreement on boundaries", "stability over seeds"
@@ -36,7 +36,7 @@ COLUMNS = {
 GW, CKA = "gromov_wasserstein", "cka"
 SECTION, SEEDS = "Gao et al. 2024, section 5.2, figure 4", "Gao et al. 2024, figure 17"
 OVER_BLOCKS = "standard error over the blocks, one left out at a time"
-NO_BOUNDARY = "a boundary clearer than in a matrix without blocks"
+NO_BOUNDARY = "a boundary clearer than in surrogates without groups"
 NO_BASE = "needs a base, and a model that was fine-tuned from it"
 DEPTH, NEAR = 2 / 3, 1 / 12  # the published boundary, after 8 of 12 blocks, and the depth of one of them
 
@@ -64,7 +64,7 @@ class Blocks:
 
     apart: (n, n) distances between their outputs, in the order of the network.
     cut: how many blocks are before the boundary. labels: of every block in the contiguous groups that the data suggest.
-    clearness: by how much the share of the cost that the boundary removes exceeds that of a matrix without blocks.
+    clearness: by how much the mean silhouette of the two groups exceeds the largest of surrogates without groups.
     """
 
     apart: Square
@@ -87,14 +87,15 @@ def _mean(apart: Square) -> float:
 
 def blocks_of(values: Square, larger_is_closer: bool) -> Blocks | None:
     """values: between the outputs of blocks, in the order of the network. None where all are the same."""
-    two = segments(values, larger_is_closer, count=2)
-    if not two.scores:
+    suggested, apart = segments(values, larger_is_closer, count=None), distances(values, larger_is_closer)
+    if not suggested.scores:
         return None
+    _, starts = divided(apart, 2)
     return Blocks(
-        apart=distances(values, larger_is_closer),
-        cut=int(two.labels.argmax()),
-        labels=segments(values, larger_is_closer, count=None).labels,
-        clearness=two.scores[2] - two.reference[2],
+        apart=apart,
+        cut=starts[1][1],
+        labels=suggested.labels,
+        clearness=suggested.scores[2] - suggested.reference[2],
     )
 
 

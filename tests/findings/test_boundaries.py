@@ -96,7 +96,7 @@ def parted(**models):
 
 def test_what_cannot_be_tested_and_why():
     gradient = parted(base=STEPS, a_0=STEPS, a_1=STEPS)
-    clearer = "a boundary clearer than in a matrix without blocks"
+    clearer = "a boundary clearer than in surrogates without groups"
     assert blocks_of(np.zeros((9, 9)), False) is None
     for name, why in {
         "boundary_is_at_two_thirds": f"needs a fine-tuned model with {clearer}",

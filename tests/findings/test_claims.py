@@ -11,7 +11,7 @@ import scipy.stats
 from repsim_cli import registry
 from repsim_cli.analysis.curves import curve as curve_of
 from repsim_cli.content import BY_BLOCK, END_TO_END, ONE_SUM, Facts, Table
-from repsim_cli.findings.boundaries import Parted, blocks_of
+from repsim_cli.findings.boundaries import Blocks, Parted
 from repsim_cli.findings.claims import FAILS, HOLDS, UNCLEAR, UNTESTABLE, judged, known
 from repsim_cli.findings.classifiers import OVERLAP
 from repsim_cli.findings.distances import Between, hierarchical, recovered
@@ -441,10 +441,11 @@ ENTRIES = {label: label[:-2] for label in TUNED}
 SPARSITY = dict.fromkeys(TUNED[:2], 0.0) | dict.fromkeys(TUNED[2:4], 0.5) | dict.fromkeys(TUNED[4:], 0.9)
 
 
-def in_blocks(rng, cut, gap=1.0, level=1.0, noise=0.05):
-    """Distances between 12 blocks, larger by `gap` between those before the cut and those after it."""
-    after = np.arange(12) >= cut
-    return blocks_of(apart(level + symmetric(rng, 12, noise) + gap * (after[:, None] != after)), False)
+def in_blocks(rng, cut, gap=1.0, level=1.0):
+    """12 blocks, farther apart by `gap` between those before the cut and those after it, as they would be found."""
+    after = (np.arange(12) >= cut).astype(int)
+    values = apart(level + symmetric(rng, 12) + gap * (after[:, None] != after))
+    return Blocks(apart=values, cut=cut, labels=after * (gap > 0), clearness=gap + rng.normal(0, 0.1))
 
 
 def parted(base, tuned) -> Make:
@@ -466,7 +467,7 @@ def anywhere(rng):
 
 
 def without_base(sign, rng, label):
-    return in_blocks(rng, 8, gap=0.0 if sign == NOISE else 4.0)
+    return in_blocks(rng, 8, gap=0.0 if sign == NOISE else 1.0)
 
 
 def at_boundary(sign, rng, label):
@@ -488,7 +489,7 @@ def measures_of(gap, other) -> Make:
 
     def made(sign, rng):
         cuts = {label: anywhere(rng) if sign == NOISE else 8 for label in TUNED}
-        own = {label: in_blocks(rng, cut, gap[sign], noise=0.1) for label, cut in cuts.items()}
+        own = {label: in_blocks(rng, cut, gap[sign]) for label, cut in cuts.items()}
         others = {label: other(sign, rng, cut) for label, cut in cuts.items()}
         return ({"gromov_wasserstein": Parted(models=own), "cka": Parted(models=others)},)
 
@@ -496,7 +497,7 @@ def measures_of(gap, other) -> Make:
 
 
 def clearer(sign, rng, cut):
-    return in_blocks(rng, cut, {TRUTH: 0.1, FALSEHOOD: 1.0, NOISE: 0.3}[sign], noise=0.1)
+    return in_blocks(rng, cut, {TRUTH: 0.1, FALSEHOOD: 1.0, NOISE: 0.3}[sign])
 
 
 def same_boundary(sign, rng, cut):
@@ -575,7 +576,7 @@ TABLE: dict[str, Make] = {
     "freezing_two_thirds_costs_little": cut("bottom 8"),
     "a_third_of_the_blocks_is_enough": cut("first 4"),
     "base_has_no_blocks": parted(
-        lambda sign, rng: in_blocks(rng, 8, gap=4.0 if sign == FALSEHOOD else 0.0), without_base
+        lambda sign, rng: in_blocks(rng, 8, gap=1.0 if sign == FALSEHOOD else 0.0), without_base
     ),
     "fine_tuning_parts_blocks": parted(flat, lambda sign, rng, label: in_blocks(rng, 8, gap=0.0, level=1 + 0.5 * sign)),
     "boundary_is_at_two_thirds": parted(flat, at_boundary),
