@@ -463,7 +463,7 @@ def flat(sign, rng):
 
 
 def anywhere(rng):
-    return int(rng.integers(1, 12))
+    return 1 + int(11 * rng.random())
 
 
 def without_base(sign, rng, label):
