@@ -17,7 +17,9 @@ from repsim_cli.studies import cost
 from repsim_cli.studies.bounds import check_rows_fit
 
 # trainings alone, which their entries in conf/models.yaml time, and configs alone
-UNTIMED = {"finetune_nli", "modsum_training", "pythia_architecture"}
+UNTIMED = {
+    "finetune_nli", "glue_freezing", "modsum_training", "pythia_architecture", "yelp_freeze", "yelp_prune"
+}  # fmt: skip
 PUBLISHED = [name for name in EXPERIMENTS if not name.startswith("tiny/")]
 
 
