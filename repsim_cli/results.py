@@ -571,7 +571,7 @@ def _shaped(file: Path, value: Any, shape: Any) -> Any:
 
 
 def qualified(claims: Iterable[Verdict], short: Mapping[str, str]) -> list[Verdict]:
-    """The verdicts with a note on every model of the run that falls short of what it was trained for."""
+    """The verdicts with a note on every model that falls short of what it was trained for."""
     notes = [f"{label}: {why}" for label, why in short.items()]
     return [replace(claim, why="; ".join([*filter(None, [claim.why]), *notes])) for claim in claims]
 

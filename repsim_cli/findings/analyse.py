@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from repsim_cli import registry, results
-from repsim_cli.content import Matrix, Results
+from repsim_cli.content import Matrix, Results, Verdict
 from repsim_cli.draw.frame import save
 from repsim_cli.errors import BadConfig, BadInput, Degenerate, RunFailed
 from repsim_cli.findings.analysis import Analysis, Finished, Part, Planned
@@ -83,6 +83,7 @@ def analyse(run: Run, options: Mapping[str, Any], claims: Sequence[Claim], level
                 part = card_of(name).compute(finished, own, tested)
             except (BadInput, Degenerate) as error:
                 raise RunFailed(f"{ANALYSES}{name}: {error}") from error
+            part = dataclasses.replace(part, claims=noted(part.claims, finished, tested))
             for warning in part.warnings:
                 run.warn(warning)
             kept = whole.without(name).without_claims({claim.name for claim in tested})
@@ -90,6 +91,19 @@ def analyse(run: Run, options: Mapping[str, Any], claims: Sequence[Claim], level
     finally:
         run.write_results(whole)
     return whole
+
+
+def noted(verdicts: Sequence[Verdict], run: Finished, claims: Sequence[Claim]) -> list[Verdict]:
+    """The verdicts with a note on every model that falls short of what it was trained for, where they rest on it."""
+    short = run.manifest.get("short", {})
+    models = {claim.name: {run.trained.get(training) for training in claim.of} for claim in claims if claim.of}
+    return [
+        verdict
+        for each in verdicts
+        for verdict in results.qualified(
+            [each], {label: why for label, why in short.items() if label in models.get(each.name, short)}
+        )
+    ]
 
 
 def added(run: Run, whole: Results, name: str, part: Part, record: Mapping[str, Any]) -> Results:
@@ -105,7 +119,7 @@ def added(run: Run, whole: Results, name: str, part: Part, record: Mapping[str, 
         matrices=whole.matrices | matrices,
         tables=whole.tables | {label: dataclasses.replace(x, analysis=name) for label, x in part.tables.items()},
         curves=whole.curves | {label: dataclasses.replace(x, analysis=name) for label, x in part.curves.items()},
-        claims=[*whole.claims, *results.qualified(part.claims, run.manifest.get("short", {}))],
+        claims=[*whole.claims, *part.claims],
         analyses=whole.analyses | {name: dict(record)},
         warnings=run.manifest["warnings"],
     )

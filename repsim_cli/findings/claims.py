@@ -78,6 +78,7 @@ class Claim:
     published: on which side of the threshold the paper has it.
     analysis: the topic that tests it.
     on: the kind of result that its function takes.
+    of: how the models that it rests on were trained (`content.BY_BLOCK`, ...); empty: it rests on all of the run.
     """
 
     name: str
@@ -88,6 +89,7 @@ class Claim:
     published: Side
     analysis: str
     on: str
+    of: tuple[str, ...]
     function: Callable[..., Weighed | Fact | Untestable]
 
     def __call__(self, *given: Any) -> Judgement:
@@ -109,7 +111,13 @@ class Claim:
 
 
 def claim(
-    source: str, *, statistic: str, threshold: float, on: str = "", published: Side = "above"
+    source: str,
+    *,
+    statistic: str,
+    threshold: float,
+    on: str = "",
+    of: tuple[str, ...] = (),
+    published: Side = "above",
 ) -> Callable[[Callable[..., Weighed | Fact | Untestable]], Claim]:
     """Registers a claim under its function's name; the docstring is the paper's sentence, the file the analysis."""
 
@@ -123,6 +131,7 @@ def claim(
             published=published,
             analysis=function.__module__.rpartition(".")[2],
             on=on,
+            of=of,
             function=function,
         )
         return registry.claims.register(made.name, made)(made)

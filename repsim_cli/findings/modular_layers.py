@@ -41,6 +41,7 @@ class Layers:
     statistic="Model E: mean distance within the last block over that of all other pairs",
     threshold=0.5,
     published="below",
+    of=(END_TO_END,),
 )
 def end_to_end_training_ends_alike(models: Layers) -> Weighed | Untestable:
     """In Model E all layers from 64 on, those of block 3, are similar."""
@@ -65,6 +66,7 @@ def end_to_end_training_ends_alike(models: Layers) -> Weighed | Untestable:
     "Gao et al. 2024, section 5.1",
     statistic="mean distance between layers: Model L minus Model E",
     threshold=0.0,
+    of=(BY_BLOCK, END_TO_END),
 )
 def layer_wise_distances_are_larger(models: Layers) -> Weighed | Untestable:
     """Distances are larger in Model L than in Model E."""
@@ -87,6 +89,7 @@ def layer_wise_distances_are_larger(models: Layers) -> Weighed | Untestable:
     statistic="Spearman's rho between the distances of Model L and of Model E, pair by pair",
     threshold=0.5,
     published="below",
+    of=(BY_BLOCK, END_TO_END),
 )
 def training_changes_the_pattern(models: Layers) -> Weighed | Untestable:
     """The patterns of Models L and E differ."""
@@ -118,6 +121,7 @@ def training_changes_the_pattern(models: Layers) -> Weighed | Untestable:
     "Gao et al. 2024, section 5.1",
     statistic="mean distance of consecutive layers of Model 0: at scores or patterns minus elsewhere",
     threshold=0.0,
+    of=(ONE_SUM,),
 )
 def attention_makes_the_first_differences(models: Layers) -> Weighed | Untestable:
     """In Model 0 the major differences occur at the attention scores and patterns."""

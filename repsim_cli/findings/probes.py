@@ -62,13 +62,19 @@ class Probed:
 HIGHEST = "highest error over targets of the best layer of Model {}"
 
 
-@claim(PAPER, statistic=HIGHEST.format("L"), threshold=PERFECT, published="below", on="linear")
+@claim(PAPER, statistic=HIGHEST.format("L"), threshold=PERFECT, published="below", on="linear", of=(BY_BLOCK,))
 def linear_probes_find_all_sums_in_model_l(errors: Probed) -> Weighed | Untestable:
     """In Model L a linear probe tells c1, c2 and c perfectly."""
     return _all_found(errors, BY_BLOCK)
 
 
-@claim(PAPER, statistic="lowest error over layers and targets before the last, Model E", threshold=MISSED, on="linear")
+@claim(
+    PAPER,
+    statistic="lowest error over layers and targets before the last, Model E",
+    threshold=MISSED,
+    on="linear",
+    of=(END_TO_END,),
+)
 def linear_probes_miss_inner_sums_in_model_e(errors: Probed) -> Weighed | Untestable:
     """In Model E no layer tells c1 (0.522) or c2 (0.93) linearly, and a 2-layer MLP does."""
     inner = [value for _, value in errors.of(END_TO_END)[:-1]]
@@ -94,6 +100,7 @@ def linear_probes_miss_inner_sums_in_model_e(errors: Probed) -> Weighed | Untest
     threshold=PERFECT,
     published="below",
     on="linear",
+    of=(END_TO_END,),
 )
 def linear_probes_find_the_last_sum_in_model_e(errors: Probed) -> Weighed | Untestable:
     """In Model E a linear probe tells c perfectly."""
@@ -102,7 +109,7 @@ def linear_probes_find_the_last_sum_in_model_e(errors: Probed) -> Weighed | Unte
     return Weighed(sums[-1][1], errors.against(sums[-1][1], PERFECT))
 
 
-@claim(PAPER, statistic=HIGHEST.format("E"), threshold=PERFECT, published="below", on="mlp")
+@claim(PAPER, statistic=HIGHEST.format("E"), threshold=PERFECT, published="below", on="mlp", of=(END_TO_END,))
 def mlp_probes_find_all_sums_in_model_e(errors: Probed) -> Weighed | Untestable:
     """In Model E a 2-layer MLP tells c1, c2 and c perfectly."""
     return _all_found(errors, END_TO_END)

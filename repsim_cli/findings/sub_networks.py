@@ -185,7 +185,7 @@ def clustered(layers: OfModel | None, options: SubNetworks, given: Labels | None
     return Clustered(count, *(() if given is None else (layers.as_given["spectral"].tolist(), given.tolist())))
 
 
-@claim("Gao et al. 2024, section 5.1", statistic="spectral clusters of Model L", threshold=3.0)
+@claim("Gao et al. 2024, section 5.1", statistic="spectral clusters of Model L", threshold=3.0, of=(BY_BLOCK,))
 def layer_wise_training_gives_three_groups(model: Clustered) -> Fact | Untestable:
     """Model L has predominantly 3 groupings of layers, as many as functions trained."""
     if model.count is None:
@@ -200,6 +200,7 @@ def layer_wise_training_gives_three_groups(model: Clustered) -> Fact | Untestabl
     "Gao et al. 2024, section 5.1",
     statistic="adjusted Rand index of three spectral clusters of Model L and the published groups",
     threshold=0.5,
+    of=(BY_BLOCK,),
 )
 def layer_wise_groups_are_the_published(model: Clustered) -> Weighed | Untestable:
     """In Model L layers 20 to 44 and 52 to 72, 12 to 19 and 45 to 51, and the rest."""

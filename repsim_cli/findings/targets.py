@@ -94,6 +94,7 @@ def tables(every: Mapping[str, Mapping[str, Near]]) -> dict[str, Table]:
     statistic="rank of resid_post@0 of Model L by distance to c1",
     threshold=1.0,
     published="below",
+    of=(BY_BLOCK,),
 )
 def c1_is_nearest_to_the_first_block(model: Near) -> Weighed | Untestable:
     """Of all representations of Model L, the output of block 1 is the nearest to c1."""
@@ -105,6 +106,7 @@ def c1_is_nearest_to_the_first_block(model: Near) -> Weighed | Untestable:
     statistic="rank of resid_post@1 of Model L by distance to c2",
     threshold=1.0,
     published="below",
+    of=(BY_BLOCK,),
 )
 def c2_is_nearest_to_the_second_block(model: Near) -> Weighed | Untestable:
     """Of all representations of Model L, the output of block 2 is the nearest to c2."""
@@ -116,6 +118,7 @@ def c2_is_nearest_to_the_second_block(model: Near) -> Weighed | Untestable:
     statistic="rank by distance to c3 of the further one of resid_post@1 and resid_post@2",
     threshold=9.0,
     published="below",
+    of=(BY_BLOCK,),
 )
 def c_is_near_the_last_blocks(model: Near) -> Weighed | Untestable:
     """Nearest to c in Model L are the outputs of blocks 2 and 3, and 7 others as near."""

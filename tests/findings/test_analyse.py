@@ -10,8 +10,10 @@ from recorded import recorded
 
 from repsim_cli import registry, results
 from repsim_cli.cli.claims import table
+from repsim_cli.content import BY_BLOCK, END_TO_END, Results
 from repsim_cli.errors import BadInput, Degenerate
-from repsim_cli.findings.analyse import analyse, card_of
+from repsim_cli.findings.analyse import analyse, card_of, noted
+from repsim_cli.findings.analysis import Finished
 from repsim_cli.findings.claims import known
 
 SMALL = (
@@ -195,3 +197,15 @@ def test_the_overview_of_the_demo_is_few_figures(repsim, newest):
     assert files == {f"{name}.{kind}" for name in names for kind in ("png", "svg")}
     drawn = repsim("plot", newest(), "--all")[1].splitlines()
     assert len(drawn) == 2 * 2 * (2 + 10) + 2  # values, errors, every pair of four models; diagnostics
+
+
+def test_a_verdict_names_the_models_it_rests_on_that_fall_short(tmp_path):
+    of = {"e": END_TO_END, "l": BY_BLOCK, "other": ""}
+    facts = {
+        label: {"kind": "live", "family": "", "layers": [], "widths": [], "training": x} for label, x in of.items()
+    }
+    manifest = {"facts": facts, "short": {"e": "93.8 %", "other": "50 %"}}
+    run = Finished(folder=tmp_path, manifest=manifest, results=Results(study="similarity"))
+    claims = known(["c1_is_nearest_to_the_first_block", "layer_wise_distances_are_larger", "early_layers_agree"])
+    verdicts = noted([claim.untestable("gw", "no layers") for claim in claims], run, claims)
+    assert [x.why for x in verdicts] == ["no layers", "no layers; e: 93.8 %", "no layers; e: 93.8 %; other: 50 %"]
