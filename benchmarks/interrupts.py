@@ -28,7 +28,11 @@ STUDIES = {
     "similarity": kills.WORDS[1:],
     "gromov_wasserstein": [*SMALL, *GROMOV, "extract.rows=700", "hardware.processes=2"],
     "probes": ["experiment=tiny/modsum_probes", "hardware.processes=2"],
-    "fine-tuning": ["experiment=tiny/finetune_nli", "model.tiny_nli.seeds=[0,1,2]", "model.tiny_nli.shared.steps=200"],
+    "fine-tuning": [
+        "experiment=tiny/finetune_nli",
+        "model.tiny_nli.seeds=[0,1,2]",
+        "model.tiny_nli.shared.recipe.steps=200",
+    ],
     "sweep": ["-m", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "seed=0,1,2", *kills.WORDS[2:]],
 }
 SIGNALS = {"INT": True, "TERM": False, "HUP": True, "KILL": False}  # whether all processes of the run get it

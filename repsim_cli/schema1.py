@@ -336,9 +336,10 @@ def _model(entry: Any) -> Any:
         return entry
     shared = {key.removeprefix(SHARED): value for key, value in entry.items() if key.startswith(SHARED)}
     others = {key: value for key, value in entry.items() if not key.startswith(SHARED)}
+    moved = _with_recipe(others, BESIDE[entry["kind"]])
     if others.get("shared") is not None:
-        others["shared"] = {"data": others["shared"], **shared}
-    return _with_recipe(others, BESIDE[entry["kind"]])
+        moved["shared"] = {"data": others["shared"], "recipe": {**moved["recipe"], **shared}}
+    return moved
 
 
 def _with_recipe(settings: Fields, beside: Collection[str]) -> Fields:

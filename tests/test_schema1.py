@@ -139,7 +139,7 @@ NEW_MODELS = {
     "f": {
         "kind": "finetuned",
         "config": {},
-        "shared": {"data": {"kind": "x"}, "steps": 5},
+        "shared": {"data": {"kind": "x"}, "recipe": {"clip": 1.0, "steps": 5}},
         "seeds": [0],
         "recipe": {"clip": 1.0},
     },

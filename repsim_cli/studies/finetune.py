@@ -8,7 +8,7 @@ from repsim_cli.errors import BadInput
 from repsim_cli.models.source import AnySource, Source
 from repsim_cli.registry import studies
 from repsim_cli.results import Run
-from repsim_cli.training.finetuned import RECORD
+from repsim_cli.training.encoder import RECORD
 from repsim_cli.training.trained import kept
 
 

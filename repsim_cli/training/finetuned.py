@@ -1,12 +1,10 @@
 """Classifiers trained from an encoder and labelled text when they are first needed: a family with a model per seed."""
 
 import functools
-import hashlib
-import json
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import asdict, astuple, dataclass, replace
+from dataclasses import asdict, astuple, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,6 +15,7 @@ from torch import Tensor, nn
 from repsim_cli.data.base import Data, Sequences, draw
 from repsim_cli.data.labelled import Examples
 from repsim_cli.data.labels import scoring
+from repsim_cli.data.packing import Text
 from repsim_cli.errors import BadInput
 from repsim_cli.models.series import METRICS, read_metrics
 from repsim_cli.models.source import Checkpoint, Family, Series, Source
@@ -37,8 +36,17 @@ from repsim_cli.models.transformers import (
 from repsim_cli.planning import check_device, is_dry
 from repsim_cli.registry import models
 from repsim_cli.results import STATE, Progress, dumps, write
-from repsim_cli.settings import Above0, NotNegative, Positive, Seed
+from repsim_cli.settings import NotNegative, Seed
 from repsim_cli.training.blocks import first_blocks, freeze_blocks, frozen
+from repsim_cli.training.encoder import (
+    RECORD,
+    SHARED_SEED,
+    SharedEncoder,
+    check_length,
+    digest,
+    masked_language_model,
+    words_of,
+)
 from repsim_cli.training.finetune import (
     CODE,
     FineTuneRecipe,
@@ -52,28 +60,11 @@ from repsim_cli.training.finetune import (
     word_tokenizer,
 )
 from repsim_cli.training.loop import nothing
+from repsim_cli.training.masked import marked_tokenizer
 from repsim_cli.training.sparse import achieved, blocks_of
 from repsim_cli.training.trained import Metrics, Trained
 
-# beside the weights: seed, recipe, loss by step, CPU seconds, how many examples evaluate it, of sparse ones each block
-RECORD = "training.json"
-SHARED_SEED = 2**32 - 1  # the highest seed; no model may use it, so that none shares the head of this training
 SEEN = 1000  # examples of the training loss of a checkpoint
-
-
-@dataclass(frozen=True, kw_only=True)
-class SharedEncoder:
-    """How the encoder that all seeds start from is trained, under a seed of its own.
-
-    data: the labelled examples to train on.
-    steps: how many steps of training.
-    learning_rate: the largest rate, after the warm-up. Everything else is as in `recipe`, but all weights train and
-        none is removed.
-    """
-
-    data: Data
-    steps: Positive = 1000
-    learning_rate: Above0 = 1e-3
 
 
 @models.register("finetuned")
@@ -103,7 +94,8 @@ def finetuned(
     path: a folder with a pretrained encoder and its tokenizer.
     hub: the hub id of a pretrained encoder.
     revision: a branch, tag or commit of the hub id; null: its main branch.
-    tokenizer: with `config`, a folder or hub id; null: one of the config.vocab_size most frequent words of `train`.
+    tokenizer: with `config`, a folder, a hub id or the shipped word_pieces (texts become [CLS] a [SEP] b [SEP]); null:
+        one of the config.vocab_size most frequent words of `train`.
     shared: with `config`, how the encoder that all seeds start from is trained; null: random weights under each seed.
     blocks: the encoder is cut to so many blocks, from the first, before it is trained; 0: to its embeddings; null: it
         is not.
@@ -129,7 +121,13 @@ def finetuned(
                 raise BadInput(f"{key}: a pretrained encoder has its own, got '{given}'; drop it, or give config")
     if len(set(seeds)) < len(seeds) or min(seeds) < 0 or max(seeds) >= SHARED_SEED:
         raise BadInput(f"seeds: not distinct numbers from 0 to {SHARED_SEED - 1}, got {seeds}; name each seed once")
-    data = {"shared": shared and shared.data, "train": train, "evaluate": evaluate, "hans": hans}
+    text = shared.data if shared is not None and isinstance(shared.data, Text) else None
+    data = {
+        "shared": shared.data if shared and text is None else None,
+        "train": train,
+        "evaluate": evaluate,
+        "hans": hans,
+    }
     sets = {name: _labelled(name, entry) for name, entry in data.items() if entry is not None}
     labels = sets["train"].names
     scored = {name: scoring(labels, sets[name].names, name) for name in ("evaluate", "hans") if name in sets}
@@ -144,23 +142,27 @@ def finetuned(
         if encoder is not None:
             return tokenizer_of(encoder.where, revision)
         if tokenizer is not None:
-            return tokenizer_of(tokenizer)
+            return marked_tokenizer(tokenizer)
         texts = (text for example in examples["train"]()[0] for text in example.texts)
         return word_tokenizer(texts, settings.vocab_size, recipe.length)
 
+    if text is not None:
+        words_of(plain, tokenizer)
+    recipes = {"recipe": recipe, **({} if shared is None else {"shared.recipe": shared.recipe})}
     if is_dry():  # a model from the cache needs no such device, wherever it was trained
-        check_device("recipe.device", recipe.device)
+        for key, own in recipes.items():
+            check_device(f"{key}.device", own.device)
     bare = source(settings, tokens, lambda eager: nn.Module(), dict, None)
     if recipe.sparsity is not None:
         blocks_of(settings, bare.skeleton)
-    if bare.context is not None and recipe.length > bare.context:
-        raise BadInput(f"recipe.length: longer than the encoder's context, got {recipe.length}; at most {bare.context}")
-
+    for key, own in recipes.items():
+        check_length(f"{key}.length", own, bare)
     is_frozen = frozen(bare, recipe.freeze) if recipe.freeze is not None else None
 
     @functools.cache
     def sequences(name: str) -> Sequences:
-        encoded = all_sequences(sets[name], tokens(), recipe.length)
+        length = shared.recipe.length if shared is not None and name == "shared" else recipe.length
+        encoded = all_sequences(sets[name], tokens(), length)
         if encoded.labels is None:
             raise BadInput(f"{name}: a classifier needs a label per example, got none in {sets[name].source}; add them")
         return encoded
@@ -212,14 +214,13 @@ def finetuned(
         """The encoder that all seeds start from, where it is trained here."""
         if shared is None:
             return None
-        shape = labelled_config(plain, sets["shared"].names)
-        its_recipe = replace(
-            recipe, steps=shared.steps, learning_rate=shared.learning_rate, sparsity=None, freeze=None, save=None
-        )
+        if text is not None:
+            return masked_language_model(plain, tokens(), text, shared.recipe)
+        shape, its_recipe = labelled_config(plain, sets["shared"].names), FineTuneRecipe(**vars(shared.recipe))
 
         def train(folder: Path, scratch: Path, progress: Progress) -> Metrics:
-            check_device("recipe.device", recipe.device)
-            model = classifier(shape, None, revision, SHARED_SEED).to(recipe.device)
+            check_device("shared.recipe.device", its_recipe.device)
+            model = classifier(shape, None, revision, SHARED_SEED).to(its_recipe.device)
             fit(model, "shared", its_recipe, SHARED_SEED, folder, scratch, progress)
             return {}
 
@@ -316,7 +317,3 @@ def _labelled(name: str, data: Data) -> Examples:
     if not isinstance(data, Examples):
         raise BadInput(f"{name}: a classifier needs labelled examples, got {data.source}; e.g. {{kind: mnli, ...}}")
     return data
-
-
-def digest(content: Any) -> str:
-    return hashlib.sha256(json.dumps(content).encode()).hexdigest()

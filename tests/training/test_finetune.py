@@ -21,7 +21,7 @@ from repsim_cli.training.sparse import Sparsity
 # the shipped entry with two seeds and next to no training
 TINY_FINETUNED = [
     "model.tiny_nli.seeds=[0,1]",
-    "model.tiny_nli.shared.steps=3",
+    "model.tiny_nli.shared.recipe.steps=3",
     "model.tiny_nli.recipe.steps=4",
     "model.tiny_nli.recipe.warm_up=1",
     "model.tiny_nli.shared.data.examples=60",

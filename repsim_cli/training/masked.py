@@ -1,0 +1,134 @@
+"""Masked language modelling (Devlin et al. 2019, section 3.1): an encoder learns to predict hidden tokens of a text."""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor, nn
+
+from repsim_cli.data.packing import Text, pack
+from repsim_cli.errors import BadInput
+from repsim_cli.models.transformers import library, tokenizer_of
+from repsim_cli.results import Progress, quiet
+from repsim_cli.training.finetune import EncoderRecipe, train_on
+from repsim_cli.training.trained import Metrics
+
+HIDDEN = 0.15  # of the tokens are predicted
+MASKED, REPLACED = 0.8, 0.1  # of these are [MASK], or a random token; the others stay
+EVERYTHING = 1 << 30
+HELD_OUT = 20  # every so many sequences
+
+
+def marked_tokenizer(where: str) -> Any:
+    """The tokenizer. One that has [CLS] and [SEP] gets a [MASK], and texts become [CLS] a [SEP] b [SEP], with token
+    types 0 and 1, where it does not do that."""
+    from tokenizers import processors
+
+    tokenizer = tokenizer_of(where)
+    cls, sep = tokenizer.cls_token, tokenizer.sep_token
+    if cls is None or sep is None or not tokenizer.is_fast:
+        return tokenizer
+    if tokenizer.mask_token is None:
+        tokenizer.add_special_tokens({"mask_token": "[MASK]"})
+    if tokenizer("a", "a").input_ids.count(tokenizer.sep_token_id) < 2:
+        tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+            single=f"{cls} $A {sep}",
+            pair=f"{cls} $A {sep} $B:1 {sep}:1",
+            special_tokens=[(cls, tokenizer.cls_token_id), (sep, tokenizer.sep_token_id)],
+        )
+        tokenizer.model_input_names = ["input_ids", "token_type_ids", "attention_mask"]
+    return tokenizer
+
+
+class Masked(NamedTuple):
+    """Sequences [CLS] ... [SEP] of a text: those to be trained on, and every twentieth, held out."""
+
+    seen: Int[np.ndarray, "N L"]
+    held_out: Int[np.ndarray, "M L"]
+
+
+def sequences_of(text: Text, tokenizer: Any, length: int) -> Masked:
+    settings = {"sequences": EVERYTHING, "pool": EVERYTHING, "separator": "sep", "seed": 0}
+    made = pack(text, tokenizer, length=length - 2, **settings)
+    whole = np.pad(made.ids[made.mask.all(1)], ((0, 0), (1, 1)))
+    if len(whole) < 2:
+        raise BadInput(f"data: too little text to train on, got {len(whole)} sequences of {length}; give more")
+    whole[:, 0], whole[:, -1] = tokenizer.cls_token_id, tokenizer.sep_token_id
+    return Masked(whole[[i for i in range(len(whole)) if i % HELD_OUT]], whole[::HELD_OUT])
+
+
+def hidden(
+    ids: Int[np.ndarray, "b L"], tokenizer: Any, draw: np.random.Generator
+) -> tuple[Int[np.ndarray, "b L"], Bool[np.ndarray, "b L"]]:
+    """The tokens as the model reads them, and which of them it has to predict: 15 % of those that are not special."""
+    chosen = (draw.random(ids.shape) < HIDDEN) & ~np.isin(ids, tokenizer.all_special_ids)
+    how = draw.random(ids.shape)
+    others = draw.integers(len(tokenizer), size=ids.shape)
+    read = np.where(how < MASKED, tokenizer.mask_token_id, np.where(how < MASKED + REPLACED, others, ids))
+    return np.where(chosen, read, ids), chosen
+
+
+def masked_encoder(config: Any, seed: int) -> Any:
+    """An encoder with random weights and a head for masked tokens. Raises BadInput where the type has no such head."""
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return library().AutoModelForMaskedLM.from_config(config, dtype=torch.float32)
+    except ValueError as error:
+        raise BadInput(
+            f"config: it cannot predict masked tokens, got model_type {config.model_type}; use e.g. bert"
+        ) from error
+
+
+def train_masked(
+    model: Any,
+    text: Masked,
+    tokenizer: Any,
+    recipe: EncoderRecipe,
+    *,
+    seed: int,
+    state: Path | None = None,
+    progress: Progress = quiet,
+) -> tuple[dict[int, float], Metrics]:
+    """Trains in place; returns the loss by step as `train_on`, and the metrics of held-out text (see `scores`)."""
+
+    def loss(numbers: Int[np.ndarray, " b"], draw: np.random.Generator) -> Tensor:
+        logits, wanted = _predicted(model, text.seen[numbers], tokenizer, draw, recipe.device)
+        return nn.functional.cross_entropy(logits, wanted)
+
+    losses = train_on(model, len(text.seen), recipe, loss, seed=seed, state=state, progress=progress)
+    return losses, scores(model, text, tokenizer, recipe)
+
+
+def _predicted(
+    model: Any, ids: Int[np.ndarray, "b L"], tokenizer: Any, draw: np.random.Generator, device: str
+) -> tuple[Tensor, Tensor]:
+    """The logits at the hidden places, (places, vocabulary), and the tokens that stood there."""
+    read, chosen = hidden(ids, tokenizer, draw)
+    inputs, places, wanted = (torch.from_numpy(x).to(device) for x in (read, chosen, ids))
+    return model(input_ids=inputs.long()).logits[places], wanted[places].long()
+
+
+@torch.inference_mode()
+def scores(model: Any, text: Masked, tokenizer: Any, recipe: EncoderRecipe) -> Metrics:
+    """Of hidden tokens of the held-out text: masked_loss (nats) and masked_accuracy; unigram_loss and unigram_accuracy
+    of the frequencies of tokens in the text that was trained on, each counted once more."""
+    model.eval()
+    draw, parts = np.random.default_rng(0), []
+    for start in range(0, len(text.held_out), recipe.batch_size):
+        some = text.held_out[start : start + recipe.batch_size]
+        logits, wanted = _predicted(model, some, tokenizer, draw, recipe.device)
+        loss = nn.functional.cross_entropy(logits, wanted, reduction="none")
+        parts.append(torch.stack([loss, (logits.argmax(-1) == wanted).float(), wanted.float()]).cpu())
+    loss, right, tokens = torch.cat(parts, 1).double().numpy()
+    ordinary = text.seen[~np.isin(text.seen, tokenizer.all_special_ids)]
+    counts = np.bincount(ordinary, minlength=len(tokenizer)) + 1
+    expected = tokens.astype(int)
+    return {
+        "masked_loss": float(loss.mean()),
+        "masked_accuracy": float(right.mean()),
+        "unigram_loss": float(-np.log(counts / counts.sum())[expected].mean()),
+        "unigram_accuracy": float((expected == counts.argmax()).mean()),
+    }
