@@ -26,6 +26,7 @@ ROWS_SHARE, PARTICIPATION = "share of variance in the largest 1 % of rows", "par
 NORMS = [*(f"norm at place {place}" for place in range(PLACES)), "norm elsewhere"]
 DIAGNOSED = ["model", "layer", "rows", "features", FEATURE, FEATURE_SHARE, ROWS_SHARE, PARTICIPATION, *NORMS]
 
+FEATURE_MAPS = "feature maps"  # the kind of a matrix of them: a row per image, a layer after the other
 REMEDY = "remedy"  # the kind of a matrix under one, of the measure and remedy that its `about` names
 # the table of features that are left out
 LEFT_OUT = "features left out"

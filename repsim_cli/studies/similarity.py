@@ -34,6 +34,7 @@ from repsim_cli.studies.checks import (
     warn_of_few_rows,
 )
 from repsim_cli.studies.cost import forward_time, moments_time, pairs_time, times
+from repsim_cli.studies.feature_maps import check_feature_maps, kept_maps
 from repsim_cli.studies.grouped import chosen, listed, of_groups
 from repsim_cli.studies.matrices import Clusters, Matrices, clusters_of, matrices_of, records
 from repsim_cli.studies.robustness import REMEDIES, under_remedies
@@ -50,6 +51,7 @@ class Similarity:
     within: compare only layers of the same model, and all layers with those of `targets`.
     targets: the label of known functions of the input (kind: modular_targets or precomputed); null: none.
     robustness: measure the map under each remedy too; the analysis of that name sets it.
+    feature_maps: keep the feature maps of an image of each class; the analysis of that name sets it.
     Example: repsim run study=similarity model=[] +model.mine='{kind: transformers, path: DIR}' +model.other='{kind:
         transformers, path: DIR}' data=local_text data.path=FILE
     """
@@ -73,6 +75,7 @@ class Similarity:
         within: bool = False,
         targets: str | None = None,
         robustness: bool = False,
+        feature_maps: bool = False,
     ):
         if not model:
             raise BadInput("model: no model is selected, got none; e.g. model=[tiny_a,tiny_b]")
@@ -83,9 +86,12 @@ class Similarity:
         self.extract, self.significance, self.hardware = extract, significance, hardware
         self.seed, self.cache = seed, cache
         self.base, self.within, self.targets, self.robustness = base, within, targets, robustness
+        self.feature_maps = feature_maps
         self._take(of_groups(model, self.members))
         check_modality(self.live, data)
         check_groups(self.groups, self.models, self.readings)
+        if feature_maps:
+            check_feature_maps(self.readings)
         self.skip_unsuitable = skip_unsuitable
         self.measures, self.skipped = suitable(measure, self._check_measure, skip_unsuitable)
         check_targets(targets, self.models)
@@ -225,12 +231,15 @@ class Similarity:
             wanted=self.wanted(),
             side=self.side(),
         )
-        under = {}
+        further = {}
         if self.robustness:
             with run.stage("remedies"):
-                under = under_remedies(run, self, sequences)
+                further |= under_remedies(run, self, sequences)
+        if self.feature_maps:
+            with run.stage("feature maps"):
+                further |= kept_maps(run, self, sequences)
         with run.stage("results"):
-            return replace(self._results(run, matrices, trading, tables), matrices=under)
+            return replace(self._results(run, matrices, trading, tables), matrices=further)
 
     def _trading(self, run: Run, clusters: Clusters) -> Segments | None:
         """The rows that permutations move. Raises BadInput where they are too few for a measure."""

@@ -26,6 +26,7 @@ from repsim_cli.findings.evidence import (
     orders,
     thirds,
 )
+from repsim_cli.findings.feature_maps import PUBLISHED, Network
 from repsim_cli.findings.groups import Depths
 from repsim_cli.findings.maps import Map, best_of
 from repsim_cli.findings.modular_layers import Layers
@@ -320,6 +321,38 @@ def at_attention(sign, rng):
     return layers(one_sum=values)
 
 
+# the layers of a ResNet9
+
+RESNET = [
+    f"{kind}@{block}" for block in range(8) for kind in ("conv", "norm", "relu", *["pool"] * (block in (4, 7)))
+] + ["linear@8"]
+
+
+def resnet(rng, groups=None, steps=None, level=1.0, names=RESNET):
+    """Distances between the layers, larger between groups, or at some steps."""
+    size = len(names)
+    values = level + symmetric(rng, size, 0.1)
+    if groups is not None:
+        number = np.arange(size) * groups // size
+        values += 2 * (number[:, None] != number)
+    if steps is not None:
+        values[np.arange(size - 1), np.arange(1, size)] += steps
+    return Network(names, apart(values))
+
+
+def resnet_groups(trained, random) -> Make:
+    """trained, random: how many groups the layers of each model are in, by the sign; None: in none."""
+    return lambda sign, rng: tuple(resnet(rng, groups[sign], names=RESNET[::2]) for groups in (trained, random))
+
+
+def separated(sign, rng):
+    return resnet(rng, level=2 + sign), resnet(rng, level=2)
+
+
+def published_steps(sign, rng):
+    return resnet(rng, steps=sign * np.isin(RESNET[1:], PUBLISHED)), None
+
+
 # training curves of five sizes
 
 
@@ -562,6 +595,10 @@ TABLE: dict[str, Make] = {
     "layer_wise_distances_are_larger": larger,
     "training_changes_the_pattern": patterns,
     "attention_makes_the_first_differences": at_attention,
+    "trained_resnet_has_three_or_four_sub_networks": resnet_groups({1: 3, -1: 5, 0: None}, {1: 3, -1: 3, 0: 3}),
+    "random_resnet_has_no_sub_networks": resnet_groups({1: 3, -1: 3, 0: None}, {1: None, -1: 3, 0: None}),
+    "training_separates_the_layers": separated,
+    "trained_resnet_changes_at_the_published_layers": published_steps,
     "larger_models_converge_earlier": curves("cka to last", lambda size, layer: 0.1 * size),
     "earlier_layers_converge_faster": curves("cka to last", lambda size, layer: -0.1 * layer),
     "larger_models_have_larger_parameter_rank": all_along("parameters"),
