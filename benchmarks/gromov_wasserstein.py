@@ -25,11 +25,11 @@ from threadpoolctl import threadpool_limits
 
 from repsim_cli.activations.rows import batches, blocks, readings
 from repsim_cli.cli.configs import conf_dir, entries
+from repsim_cli.config import bind_model
 from repsim_cli.data.modular import modular_pairs
 from repsim_cli.measures import assignment
 from repsim_cli.measures.gromov import Space, best_gromov, in_one_order, lower_bounds, space
 from repsim_cli.models.source import Precomputed
-from repsim_cli.registry import models
 from repsim_cli.settings import Extract, Hardware
 
 PAIRS = 16
@@ -42,12 +42,12 @@ def layers(n: int, model: str = "modsum_l") -> dict[str, torch.Tensor]:
     """The representations (n, d) of an entry of conf/models.yaml, by layer."""
     entry = dict(entries("model")[model])
     extract = Extract(**{**yaml.safe_load((conf_dir() / "extract" / "modsum.yaml").read_text()), "rows": n})
-    source = models.get(entry.pop("kind")).function(**entry)
+    source = bind_model(model, entry)
     found, hardware = readings({model: source}, extract), Hardware(batch_size=512)
     if isinstance(source, Precomputed):
         stream, total = blocks(found, {}, {}, {}, extract, hardware, iter), source.rows
     else:
-        sequences = modular_pairs(numbers=entry["moduli"][0]).sequences(source.tokenizer(), extract, 0)
+        sequences = modular_pairs(numbers=entry["recipe"]["moduli"][0]).sequences(source.tokenizer(), extract, 0)
         modules, total = {model: source.load(False)}, len(sequences.inputs)
         stream = blocks(found, modules, {}, {model: sequences}, extract, hardware, iter)
     (rows,) = batches(stream, extract, total, 0)

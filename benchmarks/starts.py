@@ -1,60 +1,95 @@
-"""How far Gromov-Wasserstein's default, the better of two starts, is above the best of twelve.
+"""Gromov-Wasserstein's default against plain descents: the better of two starts, and the best of twelve.
 
-    python benchmarks/starts.py [ROWS]        by default 400
+    python benchmarks/starts.py [ROWS [PAIRS]]        by default 400 200
 
-Layers of Model L of the modular sums (see gromov_wasserstein.py): 100 pairs drawn at random, and every layer with each
-known function (c1, c2, c; one-hot). Twelve starts are the default's two and ten drawn permutations.
+Pairs of layers of the same model among Models L, E and 0 of the modular sums and the known functions (c1, c2, c;
+one-hot), the pairs of the experiment modsum_gw (see gromov_wasserstein.py), in an order drawn under seed 0; then every
+layer of Model L with each known function. The two starts are the rows' own pairing and POT's, the twelve these and ten
+drawn permutations. A line is printed for every 20 pairs, for all so far. Seconds are CPU seconds of one thread, the
+mean over pairs.
 """
 
+import itertools
 import sys
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from gromov_wasserstein import layers
+from gromov_wasserstein import layers, timed
 from threadpoolctl import threadpool_limits
 
 from repsim_cli.measures.gromov import Space, best_gromov, space
 
-PAIRS, DRAWN = 100, 10
+DRAWN = 10
+MODELS = ("modsum_l", "modsum_e", "modsum_0")
 
 
-def excess(a: Space, b: Space) -> tuple[float, float]:
-    """The default's objective, and the least of twelve starts."""
-    default = best_gromov(a, b, start="best", restarts=0, seed=0).value
-    return default, best_gromov(a, b, start="best", restarts=DRAWN, seed=0).value
+class Solvers(NamedTuple):
+    """(CPU seconds, objective) by each."""
+
+    default: tuple[float, float]
+    pot: tuple[float, float]
+    two: tuple[float, float]
+    twelve: tuple[float, float]
 
 
-def described(what: str, found: list[tuple[float, float]]) -> None:
-    default, best = np.array(found).T
-    above = 100 * (default / np.where(best > 0, best, 1) - 1)
-    print(
-        f"| {what} | {len(found)} | {above.mean():.1f} % | {np.quantile(above, 0.9):.1f} % | {above.max():.1f} % | "
-        f"{100 * (above > 0.1).mean():.0f} % |",
-        flush=True,
-    )
+def solved(a: Space, b: Space) -> Solvers:
+    def of(start: str, restarts: int = 0) -> tuple[float, float]:
+        return timed(lambda: best_gromov(a, b, start=start, restarts=restarts, seed=0).value)  # type: ignore[arg-type]
+
+    def better(*found: tuple[float, float]) -> tuple[float, float]:
+        seconds, values = zip(*found, strict=True)
+        return sum(seconds), min(values)
+
+    pot, identity = of("pot"), of("identity", DRAWN)
+    alone = of("identity")
+    return Solvers(of("best"), pot, better(pot, alone), better(pot, identity))
+
+
+def described(what: str, found: list[Solvers]) -> None:
+    seconds, values = np.array(found).transpose(2, 1, 0)
+    default, pot, two, twelve = np.where(values > 1e-12, values, 1e-12)
+    cells = [what, str(len(found))]
+    for other in (two, twelve):
+        cells += [f"{default.mean() / other.mean():.4f}", f"{(default / other).mean():.4f}"]
+    cells += [f"{(twelve / two).mean():.4f}", f"{(default / two).max():.3f}"]
+    cells += [f"{100 * (default > pot * (1 + 1e-9)).mean():.1f} %", f"{(default / pot).max():.4f}"]
+    cells += [f"{seconds[k].mean():.3f}" for k in (0, 2, 3)]
+    print("| " + " | ".join(cells) + " |", flush=True)
 
 
 def main() -> None:
-    n = int(sys.argv[1]) if len(sys.argv) > 1 else 400
+    n, count = [int(word) for word in sys.argv[1:]] + [400, 200][len(sys.argv) - 1 :]
     torch.set_num_threads(1)
     with threadpool_limits(1):
-        found, targets = layers(n, "modsum_l"), layers(n, "modsum_targets")
-        spaces = {name: space(x, cost_scale="mean") for name, x in found.items()}
-        names, draw = list(spaces), np.random.default_rng(0)
-        drawn = [draw.choice(len(names), 2, replace=False) for _ in range(PAIRS)]
-        print("| pairs | number | mean excess | 90 % | largest | above by more than 0.1 % |")
-        print("| --- | --- | --- | --- | --- | --- |")
-        described("drawn at random", [excess(spaces[names[i]], spaces[names[j]]) for i, j in drawn])
+        of = partial(space, cost_scale="mean")
+        targets = {name: of(x) for name, x in layers(n, "modsum_targets").items()}
+        models = {model: {name: of(x) for name, x in layers(n, model).items()} for model in MODELS}
+        solved(*list(targets.values())[:2])  # compiles
+        pairs = [pair for found in models.values() for pair in itertools.combinations(found.values(), 2)]
+        pairs += [pair for found in models.values() for pair in itertools.product(targets.values(), found.values())]
+        drawn = np.random.default_rng(0).choice(len(pairs), count, replace=False)
+        print(
+            "| pairs | number | default / two: of means | mean | default / twelve: of means | mean | twelve / two | "
+            "largest default / two | above POT | largest | seconds: default | two | twelve |"
+        )
+        print("| --- " * 13 + "|")
+        found = []
+        for k in drawn:
+            found.append(solved(*pairs[k]))
+            if len(found) % 20 == 0:
+                described("of the study", found)
         closest = []
-        for target, x in targets.items():
-            values = [excess(space(x, cost_scale="mean"), one) for one in spaces.values()]
+        for target, known in targets.items():
+            names = list(models["modsum_l"])
+            values = [solved(known, one) for one in models["modsum_l"].values()]
             described(f"{target} with every layer", values)
-            two, twelve = (int(np.argmin([value[k] for value in values])) for k in (0, 1))
-            closest.append(
-                f"| {target} | {names[two]}, {values[two][0]:.4f} | {names[twelve]}, {values[twelve][1]:.4f} |"
-            )
-        print("\n| function | closest layer of two starts | of twelve |\n| --- | --- | --- |")
-        print("\n".join(closest))
+            nearest = [min(range(len(values)), key=lambda i, k=k: values[i][k][1]) for k in (2, 3, 0)]
+            cells = [f"{names[i]}, {values[i][k][1]:.4f}" for i, k in zip(nearest, (2, 3, 0), strict=True)]
+            closest.append([target, *cells])
+        print("\n| function | closest layer of two starts | of twelve | by default |\n| --- | --- | --- | --- |")
+        print("\n".join("| " + " | ".join(cells) + " |" for cells in closest))
 
 
 if __name__ == "__main__":

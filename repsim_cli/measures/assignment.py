@@ -14,6 +14,8 @@ PIVOTS = 100_000_000  # of the network simplex
 WIDTHS = np.array([0.1, 0.03, 0.01, 0.003, 0.001, 0.0003])
 LEFT_OUT = {0.05: 6, 0.2: 5, 0.7: 2}  # how many widths are skipped if less than this share of the rows moved before
 TIE = 1e-13  # of the size of the costs: cells that differ by rounding alone
+# the same of either precision, and what is larger than all costs
+TIES = {"float64": (TIE, 1e300), "float32": (1e-6, 1e30)}
 
 log = logging.getLogger("repsim")
 
@@ -54,7 +56,8 @@ def assign(
     if len(widths):
         start = fast.near_prices(cost, start, widths)
     guess = np.arange(len(cost)) if last is None else last
-    return fast.augment(cost, start, guess, TIE * float(np.abs(cost[0]).max()))
+    number, (tie, far) = cost.dtype.type, TIES[cost.dtype.name]
+    return fast.augment(cost, start.astype(number), guess, number(tie * np.abs(cost[0]).max()), number(far))
 
 
 def vertex(cost: Float[np.ndarray, "n m"]) -> Float[np.ndarray, "n m"]:

@@ -4,18 +4,18 @@ The problem is not convex: a value is the best of several starts, an upper bound
 coupling in float64. Both sides are ordered first, so that (x, y) and (y, x) take the same steps.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import Float
-from scipy.linalg.blas import dgemm  # type: ignore[attr-defined]
+from scipy.linalg.blas import get_blas_funcs
 from torch import Tensor
 
 from repsim_cli.errors import Degenerate
-from repsim_cli.measures.assignment import TIE, Coupling, Matched, assign, coupling_of, matching
+from repsim_cli.measures.assignment import TIE, Coupling, Matched, Prices, assign, coupling_of, matching
 from repsim_cli.measures.base import FLAT, Audit, Card, Detail, Measure, Pairwise, Slow, Solved, centred
 from repsim_cli.measures.inner import unpacked
 from repsim_cli.measures.rdm import SHAPE, packed_distances
@@ -31,6 +31,10 @@ SETTLED = 1e-12  # relative decrease at which a descent ends
 SINKHORN = 1000  # iterations for one cost
 AUDIT = 1e-9  # relative difference from POT's objective
 MANY = 0.7  # share of moved rows above which a whole product is cheaper than its update
+ROUGH, FINE = {0.8: 1e-2}, {0.8: 3e-4, 0.0: 3e-5}  # diagonals and tolerances, see `lowered`
+SAMPLED = 125  # rows of the smallest sample, which has less than twice as many
+DRAWN = 10  # permutations of its rows that are starts
+KEPT = 4  # how many of its assignments are extended
 
 
 class Space(NamedTuple):
@@ -74,9 +78,13 @@ def gromov_objective(a: Square, b: Square, coupling: Coupling) -> float:
     """The sum of (a_ik - b_jl)^2 T_ij T_kl; from differences, which do not cancel, where T is a permutation."""
     matched = matching(coupling)
     if matched is not None:
-        return float(np.mean((a - b[np.ix_(matched, matched)]) ** 2))
+        return assignment_objective(a, b, matched)
     left, right = coupling.sum(1), coupling.sum(0)
     return max(0.0, float(left @ a**2 @ left + right @ b**2 @ right - 2 * np.sum((a @ coupling @ b) * coupling)))
+
+
+def assignment_objective(a: Square, b: Square, matched: Matched) -> float:
+    return float(np.mean((a - b[np.ix_(matched, matched)]) ** 2))
 
 
 class Optimum(NamedTuple):
@@ -120,33 +128,58 @@ def _reassign(
 ) -> Optimum:
     """The descent from an assignment. Euclidean distances make the objective concave (Maron and Lipman 2018): whole
     steps are best, so that every step ends at an assignment. Otherwise the general descent continues from there."""
-    n = len(a)
-    rows, prices, share = np.arange(n), None, 1.0
-    scaled = a * (-4 * alpha / n)
-    gradient = np.ascontiguousarray(linear + scaled @ b[matched])
-    while steps < STEPS:
-        best, prices = assign(gradient, matched, prices, share)
+    for step in reassignments(matched, a, b, alpha, linear, count=STEPS - steps):
         steps += 1
-        moved = np.flatnonzero(best != matched)
-        share = len(moved) / n
-        here = [gradient[rows, columns].sum() for columns in (best, matched)]
-        if share < MANY:
-            # gradient += scaled[:, moved] @ (...), in place
-            dgemm(
-                1.0, (b[best[moved]] - b[matched[moved]]).T, scaled[moved].T, 1.0, gradient.T, trans_b=1, overwrite_c=1
-            )
-        else:
-            gradient = np.ascontiguousarray(linear + scaled @ b[best])
-        there = [gradient[rows, columns].sum() for columns in (best, matched)]
-        slope = float(here[0] - here[1]) / n
-        length, change = line_search(slope, float(there[0] - there[1]) / n / 2 - slope / 2)
+        length, change = line_search(step.slope, step.curve)
         if change >= enough:
             break
         if length < 1:
-            between = (1 - length) * coupling_of(matched) + length * coupling_of(best)
+            between = (1 - length) * coupling_of(matched) + length * coupling_of(step.matched)
             return _descend(between, a, b, alpha, linear, enough, steps)
-        matched = best
+        matched = step.matched
     return Optimum(coupling_of(matched), steps)
+
+
+class Step(NamedTuple):
+    """From an assignment to the best one for its gradient, along which the objective is slope t + curve t^2."""
+
+    matched: Matched
+    prices: Prices | None
+    slope: float
+    curve: float
+
+
+def reassignments(
+    matched: Matched,
+    a: Square,
+    b: Square,
+    alpha: float = 1.0,
+    linear: np.ndarray | float = 0.0,
+    *,
+    count: int = STEPS,
+    prices: Prices | None = None,
+) -> Iterator[Step]:
+    """Steps, each from the end of the last."""
+    n = len(a)
+    rows, share = np.arange(n), 1.0
+    scaled = a * a.dtype.type(-4 * alpha / n)
+    gradient = np.ascontiguousarray(linear + scaled @ b[matched])
+    (add_product,) = get_blas_funcs(("gemm",), (gradient,))
+    for _ in range(count):
+        best, prices = assign(gradient, matched, prices, share)
+        moved = np.flatnonzero(best != matched)
+        share = len(moved) / n
+        here = [gradient[rows, columns].sum(dtype=float) for columns in (best, matched)]
+        if share < MANY:
+            # gradient += scaled[:, moved] @ (...), in place
+            change = (b[best[moved]] - b[matched[moved]]).T
+            add_product(1.0, change, scaled[moved].T, 1.0, gradient.T, trans_b=1, overwrite_c=1)
+        else:
+            gradient = np.ascontiguousarray(linear + scaled @ b[best])
+        there = [gradient[rows, columns].sum(dtype=float) for columns in (best, matched)]
+        slope = (here[0] - here[1]) / n
+        yield Step(best, prices, slope, (there[0] - there[1]) / n / 2 - slope / 2)
+        matched = best
 
 
 def line_search(slope: float, curve: float) -> tuple[float, float]:
@@ -162,16 +195,92 @@ def mixtures(n: int, count: int, seed: int) -> Iterator[Coupling]:
         yield (coupling_of(draw.permutation(n)) + 1 / n**2) / 2
 
 
-def by_mean_distance(a: Square, b: Square) -> Coupling:
+def by_mean_distance(a: Square, b: Square) -> Matched:
     """The end of the first step from the uniform coupling: the gradient there has rank 1, so that rows are matched in
     the order of their mean distances."""
     matched = np.empty(len(a), int)
     matched[a.mean(1).argsort(kind="stable")] = b.mean(1).argsort(kind="stable")
-    return coupling_of(matched)
+    return matched
+
+
+class Trial(NamedTuple):
+    """An assignment that a start led to, its objective, and the column prices of a similar problem, if known."""
+
+    start: str
+    matched: Matched
+    value: float
+    prices: Prices | None = None
+
+
+def lowered(trial: Trial, a: Square, b: Square, diagonals: Mapping[float, float]) -> tuple[Trial, int]:
+    """The end of descents from an assignment with distances of every row to itself, and the number of steps.
+
+    An equal diagonal adds a constant to the objective of assignments, and makes it less concave between them, so that
+    the gradient predicts the objective of the next assignment better: less concave relaxations have fewer and lower
+    minima (Zaslavskiy et al. 2009). Steps are whole, in float32, and taken as long as they decrease the objective.
+
+    diagonals: the distance of a row to itself, of the mean distance, and the relative decrease at which its descent
+    ends.
+    """
+    means = [float(side.mean()) for side in (a, b)]
+    if not all(means):
+        return trial, 0  # the objective is the same for all assignments
+    left, right = ((side / mean).astype(np.float32) for side, mean in zip((a, b), means, strict=True))
+    matched, prices, steps = trial.matched, trial.prices, 0
+    for share, tolerance in diagonals.items():
+        for side in (left, right):
+            np.fill_diagonal(side, share)
+        for step in reassignments(matched, left, right, prices=prices):
+            steps += 1
+            change = (step.slope + step.curve) * means[0] * means[1]
+            if change < 0:
+                matched, prices = step.matched, step.prices
+            if change >= -tolerance * trial.value:
+                break
+    value = assignment_objective(a, b, matched)
+    return (Trial(trial.start, matched, value, prices) if value < trial.value else trial), steps
+
+
+def from_samples(a: Square, b: Square, seed: int) -> "Gromov":
+    """The best of many starts on a sample of the rows, extended to all rows.
+
+    The starts, the rows' own pairing, their mean distances and drawn permutations, are tried on the smallest sample.
+    Its best assignments match the rows of the next sample, twice as large, by their distances to the rows already
+    matched, and so on. With all rows, the mean distances are a second start, dropped after a few steps if it is worse.
+    """
+    n, steps, scale, draw = len(a), 0, float(a.mean() * b.mean()) or 1.0, np.random.default_rng(seed)
+    order = draw.permutation(n)
+
+    def ends(starts: Iterable[Trial], left: Square, right: Square, diagonals: Mapping[float, float]) -> list[Trial]:
+        """From the lowest to the highest."""
+        nonlocal steps
+        found = [lowered(start, left, right, diagonals) for start in starts]
+        steps += sum(more for _, more in found)
+        return sorted((trial for trial, _ in found), key=lambda trial: trial.value)
+
+    last, best = order[:0], list[Trial]()
+    for halved in reversed(range((n // SAMPLED).bit_length())):
+        rows = np.sort(order[: n >> halved])
+        left, right = (side[np.ix_(rows, rows)] for side in (a, b)) if halved else (a, b)
+        starts = []
+        for trial in best:
+            nearness = a[np.ix_(rows, last)] @ b[np.ix_(last[trial.matched], rows)]
+            starts.append((trial.start, *assign((-4 / len(last) / scale * nearness).astype(np.float32))))
+        if not best:
+            starts += [("identity", np.arange(len(rows)), None)]
+            starts += [("drawn_sample", draw.permutation(len(rows)), None) for _ in range(DRAWN)]
+        if not best or not halved:
+            starts += [("pot", by_mean_distance(left, right), None)]
+        trials = [Trial(name, to, assignment_objective(left, right, to), prices) for name, to, prices in starts]
+        if not halved:
+            trials = ends(trials, left, right, ROUGH)[:1]
+        best = ends(trials, left, right, FINE)[: KEPT if not last.size else 1]
+        last = rows
+    return Gromov(best[0].value, coupling_of(best[0].matched), best[0].start, steps)
 
 
 class Gromov(NamedTuple):
-    """The best local minimum: its objective, coupling (of the sides as ordered by `in_one_order`), start and steps."""
+    """The best assignment: its objective, coupling (of the sides as ordered by `in_one_order`), start and steps."""
 
     value: float
     coupling: Coupling
@@ -183,16 +292,26 @@ def best_gromov(a: Space, b: Space, *, start: GromovStart, restarts: int, seed: 
     """The least objective over the starts; steps: the sum over all of them."""
     left, right = (side.distances for side in in_one_order(a, b))
     n, minima, steps = len(left), [], 0
-    tried: list[Coupling] = []
-    if start != "pot":
-        tried.append(coupling_of(np.arange(n)))
-    if start != "identity":
-        tried.append(by_mean_distance(left, right))
-    tried += mixtures(n, restarts, seed)
-    for name, coupling in zip(starts(start, restarts), tried, strict=True):
+    tried: dict[str, Coupling] = {}
+    if start == "best" and n >= 2 * SAMPLED:
+        minima.append(from_samples(left, right, seed))
+        steps = minima[0].steps
+    else:
+        if start != "pot":
+            tried["identity"] = coupling_of(np.arange(n))
+        if start != "identity":
+            tried["pot"] = coupling_of(by_mean_distance(left, right))
+    tried |= {f"drawn_{k}": coupling for k, coupling in enumerate(mixtures(n, restarts, seed))}
+    for name, coupling in tried.items():
         end = descend(coupling, left, right)
         steps += end.steps
-        minima.append(Gromov(gromov_objective(left, right, end.coupling), end.coupling, name, steps))
+        found = Gromov(gromov_objective(left, right, end.coupling), end.coupling, name, steps)
+        matched = matching(end.coupling)
+        if start == "best" and matched is not None:
+            lower, more = lowered(Trial(name, matched, found.value), left, right, FINE)
+            steps += more
+            found = Gromov(lower.value, coupling_of(lower.matched), name, steps)
+        minima.append(found)
     return min(minima, key=lambda minimum: minimum.value)._replace(steps=steps)
 
 
@@ -204,9 +323,7 @@ def lower_bounds(a: Space, b: Space) -> tuple[float, float]:
     n = len(a.distances)
     second = 2 * float(np.sum((a.ordered - b.ordered) ** 2)) / n**2
     profiles = np.sort(a.distances, axis=1), np.sort(b.distances, axis=1)
-    squares = [np.mean(side**2, axis=1) for side in profiles]
-    cost = squares[0][:, None] + squares[1][None] - 2 / n * profiles[0] @ profiles[1].T
-    matched, _ = assign(cost)
+    matched, _ = assign(-profiles[0] @ profiles[1].T)  # the squares of a profile cost the same wherever it is matched
     return second, float(np.mean((profiles[0] - profiles[1][matched]) ** 2))
 
 
@@ -216,7 +333,7 @@ def gromov(a: Space, b: Space, *, start: GromovStart, restarts: int, seed: int) 
 
 def starts(start: GromovStart, restarts: int) -> tuple[str, ...]:
     """The names of the starts, in the order of the trials."""
-    paired = ("identity", "pot") if start == "best" else (start,)
+    paired = ("identity", "pot", "drawn_sample") if start == "best" else (start,)
     return (*paired, *(f"drawn_{k}" for k in range(restarts)))
 
 
@@ -290,7 +407,7 @@ def gromov_entropic(a: Space, b: Space, *, epsilon: float) -> float:
     raise Degenerate(f"transport: the entropic coupling did not converge, got epsilon {epsilon}; raise epsilon")
 
 
-LOCAL = "A local minimum, the best of several starts: an upper bound. "
+LOCAL = "The best of several starts: an upper bound. "
 
 
 @measures.register(
@@ -304,7 +421,7 @@ LOCAL = "A local minimum, the best of several starts: an upper bound. "
         invariant_to=SHAPE,
         minimum_rows=2,
         paired=False,
-        cost="n^2 d once per layer; per start and pair about 3 products of 2 n^3 and 10 assignments (n = 1000: 0.4 s)",
+        cost="n^2 d once per layer; per pair about 20 assignments and 5 products of 2 n^3 (n = 1000: 0.5 s)",
         source="Memoli 2011, squared loss (not its root); conditional gradient (Vayer et al. 2019)",
         note=LOCAL + "More starts are often lower. 0: equal up to rotation, offset, scale (unless cost_scale is none) "
         "and order of the rows. Equal rows have distances 0.",
@@ -323,17 +440,20 @@ def gromov_wasserstein(
     """Least mean squared difference of distances, sum (D_ik - D'_jl)^2 T_ij T_kl, over couplings T of the rows.
 
     cost_scale: what the costs of each side are divided by: their `mean`, their `max`, or nothing (`none`).
-    start: the rows' own pairing (`identity`), the uniform coupling, where POT starts (`pot`), or the better of the two
-        (`best`).
-    restarts: further starts, from random permutations.
-    seed: of the permutations.
+    start: the rows' own pairing (`identity`), the uniform coupling, where POT starts (`pot`), or `best`: of fewer than
+        250 rows the better of these two; of more rows the best of these two and ten drawn permutations on a sample of
+        125 to 249 rows, extended to all, and the uniform coupling of all. Its assignments are lowered further by
+        descents that `identity` and `pot` do without.
+    restarts: further starts, from random permutations of all rows.
+    seed: of the permutations and of the samples.
     bounds: compute two lower bounds for every pair of a run.
     audit: the share of a run's pairs (at least 1, at most 40) that POT solves too. With few tied distances, the start
-        `pot` agrees with POT within 1e-9, and `best` is not above it. `identity` alone is not audited.
+        `pot` agrees with POT within 1e-9; `best` is not above it with fewer than 250 rows, and rarely above it with
+        more (`benchmarks/starts.py`). `identity` alone is not audited.
 
-    A run records of every pair which start won and how many assignments were solved. Few starts find a local minimum:
-    more often find a lower one (`benchmarks/starts.py`), and which of two layers is nearer may change. Tied distances
-    leave the assignments of a descent open, so that it may end above POT's or below.
+    A run records of every pair which start won and how many assignments were solved. A value is an upper bound on the
+    minimum: more starts sometimes find a lower one, and which of two layers is nearer may change. Tied distances leave
+    the assignments of a descent open, so that it may end above POT's or below.
 
     Against equal rows, whose distances are 0, it is the mean squared distance. Distances 1, 2, 3 and 4, 8, 12 over
     their means are the same, in another order of the rows:
@@ -364,7 +484,7 @@ def gromov_wasserstein(
             solve=partial(gromov_solved, **settings, bounds=bounds),
             details=details,
             audit=checked if start != "identity" else None,
-            products=4.0 * len(starts(start, restarts)),
+            products=20.0 * (1 + restarts),
         ),
     )
 

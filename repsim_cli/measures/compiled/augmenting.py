@@ -5,7 +5,7 @@ from typing import no_type_check
 import numba
 import numpy as np
 
-FAR, FAR_SINGLE = 1e300, np.float32(1e30)
+FAR_SINGLE = np.float32(1e30)
 ROUNDS = 4  # Sinkhorn's, at each width
 FARTHEST = np.float32(0.94)  # to the power of 1024 about 1e-27: what is smaller slows every product down
 FAST_MATH = {"nnan", "ninf", "nsz", "reassoc", "contract", "arcp"}
@@ -13,18 +13,19 @@ FAST_MATH = {"nnan", "ninf", "nsz", "reassoc", "contract", "arcp"}
 
 @numba.njit(cache=True, fastmath=FAST_MATH)
 @no_type_check  # the tests' type checker would wrap what is compiled
-def augment(cost, prices, last, tolerance):
+def augment(cost, prices, last, tolerance, far):
     """The assignment of least cost: columns (n,) by row, and the column prices that prove it.
 
-    cost (n, n) float64. prices (n,): any to start with; the nearer to optimal the faster. last (n,): a guess of the
-    assignment; of its cells those are kept that are within the tolerance of the cheapest at these prices.
+    cost (n, n), in float32 least up to its rounding. prices (n,): any to start with; the nearer to optimal the faster.
+    last (n,): a guess of the assignment; of its cells those are kept that are within the tolerance of the cheapest at
+    these prices. far: larger than all costs. Prices, tolerance and far are of the type of the costs.
     """
     n = len(cost)
     prices = prices.copy()
-    profits = np.empty(n)
+    profits = np.empty(n, cost.dtype)
     column_of, row_of = np.full(n, -1), np.full(n, -1)
     for i in range(n):
-        low = FAR
+        low = far
         for j in range(n):
             low = min(low, cost[i, j] - prices[j])
         profits[i] = low
@@ -32,7 +33,8 @@ def augment(cost, prices, last, tolerance):
         if cost[i, j] - prices[j] <= low + tolerance and row_of[j] < 0:
             column_of[i], row_of[j] = j, i
             profits[i] = cost[i, j] - prices[j]
-    distance, reached = np.empty(n), np.empty(n)  # of columns still open, FAR once scanned; of the k-th scanned
+    # of columns still open, far once scanned; of the k-th scanned
+    distance, reached = np.empty(n, cost.dtype), np.empty(n, cost.dtype)
     through, scanned = np.empty(n, np.int64), np.empty(n, np.int64)
     for start in range(n):
         if column_of[start] >= 0:
@@ -42,7 +44,7 @@ def augment(cost, prices, last, tolerance):
             through[j] = start
         count = 0
         while True:
-            low = FAR
+            low = far
             for j in range(n):
                 low = min(low, distance[j])
             near = 0
@@ -52,12 +54,12 @@ def augment(cost, prices, last, tolerance):
                 break
             scanned[count], reached[count] = near, low
             count += 1
-            distance[near] = FAR
+            distance[near] = far
             i = row_of[near]
             offset = low - profits[i]
             for j in range(n):
                 via = cost[i, j] - prices[j] + offset
-                if (via < distance[j]) & (distance[j] < FAR):
+                if (via < distance[j]) & (distance[j] < far):
                     distance[j] = via
                     through[j] = i
         profits[start] += low
@@ -135,4 +137,4 @@ def near_prices(cost, prices, widths):
                 scaling[j] = one / total[j]
         for j in range(n):
             found[j] += lowest[j] + np.float32(blur * np.log(scaling[j]))
-    return found.astype(np.float64)
+    return found.astype(prices.dtype)
