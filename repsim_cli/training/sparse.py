@@ -296,7 +296,9 @@ def achieved(blocks: list[Block]) -> tuple[Metrics, list[Metrics]]:
         zero = sum(int((part == 0).sum()) for part in parts)
         return {
             "sparsity": zero / sum(part.numel() for part in parts),
-            **{f"{kind}_removed": float((x == 0).double().mean()) for kind, x in zip(Block._fields, norms, strict=True)},
+            **{
+                f"{kind}_removed": float((x == 0).double().mean()) for kind, x in zip(Block._fields, norms, strict=True)
+            },
         }
 
     return of(blocks), [of([block]) for block in blocks]
