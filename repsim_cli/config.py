@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, is_dataclass, replace
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -529,7 +529,8 @@ def _checked(
     problems: list[str], path: str, function: Callable, given: Fields, without: Collection[str] = ()
 ) -> Fields:
     """The keyword arguments for `function`, checked against its signature. An argument of type Data is a data entry;
-    one whose type is a dataclass is bound from keys of its own, by default from none."""
+    one whose type is a dataclass is bound from keys of its own, by default from none; so is each value of a mapping of
+    names to a dataclass."""
     from repsim_cli.data.base import Data
 
     parameters = {k: p for k, p in inspect.signature(function).parameters.items() if k not in without}
@@ -541,19 +542,36 @@ def _checked(
             if key in given and not (given[key] is None and annotation == Data | None):
                 given[key] = _component(problems, f"{path}.{key}", given[key], registry.data, _call)
             annotation = Any
+        if (of_names := _of_names(annotation)) is not None:
+            annotation = dict[str, Any]
+            if isinstance(given.get(key), dict):
+                given[key] = {
+                    name: _keys(problems, f"{path}.{key}.{name}", of_names, inner) for name, inner in given[key].items()
+                }
         nested, optional = _nested(annotation)
         if nested is not None:
             annotation = Any
             inner = given.get(key, {} if parameter.default is parameter.empty else None)
-            if isinstance(inner, dict):
-                given[key] = _bind(problems, f"{path}.{key}", nested, inner)
-            elif key in given and not (optional and inner is None):
-                names = ", ".join(inspect.signature(nested).parameters)
-                problems.append(f"{path}.{key}: wrong value, got {inner!r}; give keys of {{{names}}}")
+            if isinstance(inner, dict) or (key in given and not (optional and inner is None)):
+                given[key] = _keys(problems, f"{path}.{key}", nested, inner)
         fields[key] = (annotation, ... if parameter.default is parameter.empty else parameter.default)
     schema: Any = create_model(",".join(parameters) or "none", __config__=STRICT, **fields)
     values = _attempt(problems, f"{path}.", lambda: schema.model_validate(given))
     return {} if values is None else {k: getattr(values, k) for k in parameters}
+
+
+def _keys(problems: list[str], path: str, nested: Callable, inner: Any) -> Any:
+    """A dataclass bound from keys of its own."""
+    if isinstance(inner, dict):
+        return _bind(problems, path, nested, inner)
+    names = ", ".join(inspect.signature(nested).parameters)
+    problems.append(f"{path}: wrong value, got {inner!r}; give keys of {{{names}}}")
+
+
+def _of_names(annotation: Any) -> Any:
+    """The dataclass of an annotation `dict[str, X]`."""
+    inner = get_args(annotation)[1:] if get_origin(annotation) is dict else ()
+    return inner[0] if inner and is_dataclass(inner[0]) else None
 
 
 def _nested(annotation: Any) -> tuple[Any, bool]:

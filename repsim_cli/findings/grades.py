@@ -10,20 +10,21 @@ import numpy as np
 import scipy.stats
 from jaxtyping import Float, Int
 
-from repsim_cli.content import Table
+from repsim_cli.content import COMPARED, Table
 from repsim_cli.draw.frame import COLOURS
 from repsim_cli.draw.panels import headline, name_panels, panels
 from repsim_cli.errors import BadInput
-from repsim_cli.findings.analysis import Finished, Job, LayerMap, Part, analysis
+from repsim_cli.findings.analysis import Finished, Job, Part, analysis
 from repsim_cli.findings.claims import Claim
 from repsim_cli.findings.evidence import ROUNDING, ranks
 from repsim_cli.findings.groups import codes, points_of
 from repsim_cli.results import slug
 
-GRADES = ["measure", "test", "hook point", "score", "low", "high", "chance", "rank", "models"]
+GRADES = ["measure", "test", "of", "hook point", "score", "low", "high", "chance", "rank", "models"]
 MEASURES = ["measure", "mean rank", "low", "high", "tests"]
+GROUPS = ["of", "group", "models", "mean", "least", "largest"]
 ROW = 0.17  # inches of a measure in the figure
-PANEL = 2.1  # inches of a test in the figure
+PANEL = 2.4  # inches of a test in the figure
 ACROSS = 3  # tests side by side
 
 
@@ -48,7 +49,7 @@ class Grades:
 
 
 class Models(NamedTuple):
-    """What is compared at a hook point under a measure, larger is closer.
+    """Models at a hook point under a measure, larger is closer.
 
     similar: of layer i of a and layer j of b. groups: the group of each model. metric: of each model, NaN if unknown.
     """
@@ -161,30 +162,75 @@ TESTS: Mapping[str, Test] = {
     "conformity": Test(conformity, lambda models: 0.5),
     "differences": Test(differences, lambda models: 0.0, -1.0),
 }
+APART = ("separation", "conformity")
 
 
-def at_points(run: Finished, layers: LayerMap, metric: str) -> Iterator[tuple[str, Models]]:
-    """What is compared at every hook point, of the models whose layers there are those of the first model."""
-    names = [model for members in run.groups.values() for model in members] or list(layers.places)
-    numbers = codes(run.groups) if run.groups else np.zeros(len(names), int)
-    larger = 1.0 if layers.measure.larger_is_closer else -1.0
-    known = {name: identity.get("metrics", {}).get(metric, np.nan) for name, identity in run.manifest["models"].items()}
-    for point in points_of(run.models[names[0]]):
-        layers_of = {name: [run.models[name].layers[i] for i in found.places] for name in names
-                     if (found := points_of(run.models[name]).get(point))}  # fmt: skip
-        kept = [i for i, name in enumerate(names) if layers_of.get(name) == layers_of[names[0]]]
-        at = np.array([
-            [layers.places[names[i]].start + place for place in points_of(run.models[names[i]])[point].places]
-            for i in kept
-        ])  # fmt: skip
-        similar = larger * layers.values[at[:, None, :, None], at[None, :, None, :]]
-        yield point, Models(similar, numbers[kept], np.array([known[names[i]] for i in kept], float))
+class Compared(NamedTuple):
+    """The layers of some models under every measure.
+
+    of: what tells them apart from others of the run. groups: their models. maps: by measure, all layers of all of them,
+    larger is closer.
+    """
+
+    of: str
+    groups: Mapping[str, Sequence[str]]
+    maps: Mapping[str, Float[np.ndarray, "r r"]]
+
+
+def compared(run: Finished) -> list[Compared]:
+    """The tests of a run of `grounding`, or all models of another run; without groups these are one."""
+    matrices = run.measured(COMPARED)
+    if not matrices:
+        models = list(dict.fromkeys(model for layers in run.maps.values() for model in layers.places))
+        groups = run.groups or {"": models}
+        order = [model for members in groups.values() for model in members]
+        maps = {}
+        for label, layers in run.maps.items():
+            at = np.concatenate([np.arange(layers.places[model].start, layers.places[model].stop) for model in order])
+            maps[label] = layers.values[np.ix_(at, at)] * _direction(layers.measure.card)
+        return [Compared("", groups, maps)] if maps else []
+    return [
+        Compared(
+            test,
+            of_test[0].about["groups"],
+            {x.about["measure"]: run.array(x.values) * _direction(x.about["card"]) for x in of_test},
+        )
+        for test in dict.fromkeys(matrix.about["test"] for matrix in matrices)
+        if (of_test := [matrix for matrix in matrices if matrix.about["test"] == test])
+    ]
+
+
+def _direction(card: Mapping[str, Any]) -> float:
+    return 1.0 if card["larger_is_closer"] else -1.0
+
+
+def at_points(run: Finished, whole: Compared, metric: str) -> Iterator[tuple[str, list[Models]]]:
+    """At every hook point the models whose layers there are those of the first model, under each measure."""
+    names = [model for members in whole.groups.values() for model in members]
+    starts = np.cumsum([0, *(len(run.models[name].layers) for name in names)])
+    identities = run.manifest["models"]
+    known = np.array([identities[name].get("metrics", {}).get(metric, np.nan) for name in names], float)
+    points = [points_of(run.models[name]) for name in names]
+    layers = [[{point: [run.models[name].layers[i] for i in of.places] for point, of in own.items()}]
+              for name, own in zip(names, points, strict=True)]  # fmt: skip
+    for point in points[0]:
+        kept = [i for i in range(len(names)) if layers[i][0].get(point) == layers[0][0][point]]
+        at = np.array([[starts[i] + place for place in points[i][point].places] for i in kept])
+        yield (
+            point,
+            [
+                Models(values[at[:, None, :, None], at[None, :, None, :]], codes(whole.groups)[kept], known[kept])
+                for values in whole.maps.values()
+            ],
+        )
 
 
 class Graded(NamedTuple):
-    """The scores of all measures in one test at one hook point. left: without each model in turn, if more than two."""
+    """The scores of all measures in one test at one hook point. of: as of `Compared`. left: without each model in turn,
+    if more than two."""
 
     test: str
+    of: str
     point: str
     scores: Float[np.ndarray, " k"]
     left: Float[np.ndarray, "m k"]
@@ -197,21 +243,20 @@ def rank(scores: Float[np.ndarray, " k"]) -> Float[np.ndarray, " k"]:
     return scipy.stats.rankdata(-scores.round(12), method="min", nan_policy="omit")
 
 
-def graded(run: Finished, metric: str) -> list[Graded]:
-    """Every test at every hook point in which some measure has a score."""
-    compared = [dict(at_points(run, layers, metric)) for layers in run.maps.values()]
-    found = []
-    for point in compared[0]:
-        of_each = [at[point] for at in compared]
+def graded(run: Finished, whole: Compared, metric: str) -> Iterator[Graded]:
+    """Every test at every hook point in which some measure has a score. Models of a test of `grounding` with several
+    groups are told apart, nothing else."""
+    apart = whole.of and len(whole.groups) > 1
+    for point, of_each in at_points(run, whole, metric):
         places = np.arange(len(of_each[0].groups))
         parts = [np.delete(places, i) for i in places] if len(places) > 2 else []
         for name, test in TESTS.items():
             scores = np.array([test.score(models) for models in of_each])
-            if not np.isnan(scores).all():
-                left = [[test.score(models.only(kept)) for models in of_each] for kept in parts]
-                of_all = np.array(left).reshape(len(parts), len(scores))
-                found.append(Graded(name, point, scores, of_all, test.chance(of_each[0]), len(places)))
-    return found
+            if np.isnan(scores).all() or (apart and name not in APART):
+                continue
+            left = np.array([[test.score(models.only(kept)) for models in of_each] for kept in parts])
+            left = left.reshape(len(parts), len(scores))
+            yield Graded(name, whole.of, point, scores, left, test.chance(of_each[0]), len(places))
 
 
 def band(
@@ -226,69 +271,96 @@ def band(
 
 def figures(run: Finished, whole: bool) -> Iterator[Job]:
     """grades-POINT: the score of every measure in every test, measures in the order of their mean rank."""
-    rows = run.results.tables["grades"].rows
+    table = run.results.tables["grades"]
+    rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
     order = run.results.tables["measures by grade"].column("measure")
-    for point in dict.fromkeys(row[2] for row in rows):
-        yield f"grades-{slug(point)}", partial(_figure, [row for row in rows if row[2] == point], order, run.level)
+    for point in dict.fromkeys(row["hook point"] for row in rows):
+        own = [row for row in rows if row["hook point"] == point]
+        yield f"grades-{slug(point)}", partial(_figure, point, own, order, run.level)
 
 
-def _figure(rows: Sequence[Sequence[Any]], order: Sequence[str], level: float) -> Any:
-    tests = list(dict.fromkeys(row[1] for row in rows))
+def _figure(point: str, rows: Sequence[Mapping[str, Any]], order: Sequence[str], level: float) -> Any:
+    tests = list(dict.fromkeys((row["test"], row["of"], row["models"], row["chance"]) for row in rows))
     across = min(ACROSS, len(tests))
     figure, axes = panels(len(tests), across, PANEL, max(1.4, 0.5 + ROW * len(order)), gaps=(0.12, 0.35))
-    for number, (axis, test) in enumerate(zip(axes, tests, strict=True)):
-        for measure, _, _, score, low, high, chance, _, _ in (row for row in rows if row[1] == test):
-            if score is None:
-                continue
-            y = order.index(measure)
-            axis.axvline(chance, color="0.5", linestyle="--", linewidth=0.8, zorder=0)
-            if low is not None:
-                axis.plot([low, high], [y, y], color=COLOURS[0], linewidth=1.2)
-            axis.plot(score, y, "o", color=COLOURS[0], markersize=3.5)
+    for number, (axis, (test, of, _, chance)) in enumerate(zip(axes, tests, strict=True)):
+        axis.axvline(chance, color="0.5", linestyle="--", linewidth=0.8, zorder=0)
+        for row in rows:
+            if (row["test"], row["of"]) == (test, of) and row["score"] is not None:
+                y = order.index(row["measure"])
+                if row["low"] is not None:
+                    axis.plot([row["low"], row["high"]], [y, y], color=COLOURS[0], linewidth=1.2)
+                axis.plot(row["score"], y, "o", color=COLOURS[0], markersize=3.5)
         axis.set_xlim(TESTS[test].lowest - 0.05, 1.05)
         axis.set_ylim(len(order) - 0.5, -0.5)
         axis.set_yticks(range(len(order)), order if number % across == 0 else [], fontsize=7, parse_math=False)
         axis.tick_params(axis="x", labelsize=6)
         axis.grid(alpha=0.25, linewidth=0.5)
-    name_panels(axes, tests)
-    bands = f"lines: {100 * level:g} % over models; " if any(row[4] is not None for row in rows) else ""
-    headline(figure, f"Measures by grade, {rows[0][2]} of {rows[0][8]} models; {bands}dashed: chance", 0.3)
+    name_panels(axes, [f"{test}{f', {of}' if of else ''}, {models} models" for test, of, models, _ in tests])
+    bands = f"lines: {100 * level:g} % over models; " if any(row["low"] is not None for row in rows) else ""
+    headline(figure, f"Measures by grade, {point}; {bands}dashed: chance", 0.3)
     return figure
 
 
-@analysis(studies=("similarity",), figures=figures)
+@analysis(studies=("similarity", "grounding"), unasked=lambda planned: planned.study == "grounding", figures=figures)
 def grades(run: Finished, options: Grades, claims: Sequence[Claim]) -> Part:
-    found = graded(run, options.metric) if run.maps else []
+    wholes = compared(run)
+    found = [one for whole in wholes for one in graded(run, whole, options.metric)]
     if not found:
         raise BadInput(
             "no test applies, got a run without two models of the same layers and without three layers of one hook "
             "point; select more layers, or models of several seeds"
         )
-    labels, rows = list(run.maps), []
+    labels, rows = list(wholes[0].maps), []
     for one in found:
         for label, score, place, left in zip(labels, one.scores, rank(one.scores), one.left.T, strict=True):
             interval = band(score, left, run.level, TESTS[one.test].lowest, 1.0)
             value, ranked = (None if np.isnan(x) else float(x) for x in (score, place))
-            rows.append([label, one.test, one.point, value, *interval, one.chance, ranked, one.models])
+            rows.append([label, one.test, one.of, one.point, value, *interval, one.chance, ranked, one.models])
     return Part(
         tables={
             "grades": Table(columns=GRADES, rows=rows),
             "measures by grade": Table(columns=MEASURES, rows=by_rank(labels, found, run.level)),
+            f"{options.metric} of groups": Table(columns=GROUPS, rows=list(of_groups(run, wholes, options.metric))),
         }
     )
 
 
+def of_groups(run: Finished, wholes: Sequence[Compared], metric: str) -> Iterator[list[Any]]:
+    """Of every group the metric over its models: whether they differ as they should."""
+    for whole in wholes:
+        for group, models in whole.groups.items():
+            known = [run.manifest["models"][model].get("metrics", {}).get(metric) for model in models]
+            values = [value for value in known if value is not None]
+            numbers = [float(np.mean(values)), min(values), max(values)] if values else [None] * 3
+            yield [whole.of, group, len(models), *numbers]
+
+
 def by_rank(labels: Sequence[str], found: Sequence[Graded], level: float) -> list[list[Any]]:
-    """The measures by their mean rank over the tests in which they have a score, the best first, with a band from the
-    jackknife over models."""
+    """The measures by their mean rank over the tests in which they have a score, the best first, with a band.
+
+    The band is from the jackknife over models, of the tests of the same models together; tests of other models are
+    independent.
+    """
     whole = np.array([rank(one.scores) for one in found])
+    same: dict[tuple[str, int], list[Graded]] = {}
+    for one in found:
+        same.setdefault((one.of, one.models), []).append(one)
     tests = (~np.isnan(whole)).sum(0)
-    counts = {len(one.left) for one in found}  # several, where models differ in their hook points
-    replicates = [np.array([rank(one.left[i]) for one in found]) for i in range(*counts)] if len(counts) == 1 else []
+    half = np.zeros(len(labels))
+    for some in same.values():
+        ranks_left = np.array([[rank(one.left[i]) for one in some] for i in range(len(some[0].left))])
+        half = half + (ranks_left.sum(1).var(0) * (len(ranks_left) - 1) if len(ranks_left) > 2 else np.nan)
+    freedom = min(len(one.left) for one in found) - 1
+    half = np.sqrt(half) / tests.clip(1) * (scipy.stats.t.ppf((1 + level) / 2, freedom) if freedom > 0 else np.nan)
     rows = []
-    for k, label in enumerate(labels):
-        if tests[k]:
-            mean = float(np.nanmean(whole[:, k]))
-            left = np.array([np.nanmean(some[:, k]) for some in replicates if not np.isnan(some[:, k]).all()])
-            rows.append([label, mean, *band(mean, left, level, 1.0, float(len(labels))), int(tests[k])])
+    for label, mean, width, count in zip(labels, _means(whole), half, tests, strict=True):
+        if count:
+            ends = (None, None) if np.isnan(width) else (max(1.0, mean - width), min(len(labels), mean + width))
+            rows.append([label, mean, *(end if end is None else float(end) for end in ends), int(count)])
     return sorted(rows, key=lambda row: row[1])
+
+
+def _means(ranked: Float[np.ndarray, "tests k"]) -> list[float]:
+    """Over the tests in which a measure has a rank."""
+    return [_mean(column.tolist()) for column in ranked.T]

@@ -110,8 +110,8 @@ def test_the_oracle_is_first_in_both_directions(tmp_path, larger):
     assert best[:2] == ["oracle", 1.0]
     assert worst[:2] == ["noise", 2.0]
     assert best[4] == worst[4] == len(grades.TESTS)
-    for measure, test, point, score, low, high, chance, rank, models in part.tables["grades"].rows:
-        assert (point, models) == ("resid_post", 12)
+    for measure, test, of, point, score, low, high, chance, rank, models in part.tables["grades"].rows:
+        assert (of, point, models) == ("", "resid_post", 12)
         assert low <= score <= high
         assert rank == (1 if measure == "oracle" else 2)
         assert chance == pytest.approx(grades.TESTS[test].chance(oracle()))
@@ -134,7 +134,7 @@ def test_a_run_is_graded(repsim, newest):
     code, _, err = repsim("run", *words, "analyses.grades={}", "extract.estimate=full", "extract.rows=500")
     assert code == 0, err
     tables = recorded(newest())["tables"]
-    scores = {(row[0], row[1]): row[3] for row in tables["grades"]["rows"]}
+    scores = {(row[0], row[1]): row[4] for row in tables["grades"]["rows"]}
     values = results.read_array(newest(), recorded(newest())["measures"][0]["matrices"][1]["values"])
     same = [*(values.argmax(1) == np.arange(6)), *(values.argmax(0) == np.arange(6))]
     assert scores["cka_unbiased", "identification"] == pytest.approx(np.mean(same))
