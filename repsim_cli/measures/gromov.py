@@ -31,7 +31,8 @@ SETTLED = 1e-12  # relative decrease at which a descent ends
 SINKHORN = 1000  # iterations for one cost
 AUDIT = 1e-9  # relative difference from POT's objective
 MANY = 0.7  # share of moved rows above which a whole product is cheaper than its update
-ROUGH, FINE = {0.8: 1e-2}, {0.8: 3e-4, 0.0: 3e-5}  # diagonals and tolerances, see `lowered`
+# diagonals and tolerances, see `lowered`: of samples, of all rows to choose a start, and to the end
+SAMPLE, ROUGH, FINE = {0.8: 2e-3}, {0.8: 1e-2}, {0.8: 3e-4, 0.0: 3e-5}
 SAMPLED = 125  # rows of the smallest sample, which has less than twice as many
 DRAWN = 10  # permutations of its rows that are starts
 KEPT = 4  # how many of its assignments are extended
@@ -272,11 +273,10 @@ def from_samples(a: Square, b: Square, seed: int) -> "Gromov":
         if not best or not halved:
             starts += [("pot", by_mean_distance(left, right), None)]
         trials = [Trial(name, to, assignment_objective(left, right, to), prices) for name, to, prices in starts]
-        if not halved:
-            trials = ends(trials, left, right, ROUGH)[:1]
-        best = ends(trials, left, right, FINE)[: KEPT if not last.size else 1]
+        best = ends(trials, left, right, SAMPLE if halved else ROUGH)[: 1 if best else KEPT]
         last = rows
-    return Gromov(best[0].value, coupling_of(best[0].matched), best[0].start, steps)
+    (end,) = ends(best, a, b, FINE)
+    return Gromov(end.value, coupling_of(end.matched), end.start, steps)
 
 
 class Gromov(NamedTuple):
