@@ -17,8 +17,7 @@ class Finetune:
     """Trains classifiers (models of kind `finetuned`) and compares their metrics over seeds and by heuristic.
 
     Models that are in the cache are not trained again. They stay there, for other runs of the same entry; the manifest
-    names each for {kind: trained, run: RUN, name: LABEL}. All weights are trained; what is trained is set by the
-    entries.
+    names each for {kind: trained, run: RUN, name: LABEL}. The entries say what is trained, and how.
 
     Example: repsim run study=finetune model=[] +model.mine='{kind: finetuned, path: DIR, train: {kind: mnli, path:
         FILE}, evaluate: {kind: mnli, path: FILE}, seeds: [0, 1]}'
