@@ -265,9 +265,9 @@ def test_the_time_of_pairs(speed):
         assert seconds(name, pairs=100) > seconds(name)
         assert seconds(name, batches=7.0) == pytest.approx(7 * seconds(name))
         assert seconds(name, permutations=99) > seconds(name)
-    # 8 products of 1000 x 1000, beside what is prepared
+    # 20 products of 1000 x 1000, beside what is prepared
     each = seconds("gromov_wasserstein", pairs=11) - seconds("gromov_wasserstein", pairs=10)
-    assert each == pytest.approx(8 * 2e9 / speed, rel=1e-6)
+    assert each == pytest.approx(20 * 2e9 / speed, rel=1e-6)
     assert seconds("gromov_wasserstein", rows=2000) == pytest.approx(8 * seconds("gromov_wasserstein"), rel=0.2)
     moments = cost.moments_time([measures.get("cka")], [64, 64], 3, 10_000, Hardware())
     assert moments == pytest.approx((2 * 10_000 * 128**2 + 3 * 40 * 64**3) / speed)
