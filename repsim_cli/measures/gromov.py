@@ -218,7 +218,7 @@ def lowered(trial: Trial, a: Square, b: Square, diagonals: Mapping[float, float]
 
     An equal diagonal adds a constant to the objective of assignments, and makes it less concave between them, so that
     the gradient predicts the objective of the next assignment better: less concave relaxations have fewer and lower
-    minima (Zaslavskiy et al. 2009). Steps are whole, in float32, and taken as long as they decrease the objective.
+    minima (Zaslavskiy et al. 2009). Steps are whole, and taken as long as they decrease the objective.
 
     diagonals: the distance of a row to itself, of the mean distance, and the relative decrease at which its descent
     ends.
@@ -226,7 +226,8 @@ def lowered(trial: Trial, a: Square, b: Square, diagonals: Mapping[float, float]
     means = [float(side.mean()) for side in (a, b)]
     if not all(means):
         return trial, 0  # the objective is the same for all assignments
-    left, right = ((side / mean).astype(np.float32) for side, mean in zip((a, b), means, strict=True))
+    number = np.float32 if len(a) >= SAMPLED else np.float64  # with few rows float32 saves no time
+    left, right = ((side / mean).astype(number) for side, mean in zip((a, b), means, strict=True))
     matched, prices, steps = trial.matched, trial.prices, 0
     for share, tolerance in diagonals.items():
         for side in (left, right):
@@ -452,7 +453,7 @@ def gromov_wasserstein(
         more (`benchmarks/starts.py`). `identity` alone is not audited.
 
     A run records of every pair which start won and how many assignments were solved. A value is an upper bound on the
-    minimum: more starts sometimes find a lower one, and which of two layers is nearer may change. Tied distances leave
+    minimum. More starts sometimes find a lower one, and which of two layers is nearer may change. Tied distances leave
     the assignments of a descent open, so that it may end above POT's or below.
 
     Against equal rows, whose distances are 0, it is the mean squared distance. Distances 1, 2, 3 and 4, 8, 12 over

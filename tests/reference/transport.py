@@ -75,7 +75,22 @@ def coot_objective(x, y, samples, features):
 def gromov_wasserstein(x, y):
     a, b = distances(x), distances(y)
     plans = [ot.gromov.gromov_wasserstein(a, b, G0=start, tol_rel=1e-12, tol_abs=1e-12) for start in starts(len(x))]
-    return min(gromov_objective(a, b, plan) for plan in plans)
+    return min(gromov_objective(a, b, lowered(a, b, plan)) for plan in plans)
+
+
+def lowered(a, b, plan):
+    """The plan, an assignment, after whole steps with large and then no distances of every row to itself."""
+    n, value = len(a), gromov_objective(a, b, plan)
+    best = value
+    for share, tolerance in ((0.8, 3e-4), (0.0, 3e-5)):
+        diagonals = [np.eye(n) * share * side.mean() for side in (a, b)]
+        decrease = np.inf
+        while decrease > tolerance * value:
+            step = assignment(-(a + diagonals[0]) @ plan @ (b + diagonals[1]))
+            decrease = best - gromov_objective(a, b, step)
+            if decrease > 0:
+                plan, best = step, best - decrease
+    return plan
 
 
 def gromov_wasserstein_entropic(x, y, epsilon=0.5):
