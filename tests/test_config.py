@@ -135,6 +135,13 @@ def test_experiments(name):
     assert config.plan()
 
 
+@pytest.mark.parametrize("name", ["models", "measures"])
+def test_no_entry_is_written_twice(name):
+    """YAML takes the last of equal keys without a word."""
+    labels = re.findall(r"^(\w+):", (CONF / f"{name}.yaml").read_text(), re.MULTILINE)
+    assert len(labels) == len(set(labels))
+
+
 def test_published_settings_of_pythia_cka():
     config = composed("experiment=pythia_cka")
     assert list(config.model) == ["pythia_70m", "pythia_160m", "pythia_410m", "pythia_1b", "pythia_1_4b", "pythia_2_8b", "pythia_6_9b"]  # fmt: skip

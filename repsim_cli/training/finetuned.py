@@ -135,16 +135,25 @@ def finetuned(
     plain = encoder.config if encoder is not None else inline_config(config or {})
     cut = plain if blocks is None else first_blocks(plain, blocks)
     settings = labelled_config(cut, labels)
+    whole_shape, cut_shape = (config_hash(each.to_dict()) for each in (plain, cut))  # before any model changes them
     examples = {name: functools.cache(labelled.examples) for name, labelled in sets.items()}
 
-    @functools.cache
-    def tokens() -> Any:
+    def made_tokens() -> Any:
         if encoder is not None:
             return tokenizer_of(encoder.where, revision)
         if tokenizer is not None:
             return marked_tokenizer(tokenizer)
         texts = (text for example in examples["train"]()[0] for text in example.texts)
         return word_tokenizer(texts, settings.vocab_size, recipe.length)
+
+    @functools.cache
+    def tokens_and_digest() -> tuple[Any, str]:
+        """The tokenizer, and its digest before any use, which stores truncation in it."""
+        words = made_tokens()
+        return words, digest(words.backend_tokenizer.to_str() if words.is_fast else str(words))
+
+    def tokens() -> Any:
+        return tokens_and_digest()[0]
 
     if text is not None:
         words_of(plain, tokenizer)
@@ -167,13 +176,12 @@ def finetuned(
             raise BadInput(f"{name}: a classifier needs a label per example, got none in {sets[name].source}; add them")
         return encoded
 
-    def parts(config: Any, recipe: FineTuneRecipe, *names: str) -> dict[str, Any]:
-        words = tokens()
+    def parts(shape: str, recipe: FineTuneRecipe, *names: str) -> dict[str, Any]:
         return {
             "code": CODE,
-            "config": config_hash(config.to_dict()),
+            "config": shape,
             "encoder": None if encoder is None else encoder.identity()["weights_hash"],
-            "tokenizer": digest(words.backend_tokenizer.to_str() if words.is_fast else str(words)),
+            "tokenizer": tokens_and_digest()[1],
             "data": {name: digest([astuple(example) for example in examples[name]()[0]]) for name in names},
             "recipe": asdict(recipe),
         }
@@ -224,7 +232,7 @@ def finetuned(
             fit(model, "shared", its_recipe, SHARED_SEED, folder, scratch, progress)
             return {}
 
-        return Trained({**parts(plain, its_recipe, "shared"), "seed": SHARED_SEED}, train)
+        return Trained({**parts(whole_shape, its_recipe, "shared"), "seed": SHARED_SEED}, train)
 
     @functools.cache
     def trained(seed: int) -> Trained:
@@ -268,7 +276,7 @@ def finetuned(
                 )
             return metrics
 
-        content = parts(cut, recipe, "train", *scored)
+        content = parts(cut_shape, recipe, "train", *scored)
         return Trained({**content, "start": first and first.key, "seed": seed}, train)
 
     def source_of(seed: int, name: str, metrics: Callable[[], Metrics], **more: Any) -> Source:

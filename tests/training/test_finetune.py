@@ -119,6 +119,13 @@ def test_the_same_seed_gives_the_same_weights(trained_once, tmp_path, monkeypatc
     assert not torch.equal(own["classifier.weight"], first["tiny_nli_0"]["classifier.weight"])
 
 
+def test_a_model_has_one_key_whatever_was_trained_before_it(trained_once):
+    """A tokenizer keeps the truncation of its last use."""
+    together, alone = models(), models()
+    together["tiny_nli_0"].tokenizer()("one two three", truncation=True, max_length=2)
+    assert together["tiny_nli_1"].identity()["trained"] == alone["tiny_nli_1"].identity()["trained"]
+
+
 def test_the_models_are_whole_folders_in_the_format_of_transformers(trained_once):
     source = models()["tiny_nli_0"]
     folder = trained.stored(source.identity()["trained"])
