@@ -29,7 +29,8 @@ Square = Float[np.ndarray, "n n"]
 STEPS = 1000  # of a descent, and of the outer Sinkhorn loop
 SETTLED = 1e-12  # relative decrease at which a descent ends
 SINKHORN = 1000  # iterations for one cost
-AUDIT = 1e-9  # relative difference from POT's objective
+AUDIT = 1e-9  # relative difference from POT's objective, from its start
+ABOVE = 0.05  # the same of the best of samples, which may miss the minimum of POT's start
 MANY = 0.7  # share of moved rows above which a whole product is cheaper than its update
 # diagonals and tolerances, see `lowered`: of samples, of all rows to choose a start, and to the end
 SAMPLE, ROUGH, FINE = {0.8: 2e-3}, {0.8: 1e-2}, {0.8: 3e-4, 0.0: 3e-5}
@@ -369,8 +370,8 @@ def equal_to_pot(value: float, reference: float) -> bool:
     return abs(value - reference) <= AUDIT * reference
 
 
-def not_above_pot(value: float, reference: float) -> bool:
-    return value <= (1 + AUDIT) * reference
+def hardly_above_pot(value: float, reference: float) -> bool:
+    return value <= (1 + ABOVE) * reference
 
 
 def sinkhorn(cost: Square, epsilon: float, column: np.ndarray) -> tuple[Coupling, np.ndarray]:
@@ -449,8 +450,9 @@ def gromov_wasserstein(
     seed: of the permutations and of the samples.
     bounds: compute two lower bounds for every pair of a run.
     audit: the share of a run's pairs (at least 1, at most 40) that POT solves too. With few tied distances, the start
-        `pot` agrees with POT within 1e-9; `best` is not above it with fewer than 250 rows, and rarely above it with
-        more (`benchmarks/starts.py`). `identity` alone is not audited.
+        `pot` agrees with POT within 1e-9; `best` is not above it with fewer than 250 rows. With more it rarely is (at
+        400 rows in 5 % of the pairs, by 1.8 % at most: `benchmarks/starts.py`); the audit fails above 5 %. `identity`
+        alone is not audited.
 
     A run records of every pair which start won and how many assignments were solved. A value is an upper bound on the
     minimum. More starts sometimes find a lower one, and which of two layers is nearer may change. Tied distances leave
@@ -468,8 +470,8 @@ def gromov_wasserstein(
         share=audit,
         solver="POT",
         reference=by_pot,
-        agrees=equal_to_pot if alone else not_above_pot,
-        claim="within 1e-9 of" if alone else "at most",
+        agrees=equal_to_pot if alone else hardly_above_pot,
+        claim="within 1e-9 of" if alone else "at most 5 % above",
     )
     settings: dict[str, Any] = {"start": start, "restarts": restarts, "seed": seed}
     details = {"steps": Detail("count", "steps")}

@@ -193,7 +193,7 @@ def test_the_audit_finds_a_wrong_solver(tmp_path, start, monkeypatch):
     monkeypatch.setattr(gromov, "descend", lambda coupling, *_: gromov.Optimum(np.roll(coupling, 1, 1), 1))
     rows, broken, warning = audit(tmp_path / "wrong", measure)
     assert broken > 0
-    claim = {"pot": "within 1e-9 of", "best": "at most"}[start]
+    claim = {"pot": "within 1e-9 of", "best": "at most 5 % above"}[start]
     assert f"of 6 audited pairs are not {claim} what POT finds, e.g. layer" in warning
 
 
