@@ -28,6 +28,7 @@ def in_plane(x: Float[Tensor, "b s d"], before: int, name: str) -> Map:
     """The mean over features at every place of a square grid; of a layer of one place its features, in a grid that is
     as square as their number allows. Raises RunFailed where the places form no square.
 
+    >>> import torch
     >>> x = torch.arange(8.0).view(1, 4, 2)
     >>> in_plane(x, 0, "conv@0")[0].tolist()
     [[0.5, 2.5], [4.5, 6.5]]

@@ -150,7 +150,7 @@ def finetuned(
     def tokens_and_digest() -> tuple[Any, str]:
         """The tokenizer, and its digest before any use, which stores truncation in it."""
         words = made_tokens()
-        return words, digest(words.backend_tokenizer.to_str() if words.is_fast else str(words))
+        return words, digest(words.backend_tokenizer.to_str() if getattr(words, "is_fast", False) else str(words))
 
     def tokens() -> Any:
         return tokens_and_digest()[0]
