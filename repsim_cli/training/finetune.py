@@ -24,7 +24,7 @@ from repsim_cli.models.transformers import library, load
 from repsim_cli.results import Progress, quiet
 from repsim_cli.settings import Above0, Extract, From0, Medium, NotNegative, Positive
 from repsim_cli.training.blocks import Freeze
-from repsim_cli.training.loop import Regulariser, nothing, train
+from repsim_cli.training.loop import nothing, train
 from repsim_cli.training.sparse import SparseTraining, Sparsity
 from repsim_cli.training.trained import Metrics
 
@@ -195,7 +195,7 @@ def train_on(
     save: Callable[[int], None] = nothing,
     state: Path | None = None,
     progress: Progress = quiet,
-    regulariser: Regulariser | None = None,
+    sparsity: SparseTraining | None = None,
 ) -> dict[int, float]:
     """Trains the model in place; returns the mean loss since the last point, by step.
 
@@ -228,7 +228,7 @@ def train_on(
                 seed=seed,
                 save=save,
                 state=state,
-                regulariser=regulariser,
+                sparsity=sparsity,
             )
         )
     every = max(1, total // LOGGED)
@@ -247,7 +247,7 @@ def fine_tune(
 
     count = len(sequences.ids)
     sparse = recipe.sparsity and SparseTraining(model.config, model.base_model, recipe.sparsity, recipe.total(count))
-    return train_on(model, count, recipe, loss, regulariser=sparse, **settings)
+    return train_on(model, count, recipe, loss, sparsity=sparse, **settings)
 
 
 def logits_of(model: Any, sequences: Sequences, *, segments: bool, batch_size: int) -> Float[Tensor, "N c"]:

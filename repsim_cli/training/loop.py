@@ -2,32 +2,18 @@
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from repsim_cli.errors import RunFailed
+from repsim_cli.training.sparse import SparseTraining
 from repsim_cli.training.state import SAVE_EVERY, restore_state, save_state
 
 SHARE = 20  # training lasts at least so many times as long as saving its state
-
-
-class Regulariser(Protocol):
-    """What acts on the weights beside the examples, such as dynamic sparse training.
-
-    update(step): may change weights, after each step, with the number of steps done.
-    state_dict(), load_state_dict(): its tensors, saved with the state of the training.
-    """
-
-    def update(self, step: int) -> None: ...
-
-    def state_dict(self) -> Mapping[str, Tensor]: ...
-
-    def load_state_dict(self, state: Mapping[str, Tensor], /) -> Any: ...
 
 
 def nothing(step: int) -> None:
@@ -45,7 +31,7 @@ def train(
     seed: int,
     save: Callable[[int], None] = nothing,
     state: Path | None = None,
-    regulariser: Regulariser | None = None,
+    sparsity: SparseTraining | None = None,
 ) -> Iterator[float]:
     """Yields the loss of every step.
 
@@ -53,7 +39,7 @@ def train(
     steps: the numbers of all steps, from 0; rate(step): the learning rate. Gradients of a norm above `clip` are scaled
     down to it. save(step) is called before the first step and after each, with the number of steps done; it may leave
     the model in eval mode. state: a file that is written from time to time, from which a training that was killed
-    resumes; its steps are yielded again, not done.
+    resumes; its steps are yielded again, not done. sparsity: removes heads and neurons after each step.
     Raises RunFailed where the loss is not finite.
     """
     draw = np.random.default_rng(seed)
@@ -61,14 +47,14 @@ def train(
     if state is not None and state.is_file():
         restored = restore_state(state, model, optimiser, draw)
         losses = restored.pop("losses").tolist()
-        if regulariser is not None:
-            regulariser.load_state_dict(restored)
+        if sparsity is not None:
+            sparsity.load_state_dict(restored)
     done, saved, took = len(losses), time.monotonic(), 0.0
     parameters = [weights for weights in model.parameters() if weights.requires_grad]
 
     def leave() -> None:
         if state is not None:
-            more = {} if regulariser is None else regulariser.state_dict()
+            more = {} if sparsity is None else sparsity.state_dict()
             save_state(state, model, optimiser, draw, {**more, "losses": torch.tensor(losses, dtype=torch.float64)})
 
     save(done)
@@ -84,8 +70,8 @@ def train(
         of_step.backward()
         nn.utils.clip_grad_norm_(parameters, clip)
         optimiser.step()
-        if regulariser is not None:
-            regulariser.update(step + 1)
+        if sparsity is not None:
+            sparsity.update(step + 1)
         losses.append(float(of_step.detach()))
         if not math.isfinite(losses[-1]):
             raise RunFailed(f"training: the loss is not finite, got {losses[-1]} at step {step}; lower learning_rate")
