@@ -473,7 +473,7 @@ def _moved(kernel: AnyKernel, state: State, order: Tensor, n: int) -> State:
     return State(Features(values[order], scale), fit)
 
 
-def p_values(observed: Float[Tensor, "r r"], null: Float[Tensor, "k r r"], card: Card) -> Matrix:
+def p_values(observed: Float[Tensor, "r c"], null: Float[Tensor, "k r c"], card: Card) -> Float[Tensor, "r c"]:
     """(1 + the number of permutations that are at least as close) / (1 + the number of permutations)."""
     sign = 1 if card.larger_is_closer else -1
     # equal values may differ by rounding

@@ -240,7 +240,7 @@ class Graded(NamedTuple):
 
 def rank(scores: Float[np.ndarray, " k"]) -> Float[np.ndarray, " k"]:
     """1 is the best; equal scores share the smallest; NaN without a score."""
-    return scipy.stats.rankdata(-scores.round(12), method="min", nan_policy="omit")
+    return scipy.stats.rankdata(-scores.round(12), method="min", nan_policy="omit").astype(float)
 
 
 def graded(run: Finished, whole: Compared, metric: str) -> Iterator[Graded]:

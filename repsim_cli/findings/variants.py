@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -37,13 +37,13 @@ class Variants:
     metric: of those that the models were saved with.
     """
 
-    models: dict[str, dict[str, str]] = field(default_factory=dict)
+    models: dict[str, dict[str, str]]
     reference: str = "none"
     metric: str = "accuracy"
 
     def check(self, planned: Planned) -> None:
         if not self.models:
-            raise BadInput("models: no task is named, got none; write {TASK: {VARIANT: ENTRY}}")
+            raise BadInput("models: no task is named, got {}; write {TASK: {VARIANT: ENTRY}}")
         for task, entries in self.models.items():
             if self.reference not in entries:
                 raise BadInput(

@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from repsim_cli.activations.outputs import in_order, outputs
-from repsim_cli.data.base import Sequences
+from repsim_cli.data.base import Labels, Sequences
 from repsim_cli.data.labelled import Example, Examples
 from repsim_cli.data.labels import Scoring
 from repsim_cli.errors import BadInput
@@ -257,10 +257,9 @@ def logits_of(model: Any, sequences: Sequences, *, segments: bool, batch_size: i
     return torch.cat([part.cpu() for part in parts])
 
 
-def in_distribution(logits: Float[Tensor, "N c"], sequences: Sequences, scored: Scoring) -> Metrics:
+def in_distribution(logits: Float[Tensor, "N c"], labels: Labels | None, scored: Scoring) -> Metrics:
     """accuracy; where the model and the data have the same labels, loss in nats and, of two labels, f1 of the second
     (`positive` of reviews)."""
-    labels = sequences.labels
     assert labels is not None
     answers = logits.argmax(1).numpy()
     metrics = {"accuracy": float(scored.correct(answers, labels.codes).mean())}

@@ -251,7 +251,9 @@ def finetuned(
                 return logits_of(model, of, segments=bare.segments, batch_size=recipe.batch_size)
 
             def scores() -> Metrics:
-                found = in_distribution(answers(sequences("evaluate")), sequences("evaluate"), scored["evaluate"])
+                found = in_distribution(
+                    answers(sequences("evaluate")), sequences("evaluate").labels, scored["evaluate"]
+                )
                 if recipe.sparsity is not None:
                     found |= achieved(blocks_of(model.config, model.base_model))[0]
                 return found
@@ -262,8 +264,8 @@ def finetuned(
                 model.save_pretrained(steps / f"step{step}")
                 tokens().save_pretrained(steps / f"step{step}")
                 some = sequences("train").take(draw(len(sequences("train").ids), SEEN, seed))
-                own = in_distribution(answers(some), some, scoring(labels, labels, "train"))
-                metrics = {**scores(), "training_loss": own["loss"]}
+                of_training = in_distribution(answers(some), some.labels, scoring(labels, labels, "train"))
+                metrics = {**scores(), "training_loss": of_training["loss"]}
                 write(steps / f"step{step}" / METRICS, dumps(metrics).encode())
 
             fit(model, "train", recipe, seed, folder, scratch, progress, keep)

@@ -404,17 +404,18 @@ def test_metrics_of_two_labels():
     """f1 is that of the second label; scikit-learn agrees."""
     from sklearn.metrics import f1_score
 
+    from repsim_cli.data.base import Labels
     from repsim_cli.data.labels import scoring
 
     draw = np.random.default_rng(0)
     logits, codes = torch.from_numpy(draw.normal(size=(50, 2))), draw.integers(2, size=50)
     names = ("negative", "positive")
-    examples = type("E", (), {"labels": type("L", (), {"codes": codes, "names": names})})
-    found = finetune.in_distribution(logits, examples, scoring(names, names, "x"))
+    labels = Labels(codes, names)
+    found = finetune.in_distribution(logits, labels, scoring(names, names, "x"))
     assert found["f1"] == pytest.approx(f1_score(codes, logits.argmax(1)))
-    none = finetune.in_distribution(-torch.eye(2, dtype=torch.float64)[[1] * 50], examples, scoring(names, names, "x"))
+    none = finetune.in_distribution(-torch.eye(2, dtype=torch.float64)[[1] * 50], labels, scoring(names, names, "x"))
     assert list(none) == ["accuracy", "f1", "loss"]
-    reversed_labels = finetune.in_distribution(logits.flip(1), examples, scoring(names[::-1], names, "x"))
+    reversed_labels = finetune.in_distribution(logits.flip(1), labels, scoring(names[::-1], names, "x"))
     assert reversed_labels == found
 
 
