@@ -34,6 +34,7 @@ ALL_REMEDIES = (
     "normalise",
 )  # of rows or features that outweigh the others
 WORDS = ("word", "span")  # units of rows that are parts of a text, whatever its tokens
+EVERYTHING = 1 << 30  # sequences, where all are wanted
 LARGEST = 1e15  # of activations: the squares of larger ones, summed, leave the range of float32
 
 

@@ -146,7 +146,7 @@ def _panels(run: Finished, matrix: Matrix) -> Any:
             place = {"transform": panel.transAxes, "ha": "right", "va": "top", "fontsize": 7}
             panel.text(0.97, 0.95, f"KL {kl[number - 1]:.2g}", **place)
         panel.set_xlim(0, edges[-1])
-        panel.set_ylim(0, 1.3 * shares[number].max())
+        panel.set_ylim(0, 1.3 * shares[max(number - 1, 0) : number + 1].max())
         panel.set_yticks([])
         panel.spines[["top", "right", "left"]].set_visible(False)
         panel.tick_params(labelsize=6, length=2)

@@ -22,7 +22,7 @@ from repsim_cli.data.labels import Scoring
 from repsim_cli.errors import BadInput
 from repsim_cli.models.transformers import library, load
 from repsim_cli.results import Progress, quiet
-from repsim_cli.settings import Above0, Extract, From0, Medium, NotNegative, Positive
+from repsim_cli.settings import EVERYTHING, Above0, Extract, From0, Medium, NotNegative, Positive
 from repsim_cli.training.blocks import Freeze
 from repsim_cli.training.loop import nothing, train
 from repsim_cli.training.sparse import SparseTraining, Sparsity
@@ -31,7 +31,6 @@ from repsim_cli.training.trained import Metrics
 CODE = 2  # raise when a change of the code changes the trained weights
 LOGGED = 50  # points of the loss curve, roughly
 SPECIAL = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
-EVERYTHING = 1 << 30
 
 
 @dataclass(frozen=True, kw_only=True)

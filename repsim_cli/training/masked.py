@@ -12,12 +12,12 @@ from repsim_cli.data.packing import Text, pack
 from repsim_cli.errors import BadInput
 from repsim_cli.models.transformers import library, tokenizer_of
 from repsim_cli.results import Progress, quiet
+from repsim_cli.settings import EVERYTHING
 from repsim_cli.training.finetune import EncoderRecipe, train_on
 from repsim_cli.training.trained import Metrics
 
 HIDDEN = 0.15  # of the tokens are predicted
 MASKED, REPLACED = 0.8, 0.1  # of these are [MASK], or a random token; the others stay
-EVERYTHING = 1 << 30
 HELD_OUT = 20  # every so many sequences
 
 

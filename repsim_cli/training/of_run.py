@@ -1,6 +1,7 @@
 """A model that a run trained, by the run's name and its own."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,8 @@ def trained(*, run: str, name: str) -> Source:
     Example: repsim run model=[] +model.mine='{kind: trained, run: RUN, name: LABEL}'
     """
     folder = find(run)
-    known = _trained(folder)
+    manifest = read_manifest(folder)
+    known = _trained(folder, manifest.get("models", {}))
     if not known:
         raise BadInput(f"run: it trained no model, got '{run}' ({folder}); name a run of finetune or pretrain")
     if name not in known:
@@ -32,15 +34,18 @@ def trained(*, run: str, name: str) -> Source:
         raise BadInput(
             f"name: no longer in the cache, got '{name}' of {folder}; train it again, repsim run --from {folder}"
         )
-    return transformers(path=str(place))
+    source = transformers(path=str(place))
+    metrics = manifest.get("models", {}).get(name, {}).get("metrics")
+    about = {} if metrics is None else {"metrics": metrics}
+    entry = manifest.get("facts", {}).get(name, {}).get("entry", "")
+    return replace(source, identity=lambda: {**source.identity(), **about}, entry=entry)
 
 
-def _trained(folder: Path) -> dict[str, Callable[[], Path | None]]:
+def _trained(folder: Path, identities: dict[str, dict[str, Any]]) -> dict[str, Callable[[], Path | None]]:
     """Where the models that a run trained lie: in the cache, if they still do, or in the run folder."""
-    identities: dict[str, dict[str, Any]] = read_manifest(folder).get("models", {})
-    keys = {label: str(one["trained"]) for label, one in identities.items() if "trained" in one}
-    own = [place for place in sorted((folder / "models").glob("*")) if place.is_dir()]
+    keys = {label: str(identity["trained"]) for label, identity in identities.items() if "trained" in identity}
+    kept = [place for place in sorted((folder / "models").glob("*")) if place.is_dir()]
     return {
         **{label: partial(stored, key) for label, key in keys.items()},
-        **{place.name: lambda place=place: place for place in own},
+        **{place.name: lambda place=place: place for place in kept},
     }

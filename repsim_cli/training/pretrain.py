@@ -19,11 +19,10 @@ from repsim_cli.errors import BadInput, RunFailed
 from repsim_cli.models.series import METRICS, read_metrics
 from repsim_cli.models.transformers import inline_config, library
 from repsim_cli.results import Progress, dumps, write
-from repsim_cli.settings import Above0, Medium, NotNegative, Positive
+from repsim_cli.settings import EVERYTHING, Above0, Medium, NotNegative, Positive
 from repsim_cli.training.loop import nothing, train
 
 END = "<|endoftext|>"
-EVERYTHING = 1 << 30
 AT_ONCE = 32  # held-out sequences
 Steps = list[NotNegative] | Literal["log"]
 

@@ -15,12 +15,11 @@ from repsim_cli.models.transformer_lens import transformer_lens
 from repsim_cli.models.transformers import hash_files
 from repsim_cli.registry import models
 from repsim_cli.results import STATE, Progress
-from repsim_cli.settings import Seed
+from repsim_cli.settings import EVERYTHING, Seed
 from repsim_cli.training.pretrain import TextRecipe, causal_training, held_out_metrics
 from repsim_cli.training.trained import Metrics, Trained
 
 CODE = 1  # raise when a change of the code changes what is trained
-EVERYTHING = 1 << 30
 
 
 @models.register("pretrained")

@@ -27,14 +27,13 @@ from repsim_cli.models.source import Source
 from repsim_cli.planning import check_device, is_dry
 from repsim_cli.registry import models
 from repsim_cli.results import STATE, Progress, dumps, quiet
-from repsim_cli.settings import Above0, Extract, Fraction, From0, Medium, Positive, Seed
+from repsim_cli.settings import EVERYTHING, Above0, Extract, Fraction, From0, Medium, Positive, Seed
 from repsim_cli.training.state import SAVE_EVERY, restore_state, save_state
 from repsim_cli.training.trained import Metrics, Trained
 
 CODE = 1  # raise when a change of the code changes what is trained
 CURVES = "curves.json"  # beside the weights
 SCORES = ("epoch", "training_loss", "loss", "accuracy")
-EVERYTHING = 1 << 30
 EVALUATED = 256  # images at a time
 
 

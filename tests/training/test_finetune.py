@@ -72,7 +72,8 @@ def test_the_study_trains_and_reports(trained_once, repsim, newest):
     assert json.loads((newest() / "results.json").read_text()) == found
     # and they are models of that run by name
     own = registry.models.get("trained").function(run=str(newest()), name="tiny_nli_1")
-    assert own.metrics() == by_label["tiny_nli_1"]
+    assert own.metrics() == own.identity()["metrics"] == by_label["tiny_nli_1"]
+    assert own.entry == "tiny_nli"
     assert own.labels == ("entailment", "neutral", "contradiction")
     with pytest.raises(BadInput, match="name: .* has no such model, got 'tiny_nli_2'; did you mean 'tiny_nli_"):
         registry.models.get("trained").function(run=str(newest()), name="tiny_nli_2")
