@@ -27,6 +27,7 @@ NORMS = [*(f"norm at place {place}" for place in range(PLACES)), "norm elsewhere
 DIAGNOSED = ["model", "layer", "rows", "features", FEATURE, FEATURE_SHARE, ROWS_SHARE, PARTICIPATION, *NORMS]
 
 FEATURE_MAPS = "feature maps"  # the kind of a matrix of them: a row per image, a layer after the other
+COUNTERPARTS = "counterparts"  # the kind of a matrix of the neurons of a model and their counterparts in another
 COMPARED = "compared"  # the kind of a matrix of all models of a test, which its `about` names
 REMEDY = "remedy"  # the kind of a matrix under one, of the measure and remedy that its `about` names
 # the table of features that are left out

@@ -5,7 +5,7 @@ The constants were fitted to single measures of 1000 rows and to short runs, on 
 
 import functools
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
@@ -84,6 +84,16 @@ def moments_time(measures: Iterable[Measure], widths: list[int], pairs: int, row
     features, count = float(sum(widths)), len(list(measures))
     operations = 2 * rows * features**2 + count * pairs * 40 * (features / len(widths)) ** 3
     return operations / _speed(hardware)
+
+
+def neurons_time(widths: Sequence[Sequence[int]], rows: int, rotations: int, hardware: Hardware) -> float:
+    """Seconds for the products of all neurons of different models in float64, and for rotations of all layers. widths:
+    of the layers of each model."""
+    neurons = [sum(own) for own in widths]
+    pairs = sum(neurons) ** 2 - sum(count**2 for count in neurons)
+    squares, cubes = (sum(width**power for own in widths for width in own) for power in (2, 3))
+    rotated = sum((sum(neurons) - sum(own)) * sum(width**2 for width in own) for own in widths)
+    return 2 * (rows * (pairs + 2 * squares) + rotations * (2 * rotated + 40 * cubes)) / _speed(hardware)
 
 
 def times(parts: Mapping[str, float], hardware: Hardware, *, figures: int = 10) -> dict[str, str]:

@@ -1,0 +1,129 @@
+"""The best counterpart of each neuron of a model among the neurons of another, and the same in a rotated basis.
+
+Source: Gurnee, Horsley, Guo, Kheirkhah, Sun, Hathaway, Nanda, Bertsimas, Universal Neurons in GPT2 Language Models,
+2024 (arXiv 2401.12181). Theirs: Pearson correlations over tokens, the largest (not the largest absolute one) over all
+neurons of the other model, and the same where each layer of the other model is multiplied by a random matrix. Ours: the
+random matrix is orthogonal, and several are drawn.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import combinations, permutations
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+TINY = 1e-300
+CONSTANT = 1e-12  # share of a neuron's mean square below which its variance is rounding
+
+
+class CrossMoments:
+    """Second moments of the neurons of several models over paired rows: between any two models, and within each layer.
+
+    They add up in float64 over batches, so that memory grows with the square of the neurons and not with the rows.
+
+    widths: of the layers of each model.
+    """
+
+    def __init__(self, widths: Sequence[Sequence[int]]):
+        self.widths = [list(of_model) for of_model in widths]
+        self.rows = 0
+        self._shift: list[Tensor] = []
+        self._total: list[Tensor] = []
+        self._within: list[list[Tensor]] = []
+        self._across: dict[tuple[int, int], Tensor] = {}
+
+    def add(self, batch: Sequence[Sequence[Float[Tensor, "n _"]]]) -> None:
+        """batch: the same rows of every layer of every model."""
+        models = [torch.cat(list(layers), 1).double() for layers in batch]
+        if not self.rows:
+            self._shift = [x.mean(0) for x in models]  # so that the correction for the mean cancels no digits
+            self._total = [torch.zeros_like(shift) for shift in self._shift]
+            self._within = [[x.new_zeros(d, d) for d in own] for x, own in zip(models, self.widths, strict=True)]
+            self._across = {
+                (a, b): models[a].new_zeros(models[a].shape[1], models[b].shape[1])
+                for a, b in combinations(range(len(models)), 2)
+            }
+        for x, shift, total in zip(models, self._shift, self._total, strict=True):
+            x -= shift
+            total += x.sum(0)
+        for x, own, squares in zip(models, self.widths, self._within, strict=True):
+            for part, square in zip(x.split(own, 1), squares, strict=True):
+                square.addmm_(part.T, part)
+        for (a, b), product in self._across.items():
+            product.addmm_(models[a].T, models[b])
+        self.rows += len(models[0])
+
+    def across(self, a: int, b: int) -> Float[Tensor, "neurons others"]:
+        """Sums of products of the centred neurons of two models."""
+        product = self._across[a, b] if a < b else self._across[b, a].T
+        return product - torch.outer(self._total[a], self._total[b]) / self.rows
+
+    def within(self, model: int) -> list[Float[Tensor, "_ _"]]:
+        """Sums of products of the centred neurons of each layer."""
+        totals = self._total[model].split(self.widths[model])
+        return [x - torch.outer(t, t) / self.rows for x, t in zip(self._within[model], totals, strict=True)]
+
+    def lengths(self, model: int) -> tuple[Float[Tensor, " neurons"], Bool[Tensor, " neurons"]]:
+        """The norm of every centred neuron, and whether it varies."""
+        squares = torch.cat([x.diagonal() for x in self.within(model)]).clamp_min(0)
+        mean = self._shift[model] + self._total[model] / self.rows
+        return squares.sqrt(), squares > CONSTANT * (squares + self.rows * mean.square())
+
+
+class Counterparts(NamedTuple):
+    """Of every neuron of a model, its best counterpart in another.
+
+    correlation: with it. neuron: its number among all neurons of the other model. rotated: the largest correlation with
+    a neuron of the other model in each rotated basis. Where a neuron does not vary, all are 0.
+    """
+
+    correlation: Float[np.ndarray, " neurons"]
+    neuron: Int[np.ndarray, " neurons"]
+    rotated: Float[np.ndarray, "rotations neurons"]
+
+
+def rotation(width: int, draw: Sequence[int]) -> Float[np.ndarray, "width width"]:
+    """A random orthogonal matrix, uniformly distributed. draw: the seed."""
+    q, r = np.linalg.qr(np.random.default_rng(draw).standard_normal((width, width)))
+    return q * np.sign(r.diagonal())
+
+
+def counterparts(
+    moments: CrossMoments,
+    *,
+    rotations: int,
+    seed: int,
+    absolute: bool = False,
+    progress: Callable[[Sequence[int]], Iterator[int]] = iter,
+) -> dict[tuple[int, int], Counterparts]:
+    """By the numbers of two models, the counterparts of the neurons of the first in the second; for all pairs, both
+    ways. absolute: by absolute correlation."""
+    models = range(len(moments.widths))
+    lengths, varying = zip(*(moments.lengths(model) for model in models), strict=True)
+
+    def found(model: int, other: int) -> Counterparts:
+        scale = torch.where(varying[model], 1 / lengths[model].clamp_min(TINY), 0.0)
+        products = moments.across(model, other) * scale[:, None]
+        correlations = torch.where(varying[other], products / lengths[other].clamp_min(TINY), 0.0)
+        best, neuron = _strength(correlations, absolute).max(1)
+        del correlations
+        rotated = torch.full((rotations, len(scale)), -1.0).to(best)
+        layers = zip(products.split(moments.widths[other], 1), moments.within(other), strict=True)
+        for layer, (of_layer, square) in enumerate(layers):
+            for draw in range(rotations):
+                q = torch.from_numpy(rotation(len(square), [seed, draw, other, layer])).to(square)
+                norms = (q * (square @ q)).sum(0).clamp_min(0).sqrt()
+                turned = torch.where(norms > 0, of_layer @ q / norms.clamp_min(TINY), 0.0)
+                rotated[draw] = rotated[draw].maximum(_strength(turned, absolute).amax(1))
+        values = (best.clamp(max=1), neuron, rotated.clamp(max=1))
+        return Counterparts(*(x.cpu().numpy() for x in values))
+
+    pairs = list(permutations(models, 2))
+    return {pairs[i]: found(*pairs[i]) for i in progress(range(len(pairs)))}
+
+
+def _strength(correlations: Tensor, absolute: bool) -> Tensor:
+    return correlations.abs() if absolute else correlations

@@ -1,0 +1,185 @@
+"""Universal neurons: which neurons of a model have a counterpart in models that were trained apart from it?"""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from itertools import pairwise
+from typing import Any, ClassVar
+
+import numpy as np
+
+from repsim_cli.activations.batching import passes
+from repsim_cli.activations.inputs import check_modality, paired, tokenizers
+from repsim_cli.activations.rows import devices, readings
+from repsim_cli.analysis.neurons import Counterparts, CrossMoments, counterparts
+from repsim_cli.content import COUNTERPARTS, Matrix, Results, Side
+from repsim_cli.data.base import Data
+from repsim_cli.errors import BadInput, RunFailed
+from repsim_cli.models.source import AnySource, Source
+from repsim_cli.registry import studies
+from repsim_cli.results import Run, slug
+from repsim_cli.settings import Extract, Hardware, Several
+from repsim_cli.studies.bounds import check_memory, in_gb, most_rows, other_settings, passing, shown, usual_length
+from repsim_cli.studies.cost import forward_time, neurons_time, times
+from repsim_cli.studies.sample import counted, inputs, opened, prepare
+
+LEAST = 3  # rows
+
+
+@studies.register("universal_neurons")
+class UniversalNeurons:
+    """Compares every neuron with every neuron of every other model (Gurnee et al. 2024).
+
+    Of each neuron it keeps the largest Pearson correlation over rows with a neuron of each other model, in any of the
+    layers that are read, and the largest with a neuron of that model after a random rotation of each of its layers: a
+    correlation that a direction of no meaning reaches too. All models run once, and sums of products add up over
+    batches.
+
+    rotations: how many random rotations of each layer are drawn.
+    absolute: take absolute correlations; published are signed ones.
+    Example: repsim run study=universal_neurons model=[tiny_a,tiny_b] measure=[] extract.hook_points=[mlp_post]
+        extract.estimate=moments
+    """
+
+    # correlations have no scale, and a neuron that is left out would have no number
+    takes_remedies: ClassVar[Sequence[str]] = ("skip", "skip_tokens")
+
+    def __init__(
+        self,
+        *,
+        model: Mapping[str, AnySource],
+        data: Data,
+        extract: Extract,
+        hardware: Hardware,
+        seed: int,
+        cache: bool = True,
+        rotations: Several = 5,
+        absolute: bool = False,
+    ):
+        if len(model) < 2:
+            raise BadInput(f"model: neurons are compared between models, got {list(model)}; select two or more")
+        if extract.estimate != "moments":
+            raise BadInput(
+                f"extract.estimate: correlations are of all rows, got {extract.estimate}; use extract.estimate=moments"
+            )
+        self.models, self.data, self.extract, self.hardware = dict(model), data, extract, hardware
+        self.seed, self.cache, self.rotations, self.absolute = seed, cache, rotations, absolute
+        self.live = {label: source for label, source in model.items() if isinstance(source, Source)}
+        check_modality(self.live, data)
+        self.readings = readings(model, extract)
+        self.widths = [[layer.width for layer in reading.layers] for reading in self.readings]
+        self._check_rows(most_rows(self.models, extract))
+        self.devices = devices(hardware, list(model))
+        need = self.memory()
+        if sum(need.values()) > hardware.memory_limit:
+            advice = other_settings(need, hardware, self.live)
+            check_memory(sum(need.values()), hardware, f"read fewer layers (extract.layers=[0,-1]), {advice}")
+        self.tokenizers = tokenizers(self.live, data, extract)
+
+    def _check_rows(self, rows: int) -> None:
+        if rows < LEAST:
+            raise BadInput(f"data: correlations need {LEAST} rows, got {rows}; give more text")
+
+    def memory(self) -> dict[str, float]:
+        """Bytes, estimated: weights, a forward batch, rows, and sums of products between models and within layers."""
+        neurons = [sum(widths) for widths in self.widths]
+        pairs = (sum(neurons) ** 2 - sum(count**2 for count in neurons)) / 2
+        largest = sorted(neurons)[-2:]
+        squares = sum(width**2 for widths in self.widths for width in widths)
+        return {
+            "Python and its libraries": 0.5e9,
+            **passing(self.live, self.extract, self.hardware, sum(neurons)),
+            "rows": (4.0 * 3 + 8.0) * self.extract.batch_rows * sum(neurons),
+            "products": 8.0 * (pairs + squares + 3 * largest[0] * largest[1]),
+        }
+
+    def plan(self) -> dict[str, Any]:
+        """What a run would do: models, layers, neurons, forward passes, memory in GB."""
+        length = usual_length(self.live, self.data, self.extract)
+        return {
+            "models": shown(self.models),
+            "layers": sum(map(len, self.widths)),
+            "neurons, at most": sum(map(sum, self.widths)),
+            "rotations": self.rotations,
+            "forward passes, unless stored": len(self.live) * passes(self.extract.sequences, length, self.hardware),
+            "memory, GB": in_gb(self.memory()),
+            "time, roughly": times(self._times(), self.hardware, figures=3),
+        }
+
+    def _times(self) -> dict[str, float]:
+        extract, hardware = self.extract, self.hardware
+        length = usual_length(self.live, self.data, extract)
+        total = min(most_rows(self.models, extract), extract.sequences * length)
+        return {
+            "forward passes": forward_time(self.live.values(), extract.sequences, length, hardware),
+            "correlations": neurons_time(self.widths, total, self.rotations, hardware),
+        }
+
+    def run(self, run: Run) -> Results:
+        prepare(run, self.hardware)
+        with run.stage("data"):
+            sequences = inputs(run, self.live, self.tokenizers, self.data, self.extract, self.seed)
+            self.readings = paired(self.readings, sequences, self.data, self.extract)
+            total = counted(run, self, sequences)
+            self._check_rows(total)
+        moments = CrossMoments(self.widths)
+        ends = np.cumsum([0, *map(len, self.widths)])
+        with opened(run, self, sequences, total) as rows, run.stage("activations and products"):
+            for batch in rows.stream(partial(run.progress, label="activations and products", unit="batches")):
+                moments.add([batch[start:end] for start, end in pairwise(ends)])
+            tables = rows.tables([layer for reading in self.readings for layer in reading.layers])
+        varying = [moments.lengths(model)[1].cpu().numpy() for model in range(len(self.readings))]
+        for reading, own in zip(self.readings, varying, strict=True):
+            if not own.any():
+                raise RunFailed(
+                    f"model.{reading.label}: no neuron varies over the rows, got {len(own)} constant ones; leave it out"
+                )
+        with run.stage("counterparts"):
+            made = counterparts(
+                moments,
+                rotations=self.rotations,
+                seed=self.seed,
+                absolute=self.absolute,
+                progress=partial(run.progress, label="counterparts", unit="pairs of models"),
+            )
+        matrices = dict(self._matrix(run, pair, found, varying, moments.rows) for pair, found in made.items())
+        return Results(study="universal_neurons", matrices=matrices, tables=tables)
+
+    def _matrix(
+        self, run: Run, pair: tuple[int, int], found: Counterparts, varying: Sequence[np.ndarray], rows: int
+    ) -> tuple[str, Matrix]:
+        """A row for each property of the neurons of a model, a column for each neuron that varies."""
+        a, b = pair
+        model, other = self.readings[a].label, self.readings[b].label
+        (layers, neurons), (layers_of_others, neurons_of_others) = (_numbered(self.widths[side]) for side in pair)
+        kept = varying[a]
+        values = np.stack(
+            [
+                layers[kept],
+                neurons[kept],
+                layers_of_others[found.neuron[kept]],
+                neurons_of_others[found.neuron[kept]],
+                found.correlation[kept],
+                *found.rotated[:, kept],
+            ]
+        )
+        properties = ["layer", "neuron", "layer of the counterpart", "counterpart", "correlation"]
+        return f"counterparts of {model} in {other}", Matrix(
+            rows=Side(model=model, layers=[*properties, *(f"rotation {i}" for i in range(self.rotations))]),
+            columns=Side(model="neurons", layers=[]),
+            values=run.write_array(f"counterparts-{a:02d}-{b:02d}-{slug(model)}-in-{slug(other)}", values),
+            n=rows,
+            label="absolute correlation" if self.absolute else "correlation",
+            about={
+                "kind": COUNTERPARTS,
+                "other": other,
+                "layers": [layer.name for layer in self.readings[a].layers],
+                "layers of the other": [layer.name for layer in self.readings[b].layers],
+                "neurons": len(kept),
+                "constant": int((~kept).sum()),
+            },
+        )
+
+
+def _numbered(widths: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    """The layer of every neuron, and its number in it."""
+    return np.repeat(np.arange(len(widths)), widths), np.concatenate([np.arange(width) for width in widths])
