@@ -56,10 +56,12 @@ class CrossMoments:
             product.addmm_(models[a].T, models[b])
         self.rows += len(models[0])
 
-    def across(self, a: int, b: int) -> Float[Tensor, "neurons others"]:
-        """Sums of products of the centred neurons of two models."""
+    def across(self, a: int, b: int) -> Iterator[Float[Tensor, "neurons _"]]:
+        """Sums of products of the centred neurons of a model with those of each layer of another."""
         product = self._across[a, b] if a < b else self._across[b, a].T
-        return product - torch.outer(self._total[a], self._total[b]) / self.rows
+        totals = self._total[b].split(self.widths[b])
+        for part, total in zip(product.split(self.widths[b], 1), totals, strict=True):
+            yield part - torch.outer(self._total[a], total) / self.rows
 
     def within(self, model: int) -> list[Float[Tensor, "_ _"]]:
         """Sums of products of the centred neurons of each layer."""
@@ -106,17 +108,22 @@ def counterparts(
 
     def found(model: int, other: int) -> Counterparts:
         scale = torch.where(varying[model], 1 / lengths[model].clamp_min(TINY), 0.0)
-        products = moments.across(model, other) * scale[:, None]
-        correlations = torch.where(varying[other], products / lengths[other].clamp_min(TINY), 0.0)
-        best, neuron = _strength(correlations, absolute).max(1)
-        del correlations
-        rotated = torch.full((rotations, len(scale)), -1.0).to(best)
-        layers = zip(products.split(moments.widths[other], 1), moments.within(other), strict=True)
-        for layer, (of_layer, square) in enumerate(layers):
+        best, neuron = torch.full_like(scale, -1.0), torch.zeros_like(scale, dtype=torch.long)
+        rotated = best.repeat(rotations, 1)
+        first = 0
+        for layer, (products, square) in enumerate(
+            zip(moments.across(model, other), moments.within(other), strict=True)
+        ):
+            products, own = products * scale[:, None], slice(first, first + len(square))
+            correlations = torch.where(varying[other][own], products / lengths[other][own].clamp_min(TINY), 0.0)
+            first = own.stop
+            largest, place = _strength(correlations, absolute).max(1)
+            neuron = torch.where(largest > best, own.start + place, neuron)
+            best = best.maximum(largest)
             for draw in range(rotations):
                 q = torch.from_numpy(rotation(len(square), [seed, draw, other, layer])).to(square)
                 norms = (q * (square @ q)).sum(0).clamp_min(0).sqrt()
-                turned = torch.where(norms > 0, of_layer @ q / norms.clamp_min(TINY), 0.0)
+                turned = torch.where(norms > 0, products @ q / norms.clamp_min(TINY), 0.0)
                 rotated[draw] = rotated[draw].maximum(_strength(turned, absolute).amax(1))
         values = (best.clamp(max=1), neuron, rotated.clamp(max=1))
         return Counterparts(*(x.cpu().numpy() for x in values))

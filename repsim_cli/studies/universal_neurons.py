@@ -83,13 +83,13 @@ class UniversalNeurons:
         """Bytes, estimated: weights, a forward batch, rows, and sums of products between models and within layers."""
         neurons = [sum(widths) for widths in self.widths]
         pairs = (sum(neurons) ** 2 - sum(count**2 for count in neurons)) / 2
-        largest = sorted(neurons)[-2:]
+        widest = max(width for widths in self.widths for width in widths)
         squares = sum(width**2 for widths in self.widths for width in widths)
         return {
             "Python and its libraries": 0.5e9,
             **passing(self.live, self.extract, self.hardware, sum(neurons)),
             "rows": (4.0 * 3 + 8.0) * self.extract.batch_rows * sum(neurons),
-            "products": 8.0 * (pairs + squares + 3 * largest[0] * largest[1]),
+            "products": 8.0 * (pairs + squares + 4 * max(neurons) * widest),
         }
 
     def plan(self) -> dict[str, Any]:
