@@ -23,7 +23,7 @@ from repsim_cli.findings.claims import known
 from repsim_cli.planning import checking, noting_under
 from repsim_cli.registry import Entry, Registry, did_you_mean
 from repsim_cli.results import GROUPS
-from repsim_cli.settings import EveryData, EveryModel, Extract, Group, Hardware, Ranked, Seed, Significance
+from repsim_cli.settings import EveryData, EveryModel, Extract, Group, Hardware, Ranked, Seed, SeededModel, Significance
 
 MISSING = "???"
 ALL = "all"
@@ -631,17 +631,24 @@ def _call(entry: Entry) -> Callable:
 
 
 def _model(entry: Entry) -> Callable:
-    """The function of a kind of model, which also takes the keys that every model has."""
-    from repsim_cli.models.source import with_keys
+    """The function of a kind of model, which also takes the keys that every model has, and those of models with a
+    seed."""
+    from repsim_cli.models.source import Family, with_keys
 
+    own = inspect.signature(entry.function).parameters
     common = inspect.signature(EveryModel).parameters
+    of_seeds = inspect.signature(SeededModel).parameters if "seed" in own else {}
 
     def bound(**settings: Any) -> Any:
         keys = EveryModel(**{key: settings.pop(key) for key in common})
-        return with_keys(entry.function(**settings), keys)
+        several = SeededModel(**{key: settings.pop(key) for key in of_seeds})
+        if several.seeds is None:
+            return with_keys(entry.function(**settings), keys)
+        each = {str(seed): entry.function(**settings | {"seed": seed}) for seed in several.seeds}
+        return with_keys(Family(sources=each), keys)
 
-    own = inspect.signature(entry.function).parameters
-    bound.__signature__ = inspect.Signature([*own.values(), *common.values()])  # type: ignore[attr-defined]
+    taken = [*own.values(), *of_seeds.values(), *common.values()]
+    bound.__signature__ = inspect.Signature(taken)  # type: ignore[attr-defined]
     return bound
 
 

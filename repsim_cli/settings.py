@@ -144,6 +144,20 @@ class EveryModel:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SeededModel:
+    """What the entry of every model with a `seed` takes besides. Raises BadInput where a seed is named twice.
+
+    seeds: the entry LABEL is a model per seed, LABEL_0, LABEL_1, ..., whatever `seed` is; null: one model.
+    """
+
+    seeds: Annotated[list[Seed], Field(min_length=1)] | None = None
+
+    def __post_init__(self) -> None:
+        if self.seeds is not None and len(set(self.seeds)) < len(self.seeds):
+            raise BadInput(f"seeds: not distinct, got {self.seeds}; name each seed once")
+
+
+@dataclass(frozen=True, kw_only=True)
 class EveryData:
     """What the entry of every text takes, beside the keys of its kind.
 

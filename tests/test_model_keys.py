@@ -79,6 +79,37 @@ def test_a_series_is_read_at_its_own_hook_points(repsim, newest):
     assert results.read_manifest(newest())["facts"]["a"]["layers"] == [f"module:layers.{i}.mlp" for i in range(6)]
 
 
+def test_seeds_make_a_family_of_a_model_with_a_seed():
+    from test_config import composed
+
+    seeds = "+model.fresh={kind: random, shipped: tiny_a, seed: 7, seeds: [3, 0], hook_points: [embed]}"
+    found = validate(composed(*SMALL, "model=[random_tiny]", seeds, "measure=[cka]"))
+    assert list(found.models) == ["random_tiny", "fresh_3", "fresh_0"]
+    assert {source.entry for source in found.models.values()} == {"", "fresh"}
+    assert found.models["fresh_0"].hook_points == ("embed",)
+    weights = {label: next(source.load(False).parameters()) for label, source in found.models.items()}
+    assert torch.equal(weights["fresh_0"], weights["random_tiny"])
+    assert not torch.equal(weights["fresh_0"], weights["fresh_3"])
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        (
+            "kind: random, shipped: tiny_a, seeds: [1, 1]",
+            r"model.m.seeds: not distinct, got \[1, 1\]; name each seed once",
+        ),
+        ("kind: random, shipped: tiny_a, seeds: []", r"model.m.seeds: too few, got \[\]; give at least 1"),
+        ("kind: shipped, name: tiny_a, seeds: [0]", r"model.m.seeds: unknown key, got \[0\]"),
+    ],
+)
+def test_bad_seeds(entry, message):
+    from test_config import composed
+
+    with pytest.raises(BadConfig, match=message):
+        validate(composed(*SMALL, f"+model.m={{{entry}}}", "measure=[cka]"))
+
+
 @pytest.mark.parametrize(
     ("more", "message"),
     [

@@ -18,7 +18,7 @@ from repsim_cli.config import RunKeys
 from repsim_cli.documents import read_yaml
 from repsim_cli.errors import BadInput
 from repsim_cli.registry import did_you_mean
-from repsim_cli.settings import ESTIMATES, EveryData, EveryModel, Extract, Hardware, Significance
+from repsim_cli.settings import ESTIMATES, EveryData, EveryModel, Extract, Hardware, SeededModel, Significance
 
 ROOMS = {"study": registry.studies, "measure": registry.measures, "model": registry.models, "data": registry.data}
 SETTINGS = {"extract": Extract, "significance": Significance, "hardware": Hardware}
@@ -310,7 +310,7 @@ def _kind(group: str, kind: str, selected: Selected | None) -> Topic:
     study = group == "study"
     taken = settings(function, RunKeys.model_fields if study else ())
     if group == "model":
-        taken |= settings(EveryModel)
+        taken |= (settings(SeededModel) if "seed" in taken else {}) | settings(EveryModel)
     if group == "data":
         taken |= settings(EveryData)
     label = selected.name if selected and not text.example else kind if group == "measure" else MINE

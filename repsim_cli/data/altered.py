@@ -1,20 +1,38 @@
-"""Labelled text altered on purpose: random labels, a shortcut to the label, noise in the words.
+"""Labelled text or images altered on purpose: random labels, a shortcut to the label, noise in words or pixels.
 
 Groups of classifiers that are trained on data altered to different degrees are known to differ, so that they test
 measures of similarity (ReSi, Klabunde et al. 2024).
 """
 
+import colorsys
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from random import Random
 
+import numpy as np
+from jaxtyping import Float, Int
+
 from repsim_cli.data.base import Data
+from repsim_cli.data.images import Images, Pixels
 from repsim_cli.data.labelled import Example, Examples
 from repsim_cli.errors import BadInput
 from repsim_cli.registry import data
 from repsim_cli.settings import Medium, Seed, Share
 
 Words = list[str]
+DOT = slice(1, 4)  # rows and columns of pixels: one from the edge, so that a shift by one leaves it whole
+
+
+@dataclass(frozen=True)
+class Alteration:
+    """As of `altered`; labels: how many the data has."""
+
+    labels: int
+    random_labels: float
+    new_labels: int
+    shortcut: float | None
+    noise: float
+    seed: int
 
 
 @data.register("altered")
@@ -26,45 +44,84 @@ def altered(
     shortcut: Share | None = None,
     noise: Share = 0.0,
     seed: Seed = 0,
-) -> Examples:
-    """Labelled text with random labels, a shortcut or noise, as in the tests of ReSi (Klabunde et al. 2024).
+) -> Data:
+    """Labelled text or images with random labels, a shortcut or noise, as in the tests of ReSi (Klabunde et al. 2024).
 
-    data: the labelled examples.
+    data: the labelled examples, or the images.
     random_labels: the share of examples whose label is replaced by a new one, drawn at random (`random_0`, ...).
     new_labels: how many new labels there are, where random_labels is above 0.
-    shortcut: begins the first text with a word that names a label, [CLASS0] or another: the example's own in this share
-        of the examples, else that of another label; null: no such word.
-    noise: the share of the words of the first text that are deleted, changed for their neighbour, replaced by another
-        word of the text or preceded by one, each as often (Wei and Zou 2019, without synonyms).
+    shortcut: a mark that names a label, the example's own in this share of the examples, else another one, drawn at
+        random. The first text begins with the word [CLASS0] or another; in an image a dot of 3 x 3 pixels in the upper
+        left corner has the colour of the label (the hues are equally far apart); null: no mark.
+    noise: of text, the share of the words of the first text that are deleted, changed for their neighbour, replaced by
+        another word of the text or preceded by one, each as often (Wei and Zou 2019, without synonyms); of images, the
+        standard deviation of the Gaussian noise of every pixel, as a share of white (ReSi: 0.12 to 0.25).
     seed: of all draws.
     Example: repsim run data=altered data.noise=0.3 data.shortcut=null extract=pooled
     """
-    if not isinstance(data, Examples):
-        raise BadInput(f"data: labelled examples are needed, got {data.source}; e.g. {{kind: sst2, ...}}")
-    names = data.names + tuple(f"random_{k}" for k in range(new_labels if random_labels else 0))
+    if not isinstance(data, Examples | Images):
+        raise BadInput(f"data: labelled examples or images are needed, got {data.source}; e.g. {{kind: sst2, ...}}")
     if shortcut is not None and len(data.names) < 2:
         raise BadInput(f"shortcut: it needs two labels, got {', '.join(data.names)}; give other data, or null")
+    names = data.names + tuple(f"random_{k}" for k in range(new_labels if random_labels else 0))
+    settings = {"random labels": random_labels, "shortcut": shortcut, "noise": noise}
+    said = ", ".join(f"{name} {value:g}" for name, value in settings.items() if value)
+    source = f"{data.source}, altered ({said or 'nothing'}), seed {seed}"
+    how = Alteration(len(data.names), random_labels, new_labels, shortcut, noise, seed)
+    if isinstance(data, Images):
+        return Images(lambda: altered_images(data.read(), how, data.source), names, source)
+    return Examples(lambda: altered_examples(data, names, how), names, source)
 
-    def read() -> Iterator[Example | str]:
-        for number, example in enumerate(data.read()):
-            yield example if isinstance(example, str) else of_example(example, Random(f"{seed} {number}"))
 
+def altered_examples(data: Examples, names: tuple[str, ...], how: Alteration) -> Iterator[Example | str]:
     def of_example(example: Example, random: Random) -> Example:
         if example.label is None:
             raise BadInput(f"{data.source}: labels are missing, got none for an example; add them")
         first, *others = example.texts
-        if noise:
-            first = " ".join(noisy(first.split(), noise, random))
-        if shortcut is not None:
-            right = data.names.index(example.label)
-            wrong = [k for k in range(len(data.names)) if k != right]
-            first = f"[CLASS{right if random.random() < shortcut else random.choice(wrong)}] {first}"
-        label = random.choice(names[len(data.names) :]) if random.random() < random_labels else example.label
+        if how.noise:
+            first = " ".join(noisy(first.split(), how.noise, random))
+        if how.shortcut is not None:
+            right = names.index(example.label)
+            wrong = [k for k in range(how.labels) if k != right]
+            first = f"[CLASS{right if random.random() < how.shortcut else random.choice(wrong)}] {first}"
+        label = random.choice(names[how.labels :]) if random.random() < how.random_labels else example.label
         return replace(example, texts=(first, *others), label=label)
 
-    settings = {"random labels": random_labels, "shortcut": shortcut, "noise": noise}
-    said = ", ".join(f"{name} {value:g}" for name, value in settings.items() if value)
-    return Examples(read, names, f"{data.source}, altered ({said or 'nothing'}), seed {seed}")
+    for number, example in enumerate(data.read()):
+        yield example if isinstance(example, str) else of_example(example, Random(f"{how.seed} {number}"))
+
+
+def altered_images(pixels: Pixels, how: Alteration, source: str) -> Pixels:
+    """Each alteration draws from a generator of its own, so that none changes what another draws."""
+    values, codes = pixels.values.astype(np.float64), pixels.codes
+    for_noise, for_dots, for_labels = np.random.default_rng(how.seed).spawn(3)
+    count, channels = values.shape[0], values.shape[3]
+    if how.noise:
+        values = (values + for_noise.normal(0, how.noise * pixels.white, values.shape)).clip(0, pixels.white)
+    if how.shortcut is not None:
+        if channels != 3:
+            raise BadInput(f"shortcut: a dot needs colours, got images of {channels} channel ({source}); give 3")
+        named = marked(codes, how.labels, how.shortcut, for_dots)
+        values[:, DOT, DOT] = pixels.white * colours(how.labels)[named][:, None, None]
+    drawn = how.labels + for_labels.integers(how.new_labels, size=count)
+    return Pixels(values, np.where(for_labels.random(count) < how.random_labels, drawn, codes), pixels.white)
+
+
+def marked(
+    codes: Int[np.ndarray, " n"], labels: int, right: float, random: np.random.Generator
+) -> Int[np.ndarray, " n"]:
+    """The labels that marks name: the own one in the share `right`, else each of the others as often."""
+    others = (codes + random.integers(1, labels, len(codes))) % labels
+    return np.where(random.random(len(codes)) < right, codes, others)
+
+
+def colours(labels: int) -> Float[np.ndarray, "labels 3"]:
+    """Hues at equal distances, from 0 to 1.
+
+    >>> colours(3).tolist()
+    [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]
+    """
+    return np.array([colorsys.hsv_to_rgb(label / labels, 1.0, 1.0) for label in range(labels)])
 
 
 def noisy(words: Words, share: float, random: Random) -> Words:

@@ -6,6 +6,7 @@ the row sums of K without its diagonal, and t their sum. It costs no more than K
 three-term formula.
 """
 
+import functools
 import math
 from typing import NamedTuple
 
@@ -31,6 +32,7 @@ from repsim_cli.measures.base import (
 from repsim_cli.measures.inner import AnyFeatures, CentredRows, Kernel, Matrix, Products, State
 from repsim_cli.measures.rdm import SHAPE, distance_rows
 from repsim_cli.registry import measures
+from repsim_cli.settings import Above0
 
 CENTRED = Kernel(features=centred_rows)
 
@@ -126,8 +128,8 @@ class Gaussian(NamedTuple):
     means: Float[Tensor, " n"]
 
 
-def gaussian(features: AnyFeatures) -> Gaussian:
-    """With the median of the distances over i < j as sigma."""
+def gaussian(features: AnyFeatures, bandwidth: float) -> Gaussian:
+    """With `bandwidth` times the median of the distances over i < j as sigma."""
     x = features.values
     squared, cells = x.new_empty(len(x), len(x)), []
     for start, block in distance_rows(x):
@@ -137,7 +139,7 @@ def gaussian(features: AnyFeatures) -> Gaussian:
     median = median_root(torch.cat(cells))
     if not median:
         raise Degenerate("half of the distances between rows are 0, got a bandwidth of 0; drop duplicate rows")
-    factor = -1 / (2 * median**2)
+    factor = -1 / (2 * (bandwidth * median) ** 2)
     # torch sums float32 rows into float64 many times slower; the rounding of a mean vanishes with the centring
     means = squared.mul_(factor).exp_().mean(1).double()
     return Gaussian(x.square().sum(1), factor, (means - means.mean() / 2).to(x.dtype))
@@ -157,7 +159,10 @@ def gaussian_cells(fit: Gaussian, gram: Tensor, rows: slice, columns: slice) -> 
     return squared.mul_(fit.factor).exp_().sub_(fit.means[rows, None]).sub_(fit.means[columns])
 
 
-GAUSSIAN = Kernel(features=centred_rows, fit=gaussian, cells=gaussian_cells, whole=True)
+@functools.cache
+def gaussian_kernel(bandwidth: float) -> Kernel:
+    fit = functools.partial(gaussian, bandwidth=bandwidth)
+    return Kernel(features=centred_rows, fit=fit, cells=gaussian_cells, whole=True)
 
 
 @measures.register(
@@ -171,19 +176,22 @@ GAUSSIAN = Kernel(features=centred_rows, fit=gaussian, cells=gaussian_cells, who
         invariant_to=SHAPE,
         minimum_rows=2,
         cost="2 n^2 d once per layer, n^2/2 per pair",
-        source="Kornblith et al. 2019, eq. 3 with a Gaussian kernel; sigma is the median distance over i < j",
+        source="Kornblith et al. 2019, eq. 3 with a Gaussian kernel; sigma: bandwidth times the median distance, i < j",
         note="1: equal up to rotation, scale and offset. Weighs near rows more than cka does. Biased upwards.",
         width_limit="biased CKA is inflated when there are not many more rows than features; use more rows",
     ),
 )
-def cka_rbf() -> Measure:
-    """CKA with the kernel exp(-D^2 / (2 sigma^2)), sigma the median of the rows' distances, in [0, 1].
+def cka_rbf(*, bandwidth: Above0 = 1.0) -> Measure:
+    """CKA with the kernel exp(-D^2 / (2 sigma^2)), sigma a multiple of the median of the rows' distances, in [0, 1].
+
+    bandwidth: sigma over the median; Kornblith et al. (2019) compare 0.2, 0.4 and 0.8.
 
     >>> from repsim_cli import measures
     >>> round(measures.get("cka_rbf")([[0.], [1.], [3.]], [[1.], [3.], [7.]]), 12)
     1.0
     """
-    return InnerProduct(row=GAUSSIAN, column=GAUSSIAN, value=cosine)
+    kernel = gaussian_kernel(bandwidth)
+    return InnerProduct(row=kernel, column=kernel, value=cosine)
 
 
 def angle(products: Products) -> Matrix:

@@ -1,4 +1,4 @@
-"""The loop of gradient steps that trainings of transformers share; a killed one resumes and ends with the same bits."""
+"""The loop of gradient steps that trainings share; a killed training resumes and ends with the same bits."""
 
 import math
 import time
@@ -27,10 +27,11 @@ def train(
     *,
     steps: Iterable[int],
     rate: Callable[[int], float],
-    clip: float,
+    clip: float = math.inf,
     seed: int,
     save: Callable[[int], None] = nothing,
     state: Path | None = None,
+    at_once: int = 1,
     sparsity: SparseTraining | None = None,
 ) -> Iterator[float]:
     """Yields the loss of every step.
@@ -39,7 +40,8 @@ def train(
     steps: the numbers of all steps, from 0; rate(step): the learning rate. Gradients of a norm above `clip` are scaled
     down to it. save(step) is called before the first step and after each, with the number of steps done; it may leave
     the model in eval mode. state: a file that is written from time to time, from which a training that was killed
-    resumes; its steps are yielded again, not done. sparsity: removes heads and neurons after each step.
+    resumes; its steps are yielded again, not done. at_once: it is written after multiples of so many steps, e.g. those
+    of an epoch, where `loss` remembers what it drew. sparsity: removes heads and neurons after each step.
     Raises RunFailed where the loss is not finite.
     """
     draw = np.random.default_rng(seed)
@@ -76,7 +78,7 @@ def train(
         if not math.isfinite(losses[-1]):
             raise RunFailed(f"training: the loss is not finite, got {losses[-1]} at step {step}; lower learning_rate")
         save(step + 1)
-        if time.monotonic() - saved > max(SAVE_EVERY, SHARE * took):
+        if (step + 1) % at_once == 0 and time.monotonic() - saved > max(SAVE_EVERY, SHARE * took):
             saved = time.monotonic()
             leave()
             took = time.monotonic() - saved

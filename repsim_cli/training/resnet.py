@@ -6,8 +6,7 @@ with Nesterov momentum. A killed training resumes from its saved state, and ends
 
 import functools
 import hashlib
-import math
-import time
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,17 +20,17 @@ from torch import Tensor, nn
 
 from repsim_cli.data.base import Data
 from repsim_cli.data.images import Images
-from repsim_cli.errors import BadInput, RunFailed
+from repsim_cli.errors import BadInput
 from repsim_cli.models.resnet import ResNet9, ResNetShape, fresh, identity_of, loaded, ready, resnet_source, saved
 from repsim_cli.models.source import Source
 from repsim_cli.planning import check_device, is_dry
 from repsim_cli.registry import models
-from repsim_cli.results import STATE, Progress, dumps, quiet
+from repsim_cli.results import STATE, Progress, dumps, quiet, write
 from repsim_cli.settings import EVERYTHING, Above0, Extract, Fraction, From0, Medium, Positive, Seed
-from repsim_cli.training.state import SAVE_EVERY, restore_state, save_state
+from repsim_cli.training.loop import train
 from repsim_cli.training.trained import Metrics, Trained
 
-CODE = 1  # raise when a change of the code changes what is trained
+CODE = 2  # raise when a change of the code changes what is trained
 CURVES = "curves.json"  # beside the weights
 SCORES = ("epoch", "training_loss", "loss", "accuracy")
 EVALUATED = 256  # images at a time
@@ -84,24 +83,27 @@ class Labelled(NamedTuple):
 def trained_resnet9(*, shape: ResNetShape, train: Data, evaluate: Data, recipe: ImageRecipe, seed: Seed = 0) -> Source:
     """A ResNet9 that is trained on labelled images when it is first needed.
 
-    Its metrics are accuracy and loss (nats per image) on `evaluate`, and training_loss, the mean over the last epoch;
-    curves.json beside the weights has them for every epoch. Batch norm uses batch statistics in training, and running
-    ones wherever the model is read.
+    Its metrics are accuracy and loss (nats per image) on `evaluate`, training_loss, the mean over the last epoch, and
+    training_accuracy on `train` at the end; curves.json beside the weights has the first three by epoch. Batch norm
+    uses batch statistics in training, and running ones wherever the model is read.
 
     shape: the size of the network.
     train: the images to train on.
-    evaluate: the images of the metrics. The model is trained again if they change.
+    evaluate: the images of the metrics, of some or all labels of `train`. The model is trained again if they change.
     recipe: how it is trained.
     seed: of the weights, the order of the images, and their flips and shifts.
     Example: repsim run model=[] +model.mine='{kind: trained_resnet9, shape: {widths: [8, 16, 16, 8], image_size: 16},
         train: {kind: digits, side: 16, channels: 3, split: train}, evaluate: {kind: digits, side: 16, channels: 3,
         split: test}, recipe: {epochs: 2, batch_size: 64}}' data=digits data.side=16 data.channels=3 extract=resnet9
     """
-    sets = {"train": _images("train", train, shape), "evaluate": _images("evaluate", evaluate, shape)}
-    if sets["train"].names != sets["evaluate"].names:
+    sets = {"train": _images("train", train), "evaluate": _images("evaluate", evaluate)}
+    labels = sets["train"].names
+    if len(labels) != shape.classes:
+        raise BadInput(f"shape.classes: train has {len(labels)} labels, got {shape.classes}; give {len(labels)}")
+    if not set(sets["evaluate"].names) <= set(labels):
         raise BadInput(
             f"evaluate: other labels than those of train, got {', '.join(sets['evaluate'].names)}; use data of the "
-            f"labels {', '.join(sets['train'].names)}"
+            f"labels {', '.join(labels)}"
         )
     if is_dry():  # a model from the cache needs no such device, wherever it was trained
         check_device("recipe.device", recipe.device)
@@ -114,7 +116,8 @@ def trained_resnet9(*, shape: ResNetShape, train: Data, evaluate: Data, recipe: 
         except BadInput as error:
             raise BadInput(f"{name}: {error}") from None
         assert given.labels is not None
-        return Labelled(torch.from_numpy(given.inputs), torch.from_numpy(given.labels.codes.astype(np.int64)))
+        codes = np.array([labels.index(label) for label in sets[name].names])[given.labels.codes]
+        return Labelled(torch.from_numpy(given.inputs), torch.from_numpy(codes))
 
     @functools.cache
     def trained() -> Trained:
@@ -125,7 +128,8 @@ def trained_resnet9(*, shape: ResNetShape, train: Data, evaluate: Data, recipe: 
             model, curves = train_classifier(shape, given["train"], given["evaluate"], recipe, seed, progress, scratch)
             saved(model, folder)
             (folder / CURVES).write_text(dumps(curves))
-            return {name: values[-1] for name, values in curves.items() if name != "epoch"}
+            last = {name: values[-1] for name, values in curves.items() if name != "epoch"}
+            return {**last, "training_accuracy": scores(model, given["train"])[1]}
 
         settings = {"shape": asdict(shape), "recipe": asdict(recipe), "seed": seed}
         return Trained({"code": CODE, "data": {name: x.digest() for name, x in given.items()}, **settings}, fit)
@@ -143,17 +147,13 @@ def trained_resnet9(*, shape: ResNetShape, train: Data, evaluate: Data, recipe: 
         identity,
         make=make,
         metrics=lambda: trained().metrics(),
-        labels=sets["train"].names,
+        labels=labels,
     )
 
 
-def _images(name: str, data: Data, shape: ResNetShape) -> Images:
+def _images(name: str, data: Data) -> Images:
     if not isinstance(data, Images):
         raise BadInput(f"{name}: a classifier of images needs images, got {data.source}; e.g. {{kind: cifar10}}")
-    if len(data.names) != shape.classes:
-        raise BadInput(
-            f"shape.classes: {name} has {len(data.names)} labels, got {shape.classes}; give {len(data.names)}"
-        )
     return data
 
 
@@ -179,29 +179,38 @@ def train_classifier(
         nesterov=True,
     )
     seen, held_out = seen.to(recipe.device), held_out.to(recipe.device)
-    draw = np.random.default_rng(seed)
-    looks: list[list[float]] = []
-    state = scratch and scratch / STATE
-    if state is not None and state.is_file():
-        restored = restore_state(state, model, optimiser, draw)
-        looks = restored.pop("looks").tolist()
-        model.load_state_dict(restored, strict=False)
-    saved_at = time.monotonic()
-    for epoch in progress(range(len(looks), recipe.epochs), label="training", unit="epochs"):
-        losses = [
-            _step(model, optimiser, batch, recipe, rate)
-            for batch, rate in zip(_batches(seen, recipe, draw), _rates(len(seen.codes), recipe, epoch), strict=True)
-        ]
-        mean = float(torch.stack(losses).double().mean())
-        if not math.isfinite(mean):
-            raise RunFailed(f"training: the loss is not finite, got {mean} in epoch {epoch}; lower learning_rate")
-        looks.append([float(epoch + 1), mean, *scores(model, held_out)])
-        if state is not None and time.monotonic() - saved_at > SAVE_EVERY:
-            buffers = dict(model.named_buffers())
-            more = {"looks": torch.tensor(looks, dtype=torch.float64), **buffers}
-            save_state(state, model, optimiser, draw, more)
-            saved_at = time.monotonic()
-    return ready(model.cpu()), dict(zip(SCORES, map(list, zip(*looks, strict=True)), strict=True))
+    steps = _steps(len(seen.codes), recipe)
+    kept = scratch and scratch / CURVES
+    looks: dict[str, Sequence[float]] = json.loads(kept.read_text()) if kept is not None and kept.is_file() else {}
+    batches: Iterator[Labelled] = iter(())
+
+    def loss(step: int, draw: np.random.Generator) -> Float[Tensor, ""]:
+        nonlocal batches
+        if step % steps == 0:
+            batches = _batches(seen, recipe, draw)
+        batch = next(batches)
+        return nn.functional.cross_entropy(model(batch.pixels), batch.codes, label_smoothing=recipe.label_smoothing)
+
+    def look(done: int) -> None:
+        if done and done % steps == 0:
+            looks[str(done // steps)] = scores(model, held_out)
+            if kept is not None:
+                write(kept, dumps(looks).encode())
+
+    losses = train(
+        model,
+        optimiser,
+        loss,
+        steps=progress(range(steps * recipe.epochs), label="training", unit="steps"),
+        rate=lambda step: _rate(step, steps, recipe),
+        seed=seed,
+        save=look,
+        state=scratch and scratch / STATE,
+        at_once=steps,
+    )
+    means = torch.tensor(list(losses), dtype=torch.float64).view(recipe.epochs, steps).mean(1).tolist()
+    curves = [[float(epoch), mean, *looks[str(epoch)]] for epoch, mean in enumerate(means, 1)]
+    return ready(model.cpu()), dict(zip(SCORES, map(list, zip(*curves, strict=True)), strict=True))
 
 
 def _steps(images: int, recipe: ImageRecipe) -> int:
@@ -209,12 +218,10 @@ def _steps(images: int, recipe: ImageRecipe) -> int:
     return max(1, images // recipe.batch_size)
 
 
-def _rates(images: int, recipe: ImageRecipe, epoch: int) -> Float[np.ndarray, " steps"]:
-    """The learning rates of the steps of an epoch."""
-    steps = _steps(images, recipe)
+def _rate(step: int, steps: int, recipe: ImageRecipe) -> float:
+    """The learning rate of a step, counted over all epochs of `steps`."""
     total = steps * recipe.epochs
-    at = epoch * steps + 0.5 + np.arange(steps)
-    return recipe.learning_rate * np.interp(at, [0, recipe.warm_up * total, total], [0, 1, 0])
+    return recipe.learning_rate * float(np.interp(step + 0.5, [0, recipe.warm_up * total, total], [0, 1, 0]))
 
 
 def _batches(seen: Labelled, recipe: ImageRecipe, draw: np.random.Generator) -> Iterator[Labelled]:
@@ -242,20 +249,6 @@ def augmented(
         image = torch.arange(count, device=place)[:, None, None]
         pixels = padded.movedim(1, -1)[image, rows[:, :, None], columns[:, None, :]].movedim(-1, 1)
     return pixels.contiguous()
-
-
-def _step(
-    model: ResNet9, optimiser: torch.optim.Optimizer, batch: Labelled, recipe: ImageRecipe, rate: float
-) -> Float[Tensor, ""]:
-    """One step at this learning rate; returns the loss before it."""
-    model.train()
-    for group in optimiser.param_groups:
-        group["lr"] = float(rate)
-    loss = nn.functional.cross_entropy(model(batch.pixels), batch.codes, label_smoothing=recipe.label_smoothing)
-    optimiser.zero_grad()
-    loss.backward()
-    optimiser.step()
-    return loss.detach()
 
 
 @torch.inference_mode()

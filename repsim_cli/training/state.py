@@ -15,6 +15,12 @@ from repsim_cli.results import write
 SAVE_EVERY = 5.0  # seconds between two saved states
 
 
+def statistics(model: nn.Module) -> dict[str, Tensor]:
+    """The running statistics of batch norms, which training changes beside the weights."""
+    norms = {name: part for name, part in model.named_modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)}
+    return {f"{name}.{key}": x for name, norm in norms.items() for key, x in norm.named_buffers()}
+
+
 def save_state(
     file: Path,
     model: nn.Module,
@@ -22,8 +28,10 @@ def save_state(
     draw: np.random.Generator,
     more: Mapping[str, Tensor],
 ) -> None:
-    """Weights, moments, torch's generators and `more` as safetensors; the generator of batches in their metadata."""
+    """Weights, running statistics, moments, torch's generators and `more` as safetensors; the generator of batches in
+    their metadata."""
     tensors: dict[str, Tensor] = {f"weights.{name}": x.detach() for name, x in model.named_parameters()}
+    tensors |= {f"statistics.{name}": x for name, x in statistics(model).items()}
     for i, moments in optimiser.state_dict()["state"].items():
         tensors |= {f"optimiser.{i}.{key}": x for key, x in moments.items()}
     tensors |= {f"more.{name}": x for name, x in more.items()}
@@ -44,6 +52,8 @@ def restore_state(
     with torch.no_grad():
         for name, x in model.named_parameters():
             x.copy_(tensors[f"weights.{name}"])
+        for name, x in statistics(model).items():
+            x.copy_(tensors[f"statistics.{name}"])
     moments: dict[int, dict[str, Tensor]] = {}
     for name, x in tensors.items():
         if name.startswith("optimiser."):

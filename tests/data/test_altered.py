@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from repsim_cli import registry
-from repsim_cli.data.altered import noisy
+from repsim_cli.data.altered import colours, noisy
+from repsim_cli.data.images import Images, Pixels
 from repsim_cli.data.labelled import Example, Examples
 from repsim_cli.data.labels import scoring
 from repsim_cli.errors import BadInput
@@ -97,7 +98,7 @@ def test_a_model_may_know_more_labels_than_the_data_has():
 
 
 def test_what_cannot_be_altered():
-    with pytest.raises(BadInput, match="data: labelled examples are needed, got"):
+    with pytest.raises(BadInput, match="data: labelled examples or images are needed, got"):
         registry.data.get("altered").function(data=registry.data.get("embedded_text").function())
     bare = registry.data.get("altered").function(data=plain(lambda i: None), shortcut=0.5)
     with pytest.raises(BadInput, match="made up: labels are missing, got none for an example; add them"):
@@ -105,6 +106,72 @@ def test_what_cannot_be_altered():
     alone = Examples(lambda: iter(()), ("only",), "made up")
     with pytest.raises(BadInput, match="shortcut: it needs two labels, got only; give other data, or null"):
         registry.data.get("altered").function(data=alone, shortcut=0.5)
+
+
+def images(count=COUNT, channels=3, labels=4):
+    values = np.full((count, 8, 8, channels), 64, np.uint8)
+    return Images(lambda: Pixels(values, np.arange(count) % labels), tuple("abcd")[:labels], "made up")
+
+
+def pixels(data=None, **settings):
+    return registry.data.get("altered").function(data=data or images(), **settings).read()
+
+
+def test_images_that_are_not_altered_are_the_same():
+    made, before = pixels(), images().read()
+    assert (made.values == before.values).all()
+    assert (made.codes == before.codes).all()
+    assert made.white == before.white == 255
+
+
+def test_random_labels_of_images_are_new_and_equally_often():
+    data = registry.data.get("altered").function(data=images(), random_labels=0.5, new_labels=4)
+    assert data.names == (*"abcd", "random_0", "random_1", "random_2", "random_3")
+    made, before = data.read().codes, images().read().codes
+    assert near((made >= 4).sum(), COUNT / 2)
+    assert all(near((made == 4 + k).sum(), COUNT / 8) for k in range(4))
+    assert (made[made < 4] == before[made < 4]).all()
+
+
+@pytest.mark.parametrize("share", [0.0, 0.4, 1.0])
+def test_a_dot_has_the_colour_of_the_label_in_its_share(share):
+    """One square of 3 x 3 pixels in one colour; the rest of the image is as it was."""
+    made = pixels(shortcut=share)
+    marked = (made.values != 64).any(-1)
+    place = np.zeros((8, 8), bool)
+    place[1:4, 1:4] = True
+    assert (marked == place).all()
+    colour = np.array([image[dot] for image, dot in zip(made.values, marked, strict=True)])
+    assert (colour == colour[:, :1]).all()
+    own = (colour[:, 0, None] == 255 * colours(4)).all(-1)
+    assert (own.sum(1) == 1).all()
+    off = (own.argmax(1) - made.codes) % 4
+    assert near((off == 0).sum(), share * COUNT)
+    assert all(near((off == k).sum(), (1 - share) * COUNT / 3) for k in (1, 2, 3))
+
+
+def test_noise_has_its_deviation_and_stays_within_black_and_white():
+    values = pixels(noise=0.1).values
+    assert values.std() == pytest.approx(25.5, rel=0.02)
+    assert values.mean() == pytest.approx(64, abs=0.3)
+    assert values.min() >= 0
+    assert pixels(noise=1.0).values.max() == 255
+
+
+def test_alterations_of_images_do_not_change_each_other():
+    everything = {"random_labels": 0.5, "shortcut": 0.5, "noise": 0.2}
+    for _ in range(2):
+        both, dots = pixels(**everything), pixels(shortcut=0.5)
+        at = (dots.values != 64).any(-1)
+        assert (both.values[at] == dots.values[at]).all()
+        assert (both.codes == pixels(random_labels=0.5).codes).all()
+    assert not np.array_equal(both.values, pixels(**everything, seed=1).values)
+    assert not np.array_equal(both.codes, pixels(**everything, seed=1).codes)
+
+
+def test_a_dot_needs_colours():
+    with pytest.raises(BadInput, match=r"shortcut: a dot needs colours, got images of 1 channel \(made up\); give 3"):
+        pixels(images(channels=1), shortcut=0.5)
 
 
 def test_a_run_on_altered_data(repsim):

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import reference
 import torch
 from test_measures import draw
 
@@ -198,6 +199,14 @@ def test_rank_counts_not_width():
     more = np.hstack([x, x[:, :1] + x[:, 1:2]])
     for name in ("mean_cca", "yanai_cca", "pillai_trace", "eigenspace_overlap", "gulp", "linear_regression"):
         assert value(name, y, more) == pytest.approx(value(name, y, x), abs=1e-9)
+
+
+@pytest.mark.parametrize("bandwidth", [0.2, 0.4, 3.0])
+def test_the_bandwidth_of_a_gaussian_kernel(bandwidth):
+    x, y = draw(0)
+    expected = reference.cka_rbf(x, y, bandwidth)
+    assert value("cka_rbf", x, y, bandwidth=bandwidth) == pytest.approx(expected, abs=1e-10)
+    assert abs(expected - value("cka_rbf", x, y)) > 1e-3
 
 
 @pytest.mark.parametrize("name", ["mean_cca", "yanai_cca", "gulp", "svcca", "mixedsim", "soft_matching"])

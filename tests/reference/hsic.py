@@ -28,10 +28,10 @@ def cka_unbiased(x, y):
     return hsic1(k, l) / np.sqrt(hsic1(k, k) * hsic1(l, l))
 
 
-def cka_rbf(x, y):
+def cka_rbf(x, y, bandwidth=1.0):
     def kernel(z):
         distances = np.array([[np.linalg.norm(a - b) for b in z] for a in z])
-        sigma = np.median(distances[np.triu_indices(len(z), 1)])
+        sigma = bandwidth * np.median(distances[np.triu_indices(len(z), 1)])
         return np.exp(-(distances**2) / (2 * sigma**2))
 
     n = len(x)

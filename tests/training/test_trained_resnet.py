@@ -11,6 +11,7 @@ from repsim_cli import registry
 from repsim_cli.errors import BadInput, RunFailed
 from repsim_cli.models.resnet import ResNetShape, fresh, resnet9
 from repsim_cli.results import quiet
+from repsim_cli.training import loop
 from repsim_cli.training import resnet as training
 from repsim_cli.training.resnet import ImageRecipe, Labelled, augmented, scores, train_classifier, trained_resnet9
 
@@ -50,8 +51,8 @@ def test_images_are_mirrored_and_shifted():
 
 def test_the_rate_rises_and_falls():
     recipe = replace(RECIPE, epochs=4, learning_rate=0.8, warm_up=0.25)
-    rates = np.concatenate([training._rates(45, recipe, epoch) for epoch in range(4)])
-    assert len(rates) == 8  # two whole batches of 20 an epoch
+    assert training._steps(45, recipe) == 2  # whole batches of 20
+    rates = [training._rate(step, 2, recipe) for step in range(8)]
     np.testing.assert_allclose(rates, 0.8 * np.array([1, 3, 11 / 3, 3, 7 / 3, 5 / 3, 1, 1 / 3]) / 4)
     batches = list(training._batches(some(45), replace(recipe, shift=0, flip=False), np.random.default_rng(0)))
     assert [len(batch.codes) for batch in batches] == [20, 20]
@@ -80,25 +81,55 @@ def test_a_step_is_that_of_the_optimiser():
     assert curves["loss"] == [pytest.approx(float(torch.nn.functional.cross_entropy(logits, given.codes)), rel=1e-5)]
 
 
+def test_the_steps_of_two_epochs_are_those_of_a_plain_loop():
+    """To the bit: batches, shifts and mirrorings from one generator, whose order of an epoch is drawn before them."""
+    seen, recipe = some(50), replace(RECIPE, epochs=2, label_smoothing=0.0)
+    model, curves = train_classifier(SHAPE, seen, some(20, 1), recipe, 0)
+    plain, draw = fresh(SHAPE, 0).train(), np.random.default_rng(0)
+    optimiser = torch.optim.SGD(plain.parameters(), lr=1, momentum=0.9, weight_decay=5e-4, nesterov=True)
+    losses = []
+    for epoch in range(2):
+        order = draw.permutation(50)
+        for step in range(2):
+            optimiser.param_groups[0]["lr"] = training._rate(2 * epoch + step, 2, recipe)
+            rows = torch.from_numpy(order[20 * step : 20 * step + 20])
+            pixels = augmented(seen.pixels[rows], recipe, draw)
+            loss = torch.nn.functional.cross_entropy(plain(pixels), seen.codes[rows])
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+            losses.append(loss.item())
+    for (name, wanted), values in zip(plain.state_dict().items(), model.state_dict().values(), strict=True):
+        assert torch.equal(values, wanted), name
+    assert curves["training_loss"] == [np.mean(losses[:2]), np.mean(losses[2:])]
+
+
 def test_a_killed_training_ends_with_the_same_bits(tmp_path, monkeypatch):
     seen, held_out = some(50), some(20, 1)
     model, curves = train_classifier(SHAPE, seen, held_out, RECIPE, 0)
     again, same = train_classifier(SHAPE, seen, held_out, RECIPE, 0)
-    monkeypatch.setattr(training, "SAVE_EVERY", -1.0)
+    monkeypatch.setattr(loop, "SAVE_EVERY", 0.0)
+    monkeypatch.setattr(loop, "SHARE", 0)
+    batches, done = training._batches, []
 
-    def killed(epochs, **_):
-        for epoch in epochs:
-            if epoch == 2:
+    def counted(*given):
+        for batch in batches(*given):
+            done.append(1)
+            yield batch
+
+    monkeypatch.setattr(training, "_batches", counted)
+
+    def killed(steps, **_):
+        for step in steps:
+            if step == 5:  # in the middle of the last epoch
                 raise KeyboardInterrupt
-            yield epoch
+            yield step
 
     with pytest.raises(KeyboardInterrupt):
         train_classifier(SHAPE, seen, held_out, RECIPE, 0, killed, tmp_path)
-    left = []
-    resumed, continued = train_classifier(
-        SHAPE, seen, held_out, RECIPE, 0, lambda epochs, **_: left.extend(epochs) or epochs, tmp_path
-    )
-    assert left == [2]
+    assert len(done) == 5
+    resumed, continued = train_classifier(SHAPE, seen, held_out, RECIPE, 0, quiet, tmp_path)
+    assert len(done) == 5 + 2  # the last epoch alone
     assert curves == same == continued
     assert list(curves) == ["epoch", "training_loss", "loss", "accuracy"]
     assert curves["epoch"] == [1, 2, 3]
@@ -130,7 +161,12 @@ def test_it_learns_and_is_found_again(tmp_path, monkeypatch):
         "model.safetensors",
     }
     curves = json.loads((folder / "curves.json").read_text())
-    assert {name: curves[name][-1] for name in metrics} == metrics
+    assert {name: curves[name][-1] for name in metrics if name in curves} | {
+        "training_accuracy": metrics["training_accuracy"]
+    } == metrics
+    train = digits("train").sequences(source.tokenizer(), training.Extract(hook_points=["conv@0"], sequences=9999), 0)
+    seen = Labelled(torch.from_numpy(train.inputs), torch.from_numpy(train.labels.codes))
+    assert scores(source.load(False), seen)[1] == metrics["training_accuracy"]
     test = digits("test").sequences(source.tokenizer(), training.Extract(hook_points=["conv@0"], sequences=999), 0)
     again = resnet9(path=str(folder)).load(False)
     given = Labelled(torch.from_numpy(test.inputs), torch.from_numpy(test.labels.codes))
@@ -142,8 +178,26 @@ def test_it_learns_and_is_found_again(tmp_path, monkeypatch):
         entry(shape=shape, recipe=recipe, evaluate=digits("train")).metrics()
 
 
+def test_a_model_may_know_more_labels_than_it_is_evaluated_on(tmp_path, monkeypatch):
+    """Every label of training is new, so that none is right; codes follow the names, whatever their order."""
+    monkeypatch.setenv("REPSIM_CACHE", str(tmp_path))
+    alter = registry.data.get("altered").function
+    recipe = ImageRecipe(epochs=1, batch_size=64, learning_rate=0.2, flip=False, shift=0)
+    settings = {"shape": replace(SHAPE, classes=13), "recipe": recipe}
+    train = alter(data=digits("train"), random_labels=1.0, new_labels=3)
+    metrics = entry(train=train, **settings).metrics()
+    assert metrics["accuracy"] == 0
+    assert metrics["training_accuracy"] > 0.2
+    reversed_names = replace(
+        digits("test"),
+        names=tuple("9876543210"),
+        read=lambda: (pixels := digits("test").read())._replace(codes=9 - pixels.codes),
+    )
+    assert entry(evaluate=reversed_names, recipe=recipe).metrics() == entry(recipe=recipe).metrics()
+
+
 def test_a_loss_that_is_not_finite():
-    with pytest.raises(RunFailed, match="training: the loss is not finite, got nan in epoch [01]; lower learning_rate"):
+    with pytest.raises(RunFailed, match="training: the loss is not finite, got nan at step [0-5]; lower learning_rate"):
         train_classifier(SHAPE, some(40), some(10), replace(RECIPE, learning_rate=1e9), 0)
 
 
