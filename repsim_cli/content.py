@@ -28,7 +28,11 @@ DIAGNOSED = ["model", "layer", "rows", "features", FEATURE, FEATURE_SHARE, ROWS_
 
 FEATURE_MAPS = "feature maps"  # the kind of a matrix of them: a row per image, a layer after the other
 COUNTERPARTS = "counterparts"  # the kind of a matrix of the neurons of a model and their counterparts in another
-COMPARED = "compared"  # the kind of a matrix of all models of a test, which its `about` names
+# of tests of measures: the kinds of a matrix of all models of a test, which its `about` names, and of their last layers
+# with components deleted; the tables of what could not be measured and of what it cost
+COMPARED, TRUNCATED, UNMEASURED, COSTS = "compared", "truncated", "not measured", "cost of measures"
+UNMEASURED_COLUMNS = ["measure", "data", "test", "hook point", "why"]
+COSTS_COLUMNS = ["measure", "data", "rows", "pairs", "seconds per pair", "rho with all rows"]
 REMEDY = "remedy"  # the kind of a matrix under one, of the measure and remedy that its `about` names
 # the table of features that are left out
 LEFT_OUT = "features left out"

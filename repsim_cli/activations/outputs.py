@@ -16,11 +16,11 @@ from repsim_cli.errors import RunFailed
 def outputs(
     model: nn.Module,
     sequences: Sequences,
-    batches: Iterable[Int[np.ndarray, " b"]],
+    batches: Iterable[Int[np.ndarray, " _"]],
     *,
     segments: bool,
-    tally: Callable[[Bool[np.ndarray, "b s"]], None] = lambda mask: None,
-) -> Iterator[Float[Tensor, "b ..."]]:
+    tally: Callable[[Bool[np.ndarray, "_ _"]], None] = lambda mask: None,
+) -> Iterator[Float[Tensor, "_ ..."]]:
     """Logits of each batch of sequences, float32, on the model's device: (b, classes) of a classifier, (b, places,
     vocabulary) of a language model. Batches are cut to the longest of their sequences.
 

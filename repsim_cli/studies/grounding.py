@@ -1,48 +1,114 @@
 """Models that are known to differ, or to be alike, compared under every measure: which measures see it?"""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
 
-from repsim_cli.activations.inputs import described, sequences_of
-from repsim_cli.activations.rows import Reading
-from repsim_cli.content import COMPARED, Matrix, Results, Side
-from repsim_cli.data.base import Data
+from repsim_cli.activations.batching import lengths_of, of_similar_length, passes
+from repsim_cli.activations.cached import Identities
+from repsim_cli.activations.inputs import check_modality, described, named, sequences_of, tokenizers
+from repsim_cli.activations.outputs import output_padding, outputs
+from repsim_cli.activations.rows import Reading, devices, readings, row_labels
+from repsim_cli.analysis.grounding import Cost, Layers, Measurement, Place, measurement, probe_accuracy, truncations
+from repsim_cli.cache import key
+from repsim_cli.content import (
+    COMPARED,
+    COSTS,
+    COSTS_COLUMNS,
+    TRUNCATED,
+    UNMEASURED,
+    UNMEASURED_COLUMNS,
+    Matrix,
+    Measured,
+    Results,
+    Side,
+    Table,
+)
+from repsim_cli.data.base import Data, Sequences
+from repsim_cli.data.labels import scoring
 from repsim_cli.errors import BadInput
+from repsim_cli.findings.groups import points_of
 from repsim_cli.measures import Measure
-from repsim_cli.models.source import AnySource
+from repsim_cli.models.source import AnySource, Source, facts
 from repsim_cli.registry import did_you_mean, studies
-from repsim_cli.results import Run
-from repsim_cli.settings import Extract, Hardware, Seed, Significance
-from repsim_cli.studies.matrices import clusters_of, matrices_of
+from repsim_cli.results import Run, slug
+from repsim_cli.settings import Extract, Hardware, Seed, Several
+from repsim_cli.studies.bounds import check_rows_fit, passing, shown, usual_length
+from repsim_cli.studies.cached import Content, finished_units
+from repsim_cli.studies.checks import check_measure, suitable
+from repsim_cli.studies.cost import forward_time, pairs_time, times
 from repsim_cli.studies.record import card_record
-from repsim_cli.studies.sample import prepare
-from repsim_cli.studies.similarity import Similarity
+from repsim_cli.studies.sample import counted, identified, opened, prepare
+
+HEAD = "AutoModelForSequenceClassification"
+CODE = 1  # raise when a change of the code changes what a unit of work holds
 
 
 @dataclass(frozen=True, kw_only=True)
-class GroundingTest:
-    """Models to tell apart, and the data that they are compared on.
+class Sample:
+    """Rows, and the models that are compared on them.
 
-    groups: {NAME: ENTRY of `model`}: the seeds of each entry are a group. A single group tests whether layers are found
-        again in other seeds.
-    data: what all of them read.
+    data: what the models read.
+    tests: {TEST: {GROUP: ENTRY of `model`}}: the seeds of each entry are a group. Several groups are to be told apart;
+        a single group tests whether layers are found again in other seeds, and whether distances follow the differences
+        of the models.
     """
 
-    groups: dict[str, str]
     data: Data
+    tests: dict[str, dict[str, str]]
+
+
+@dataclass(kw_only=True)
+class Reader:
+    """The models of a sample and what is read of them, as `sample.Study` has it. tests: the models of every group.
+    points: by hook point, the layers of each model there."""
+
+    data: Data
+    tests: dict[str, dict[str, list[str]]]
+    models: dict[str, AnySource]
+    readings: list[Reading]
+    points: dict[str, dict[str, list[str]]]
+    devices: dict[str, str]
+    tokenizers: dict[str, Any]
+    extract: Extract
+    hardware: Hardware
+    seed: int
+    cache: bool
+
+    @property
+    def live(self) -> dict[str, Source]:
+        return {label: source for label, source in self.models.items() if isinstance(source, Source)}
+
+    def compared(self, test: str, point: str) -> list[list[str]]:
+        """The layers of each model of a test: all of a single group, the last of several groups."""
+        groups = self.tests[test]
+        every = [self.points[point][model] for members in groups.values() for model in members]
+        return every if len(groups) == 1 else [layers[-1:] for layers in every]
+
+    def members(self, test: str) -> list[str]:
+        return [model for members in self.tests[test].values() for model in members]
+
+    @property
+    def places(self) -> list[Place]:
+        return [(test, point) for test in self.tests for point in self.points]
 
 
 @studies.register("grounding")
 class Grounding:
     """Compares groups of models whose differences are known, for the analysis `grades`, which ranks the measures.
 
-    tests: {NAME: {groups: {NAME: ENTRY}, data: {...}}}, each on data of its own.
-    Example: repsim run study=grounding model=[tiny_plain] 'options.tests={seeds: {groups: {plain: tiny_plain}, data:
-        {kind: overlap_nli}}}' extract=pooled
+    samples: {NAME: {data: {...}, tests: {TEST: {GROUP: ENTRY}}}}; each model reads a sample once, for all its tests.
+    slow: measures that are computed on at most `slow_rows` rows.
+    slow_rows: rows of slow measures, at most.
+    Example: repsim run study=grounding model=[tiny_plain] 'options.samples={pairs: {data: {kind: overlap_nli}, tests:
+        {seeds: {plain: tiny_plain}}}}' extract=pooled
     """
 
     def __init__(
@@ -55,118 +121,390 @@ class Grounding:
         seed: Seed,
         cache: bool = True,
         skip_unsuitable: bool = False,
-        tests: dict[str, GroundingTest],
+        samples: dict[str, Sample],
+        slow: list[str] | None = None,
+        slow_rows: Several = 200,
     ):
+        if extract.estimate != "full" or not extract.pooled:
+            got = f"{extract.estimate} of {extract.unit}s"
+            raise BadInput(f"extract: grounding compares examples, each a row, at once, got {got}; use extract=pooled")
+        if not samples:
+            raise BadInput("options.samples: none is named, got {}; write {NAME: {data: {...}, tests: {...}}}")
+        for label in slow or []:
+            if label not in measure and not skip_unsuitable:
+                raise BadInput(f"options.slow: no such measure, got '{label}'; {did_you_mean(label, measure)}")
+        self.models, self.extract, self.hardware, self.seed, self.cache = dict(model), extract, hardware, seed, cache
+        self.slow, self.slow_rows = slow or [], slow_rows
+        self.samples = {name: self._reader(name, sample) for name, sample in samples.items()}
+        read = {reading.label: reading for reader in self.samples.values() for reading in reader.readings}
+        self.readings, self.devices = list(read.values()), devices(hardware, list(model))
+        layers = [layer for reading in self.readings for layer in reading.layers]
+        self.measures, self.skipped = suitable(
+            measure, lambda bound: check_measure(bound, layers, extract, labelled=True), skip_unsuitable
+        )
+        check_rows_fit(self.memory, extract.rows, hardware, next(iter(self.samples.values())).live)
+
+    def _reader(self, name: str, sample: Sample) -> Reader:
+        """Raises BadInput for tests that cannot be made of these models."""
+        where = f"options.samples.{name}"
+        tests = {test: _members(f"{where}.tests.{test}", groups, self.models) for test, groups in sample.tests.items()}
         if not tests:
-            raise BadInput("options.tests: none is named, got {}; write {NAME: {groups: {NAME: ENTRY}, data: {...}}}")
-        self.groups = {name: _members(name, test, model) for name, test in tests.items()}
-        self.parts = {
-            name: Similarity(
-                model={label: model[label] for labels in self.groups[name].values() for label in labels},
-                data=test.data,
-                measure=measure,
-                extract=extract,
-                significance=Significance(clusters="row"),
-                hardware=hardware,
-                seed=seed,
-                cache=cache,
-                skip_unsuitable=skip_unsuitable,
-            )
-            for name, test in tests.items()
+            raise BadInput(f"{where}.tests: none is named, got {{}}; write {{TEST: {{GROUP: ENTRY}}}}")
+        labels = dict.fromkeys(label for groups in tests.values() for members in groups.values() for label in members)
+        models = {label: self.models[label] for label in labels}
+        live = {label: source for label, source in models.items() if isinstance(source, Source)}
+        check_modality(live, sample.data)
+        read = readings(models, self.extract)
+        points = _points(where, read)
+        for test, groups in tests.items():
+            if len(groups) == 1:
+                _check_equal_layers(f"{where}.tests.{test}", next(iter(groups.values())), points)
+        return Reader(
+            data=sample.data,
+            tests=tests,
+            models=models,
+            readings=read,
+            points=points,
+            devices=devices(self.hardware, list(self.models)),
+            tokenizers=tokenizers(live, sample.data, self.extract),
+            extract=self.extract,
+            hardware=self.hardware,
+            seed=self.seed,
+            cache=self.cache,
+        )
+
+    def rows_of(self, label: str) -> int:
+        return min(self.extract.rows, self.slow_rows if label in self.slow else self.extract.rows)
+
+    def memory(self, rows: int) -> dict[str, float]:
+        """Bytes, estimated."""
+        features = [sum(x.width for r in reader.readings for x in r.layers) for reader in self.samples.values()]
+        layers = max(sum(len(reading.layers) for reading in reader.readings) for reader in self.samples.values())
+        live = {label: source for reader in self.samples.values() for label, source in reader.live.items()}
+        return {
+            "Python and its libraries": 0.5e9,
+            **passing(live, self.extract, self.hardware, max(features)),
+            "rows": 4.0 * 4 * rows * max(features),
+            "matrices": 8.0 * rows**2 * max([1, *(bound.squares for bound in self.measures.values())]) * layers,
         }
-        self.hardware = hardware
-
-    @property
-    def readings(self) -> list[Reading]:
-        return list({reading.label: reading for part in self.parts.values() for reading in part.readings}.values())
-
-    @property
-    def measures(self) -> dict[str, Measure]:
-        """Those that suit every test."""
-        first, *others = (part.measures for part in self.parts.values())
-        return {label: bound for label, bound in first.items() if all(label in other for other in others)}
-
-    @property
-    def skipped(self) -> dict[str, str]:
-        return {label: why for part in self.parts.values() for label, why in part.skipped.items()}
 
     def plan(self) -> dict[str, Any]:
-        plans = {name: part.plan() for name, part in self.parts.items()}
+        extract, hardware = self.extract, self.hardware
+        pairs = {name: _pairs(reader) for name, reader in self.samples.items()}
+        seconds: dict[str, float] = dict.fromkeys(("forward passes", "similarity"), 0.0)
+        forward = 0
+        for name, reader in self.samples.items():
+            length = usual_length(reader.live, reader.data, extract)
+            widths = [layer.width for reading in reader.readings for layer in reading.layers]
+            forward += 2 * len(reader.live) * passes(extract.sequences, length, hardware)
+            seconds["forward passes"] += 2 * forward_time(reader.live.values(), extract.sequences, length, hardware)
+            for label, bound in self.measures.items():
+                seconds["similarity"] += 2 * pairs_time([bound], widths, pairs[name], self.rows_of(label), hardware)
         return {
+            "models": shown(self.models),
             "tests": {
-                name: {group: len(labels) for group, labels in groups.items()} for name, groups in self.groups.items()
+                name: {
+                    test: {group: len(members) for group, members in groups.items()}
+                    for test, groups in reader.tests.items()
+                }
+                for name, reader in self.samples.items()
             },
             "measures": list(self.measures),
-            **{
-                key: sum(plan[key] for plan in plans.values())
-                for key in ("layers", "pairs of layers", "tokens", "forward passes")
-            },
-            "time, roughly": {name: plan["time, roughly"] for name, plan in plans.items()},
+            "pairs of layers": sum(pairs.values()),
+            "forward passes": forward,
+            "time, roughly": times(seconds, hardware, figures=2),
         }
 
     def run(self, run: Run) -> Results:
         prepare(run, self.hardware)
-        run.manifest["models"] = {}
-        matrices: dict[str, Matrix] = {}
-        for name, part in self.parts.items():
-            with run.stage(name):
-                matrices |= self._of_test(run, name, part)
-        for key in ("data", "rows", "models_run", "matrices_cached"):
-            run.manifest.pop(key, None)
-        return Results(study="grounding", matrices=matrices)
+        identities = identified(run, self)
+        made = {name: self._sampled(run, name, reader, identities) for name, reader in self.samples.items()}
+        run.manifest["models_run"] = sorted({label for each in made.values() for label in each.models_run})
+        with run.stage("results"):
+            return self._results(run, made)
 
-    def _of_test(self, run: Run, name: str, part: Similarity) -> dict[str, Matrix]:
-        """A matrix of all layers of all models per measure."""
-        sequences = sequences_of(part.live, part.tokenizers, part.data, part.extract, part.seed)
-        description, notices = described(sequences, part.data, part.extract)
-        run.input(f"data of {name}", description)
-        for notice in notices:
-            run.warn(f"{name}: {notice}")
-        run.manifest["data"] = dict(description)
-        known = run.manifest["models"]
-        total = part.counted(run, sequences)
-        measures = {label: part.measures[label] for label in self.measures if label in part.measures}
-        made, _ = matrices_of(
-            run,
-            part,
-            {f"{label}, {name}": bound for label, bound in measures.items()},
-            part.significance,
-            sequences,
-            total,
-            clusters=clusters_of(part.significance, part.readings, sequences, part.extract, total),
-            trading=None,
-            wanted=None,
-            side=part.side(),
+    def _sampled(self, run: Run, name: str, reader: Reader, identities: Identities) -> "Made":
+        """A sample read by all its models, and measured."""
+        with run.stage(f"data of {name}"):
+            sequences = sequences_of(reader.live, reader.tokenizers, reader.data, self.extract, self.seed)
+            description, notices = described(sequences, reader.data, self.extract)
+            run.input(f"data of {name}", description)
+            for notice in notices:
+                run.warn(f"{name}: {notice}")
+        # what the rows of this sample note in the manifest stands under its name
+        part = replace(run, manifest={**run.manifest, "data": dict(description)})
+        total = counted(part, reader, sequences)
+        with opened(part, reader, sequences, total, identities=identities, diagnose=False) as rows:
+            with run.stage(f"activations of {name}"):
+                (taken,) = rows.stream(partial(run.progress, label=f"activations, {name}", unit="batches"))
+            numbers = rows.numbers(0)
+        codes = row_labels(next(iter(sequences.values())), self.extract)
+        labels = None if codes is None else torch.from_numpy(codes[numbers])
+        with run.stage(f"outputs of {name}"):
+            predicted = _predictions(reader, sequences, numbers)
+        layers, probes = self._layers(reader, taken, labels)
+        content = Content.of(reader, sequences, identities, total, None, code=CODE, tests=reader.tests)
+        with run.stage(f"similarity, {name}"):
+            measured = self._measured(run, name, layers, content if self.cache else None)
+        run.manifest[f"data of {name}"] = part.manifest["data"] | {"rows": len(numbers)}
+        return Made(
+            reader=reader, layers=layers, predicted=predicted, probes=probes, measured=measured,
+            models_run=part.manifest["models_run"],
+        )  # fmt: skip
+
+    def _layers(
+        self, reader: Reader, rows: Sequence[Tensor], labels: Tensor | None
+    ) -> tuple[Layers, dict[Place, dict[str, Any]]]:
+        """The layers that tests compare, and how well probes predict the labels from truncated ones."""
+        read = [(layer.model, layer.name) for reading in reader.readings for layer in reading.layers]
+        of = dict(zip(read, rows, strict=True))
+        compared = {
+            (test, point): [
+                [(model, name) for name in names]
+                for model, names in zip(reader.members(test), reader.compared(test, point), strict=True)
+            ]
+            for test, point in reader.places
+        }
+        used = list(dict.fromkeys(layer for models in compared.values() for layers in models for layer in layers))
+        truncated, probes = {}, {}
+        for (test, point), models in compared.items():
+            if len(reader.tests[test]) > 1 or labels is None:
+                continue
+            last = [of[layers[-1]] for layers in models]
+            cut = [truncations(x) for x in last]
+            truncated[test, point] = cut
+            probes[test, point] = {
+                "components": list(cut[0]),
+                "whole": [probe_accuracy(x, labels, self.seed) for x in last],
+                "accuracy": [[probe_accuracy(x, labels, self.seed) for x in each.values()] for each in cut],
+            }
+        layers = Layers(
+            names=[f"{name} of '{model}'" for model, name in used],
+            rows=[of[layer] for layer in used],
+            compared={
+                place: np.array([[used.index(layer) for layer in layers] for layers in models])
+                for place, models in compared.items()
+            },
+            truncated=truncated,
+            labels=labels,
         )
-        run.manifest["models"] = known | run.manifest["models"]
-        layers = [f"{reading.label} {layer.name}" for reading in part.readings for layer in reading.layers]
-        side = Side(model=name, layers=layers)
-        record = partial(Matrix, rows=side, columns=side, n=min(total, part.extract.rows))
+        return layers, probes
+
+    def _measured(self, run: Run, sample: str, layers: Layers, content: Content | None) -> dict[str, Measurement]:
+        """Every measure, a unit of work each."""
+        keys = {} if content is None else {label: content.of_matrix(bound) for label, bound in self.measures.items()}
+        keys = {label: of and key({"matrix": of, "rows": self.rows_of(label)}) for label, of in keys.items()}
+        measured = {}
+        with finished_units(run, "grounding", keys) as (known, keep):
+            for label in run.progress(list(self.measures), label=f"measures, {sample}", unit="measures"):
+                if label in known:
+                    made = _from_tensors(known[label], layers)
+                else:
+                    made = measurement(self.measures[label], layers.first(self.rows_of(label)))
+                    keep(label, _to_tensors(made))
+                for notice in made.notices:
+                    run.warn(f"{sample}: {notice}")
+                measured[label] = made
+        return measured
+
+    def _results(self, run: Run, made: Mapping[str, "Made"]) -> Results:
+        unmeasured = [
+            [label, sample, test, point, why]
+            for sample, each in made.items()
+            for label, measured in each.measured.items()
+            for (test, point), why in measured.failed.items()
+        ]
+        unmeasured += [
+            [label, sample, test, point, why]
+            for label, why in self.skipped.items()
+            for sample, each in made.items()
+            for test, point in each.reader.places
+        ]
+        for label, why in self.skipped.items():
+            run.skip(label, why)
+        costs = [
+            [label, sample, *cost]
+            for sample, each in made.items()
+            for label, measured in each.measured.items()
+            for cost in measured.costs
+        ]
+        return Results(
+            study="grounding",
+            measures=[self._record(run, label, bound, made) for label, bound in self.measures.items()],
+            tables={
+                UNMEASURED: Table(columns=UNMEASURED_COLUMNS, rows=unmeasured),
+                COSTS: Table(columns=COSTS_COLUMNS, rows=costs),
+            },
+            about={"samples": {sample: each.about(run, sample) for sample, each in made.items()}},
+        )
+
+    def _record(self, run: Run, label: str, bound: Measure, made: Mapping[str, "Made"]) -> Measured:
+        matrices, rows = [], self.rows_of(label)
+        for sample, each in made.items():
+            rows = min(rows, len(each.layers.rows[0]))
+            measured = each.measured[label]
+            for kind, parts in ((COMPARED, measured.compared), (TRUNCATED, measured.truncated)):
+                for (test, point), values in parts.items():
+                    stem = slug(f"{sample}-{test}-{point}-{kind}-{label}")
+                    sides = each.sides(test, point, kind)
+                    about = {"kind": kind, "data": sample, "test": test, "point": point}
+                    path = run.write_array(stem, values)
+                    matrices.append(Matrix(rows=sides[0], columns=sides[1], values=path, n=rows, about=about))
+        return Measured(
+            name=bound.name,
+            label=label,
+            settings=dict(bound.settings),
+            estimate={"kind": "full", "rows": rows, "rows_available": self.extract.rows, "batches": 1},
+            card=card_record(bound),
+            matrices=matrices,
+        )
+
+
+class Predicted(NamedTuple):
+    """What a classifier predicts for the rows, and its accuracy there."""
+
+    labels: list[str]
+    probabilities: Float[np.ndarray, "n c"]
+    accuracy: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Made:
+    """A sample that was read and measured."""
+
+    reader: Reader
+    layers: Layers
+    predicted: dict[str, Predicted]
+    probes: dict[Place, dict[str, Any]]
+    measured: dict[str, Measurement]
+    models_run: list[str]
+
+    def sides(self, test: str, point: str, kind: str) -> tuple[Side, Side]:
+        """What the rows and columns of a matrix are."""
+        models, compared = self.reader.members(test), self.reader.compared(test, point)
+        if kind == TRUNCATED:
+            left = [f"{count} components" for count in self.probes[test, point]["components"]]
+            return Side(model="models", layers=models), Side(model="last layer", layers=left)
+        names = [f"{model} {name}" for model, layers in zip(models, compared, strict=True) for name in layers]
+        return Side(model=test, layers=names), Side(model=test, layers=names)
+
+    def about(self, run: Run, sample: str) -> dict[str, Any]:
+        """What findings need beside the matrices; the rows of every layer and their labels are arrays."""
+        labels = self.layers.labels
         return {
-            f"{label}, {name}": record(
-                values=run.write_array(f"{name}-{label}", np.asarray(made[f"{label}, {name}"].values)),
-                label=bound.card.label,
-                about={
-                    "kind": COMPARED,
-                    "test": name,
-                    "measure": label,
-                    "card": card_record(bound),
-                    "groups": self.groups[name],
-                },
-            )
-            for label, bound in measures.items()
+            "modality": self.reader.data.modality,
+            "tests": self.reader.tests,
+            "points": list(self.reader.points),
+            "outputs": {
+                model: {
+                    "labels": predicted.labels,
+                    "probabilities": run.write_array(slug(f"{sample}-outputs-{model}"), predicted.probabilities),
+                    "accuracy": predicted.accuracy,
+                }
+                for model, predicted in self.predicted.items()
+            },
+            "probes": {f"{test}, {point}": probes for (test, point), probes in self.probes.items()},
+            "layers": [
+                [name, run.write_array(f"{slug(sample)}-rows-{i:03d}", rows.double().numpy())]
+                for i, (name, rows) in enumerate(zip(self.layers.names, self.layers.rows, strict=True))
+            ],
+            "compared": {f"{test}, {point}": at.tolist() for (test, point), at in self.layers.compared.items()},
+            "labels": None if labels is None else run.write_array(slug(f"{sample}-labels"), labels.double().numpy()),
         }
 
 
-def _members(name: str, test: GroundingTest, model: Mapping[str, AnySource]) -> dict[str, list[str]]:
+def _predictions(
+    reader: Reader, sequences: Mapping[str, Sequences], numbers: Int[np.ndarray, " n"]
+) -> dict[str, Predicted]:
+    """Of the classifiers among the models."""
+    labels = next(iter(sequences.values())).labels
+    made = {}
+    for label, source in reader.live.items():
+        if labels is None or source.modality != "text" or not (source.has_head and source.labels):
+            continue
+        given = sequences[label].take(numbers)
+        module = named(label, partial(source.with_head, HEAD)).to(reader.devices[label])
+        padding = output_padding(module, given, segments=source.segments)
+        batches = list(of_similar_length(lengths_of(given.mask), reader.hardware, padding))
+        logits = torch.cat(list(outputs(module, given, batches, segments=source.segments))).cpu()
+        probabilities = logits.double().softmax(-1).numpy()[np.argsort(np.concatenate(batches))]
+        right = scoring(source.labels, labels.names, f"model.{label}")
+        correct = right.correct(probabilities.argmax(-1), labels.codes[numbers])
+        made[label] = Predicted(list(source.labels), probabilities, float(correct.mean()))
+    return made
+
+
+def _to_tensors(made: Measurement) -> dict[str, Tensor]:
+    about = {
+        "failed": [[*place, why] for place, why in made.failed.items()],
+        "costs": made.costs,
+        "notices": made.notices,
+    }
+    parts = {"about": torch.tensor(list(json.dumps(about).encode()), dtype=torch.uint8)}
+    for kind, of in ((COMPARED, made.compared), (TRUNCATED, made.truncated)):
+        parts |= {f"{kind}\t{test}\t{point}": torch.from_numpy(values) for (test, point), values in of.items()}
+    return parts
+
+
+def _from_tensors(parts: Mapping[str, Tensor], layers: Layers) -> Measurement:
+    about = json.loads(bytes(parts["about"].tolist()))
+    kinds: dict[str, dict[Place, np.ndarray]] = {COMPARED: {}, TRUNCATED: {}}
+    for name, values in parts.items():
+        if name != "about":
+            kind, test, point = name.split("\t")
+            kinds[kind][test, point] = values.numpy()
+    return Measurement(
+        compared={place: kinds[COMPARED][place] for place in layers.compared if place in kinds[COMPARED]},
+        truncated={place: kinds[TRUNCATED][place] for place in layers.truncated if place in kinds[TRUNCATED]},
+        failed={(test, point): why for test, point, why in about["failed"]},
+        costs=[Cost(*cost) for cost in about["costs"]],
+        notices=about["notices"],
+    )
+
+
+def _members(where: str, groups: Mapping[str, str], model: Mapping[str, AnySource]) -> dict[str, list[str]]:
     """The models of every group of a test. Raises BadInput for an entry that is not there."""
     entries = {label: getattr(source, "entry", "") or label for label, source in model.items()}
-    known, where = list(dict.fromkeys(entries.values())), f"options.tests.{name}.groups"
-    groups: dict[str, list[str]] = {}
-    for group, entry in test.groups.items():
-        groups[group] = [label for label, own in entries.items() if own == entry]
-        if not groups[group]:
-            raise BadInput(f"{where}.{group}: no such model, got '{entry}'; {did_you_mean(entry, known)}")
+    known = list(dict.fromkeys(entries.values()))
+    members: dict[str, list[str]] = {}
+    for group, wanted in groups.items():
+        members[group] = [label for label, entry in entries.items() if entry == wanted]
+        if not members[group]:
+            raise BadInput(f"{where}.{group}: no such model, got '{wanted}'; {did_you_mean(wanted, known)}")
     if not groups:
-        raise BadInput(f"{where}: no group is named, got {{}}; write {{NAME: ENTRY}}")
-    return groups
+        raise BadInput(f"{where}: no group is named, got {{}}; write {{GROUP: ENTRY}}")
+    return members
+
+
+def _points(where: str, read: Sequence[Reading]) -> dict[str, dict[str, list[str]]]:
+    """By hook point, the layers of each model there. Raises BadInput where a model lacks a hook point."""
+    by_model = {reading.label: points_of(facts(reading.label, reading.source, reading.layers)) for reading in read}
+    first = next(iter(by_model.values()))
+    points: dict[str, dict[str, list[str]]] = {point: {} for point in first}
+    for reading in read:
+        of = by_model[reading.label]
+        if list(of) != list(first):
+            raise BadInput(
+                f"{where}: models with the same hook points are needed, got {', '.join(of)} of '{reading.label}' and "
+                f"{', '.join(first)} of '{read[0].label}'; choose extract.hook_points that all have"
+            )
+        for point, at in of.items():
+            points[point][reading.label] = [reading.layers[i].name for i in at.places]
+    return points
+
+
+def _check_equal_layers(where: str, models: Sequence[str], points: Mapping[str, Mapping[str, list[str]]]) -> None:
+    """Raises BadInput unless the models of a single group have the same layers."""
+    for of in points.values():
+        for model in models[1:]:
+            if of[model] != of[models[0]]:
+                raise BadInput(
+                    f"{where}: models of equal depth are needed, got {len(of[models[0]])} layers of '{models[0]}' and "
+                    f"{len(of[model])} of '{model}'; choose extract.layers that both have"
+                )
+
+
+def _pairs(reader: Reader) -> int:
+    """Pairs of layers that some test compares, at most."""
+    counts = [sum(map(len, reader.compared(test, point))) for test, point in reader.places]
+    return sum(count * (count + 1) // 2 for count in counts)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from recorded import recorded
 
-from repsim_cli import results
+from repsim_cli import measures, results
 
 ENTRY = (
     "{kind: finetuned, config: {model_type: bert, vocab_size: 120, hidden_size: 16, num_hidden_layers: 3,"
@@ -27,55 +27,166 @@ WORDS = (
     "extract.rows=30",
     "hardware.threads=1",
 )
-SEEDS = "seeds: {groups: {plain: plain}, data: {kind: overlap_nli, examples: 60}}"
-LABELS = (
-    "labels: {groups: {plain: plain, random: random},"
-    " data: {kind: altered, data: {kind: overlap_nli, examples: 60}, shortcut: 0.5}}"
+PAIRS_OF_TEST = "{kind: overlap_nli, examples: 60}"
+SEEDS = (
+    f"plain: {{data: {PAIRS_OF_TEST}, tests: {{seeds: {{plain: plain}}, labels: {{plain: plain, random: random}}}}}}"
 )
+NAMED = f"named: {{data: {{kind: altered, data: {PAIRS_OF_TEST}, shortcut: 0.5}}, tests: {{labels: {{plain: plain, random: random}}}}}}"
 
 
-def test_every_test_has_data_and_groups_of_its_own(repsim, newest):
-    code, _, err = repsim("run", *WORDS, f"+options.tests={{{SEEDS}, {LABELS}}}")
-    assert code == 0, err
-    record, manifest = recorded(newest()), json.loads((newest() / "manifest.json").read_text())
+@pytest.fixture
+def grounded(finished):
+    """Six classifiers on two samples."""
+    folder = finished(
+        *WORDS, f"+options.samples={{{SEEDS}, {NAMED}}}", "+options.slow=[procrustes]", "+options.slow_rows=20"
+    )
+    return folder, recorded(folder)
+
+
+def matrices(grounded):
+    """By measure and what the matrix is about, its values."""
+    folder, record = grounded
+    return {
+        (measure["label"], *x["about"].values()): results.read_array(folder, x["values"])
+        for measure in record["measures"]
+        for x in measure["matrices"]
+    }
+
+
+def test_a_sample_is_read_once_for_all_its_tests(grounded):
+    folder, _ = grounded
+    manifest = json.loads((folder / "manifest.json").read_text())
     assert len(manifest["models"]) == 6
-    assert manifest["data of seeds"] != manifest["data of labels"]
-    matrices = {name: results.read_array(newest(), x["values"]) for name, x in record["matrices"].items()}
-    assert {name: x.shape for name, x in matrices.items()} == {
-        "cka, seeds": (9, 9), "procrustes, seeds": (9, 9), "cka, labels": (18, 18), "procrustes, labels": (18, 18),
-    }  # fmt: skip
-    # the same models on other data
-    assert not np.allclose(matrices["cka, seeds"], matrices["cka, labels"][:9, :9])
+    assert manifest["data of plain"]["source"] != manifest["data of named"]["source"]
+    assert manifest["data of plain"]["rows"] == 30
+    of = {name: x.shape for name, x in matrices(grounded).items()}
+    assert {name: shape for name, shape in of.items() if name[0] == "cka"} == {
+        ("cka", "compared", "plain", "seeds", "resid_post"): (9, 9),
+        ("cka", "truncated", "plain", "seeds", "resid_post"): (3, 4),
+        ("cka", "compared", "plain", "labels", "resid_post"): (6, 6),
+        ("cka", "compared", "named", "labels", "resid_post"): (6, 6),
+    }
+    values = matrices(grounded)
+    seeds, groups = (values["cka", "compared", "plain", test, "resid_post"] for test in ("seeds", "labels"))
+    # the last layers of the seeds are those of the first group; on other data they are others
+    assert np.array_equal(seeds[2::3, 2::3], groups[:3, :3])
+    assert not np.allclose(groups, values["cka", "compared", "named", "labels", "resid_post"])
+
+
+def test_values_are_those_of_the_measure_on_the_stored_rows(grounded):
+    folder, record = grounded
+    sample = record["about"]["samples"]["plain"]
+    rows = [results.read_array(folder, path) for _, path in sample["layers"]]
+    (a, b), values = (
+        sample["compared"]["labels, resid_post"][0] + sample["compared"]["labels, resid_post"][3],
+        matrices(grounded),
+    )
+    assert measures.get("cka")(rows[a], rows[b]) == pytest.approx(
+        values["cka", "compared", "plain", "labels", "resid_post"][0, 3], abs=1e-5
+    )
+    # a slow measure sees fewer rows
+    assert measures.get("procrustes")(rows[a][:20], rows[b][:20]) == pytest.approx(
+        values["procrustes", "compared", "plain", "labels", "resid_post"][0, 3], abs=1e-5
+    )
+    whole = rows[sample["compared"]["seeds, resid_post"][0][-1]]
+    u, s, v = np.linalg.svd(whole - whole.mean(0), full_matrices=False)
+    cut = u[:, :4] * s[:4] @ v[:4] + whole.mean(0)
+    assert sample["probes"]["seeds, resid_post"]["components"] == [8, 4, 2, 1]
+    assert measures.get("cka")(whole, cut) == pytest.approx(
+        values["cka", "truncated", "plain", "seeds", "resid_post"][0, 1], abs=1e-5
+    )
+
+
+def test_grades_are_those_of_the_matrices(grounded):
+    _, record = grounded
     rows = record["tables"]["grades"]["rows"]
-    tests = {(row[1], row[2]) for row in rows}
-    assert {of for name, of in tests if name in ("separation", "conformity")} == {"labels"}
-    assert {of for name, of in tests if name not in ("separation", "conformity")} == {"seeds"}
-    assert {row[9] for row in rows if row[2] == "labels"} == {6}
-    groups = {tuple(row[:3]): row[3:] for row in record["tables"]["accuracy of groups"]["rows"]}
-    assert groups["labels", "random", 3] == [0.0, 0.0, 0.0]
-    assert groups["labels", "plain", 3] == groups["seeds", "plain", 3]
-    # by hand: pairs of a group against pairs with a model of it, at the last layer
-    last = matrices["cka, labels"][2::3, 2::3]
+    tests = {(row[1], row[2], row[3]) for row in rows}
+    assert {test[1:] for test in tests if test[0] in ("separation", "conformity")} == {
+        ("plain", "labels"), ("named", "labels"),
+    }  # fmt: skip
+    assert {test[1:] for test in tests if test[0] not in ("separation", "conformity")} == {("plain", "seeds")}
+    groups = {tuple(row[:4]): row[4:] for row in record["tables"]["accuracy of groups"]["rows"]}
+    assert groups["plain", "labels", "random", 3] == [0.0, 0.0, 0.0]
+    assert groups["plain", "labels", "plain", 3] == groups["plain", "seeds", "plain", 3]
+    # by hand: pairs of a group against pairs with a model of it
+    last = matrices(grounded)["cka", "compared", "plain", "labels", "resid_post"]
     within, across = last[:3, :3][np.triu_indices(3, 1)], last[:3, 3:].ravel()
     other = last[3:, 3:][np.triu_indices(3, 1)]
     conform = np.mean([(x[:, None] > across).mean() for x in (within, other)])
-    (score,) = (row[4] for row in rows if row[:3] == ["cka", "conformity", "labels"])
+    (score,) = (row[5] for row in rows if row[:4] == ["cka", "conformity", "plain", "labels"])
     assert score == pytest.approx(conform)
 
 
+def test_cost_and_rows(grounded):
+    _, record = grounded
+    costs = record["tables"]["cost of measures"]["rows"]
+    assert [row[2] for row in costs if row[:2] == ["cka", "plain"]] == [30]
+    assert [row[2] for row in costs if row[:2] == ["procrustes", "plain"]] == [20]
+    assert all(row[4] > 0 for row in costs)
+    table = {row[0]: row[6:] for row in record["tables"]["measures by grade"]["rows"]}
+    assert table["cka"][1:] == [30, 30]
+
+
+def test_a_second_run_measures_nothing_anew(finished, grounded, monkeypatch, repsim, newest):
+    """Units of work come from the cache, with the time that they took."""
+    folder, record = grounded
+    monkeypatch.setenv("REPSIM_CACHE", str(folder.parents[1] / "cache"))
+    monkeypatch.setattr("repsim_cli.studies.grounding.measurement", lambda *_: pytest.fail("measured again"))
+    words = (f"+options.samples={{{SEEDS}, {NAMED}}}", "+options.slow=[procrustes]", "+options.slow_rows=20")
+    code, _, err = repsim("run", *WORDS, *words)
+    assert code == 0, err
+    assert recorded(newest())["tables"] == record["tables"]
+
+
+def test_a_measure_without_a_value_says_why(repsim, newest, finished, grounded, monkeypatch):
+    monkeypatch.setenv("REPSIM_CACHE", str(grounded[0].parents[1] / "cache"))
+    words = ("measure=[cka,gaussian_mutual_information,tolerance_difference]", "skip_unsuitable=true")
+    code, _, err = repsim("run", *[w for w in WORDS if "measure=" not in w], *words, f"+options.samples={{{SEEDS}}}")
+    assert code == 0, err
+    rows = recorded(newest())["tables"]["not measured"]["rows"]
+    assert {row[0] for row in rows} == {"gaussian_mutual_information"}
+    assert "is infinite" in rows[0][-1]
+    graded = recorded(newest())["tables"]["grades"]["rows"]
+    assert {row[-1] for row in graded if row[0] == "gaussian_mutual_information"} == {rows[0][-1]}
+
+
+ONE = SEEDS.replace(", labels: {plain: plain, random: random}", "")
+
+
 @pytest.mark.parametrize(
-    ("tests", "message"),
+    ("samples", "message"),
     [
-        ("{}", "options.tests: none is named, got {}; write {NAME: {groups: {NAME: ENTRY}, data: {...}}}"),
-        ("{seeds: 3}", "options.tests.seeds: wrong value, got 3; give keys of {groups, data}"),
-        ("[a]", "options.tests: wrong value, got ['a']"),
-        (f"{{{SEEDS.replace('plain: plain', 'plain: plane')}}}", "no such model, got 'plane'; did you mean 'plain'?"),
-        (f"{{{SEEDS.replace('{plain: plain}', '{}')}}}", "options.tests.seeds.groups: no group is named, got {}"),
-        (f"{{{SEEDS.replace('overlap_nli', 'overlap')}}}", "options.tests.seeds.data.kind: unknown data kind"),
-        (f"{{{SEEDS.replace('examples', 'exampels')}}}", "options.tests.seeds.data.exampels: unknown key"),
+        ("{}", "options.samples: none is named, got {}; write {NAME: {data: {...}, tests: {...}}}"),
+        ("{plain: 3}", "options.samples.plain: wrong value, got 3; give keys of {data, tests}"),
+        ("[a]", "options.samples: wrong value, got ['a']"),
+        (f"{{{ONE.replace('{plain: plain}', '{plain: plane}')}}}", "no such model, got 'plane'; did you mean 'plain'?"),
+        (f"{{{ONE.replace('{plain: plain}', '{}')}}}", "options.samples.plain.tests.seeds: no group is named, got {}"),
+        (f"{{{ONE.replace('{seeds: {plain: plain}}', '{}')}}}", "options.samples.plain.tests: none is named, got {}"),
+        (f"{{{ONE.replace('overlap_nli', 'overlap')}}}", "options.samples.plain.data.kind: unknown data kind"),
+        (f"{{{ONE.replace('examples', 'exampels')}}}", "options.samples.plain.data.exampels: unknown key"),
     ],
 )
-def test_bad_tests(repsim, tests, message):
-    code, _, err = repsim("run", *WORDS, f"+options.tests={tests}")
+def test_bad_samples(repsim, samples, message):
+    code, _, err = repsim("run", *WORDS, f"+options.samples={samples}")
+    assert code == 2
+    assert message in err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["+options.slow=[ckaa]"], "options.slow: no such measure, got 'ckaa'; did you mean 'cka'?"),
+        (
+            ["extract.estimate=per_batch"],
+            "extract: grounding compares examples, each a row, at once, got per_batch of means",
+        ),
+        (
+            ["+model.plain.hook_points=[mlp_out]"],
+            "models with the same hook points are needed, got resid_post of 'random_0'",
+        ),
+    ],
+)
+def test_bad_settings(repsim, words, message):
+    code, _, err = repsim("run", *WORDS, f"+options.samples={{{SEEDS}}}", *words)
     assert code == 2
     assert message in err
