@@ -33,6 +33,7 @@ COUNTERPARTS = "counterparts"  # the kind of a matrix of the neurons of a model 
 COMPARED, TRUNCATED, UNMEASURED, COSTS = "compared", "truncated", "not measured", "cost of measures"
 UNMEASURED_COLUMNS = ["measure", "data", "test", "hook point", "why"]
 COSTS_COLUMNS = ["measure", "data", "rows", "pairs", "seconds per pair", "rho with all rows"]
+GRID = "grid"  # the kind of a matrix of the models of a base and of a value of a factor, which its `about` names
 REMEDY = "remedy"  # the kind of a matrix under one, of the measure and remedy that its `about` names
 # the table of features that are left out
 LEFT_OUT = "features left out"

@@ -1,11 +1,13 @@
 """Raw text: local files, the text that ships with the package, and the Pile."""
 
 import logging
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
+
+import numpy as np
 
 from repsim_cli.data.files import existing, json_line, lines_of, parquet, parquet_rows
 from repsim_cli.data.labelled import file_records
@@ -15,6 +17,12 @@ from repsim_cli.errors import BadInput
 from repsim_cli.registry import data
 
 SUFFIXES = (".txt", ".jsonl", ".jsonl.zst", ".parquet")
+SPLITS: dict[str, Callable[[int], bool]] = {
+    "train": lambda index: index % 10 != 9,
+    "train_even": lambda index: index % 10 != 9 and index % 2 == 0,
+    "train_odd": lambda index: index % 10 != 9 and index % 2 == 1,
+    "validation": lambda index: index % 10 == 9,
+}
 
 
 @data.register("local_text")
@@ -57,19 +65,27 @@ def local_text(
 
 
 @data.register("embedded_text")
-def embedded_text(*, split: Literal["train", "validation"] = "validation") -> Text:
+def embedded_text(
+    *,
+    split: Literal["train", "train_even", "train_odd", "validation"] = "validation",
+    shuffle_words: bool = False,
+) -> Text:
     """The Jargon File 4.4.7 (public domain), which ships with the package; each entry is a document.
 
-    split: `validation` is every tenth entry, `train` the others, on which the shipped models were trained.
+    split: `validation` is every tenth entry, `train` the others, on which the shipped models were trained; `train_even`
+        and `train_odd` are its halves, entry by entry.
+    shuffle_words: put the words of every entry in a random order, the same in every pass.
     """
     file = Path(str(resources.files("repsim_cli"))) / "assets" / "text" / "jargon.jsonl.zst"
 
     def documents() -> Generator[str, None, None]:
+        order = np.random.default_rng(0)
         for index, text in enumerate(read(file, "text", "document")):
-            if (index % 10 == 9) == (split == "validation"):
-                yield text
+            if SPLITS[split](index):
+                yield " ".join(order.permutation(text.split())) if shuffle_words else text
 
-    return Text(documents, f"Jargon File 4.4.7 (public domain), {split}")
+    shuffled = ", words shuffled" if shuffle_words else ""
+    return Text(documents, f"Jargon File 4.4.7 (public domain), {split}{shuffled}")
 
 
 @data.register("pile")

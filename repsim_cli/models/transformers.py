@@ -171,12 +171,6 @@ def random(
             )
         return tokenizer_of(where, None if tokenizer else revision)
 
-    def fresh(eager: bool) -> nn.Module:
-        auto = library().AutoModel
-        with alone(), torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            return auto.from_config(settings, dtype=torch.float32, attn_implementation=_attention(eager))
-
     def whole(auto: str) -> nn.Module:
         try:
             with alone(), torch.random.fork_rng(devices=[]):
@@ -185,14 +179,49 @@ def random(
         except ValueError as error:
             raise BadInput(f"config: no head for {auto}, got model_type {settings.model_type}; {HEADLESS}") from error
         # the same backbone as without a head; either may lack a pooler
-        model.base_model.load_state_dict(fresh(False).state_dict(), strict=False)
+        model.base_model.load_state_dict(_fresh(settings, seed, False).state_dict(), strict=False)
         return uncached(model)
 
     identity = {
         "source": f"random weights, seed {seed}, {given[0] if given else settings.model_type}",
         "weights_hash": f"seed {seed}, config {config_hash(settings.to_dict())}",
     }
+    fresh = partial(_fresh, settings, seed)
     return replace(source(settings, own_tokenizer, fresh, lambda: identity, like, revision, whole), trained=False)
+
+
+def _fresh(config: Any, seed: int, eager: bool) -> nn.Module:
+    with alone(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        auto = library().AutoModel
+        return auto.from_config(config, dtype=torch.float32, attn_implementation=_attention(eager))
+
+
+def shape_key(trained: Source) -> str:
+    """What models have in common whose untrained twins are the same. Raises BadInput for a model that is not of
+    transformers."""
+    if not trained.plain or not isinstance(trained.skeleton, library().PreTrainedModel):
+        raise BadInput(f"kind: no untrained twin can be made of {trained.model_type}; use a model of transformers")
+    config: Any = trained.skeleton.config
+    return config_hash(config.to_dict())
+
+
+def untrained(trained: Source, seed: int) -> Source:
+    """A model in the same shape with random weights, without a head."""
+    shape = shape_key(trained)
+    config: Any = trained.skeleton.config
+    return replace(
+        trained,
+        load=lambda eager: uncached(_fresh(config, seed, eager)),
+        identity=lambda: {"source": f"random weights, seed {seed}, {config.model_type}",
+                          "weights_hash": f"seed {seed}, config {shape}", "config_hash": shape},
+        with_head=headless,
+        make=None,
+        metrics=None,
+        short=None,
+        trained=False,
+        entry="",
+    )  # fmt: skip
 
 
 def _attention(eager: bool) -> str | None:

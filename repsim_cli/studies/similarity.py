@@ -218,7 +218,7 @@ class Similarity:
             self.readings = paired(self.readings, sequences, self.data, self.extract)
             total = self.counted(run, sequences)
             clusters = clusters_of(self.significance, self.readings, sequences, self.extract, total)
-            trading = self._trading(run, clusters)
+            trading = self.trading(run, clusters)
         matrices, tables = matrices_of(
             run,
             self,
@@ -241,7 +241,7 @@ class Similarity:
         with run.stage("results"):
             return replace(self._results(run, matrices, trading, tables), matrices=further)
 
-    def _trading(self, run: Run, clusters: Clusters) -> Segments | None:
+    def trading(self, run: Run, clusters: Clusters) -> Segments | None:
         """The rows that permutations move. Raises BadInput where they are too few for a measure."""
         if self.significance.method != "permutation":
             return None

@@ -60,10 +60,10 @@ def sequences_of(text: Text, tokenizer: Any, length: int) -> Masked:
 
 
 def hidden(
-    ids: Int[np.ndarray, "b L"], tokenizer: Any, draw: np.random.Generator
+    ids: Int[np.ndarray, "b L"], tokenizer: Any, draw: np.random.Generator, share: float = HIDDEN
 ) -> tuple[Int[np.ndarray, "b L"], Bool[np.ndarray, "b L"]]:
-    """The tokens as the model reads them, and which of them it has to predict: 15 % of those that are not special."""
-    chosen = (draw.random(ids.shape) < HIDDEN) & ~np.isin(ids, tokenizer.all_special_ids)
+    """The tokens as the model reads them, and which it has to predict: a share of those that are not special."""
+    chosen = (draw.random(ids.shape) < share) & ~np.isin(ids, tokenizer.all_special_ids)
     how = draw.random(ids.shape)
     others = draw.integers(len(tokenizer), size=ids.shape)
     read = np.where(how < MASKED, tokenizer.mask_token_id, np.where(how < MASKED + REPLACED, others, ids))
@@ -89,13 +89,16 @@ def train_masked(
     recipe: EncoderRecipe,
     *,
     seed: int,
+    share: float = HIDDEN,
     state: Path | None = None,
     progress: Progress = quiet,
 ) -> tuple[dict[int, float], Metrics]:
-    """Trains in place; returns the loss by step as `train_on`, and the metrics of held-out text (see `scores`)."""
+    """Trains in place; returns the loss by step as `train_on`, and the metrics of held-out text (see `scores`).
+
+    share: of the tokens that are predicted in training."""
 
     def loss(numbers: Int[np.ndarray, " b"], draw: np.random.Generator) -> Tensor:
-        logits, wanted = _predicted(model, text.seen[numbers], tokenizer, draw, recipe.device)
+        logits, wanted = _predicted(model, text.seen[numbers], tokenizer, draw, recipe.device, share)
         return nn.functional.cross_entropy(logits, wanted)
 
     losses = train_on(model, len(text.seen), recipe, loss, seed=seed, state=state, progress=progress)
@@ -103,10 +106,15 @@ def train_masked(
 
 
 def _predicted(
-    model: Any, ids: Int[np.ndarray, "b L"], tokenizer: Any, draw: np.random.Generator, device: str
+    model: Any,
+    ids: Int[np.ndarray, "b L"],
+    tokenizer: Any,
+    draw: np.random.Generator,
+    device: str,
+    share: float = HIDDEN,
 ) -> tuple[Tensor, Tensor]:
     """The logits at the hidden places, (places, vocabulary), and the tokens that stood there."""
-    read, chosen = hidden(ids, tokenizer, draw)
+    read, chosen = hidden(ids, tokenizer, draw, share)
     inputs, places, wanted = (torch.from_numpy(x).to(device) for x in (read, chosen, ids))
     return model(input_ids=inputs.long()).logits[places], wanted[places].long()
 

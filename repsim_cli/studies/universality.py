@@ -1,0 +1,303 @@
+"""Models that differ from a base in one factor at a time, beside seeds of the base, untrained twins and chance."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import combinations_with_replacement
+from typing import Annotated, Any, ClassVar, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from pydantic import Field
+
+from repsim_cli.activations.batching import passes
+from repsim_cli.activations.inputs import named, paired
+from repsim_cli.activations.rows import Reading
+from repsim_cli.content import GRID, Matrix, Results, Side
+from repsim_cli.data.base import Data, Sequences
+from repsim_cli.errors import BadInput, RunFailed
+from repsim_cli.measures import Card, Measure
+from repsim_cli.models.source import AnySource, Source
+from repsim_cli.models.transformers import shape_key, untrained
+from repsim_cli.registry import did_you_mean, studies
+from repsim_cli.results import Run
+from repsim_cli.settings import ALL_REMEDIES, Extract, Hardware, Seed, Significance
+from repsim_cli.significance import max_t
+from repsim_cli.similarity import SimilarityMatrix
+from repsim_cli.studies.bounds import usual_length
+from repsim_cli.studies.cost import forward_time, times
+from repsim_cli.studies.matrices import clusters_of, matrices_of
+from repsim_cli.studies.record import card_record, places_of
+from repsim_cli.studies.sample import inputs, prepare
+from repsim_cli.studies.similarity import Similarity
+
+Models = Mapping[str, Source]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Factor:
+    """What models differ in, and nothing else.
+
+    base: the entry of `model` that the others differ from; its seeds are the ceiling.
+    values: {NAME: ENTRY of `model`}, two or more, each with two seeds or more.
+    """
+
+    base: str
+    values: dict[str, str]
+
+
+class Cell(NamedTuple):
+    """A value of a factor. trained: the seeds of the base, then those of the value. twins: untrained models in their
+    shapes, those of the base first. shapes: how many these are. chance: a seed of each, under random pairings."""
+
+    factor: str
+    value: str
+    seeds: int
+    trained: Similarity
+    twins: Similarity
+    shapes: int
+    chance: Similarity
+
+
+@studies.register("universality")
+class Universality:
+    """Compares the models of every value of every factor with those of the factor's base, and both with seeds of the
+    base, with untrained twins and with random pairings of rows.
+
+    The similarity of two models is the mean over the layers of both of the similarity with the closest layer of the
+    other, since layers need not be at the same depth. Twins, seeds and random pairings have the same choice.
+
+    factors: {NAME: {base: ENTRY, values: {NAME: ENTRY}}}.
+    twins: untrained models in each shape, at least 3.
+    Example: repsim run study=universality model=[grid_base,grid_width_32,grid_width_128] significance=permutation
+        'options.factors={width: {base: grid_base, values: {narrow: grid_width_32, wide: grid_width_128}}}'
+    """
+
+    takes_remedies: ClassVar[Sequence[str]] = ALL_REMEDIES
+
+    def __init__(
+        self,
+        *,
+        model: Mapping[str, AnySource],
+        measure: Mapping[str, Measure],
+        data: Data,
+        extract: Extract,
+        significance: Significance,
+        hardware: Hardware,
+        seed: Seed,
+        cache: bool = True,
+        skip_unsuitable: bool = False,
+        factors: dict[str, Factor],
+        twins: Annotated[int, Field(ge=3, le=100)] = 3,
+    ):
+        if not factors:
+            raise BadInput("options.factors: none is named, got {}; write {NAME: {base: ENTRY, values: {NAME: ENTRY}}}")
+        if significance.method != "permutation":
+            raise BadInput(
+                "significance.method: similarity is compared with random pairings of rows, got "
+                f"{significance.method}; use significance=permutation"
+            )
+        self.significance, self.hardware, self.data, self.extract = significance, hardware, data, extract
+        self.seed = seed
+        settings: dict[str, Any] = {
+            "data": data, "measure": measure, "extract": extract, "hardware": hardware, "seed": seed, "cache": cache,
+            "skip_unsuitable": skip_unsuitable,
+        }  # fmt: skip
+        known: dict[tuple[str, ...], Similarity] = {}
+
+        def part(models: Models, tested: bool = False) -> Similarity:
+            key = (*models, *(["tested"] if tested else []))
+            if key not in known:
+                known[key] = Similarity(
+                    model=models, **settings, significance=significance if tested else Significance(clusters="row")
+                )
+            return known[key]
+
+        self.cells: list[Cell] = []
+        for name, factor in factors.items():
+            where = f"options.factors.{name}"
+            base = _seeds(f"{where}.base", factor.base, model)
+            if len(factor.values) < 2:
+                raise BadInput(f"{where}.values: two or more are needed, got {list(factor.values)}; name more")
+            for value, entry in factor.values.items():
+                others = _seeds(f"{where}.values.{value}", entry, model)
+                if entry == factor.base:
+                    raise BadInput(f"{where}.values.{value}: it is the base, got '{entry}'; name another entry")
+                _check_seeds(f"{where}.values.{value}", len(base), len(others), significance.alpha)
+                fresh, shapes = _twins(base, others, twins)
+                first = {label: seeds[label] for seeds in (base, others) for label in list(seeds)[:1]}
+                whole = part({**base, **others})
+                self.cells.append(Cell(name, value, len(base), whole, part(fresh), shapes, part(first, tested=True)))
+
+    @cached_property
+    def parts(self) -> list[Similarity]:
+        """Each once."""
+        every = (part for cell in self.cells for part in (cell.trained, cell.twins, cell.chance))
+        return list({id(part): part for part in every}.values())
+
+    @property
+    def live(self) -> dict[str, Source]:
+        return {label: source for part in self.parts for label, source in part.live.items()}
+
+    @property
+    def readings(self) -> list[Reading]:
+        return list({reading.label: reading for part in self.parts for reading in part.readings}.values())
+
+    @property
+    def measures(self) -> dict[str, Measure]:
+        """Those that suit every pair of models."""
+        first, *others = (part.measures for part in self.parts)
+        return {label: bound for label, bound in first.items() if all(label in other for other in others)}
+
+    @property
+    def skipped(self) -> dict[str, str]:
+        return {label: why for part in self.parts for label, why in part.skipped.items()}
+
+    def plan(self) -> dict[str, Any]:
+        pairs = {id(part): len(part.layers) * (len(part.layers) + 1) // 2 for part in self.parts}
+        length = usual_length(self.live, self.data, self.extract)
+        times_of = {
+            "forward passes": forward_time(self.live.values(), self.extract.sequences, length, self.hardware),
+            "similarity": sum(part.times(pairs[id(part)])["similarity"] for part in self.parts),
+        }
+        return {
+            "factors": {name: [cell.value for cell in self.cells if cell.factor == name]
+                        for name in dict.fromkeys(cell.factor for cell in self.cells)},
+            "models": len(self.live),
+            "measures": list(self.measures),
+            "pairs of layers": sum(pairs.values()),
+            "forward passes": len(self.live) * passes(self.extract.sequences, length, self.hardware),
+            "time, roughly": times(times_of, self.hardware, figures=3),
+        }  # fmt: skip
+
+    def run(self, run: Run) -> Results:
+        prepare(run, self.hardware)
+        with run.stage("data"):
+            tokenizers = {label: part.tokenizers[label] for part in self.parts for label in part.live}
+            sequences = inputs(run, self.live, tokenizers, self.data, self.extract, self.seed)
+        known: dict[int, dict[str, SimilarityMatrix]] = {}
+        models: dict[str, Any] = {}
+        for part in self.parts:
+            with run.stage("similarity"):
+                known[id(part)] = self._matrices(run, part, sequences)
+            models |= run.manifest["models"]
+        run.manifest["models"] = models
+        for key in ("models_run", "matrices_cached"):
+            run.manifest.pop(key, None)
+        matrices: dict[str, Matrix] = {}
+        with run.stage("results"):
+            for label, bound in self.measures.items():
+                matrices |= dict(self._of_measure(run, label, bound, {key: made[label] for key, made in known.items()}))
+        return Results(study="universality", matrices=matrices, about={"alpha": self.significance.alpha})
+
+    def _matrices(self, run: Run, part: Similarity, given: Mapping[str, Sequences]) -> dict[str, SimilarityMatrix]:
+        sequences = {label: given[label] for label in part.live}
+        part.readings = paired(part.readings, sequences, part.data, part.extract)
+        total = part.counted(run, sequences)
+        # of all parts, so that all have the same rows
+        clusters = clusters_of(self.significance, part.readings, sequences, part.extract, total)
+        made, _ = matrices_of(
+            run,
+            part,
+            {label: part.measures[label] for label in self.measures},
+            part.significance,
+            sequences,
+            total,
+            clusters=clusters,
+            trading=part.trading(run, clusters),
+            wanted=None,
+            side=part.side(),
+        )
+        return made
+
+    def _of_measure(
+        self, run: Run, label: str, bound: Measure, made: Mapping[int, SimilarityMatrix]
+    ) -> Iterator[tuple[str, Matrix]]:
+        sign = 1.0 if bound.card.larger_is_closer else -1.0
+        tested, nulls = [], []
+        for cell in self.cells:
+            places = places_of(cell.chance.readings)
+            statistics = made[id(cell.chance)].statistics
+            values = torch.cat([statistics["tested"][None], statistics["null"]]).cpu().numpy()
+            own = np.array([between(one, places, bound.card)[0, 1] for one in values])
+            if not np.isfinite(own).all():
+                raise RunFailed(f"{label}: a value is not finite; please report this with the run's config")
+            tested.append(own[0])
+            nulls.append(own[1:])
+        family = max_t(sign * torch.tensor(tested), sign * torch.from_numpy(np.stack(nulls, 1)))
+        for cell, observed, null, p_family in zip(self.cells, tested, nulls, family.tolist(), strict=True):
+            name = f"{label}, {cell.factor}, {cell.value}"
+            whole, fresh = (
+                between(made[id(part)].values.cpu().numpy(), places_of(part.readings), bound.card)
+                for part in (cell.trained, cell.twins)
+            )
+            side = Side(model=f"{cell.factor}: {cell.value}", layers=list(cell.trained.models))
+            stem = name.replace(", ", "-")
+            yield name, Matrix(
+                rows=side,
+                columns=side,
+                values=run.write_array(stem, whole),
+                n=made[id(cell.trained)].rows,
+                details={
+                    "untrained": run.write_array(f"{stem}-untrained", fresh),
+                    "null": run.write_array(f"{stem}-null", null),
+                },
+                label=bound.card.label,
+                about={
+                    "kind": GRID, "measure": label, "factor": cell.factor, "value": cell.value, "seeds": cell.seeds,
+                    "shapes": cell.shapes, "tested": float(observed), "p_family": p_family, "card": card_record(bound),
+                },
+            )  # fmt: skip
+
+
+def between(values: Float[np.ndarray, "r r"], places: Sequence[slice], card: Card) -> Float[np.ndarray, "m m"]:
+    """The similarity of models: of every layer of both with the closest layer of the other, on average over the layers
+    of each, then over both. places: of the layers of each model."""
+    best = np.max if card.larger_is_closer else np.min
+    made = np.empty((len(places), len(places)))
+    for (i, row), (j, column) in combinations_with_replacement(enumerate(places), 2):
+        made[i, j] = made[j, i] = (best(values[row, column], 1).mean() + best(values[column, row], 1).mean()) / 2
+    return made
+
+
+def _seeds(where: str, entry: str, model: Mapping[str, AnySource]) -> dict[str, Source]:
+    """The models of an entry. Raises BadInput for one that is not there, or that has no untrained twins."""
+    entries = {label: getattr(source, "entry", "") or label for label, source in model.items()}
+    if entry not in entries.values():
+        raise BadInput(f"{where}: no such entry of model, got '{entry}'; {did_you_mean(entry, set(entries.values()))}")
+    found: dict[str, Source] = {}
+    for label in (label for label, own in entries.items() if own == entry):
+        source = model[label]
+        if not isinstance(source, Source):
+            raise BadInput(f"model.{label}: stored activations have no untrained twin, got {entry}; use a model")
+        named(label, shape_key, source)
+        found[label] = source
+    return found
+
+
+def _check_seeds(where: str, seeds: int, others: int, alpha: float) -> None:
+    """Raises BadInput where models below the seeds' ceiling could not be told, or where nothing tells how models of a
+    value vary."""
+    if min(seeds, others) < 2:
+        raise BadInput(
+            f"{where}: two seeds or more are needed of it and of its base, got {others} and {seeds}; add some"
+        )
+    least = 1 / math.comb(seeds + others, others)
+    if least > alpha:
+        needed = next(n for n in range(seeds, 10**6) if 1 / math.comb(n + others, others) <= alpha)
+        raise BadInput(
+            f"{where}: {others} models against {seeds} seeds of the base have no p below {least:.2g}, got alpha "
+            f"{alpha:g}; {needed} seeds of the base are needed, or more of the value"
+        )
+
+
+def _twins(base: Models, others: Models, count: int) -> tuple[dict[str, Source], int]:
+    """Untrained models in the shapes of the first model of each, and how many of them are in that of the base: all,
+    where both shapes are the same."""
+    firsts = [next(iter(seeds.items())) for seeds in (base, others)]
+    if shape_key(firsts[0][1]) == shape_key(firsts[1][1]):
+        firsts.pop()
+    made = {f"untrained {label} {seed}": untrained(source, seed) for label, source in firsts for seed in range(count)}
+    return made, count

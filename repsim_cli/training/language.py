@@ -1,0 +1,157 @@
+"""Small language models of any architecture, trained by the package when they are first needed."""
+
+import functools
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor, nn
+
+from repsim_cli.data.base import Data
+from repsim_cli.data.packing import Text
+from repsim_cli.errors import BadInput
+from repsim_cli.models.source import Source
+from repsim_cli.models.transformers import (
+    config_hash,
+    hash_files,
+    headed,
+    inline_config,
+    library,
+    load,
+    source,
+    uncached,
+    weight_files,
+)
+from repsim_cli.planning import check_device, is_dry
+from repsim_cli.registry import models
+from repsim_cli.results import STATE, Progress, dumps
+from repsim_cli.settings import Fraction, Seed
+from repsim_cli.training.encoder import RECORD, check_length, content_of, digest, words_of
+from repsim_cli.training.finetune import EncoderRecipe, train_on
+from repsim_cli.training.masked import HIDDEN, Masked, marked_tokenizer, masked_encoder, sequences_of, train_masked
+from repsim_cli.training.pretrain import held_out_metrics, next_token_loss
+from repsim_cli.training.trained import Metrics, Trained
+
+CODE = 1  # raise when a change of the code changes what is trained
+
+
+@models.register("language_model")
+def language_model(
+    *,
+    config: dict[str, Any],
+    tokenizer: str,
+    data: Data,
+    objective: Literal["next", "masked"] = "next",
+    hidden: Fraction = HIDDEN,
+    recipe: EncoderRecipe,
+    seed: Seed = 0,
+) -> Source:
+    """A language model of any architecture of transformers that is trained on running text when it is first needed.
+
+    Sequences are [CLS] ... [SEP]; every twentieth is held out. Its metrics on these are loss and accuracy of the next
+    token, or those of kind pretrained_encoder.
+
+    config: a transformers config with its `model_type`; room for a [MASK] in its vocabulary.
+    tokenizer: a folder, a hub id, or the shipped word_pieces; [CLS], [SEP] and [MASK] are put where it does not.
+    data: running text.
+    objective: `next` predicts each token from those before it, `masked` hidden tokens from all others.
+    hidden: the share of tokens that `masked` predicts.
+    recipe: how it is trained.
+    seed: of the weights, of the order of the sequences and of what is hidden.
+    Example: repsim run model=[] +model.mine='{kind: language_model, config: {model_type: gpt2, vocab_size: 520, n_embd:
+        32, n_layer: 2, n_head: 2}, tokenizer: word_pieces, data: {kind: embedded_text, split: train}, recipe: {length:
+        32, steps: 100, learning_rate: 0.003}}'
+    """
+    if not isinstance(data, Text):
+        raise BadInput(f"data: not running text, got {data.source}; e.g. {{kind: embedded_text, split: train}}")
+    settings = inline_config(config)
+    words = words_of(settings, tokenizer)
+    if is_dry():  # a model from the cache needs no such device, wherever it was trained
+        check_device("recipe.device", recipe.device)
+    bare = source(settings, lambda: words, lambda eager: nn.Module(), dict, None)
+    check_length("recipe.length", recipe, bare)
+
+    def train(folder: Path, scratch: Path, progress: Progress) -> Metrics:
+        check_device("recipe.device", recipe.device)
+        start = time.process_time()
+        given: dict[str, Any] = {"seed": seed, "state": scratch / STATE, "progress": progress}
+        text = _sequences(data, tokenizer, recipe.length)
+        if objective == "masked":
+            model = masked_encoder(settings, seed).to(recipe.device)
+            losses, metrics = train_masked(model, text, words, recipe, share=hidden, **given)
+        else:
+            model = _with_next_token_head(settings, seed).to(recipe.device)
+            losses, metrics = train_next(model, text, recipe, **given)
+        model.save_pretrained(folder)
+        words.save_pretrained(folder)
+        (folder / RECORD).write_text(dumps({"loss": losses, "cpu_seconds": time.process_time() - start}))
+        return metrics
+
+    @functools.cache
+    def trained() -> Trained:
+        parts = {
+            "kind": "language_model",
+            "code": CODE,
+            "config": config_hash(settings.to_dict()),
+            "tokenizer": digest(words.backend_tokenizer.to_str()),
+            "text": content_of(data),
+            "objective": [objective, hidden] if objective == "masked" else [objective],
+            "recipe": asdict(recipe),
+            "seed": seed,
+        }
+        return Trained(parts, train)
+
+    def folder() -> str:
+        return str(trained().folder())
+
+    def identity() -> dict[str, Any]:
+        return {
+            "source": f"trained here, models/{trained().key}",
+            "trained": trained().key,
+            "weights_hash": hash_files(weight_files(Path(folder()))),
+            "config_hash": config_hash(settings.to_dict()),
+            "metrics": trained().metrics(),
+        }
+
+    def make(progress: Progress) -> None:
+        trained().folder(progress)
+
+    return replace(
+        bare,
+        load=lambda eager: uncached(load(folder(), None, eager)),
+        with_head=lambda auto: headed(folder(), None, auto),
+        identity=identity,
+        make=make,
+        metrics=lambda: trained().metrics(),
+    )
+
+
+@functools.lru_cache(maxsize=1)
+def _sequences(data: Text, tokenizer: str, length: int) -> Masked:
+    """Models of one text are trained one after the other."""
+    return sequences_of(data, marked_tokenizer(tokenizer), length)
+
+
+def _with_next_token_head(config: Any, seed: int) -> Any:
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return library().AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    except ValueError as error:
+        raise BadInput(
+            f"config: it cannot predict the next token, got model_type {config.model_type}; use objective=masked"
+        ) from error
+
+
+def train_next(model: Any, text: Masked, recipe: EncoderRecipe, **settings: Any) -> tuple[dict[int, float], Metrics]:
+    """Trains in place; `settings` and the loss by step as of `train_on`; loss and accuracy of held-out text."""
+
+    def loss(numbers: Int[np.ndarray, " b"], _: np.random.Generator) -> Tensor:
+        return next_token_loss(model, torch.from_numpy(text.seen[numbers]).long().to(recipe.device))
+
+    losses = train_on(model, len(text.seen), recipe, loss, **settings)
+    return losses, held_out_metrics(model.cpu(), text.held_out)
