@@ -543,7 +543,7 @@ def _checked(
                 given[key] = _component(problems, f"{path}.{key}", given[key], registry.data, _call)
             annotation = Any
         if (of_names := _of_names(annotation)) is not None:
-            annotation = dict[str, Any]
+            annotation = dict[str, Any] | None if isinstance(annotation, UnionType) else dict[str, Any]
             if isinstance(given.get(key), dict):
                 given[key] = {
                     name: _keys(problems, f"{path}.{key}.{name}", of_names, inner) for name, inner in given[key].items()
@@ -569,8 +569,9 @@ def _keys(problems: list[str], path: str, nested: Callable, inner: Any) -> Any:
 
 
 def _of_names(annotation: Any) -> Any:
-    """The dataclass of an annotation `dict[str, X]`."""
-    inner = get_args(annotation)[1:] if get_origin(annotation) is dict else ()
+    """The dataclass of an annotation `dict[str, X]` or `dict[str, X] | None`."""
+    kinds = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
+    inner = [get_args(kind)[1] for kind in kinds if get_origin(kind) is dict]
     return inner[0] if inner and is_dataclass(inner[0]) else None
 
 

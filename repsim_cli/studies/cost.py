@@ -96,6 +96,12 @@ def neurons_time(widths: Sequence[Sequence[int]], rows: int, rotations: int, har
     return 2 * (rows * (pairs + 2 * squares) + rotations * (2 * rotated + 40 * cubes)) / _speed(hardware)
 
 
+def dictionaries_time(features: int, width: int, rows: int, hardware: Hardware) -> float:
+    """Seconds to train dictionaries of so many features in all, each on so many rows: three passes through an encoder
+    and a decoder."""
+    return 3 * 4.0 * features * width * rows / (EFFICIENCY * _speed(hardware))
+
+
 def times(parts: Mapping[str, float], hardware: Hardware, *, figures: int = 10) -> dict[str, str]:
     """For a plan: the duration of each part and of the whole, and where the speed is from."""
     whole = {**parts, "start, figures, report": START + FIGURE * figures}

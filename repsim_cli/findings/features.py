@@ -1,0 +1,123 @@
+"""How many latents two dictionaries of a layer share, and what one code of several models reconstructs."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from repsim_cli.content import CROSS, MATCHED, Matrix, Table
+from repsim_cli.draw.frame import legend_beside, shades
+from repsim_cli.draw.heatmap import heatmap
+from repsim_cli.draw.lines import plain
+from repsim_cli.draw.panels import columns, panels
+from repsim_cli.findings.analysis import FEW, Finished, Job, Part, analysis
+from repsim_cli.findings.claims import Claim
+from repsim_cli.results import slug
+from repsim_cli.settings import Fraction
+
+PANEL = (2.9, 2.6)  # inches
+SHARED = ["model", "layer", "dictionaries", "latents", "mean cosine, decoder", "mean cosine, encoder",
+          "shared by decoder", "shared by encoder", "shared", "random directions: by decoder",
+          "random directions: shared"]  # fmt: skip
+CODES = ["layer", "encoded", "decoded", "R²", "R² of the best affine map"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Features:
+    """The share of latents that two dictionaries share: by decoder or by encoder, where latents that are matched one to
+    one have a cosine of at least `cosine`, and by both, where they also have the same partner. As a control, the same
+    with random directions that have the second moments of those of the second dictionary.
+
+    cosine: from which matched latents are shared.
+    """
+
+    cosine: Fraction = 0.7
+
+
+def shares(values: Float[np.ndarray, "sides m"], cosine: float) -> list[float]:
+    """Of latents matched by decoder and by encoder, and by both with the same partner."""
+    decoder, encoder = values[0] >= cosine, values[1] >= cosine
+    return [float(x.mean()) for x in (decoder, encoder, decoder & encoder & (values[2] > 0))]
+
+
+def shared_row(matrix: Matrix, values: Float[np.ndarray, "sides m"], cosine: float) -> list[Any]:
+    found, chance = shares(values[:3], cosine), shares(values[3:], cosine)
+    names = " and ".join(matrix.about["dictionaries"])
+    means = values[:2].mean(1).tolist()
+    return [matrix.rows.model, matrix.about["layer"], names, values.shape[1], *means, *found, chance[0], chance[2]]
+
+
+# ---- figures ----
+
+
+def figures(run: Finished, whole: bool) -> Iterator[Job]:
+    """shared-latents, cross-reconstruction-LAYER"""
+    if matrices := run.measured(MATCHED):
+        yield "shared-latents", partial(_matched, run, matrices, run.results.analyses["features"]["options"])
+    crosses = run.measured(CROSS)
+    for matrix in crosses if whole else crosses[-FEW:]:
+        yield f"cross-reconstruction-{slug(matrix.about['layer'])}", partial(_cross, run, matrix)
+
+
+def _matched(run: Finished, matrices: Sequence[Matrix], options: Mapping[str, Any]) -> Any:
+    """The share of latents of at least each cosine of decoder rows; a panel per model, a line per layer, the mean over
+    pairs of dictionaries. Dotted: random directions."""
+    models = list(dict.fromkeys(matrix.rows.model for matrix in matrices))
+    figure, axes = panels(len(models), columns(len(models)), *PANEL, gaps=(0.15, 0.4))
+    at = np.linspace(0, 1, 201)
+    names = list(dict.fromkeys(matrix.about["layer"] for matrix in matrices))
+    colours = dict(zip(names, shades(len(names)), strict=True))
+    for number, (panel, model) in enumerate(zip(axes, models, strict=True)):
+        own = [matrix for matrix in matrices if matrix.rows.model == model]
+        for layer in dict.fromkeys(matrix.about["layer"] for matrix in own):
+            arrays = [run.array(matrix.values) for matrix in own if matrix.about["layer"] == layer]
+            for side, style in ((0, "-"), (3, ":")):
+                line = np.mean([(values[side][:, None] >= at).mean(0) for values in arrays], axis=0)
+                panel.plot(at, line, color=colours[layer], ls=style, linewidth=1.3)
+        panel.axvline(options["cosine"], color="0.4", linewidth=0.8)
+        panel.set_title(model, loc="left", fontsize=9, parse_math=False)
+        panel.set_xlabel("cosine of decoder directions", fontsize=8)
+        panel.tick_params(labelsize=7, labelleft=number % columns(len(models)) == 0)
+        panel.set_ylim(0, 1.02)
+        plain(panel)
+    axes[0].set_ylabel("share of latents of at least this", fontsize=8)
+    last = axes[min(len(axes), columns(len(models))) - 1]
+    for layer in names:
+        last.plot([], [], color=colours[layer], label=layer)
+    last.plot([], [], color="0.4", ls=":", label="random directions")
+    legend_beside(last)
+    return figure
+
+
+def _cross(run: Finished, matrix: Matrix) -> Any:
+    values = run.array(matrix.values)
+    figure, _ = heatmap(
+        values,
+        matrix.rows.layers,
+        matrix.columns.layers,
+        title=f"{matrix.about['layer']}: encoded (rows), decoded (columns)",
+        bar_label=matrix.label,
+        limits=(min(0.0, float(values.min())), 1.0),
+        colours="viridis",
+        form="{:.2f}",
+    )
+    return figure
+
+
+@analysis(studies=("features",), unasked=lambda planned: True, figures=figures)
+def features(run: Finished, options: Features, claims: Sequence[Claim]) -> Part:
+    shared = [shared_row(matrix, run.array(matrix.values), options.cosine) for matrix in run.measured(MATCHED)]
+    codes = [
+        [matrix.about["layer"], encoded, decoded, float(value), float(linear)]
+        for matrix in run.measured(CROSS)
+        for encoded, row, of_maps in zip(
+            matrix.rows.layers, run.array(matrix.values), run.array(matrix.details["linear"]), strict=True
+        )
+        for decoded, value, linear in zip(matrix.columns.layers, row, of_maps, strict=True)
+    ]
+    tables = {"shared latents": Table(columns=SHARED, rows=shared)} if shared else {}
+    tables |= {"cross-reconstruction": Table(columns=CODES, rows=codes)} if codes else {}
+    return Part(tables=tables)
