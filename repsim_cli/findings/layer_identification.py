@@ -1,0 +1,186 @@
+"""Whether a layer is the most similar one to itself in the same network under another seed (Kornblith et al. 2019)."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import permutations
+from typing import Any
+
+import numpy as np
+import scipy.stats
+from jaxtyping import Float
+
+from repsim_cli.content import Matrix, Side, Table
+from repsim_cli.draw.frame import COLOURS
+from repsim_cli.draw.panels import columns, headline, name_panels, panels
+from repsim_cli.errors import BadInput
+from repsim_cli.findings.analysis import Finished, Job, LayerMap, Part, Planned, analysis
+from repsim_cli.findings.claims import Claim
+from repsim_cli.findings.evidence import ROUNDING
+from repsim_cli.findings.groups import Point, points_of
+from repsim_cli.results import slug
+
+TABLE = "identification of layers"
+COLUMNS = ["measure", "models", "hook point", "identified", "low", "high", "chance", "layers", "seeds"]
+FOUND = "most similar layers"  # the kind of matrix
+ROW, PANEL, SMALL = 0.2, 2.2, 1.5  # inches: a measure, a panel of all measures, a matrix of layers
+Seeds = Mapping[str, Sequence[str]]
+Blocks = Float[np.ndarray, "m m l l"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerIdentification:
+    """The share of layers whose most similar layer in the same network under another seed is the same layer, at every
+    hook point and under every measure (Kornblith et al. 2019). The models of an entry are the seeds of a network; other
+    models are seeds of one where family and layers are the same. It has no settings."""
+
+    def check(self, planned: Planned) -> None:
+        labels = {model: (about.entry or about.family, *about.layers) for model, about in planned.models.items()}
+        if len(set(labels.values())) == len(labels):
+            raise BadInput(f"two seeds of a network are needed, got {', '.join(labels)}; give e.g. `seeds: [0, 1]`")
+
+
+def seeds_of(run: Finished) -> Seeds:
+    """The models of each network of which there are several, by its entry or family."""
+    networks: dict[tuple[str, ...], list[str]] = {}
+    for model, about in run.models.items():
+        networks.setdefault((about.entry or about.family, *about.layers), []).append(model)
+    return {network[0]: models for network, models in networks.items() if len(models) > 1}
+
+
+def most_similar(similar: Float[np.ndarray, "l l"]) -> Float[np.ndarray, "l l"]:
+    """Of each row the largest entry, as 1; equal ones share it.
+
+    >>> most_similar(np.array([[0.9, 0.2, 0.1], [0.5, 0.5, 0.3], [0.8, 0.1, 0.2]])).tolist()
+    [[1.0, 0.0, 0.0], [0.5, 0.5, 0.0], [1.0, 0.0, 0.0]]
+    """
+    best = similar >= similar.max(1, keepdims=True) - ROUNDING
+    return best / best.sum(1, keepdims=True)
+
+
+def blocks_of(layers: LayerMap, models: Sequence[str], point: Point) -> Blocks:
+    """For each ordered pair of models which layer of the second is most similar to each of the first."""
+    sign = 1 if layers.measure.larger_is_closer else -1
+    at = np.array([[layers.places[model].start + place for place in point.places] for model in models])
+    similar = sign * layers.values[at[:, None, :, None], at[None, :, None, :]]
+    return np.array([[most_similar(block) for block in row] for row in similar])
+
+
+def identified(blocks: Blocks) -> Float[np.ndarray, "m m"]:
+    """The share of layers of each model that are identified in each other one; NaN for a model and itself."""
+    shares = blocks.diagonal(axis1=2, axis2=3).mean(-1)
+    np.fill_diagonal(shares, np.nan)
+    return shares
+
+
+def band(shares: Float[np.ndarray, "m m"], level: float) -> tuple[float | None, float | None]:
+    """A t interval for the mean from the jackknife over models, within 0 and 1; none of fewer than three models."""
+    count = len(shares)
+    if count < 3:
+        return None, None
+    left = [np.nanmean(shares[np.ix_(kept, kept)]) for kept in (np.delete(np.arange(count), i) for i in range(count))]
+    half = np.std(left) * np.sqrt(count - 1) * scipy.stats.t.ppf((1 + level) / 2, count - 1)
+    mean = np.nanmean(shares)
+    return max(0.0, float(mean - half)), min(1.0, float(mean + half))
+
+
+# ---- figures ----
+
+
+def figures(run: Finished, whole: bool) -> Iterator[Job]:
+    """identification-NETWORK: the share under every measure, a panel per hook point. With `whole`,
+    identified-POINT-NETWORK: which layers are taken for which."""
+    table = run.results.tables[TABLE]
+    rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
+    for network in dict.fromkeys(row["models"] for row in rows):
+        yield (
+            f"identification-{slug(network)}",
+            partial(_shares, [row for row in rows if row["models"] == network], run.level),
+        )
+    found = run.measured(FOUND) if whole else []
+    for network, point in dict.fromkeys((matrix.about["models"], matrix.about["hook point"]) for matrix in found):
+        here = [m for m in found if (m.about["models"], m.about["hook point"]) == (network, point)]
+        yield f"identified-{slug(point)}-{slug(network)}", partial(_found, run, here, point)
+
+
+def _shares(rows: Sequence[Mapping[str, Any]], level: float) -> Any:
+    """Measures in the order of their mean share, the largest above."""
+    points = list(dict.fromkeys(row["hook point"] for row in rows))
+    by_measure: dict[str, list[float]] = {}
+    for row in rows:
+        by_measure.setdefault(row["measure"], []).append(row["identified"])
+    order = sorted(by_measure, key=lambda measure: -np.mean(by_measure[measure]))
+    figure, axes = panels(len(points), len(points), PANEL, 0.5 + ROW * len(order), gaps=(0.12, 0))
+    for number, (axis, point) in enumerate(zip(axes, points, strict=True)):
+        here = [row for row in rows if row["hook point"] == point]
+        axis.axvline(here[0]["chance"], color="0.5", linestyle="--", linewidth=0.8, zorder=0)
+        for row in here:
+            y = order.index(row["measure"])
+            if row["low"] is not None:
+                axis.plot([row["low"], row["high"]], [y, y], color=COLOURS[0], linewidth=1.4, clip_on=False)
+            axis.plot(row["identified"], y, "o", color=COLOURS[0], markersize=4, clip_on=False)
+        axis.set_xlim(0, 1)
+        axis.set_ylim(len(order) - 0.5, -0.5)
+        axis.set_xticks([0, 0.5, 1], ["0", "50", "100"])
+        axis.set_xlabel("% of layers", fontsize=7)
+        axis.set_yticks(range(len(order)), order if number == 0 else [], fontsize=7, parse_math=False)
+        axis.tick_params(axis="x", labelsize=7)
+        axis.grid(alpha=0.25, linewidth=0.5)
+        axis.spines[["top", "right"]].set_visible(False)
+    name_panels(axes, [f"{point}, {row_of(rows, point)['layers']} layers" for point in points])
+    bands = f"; lines: {100 * level:g} % over seeds" if rows[0]["low"] is not None else ""
+    title = f"Layers of {rows[0]['models']} identified in another of {rows[0]['seeds']} seeds"
+    headline(figure, f"{title}{bands}; dashed: chance", 0.3)
+    return figure
+
+
+def row_of(rows: Sequence[Mapping[str, Any]], point: str) -> Mapping[str, Any]:
+    return next(row for row in rows if row["hook point"] == point)
+
+
+def _found(run: Finished, matrices: Sequence[Matrix], point: str) -> Any:
+    across = columns(len(matrices))
+    figure, axes = panels(len(matrices), across, SMALL, SMALL, gaps=(0.1, 0.25))
+    for number, (axis, matrix) in enumerate(zip(axes, matrices, strict=True)):
+        axis.imshow(run.array(matrix.values), cmap="viridis", vmin=0, vmax=1)
+        count = len(matrix.rows.layers)
+        axis.set_xticks(range(count), range(count) if number + across >= len(matrices) else [""] * count, fontsize=5)
+        axis.set_yticks(range(count), range(count) if number % across == 0 else [""] * count, fontsize=5)
+        axis.tick_params(length=1.5)
+    name_panels(axes, [matrix.about["measure"] for matrix in matrices])
+    bar = figure.colorbar(axes[0].images[0], ax=axes, fraction=0.04 / across**0.5, pad=0.02)
+    bar.set_label("share of pairs of seeds", fontsize=7)
+    bar.ax.tick_params(labelsize=6)
+    headline(figure, f"Most similar layer of another seed (columns) to each layer (rows), {point}", 0.25)
+    return figure
+
+
+# ---- the analysis ----
+
+
+@analysis(studies=("similarity",), figures=figures)
+def layer_identification(run: Finished, options: LayerIdentification, claims: Sequence[Claim]) -> Part:
+    rows, matrices = [], {}
+    for label, layers in run.maps.items():
+        for network, models in seeds_of(run).items():
+            for point, at in points_of(run.models[models[0]]).items():
+                if len(at.places) < 2:
+                    continue
+                blocks = blocks_of(layers, models, at)
+                shares, count = identified(blocks), len(at.places)
+                ends = band(shares, run.level)
+                mean = float(np.nanmean(shares))
+                rows.append([label, network, point, mean, *ends, 1 / count, count, len(models)])
+                names = [run.models[models[0]].layers[place] for place in at.places]
+                pairs = np.array(list(permutations(range(len(models)), 2))).T
+                matrices[f"{FOUND}, {label}, {network}, {point}"] = (
+                    blocks[pairs[0], pairs[1]].mean(0),
+                    Matrix(
+                        rows=Side(model=network, layers=names),
+                        columns=Side(model=f"{network}, another seed", layers=names),
+                        label="share of pairs of seeds",
+                        bounds=[0.0, 1.0],
+                        about={"kind": FOUND, "measure": label, "models": network, "hook point": point},
+                    ),
+                )
+    return Part(tables={TABLE: Table(columns=COLUMNS, rows=rows)}, matrices=matrices)
