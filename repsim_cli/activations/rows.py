@@ -220,6 +220,18 @@ def row_labels(sequences: Sequences, extract: Extract) -> Int[np.ndarray, " n"] 
     return np.repeat(sequences.labels.codes, rows_of(sequences, extract))
 
 
+def row_examples(sequences: Sequences, extract: Extract) -> Int[np.ndarray, " n"]:
+    """The number in the data set of the example or sentence of every row of the run, in row order."""
+    assert sequences.example is not None
+    return np.repeat(sequences.example, rows_of(sequences, extract))
+
+
+def row_words(sequences: Sequences, extract: Extract) -> Int[np.ndarray, " n"]:
+    """The number in its sentence of every row of the run that is a word, in row order."""
+    assert sequences.word is not None
+    return sequences.word[_row_places(sequences, extract)]
+
+
 def row_documents(sequences: Sequences, extract: Extract) -> Int[np.ndarray, " n"]:
     """The document or sentence of every row of the run, in row order; for pooled rows, their sequence."""
     if extract.unit in ("token", *WORDS):

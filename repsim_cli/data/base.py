@@ -126,6 +126,14 @@ class Data(ABC):
         """All sentences, of `worded` data; `Sequences.example` is an index into this list."""
         raise NotImplementedError
 
+    def labels_of_examples(self) -> dict[str, list[str]]:
+        """By what they say, the labels of all examples; `Sequences.example` is an index into each list."""
+        return {}
+
+    def labels_of_words(self) -> dict[str, list[list[str]]]:
+        """By what they say, the labels of all words of `sentences`."""
+        return {}
+
     def aligned(self, tokenizers: Mapping[str, Any], extract: Extract, seed: int) -> dict[str, Sequences]:
         """The sequences of text for models with these tokenizers: the same words for all."""
         raise NotImplementedError

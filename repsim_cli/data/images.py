@@ -76,6 +76,9 @@ class Images(Data):
     names: tuple[str, ...]
     source: str
 
+    def labels_of_examples(self) -> dict[str, list[str]]:
+        return {"label": [self.names[code] for code in self.read().codes]}
+
     def sequences(self, tokenizer: Patches, extract: Extract, seed: int) -> Sequences:
         pixels, codes, white = self.read()
         wanted = (*(tokenizer.size or pixels.shape[1:3]), tokenizer.channels)

@@ -163,6 +163,12 @@ class Examples(Data):
             raise BadInput(f"{self.source}: it has no examples, got {left_out}; give another file or split")
         return examples, dropped
 
+    def labels_of_examples(self) -> dict[str, list[str]]:
+        """`label`, and of data in the style of HANS `heuristic` and `subcase`; without what some example lacks."""
+        examples, _ = self.examples()
+        found = {name: [getattr(example, name) for example in examples] for name in ("label", *TAGS)}
+        return {name: labels for name, labels in found.items() if None not in labels}
+
     def _codes(self, examples: Sequence[Example]) -> list[int] | None:
         """The code of each example's label; None where the data has none."""
         codes = [-1 if example.label is None else self.names.index(example.label) for example in examples]

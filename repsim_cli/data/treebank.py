@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from importlib import resources
 from itertools import chain
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from repsim_cli.data.base import Data, Sequences, draw
 from repsim_cli.data.files import existing, lines_of, local
@@ -21,6 +21,8 @@ from repsim_cli.registry import data
 from repsim_cli.settings import WORDS, Extract
 
 Words = Literal["surface", "syntactic"]
+NO_LABEL = "_"
+LABELS = ("upos", "xpos", "deprel")
 Split = Literal["train", "validation", "test"]
 
 PTB_FILES = {"train": "ptb.train.txt", "validation": "ptb.valid.txt", "test": "ptb.test.txt"}
@@ -33,15 +35,28 @@ EWT_FILES = {
 EWT_WEB = "https://raw.githubusercontent.com/UniversalDependencies/UD_English-EWT/master"
 
 
+class Word(NamedTuple):
+    """A word of CoNLL-U; where it is written as one but has several parts, their labels are joined by `+`."""
+
+    form: str
+    upos: str = NO_LABEL
+    xpos: str = NO_LABEL
+    deprel: str = NO_LABEL
+
+
 @dataclass(frozen=True)
 class Treebank(Data):
-    """Sentences of words; each sentence is a sequence, its words joined by spaces. read(): the words of each."""
+    """Sentences of words; each sentence is a sequence, its words joined by spaces.
+
+    read(): the words of each. annotated(): the same with the labels of words; None: there are none.
+    """
 
     worded: ClassVar[bool] = True
 
     read: Callable[[], Iterator[list[str]]]
     source: str
     chat: bool = False
+    annotated: Callable[[], Iterator[list[Word]]] | None = None
 
     def sentences(self) -> list[list[str]]:
         """All sentences; `Sequences.example` is an index into this list."""
@@ -54,6 +69,13 @@ class Treebank(Data):
         if not filled:
             raise BadInput(f"{self.source}: it has no sentences, got white space or nothing; give another file")
         return filled, len(sentences) - len(filled)
+
+    def labels_of_words(self) -> dict[str, list[list[str]]]:
+        """Parts of speech (`upos`, universal, and `xpos`, of the treebank) and relations (`deprel`), where there are
+        any."""
+        sentences = [] if self.annotated is None else [words for words in self.annotated() if words]
+        found = {name: [[getattr(word, name) for word in words] for words in sentences] for name in LABELS}
+        return {name: labels for name, labels in found.items() if any(set(some) != {NO_LABEL} for some in labels)}
 
     def sequences(self, tokenizer: Any, extract: Extract, seed: int) -> Sequences:
         if extract.unit in WORDS:
@@ -81,16 +103,20 @@ def _treebank(
     files: dict[str, str],
     suffixes: tuple[str, ...],
     where: str,
-    read_file: Callable[[Path], Iterator[list[str]]],
-    read_web: Callable[[], Iterator[list[str]]],
+    read_file: Callable[[Path], Iterator[list[Word]]],
+    read_web: Callable[[], Iterator[list[Word]]],
 ) -> Treebank:
     """From a file or a folder of the official files (checked at once, up to the first sentence), or from the web."""
     if path is None:
-        return Treebank(read_web, f"{where}, {split}")
+        return of_words(read_web, f"{where}, {split}")
     folder = local(path)
     file = existing(str(folder / files[split]) if folder.is_dir() else path, suffixes)
     next(read_file(file), None)
-    return Treebank(lambda: read_file(file), str(file))
+    return of_words(lambda: read_file(file), str(file))
+
+
+def of_words(read: Callable[[], Iterator[list[Word]]], source: str) -> Treebank:
+    return Treebank(lambda: ([word.form for word in words] for words in read()), source, annotated=read)
 
 
 @data.register("ptb")
@@ -108,8 +134,8 @@ def ptb(*, path: str | None = None, split: Split = "validation", column: str = "
         PTB_FILES,
         (".txt", ".jsonl", ".jsonl.zst", ".parquet"),
         PTB_HUB.hub,
-        lambda file: (line.split() for line in read(file, column, "line")),
-        lambda: (record.fields[column].split() for record in hub_records(PTB_HUB, split)),
+        lambda file: (list(map(Word, line.split())) for line in read(file, column, "line")),
+        lambda: (list(map(Word, record.fields[column].split())) for record in hub_records(PTB_HUB, split)),
     )
 
 
@@ -136,18 +162,18 @@ def ewt(*, path: str | None = None, split: Split = "validation", words: Words = 
 def embedded_sentences() -> Treebank:
     """240 sentences of the validation split of the embedded text (Jargon File 4.4.7, public domain), in CoNLL-U."""
     file = Path(str(resources.files("repsim_cli"))) / "assets" / "text" / "jargon.conllu"
-    return Treebank(lambda: conllu(file, "surface"), "Jargon File 4.4.7 (public domain), sentences")
+    return of_words(lambda: conllu(file, "surface"), "Jargon File 4.4.7 (public domain), sentences")
 
 
 _ID = re.compile(r"(?P<first>\d{1,9})(?:-(?P<last>\d{1,9})|\.(?P<empty>\d{1,9}))?")
 
 
-def conllu(file: Path, words: Words) -> Iterator[list[str]]:
-    """The sentences of a CoNLL-U file, as word forms.
+def conllu(file: Path, words: Words) -> Iterator[list[Word]]:
+    """The sentences of a CoNLL-U file.
 
     A range line (`1-2`) holds the written form of the words that it covers; empty nodes (`8.1`) are not in the text.
     """
-    sentence: list[str] = []
+    sentence: list[Word] = []
     last = covered = 0  # the number of the last word; of the last word that a range covers
     with lines_of(file) as lines:
         for number, line in enumerate(chain(lines, [""]), 1):  # the file's end ends a sentence too
@@ -180,5 +206,14 @@ def conllu(file: Path, words: Words) -> Iterator[list[str]]:
             else:
                 last = first
             # the sentence has either the range or its words
+            labels = (fields[3], fields[4], fields[7])
             if (match["last"] is not None or first > covered) if words == "surface" else match["last"] is None:
-                sentence.append(fields[1])
+                sentence.append(Word(fields[1], *labels))
+            elif words == "surface":
+                written, *before = sentence[-1]
+                sentence[-1] = Word(written, *map(joined, before, labels))
+
+
+def joined(before: str, part: str) -> str:
+    """Of a word that is written as one, the labels of its parts up to this one."""
+    return part if before == NO_LABEL else f"{before}+{part}"

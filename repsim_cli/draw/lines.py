@@ -22,6 +22,8 @@ TITLES = {
     "other trainings": "with other trainings",
     "t-SNE plane": "in the plane of a t-SNE",
     "full space": "in the full space",
+    "labels": "labels",
+    "control": "control: labels without meaning",
 }
 
 
@@ -46,7 +48,8 @@ def by_layer(curves: Sequence[Curve]) -> Any:
     for panel, way in zip(axes, ways, strict=True):
         _draw_models(panel, curves, way)
         if len(ways) > 1:
-            panel.set_title(TITLES[way], loc="left", fontsize=9)
+            shaded = next((f" (shaded: {band.of})" for name, band in curves[0].bands.items() if name == way), "")
+            panel.set_title(TITLES[way] + shaded, loc="left", fontsize=9)
         elif shaded := [*dict.fromkeys(band.of for curve in curves for band in curve.bands.values())]:
             panel.set_title(f"shaded: {' and '.join(shaded)}", loc="left", fontsize=8)
         elif any(way in curve.errors for curve in curves):
@@ -77,6 +80,8 @@ def _draw_models(panel: Any, curves: Sequence[Curve], line: str) -> None:
     """A line of each curve over its layers, in the colour and with the marker of its model."""
     longest = max((curve.at for curve in curves), key=len)
     names, said = by_block(longest)
+    for name, level in curves[0].about.get("levels", {}).items():
+        panel.axhline(level, color="grey", linestyle=":", linewidth=1.2, label=name)
     for number, (curve, colour) in enumerate(zip(curves, several(len(curves)), strict=True)):
         for low, high in _bands(curve, line):
             panel.fill_between(range(len(curve.at)), low, high, color=colour, alpha=0.15, linewidth=0)
@@ -100,9 +105,10 @@ def _draw_models(panel: Any, curves: Sequence[Curve], line: str) -> None:
 
 
 def _bands(curve: Curve, way: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """The bands of a curve, and one standard error about this line."""
-    for band in curve.bands.values():
-        yield gaps(band.low), gaps(band.high)
+    """The bands of a curve that are of no other line, and one standard error about this line."""
+    for name, band in curve.bands.items():
+        if name == way or name not in curve.lines:
+            yield gaps(band.low), gaps(band.high)
     if way in curve.errors:
         line, error = gaps(curve.lines[way]), gaps(curve.errors[way])
         yield line - error, line + error

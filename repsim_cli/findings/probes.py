@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import scipy.stats
 
-from repsim_cli.content import BY_BLOCK, END_TO_END, Matrix, Table, Verdict
+from repsim_cli.content import BY_BLOCK, END_TO_END, Axis, Band, Curve, Matrix, Table, Verdict
+from repsim_cli.draw.lines import of_layers
 from repsim_cli.findings.analysis import Finished, Job, Part, analysis
 from repsim_cli.findings.claims import FAILS, Claim, Untestable, Weighed, claim, judged
 from repsim_cli.findings.evidence import LEVEL, Evidence, all_of
@@ -18,7 +19,11 @@ from repsim_cli.results import slug
 Errors = Mapping[tuple[str, str], float]  # the lowest error over layers, by model and target
 PERFECT = 0.01  # an error up to here counts as none
 MISSED = 0.1  # from this error on a target counts as not told (published: 0.52 and 0.93)
-COLUMNS = ["model", "target", "probe", "perfect", "nearest", "others as near", "lowest error", "control"]
+COLUMNS = [
+    "model", "target", "probe", "perfect", "nearest", "others as near", "lowest error", "control", "selectivity",
+    "error of the largest class",
+]  # fmt: skip
+SOME = 6  # targets times probes up to which the overview has the curves of each
 PAPER = "Gao et al. 2024, table 4"
 CELL = 0.115, 0.17  # inches
 GAP, SMALLEST = 0.16, 1.5
@@ -149,8 +154,11 @@ def nearest(layers: Sequence[str], errors: np.ndarray, controls: np.ndarray) -> 
 
 
 def figures(run: Finished, whole: bool) -> Iterator[Job]:
-    """probes-MODEL"""
+    """probes-MODEL; by-layer-TARGET-PROBE"""
     matrices = run.measured("probes")
+    curves = [curve for curve in run.results.curves.values() if curve.analysis == "probes"]
+    if whole or len({curve.about["quantity"] for curve in curves}) <= SOME:
+        yield from of_layers(run.results.curves, "probes")
     for model in dict.fromkeys(matrix.rows.model for matrix in matrices):
         yield f"probes-{slug(model)}", partial(_model, run, [x for x in matrices if x.rows.model == model])
 
@@ -167,6 +175,7 @@ def _model(run: Finished, matrices: Sequence[Matrix]) -> Any:
     tops = [number * height + GAP * (number // 2 + 0.5 * number) for number in range(len(rows))]
     total = tops[-1] + height
     figure = Figure(figsize=(width, total))
+    beside_names = max(0.32, 0.12 + 0.06 * max(map(len, targets)))
     used: list[Any] = []
     image: Any = None
     for (matrix, control), top in zip(rows, tops, strict=True):
@@ -176,8 +185,8 @@ def _model(run: Finished, matrices: Sequence[Matrix]) -> Any:
         axes.set_yticks(range(len(targets)), targets, fontsize=7, parse_math=False)
         axes.set_xticks([])
         axes.tick_params(length=2)
-        said = "shuffled\ntargets" if control else f"{matrix.about['label']}\n{matrix.about['error']}"
-        axes.text(-0.32 / width, 0.5, said, transform=axes.transAxes, fontsize=7, ha="right", va="center")
+        said = "control" if control else f"{matrix.about['label']}\n{matrix.about['error']}"
+        axes.text(-beside_names / width, 0.5, said, transform=axes.transAxes, fontsize=7, ha="right", va="center")
         for place in range(1, len(blocks)):
             if blocks[place - 1] != blocks[place]:
                 axes.axvline(place - 0.5, color="white", linewidth=1.5)
@@ -190,17 +199,49 @@ def _model(run: Finished, matrices: Sequence[Matrix]) -> Any:
     return figure
 
 
+def by_layer(run: Finished, matrix: Matrix) -> Iterator[tuple[str, Curve]]:
+    """A curve per target: the accuracies of the probe and of its control, over the layers of the model."""
+    errors, control = run.array(matrix.values), run.array(matrix.details["control"])
+    largest = run.results.about.get("error of the largest class", {})
+    for place, target in enumerate(matrix.columns.layers):
+        bands = {}
+        if "lowest" in matrix.details:
+            low, high = (1 - run.array(matrix.details[end])[:, place] for end in ("highest", "lowest"))
+            of = f"range over {run.results.about['splits']} splits"
+            bands = {"labels": Band(low=low.tolist(), high=high.tolist(), of=of)}
+        yield (
+            f"{target}, {matrix.about['probe']}, {matrix.rows.model}",
+            Curve(
+                x=Axis(name="layer"),
+                y=Axis(name=f"accuracy of {matrix.about['label']}: {target}"),
+                at=matrix.rows.layers,
+                lines={"labels": (1 - errors[:, place]).tolist(), "control": (1 - control[:, place]).tolist()},
+                bands=bands,
+                about={
+                    "quantity": f"{target} {matrix.about['probe']}",
+                    "model": matrix.rows.model,
+                    "levels": {"largest class": 1 - largest[target]} if target in largest else {},
+                },
+            ),
+        )
+
+
 @analysis(studies=("probes",), unasked=lambda planned: True, figures=figures)
 def probes(run: Finished, options: Probes, claims: Sequence[Claim]) -> Part:
-    rows = [
-        [matrix.rows.model, target, matrix.about["probe"], *nearest(matrix.rows.layers, errors, control)]
-        for matrix in run.measured("probes")
-        for target, errors, control in zip(
-            matrix.columns.layers, run.array(matrix.values).T, run.array(matrix.details["control"]).T, strict=True
-        )
-    ]
+    """How well each layer tells each target, and the layer that tells it best."""
+    rows: list[list[Any]] = []
+    curves: dict[str, Curve] = {}
     lowest: dict[str, dict[tuple[str, str], float]] = {}
-    for model, target, probe, *_, error, _ in rows:
-        lowest.setdefault(probe, {})[model, target] = error
+    largest = run.results.about.get("error of the largest class", {})
+    for matrix in run.measured("probes"):
+        number = matrix.about["error"] != "1 - accuracy"
+        curves |= {} if number else dict(by_layer(run, matrix))
+        probe, errors, control = matrix.about["probe"], run.array(matrix.values), run.array(matrix.details["control"])
+        for target, by_place, of_control in zip(matrix.columns.layers, errors.T, control.T, strict=True):
+            found = nearest(matrix.rows.layers, by_place, of_control)
+            error, given = found[-2:]
+            guess = None if number else largest.get(target)
+            rows.append([matrix.rows.model, target, probe, *found, given - error, guess])
+            lowest.setdefault(probe, {})[matrix.rows.model, target] = error
     tested = verdicts(claims, lowest, run.results.about["rows held out"], run.trained)
-    return Part(tables={"nearest to the targets": Table(columns=COLUMNS, rows=rows)}, claims=tested)
+    return Part(tables={"nearest to the targets": Table(columns=COLUMNS, rows=rows)}, curves=curves, claims=tested)

@@ -2,21 +2,21 @@
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 
 from repsim_cli.activations.inputs import check_modality, paired, tokenizers
-from repsim_cli.activations.rows import devices, readings
+from repsim_cli.activations.rows import devices, readings, row_documents, row_examples, row_numbers, row_words
 from repsim_cli.content import Matrix, Results, Side, Table
-from repsim_cli.data.base import Data
+from repsim_cli.data.base import Data, Sequences
 from repsim_cli.errors import BadInput
 from repsim_cli.findings.layers import in_order
 from repsim_cli.models.source import AnySource, Precomputed, Source
 from repsim_cli.registry import did_you_mean, studies
 from repsim_cli.results import Run, slug, write
-from repsim_cli.settings import ALL_REMEDIES, Extract, Fraction, Hardware
+from repsim_cli.settings import ALL_REMEDIES, Extract, Fraction, Hardware, Small
 from repsim_cli.studies.bounds import check_rows_fit, in_gb, most_rows, shown, usual_length
 from repsim_cli.studies.cost import forward_time, speed_of, times
 from repsim_cli.studies.sample import counted, inputs, prepare, sample
@@ -27,34 +27,42 @@ from repsim_cli.training.probes import (
     ProbeFit,
     Record,
     Split,
+    Targets,
     Unit,
     fit_unit,
+    largest_class,
     settings_of,
-    split_of,
 )
 from repsim_cli.training.state import SAVE_EVERY
 from repsim_cli.workers import followed_joblib
 
 DONE = ".probes.json"  # what a run that was killed has finished, until its end
 FIT = 2.0  # seconds of CPU time that an MLP takes on 3000 rows
-COLUMNS = ["model", "layer", "target", "probe", "error", "error on fitted rows", "control", "converged"]
+COLUMNS = ["model", "layer", "target", "probe", "error", "error on fitted rows", "control", "converged", "selectivity"]
+TARGETS = ["target", "classes", "largest class", "its share", "error of the largest class"]
+Fits = dict[tuple[str, str], dict[Record, list[ProbeFit]]]  # by model and layer; one of every split
 
 
 @studies.register("probes")
 class Probes:
     """Fits probes from the representations of models to known targets, and measures their errors on held-out rows.
 
-    Probes are linear, or MLPs of two layers, those of scikit-learn with its defaults, on features as they are; each has
-    a control with shuffled targets. They are fitted in the processes of hardware.
+    Targets are the labels of the data (of examples: `label`, of HANS also `heuristic` and `subcase`; of the words of a
+    treebank: `upos`, `xpos`, `deprel`), or stored representations. Probes are linear, or MLPs of two layers, those of
+    scikit-learn with its defaults, on features as they are (`ridge_classification`: standardised). Rows are split by
+    documents (examples, sentences). Each probe has a control with labels without meaning: those of other documents, or
+    a random one for each type of word. They are fitted in the processes of hardware.
 
     targets: the label of the stored representations that are the targets: one feature per class with a single 1 in each
-        row, or one whole number.
-    probes: which of linear_regression, linear_classification (least squares on indicators of the classes),
-        logistic_classification, mlp_regression and mlp_classification.
-    train_share: the share of the rows that probes are fitted on, drawn under the run's seed.
-    Example: repsim run study=probes model=[] +model.mine='{kind: transformers, path: DIR}' +model.answers='{kind:
-        precomputed, path: FILE}' data=local_text data.path=FILE data.sample_by=paragraph extract=pooled
-        options.targets=answers options.probes=[linear_regression]
+        row, or one whole number; null: the labels of the data.
+    labels: which labels of the data; null: all that the rows have.
+    probes: which of linear_regression (of numbers), linear_classification (least squares on indicators of the classes),
+        ridge_classification (the same, with a penalty chosen by leaving out rows), logistic_classification,
+        mlp_regression and mlp_classification.
+    train_share: the share of the documents that probes are fitted on, drawn under the run's seed.
+    splits: how many times documents are drawn; errors are means over the splits.
+    Example: repsim run study=probes model=[tiny_a,tiny_b] data=overlap_nli extract=pooled
+        options.probes=[ridge_classification] options.splits=5
     """
 
     takes_remedies: ClassVar[Sequence[str]] = ALL_REMEDIES
@@ -68,37 +76,44 @@ class Probes:
         hardware: Hardware,
         seed: int,
         cache: bool = True,
-        targets: str,
         probes: list[str],
+        targets: str | None = None,
+        labels: list[str] | None = None,
         train_share: Fraction = 0.8,
+        splits: Small = 1,
     ):
         stored = {label: source for label, source in model.items() if isinstance(source, Precomputed)}
         self.live = {label: source for label, source in model.items() if isinstance(source, Source)}
-        if not self.live:
+        self.probed = [label for label in model if label != targets]
+        if not self.probed:
+            raise BadInput("model: no model to probe is selected, got the targets alone; e.g. model=[tiny_a]")
+        if targets is None and not self.live:
             raise BadInput(
-                "model: no model to probe is selected, got none that is run; e.g. model=[modsum_l,modsum_targets]"
+                "options.targets: the labels of the data need a model that is run on it, got stored representations "
+                "alone; select stored targets too, and name them"
             )
-        if targets not in stored:
+        if targets is not None and targets not in stored:
             hint = did_you_mean(targets, stored) if stored else "select one, e.g. modsum_targets"
             raise BadInput(f"options.targets: no stored representations of this name, got '{targets}'; {hint}")
-        for label in stored:
-            if label != targets:
-                raise BadInput(f"model.{label}: stored representations beside the targets, got '{label}'; drop it")
+        if targets is not None and labels is not None:
+            raise BadInput(f"options.labels: targets are stored, got {labels} beside '{targets}'; drop one of them")
         if not probes:
             raise BadInput(f"options.probes: none is selected, got []; choose of {', '.join(PROBES)}")
         for name in probes:
             if name not in PROBES:
                 raise BadInput(f"options.probes: no such probe, got '{name}'; {did_you_mean(name, PROBES)}")
+            if targets is None and PROBES[name].task == "number":
+                raise BadInput(f"options.probes: labels of the data are no numbers, got {name}; use a classification")
         if extract.estimate != "full":
             raise BadInput(f"extract.estimate: probes are fitted on one sample, got {extract.estimate}; use full")
         check_modality(self.live, data)
         self.models, self.data, self.extract, self.hardware = dict(model), data, extract, hardware
-        self.seed, self.cache, self.targets = seed, cache, targets
+        self.seed, self.cache, self.targets, self.labels = seed, cache, targets, labels
         self.probes = {name: PROBES[name] for name in dict.fromkeys(probes)}
-        self.train_share = train_share
+        self.train_share, self.splits = train_share, splits
         self.readings = readings(model, extract)
         self.layers = [layer for reading in self.readings for layer in reading.layers if reading.label != targets]
-        self.names = stored[targets].names
+        self.names = list(labels or ["labels"]) if targets is None else list(stored[targets].names)
         self.devices = devices(hardware, list(model))
         self.most = min(extract.rows, most_rows(model, extract))
         check_rows_fit(self.memory, self.most, hardware, self.live)
@@ -117,24 +132,28 @@ class Probes:
     def units(self) -> list[Unit]:
         linear = any(probe.linear for probe in self.probes.values())
         return [
-            *(Unit(layer.model, layer.name, LINEAR, "", False) for layer in self.layers if linear),
-            *(
-                Unit(layer.model, layer.name, name, target, control)
-                for layer in self.layers
-                for name, probe in self.probes.items()
-                if not probe.linear
-                for target in self.names
-                for control in (False, True)
-            ),
+            unit
+            for split in range(self.splits)
+            for unit in (
+                *(Unit(layer.model, layer.name, LINEAR, "", False, split) for layer in self.layers if linear),
+                *(
+                    Unit(layer.model, layer.name, name, target, control, split)
+                    for layer in self.layers
+                    for name, probe in self.probes.items()
+                    if not probe.linear
+                    for target in self.names
+                    for control in (False, True)
+                ),
+            )
         ]
 
     def plan(self) -> dict[str, Any]:
         return {
-            "models": shown(self.live),
+            "models": shown({label: self.models[label] for label in self.probed}),
             "layers": len(self.layers),
             "targets": self.names,
             "probes": list(self.probes),
-            "fits, with controls": 2 * len(self.layers) * len(self.names) * len(self.probes),
+            "fits, with controls": 2 * len(self.layers) * len(self.names) * len(self.probes) * self.splits,
             "rows, at most": self.most,
             "memory, GB": in_gb(self.memory(self.most)),
             "time, roughly": times(self.times(), self.hardware),
@@ -147,38 +166,47 @@ class Probes:
         features = sum(4.0 * self.most * layer.width**2 + 40.0 * layer.width**3 for layer in self.layers)
         return {
             "forward passes": forward_time(self.live.values(), self.extract.sequences, length, self.hardware),
-            "fits": features / speed_of("cpu")[0] + slow * FIT * self.most / 3000 / self.hardware.workers,
+            "fits": self.splits * features / speed_of("cpu")[0] + slow * FIT * self.most / 3000 / self.hardware.workers,
         }
 
     def run(self, run: Run) -> Results:
         prepare(run, self.hardware)
-        rows, tables = self._rows(run)
-        targets = {name: classes_of(name, rows.pop((self.targets, name))) for name in self.names}
-        split = split_of(len(next(iter(targets.values()))), self.train_share, self.seed)
+        rows, targets, tables = self._rows(run)
+        self.names = list(targets.classes)
+        splits = [targets.split(self.train_share, self.seed + number) for number in range(self.splits)]
         with run.stage("probes"):
-            fits = self._fits(run, rows, targets, split)
-        results = self._results(run, fits, targets, split, tables)
+            fits = self._fits(run, rows, targets.classes, splits)
+        results = self._results(run, fits, targets, splits, tables)
         (run.folder / DONE).unlink(missing_ok=True)
         return results
 
-    def _rows(self, run: Run) -> tuple[dict[tuple[str, str], np.ndarray], dict[str, Table]]:
-        """The sampled rows of every layer and target, by model and name; and the tables of the layers."""
+    def _rows(self, run: Run) -> tuple[dict[tuple[str, str], np.ndarray], Targets, dict[str, Table]]:
+        """The sampled rows of every layer, by model and name; the targets; and the tables of the layers."""
         with run.stage("data"):
             sequences = inputs(run, self.live, self.tokenizers, self.data, self.extract, self.seed)
             self.readings = paired(self.readings, sequences, self.data, self.extract)
             total = counted(run, self, sequences)
+            given = next(iter(sequences.values()), None)
+            numbers = row_numbers(self.extract, total, self.seed, 0)
+            documents = numbers if given is None else row_documents(given, self.extract)[numbers]
+            if self.targets is None:
+                assert given is not None
+                targets = labels_of(self.data, given, self.extract, numbers, documents, self.labels)
         layers = [layer for reading in self.readings for layer in reading.layers]
         taken, tables = sample(run, self, sequences, total, self.layers)
         rows = {(layer.model, layer.name): x.cpu().numpy() for layer, x in zip(layers, taken, strict=True)}
-        return rows, tables
+        if self.targets is not None:
+            classes = {name: classes_of(name, rows.pop((self.targets, name))) for name in self.names}
+            targets = Targets(classes, {}, documents, np.arange(len(documents)))
+        return rows, targets, tables
 
     def _fits(
         self,
         run: Run,
         rows: Mapping[tuple[str, str], np.ndarray],
         targets: Mapping[str, np.ndarray],
-        split: Split,
-    ) -> dict[tuple[str, str], dict[Record, ProbeFit]]:
+        splits: Sequence[Split],
+    ) -> Fits:
         """All fits by model and layer. What is finished is written every few seconds, and not done again."""
         from joblib import Parallel, delayed
 
@@ -188,7 +216,9 @@ class Probes:
         finished = {tuple(unit) for unit, _ in done}
         left = [unit for unit in self.units() if unit not in finished]
         found = Parallel(n_jobs=min(self.hardware.workers, len(left) or 1), return_as="generator_unordered")(
-            delayed(fit_unit)(unit, rows[unit.model, unit.layer], targets, tuple(self.probes), split, self.seed)
+            delayed(fit_unit)(
+                unit, rows[unit.model, unit.layer], targets, tuple(self.probes), splits[unit.split], self.seed
+            )
             for unit in left
         )
         saved = time.monotonic()
@@ -197,39 +227,43 @@ class Probes:
             if time.monotonic() - saved > SAVE_EVERY:
                 write(file, json.dumps(done).encode())
                 saved = time.monotonic()
-        fits: dict[tuple[str, str], dict[Record, ProbeFit]] = {(layer.model, layer.name): {} for layer in self.layers}
-        for (model, layer, *_), records in done:
-            fits[model, layer] |= {tuple(record): ProbeFit(*values) for record, values in records}
+        fits: Fits = {(layer.model, layer.name): {} for layer in self.layers}
+        for (model, layer, *_), records in sorted(done, key=lambda unit: unit[0][-1]):  # in the order of the splits
+            for record, values in records:
+                fits[model, layer].setdefault(tuple(record), []).append(ProbeFit(*values))
         return fits
 
     def _results(
-        self,
-        run: Run,
-        fits: Mapping[tuple[str, str], Mapping[Record, ProbeFit]],
-        targets: Mapping[str, np.ndarray],
-        split: Split,
-        tables: Mapping[str, Table],
+        self, run: Run, fits: Fits, targets: Targets, splits: Sequence[Split], tables: Mapping[str, Table]
     ) -> Results:
-        """A row per fit; and of every model and probe the errors, layers in the order of the network by targets."""
+        """A row per probe of a layer, means over splits; and of every model and probe the errors, layers in the order
+        of the network by targets."""
         rows: list[list[Any]] = []
         matrices: dict[str, Matrix] = {}
-        for label in self.live:
+        for label in self.probed:
             named = [layer.name for layer in self.layers if layer.model == label]
             layers = [named[place] for place in in_order(named)]
             for probe in self.probes:
                 errors, control = (
                     np.array(
-                        [[fits[label, layer][probe, target, way].error for target in self.names] for layer in layers]
+                        [
+                            [[fit.error for fit in fits[label, layer][probe, target, way]] for target in self.names]
+                            for layer in layers
+                        ]
                     )
                     for way in (False, True)
                 )
                 stem = f"probes-{slug(probe)}-{slug(label)}"
+                ends = {"lowest": errors.min(2), "highest": errors.max(2)} if self.splits > 1 else {}
                 matrices[f"{probe}, {label}"] = Matrix(
                     rows=Side(model=label, layers=layers),
-                    columns=Side(model=self.targets, layers=list(self.names)),
-                    values=run.write_array(stem, errors),
-                    n=len(split.held_out),
-                    details={"control": run.write_array(f"{stem}-control", control)},
+                    columns=Side(model=self.targets or "labels", layers=list(self.names)),
+                    values=run.write_array(stem, errors.mean(2)),
+                    n=len(splits[0].held_out),
+                    details={
+                        name: run.write_array(f"{stem}-{name}", values)
+                        for name, values in {"control": control.mean(2), **ends}.items()
+                    },
                     label="held-out error (0: perfect)",
                     bounds=[0.0, 1.0],
                     about={
@@ -243,19 +277,90 @@ class Probes:
                 for target in self.names:
                     for layer in layers:
                         fit, shuffled = (fits[label, layer][probe, target, way] for way in (False, True))
-                        rows.append(
-                            [label, layer, target, probe, fit.error, fit.fitted_error, shuffled.error, fit.converged]
+                        error, fitted, given = (
+                            float(np.mean(values))
+                            for values in (
+                                [one.error for one in fit],
+                                [one.fitted_error for one in fit],
+                                [one.error for one in shuffled],
+                            )
                         )
+                        converged = all(one.converged for one in fit)
+                        rows.append([label, layer, target, probe, error, fitted, given, converged, given - error])
+        largest = {
+            name: float(np.mean([largest_class(classes, split) for split in splits]))
+            for name, classes in targets.classes.items()
+        }
         return Results(
             study="probes",
             matrices=matrices,
-            tables={"probes": Table(columns=COLUMNS, rows=rows), **tables},
+            tables={
+                "probes": Table(columns=COLUMNS, rows=rows),
+                "targets": Table(columns=TARGETS, rows=list(_described(targets, largest))),
+                **tables,
+            },
             about={
-                "classes": {name: len(np.unique(classes)) for name, classes in targets.items()},
-                "rows fitted on": len(split.fitted),
-                "rows held out": len(split.held_out),
+                "classes": {name: len(np.unique(classes)) for name, classes in targets.classes.items()},
+                "rows fitted on": len(splits[0].fitted),
+                "rows held out": len(splits[0].held_out),
+                "splits": self.splits,
+                "error of the largest class": largest,
+                "document of every row": run.write_array("probes-documents", targets.documents),
+                "whether it is held out, by split": run.write_array(
+                    "probes-held-out",
+                    np.array([np.isin(np.arange(len(targets.documents)), split.held_out) for split in splits]),
+                ),
             },
         )
+
+
+def _described(targets: Targets, largest: Mapping[str, float]) -> Iterator[list[Any]]:
+    for name, classes in targets.classes.items():
+        found, counts = np.unique(classes, return_counts=True)
+        most = found[counts.argmax()]
+        said = targets.names[name][most] if name in targets.names else str(most)
+        yield [name, len(found), said, float(counts.max() / len(classes)), largest[name]]
+
+
+def labels_of(
+    data: Data,
+    sequences: Sequences,
+    extract: Extract,
+    numbers: np.ndarray,
+    documents: np.ndarray,
+    wanted: Sequence[str] | None,
+) -> Targets:
+    """The labels that the data has of the rows of these numbers, of examples or of words. Raises BadInput where it has
+    none, or not those that are wanted."""
+    of_words = data.labels_of_words() if extract.unit == "word" else {}
+    example = None if sequences.example is None else row_examples(sequences, extract)[numbers]
+    known: Mapping[str, Sequence[Any]] = of_words or (data.labels_of_examples() if example is not None else {})
+    if not known:
+        words = "" if extract.unit == "word" else ", ".join(data.labels_of_words())
+        raise BadInput(
+            f"data: it has no labels of rows that are a {extract.unit}, got {data.source}; "
+            + (f"its words have {words}: use extract=words" if words else "use labelled data, e.g. data=overlap_nli")
+        )
+    for name in wanted or ():
+        if name not in known:
+            raise BadInput(f"options.labels: the data has no such labels, got '{name}'; {did_you_mean(name, known)}")
+    assert example is not None
+    chosen = {name: known[name] for name in dict.fromkeys(wanted or known)}
+    units = documents
+    if of_words:
+        word, sentences = row_words(sequences, extract)[numbers], data.sentences()
+        places = list(zip(example.tolist(), word.tolist(), strict=True))
+        chosen = {name: [labels[i][j] for i, j in places] for name, labels in chosen.items()}
+        units = np.unique([sentences[i][j] for i, j in places], return_inverse=True)[1]
+    else:
+        chosen = {name: [labels[i] for i in example.tolist()] for name, labels in chosen.items()}
+    classes, names = {}, {}
+    for name, labels in chosen.items():
+        found, classes[name] = np.unique(labels, return_inverse=True)
+        names[name] = found.tolist()
+        if len(found) < 2:
+            raise BadInput(f"options.labels: all rows have the same {name}, got '{found[0]}'; choose other labels")
+    return Targets(classes, names, documents, units, typed=bool(of_words))
 
 
 def classes_of(name: str, x: np.ndarray) -> np.ndarray:

@@ -2,7 +2,8 @@
 
 They are those of scikit-learn. A target is a class per row. A regression probe is fitted on the number of the class
 and scored by 1 - R^2, a classification probe by 1 - accuracy: 0 is perfect; a target that cannot be predicted gives
-about 1, or the error of a guess.
+about 1, or the error of a guess. The control is the same fit to labels without meaning: what it reaches, the probe
+learns by itself (Hewitt and Liang 2019).
 """
 
 import warnings
@@ -22,7 +23,7 @@ ERRORS = {"number": "1 - R²", "class": "1 - accuracy"}
 
 @dataclass(frozen=True)
 class Probe:
-    """make(seed): a fresh estimator. label: in figures. linear: fitted on all targets of a layer at once."""
+    """make(seed): a fresh estimator. label: in figures. linear: by least squares, on all targets of a layer at once."""
 
     label: str
     task: Task
@@ -42,6 +43,18 @@ def _logistic(seed: int) -> Any:
     return LogisticRegression()
 
 
+INTERRUPTED = "Training interrupted by user"
+PENALTIES = tuple(10.0**power for power in range(-2, 6))  # of standardised features
+
+
+def _ridge(seed: int) -> Any:
+    from sklearn.linear_model import RidgeClassifierCV
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    return make_pipeline(StandardScaler(), RidgeClassifierCV(PENALTIES))
+
+
 def _mlp_regressor(seed: int) -> Any:
     from sklearn.neural_network import MLPRegressor
 
@@ -57,6 +70,7 @@ def _mlp_classifier(seed: int) -> Any:
 PROBES = {
     "linear_regression": Probe("linear regression", "number", _linear, linear=True),
     "linear_classification": Probe("linear classification", "class", _linear, linear=True),
+    "ridge_classification": Probe("ridge classification", "class", _ridge),
     "logistic_classification": Probe("logistic regression", "class", _logistic),
     "mlp_regression": Probe("2-layer MLP, regression", "number", _mlp_regressor),
     "mlp_classification": Probe("2-layer MLP, classification", "class", _mlp_classifier),
@@ -64,21 +78,54 @@ PROBES = {
 
 
 class Split(NamedTuple):
-    """Row numbers: those that probes are fitted on and those held out; for the control, an order of all rows."""
+    """Row numbers: those that probes are fitted on and those held out. In the control, row i has the class of row
+    shuffled[i]."""
 
     fitted: Int[np.ndarray, " m"]
     held_out: Int[np.ndarray, " k"]
     shuffled: Int[np.ndarray, " n"]
 
 
-def split_of(rows: int, share: float, seed: int) -> Split:
-    """share: of the rows that probes are fitted on. Raises BadInput where fewer than two are on either side."""
-    fitted = round(share * rows)
-    if not 2 <= fitted <= rows - 2:
-        raise BadInput(f"options.train_share: two rows are needed on either side, got {share} of {rows}; change it")
-    draw = np.random.default_rng(seed)
-    order = draw.permutation(rows)
-    return Split(order[:fitted], order[fitted:], draw.permutation(rows))
+class Targets(NamedTuple):
+    """What is predicted, row by row.
+
+    classes: by target. names: of the classes; empty where they are numbers.
+    documents: of every row; those that probes are fitted on are not among those held out.
+    units: the control gives all rows of a unit one class: that of another unit (units are rows or documents), or, where
+    units are types of words, that of a row that is drawn, so that frequent classes stay frequent.
+    typed: whether units are types.
+    """
+
+    classes: Mapping[str, Int[np.ndarray, " n"]]
+    names: Mapping[str, Sequence[str]]
+    documents: Int[np.ndarray, " n"]
+    units: Int[np.ndarray, " n"]
+    typed: bool = False
+
+    def split(self, share: float, seed: int) -> Split:
+        """share: of the documents that probes are fitted on. Raises BadInput where fewer than two are on either
+        side."""
+        draw = np.random.default_rng(seed)
+        document = np.unique(self.documents, return_inverse=True)[1]
+        count = int(document.max()) + 1
+        fitted = round(share * count)
+        if not 2 <= fitted <= count - 2:
+            raise BadInput(
+                f"options.train_share: two documents (examples, sentences) are needed on either side, got {share} of "
+                f"{count}; change it"
+            )
+        place = draw.permutation(count).argsort()[document]
+        rows = place.argsort(kind="stable")
+        _, first, unit = np.unique(self.units, return_index=True, return_inverse=True)
+        given = draw.integers(len(unit), size=len(first)) if self.typed else first[draw.permutation(len(first))]
+        ends = int((place < fitted).sum())
+        return Split(rows[:ends], rows[ends:], given[unit])
+
+
+def largest_class(classes: Int[np.ndarray, " n"], split: Split) -> float:
+    """The error of always giving the most frequent class of the fitted rows."""
+    found, counts = np.unique(classes[split.fitted], return_counts=True)
+    return float(np.mean(classes[split.held_out] != found[counts.argmax()]))
 
 
 class ProbeFit(NamedTuple):
@@ -98,9 +145,16 @@ def fit(probe: Probe, x: Float[np.ndarray, "n d"], classes: Int[np.ndarray, " n"
         y = (classes - classes[split.fitted].mean()) / (classes[split.fitted].std() or 1.0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
-        estimator = probe.make(seed).fit(x[split.fitted], y[split.fitted])
+        warnings.filterwarnings("error", INTERRUPTED)  # an MLP takes Ctrl-C for the end of its training
+        try:
+            estimator = probe.make(seed).fit(x[split.fitted], y[split.fitted])
+        except UserWarning as warning:
+            if INTERRUPTED in str(warning):
+                raise KeyboardInterrupt from None
+            raise
     error, fitted = (1 - float(estimator.score(x[rows], y[rows])) for rows in (split.held_out, split.fitted))
-    return ProbeFit(error, fitted, bool(np.max(estimator.n_iter_) < estimator.max_iter))
+    steps = getattr(estimator, "n_iter_", None)
+    return ProbeFit(error, fitted, steps is None or bool(np.max(steps) < estimator.max_iter))
 
 
 def indicators(classes: Int[np.ndarray, " n"]) -> Float[np.ndarray, "n c"]:
@@ -136,13 +190,15 @@ def fit_linear(
 
 
 class Unit(NamedTuple):
-    """What is fitted at a time: all linear probes of a layer (`LINEAR`), or a probe on a target or its control."""
+    """What is fitted at a time: all probes by least squares of a layer (`LINEAR`), or a probe on a target or its
+    control. split: its number."""
 
     model: str
     layer: str
     probe: str
     target: str
     control: bool
+    split: int
 
 
 LINEAR = "linear"

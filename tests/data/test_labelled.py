@@ -363,6 +363,10 @@ def test_conllu(tmp_path, gpt_tokenizer):
     surface, syntactic = (load("ewt", tmp_path, words=words) for words in ("surface", "syntactic"))
     assert surface.sentences() == [["I", "don't", "know", "."], ["Yes"]]
     assert syntactic.sentences() == [["I", "do", "n't", "know", "."], ["Yes"]]
+    assert surface.labels_of_words()["upos"] == [["PRON", "AUX+PART", "VERB", "PUNCT"], ["INTJ"]]
+    assert syntactic.labels_of_words()["upos"] == [["PRON", "AUX", "PART", "VERB", "PUNCT"], ["INTJ"]]
+    assert list(surface.labels_of_words()) == ["upos", "xpos", "deprel"]
+    assert load("ptb", table(tmp_path / "a.txt", ["one line"], [])).labels_of_words() == {}
     found = surface.sequences(gpt_tokenizer, EXTRACT, 0)
     assert found.ids[0][found.mask[0]].tolist() == gpt_tokenizer("I don't know .")["input_ids"]
 

@@ -6,8 +6,9 @@ from scipy.stats import binomtest
 from sklearn.linear_model import LinearRegression
 from sklearn.neural_network import MLPClassifier, MLPRegressor
 
-from repsim_cli import results
+from repsim_cli import registry, results
 from repsim_cli.content import BY_BLOCK, END_TO_END, ONE_SUM
+from repsim_cli.data.base import Sequences
 from repsim_cli.data.modular import modular_pairs
 from repsim_cli.errors import BadInput
 from repsim_cli.findings.claims import known
@@ -17,21 +18,48 @@ from repsim_cli.settings import Extract, Hardware
 from repsim_cli.studies import probes as study
 from repsim_cli.studies.probes import Probes, classes_of
 from repsim_cli.training.modular import ModularRecipe, modular
-from repsim_cli.training.probes import PROBES, fit, fit_linear, split_of
+from repsim_cli.training.probes import PENALTIES, PROBES, Targets, fit, fit_linear, largest_class
 
 DRAW = np.random.default_rng(0)
 CLASSES = DRAW.integers(0, 4, 120)
 X = (np.eye(4)[CLASSES] @ DRAW.normal(size=(4, 6)) + 0.6 * DRAW.normal(size=(120, 6))).astype(np.float32)
-SPLIT = split_of(120, 0.75, 0)
+ROWS = Targets({"c": CLASSES}, {}, np.arange(120), np.arange(120))
+SPLIT = ROWS.split(0.75, 0)
 
 
 def test_the_split():
+    """Of rows that are documents; its draws are those that published numbers rest on."""
+    draw = np.random.default_rng(0)
+    order, shuffled = draw.permutation(120), draw.permutation(120)
+    np.testing.assert_array_equal(np.concatenate([SPLIT.fitted, SPLIT.held_out]), order)
+    np.testing.assert_array_equal(SPLIT.shuffled, shuffled)
     assert (len(SPLIT.fitted), len(SPLIT.held_out)) == (90, 30)
-    assert sorted([*SPLIT.fitted, *SPLIT.held_out]) == sorted(SPLIT.shuffled) == list(range(120))
-    assert not np.array_equal(SPLIT.fitted, split_of(120, 0.75, 1).fitted)
+    assert not np.array_equal(SPLIT.fitted, ROWS.split(0.75, 1).fitted)
     for share in (0.01, 0.99):
-        with pytest.raises(BadInput, match=f"two rows are needed on either side, got {share} of 120; change it"):
-            split_of(120, share, 0)
+        with pytest.raises(
+            BadInput, match=rf"two documents \(examples, sentences\) are needed .*, got {share} of 120; change it"
+        ):
+            ROWS.split(share, 0)
+
+
+def test_documents_stay_whole():
+    """On one side, and in the control of labels of documents with one class; types of words too."""
+    documents = np.repeat([7, 3, 5, 9, 1, 4], [20, 5, 30, 25, 10, 30])
+    split = Targets({"c": CLASSES}, {}, documents, documents).split(0.5, 0)
+    assert not {*documents[split.fitted]} & {*documents[split.held_out]}
+    assert len({*documents[split.fitted]}) == len({*documents[split.held_out]}) == 3
+    assert sorted([*split.fitted, *split.held_out]) == list(range(120))
+    given = [{*documents[split.shuffled[documents == document]]} for document in (7, 3, 5, 9, 1, 4)]
+    assert sorted(next(iter(some)) for some in given) == [1, 3, 4, 5, 7, 9]
+    types = DRAW.integers(0, 30, 120)
+    drawn = Targets({"c": CLASSES}, {}, documents, types, typed=True).split(0.5, 0).shuffled
+    assert all(len({*drawn[types == one]}) == 1 for one in types)
+    assert len({*drawn}) > 15
+
+
+def test_the_largest_class_of_fitted_rows():
+    classes = np.where(np.isin(np.arange(120), SPLIT.fitted), 2, CLASSES)
+    assert largest_class(classes, SPLIT) == np.mean(CLASSES[SPLIT.held_out] != 2)
 
 
 def test_linear_probes_are_those_of_scikit_learn():
@@ -62,7 +90,39 @@ def test_mlps_are_those_of_scikit_learn():
     assert one.error == pytest.approx(1 - plain.score(rows[SPLIT.held_out], y[SPLIT.held_out]))
 
 
-@pytest.mark.parametrize("name", ["linear_regression", "linear_classification", "logistic_classification"])
+def test_the_ridge_is_that_of_least_squares_with_a_penalty():
+    """In closed form, with the penalty of the lowest error on rows that are left out one by one."""
+    given = X.astype(float)
+    mean, deviation = given[SPLIT.fitted].mean(0), given[SPLIT.fitted].std(0)
+    x = (given - mean) / deviation
+    codes = 2.0 * np.eye(4)[CLASSES] - 1
+    a, y = x[SPLIT.fitted], codes[SPLIT.fitted]
+    best = np.inf, None
+    for penalty in PENALTIES:
+        hat = a @ np.linalg.solve(a.T @ a + penalty * np.eye(6), a.T) + 1 / len(a)
+        left_out = np.mean(((y - hat @ y) / (1 - hat.diagonal()[:, None])) ** 2)
+        weights = np.linalg.solve(a.T @ a + penalty * np.eye(6), a.T @ (y - y.mean(0)))
+        best = min(best, (left_out, weights), key=lambda pair: pair[0])
+    answers = (x @ best[1] + y.mean(0)).argmax(1)
+    found = fit(PROBES["ridge_classification"], given, CLASSES, SPLIT, 0)
+    assert found.error == pytest.approx(np.mean(answers[SPLIT.held_out] != CLASSES[SPLIT.held_out]))
+    assert found.fitted_error == pytest.approx(np.mean(answers[SPLIT.fitted] != CLASSES[SPLIT.fitted]))
+
+
+def test_an_interrupted_training_is_no_fit(monkeypatch):
+    """scikit-learn ends it with a warning."""
+
+    def interrupted(*given):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(MLPClassifier, "_update_no_improvement_count", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        fit(PROBES["mlp_classification"], X, CLASSES, SPLIT, 0)
+
+
+@pytest.mark.parametrize(
+    "name", ["linear_regression", "linear_classification", "ridge_classification", "logistic_classification"]
+)
 def test_what_is_there_is_found_and_a_control_is_not(name):
     clean = np.eye(4)[CLASSES].astype(np.float32)
     probe = PROBES[name]
@@ -133,10 +193,12 @@ GIVEN = {
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"model": {"t": MODELS["t"]}}, "model: no model to probe is selected, got none that is run; e.g. model="),
+        ({"model": {"t": MODELS["t"]}}, "model: no model to probe is selected, got the targets alone; e.g. model="),
+        ({"model": {"t": MODELS["t"]}, "targets": None}, "options.targets: the labels of the data need a model that is run on it, got stored"),
+        ({"labels": ["label"]}, r"options.labels: targets are stored, got \['label'\] beside 't'; drop one"),
+        ({"targets": None}, "options.probes: labels of the data are no numbers, got linear_regression; use a class"),
         ({"targets": "m"}, "options.targets: no stored representations of this name, got 'm'; "),
         ({"model": {"m": MODELS["m"]}}, "options.targets: no stored .* got 't'; select one, e.g. modsum_targets"),
-        ({"model": {**MODELS, "u": MODELS["t"]}}, "model.u: stored representations beside the targets, got 'u'; drop it"),
         ({"probes": []}, "options.probes: none is selected, got \\[\\]; choose of linear_regression, "),
         ({"probes": ["mlp"]}, "options.probes: no such probe, got 'mlp'; "),
         ({"hardware": Hardware(memory_gb=0.1)}, "hardware.memory_gb: the run needs about .* GB, got a limit of 0.10 GB; hardware.memory_gb=.* would do"),
@@ -152,6 +214,90 @@ def test_classes_that_lie_far_apart_have_a_column_each():
     far = np.array([5, 7, 50_000])[CLASSES % 3]
     found, dense = (fit_linear(X, {"t": classes}, ["class"], SPLIT)["t", "class"] for classes in (far, CLASSES % 3))
     assert found == dense
+
+
+def conllu(sentences):
+    """Words with their parts of speech."""
+    lines = (
+        "".join(f"{i}\t{word}\t_\t{tag}\t_\t_\t_\t_\t_\t_\n" for i, (word, tag) in enumerate(some, 1))
+        for some in sentences
+    )
+    return "\n".join(lines)
+
+
+NOUNS, VERBS = ["dog", "cat", "man", "girl"], ["sees", "likes", "knows"]
+
+
+def test_parts_of_speech_are_told_from_words(repsim, newest, tmp_path):
+    """Of words that recur, from embeddings, and so is a random class of each type of word: there is no selectivity."""
+    draw = np.random.default_rng(0)
+    sentences = [
+        [
+            ("the", "DET"),
+            (draw.choice(NOUNS), "NOUN"),
+            (draw.choice(VERBS), "VERB"),
+            ("a", "DET"),
+            (draw.choice(NOUNS), "NOUN"),
+        ]
+        for _ in range(40)
+    ]
+    (tmp_path / "a.conllu").write_text(conllu(sentences))
+    words = (
+        "-q", "study=probes", "model=[tiny_a]", "data=ewt", f"data.path={tmp_path}/a.conllu", "extract=words",
+        "extract.skip=0", "hardware.processes=1", "options.probes=[ridge_classification]",
+    )  # fmt: skip
+    code, _, err = repsim("run", *words, "extract.hook_points=[embed]", "options.splits=3")
+    assert code == 0, err
+    found = results.read_results(newest())
+    described = found.tables["targets"]
+    assert [row[:3] for row in described.rows] == [["upos", 3, "DET"]]
+    assert described.column("its share") == [0.4]
+    (row,) = found.tables["probes"].rows
+    assert row[:4] == ["tiny_a", "embed", "upos", "ridge_classification"]
+    assert row[4] == 0
+    assert row[6] < 0.1
+    documents = results.read_array(newest(), found.about["document of every row"])
+    held_out = results.read_array(newest(), found.about["whether it is held out, by split"]).astype(bool)
+    assert held_out.shape == (3, 200)
+    assert all(not {*documents[some]} & {*documents[~some]} and len({*documents[some]}) == 8 for some in held_out)
+
+
+def test_labels_of_examples(repsim, newest):
+    """All that generated pairs have, in one command; the layers of a language model know the construction."""
+    words = (
+        "-q", "study=probes", "model=[tiny_a]", "data=overlap_hans", "extract=pooled", "extract.sequences=120",
+        "extract.layers=[0,1]", "options.probes=[ridge_classification]", "options.splits=2", "hardware.processes=1",
+        "options.labels=[heuristic,label]",
+    )  # fmt: skip
+    code, _, err = repsim("run", *words)
+    assert code == 0, err
+    found = results.read_results(newest())
+    assert found.about["classes"] == {"heuristic": 3, "label": 2}
+    best = found.tables["nearest to the targets"]
+    assert best.column("target") == ["heuristic", "label"]
+    assert best.column("lowest error")[0] < best.column("error of the largest class")[0] - 0.1
+    assert best.column("selectivity")[0] > 0.1
+    curve = found.curves["heuristic, ridge_classification, tiny_a"]
+    assert curve.at == ["resid_post@0", "resid_post@1"]
+    assert curve.bands["labels"].of == "range over 2 splits"
+
+
+@pytest.mark.parametrize(
+    ("name", "unit", "wanted", "message"),
+    [
+        ("digits", "mean", None, "options.labels: all rows have the same label, got '0'; choose other labels"),
+        ("digits", "mean", ["labels"], "options.labels: the data has no such labels, got 'labels'; did you mean 'label'"),
+        ("ewt", "token", None, "data: it has no labels of rows that are a token, got .*a.conllu; its words have upos: use"),
+        ("embedded_sentences", "mean", None, "data: it has no labels of rows that are a mean, got .*; use labelled data"),
+    ],
+)  # fmt: skip
+def test_labels_that_rows_lack(tmp_path, name, unit, wanted, message):
+    (tmp_path / "a.conllu").write_text(conllu([[("a", "DET")]]))
+    data = registry.data.get(name).function(**({"path": f"{tmp_path}/a.conllu"} if name == "ewt" else {}))
+    given = Sequences(*(np.ones((3, 1), bool),) * 5, documents=3, example=np.array([0, 10, 20]))
+    extract = Extract(hook_points=["embed"], unit=unit, padding="keep")
+    with pytest.raises(BadInput, match=message):
+        study.labels_of(data, given, extract, np.arange(3), np.arange(3), wanted)
 
 
 RUN = (
@@ -195,5 +341,6 @@ def test_a_run_that_was_killed_goes_on(repsim, newest, monkeypatch):
     values = results.read_array(newest(), matrix.values)
     assert values.shape == (5, 2)
     assert [row[4] for row in rows if row[3] == "mlp_classification"] == list(values.T.ravel())
-    assert (newest() / "figures" / "probes-modsum_tiny_l.png").is_file()
+    for name in ("probes-modsum_tiny_l", "by-layer-c1_mlp_classification"):
+        assert (newest() / "figures" / f"{name}.png").is_file()
     assert matrix.about["settings"]["parameters"]["max_iter"] == 200
