@@ -28,7 +28,7 @@ DIAGNOSED = ["model", "layer", "rows", "features", FEATURE, FEATURE_SHARE, ROWS_
 
 FEATURE_MAPS = "feature maps"  # the kind of a matrix of them: a row per image, a layer after the other
 COUNTERPARTS = "counterparts"  # the kind of a matrix of the neurons of a model and their counterparts in another
-# of tests of measures: the kinds of a matrix of all models of a test, which its `about` names, and of their last layers
+# of tests of measures: the kinds of a matrix of all models of a test, which its `about` names, and of its layers
 # with components deleted; the tables of what could not be measured and of what it cost
 COMPARED, TRUNCATED, UNMEASURED, COSTS = "compared", "truncated", "not measured", "cost of measures"
 UNMEASURED_COLUMNS = ["measure", "data", "test", "hook point", "why"]

@@ -24,7 +24,7 @@ Place = tuple[str, str]  # a test and a hook point
 @dataclass(frozen=True, kw_only=True)
 class Layers:
     """Layers on the same n rows. compared: of a test at a hook point, the places of layer l of model m among `rows`.
-    truncated: the last layer of each of its models with fewer and fewer components, by how many are left. labels: a
+    truncated: those layers with fewer and fewer components, by how many are left. labels: a
     class per row."""
 
     names: Sequence[str]
@@ -68,8 +68,8 @@ class Cost(NamedTuple):
 
 @dataclass(kw_only=True)
 class Measurement:
-    """compared: by test and hook point, of all its layers, model by model. truncated: of the last layer of model m,
-    whole and with components deleted, the k-th most of them left. failed: why there is none."""
+    """compared: by test and hook point, of all its layers, model by model. truncated: of each of them, whole and with
+    components deleted, the k-th most of them left. failed: why there is none."""
 
     compared: dict[Place, Float[np.ndarray, "_ _"]] = field(default_factory=dict)
     truncated: dict[Place, Float[np.ndarray, "_ _"]] = field(default_factory=dict)
@@ -106,7 +106,7 @@ def measurement(measure: Measure, layers: Layers) -> Measurement:
         if place in made.failed:
             continue
         try:
-            whole = [layers.rows[i] for i in layers.compared[place][:, -1]]
+            whole = [layers.rows[i] for i in layers.compared[place].ravel()]
             made.truncated[place] = _to_truncated(measure, whole, models, layers.labels)
         except Degenerate as error:
             made.failed[place] = f"components deleted: {error}"

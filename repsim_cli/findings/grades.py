@@ -39,7 +39,7 @@ class Grades:
     `conformity`: how often such a pair is more similar than one across groups, ties counted as no (Klabunde et al.
     2024). `sensitivity`: Spearman's rho of the distance of a layer with components deleted to the whole layer, and the
     accuracy that a probe loses; `specificity`: how often damaging deletions are farther than another seed, and harmless
-    ones nearer (after Ding et al. 2021). All but the first three look at the last layer of a hook point.
+    ones nearer (after Ding et al. 2021). `accuracy`, outputs and groups look at the last layer of a hook point.
 
     metric: the metric of trained models for `accuracy` where their outputs were not read; left out where models lack
         it.
@@ -79,7 +79,9 @@ def _of_tests(run: Finished) -> Iterator[Case]:
                         similar=_by_model(kinds[COMPARED], len(labels)),
                         groups=codes(groups),
                         apart=apart,
-                        truncated=_truncated(kinds.get(TRUNCATED), sample["probes"].get(f"{test}, {point}")),
+                        truncated=_truncated(
+                            kinds.get(TRUNCATED), sample["probes"].get(f"{test}, {point}"), len(labels)
+                        ),
                     )
                     for label, kinds in matrices.get(where, {}).items()
                 }
@@ -91,10 +93,14 @@ def _by_model(values: Float[np.ndarray, "r r"], models: int) -> Float[np.ndarray
     return values.reshape(models, layers, models, layers).transpose(0, 2, 1, 3)
 
 
-def _truncated(similar: np.ndarray | None, probes: Mapping[str, Any] | None) -> Truncated | None:
+def _truncated(similar: np.ndarray | None, probes: Mapping[str, Any] | None, models: int) -> Truncated | None:
     if similar is None or probes is None:
         return None
-    return Truncated(similar=similar, accuracy=np.array(probes["accuracy"]), whole=np.array(probes["whole"]))
+    accuracy, whole = np.array(probes["accuracy"]), np.array(probes["whole"])
+    by_layer = (models, len(whole) // models)
+    return Truncated(
+        similar=similar.reshape(*by_layer, -1), accuracy=accuracy.reshape(*by_layer, -1), whole=whole.reshape(by_layer)
+    )
 
 
 def _apart(run: Finished, sample: Mapping[str, Any], labels: Sequence[str]) -> dict[str, scores.Square]:

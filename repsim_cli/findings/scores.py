@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 import scipy.special
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from repsim_cli.errors import Degenerate
 from repsim_cli.findings.evidence import ROUNDING, orders, ranks
@@ -22,23 +22,23 @@ FEWEST = 4  # models, for a correlation over their pairs
 
 @dataclass(frozen=True, kw_only=True)
 class Truncated:
-    """The last layer of m models with its k series of components deleted.
+    """The l layers of m models, each with more and more components deleted, k times.
 
     similar: to the whole layer, larger is closer. accuracy: of a probe on each, whole: on the whole layer.
     """
 
-    similar: Float[np.ndarray, "m k"]
-    accuracy: Float[np.ndarray, "m k"]
-    whole: Float[np.ndarray, " m"]
+    similar: Float[np.ndarray, "m l k"]
+    accuracy: Float[np.ndarray, "m l k"]
+    whole: Float[np.ndarray, "m l"]
 
     @property
-    def loss(self) -> Float[np.ndarray, "m k"]:
-        return self.whole[:, None] - self.accuracy
+    def loss(self) -> Float[np.ndarray, "m l k"]:
+        return self.whole[..., None] - self.accuracy
 
     @property
-    def damaged(self) -> np.ndarray:
-        """Whether accuracy is lost by more than seeds differ in it."""
-        return self.loss > np.ptp(self.whole) + ROUNDING
+    def damaged(self) -> Bool[np.ndarray, "m l k"]:
+        """Whether more accuracy is lost than seeds differ in it at this layer."""
+        return self.loss > np.ptp(self.whole, 0)[:, None] + ROUNDING
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,18 +211,25 @@ def disagreement_of(probabilities: Float[np.ndarray, "m n c"]) -> Square:
 
 def sensitivity(models: Models) -> float:
     """Spearman's rho of the distance of a truncated layer to the whole one and the accuracy that a probe loses,
-    averaged over models."""
+    averaged over layers and models of which it loses any."""
     cut = _cut(models)
-    return _mean_rho((-similar, loss) for similar, loss in zip(cut.similar, cut.loss, strict=True) if np.ptp(loss))
+    layers = zip(_flat(cut.similar), _flat(cut.loss), strict=True)
+    return _mean_rho((-similar, loss) for similar, loss in layers if np.ptp(loss))
 
 
 def specificity(models: Models) -> float:
     """How often a layer is closer to another seed's than to itself with damaging deletions, and closer to itself with
     harmless ones than to another seed's; the mean of both, ties count as no."""
     cut = _cut(models)
-    others = [np.delete(models.last[model], model)[:, None] for model in range(models.count)]
-    nearer = np.array([_sign(cut.similar[i] - other) for i, other in enumerate(others)]).transpose(0, 2, 1)
+    same = models.similar.diagonal(axis1=2, axis2=3)  # (m, m, l): a layer and the same layer of another seed
+    same = (same + same.transpose(1, 0, 2)) / 2
+    others = np.array([np.delete(same[model], model, 0) for model in range(models.count)])
+    nearer = _sign(cut.similar[:, None] - others[..., None]).transpose(0, 2, 3, 1)
     return float(((nearer[cut.damaged] < 0).mean() + (nearer[~cut.damaged] > 0).mean()) / 2)
+
+
+def _flat(values: Float[np.ndarray, "m l k"]) -> Float[np.ndarray, "_ k"]:
+    return values.reshape(-1, values.shape[-1])
 
 
 def _cut(models: Models) -> Truncated:
@@ -296,7 +303,7 @@ SCORES: Mapping[str, Score] = {
     "sensitivity": Score(
         of=sensitivity,
         chance=lambda models: 0.0,
-        applies=lambda models: models.truncated is not None and bool(np.ptp(models.truncated.loss, 1).any()),
+        applies=lambda models: models.truncated is not None and bool(np.ptp(models.truncated.loss, 2).any()),
         lowest=-1.0,
     ),
     "specificity": Score(of=specificity, chance=lambda models: 0.5, applies=_has_damage),

@@ -270,12 +270,12 @@ class Grounding:
         for (test, point), models in compared.items():
             if len(reader.tests[test]) > 1 or labels is None:
                 continue
-            last = [of[layers[-1]] for layers in models]
-            cut = [truncations(x) for x in last]
+            whole = [of[layer] for layers in models for layer in layers]
+            cut = [truncations(x) for x in whole]
             truncated[test, point] = cut
             probes[test, point] = {
                 "components": list(cut[0]),
-                "whole": [probe_accuracy(x, labels, self.seed) for x in last],
+                "whole": [probe_accuracy(x, labels, self.seed) for x in whole],
                 "accuracy": [[probe_accuracy(x, labels, self.seed) for x in each.values()] for each in cut],
             }
         layers = Layers(
@@ -382,11 +382,12 @@ class Made:
     def sides(self, test: str, point: str, kind: str) -> tuple[Side, Side]:
         """What the rows and columns of a matrix are."""
         models, compared = self.reader.members(test), self.reader.compared(test, point)
+        names = [f"{model} {name}" for model, layers in zip(models, compared, strict=True) for name in layers]
+        whole = Side(model=test, layers=names)
         if kind == TRUNCATED:
             left = [f"{count} components" for count in self.probes[test, point]["components"]]
-            return Side(model="models", layers=models), Side(model="last layer", layers=left)
-        names = [f"{model} {name}" for model, layers in zip(models, compared, strict=True) for name in layers]
-        return Side(model=test, layers=names), Side(model=test, layers=names)
+            return whole, Side(model="components left", layers=left)
+        return whole, whole
 
     def about(self, run: Run, sample: str) -> dict[str, Any]:
         """What findings need beside the matrices; the rows of every layer and their labels are arrays."""

@@ -22,7 +22,8 @@ def apart():
 
 
 def truncated(similar):
-    return Truncated(similar=similar, accuracy=WHOLE[:, None] - LOST, whole=WHOLE)
+    whole = np.tile(WHOLE[:, None], LAYERS)
+    return Truncated(similar=similar, accuracy=whole[..., None] - LOST, whole=whole)
 
 
 def oracle():
@@ -31,7 +32,9 @@ def oracle():
     depth, away = np.arange(LAYERS), np.abs(ACCURACY[:, None] - ACCURACY)
     far = np.abs(depth[:, None] - depth) + 0.05 * away[..., None, None]
     similar = -far - 0.1 * (GROUPS[:, None] != GROUPS)[..., None, None]
-    return Models(similar=similar, groups=GROUPS, apart=apart(), truncated=truncated(np.tile(-10 * LOST, (12, 1))))
+    return Models(
+        similar=similar, groups=GROUPS, apart=apart(), truncated=truncated(np.tile(-10 * LOST, (12, LAYERS, 1)))
+    )
 
 
 def in_one_group(models):
@@ -48,13 +51,13 @@ def noise(seed):
     rng = np.random.default_rng(seed)
     return Models(
         similar=rng.normal(size=(12, 12, LAYERS, LAYERS)), groups=GROUPS, apart=apart(),
-        truncated=truncated(rng.normal(size=(12, CUTS))),
+        truncated=truncated(rng.normal(size=(12, LAYERS, CUTS))),
     )  # fmt: skip
 
 
 def constant():
     return Models(
-        similar=np.ones((12, 12, LAYERS, LAYERS)), groups=GROUPS, apart=apart(), truncated=truncated(np.ones((12, CUTS)))
+        similar=np.ones((12, 12, LAYERS, LAYERS)), groups=GROUPS, apart=apart(), truncated=truncated(np.ones((12, LAYERS, CUTS)))
     )  # fmt: skip
 
 
@@ -113,11 +116,11 @@ def test_scores_by_hand():
 def test_deletions_by_hand():
     """Two seeds; of three deletions the first is harmless, the others damage by more than the seeds differ."""
     cut = Truncated(
-        similar=np.array([[0.9, 0.8, 0.1], [0.9, 0.2, 0.3]]),
-        accuracy=np.array([[0.9, 0.7, 0.6], [0.8, 0.6, 0.5]]),
-        whole=np.array([0.9, 0.8]),
+        similar=np.array([[[0.9, 0.8, 0.1]], [[0.9, 0.2, 0.3]]]),
+        accuracy=np.array([[[0.9, 0.7, 0.6]], [[0.8, 0.6, 0.5]]]),
+        whole=np.array([[0.9], [0.8]]),
     )
-    assert cut.damaged.tolist() == [[False, True, True]] * 2
+    assert cut.damaged.tolist() == [[[False, True, True]]] * 2
     last = np.array([[1, 0.5], [0.5, 1]])
     models = Models(similar=last[..., None, None], groups=np.zeros(2, int), apart={}, truncated=cut)
     # harmless: 0.9, 0.9 are nearer than 0.5; damaging: 0.8 is not farther, 0.1, 0.2, 0.3 are
