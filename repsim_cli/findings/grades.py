@@ -76,10 +76,10 @@ def _of_tests(run: Finished) -> Iterator[Case]:
                 where = (data, test, point)
                 models = {
                     label: Models(
-                        similar=_by_model(kinds[COMPARED], len(labels)),
+                        similar=by_model(kinds[COMPARED], len(labels)),
                         groups=codes(groups),
                         apart=apart,
-                        truncated=_truncated(
+                        truncated=truncated_of(
                             kinds.get(TRUNCATED), sample["probes"].get(f"{test}, {point}"), len(labels)
                         ),
                     )
@@ -88,12 +88,12 @@ def _of_tests(run: Finished) -> Iterator[Case]:
                 yield Case(data, test, point, groups, models, failed.get(where, {}))
 
 
-def _by_model(values: Float[np.ndarray, "r r"], models: int) -> Float[np.ndarray, "m m l l"]:
+def by_model(values: Float[np.ndarray, "r r"], models: int) -> Float[np.ndarray, "m m l l"]:
     layers = len(values) // models
     return values.reshape(models, layers, models, layers).transpose(0, 2, 1, 3)
 
 
-def _truncated(similar: np.ndarray | None, probes: Mapping[str, Any] | None, models: int) -> Truncated | None:
+def truncated_of(similar: np.ndarray | None, probes: Mapping[str, Any] | None, models: int) -> Truncated | None:
     if similar is None or probes is None:
         return None
     accuracy, whole = np.array(probes["accuracy"]), np.array(probes["whole"])

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from recorded import recorded
 
+import repsim_cli
 from repsim_cli import measures, results
 
 ENTRY = (
@@ -37,9 +38,7 @@ NAMED = f"named: {{data: {{kind: altered, data: {PAIRS_OF_TEST}, shortcut: 0.5}}
 @pytest.fixture
 def grounded(finished):
     """Six classifiers on two samples."""
-    folder = finished(
-        *WORDS, f"+options.samples={{{SEEDS}, {NAMED}}}", "+options.slow=[procrustes]", "+options.slow_rows=20"
-    )
+    folder = finished(*WORDS, f"+options.samples={{{SEEDS}, {NAMED}}}", "+options.slow=[cka]", "+options.slow_rows=20")
     return folder, recorded(folder)
 
 
@@ -81,19 +80,19 @@ def test_values_are_those_of_the_measure_on_the_stored_rows(grounded):
         sample["compared"]["labels, resid_post"][0] + sample["compared"]["labels, resid_post"][3],
         matrices(grounded),
     )
-    assert measures.get("cka")(rows[a], rows[b]) == pytest.approx(
-        values["cka", "compared", "plain", "labels", "resid_post"][0, 3], abs=1e-5
+    assert measures.get("procrustes")(rows[a], rows[b]) == pytest.approx(
+        values["procrustes", "compared", "plain", "labels", "resid_post"][0, 3], abs=1e-5
     )
     # a slow measure sees fewer rows
-    assert measures.get("procrustes")(rows[a][:20], rows[b][:20]) == pytest.approx(
-        values["procrustes", "compared", "plain", "labels", "resid_post"][0, 3], abs=1e-5
+    assert measures.get("cka")(rows[a][:20], rows[b][:20]) == pytest.approx(
+        values["cka", "compared", "plain", "labels", "resid_post"][0, 3], abs=1e-5
     )
     whole = rows[sample["compared"]["seeds, resid_post"][0][-1]]
     u, s, v = np.linalg.svd(whole - whole.mean(0), full_matrices=False)
     cut = u[:, :4] * s[:4] @ v[:4] + whole.mean(0)
     assert sample["probes"]["seeds, resid_post"]["components"] == [8, 4, 2, 1]
-    assert measures.get("cka")(whole, cut) == pytest.approx(
-        values["cka", "truncated", "plain", "seeds", "resid_post"][2, 1], abs=1e-5
+    assert measures.get("procrustes")(whole, cut) == pytest.approx(
+        values["procrustes", "truncated", "plain", "seeds", "resid_post"][2, 1], abs=1e-5
     )
 
 
@@ -120,11 +119,11 @@ def test_grades_are_those_of_the_matrices(grounded):
 def test_cost_and_rows(grounded):
     _, record = grounded
     costs = record["tables"]["cost of measures"]["rows"]
-    assert [row[2] for row in costs if row[:2] == ["cka", "plain"]] == [30]
-    assert [row[2] for row in costs if row[:2] == ["procrustes", "plain"]] == [20]
+    assert [row[2] for row in costs if row[:2] == ["procrustes", "plain"]] == [30]
+    assert [row[2] for row in costs if row[:2] == ["cka", "plain"]] == [20]
     assert all(row[4] > 0 for row in costs)
     table = {row[0]: row[6:] for row in record["tables"]["measures by grade"]["rows"]}
-    assert table["cka"][1:] == [30, 30]
+    assert table["procrustes"][1:] == [30, 30]
 
 
 def test_a_second_run_measures_nothing_anew(finished, grounded, monkeypatch, repsim, newest):
@@ -132,7 +131,7 @@ def test_a_second_run_measures_nothing_anew(finished, grounded, monkeypatch, rep
     folder, record = grounded
     monkeypatch.setenv("REPSIM_CACHE", str(folder.parents[1] / "cache"))
     monkeypatch.setattr("repsim_cli.studies.grounding.measurement", lambda *_: pytest.fail("measured again"))
-    words = (f"+options.samples={{{SEEDS}, {NAMED}}}", "+options.slow=[procrustes]", "+options.slow_rows=20")
+    words = (f"+options.samples={{{SEEDS}, {NAMED}}}", "+options.slow=[cka]", "+options.slow_rows=20")
     code, _, err = repsim("run", *WORDS, *words)
     assert code == 0, err
     assert recorded(newest())["tables"] == record["tables"]
@@ -148,6 +147,18 @@ def test_a_measure_without_a_value_says_why(repsim, newest, finished, grounded, 
     assert "is infinite" in rows[0][-1]
     graded = recorded(newest())["tables"]["grades"]["rows"]
     assert {row[-1] for row in graded if row[0] == "gaussian_mutual_information"} == {rows[0][-1]}
+
+
+def test_a_measure_of_ones_own_on_the_rows_of_a_run(grounded):
+    """The grades of a measure that the run has too are those of the run."""
+    folder, record = grounded
+    procrustes = measures.get("procrustes")
+    mine = repsim_cli.grade(procrustes.prepare, procrustes.compare, card=procrustes.card, run=folder)
+    rows = [row for row in record["tables"]["grades"]["rows"] if row[0] == "procrustes"]
+    assert [(row["test"], row["models of"], row["data"]) for row in mine.tests] == [(r[1], r[3], r[2]) for r in rows]
+    assert [row["score"] for row in mine.tests] == pytest.approx([row[5] for row in rows])
+    assert mine.measures == 3
+    assert mine.seconds > 0
 
 
 ONE = SEEDS.replace(", labels: {plain: plain, random: random}", "")
