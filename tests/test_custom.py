@@ -4,7 +4,8 @@ import pytest
 import torch
 
 import repsim_cli
-from repsim_cli import custom, measures
+from repsim_cli import custom, measures, results
+from repsim_cli.content import Results
 from repsim_cli.errors import BadInput, Degenerate
 from repsim_cli.measures import Card
 
