@@ -122,6 +122,12 @@ class Targets(NamedTuple):
         return Split(rows[:ends], rows[ends:], given[unit])
 
 
+def split_of(rows: int, share: float, seed: int) -> Split:
+    """Of rows that are documents each."""
+    alone = np.arange(rows)
+    return Targets({}, {}, alone, alone).split(share, seed)
+
+
 def largest_class(classes: Int[np.ndarray, " n"], split: Split) -> float:
     """The error of always giving the most frequent class of the fitted rows."""
     found, counts = np.unique(classes[split.fitted], return_counts=True)

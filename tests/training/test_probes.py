@@ -18,13 +18,12 @@ from repsim_cli.settings import Extract, Hardware
 from repsim_cli.studies import probes as study
 from repsim_cli.studies.probes import Probes, classes_of
 from repsim_cli.training.modular import ModularRecipe, modular
-from repsim_cli.training.probes import PENALTIES, PROBES, Targets, fit, fit_linear, largest_class
+from repsim_cli.training.probes import PENALTIES, PROBES, Targets, fit, fit_linear, largest_class, split_of
 
 DRAW = np.random.default_rng(0)
 CLASSES = DRAW.integers(0, 4, 120)
 X = (np.eye(4)[CLASSES] @ DRAW.normal(size=(4, 6)) + 0.6 * DRAW.normal(size=(120, 6))).astype(np.float32)
-ROWS = Targets({"c": CLASSES}, {}, np.arange(120), np.arange(120))
-SPLIT = ROWS.split(0.75, 0)
+SPLIT = split_of(120, 0.75, 0)
 
 
 def test_the_split():
@@ -34,12 +33,12 @@ def test_the_split():
     np.testing.assert_array_equal(np.concatenate([SPLIT.fitted, SPLIT.held_out]), order)
     np.testing.assert_array_equal(SPLIT.shuffled, shuffled)
     assert (len(SPLIT.fitted), len(SPLIT.held_out)) == (90, 30)
-    assert not np.array_equal(SPLIT.fitted, ROWS.split(0.75, 1).fitted)
+    assert not np.array_equal(SPLIT.fitted, split_of(120, 0.75, 1).fitted)
     for share in (0.01, 0.99):
         with pytest.raises(
             BadInput, match=rf"two documents \(examples, sentences\) are needed .*, got {share} of 120; change it"
         ):
-            ROWS.split(share, 0)
+            split_of(120, share, 0)
 
 
 def test_documents_stay_whole():
