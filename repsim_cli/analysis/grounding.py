@@ -15,7 +15,7 @@ from torch import Tensor
 from repsim_cli.errors import Degenerate
 from repsim_cli.measures import Measure, Pairwise
 from repsim_cli.similarity import estimate_all_pairs
-from repsim_cli.training.probes import PROBES, fit, split_of
+from repsim_cli.training.probes import PROBES, Split, fit
 
 FEWEST = 16  # rows of the smallest subset
 Place = tuple[str, str]  # a test and a hook point
@@ -193,5 +193,6 @@ def truncations(x: Float[Tensor, "n d"]) -> dict[int, Float[Tensor, "n d"]]:
 
 def probe_accuracy(x: Float[Tensor, "n d"], labels: Int[Tensor, " n"], seed: int) -> float:
     """Of logistic regression, fitted on half of the rows, on the other half."""
-    split = split_of(len(x), 0.5, seed)
+    order = np.random.default_rng(seed).permutation(len(x))
+    split = Split(order[: len(x) // 2], order[len(x) // 2 :], order)
     return 1 - fit(PROBES["logistic_classification"], x.double().numpy(), labels.numpy(), split, seed).error
