@@ -1,14 +1,19 @@
-"""repsim: compare the inside of language models. `repsim_cli.grade` grades a measure of one's own."""
+"""repsim: compare the inside of language models; `compare`, `load` and `grade` for Python programs."""
 
-from typing import Any
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from repsim_cli.api import Result, compare, load
+    from repsim_cli.custom import grade
 
 __version__ = "0.1.0"
+__all__ = ["Result", "compare", "grade", "load"]
+_ROOMS = {"Result": "api", "compare": "api", "load": "api", "grade": "custom"}
 
 
 def __getattr__(name: str) -> Any:
-    """`grade`, imported when it is first used, as it needs torch."""
-    if name == "grade":
-        from repsim_cli.custom import grade
-
-        return grade
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    """What Python programs use, imported when it is first used: the command line starts without it."""
+    if name not in _ROOMS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"repsim_cli.{_ROOMS[name]}"), name)

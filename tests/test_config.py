@@ -12,7 +12,7 @@ import pytest
 import yaml
 from hydra import compose, initialize_config_dir
 
-from repsim_cli import measures, registry
+from repsim_cli import measures, presets, registry
 from repsim_cli.cli import configs
 from repsim_cli.config import GROUPS, MISSING, RunKeys, _checked, _model, validate
 from repsim_cli.data.base import Data
@@ -49,7 +49,7 @@ LATER = {
 def components() -> Iterator[tuple[str, Any, dict[str, Any]]]:
     """(where, function, given keywords) of every component under conf/."""
     for group, room in (("model", registry.models), ("measure", registry.measures)):
-        for label, entry in configs.entries(group).items():
+        for label, entry in presets.entries(group).items():
             if entry != {"kind": "all"}:
                 component = room.get(entry["kind"])
                 function = _model(component) if group == "model" else component.function
@@ -79,7 +79,7 @@ def test_components_have_keys_and_values_that_their_functions_take():
     files = {str(file.relative_to(CONF).with_suffix("")) for file in CONF.rglob("*.yaml")}
     others = {file for file in files - seen if not file.startswith("experiment/")}
     assert others == {"config", "hydra/launcher/slurm", "models", "measures"}
-    assert len(seen - files) == sum(len(configs.entries(group)) for group in configs.TABLES) - 1  # measure=all
+    assert len(seen - files) == sum(len(presets.entries(group)) for group in presets.TABLES) - 1  # measure=all
 
 
 def check_keys(where: str, function: Any, given: dict[str, Any]) -> None:
@@ -97,7 +97,7 @@ def check_keys(where: str, function: Any, given: dict[str, Any]) -> None:
 
 def test_measures_list_their_settings():
     """A measure's entry is named as its kind, and lists its settings with their defaults; a null says nothing."""
-    for label, entry in configs.entries("measure").items():
+    for label, entry in presets.entries("measure").items():
         if label == "all":
             continue
         parameters = inspect.signature(registry.measures.get(label).function).parameters
@@ -106,7 +106,7 @@ def test_measures_list_their_settings():
 
 
 def test_every_registered_component_can_be_selected():
-    kinds = {group: {entry["kind"] for entry in configs.entries(group).values()} for group in ("measure", "model")}
+    kinds = {group: {entry["kind"] for entry in presets.entries(group).values()} for group in ("measure", "model")}
     assert kinds["measure"] == {*registry.measures.names(), "all"}
     assert kinds["model"] == set(registry.models.names()) - {"trained"}
     files = {yaml.safe_load(file.read_text())["kind"] for file in CONF.glob("data/*.yaml")}
@@ -114,10 +114,10 @@ def test_every_registered_component_can_be_selected():
 
 
 def test_every_label_of_a_table_stands_there_once_with_a_comment():
-    for group, file in configs.TABLES.items():
+    for group, file in presets.TABLES.items():
         labels = [line.partition(":")[0] for line in (CONF / file).read_text().splitlines() if line[:1].isalpha()]
-        assert sorted(labels) == sorted(configs.entries(group)) == list(configs.described(group))
-        assert all(comment and comment[0].startswith("# ") for comment in configs.described(group).values())
+        assert sorted(labels) == sorted(presets.entries(group)) == list(presets.described(group))
+        assert all(comment and comment[0].startswith("# ") for comment in presets.described(group).values())
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
@@ -329,7 +329,7 @@ def test_all_measures_that_read_what_the_study_reads():
     words = [*SAMPLE, "measure=all", "skip_unsuitable=true"]
     config = validate(composed(*words))
     assert list(config.keys.measure) == measures.names()
-    assert config.keys.measure["mutual_knn"] == configs.entries("measure")["mutual_knn"]
+    assert config.keys.measure["mutual_knn"] == presets.entries("measure")["mutual_knn"]
     assert not config.skipped.keys() & set(config.study.measures)
     assert config.skipped.keys() | set(config.study.measures) == set(measures.names())
     config = validate(composed("experiment=tiny/ptb_attention", "measure=all"))

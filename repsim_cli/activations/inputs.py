@@ -72,6 +72,12 @@ def tokenizers(live: Mapping[str, Source], data: Data, extract: Extract) -> dict
     return by_label
 
 
+def share_tokens(live: Mapping[str, Source]) -> bool:
+    """Whether the models have tokenizers of one vocabulary, so that a token is the same row in all."""
+    first, *others = [named(label, source.tokenizer) for label, source in live.items()] or [None]
+    return not any(_vocabularies_differ(first, other) for other in others)
+
+
 def sequences_of(
     live: Mapping[str, Source], tokenizers: Mapping[str, Any], data: Data, extract: Extract, seed: int
 ) -> dict[str, Sequences]:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 
 from repsim_cli import __version__, signals
 from repsim_cli.cli.claims import claims_command
-from repsim_cli.cli.configs import GROUPS
 from repsim_cli.cli.measure import measure_command
 from repsim_cli.cli.show import (
     UNSELECTED,
@@ -26,6 +25,7 @@ from repsim_cli.cli.show import (
 from repsim_cli.cli.terminal import complain, log, terminal_log
 from repsim_cli.errors import BadInput, RepsimError
 from repsim_cli.files import explained
+from repsim_cli.presets import GROUPS
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -115,10 +115,24 @@ def parser() -> argparse.ArgumentParser:
     sub = add("show", show_command, "show a run: how it ended, its numbers, its files", "repsim show latest")
     sub.add_argument("run", metavar="RUN", help="a path, `latest`, or a name")
 
-    sub = add("compare", compare_command, "compare the numbers of two runs", "repsim compare latest baseline")
-    sub.add_argument("first", metavar="RUN", help="a path, `latest`, or a name")
-    sub.add_argument("second", metavar="RUN", help="the same; differences are second minus first")
-    sub.add_argument("--output", metavar="DIR", help="draws heatmaps of the differences and writes the table there")
+    sub = add(
+        "compare",
+        compare_command,
+        "compare the layers of two models, or the numbers of two runs",
+        "repsim compare models/small models/large --data texts.txt",
+        "Compare all layers of two models, into a new run folder; or the numbers of two finished runs.",
+    )
+    sub.add_argument("first", metavar="A", help="a folder, .gguf file, hub id or name of repsim list model; or a run")
+    sub.add_argument("second", metavar="B", help="the same; of two runs the differences are B minus A")
+    sub.add_argument("--data", metavar="DATA", help="of models: a text file, or a name of repsim list data")
+    sub.add_argument("--measure", metavar="NAME,...", help="of models (cka_unbiased,mutual_knn)")
+    sub.add_argument(
+        "--rows",
+        choices=("auto", "tokens", "words", "pooled"),
+        default="auto",
+        help="of models: what becomes a row; auto: tokens where the models share a tokenizer, words elsewhere",
+    )
+    sub.add_argument("--output", metavar="DIR", help="of runs: draws the differences and writes their table there")
 
     add("doctor", doctor_command, "report what this machine and installation offer", "repsim doctor")
 
@@ -202,8 +216,10 @@ RUN_HELP = """\
 Run an experiment, or the default one, into a new folder under outputs/ (or REPSIM_OUTPUTS).
 
   KEY=VALUE           sets a key or selects from a group: experiment=NAME model=[a,b] data=local_text seed=1
-  +model.NAME='{kind: transformers, path: DIR}'
-                      adds a model; the claims of an experiment are about its own models and are then
+  model.LABEL=MODEL   compares a model of yours: a folder, a .gguf file, a hub id, or a name of repsim list model;
+                      models given this way are the only ones, unless model=[...] is given too
+  +model.LABEL='{kind: transformers, path: DIR, quantize: {bits: 8}}'
+                      adds a model with settings; the claims of an experiment are about its own models and are then
                       tested only where claims=[NAME,...] asks for them
   -m, --multirun      runs every combination of the values given with commas: seed=0,1,2
   -q, --quiet         prints errors only

@@ -3,7 +3,6 @@
 import re
 import textwrap
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from repsim_cli.activations.hook_points import (
@@ -15,19 +14,16 @@ from repsim_cli.activations.hook_points import (
     HookPoint,
     depth_of,
 )
-from repsim_cli.cli.configs import entries
 from repsim_cli.config import bind_model
-from repsim_cli.data.files import local
 from repsim_cli.data.images import Patches
 from repsim_cli.errors import BadInput
 from repsim_cli.models.architectures import REFUSED
 from repsim_cli.models.points import ABSENT, Architecture
-from repsim_cli.models.series import local_model
 from repsim_cli.models.shapes import Vocabulary
 from repsim_cli.models.source import Family, Precomputed, Series, Source
-from repsim_cli.models.transformers import transformers
 from repsim_cli.planning import checking
-from repsim_cli.registry import did_you_mean
+from repsim_cli.presets import entries, entry_of
+from repsim_cli.registry import models
 
 WIDTH = 100
 GLOBS = 60  # the most modules that are listed
@@ -37,7 +33,6 @@ NEVER = {
     "attn_scores": "what precedes the softmax is read under kind: transformer_lens",
     "final_norm": "no norm follows the blocks",
 }
-PATH = re.compile(r"[./~].*|.*\.gguf")
 
 
 def anatomy(name: str) -> str:
@@ -76,21 +71,15 @@ def _points(source: Source, stack: str | None, table: Architecture) -> Iterator[
 
 def opened(name: str) -> Source:
     """The model of a path, an entry of `repsim list model` (of several models the last), or a hub id."""
-    known = entries("model")
-    if name in known:
-        model = bind_model(name, known[name])
-        if isinstance(model, Family):
-            model = list(model.sources.values())[-1]
-        if isinstance(model, Series):
-            model = model.checkpoints[-1].open()
-        if isinstance(model, Precomputed):
-            raise BadInput(f"MODEL: stored activations have no hook points, got '{name}'; name a model")
-        return model
-    if PATH.fullmatch(name) or local(name).exists():
-        return local_model(Path(local(name)))
-    if name.count("/") == 1:
-        return transformers(hub=name)
-    raise BadInput(f"MODEL: neither a model nor a folder, got '{name}'; {did_you_mean(name, known)}")
+    entry = entry_of(name)
+    model = bind_model(name, entry) if name in entries("model") else models.get(entry.pop("kind")).function(**entry)
+    if isinstance(model, Family):
+        model = list(model.sources.values())[-1]
+    if isinstance(model, Series):
+        model = model.checkpoints[-1].open()
+    if isinstance(model, Precomputed):
+        raise BadInput(f"MODEL: stored activations have no hook points, got '{name}'; name a model")
+    return model
 
 
 def facts(source: Source) -> Iterator[tuple[str, str]]:

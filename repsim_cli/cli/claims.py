@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from repsim_cli import registry, results
-from repsim_cli.cli.configs import conf_dir, described, store
+from repsim_cli.cli.configs import store
 from repsim_cli.cli.terminal import log
 from repsim_cli.errors import BadInput, RunFailed
+from repsim_cli.presets import conf_dir, described
 
 TINY = "tiny"
 COLUMNS = ("claim", "source", "statistic", "holds where")

@@ -1,60 +1,17 @@
-"""What can be selected: the files of conf/, and the models and measures of its two tables."""
+"""The words of a command as Hydra takes them."""
 
+import json
 import re
 from functools import cache
-from pathlib import Path
-from typing import Any
 
-GROUPS = ("experiment", "model", "data", "measure", "extract", "significance", "hardware")
-TABLES = {"model": "models.yaml", "measure": "measures.yaml"}  # groups of which several may be selected, by label
-LABEL = re.compile(r"(\w+):")
+from repsim_cli.presets import TABLES, entries, entry_of
+
 # a key of a component, which may have more keys than its YAML lists; its kind is always listed
 COMPONENT_KEY = re.compile(
     r"(?:(?P<group>model|measure)\.(?P<label>[^.=]+)|data|extract|significance|hardware|options|analyses)\.(?!kind=)[^=]+="
 )
+NAMED_MODEL = re.compile(r"\+?model\.([\w-]+)=((?!\{|null$|\?\?\?$).+)")
 GROUPS_KEY = re.compile(r"\+{0,2}(groups(?:\.[^.=]+)?)=")
-
-
-def conf_dir() -> Path:
-    """The configs: inside the installed package, or beside it in a checkout."""
-    inside = Path(__file__).parent.parent / "conf"
-    return inside if inside.is_dir() else Path(__file__).parent.parent.parent / "conf"
-
-
-def described(group: str) -> dict[str, list[str]]:
-    """The names of a group, sorted, each with the lines of its comment.
-
-    In a table a comment describes the labels below it, up to the next comment.
-    """
-    if group in TABLES:
-        return dict(sorted(_labels((conf_dir() / TABLES[group]).read_text())))
-    root = conf_dir() / group
-    return {
-        str(file.relative_to(root).with_suffix("")): [line for line in file.read_text().splitlines() if line[:1] == "#"]
-        for file in sorted(root.rglob("*.yaml"))
-    }
-
-
-def _labels(text: str) -> list[tuple[str, list[str]]]:
-    comment: list[str] = []
-    labels: list[tuple[str, list[str]]] = []
-    before = ""
-    for line in text.splitlines():
-        if line.startswith("#"):
-            comment = [*comment, line] if before.startswith("#") else [line]
-        elif key := LABEL.match(line):
-            labels.append((key[1], comment))
-        before = line
-    return labels
-
-
-@cache
-def entries(group: str) -> dict[str, Any]:
-    """The entries of a table, by label."""
-    import yaml
-
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    return yaml.load((conf_dir() / TABLES[group]).read_text(), loader)
 
 
 @cache
@@ -68,6 +25,22 @@ def store() -> None:
     for group in TABLES:
         for label, entry in entries(group).items():
             ConfigStore.instance().store(group=group, name=label, node={label: entry}, provider="repsim")
+
+
+def with_models(words: list[str]) -> list[str]:
+    """The words of a command with `model.LABEL=NAME`, where NAME is a folder, file, hub id or entry, spelled out.
+
+    Models that are named this way are the only ones unless `model=` selects others.
+    """
+    named = {word: match for word in words if (match := NAMED_MODEL.fullmatch(word))}
+    spelled = [_spelled(*named[word].groups()) if word in named else word for word in words]
+    selected = any(word.startswith("model=") for word in words)
+    return spelled if selected or not named else ["model=[]", *spelled]
+
+
+def _spelled(label: str, name: str) -> str:
+    inner = ", ".join(f"{key}: {json.dumps(value)}" for key, value in entry_of(name).items())
+    return f"+model.{label}={{{inner}}}"
 
 
 def as_hydra_takes(word: str) -> list[str]:

@@ -1,7 +1,6 @@
 """`repsim run`: everything is checked first, then Hydra starts the jobs; each records how it ended."""
 
 import csv
-import dataclasses
 import io
 import json
 import logging
@@ -17,20 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from repsim_cli import cache, results, signals
-from repsim_cli.cli.configs import (
-    COMPONENT_KEY,
-    GROUPS,
-    TABLES,
-    as_hydra_takes,
-    as_typed,
-    conf_dir,
-    described,
-    store,
-)
+from repsim_cli.cli.configs import COMPONENT_KEY, as_hydra_takes, as_typed, store, with_models
 from repsim_cli.cli.show import summary
 from repsim_cli.cli.terminal import QUIET, Bar, check_torch, complain, log, terminal_log
 from repsim_cli.errors import BadInput, RepsimError, RunFailed
 from repsim_cli.files import explained, readable, walk
+from repsim_cli.presets import GROUPS, TABLES, conf_dir, described
 from repsim_cli.registry import did_you_mean
 from repsim_cli.workers import followed_joblib
 
@@ -43,7 +34,7 @@ def run(words: list[str]) -> int:
     rest = [word for word in words if word not in ("-q", "--quiet")]
     if len(rest) < len(words):
         os.environ[QUIET] = "1"
-    rest = [part for word in rest for part in as_hydra_takes(word)]
+    rest = [part for word in with_models(rest) for part in as_hydra_takes(word)]
     # conf/config.yaml reads it; set but empty means not set
     os.environ["REPSIM_OUTPUTS"] = str(results.outputs_root())
     with tempfile.TemporaryDirectory() as scratch:
@@ -412,8 +403,7 @@ def _job(config: Any, folder: Path) -> str:
     """Runs a job in its folder, or in that of the run that it resumes; returns how it ended."""
     from repsim_cli import report
     from repsim_cli.config import validate
-    from repsim_cli.findings.analyse import analyse, draw
-    from repsim_cli.training.trained import shortfalls, train_missing
+    from repsim_cli.execution import perform
 
     checked = validate(config)
     current, handler = None, logging.NullHandler()
@@ -426,22 +416,7 @@ def _job(config: Any, folder: Path) -> str:
         current.progress = Bar()
         handler = _log_file(current.folder)
         _write_config(current, checked)
-        for label, why in checked.skipped.items():
-            current.skip(label, why)
-        for note in checked.notes:
-            current.warn(note)
-        train_missing(checked.models, current, checked.keys.hardware.get("threads"))
-        short = shortfalls(checked.models, current)
-        facts = {label: dataclasses.asdict(about) for label, about in checked.facts.items()}
-        reasons = {label: shortfall.why for label, shortfall in short.items()}
-        current.manifest.update(facts=facts, base=checked.keys.base, options=checked.keys.options, short=reasons)
-        marks = {label: shortfall.mark for label, shortfall in short.items()}
-        measured = dataclasses.replace(checked.study.run(current), marks=marks)
-        current.write_results(dataclasses.replace(measured, warnings=current.manifest["warnings"]))
-        with current.stage("analyses"):
-            analyse(current, checked.analyses, checked.claims, checked.keys.significance.get("level", 0.95))
-        with current.stage("figures"):
-            draw(current.folder, current.progress, whole=checked.keys.figures == "all")
+        perform(checked, current)
         status, problem = "complete", None
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt) or signals.interrupted():

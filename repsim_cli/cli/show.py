@@ -2,15 +2,15 @@
 
 import argparse
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from repsim_cli import results
-from repsim_cli.cli.configs import GROUPS, described
 from repsim_cli.cli.terminal import Bar, check_torch
 from repsim_cli.content import DIAGNOSTICS, Matrix, Measured, Table, Verdict
 from repsim_cli.errors import BadInput
+from repsim_cli.presets import GROUPS, described, entry_of
 
 
 def summary(folder: Path) -> str:
@@ -188,8 +188,53 @@ def report_command(parsed: argparse.Namespace) -> int:
 
 
 def compare_command(parsed: argparse.Namespace) -> int:
+    """Of two runs their numbers, of two models their layers."""
+    both = (parsed.first, parsed.second)
+    runs = [name for name in both if _exists(results.find, name)]
+    models = [name for name in both if name not in runs and _exists(entry_of, name)]
+    if runs and models:
+        raise BadInput(
+            f"compare: a run and a model cannot be compared, got the run '{runs[0]}' and the model '{models[0]}'; give "
+            "two runs, or two models"
+        )
+    return _compare_models(parsed) if models else _compare_runs(parsed)
+
+
+def _exists(find: Callable[[str], Any], name: str) -> bool:
+    try:
+        find(name)
+    except BadInput:
+        return False
+    return True
+
+
+def _compare_models(parsed: argparse.Namespace) -> int:
+    check_torch()
+    from datetime import datetime
+
+    from repsim_cli import api
+
+    if parsed.output:
+        raise BadInput(f"--output: of two runs, got '{parsed.output}' with models; the run folder has the figures")
+    place = results.outputs_root() / f"{datetime.now():%Y-%m-%d}" / f"{datetime.now():%H-%M-%S}-compare"
+    result = api.compare(
+        api.labelled([parsed.first, parsed.second]),
+        parsed.data,
+        measures=parsed.measure.split(",") if parsed.measure else api.MEASURES,
+        rows=parsed.rows,
+        folder=place,
+        progress=Bar(),
+    )
+    print(summary(result.folder))
+    return 0
+
+
+def _compare_runs(parsed: argparse.Namespace) -> int:
     from repsim_cli import comparison
 
+    for name in ("data", "measure"):
+        if getattr(parsed, name):
+            raise BadInput(f"--{name}: of two models, got '{getattr(parsed, name)}' with runs; drop it")
     first, second = results.find(parsed.first), results.find(parsed.second)
     if first.resolve() == second.resolve():
         name = results.read_manifest(first)["name"]
@@ -269,7 +314,7 @@ def _unavailable(comment: list[str]) -> str:
     """A note on the package that the comment names, where it is not installed."""
     for line in comment:
         if line.startswith(NEEDS) and importlib.util.find_spec(package := line.removeprefix(NEEDS)) is None:
-            return f" (unavailable: needs {package}; pip install 'repsim-cli[topology]')"
+            return f" (unavailable: needs {package}; pip install -e '.[topology]')"
     return ""
 
 

@@ -1,6 +1,6 @@
 """Persistent homology: representation topology divergence and geometry score.
 
-The barcodes come from ripser and gudhi, in an extra: `pip install 'repsim-cli[topology]'`.
+The barcodes come from ripser and gudhi, in an extra: `pip install -e '.[topology]'`.
 """
 
 import warnings

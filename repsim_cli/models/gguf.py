@@ -29,7 +29,7 @@ def is_gguf(where: str | Path) -> bool:
 def checked(file: Path) -> Path:
     """The file. Raises BadInput where it is incomplete or one of several parts."""
     if importlib.util.find_spec("gguf") is None:
-        raise BadInput("path: .gguf files need the package gguf, got none; pip install 'repsim-cli[gguf]'")
+        raise BadInput("path: .gguf files need the package gguf, got none; pip install -e '.[gguf]'")
     reader = _reader()
     with refusing("path: not a complete .gguf file", readable(file), "copy it again"):
         read = reader(file)

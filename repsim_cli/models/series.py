@@ -123,8 +123,12 @@ def _local(step: int, place: Path) -> Checkpoint:
 
 def local_model(place: Path) -> Source:
     """A model on the disk, in the transformers format or in the native one of TransformerLens."""
-    kind = transformer_lens if (config := place / "config.json").is_file() and _native(config) else transformers
-    return kind(path=str(place))
+    return (transformer_lens if is_native(place) else transformers)(path=str(place))
+
+
+def is_native(place: Path) -> bool:
+    """Whether a folder is in the native format of TransformerLens."""
+    return (config := place / "config.json").is_file() and _native(config)
 
 
 def _native(config: Path) -> bool:

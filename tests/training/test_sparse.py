@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from repsim_cli.cli.configs import entries
 from repsim_cli.errors import BadInput
 from repsim_cli.models.transformers import inline_config, library
+from repsim_cli.presets import entries
 from repsim_cli.training.sparse import (
     Groups,
     SparseTraining,

@@ -1,0 +1,455 @@
+"""Comparison from Python: the models and texts of a program, hub ids or folders -> a result with labelled matrices.
+
+A comparison is a run like any other, checked and computed by the same code; its folder is temporary until it is saved.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+from omegaconf import OmegaConf
+
+from repsim_cli import report, results
+from repsim_cli.activations.hook_points import KINDS
+from repsim_cli.activations.inputs import share_tokens
+from repsim_cli.config import bind_model, validate
+from repsim_cli.content import Results
+from repsim_cli.data import memory as texts_in_memory
+from repsim_cli.data.base import Data
+from repsim_cli.errors import BadConfig, BadInput, RepsimError
+from repsim_cli.execution import perform
+from repsim_cli.findings.analyse import card_of
+from repsim_cli.findings.analysis import Finished
+from repsim_cli.models import memory as models_in_memory
+from repsim_cli.models.memory import Forward, Maps
+from repsim_cli.models.source import Precomputed, Source
+from repsim_cli.presets import conf_dir, entries, entry_of
+from repsim_cli.registry import did_you_mean
+from repsim_cli.results import Progress, quiet
+
+Rows = Literal["auto", "tokens", "words", "pooled"]
+MEASURES = ("cka_unbiased", "mutual_knn")
+
+
+class LabelledMatrix(NamedTuple):
+    """values[i, j]: of layer rows[i] of one model and layer columns[j] of the other."""
+
+    values: Float[np.ndarray, "r c"]
+    rows: list[str]
+    columns: list[str]
+
+
+@dataclass(frozen=True)
+class Result:
+    """A run folder, read. `results` has all that it found, `manifest` how it came about."""
+
+    folder: Path
+
+    @cached_property
+    def results(self) -> Results:
+        return results.read_results(self.folder)
+
+    @cached_property
+    def manifest(self) -> dict[str, Any]:
+        return results.read_manifest(self.folder)
+
+    @property
+    def measures(self) -> list[str]:
+        return [measured.label for measured in self.results.measures]
+
+    @property
+    def warnings(self) -> list[str]:
+        return list(self.manifest["warnings"])
+
+    def matrix(self, first: str, second: str | None = None, measure: str | None = None) -> LabelledMatrix:
+        """Of all layers of two models; of one with itself without `second`; under the first measure by default.
+
+        Raises BadInput for a model or measure that the run does not have.
+        """
+        second = first if second is None else second
+        label = self.measures[0] if measure is None and self.measures else measure
+        for measured in self.results.measures:
+            if measured.label != label:
+                continue
+            for found in measured.matrices:
+                values = lambda path=found.values: results.read_array(self.folder, path)  # noqa: E731
+                if (found.rows.model, found.columns.model) == (first, second):
+                    return LabelledMatrix(values(), found.rows.layers, found.columns.layers)
+                if measured.card["symmetric"] and (found.columns.model, found.rows.model) == (first, second):
+                    return LabelledMatrix(values().T, found.columns.layers, found.rows.layers)
+            models = sorted({side.model for found in measured.matrices for side in (found.rows, found.columns)})
+            unknown = first if first not in models else second
+            raise BadInput(f"no such pair of models, got '{first}' and '{second}'; {did_you_mean(unknown, models)}")
+        raise BadInput(f"measure: not of this run, got '{label}'; {did_you_mean(str(label), self.measures)}")
+
+    def frame(self) -> Any:
+        """A pandas DataFrame with a row per measure and pair of layers: value, and se, p, p_family, q and calibrated
+        where the run has them."""
+        import pandas
+
+        tables = []
+        for measured in self.results.measures:
+            for found in measured.matrices:
+                pairs = [(a, b) for a in found.rows.layers for b in found.columns.layers]
+                table = pandas.DataFrame(pairs, columns=["layer", "other_layer"])
+                table.insert(0, "measure", measured.label)
+                table.insert(1, "model", found.rows.model)
+                table.insert(3, "other_model", found.columns.model)
+                table["value"] = results.read_array(self.folder, found.values).ravel()
+                for name in ("se", "p", "p_family", "q", "calibrated"):
+                    if (path := getattr(found, name)) is not None:
+                        table[name] = results.read_array(self.folder, path).ravel()
+                tables.append(table)
+        return pandas.concat(tables, ignore_index=True) if tables else pandas.DataFrame()
+
+    def plot(self, measure: str | None = None) -> Any:
+        """A matplotlib figure: the map of all layers of all models under a measure, by default the first."""
+        label = self.measures[0] if measure is None and self.measures else str(measure)
+        if label not in self.measures:
+            raise BadInput(f"measure: not of this run, got '{label}'; {did_you_mean(label, self.measures)}")
+        run = Finished(
+            folder=self.folder, manifest=results.read_facts(self.folder), results=results.marked(self.results)
+        )
+        make = card_of("maps").figures
+        assert make is not None
+        names = {name: maker for name, maker in make(run, False)}
+        return next(maker for name, maker in names.items() if name.startswith(results.slug(label)))()
+
+    def save(self, folder: str | os.PathLike[str]) -> "Result":
+        """Copies the run folder, with its figures and report, to a new one that every command reads.
+
+        Raises BadInput where that exists.
+        """
+        target = Path(folder).expanduser()
+        if target.exists():
+            raise BadInput(f"save: it exists, got '{folder}'; name a new folder")
+        shutil.copytree(self.folder, target)
+        return Result(target)
+
+    def __repr__(self) -> str:
+        models = ", ".join(self.manifest["models"])
+        return f"<repsim result of {models} by {', '.join(self.measures)}; {len(self.warnings)} warnings>"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the means by pair of models, the warnings, and the first map."""
+        import html
+
+        frame = self.frame()
+        table = ""
+        if len(frame):
+            means = frame.groupby(["measure", "model", "other_model"], sort=False)["value"].mean()
+            table = means.rename("mean over layers").reset_index().to_html(index=False, float_format="%.3f")
+        warnings = "".join(f"<li>{html.escape(text)}</li>" for text in self.warnings)
+        figures = sorted((self.folder / "figures").glob("*-all.png"))
+        pictures = "".join(
+            f'<img style="max-width:100%" alt="{html.escape(file.stem)}" src="data:image/png;base64,{_base64(file)}">'
+            for file in figures[:1]
+        )
+        return f"{table}{f'<ul>{warnings}</ul>' if warnings else ''}{pictures}"
+
+
+def _base64(file: Path) -> str:
+    import base64
+
+    return base64.b64encode(file.read_bytes()).decode()
+
+
+def load(run: str | os.PathLike[str]) -> Result:
+    """The result of a run folder, its name, or `latest`. Raises BadInput where there is none."""
+    folder = results.find(os.fspath(run))
+    results.read_results(folder)
+    return Result(folder)
+
+
+def compare(
+    models: Mapping[str, Any] | Sequence[str],
+    data: Any = None,
+    *,
+    measures: Sequence[str] = MEASURES,
+    layers: Sequence[str] = (),
+    rows: Rows = "auto",
+    maps: Maps = "flattened",
+    forward: Forward | None = None,
+    significance: str = "none",
+    device: str = "cpu",
+    batch_size: int = 8,
+    seed: int = 0,
+    settings: Mapping[str, Any] = MappingProxyType({}),
+    folder: str | os.PathLike[str] | None = None,
+    progress: Progress = quiet,
+) -> Result:
+    """Compares all layers of all models under every measure.
+
+    models: by label, or a list of names: folders, .gguf files, hub ids, names of `repsim list model`, transformers
+        models or (model, tokenizer), arrays (n, d) or {layer: array}, or any torch module with batches as data.
+    data: texts, (text, label) pairs, a text file, a name of `repsim list data`, or a datasets.Dataset with a column
+        `text`; None: text that ships with the package. With modules: batches (tensors, tuples whose first item is the
+        input, dicts), as from a DataLoader, or one tensor. With arrays: None.
+    measures: names of `repsim list measure`.
+    layers: hook points such as `resid_post` or `mlp_out`, or names or globs of modules; none: the residual stream of
+        transformers, and of modules all that have weights and no parts.
+    rows: `tokens` (the default for models that share a tokenizer), `words` (for others), or `pooled`: a row per text.
+    maps: of modules, how outputs with positions become rows.
+    forward: of modules, forward(module, batch) for signatures other than module(batch).
+    significance: a name of `repsim list significance`.
+    device: of the models and of the similarity.
+    batch_size: texts or sequences per forward pass.
+    seed: of the sample and the permutations.
+    settings: further keys of a run, such as {"extract.sequences": 256}.
+    folder: a new folder for the run; None: it lasts as long as the result, which can be saved.
+    progress: called as progress(items, label=, unit=), gives the items.
+    Raises BadInput for what cannot be compared, before any model runs.
+    Example: repsim_cli.compare({"a": "openai-community/gpt2", "b": model}, texts).frame()
+    """
+    with _held():
+        given = labelled(models) if isinstance(models, Sequence) else dict(models)
+        if not given:
+            raise BadInput("models: none is named, got {}; name two")
+        known, data = _modules(given, data, layers, forward, maps)
+        found = {label: _entry(label, value) for label, value in known.items()}
+        config = _config(found, data, measures, layers, rows, significance, device, batch_size, seed, settings)
+        if folder is not None:
+            return Result(_performed(Path(folder).expanduser(), config, progress))
+        scratch = Path(tempfile.mkdtemp(prefix="repsim-"))
+        try:
+            result = Result(_performed(scratch / "run", config, progress))
+        except BaseException:
+            shutil.rmtree(scratch, ignore_errors=True)
+            raise
+        weakref.finalize(result, shutil.rmtree, scratch, ignore_errors=True)
+        return result
+
+
+def _performed(folder: Path, config: dict[str, Any], progress: Progress) -> Path:
+    """Checks and runs a configuration in a new folder; returns the folder. Raises BadInput, or RunFailed."""
+    checked = validate(OmegaConf.create(config))
+    if folder.exists():
+        raise BadInput(f"folder: it exists, got '{folder}'; name a new one")
+    folder.mkdir(parents=True)
+    keys = checked.keys
+    run = results.create(folder, name=keys.name, study=keys.study, seed=keys.seed, command=[], overrides=[])
+    run.progress = progress
+    run.write_text("config.yaml", checked.yaml())
+    try:
+        perform(checked, run)
+    except KeyboardInterrupt:
+        run.finish("interrupted", "interrupted by the user")
+        raise
+    except BaseException as error:
+        run.finish("failed", str(error) if isinstance(error, RepsimError) else f"{type(error).__name__}: {error}")
+        raise
+    run.finish("complete")
+    report.save([run.folder], run.folder / report.FILE)
+    return run.folder
+
+
+@contextmanager
+def _held() -> Any:
+    """What is held in memory inside is let go at the end."""
+    before = [dict(room.HELD) for room in (models_in_memory, texts_in_memory)]
+    try:
+        yield
+    finally:
+        for room, held in zip((models_in_memory, texts_in_memory), before, strict=True):
+            room.HELD.clear()
+            room.HELD.update(held)
+
+
+def labelled(names: Sequence[str]) -> dict[str, str]:
+    """The names by labels that can be keys: of a path its last part, numbered where two are the same.
+
+    >>> labelled(["a/gpt2.v2", "b/gpt2.v2"])
+    {'gpt2_v2': 'a/gpt2.v2', 'gpt2_v2_2': 'b/gpt2.v2'}
+    """
+    by_label: dict[str, str] = {}
+    for name in names:
+        last = name.rstrip("/").split("/")[-1]
+        label = "".join(c if c.isalnum() or c in "-_" else "_" for c in last) or "model"
+        by_label[label if label not in by_label else f"{label}_{len(by_label) + 1}"] = name
+    return by_label
+
+
+def _modules(
+    models: Mapping[str, Any], data: Any, layers: Sequence[str], forward: Forward | None, maps: Maps
+) -> tuple[dict[str, Any], Any]:
+    """The models with stored activations in place of torch modules, and the data of the others.
+
+    Raises BadInput where only some of the models take batches.
+    """
+    from torch import Tensor, nn
+
+    transformers = {label for label, model in models.items() if _is_transformers(model)}
+    modules = {label for label, model in models.items() if isinstance(model, nn.Module) and label not in transformers}
+    if not modules and not _are_batches(data):
+        return dict(models), data
+    if data is None or isinstance(data, str):
+        raise BadInput(f"data: a torch module takes batches, got {data!r}; give a DataLoader, or a tensor")
+    batches = [data] if isinstance(data, Tensor) else data
+    kept: dict[str, Any] = {}
+    for label, model in models.items():
+        whole = model[0] if label in transformers and isinstance(model, tuple) else model
+        if isinstance(whole, nn.Module):
+            try:
+                kept[label] = models_in_memory.of_module(whole, batches, layers, forward=forward, maps=maps)
+            except BadInput as error:
+                raise BadInput(f"models.{label}.{error}") from None
+        else:
+            kept[label] = model
+    return kept, None
+
+
+def _is_transformers(model: Any) -> bool:
+    from transformers import PreTrainedModel
+
+    return isinstance(model[0] if isinstance(model, tuple) and model else model, PreTrainedModel)
+
+
+def _are_batches(data: Any) -> bool:
+    from torch import Tensor
+    from torch.utils.data import DataLoader
+
+    return isinstance(data, Tensor | DataLoader)
+
+
+def _entry(label: str, model: Any) -> dict[str, Any]:
+    """The entry of a configuration for a model. Raises BadInput for what is none."""
+    from torch import Tensor
+
+    try:
+        if isinstance(model, str | os.PathLike):
+            return dict(entry_of(os.fspath(model)))
+        if isinstance(model, Precomputed | Source):
+            return models_in_memory.hold(model)
+        if _is_transformers(model):
+            parts = model if isinstance(model, tuple) else (model,)
+            return models_in_memory.hold(models_in_memory.of_transformers(*parts))
+        if isinstance(model, np.ndarray | Tensor):
+            model = {"rows": model}
+        if isinstance(model, Mapping):
+            return models_in_memory.hold(models_in_memory.of_arrays(model))
+    except BadConfig:
+        raise
+    except BadInput as error:
+        raise BadInput(f"models.{label}: {error}") from None
+    raise BadInput(
+        f"models.{label}: not a model, got {type(model).__name__}; give a folder, a hub id, a transformers model, a "
+        "torch module or arrays"
+    )
+
+
+def _data(given: Any) -> dict[str, Any]:
+    """The entry of a configuration for texts. Raises BadInput for what is none."""
+    if given is None:
+        given = "embedded"
+    if isinstance(given, str | os.PathLike):
+        name = os.fspath(given)
+        file = conf_dir() / "data" / f"{name}.yaml"
+        if file.is_file():
+            return _yaml(file)
+        if Path(name).expanduser().exists():
+            return {"kind": "local_text", "path": name}
+        names = [each.stem for each in (conf_dir() / "data").glob("*.yaml")]
+        raise BadInput(f"data: neither a file nor a data set, got '{name}'; {did_you_mean(name, names)}")
+    if hasattr(given, "column_names"):
+        if "text" not in given.column_names:
+            raise BadInput(f"data: no column 'text', got {', '.join(given.column_names)}; rename one")
+        given = given["text"]
+    items = list(given) if isinstance(given, Iterable) else []
+    held: Data
+    if items and all(isinstance(item, str) for item in items):
+        held = texts_in_memory.texts(items)
+    elif items and all(isinstance(item, tuple | list) and len(item) == 2 for item in items):
+        held = texts_in_memory.labelled([(str(text), str(label)) for text, label in items])
+    else:
+        raise BadInput(f"data: neither texts nor (text, label) pairs, got {type(given).__name__}; give a list of texts")
+    key = hashlib.sha256(json.dumps(items).encode()).hexdigest()
+    return texts_in_memory.hold(key, held)
+
+
+def _config(
+    models: dict[str, Any],
+    data: Any,
+    measures: Sequence[str],
+    layers: Sequence[str],
+    rows: Rows,
+    significance: str,
+    device: str,
+    batch_size: int,
+    seed: int,
+    settings: Mapping[str, Any],
+) -> dict[str, Any]:
+    """A whole configuration, with the defaults of the command line."""
+    bound = {label: bind_model(label, entry) for label, entry in models.items()}
+    stored = [label for label, model in bound.items() if isinstance(model, Precomputed)]
+    known = entries("measure")
+    for name in measures:
+        if name not in known:
+            raise BadInput(f"measures: no such measure, got '{name}'; {did_you_mean(name, known)}")
+    unit = _unit(bound, rows)
+    extract = _yaml(conf_dir() / "extract" / f"{unit}.yaml")
+    if len(stored) == len(bound):
+        extract |= {"estimate": "full", "rows": min(model.rows for model in bound.values())}
+    elif layers:
+        extract["hook_points"] = [_hook_point(name) for name in layers]
+    config = {
+        key: value for key, value in _yaml(conf_dir() / "config.yaml").items() if key not in ("defaults", "hydra")
+    }
+    config |= {
+        "name": "compare",
+        "model": models,
+        "measure": {name: dict(known[name]) for name in measures},
+        "data": _data(data),
+        "extract": extract,
+        "significance": _yaml(_preset("significance", significance)),
+        "hardware": {**_yaml(conf_dir() / "hardware" / "cpu.yaml"), "device": device, "batch_size": batch_size},
+        "seed": seed,
+        "cache": not stored,
+    }
+    for key, value in settings.items():
+        *path, last = key.split(".")
+        place = config
+        for part in path:
+            place = place.setdefault(part, {})
+        place[last] = value
+    return config
+
+
+def _unit(bound: Mapping[str, Any], rows: Rows) -> str:
+    """The name of the preset in conf/extract/."""
+    if rows != "auto":
+        if rows not in ("tokens", "words", "pooled"):
+            raise BadInput(f"rows: unknown, got '{rows}'; use auto, tokens, words or pooled")
+        return rows
+    live = {label: model for label, model in bound.items() if isinstance(model, Source) and model.modality == "text"}
+    return "tokens" if share_tokens(live) else "words"
+
+
+def _hook_point(name: str) -> str:
+    kind = name.split("@")[0].split(".")[-1]
+    return name if kind in KINDS or name.startswith("module:") else f"module:{name}"
+
+
+def _preset(group: str, name: str) -> Path:
+    file = conf_dir() / group / f"{name}.yaml"
+    if not file.is_file():
+        names = [each.stem for each in (conf_dir() / group).glob("*.yaml")]
+        raise BadInput(f"{group}: no such name, got '{name}'; {did_you_mean(name, names)}")
+    return file
+
+
+def _yaml(file: Path) -> dict[str, Any]:
+    import yaml
+
+    return yaml.safe_load(file.read_text())

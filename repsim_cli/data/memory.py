@@ -1,0 +1,51 @@
+"""Texts of a Python program; configurations name them by a key that this process alone can resolve."""
+
+from collections.abc import Generator, Iterator, Sequence
+
+from repsim_cli.data.base import Data
+from repsim_cli.data.labelled import Example, Examples
+from repsim_cli.data.packing import Text
+from repsim_cli.errors import BadInput
+from repsim_cli.registry import data
+
+HELD: dict[str, Data] = {}
+
+
+@data.register("memory")
+def memory(*, key: str) -> Data:
+    """Texts of a Python program that called `repsim_cli.compare`; no command can open them.
+
+    key: their hash.
+    """
+    if key not in HELD:
+        raise gone("key: the texts", key)
+    return HELD[key]
+
+
+def gone(what: str, key: str) -> BadInput:
+    return BadInput(f"{what} was in the memory of another process, got '{key}'; call repsim_cli.compare there again")
+
+
+def hold(key: str, texts: Data) -> dict[str, str]:
+    """The entry of a configuration that stands for them from now on, in this process."""
+    HELD[key] = texts
+    return {"kind": "memory", "key": key}
+
+
+def texts(given: Sequence[str]) -> Text:
+    """Each text is a document."""
+
+    def documents() -> Generator[str, None, None]:
+        yield from given
+
+    return Text(documents, f"{len(given)} texts in memory")
+
+
+def labelled(given: Sequence[tuple[str, str]]) -> Examples:
+    """(text, label) pairs; the labels in the order of their first occurrence."""
+    names = tuple(dict.fromkeys(label for _, label in given))
+
+    def read() -> Iterator[Example | str]:
+        yield from (Example((text,), label) for text, label in given)
+
+    return Examples(read, names, f"{len(given)} labelled texts in memory")

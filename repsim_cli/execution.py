@@ -1,0 +1,29 @@
+"""What happens in a run between its start and its end, whether a command or Python began it."""
+
+import dataclasses
+
+from repsim_cli.config import RunConfig
+from repsim_cli.findings.analyse import analyse, draw
+from repsim_cli.results import Run
+from repsim_cli.training.trained import shortfalls, train_missing
+
+
+def perform(checked: RunConfig, run: Run) -> None:
+    """Trains the models that are missing, measures, analyses, and draws the figures."""
+    keys = checked.keys
+    for label, why in checked.skipped.items():
+        run.skip(label, why)
+    for note in checked.notes:
+        run.warn(note)
+    train_missing(checked.models, run, keys.hardware.get("threads"))
+    short = shortfalls(checked.models, run)
+    facts = {label: dataclasses.asdict(about) for label, about in checked.facts.items()}
+    reasons = {label: shortfall.why for label, shortfall in short.items()}
+    run.manifest.update(facts=facts, base=keys.base, options=keys.options, short=reasons)
+    marks = {label: shortfall.mark for label, shortfall in short.items()}
+    measured = dataclasses.replace(checked.study.run(run), marks=marks)
+    run.write_results(dataclasses.replace(measured, warnings=run.manifest["warnings"]))
+    with run.stage("analyses"):
+        analyse(run, checked.analyses, checked.claims, keys.significance.get("level", 0.95))
+    with run.stage("figures"):
+        draw(run.folder, run.progress, whole=keys.figures == "all")

@@ -1,0 +1,270 @@
+"""Models of a Python program: transformers models, any torch module, and arrays. Configurations name them by a key that
+this process alone can resolve."""
+
+import copy
+import hashlib
+import shutil
+import tempfile
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from jaxtyping import Float, Shaped
+from torch import Tensor, nn
+
+from repsim_cli.data.memory import gone
+from repsim_cli.errors import BadInput
+from repsim_cli.models.source import AnySource, Precomputed, Source
+from repsim_cli.models.transformers import source, tokenizer_of, types_with, uncached
+from repsim_cli.registry import did_you_mean, models
+
+Forward = Callable[[nn.Module, Any], Any]
+Maps = Literal["flattened", "pooled", "positions"]
+HELD: dict[str, AnySource] = {}
+
+
+@models.register("memory")
+def memory(*, key: str) -> AnySource:
+    """A model of a Python program that called `repsim_cli.compare`; no command can open it.
+
+    key: its hash.
+    """
+    if key not in HELD:
+        raise gone("key: the model", key)
+    return HELD[key]
+
+
+def hold(model: AnySource) -> dict[str, str]:
+    """The entry of a configuration that stands for it from now on, in this process."""
+    key = model.identity()["weights_hash"]
+    HELD[key] = model
+    return {"kind": "memory", "key": key}
+
+
+def digest(tensors: Iterable[tuple[str, Tensor]]) -> str:
+    """sha256 over names, types, shapes and values."""
+    whole = hashlib.sha256()
+    for name, tensor in tensors:
+        x = tensor.detach().cpu().contiguous()
+        whole.update(f"{name} {x.dtype} {tuple(x.shape)}".encode())
+        whole.update(x.flatten().view(torch.uint8).numpy().tobytes() if x.numel() else b"")
+    return whole.hexdigest()
+
+
+def of_transformers(model: Any, tokenizer: Any = None) -> Source:
+    """A transformers model, with a head or without, which is copied when it runs.
+
+    tokenizer: None: that of the folder or hub id that the model was loaded from.
+
+    Raises BadInput where its backbone is not the one that transformers builds from its config.
+    """
+    backbone = model.base_model
+    where = str(getattr(model, "name_or_path", "") or "")
+
+    def copied(module: Any, eager: bool = False) -> Any:
+        twin = copy.deepcopy(module).cpu().float().requires_grad_(False)
+        if eager:
+            twin.set_attn_implementation("eager")
+        return uncached(twin)
+
+    def tokens() -> Any:
+        if tokenizer is None and not where:
+            raise BadInput("tokenizer: a model made in memory has none, got nothing; give (model, tokenizer)")
+        return tokenizer_of(where) if tokenizer is None else tokenizer
+
+    def with_head(auto: str) -> nn.Module:
+        if model is backbone or model.config.model_type not in types_with(auto):
+            raise BadInput(f"model: it has no head for {auto}, got a {type(model).__name__}; give the whole model")
+        return copied(model)
+
+    weights = digest(model.state_dict().items())
+    made = source(
+        model.config,
+        tokens,
+        lambda eager: copied(backbone, eager),
+        lambda: {"source": f"in memory, a {type(model).__name__}", "weights_hash": weights},
+        None,
+        with_head=with_head,
+    )
+    if type(made.skeleton) is not type(backbone):
+        raise BadInput(
+            f"model: its backbone is not the one of its config, got {type(backbone).__name__} and not "
+            f"{type(made.skeleton).__name__}; give a model of an auto class of transformers"
+        )
+    return made
+
+
+def of_arrays(arrays: Mapping[str, Any]) -> Precomputed:
+    """Float arrays or tensors (n, d) by layer, in order, with paired rows. Raises BadInput for others."""
+    rows: dict[str, Tensor] = {}
+    for name, array in arrays.items():
+        x = array.detach().cpu() if isinstance(array, Tensor) else torch.from_numpy(np.array(array))
+        if x.ndim != 2 or 0 in x.shape or not x.is_floating_point():
+            raise BadInput(
+                f"array '{name}': not (n, d) of floats, got {x.dtype} {tuple(x.shape)}; give it in this form"
+            )
+        rows[name] = x
+    counts = sorted({len(x) for x in rows.values()})
+    if len(counts) != 1:
+        raise BadInput(f"arrays: layers have different numbers of rows, got {counts}; give paired rows")
+    return Precomputed(
+        names=list(rows),
+        rows=counts[0],
+        widths=[x.shape[1] for x in rows.values()],
+        read=lambda name, part: rows[name][part].float(),
+        identity=lambda: {"source": "arrays in memory", "weights_hash": digest(rows.items())},
+    )
+
+
+def of_module(
+    module: nn.Module,
+    batches: Iterable[Any],
+    layers: Sequence[str],
+    *,
+    forward: Forward | None = None,
+    maps: Maps = "flattened",
+) -> Precomputed:
+    """What a torch module computes for all batches, on the disk until the process ends.
+
+    The module runs where it is, in eval mode, without gradients; its modes, hooks and the state of random numbers are
+    left as they were.
+
+    batches: tensors, or tuples or lists whose first item is the input, or dicts of keywords.
+    layers: names of modules, or globs such as `layer*.conv2`; none: every module with weights that has no parts.
+    forward: forward(module, batch), for other signatures; None: module(batch) or module(**batch).
+    maps: of outputs (b, channels, height, width) and (b, places, features): a row per item, flattened or averaged over
+        positions, or a row per position.
+    Raises BadInput for a layer that does not exist, does not run, runs twice, or gives no tensor.
+    """
+    names = _named(module, layers)
+    folder = Path(tempfile.mkdtemp(prefix="repsim-"))
+    try:
+        shapes, digested = _written(folder, module, batches, names, forward, maps)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    stored = {name: np.memmap(folder / str(i), np.float32, "r", shape=shapes[name]) for i, name in enumerate(names)}
+    kept = Precomputed(
+        names=names,
+        rows=shapes[names[0]][0],
+        widths=[width for _, width in shapes.values()],
+        read=lambda name, part: torch.from_numpy(stored[name][part].copy()),
+        identity=lambda: {"source": f"in memory, a {type(module).__name__}", "weights_hash": digested},
+    )
+    weakref.finalize(kept, shutil.rmtree, folder, ignore_errors=True)
+    return kept
+
+
+def _written(
+    folder: Path, module: nn.Module, batches: Iterable[Any], names: Sequence[str], forward: Forward | None, maps: Maps
+) -> tuple[dict[str, tuple[int, int]], str]:
+    """Writes the rows of every layer to a file, in the order of `names`; returns the shapes, and the hash of all."""
+    counts, widths, whole = dict.fromkeys(names, 0), dict.fromkeys(names, 0), hashlib.sha256()
+    with ExitStack() as stack:
+        files = {name: stack.enter_context((folder / str(i)).open("wb")) for i, name in enumerate(names)}
+        stack.enter_context(_undisturbed(module))
+        stack.enter_context(torch.no_grad())
+        for batch in batches:
+            for name, rows in _rows(module, batch, names, forward, maps).items():
+                if widths[name] not in (0, rows.shape[1]):
+                    raise BadInput(
+                        f"layer '{name}': batches differ in shape, got {widths[name]} and {rows.shape[1]} features; "
+                        "give inputs of one size, or maps='pooled'"
+                    )
+                counts[name], widths[name] = counts[name] + len(rows), rows.shape[1]
+                written = rows.tobytes()
+                files[name].write(written)
+                whole.update(written)
+    if not all(counts.values()):
+        raise BadInput("data: no batch was given, got none; give batches of inputs")
+    if len(set(counts.values())) > 1:
+        raise BadInput(
+            f"layers: they differ in their number of positions, got {sorted(set(counts.values()))} rows; use "
+            "maps='pooled' or 'flattened'"
+        )
+    return {name: (counts[name], widths[name]) for name in names}, whole.hexdigest()
+
+
+def _named(module: nn.Module, layers: Sequence[str]) -> list[str]:
+    """The modules of these names and globs, in the module's order."""
+    parts = {name: part for name, part in module.named_modules() if name}
+    if not layers:
+        return [name for name, part in parts.items() if not list(part.children()) and list(part.parameters())]
+    for pattern in layers:
+        if not any(fnmatchcase(name, pattern) for name in parts):
+            raise BadInput(f"layers: no such module, got '{pattern}'; {did_you_mean(pattern, parts)}")
+    return [name for name in parts if any(fnmatchcase(name, pattern) for pattern in layers)]
+
+
+@contextmanager
+def _undisturbed(module: nn.Module) -> Any:
+    """Eval mode inside; afterwards modes and random numbers are as they were."""
+    modes = {part: part.training for part in module.modules()}
+    devices = sorted({weights.device.index or 0 for weights in module.parameters() if weights.device.type == "cuda"})
+    try:
+        with torch.random.fork_rng(devices=devices):
+            yield module.eval()
+    finally:
+        for part, mode in modes.items():
+            part.training = mode
+
+
+def _rows(
+    module: nn.Module, batch: Any, names: Sequence[str], forward: Forward | None, maps: Maps
+) -> dict[str, Float[np.ndarray, "n d"]]:
+    """The rows of a batch, by layer."""
+    seen: dict[str, Tensor] = {}
+
+    def keep(name: str, _: nn.Module, __: Any, output: Any) -> None:
+        value = output[0] if isinstance(output, tuple | list) and output else output
+        if not isinstance(value, Tensor):
+            raise BadInput(f"layer '{name}': it gives no tensor, got {type(value).__name__}; choose another layer")
+        if name in seen:
+            raise BadInput(f"layer '{name}': it runs twice in a forward pass, got two outputs; choose another layer")
+        seen[name] = value.detach()
+
+    handles = [
+        module.get_submodule(name).register_forward_hook(lambda *given, name=name: keep(name, *given)) for name in names
+    ]
+    try:
+        _call(module, batch, forward)
+    finally:
+        for handle in handles:
+            handle.remove()
+    for name in names:
+        if name not in seen:
+            raise BadInput(f"layer '{name}': it did not run, got no output of it; choose another layer")
+    return {name: _as_rows(name, x, maps) for name, x in seen.items()}
+
+
+def _call(module: nn.Module, batch: Any, forward: Forward | None) -> None:
+    device = next((weights.device for weights in module.parameters()), torch.device("cpu"))
+    if isinstance(batch, tuple | list) and forward is None:
+        batch = batch[0]
+    if isinstance(batch, Tensor):
+        batch = batch.to(device)
+    elif isinstance(batch, Mapping):
+        batch = {name: x.to(device) if isinstance(x, Tensor) else x for name, x in batch.items()}
+    if forward is not None:
+        forward(module, batch)
+    elif isinstance(batch, Mapping):
+        module(**batch)
+    else:
+        module(batch)
+
+
+def _as_rows(name: str, x: Tensor, maps: Maps) -> Shaped[np.ndarray, "n d"]:
+    if x.ndim < 2 or not x.is_floating_point():
+        raise BadInput(f"layer '{name}': no row per item, got {x.dtype} {tuple(x.shape)}; choose another layer")
+    by_place = x.flatten(2).transpose(1, 2) if x.ndim > 3 else x if x.ndim == 3 else x[:, None]
+    rows = {
+        "flattened": lambda: x.flatten(1),
+        "pooled": lambda: by_place.mean(1),
+        "positions": lambda: by_place.flatten(0, 1),
+    }[maps]()
+    return rows.float().cpu().contiguous().numpy()

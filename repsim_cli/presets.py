@@ -1,0 +1,79 @@
+"""What can be selected: the files of conf/, and the models and measures of its two tables."""
+
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from repsim_cli.errors import BadInput
+from repsim_cli.registry import did_you_mean
+
+GROUPS = ("experiment", "model", "data", "measure", "extract", "significance", "hardware")
+TABLES = {"model": "models.yaml", "measure": "measures.yaml"}  # groups of which several may be selected, by label
+LABEL = re.compile(r"(\w+):")
+
+
+def conf_dir() -> Path:
+    """The configs: inside the installed package, or beside it in a checkout."""
+    inside = Path(__file__).parent / "conf"
+    return inside if inside.is_dir() else Path(__file__).parent.parent / "conf"
+
+
+def described(group: str) -> dict[str, list[str]]:
+    """The names of a group, sorted, each with the lines of its comment.
+
+    In a table a comment describes the labels below it, up to the next comment.
+    """
+    if group in TABLES:
+        return dict(sorted(_labels((conf_dir() / TABLES[group]).read_text())))
+    root = conf_dir() / group
+    return {
+        str(file.relative_to(root).with_suffix("")): [line for line in file.read_text().splitlines() if line[:1] == "#"]
+        for file in sorted(root.rglob("*.yaml"))
+    }
+
+
+def _labels(text: str) -> list[tuple[str, list[str]]]:
+    comment: list[str] = []
+    labels: list[tuple[str, list[str]]] = []
+    before = ""
+    for line in text.splitlines():
+        if line.startswith("#"):
+            comment = [*comment, line] if before.startswith("#") else [line]
+        elif key := LABEL.match(line):
+            labels.append((key[1], comment))
+        before = line
+    return labels
+
+
+PATH = re.compile(r"[./~].*|.*\.(gguf|npz|safetensors|hdf5|h5)")
+STORED = (".npz", ".safetensors", ".hdf5", ".h5")  # activations
+
+
+def entry_of(name: str) -> dict[str, Any]:
+    """The entry of a model that is named by an entry of `repsim list model`, a folder, a file, or a hub id.
+
+    Raises BadInput for what is none of these.
+    """
+    from repsim_cli.data.files import local
+    from repsim_cli.models.series import is_native
+
+    known = entries("model")
+    if name in known:
+        return known[name]
+    if PATH.fullmatch(name) or local(name).exists():
+        place = local(name)
+        stored = "precomputed" if place.suffix in STORED else None
+        return {"kind": stored or ("transformer_lens" if is_native(place) else "transformers"), "path": str(place)}
+    if name.count("/") == 1:
+        return {"kind": "transformers", "hub": name}
+    raise BadInput(f"MODEL: neither a model nor a folder, got '{name}'; {did_you_mean(name, known)}")
+
+
+@cache
+def entries(group: str) -> dict[str, Any]:
+    """The entries of a table, by label."""
+    import yaml
+
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    return yaml.load((conf_dir() / TABLES[group]).read_text(), loader)

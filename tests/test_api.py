@@ -1,0 +1,250 @@
+"""Comparison from Python: the same numbers as the command line, and models that are left as they were."""
+
+import json
+import re
+
+import numpy as np
+import pandas
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import repsim_cli
+from repsim_cli.errors import BadConfig, BadInput
+from repsim_cli.models.transformers import shipped_folder
+
+SMALL = {"extract.sequences": 8, "extract.batch_rows": 400}
+TEXTS = [f"rain falls on {i} roofs and runs down the wall of house number {i * i}" for i in range(120)]
+
+
+@pytest.fixture(scope="module")
+def of_texts():
+    return repsim_cli.compare({"a": "tiny_a", "b": str(shipped_folder("tiny_b"))}, TEXTS, settings=SMALL)
+
+
+def test_the_same_bits_as_both_commands(of_texts, repsim, newest, tmp_path):
+    file = tmp_path / "texts.jsonl"
+    file.write_text("\n".join(json.dumps({"text": text}) for text in TEXTS))
+    words = [f"{key}={value}" for key, value in SMALL.items()]
+    other = f"+model.b={{kind: transformers, path: {shipped_folder('tiny_b')}}}"
+    code, _, err = repsim(
+        "run",
+        "model=[]",
+        "+model.a={kind: shipped, name: tiny_a}",
+        other,
+        "data=local_text",
+        f"data.path={file}",
+        *words,
+    )
+    assert code == 0, err
+    for measure in of_texts.measures:
+        by_command = repsim_cli.load(newest()).matrix("a", "b", measure)
+        np.testing.assert_array_equal(of_texts.matrix("a", "b", measure).values, by_command.values)
+    code, out, err = repsim("compare", "tiny_a", shipped_folder("tiny_b"), "--data", file, "--measure", "cka_unbiased")
+    assert code == 0, err
+    assert "tiny_a x tiny_b" in out
+    whole = repsim_cli.compare(["tiny_a", str(shipped_folder("tiny_b"))], TEXTS, measures=["cka_unbiased"])
+    by_command = repsim_cli.load(newest()).matrix("tiny_a", "tiny_b")
+    np.testing.assert_array_equal(by_command.values, whole.matrix("tiny_a", "tiny_b").values)
+    assert repsim("run", "--from", newest(), "measure=[cka]")[0] == 0  # its configuration is one like any other
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["tiny_a", "tiny_b", "--output", "x"], "--output: of two runs, got 'x' with models; the run folder has the"),
+        (
+            ["tiny_a", "tiny_c"],
+            "models.tiny_c: MODEL: neither a model nor a folder, got 'tiny_c'; did you mean 'tiny_b'",
+        ),
+        (["tiny_a", "tiny_b", "--data", "nowhere.txt"], "data: neither a file nor a data set, got 'nowhere.txt'"),
+        (["tiny_a", "tiny_b", "--measure", "ckaa"], "measures: no such measure, got 'ckaa'; did you mean 'cka'"),
+    ],
+)
+def test_bad_words(repsim, words, message):
+    code, _, err = repsim("compare", *words)
+    assert code == 2
+    assert re.search(message, err), err
+    assert err.count("\n") == 1
+
+
+def test_a_result_in_all_forms(of_texts, tmp_path):
+    assert of_texts.measures == ["cka_unbiased", "mutual_knn"]
+    matrix = of_texts.matrix("a", "b")
+    assert matrix.values.shape == (6, 6)
+    assert matrix.rows == [f"resid_post@{layer}" for layer in range(6)]
+    np.testing.assert_array_equal(of_texts.matrix("b", "a").values, matrix.values.T)
+    frame = of_texts.frame()
+    assert isinstance(frame, pandas.DataFrame)
+    assert len(frame) == 2 * 3 * 36  # measures, pairs of models, pairs of layers
+    at = frame[(frame.measure == "cka_unbiased") & (frame.model == "a") & (frame.other_model == "b")]
+    np.testing.assert_array_equal(at.value.to_numpy().reshape(6, 6), matrix.values)
+    assert len(of_texts.plot("mutual_knn").axes) >= 1
+    html = of_texts._repr_html_()
+    assert "mutual_knn" in html
+    assert "<img" in html
+    saved = of_texts.save(tmp_path / "kept")
+    again = repsim_cli.load(tmp_path / "kept")
+    np.testing.assert_array_equal(again.matrix("a", "b").values, matrix.values)
+    assert (saved.folder / "report.html").is_file()
+    with pytest.raises(BadInput, match="save: it exists, got '.*kept'; name a new folder"):
+        of_texts.save(tmp_path / "kept")
+    with pytest.raises(BadInput, match="no such pair of models, got 'a' and 'c'; known: a, b"):
+        of_texts.matrix("a", "c")
+    with pytest.raises(BadInput, match="measure: not of this run, got 'cka'; known: cka_unbiased, mutual_knn"):
+        of_texts.matrix("a", "b", "cka")
+    with pytest.raises(BadInput, match="measure: not of this run, got 'rsa'"):
+        of_texts.plot("rsa")
+
+
+def test_a_transformers_model_is_left_as_it_was(of_texts):
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(shipped_folder("tiny_a"))
+    model.train()
+    model.config.use_cache = True
+    before, random = {name: x.clone() for name, x in model.state_dict().items()}, torch.random.get_rng_state()
+    found = repsim_cli.compare({"a": model, "b": "tiny_b"}, TEXTS, settings=SMALL)
+    np.testing.assert_array_equal(found.matrix("a", "b").values, of_texts.matrix("a", "b").values)
+    assert model.training
+    assert model.config.use_cache
+    assert all(weights.requires_grad for weights in model.parameters())
+    assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
+    assert torch.equal(torch.random.get_rng_state(), random)
+    # what it says of the model in memory cannot be run again elsewhere
+    assert json.loads((found.folder / "manifest.json").read_text())["models"]["a"]["source"].startswith("in memory")
+    with pytest.raises(BadConfig, match="key: the model was in the memory of another process, got '[0-9a-f]+'; call"):
+        repsim_cli.api.bind_model("a", {"kind": "memory", "key": "0f"})
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm, self.second = nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6), nn.Conv2d(6, 4, 3)
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x):
+        x = self.second(torch.relu(self.norm(self.first(x))))
+        return self.head(x.mean((2, 3)))
+
+
+@pytest.fixture(scope="module")
+def images():
+    return torch.randn(40, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+
+
+def test_any_module(images):
+    net = Net()
+    net.first.eval()  # a mixture of modes
+    loader = DataLoader(TensorDataset(images, torch.zeros(40)), batch_size=16)
+    given = {"measures": ["cka"], "layers": ["first", "second", "head"], "maps": "pooled"}
+    found = repsim_cli.compare({"net": net, "twin": net}, loader, **given)
+    assert (net.training, net.first.training, net.norm.training) == (True, False, True)
+    assert not net.first._forward_hooks
+    with torch.no_grad():
+        net.eval()
+        conv = net.first(images)
+        expected = [x.flatten(2).mean(2) if x.ndim == 4 else x for x in (conv, net.second(torch.relu(net.norm(conv))), net(images))]  # fmt: skip
+    x, y, z = ((rows - rows.mean(0)).double() for rows in expected)
+
+    def cka(a, b):
+        return float((a.T @ b).square().sum() / torch.linalg.norm(a.T @ a) / torch.linalg.norm(b.T @ b))
+
+    values = found.matrix("net", "twin").values
+    assert found.matrix("net", "twin").rows == ["first", "second", "head"]
+    np.testing.assert_allclose(values, [[cka(a, b) for b in (x, y, z)] for a in (x, y, z)], atol=1e-6)
+    by_forward = repsim_cli.compare(
+        {"net": net}, {"x": images}.items(), forward=lambda net, pair: net(pair[1]), **given
+    )
+    np.testing.assert_allclose(by_forward.matrix("net").values, values, atol=1e-6)
+    flat = repsim_cli.compare({"net": net}, images, measures=["cka"])
+    assert flat.matrix("net").rows == ["first", "norm", "second", "head"]
+    assert flat.manifest["facts"]["net"]["widths"] == [6 * 36, 6 * 36, 4 * 16, 2]
+    places = repsim_cli.compare({"net": net}, images, measures=["cka"], layers=["first"], maps="positions")
+    assert places.results.measures[0].estimate["rows_available"] == 40 * 36
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"layers": ["frist"]}, "models.net.layers: no such module, got 'frist'; did you mean 'first'?"),
+        ({"layers": ["first", "head"], "maps": "positions"}, "models.net.layers: they differ in their number of positions, got \\[40, 1440\\] rows"),
+        ({"forward": lambda net, x: net.head(x.mean((2, 3))[:, :1].expand(-1, 4))}, "models.net.layer 'first': it did not run"),
+        ({"forward": lambda net, x: (net(x), net(x))}, "models.net.layer 'first': it runs twice in a forward pass"),
+    ],
+)  # fmt: skip
+def test_bad_layers(images, settings, message):
+    with pytest.raises(BadInput, match=message):
+        repsim_cli.compare({"net": Net()}, images, **settings)
+
+
+def test_modules_that_give_no_rows(images):
+    class Odd(nn.Module):
+        def __init__(self, give):
+            super().__init__()
+            self.part, self.give = nn.Identity(), give
+
+        def forward(self, x):
+            self.part.forward = self.give
+            return self.part(x)
+
+    for give, message in [
+        (lambda x: {"a": x}, "layer 'part': it gives no tensor, got dict"),
+        (lambda x: x.sum(), "layer 'part': no row per item, got torch.float32 \\(\\)"),
+    ]:
+        with pytest.raises(BadInput, match=message):
+            repsim_cli.compare({"odd": Odd(give)}, images, layers=["part"])
+    sizes = [torch.randn(4, 3, 8, 8), torch.randn(4, 3, 10, 10)]
+    with pytest.raises(BadInput, match="layer 'first': batches differ in shape, got 216 and 384 features; give inputs"):
+        repsim_cli.compare({"net": Net()}, sizes, layers=["first"])
+    with pytest.raises(BadInput, match="data: no batch was given"):
+        repsim_cli.compare({"net": Net()}, [])
+
+
+def test_arrays():
+    draw = np.random.default_rng(0)
+    x = draw.normal(size=(200, 6))
+    found = repsim_cli.compare(
+        {"x": x, "y": {"l1": x @ draw.normal(size=(6, 6)), "l2": torch.randn(200, 3)}}, measures=["mean_cca"]
+    )
+    assert found.matrix("y", "x").rows == ["l1", "l2"]
+    assert found.matrix("y", "x").values[0, 0] == pytest.approx(1.0)
+    for wrong, message in [
+        ({"x": np.arange(6).reshape(2, 3)}, "models.x: array 'rows': not \\(n, d\\) of floats, got torch.int64 \\(2, 3\\)"),
+        ({"x": {"a": x, "b": x[:5]}}, "models.x: arrays: layers have different numbers of rows, got \\[5, 200\\]"),
+        ({"x": 3}, "models.x: not a model, got int; give a folder"),
+        ({}, "models: none is named, got {}"),
+    ]:  # fmt: skip
+        with pytest.raises(BadInput, match=message):
+            repsim_cli.compare(wrong)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"data": 3}, "data: neither texts nor \\(text, label\\) pairs, got int"),
+        ({"data": "embeded"}, "data: neither a file nor a data set, got 'embeded'; did you mean 'embedded'"),
+        ({"measures": ["ckaa"]}, "measures: no such measure, got 'ckaa'; did you mean 'cka'"),
+        ({"rows": "word"}, "rows: unknown, got 'word'; use auto, tokens, words or pooled"),
+        ({"significance": "permute"}, "significance: no such name, got 'permute'; did you mean 'permutation'"),
+        ({"layers": ["resid_pots"]}, "extract.hook_points, model.tiny_a: no such module, got 'module:resid_pots'"),
+        ({"settings": {"extract.sequence": 3}}, "extract.sequence: unknown key"),
+    ],
+)
+def test_bad_settings(given, message):
+    with pytest.raises(BadInput, match=message):
+        repsim_cli.compare(["tiny_a"], **given)
+
+
+def test_models_are_named_in_a_word(repsim, newest):
+    place = shipped_folder("tiny_a")
+    code, _, err = repsim("run", f"model.mine={place}", "model.other=tiny_b", "measure=[cka]", "extract.sequences=9")
+    assert code == 0, err
+    assert list(repsim_cli.load(newest()).manifest["models"]) == ["mine", "other"]
+    code, out, err = repsim("run", f"model.mine={place}", "model=[tiny_b]", "dry_run=true")
+    assert code == 0, err
+    assert all(label in out for label in ("mine", "tiny_b"))
+    code, _, err = repsim("run", "model.mine=tiny_c")
+    assert code == 2
+    assert err.startswith("error: MODEL: neither a model nor a folder, got 'tiny_c'; did you mean 'tiny_b' or")
