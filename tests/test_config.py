@@ -108,9 +108,9 @@ def test_measures_list_their_settings():
 def test_every_registered_component_can_be_selected():
     kinds = {group: {entry["kind"] for entry in presets.entries(group).values()} for group in ("measure", "model")}
     assert kinds["measure"] == {*registry.measures.names(), "all"}
-    assert kinds["model"] == set(registry.models.names()) - {"trained"}
+    assert kinds["model"] == set(registry.models.names()) - {"trained", "memory"}
     files = {yaml.safe_load(file.read_text())["kind"] for file in CONF.glob("data/*.yaml")}
-    assert files == set(registry.data.names())
+    assert files == set(registry.data.names()) - {"memory"}
 
 
 def test_every_label_of_a_table_stands_there_once_with_a_comment():
