@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 from jaxtyping import Float
@@ -39,7 +39,7 @@ from repsim_cli.presets import conf_dir, entries, entry_of
 from repsim_cli.registry import did_you_mean
 from repsim_cli.results import Progress, quiet
 
-Rows = Literal["auto", "tokens", "words", "pooled"]
+ROWS = ("auto", "tokens", "words", "pooled")
 MEASURES = ("cka_unbiased", "mutual_knn")
 
 
@@ -179,8 +179,8 @@ def compare(
     *,
     measures: Sequence[str] = MEASURES,
     layers: Sequence[str] = (),
-    rows: Rows = "auto",
-    maps: Maps = "flattened",
+    rows: str = "auto",
+    maps: str = "flattened",
     forward: Forward | None = None,
     significance: str = "none",
     device: str = "cpu",
@@ -217,6 +217,9 @@ def compare(
         given = labelled(models) if isinstance(models, Sequence) else dict(models)
         if not given:
             raise BadInput("models: none is named, got {}; name two")
+        for key, value, values in (("rows", rows, ROWS), ("maps", maps, get_args(Maps))):
+            if value not in values:
+                raise BadInput(f"{key}: unknown, got '{value}'; use {', '.join(values[:-1])} or {values[-1]}")
         known, data = _modules(given, data, layers, forward, maps)
         found = {label: _entry(label, value) for label, value in known.items()}
         config = _config(found, data, measures, layers, rows, significance, device, batch_size, seed, settings)
@@ -282,7 +285,7 @@ def labelled(names: Sequence[str]) -> dict[str, str]:
 
 
 def _modules(
-    models: Mapping[str, Any], data: Any, layers: Sequence[str], forward: Forward | None, maps: Maps
+    models: Mapping[str, Any], data: Any, layers: Sequence[str], forward: Forward | None, maps: Any
 ) -> tuple[dict[str, Any], Any]:
     """The models with stored activations in place of torch modules, and the data of the others.
 
@@ -383,7 +386,7 @@ def _config(
     data: Any,
     measures: Sequence[str],
     layers: Sequence[str],
-    rows: Rows,
+    rows: str,
     significance: str,
     device: str,
     batch_size: int,
@@ -426,11 +429,9 @@ def _config(
     return config
 
 
-def _unit(bound: Mapping[str, Any], rows: Rows) -> str:
+def _unit(bound: Mapping[str, Any], rows: str) -> str:
     """The name of the preset in conf/extract/."""
     if rows != "auto":
-        if rows not in ("tokens", "words", "pooled"):
-            raise BadInput(f"rows: unknown, got '{rows}'; use auto, tokens, words or pooled")
         return rows
     live = {label: model for label, model in bound.items() if isinstance(model, Source) and model.modality == "text"}
     return "tokens" if share_tokens(live) else "words"

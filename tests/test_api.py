@@ -227,6 +227,7 @@ def test_arrays():
         ({"data": "embeded"}, "data: neither a file nor a data set, got 'embeded'; did you mean 'embedded'"),
         ({"measures": ["ckaa"]}, "measures: no such measure, got 'ckaa'; did you mean 'cka'"),
         ({"rows": "word"}, "rows: unknown, got 'word'; use auto, tokens, words or pooled"),
+        ({"maps": "flat"}, "maps: unknown, got 'flat'; use flattened, pooled or positions"),
         ({"significance": "permute"}, "significance: no such name, got 'permute'; did you mean 'permutation'"),
         ({"layers": ["resid_pots"]}, "extract.hook_points, model.tiny_a: no such module, got 'module:resid_pots'"),
         ({"settings": {"extract.sequence": 3}}, "extract.sequence: unknown key"),
