@@ -41,10 +41,12 @@ def outputs(
 
 @torch.no_grad()
 def _logits(model: nn.Module, given: Sequences, segments: bool) -> Float[Tensor, "b ..."]:
+    device = next(model.parameters()).device
+    if given.inputs.ndim == 4:
+        return model(pixel_values=torch.from_numpy(given.inputs).to(device)).logits.float()
     arrays: dict[str, Any] = {"input_ids": given.ids, "attention_mask": given.mask}
     if segments and given.segments is not None:
         arrays["token_type_ids"] = given.segments
-    device = next(model.parameters()).device
     return model(**{name: torch.from_numpy(array).to(device).long() for name, array in arrays.items()}).logits.float()
 
 

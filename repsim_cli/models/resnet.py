@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Annotated, Any
 
 import safetensors.torch
@@ -133,6 +134,17 @@ class ResNet9(nn.Module):
         x = widening(x)
         x = x + outer(inner(x))
         return LOGITS * classifier(last(x))
+
+
+class WithLogits(nn.Module):
+    """A classifier whose output holds its logits by name, as those of transformers do."""
+
+    def __init__(self, model: ResNet9):
+        super().__init__()
+        self.model = model
+
+    def forward(self, pixel_values: Float[Tensor, "b c h w"]) -> SimpleNamespace:
+        return SimpleNamespace(logits=self.model(pixel_values))
 
 
 def fresh(shape: ResNetShape, seed: int) -> ResNet9:

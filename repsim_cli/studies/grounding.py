@@ -421,7 +421,7 @@ def _predictions(
     labels = next(iter(sequences.values())).labels
     made = {}
     for label, source in reader.live.items():
-        if labels is None or source.modality != "text" or not (source.has_head and source.labels):
+        if labels is None or not (source.has_head and source.labels):
             continue
         given = sequences[label].take(numbers)
         module = named(label, partial(source.with_head, HEAD)).to(reader.devices[label])

@@ -21,7 +21,17 @@ from torch import Tensor, nn
 from repsim_cli.data.base import Data
 from repsim_cli.data.images import Images
 from repsim_cli.errors import BadInput
-from repsim_cli.models.resnet import ResNet9, ResNetShape, fresh, identity_of, loaded, ready, resnet_source, saved
+from repsim_cli.models.resnet import (
+    ResNet9,
+    ResNetShape,
+    WithLogits,
+    fresh,
+    identity_of,
+    loaded,
+    ready,
+    resnet_source,
+    saved,
+)
 from repsim_cli.models.source import Source
 from repsim_cli.planning import check_device, is_dry
 from repsim_cli.registry import models
@@ -145,6 +155,7 @@ def trained_resnet9(*, shape: ResNetShape, train: Data, evaluate: Data, recipe: 
         shape,
         lambda: loaded(trained().folder()),
         identity,
+        with_head=lambda auto: WithLogits(loaded(trained().folder())),
         make=make,
         metrics=lambda: trained().metrics(),
         labels=labels,

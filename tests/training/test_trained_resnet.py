@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from repsim_cli import registry
+from repsim_cli.activations.outputs import in_order, outputs
 from repsim_cli.errors import BadInput, RunFailed
 from repsim_cli.models.resnet import ResNetShape, fresh, resnet9
 from repsim_cli.results import quiet
@@ -172,6 +173,8 @@ def test_it_learns_and_is_found_again(tmp_path, monkeypatch):
     given = Labelled(torch.from_numpy(test.inputs), torch.from_numpy(test.labels.codes))
     assert scores(again, given) == (metrics["loss"], metrics["accuracy"])
     assert torch.equal(again.blocks[4].conv.weight, source.load(False).blocks[4].conv.weight)
+    answers = outputs(source.with_head("any"), test, in_order(test, 100), segments=False)
+    assert torch.equal(torch.cat(list(answers)), again(given.pixels))
     monkeypatch.setattr(training, "train_classifier", None)
     assert entry(shape=shape, recipe=recipe).identity() == identity
     with pytest.raises(TypeError, match="not callable"):  # other images make another model
