@@ -28,6 +28,15 @@ METRICS = {
     "kl": ("KL", "KL se", "KL of the outputs from the tail's own, nats"),
 }
 SCRAMBLED = ("(random weights)", "(rows shuffled)")
+BOTH_WAYS = [
+    "layer",
+    "model",
+    "other",
+    "other into model",
+    "model into other",
+    "model into itself",
+    "other into itself",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +65,28 @@ def directions(records: Records, kinds: Kinds) -> Table:
         error = float(np.std(values, ddof=1) / np.sqrt(len(values))) if len(values) > 1 else None
         rows.append([*key, len(values), float(np.mean(values)), error])
     return Table(columns=DIRECTIONS, rows=rows)
+
+
+def both_ways(records: Records) -> Table:
+    """For every two models and layer, which share of the loss that a head of random weights adds is recovered by the
+    other model as the head, in both ways, and by the model itself.
+
+    1: nothing is lost; 0: the head is no better than one that was never trained. None where there is no such stitch, or
+    random weights add nothing.
+    """
+    equal = [stitch for stitch in records if stitch["head layer"] == stitch["tail layer"]]
+    penalties = {(stitch["head"], stitch["tail"], stitch["head layer"]): stitch["penalty"] for stitch in equal}
+
+    def recovered(head: str, tail: str, layer: str) -> float | None:
+        lost, most = (penalties.get((name, tail, layer)) for name in (head, f"{tail} {SCRAMBLED[0]}"))
+        return None if lost is None or most is None or most <= 0 else 1 - lost / most
+
+    plain = [way for way in penalties if not way[0].endswith(SCRAMBLED) and way[0] != way[1]]
+    rows = [
+        [layer, a, b, recovered(b, a, layer), recovered(a, b, layer), recovered(a, a, layer), recovered(b, b, layer)]
+        for layer, a, b in dict.fromkeys((layer, *sorted((head, tail))) for head, tail, layer in plain)
+    ]
+    return Table(columns=BOTH_WAYS, rows=[row for row in rows if any(share is not None for share in row[3:])])
 
 
 def _by_direction(records: Records, kinds: Kinds) -> dict[tuple[str, str, str, str], list[tuple[float, float]]]:
@@ -293,4 +324,7 @@ def _curves(curves: Sequence[Curve], about: Mapping[str, Any]) -> Any:
 def stitching(run: Finished, options: Stitching, claims: Sequence[Claim]) -> Part:
     records, kinds = records_of(run.results), run.results.about["kinds"]
     verdicts = [each.verdict("stitching penalty", records, kinds) for each in claims]
-    return Part(tables={"directions": directions(records, kinds)}, claims=verdicts)
+    tables = {"directions": directions(records, kinds)}
+    if (recovered := both_ways(records)).rows:
+        tables["recovered both ways"] = recovered
+    return Part(tables=tables, claims=verdicts)

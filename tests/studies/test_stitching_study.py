@@ -14,7 +14,7 @@ from repsim_cli.errors import BadInput, RunFailed
 from repsim_cli.findings.analysis import Finished
 from repsim_cli.findings.claims import known
 from repsim_cli.findings.stitching import Stitching as Options
-from repsim_cli.findings.stitching import directions, figures, stitching
+from repsim_cli.findings.stitching import both_ways, directions, figures, stitching
 from repsim_cli.settings import Extract, Hardware
 from repsim_cli.stitching.train import StitchRecipe
 from repsim_cli.studies import stitching as study_module
@@ -225,6 +225,25 @@ def cell(head, tail, penalty, layer="resid_post@0"):
 
 
 KINDS = {"g": "gelu, 3 blocks", "h": "gelu, 3 blocks", "s": "solu_ln, 3 blocks", "big": "gelu, 4 blocks"}
+
+
+def test_what_is_recovered_both_ways():
+    """Of the loss that random weights add to each tail; the ways may differ."""
+
+    def stitch(head, tail, penalty, at="resid_post@0", into="resid_post@0"):
+        return {"head": head, "tail": tail, "head layer": at, "tail layer": into, "penalty": penalty}
+
+    rows = [
+        stitch("b", "a", 0.5), stitch("a", "b", 0.4), stitch("a", "a", 0.1),
+        stitch("a (random weights)", "a", 2.0), stitch("b (random weights)", "b", 0.8),
+        stitch("a (rows shuffled)", "a", 9.0), stitch("b", "a", 7.0, into="resid_post@1"),
+    ]  # fmt: skip
+    table = both_ways(rows)
+    assert table.columns[3:5] == ["other into model", "model into other"]
+    assert table.rows == [["resid_post@0", "a", "b", 0.75, 0.5, 0.95, None]]
+    diverged = [*rows[:4], stitch("b (random weights)", "b", -0.1), stitch("b", "b", None)]
+    assert both_ways(diverged).rows == [["resid_post@0", "a", "b", 0.75, None, 0.95, None]]
+    assert both_ways(rows[:3]).rows == []
 
 
 def test_directions_and_claims():
