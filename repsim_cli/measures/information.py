@@ -21,7 +21,7 @@ from repsim_cli.measures.rdm import SHAPE
 from repsim_cli.registry import measures
 from repsim_cli.settings import Positive, Seed, Several, Small
 
-Few = Annotated[int, Field(ge=1, le=8)]  # of 8 the critic has 2025 weights, which Newton's method solves for
+Few = Annotated[int, Field(ge=1, le=5)]  # of 5 the critic has 441 weights, which Newton's method solves for
 
 EQUAL = 1e-9  # of unit variance: rows that are closer are copies
 LONGEST = 3.0  # root mean square of a row's components, beyond which the critic sees a shorter row
