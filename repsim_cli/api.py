@@ -94,6 +94,14 @@ class Result:
             raise BadInput(f"no such pair of models, got '{first}' and '{second}'; {did_you_mean(unknown, models)}")
         raise BadInput(f"measure: not of this run, got '{label}'; {did_you_mean(str(label), self.measures)}")
 
+    def closest(self, first: str, second: str, measure: str | None = None) -> tuple[str, str, float]:
+        """The closest layers of two models, and their value. Raises BadInput as `matrix` does."""
+        values, rows, columns = self.matrix(first, second, measure)
+        label = self.measures[0] if measure is None else measure
+        sign = next(1 if found.larger_is_closer else -1 for found in self.results.measures if found.label == label)
+        i, j = np.unravel_index(np.nanargmax(sign * values), values.shape)
+        return rows[i], columns[j], float(values[i, j])
+
     def frame(self) -> Any:
         """A pandas DataFrame with a row per measure and pair of layers: value, and se, p, p_family, q and calibrated
         where the run has them."""

@@ -44,6 +44,9 @@ def test_the_same_bits_as_both_commands(of_texts, repsim, newest, tmp_path):
     code, out, err = repsim("compare", "tiny_a", shipped_folder("tiny_b"), "--data", file, "--measure", "cka_unbiased")
     assert code == 0, err
     assert "tiny_a x tiny_b" in out
+    assert re.search(
+        r"closest by cka_unbiased: resid_post@\d of tiny_a and resid_post@\d of tiny_b, 0\.\d{3}$", out, re.M
+    )
     whole = repsim_cli.compare(["tiny_a", str(shipped_folder("tiny_b"))], TEXTS, measures=["cka_unbiased"])
     by_command = repsim_cli.load(newest()).matrix("tiny_a", "tiny_b")
     np.testing.assert_array_equal(by_command.values, whole.matrix("tiny_a", "tiny_b").values)
@@ -75,6 +78,8 @@ def test_a_result_in_all_forms(of_texts, tmp_path):
     assert matrix.values.shape == (6, 6)
     assert matrix.rows == [f"resid_post@{layer}" for layer in range(6)]
     np.testing.assert_array_equal(of_texts.matrix("b", "a").values, matrix.values.T)
+    row, column, value = of_texts.closest("a", "b")
+    assert matrix.values[matrix.rows.index(row), matrix.columns.index(column)] == value == matrix.values.max()
     frame = of_texts.frame()
     assert isinstance(frame, pandas.DataFrame)
     assert len(frame) == 2 * 3 * 36  # measures, pairs of models, pairs of layers

@@ -217,8 +217,9 @@ def _compare_models(parsed: argparse.Namespace) -> int:
     if parsed.output:
         raise BadInput(f"--output: of two runs, got '{parsed.output}' with models; the run folder has the figures")
     place = results.outputs_root() / f"{datetime.now():%Y-%m-%d}" / f"{datetime.now():%H-%M-%S}-compare"
+    models = api.labelled([parsed.first, parsed.second])
     result = api.compare(
-        api.labelled([parsed.first, parsed.second]),
+        models,
         parsed.data,
         measures=parsed.measure.split(",") if parsed.measure else api.MEASURES,
         rows=parsed.rows,
@@ -226,6 +227,11 @@ def _compare_models(parsed: argparse.Namespace) -> int:
         progress=Bar(),
     )
     print(summary(result.folder))
+    if list(result.manifest["models"]) == list(models):  # no families
+        for measure in result.measures:
+            *layers, value = result.closest(*models, measure)
+            pair = " and ".join(f"{layer} of {model}" for layer, model in zip(layers, models, strict=True))
+            print(f"  closest by {measure}: {pair}, {value:.3f}")
     return 0
 
 
