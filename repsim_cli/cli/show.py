@@ -229,9 +229,9 @@ def _compare_models(parsed: argparse.Namespace) -> int:
     print(summary(result.folder))
     if list(result.manifest["models"]) == list(models):  # no families
         for measure in result.measures:
-            *layers, value = result.closest(*models, measure)
-            pair = " and ".join(f"{layer} of {model}" for layer, model in zip(layers, models, strict=True))
-            print(f"  closest by {measure}: {pair}, {value:.3f}")
+            a, b = models
+            row, column, value = result.closest(a, b, measure)
+            print(f"  closest by {measure}: {row} of {a} and {column} of {b}, {value:.3f}")
     return 0
 
 
