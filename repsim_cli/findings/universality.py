@@ -1,7 +1,7 @@
 """Under which measures, and for which factors, models of different training are as alike as seeds of one training."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
@@ -47,13 +47,18 @@ class Universality:
     weights: dict[str, float] = field(default_factory=dict)
 
     def check(self, planned: Planned) -> None:
+        if planned.measures:  # of a run that is analysed again, they are in its matrices
+            self.check_measures(planned.measures)
         for label, weight in self.weights.items():
-            if label not in planned.measures:
-                raise BadInput(f"weights: no such measure, got '{label}'; {did_you_mean(label, planned.measures)}")
             if not weight >= 0:
                 raise BadInput(f"weights.{label}: not a weight, got {weight}; give 0 or more")
         if self.weights and not sum(self.weights.values()) > 0:
             raise BadInput(f"weights: no measure weighs anything, got {self.weights}; raise one")
+
+    def check_measures(self, known: Collection[str]) -> None:
+        for label in self.weights:
+            if label not in known:
+                raise BadInput(f"weights: no such measure, got '{label}'; {did_you_mean(label, known)}")
 
 
 class Compared(NamedTuple):
@@ -300,8 +305,9 @@ def _agreement(run: Finished, matrix: Matrix) -> Any:
 
 @analysis(studies=("universality",), unasked=lambda planned: True, figures=figures)
 def universality(run: Finished, options: Universality, claims: Sequence[Claim]) -> Part:
-    rows, signed = [], []
-    for label, card, matrices in _cells(run):
+    rows, signed, cells = [], [], list(_cells(run))
+    options.check_measures([label for label, _, _ in cells])
+    for label, card, matrices in cells:
         own = list(rows_of(run, label, card, matrices))
         sign = 1.0 if card["larger_is_closer"] else -1.0
         rows += own

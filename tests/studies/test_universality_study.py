@@ -89,6 +89,16 @@ def test_every_value_is_compared_with_seeds_twins_and_chance(repsim, newest):
     assert {row["verdict"] for row in rows} == {"unclear"}
     for name in ("factors", "values"):
         assert (newest() / "figures" / f"universality-{name}.png").is_file()
+    # again, with weights
+    folder = str(newest())
+    code, _, err = repsim("analyse", folder, "+analyses.universality.weights={procrustes: 1.0}")
+    assert code == 0, err
+    again = recorded(newest())["tables"]
+    assert again["universality"] == record["tables"]["universality"]
+    assert again["universality by weight of measures"]["rows"] == [["any", 0.0, 0.0, 0.0, 1.0]]
+    code, _, err = repsim("analyse", folder, "+analyses.universality.weights={procrust: 1.0}")
+    assert code == 1
+    assert "analyses.universality: weights: no such measure, got 'procrust'; did you mean 'procrustes'?" in err
     code, out, err = repsim("run", *WORDS, f"+options.factors={{any: {FACTOR}}}", "dry_run=true")
     assert code == 0, err
     assert "any: ['half', 'more']" in out
@@ -135,3 +145,13 @@ def test_bad_input(repsim, tmp_path, words, message):
     code, _, err = repsim("run", *WORDS, *words)
     assert code == 2
     assert message in err, err
+
+
+def test_models_without_common_rows(repsim):
+    fresh = "{{kind: random, shipped: tiny_a{}, seeds: {}}}"
+    words = [f"+model.base_lm={fresh.format('', [0, 1, 2])}", f"+model.more={fresh.format('', [3, 4, 5])}",
+             f"+model.other={fresh.format(', tokenizer: word_pieces', [6, 7, 8])}"]  # fmt: skip
+    factors = "+options.factors={any: {base: base_lm, values: {more: more, other: other}}}"
+    code, _, err = repsim("run", "study=universality", "model=[]", *words, "significance=permutation", factors)
+    assert code == 2
+    assert "model: tokenizers differ, got a different vocabulary for 'other_6' than for 'base_lm_0'" in err
