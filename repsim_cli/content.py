@@ -34,6 +34,7 @@ COMPARED, TRUNCATED, UNMEASURED, COSTS = "compared", "truncated", "not measured"
 UNMEASURED_COLUMNS = ["measure", "data", "test", "hook point", "why"]
 COSTS_COLUMNS = ["measure", "data", "rows", "pairs", "seconds per pair", "rho with all rows"]
 GRID = "grid"  # the kind of a matrix of the models of a base and of a value of a factor, which its `about` names
+SPACES = "feature spaces"  # the table of the spaces of paired features of two layers
 MATCHED = "matched latents"  # the kind of a matrix of the latents of two dictionaries, matched one to one
 CROSS = "cross-reconstruction"  # the kind of a matrix of how well the code of each model reconstructs each other
 REMEDY = "remedy"  # the kind of a matrix under one, of the measure and remedy that its `about` names

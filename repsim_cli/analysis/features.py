@@ -12,7 +12,7 @@ from torch import Tensor
 from repsim_cli import measures
 from repsim_cli.training.dictionaries import Dictionary
 
-SPACES = ("svcca", "rsa")
+MEASURES = ("svcca", "rsa")  # of paired decoder rows
 BLOCK = 4096  # rows that are encoded at a time
 LEAST_PAIRS = 4
 
@@ -133,7 +133,7 @@ def spaces(
     x, y = decoders[0][torch.from_numpy(rows)].cpu(), decoders[1][torch.from_numpy(columns)].cpu()
     rng = np.random.default_rng(seed)
     orders = [torch.from_numpy(rng.permutation(len(rows))) for _ in range(pairings)]
-    bound = {name: measures.get(name) for name in SPACES}
+    bound = {name: measures.get(name) for name in MEASURES}
     return Spaces(
         len(rows),
         float(values[rows, columns].mean()),

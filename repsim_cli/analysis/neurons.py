@@ -23,12 +23,11 @@ class CrossMoments:
     """Second moments of the neurons of several models over paired rows: between any two models, and within each layer.
 
     They add up in float64 over batches, so that memory grows with the square of the neurons and not with the rows.
-
-    widths: of the layers of each model.
+    widths: of the layers of each model, once a batch is there.
     """
 
-    def __init__(self, widths: Sequence[Sequence[int]]):
-        self.widths = [list(of_model) for of_model in widths]
+    def __init__(self):
+        self.widths: list[list[int]] = []
         self.rows = 0
         self._shift: list[Tensor] = []
         self._total: list[Tensor] = []
@@ -39,6 +38,7 @@ class CrossMoments:
         """batch: the same rows of every layer of every model."""
         models = [torch.cat(list(layers), 1).double() for layers in batch]
         if not self.rows:
+            self.widths = [[x.shape[1] for x in layers] for layers in batch]
             self._shift = [x.mean(0) for x in models]  # so that the correction for the mean cancels no digits
             self._total = [torch.zeros_like(shift) for shift in self._shift]
             self._within = [[x.new_zeros(d, d) for d in own] for x, own in zip(models, self.widths, strict=True)]

@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from repsim_cli.content import CROSS, MATCHED, Matrix, Table
+from repsim_cli.content import CROSS, MATCHED, SPACES, Matrix, Table
 from repsim_cli.draw.frame import legend_beside, shades
 from repsim_cli.draw.heatmap import heatmap
 from repsim_cli.draw.lines import plain
 from repsim_cli.draw.panels import columns, panels
 from repsim_cli.findings.analysis import FEW, Finished, Job, Part, analysis
 from repsim_cli.findings.claims import Claim
+from repsim_cli.findings.evidence import LEVEL
 from repsim_cli.results import slug
 from repsim_cli.settings import Fraction
 
@@ -54,9 +55,14 @@ def shared_row(matrix: Matrix, values: Float[np.ndarray, "sides m"], cosine: flo
 
 
 def figures(run: Finished, whole: bool) -> Iterator[Job]:
-    """shared-latents, cross-reconstruction-LAYER"""
+    """shared-latents, feature-spaces-MODEL-MODEL of models with several layers, cross-reconstruction-LAYER"""
     if matrices := run.measured(MATCHED):
         yield "shared-latents", partial(_matched, run, matrices, run.results.analyses["features"]["options"])
+    rows = run.results.tables[SPACES].rows if SPACES in run.results.tables else []
+    for pair in dict.fromkeys((row[0], row[2]) for row in rows):
+        own = [row for row in rows if (row[0], row[2]) == pair]
+        if len(own) > 1:
+            yield f"feature-spaces-{slug(pair[0])}-{slug(pair[1])}", partial(_spaces, run.results.tables[SPACES], own)
     crosses = run.measured(CROSS)
     for matrix in crosses if whole else crosses[-FEW:]:
         yield f"cross-reconstruction-{slug(matrix.about['layer'])}", partial(_cross, run, matrix)
@@ -89,6 +95,29 @@ def _matched(run: Finished, matrices: Sequence[Matrix], options: Mapping[str, An
         last.plot([], [], color=colours[layer], label=layer)
     last.plot([], [], color="0.4", ls=":", label="random directions")
     legend_beside(last)
+    return figure
+
+
+def _spaces(table: Table, rows: Sequence[Sequence[Any]]) -> Any:
+    """RSA of the paired features of each layer of a model (rows) and of another (columns), crossed out where random
+    pairings reach it too."""
+    at = {name: table.columns.index(name) for name in ("rsa", "rsa p")}
+    layers, others = (list(dict.fromkeys(row[i] for row in rows)) for i in (1, 3))
+    values, p = (np.full((len(layers), len(others)), np.nan) for _ in at)
+    for row in rows:
+        place = layers.index(row[1]), others.index(row[3])
+        values[place], p[place] = row[at["rsa"]], row[at["rsa p"]]
+    figure, _ = heatmap(
+        values,
+        layers,
+        others,
+        title=f"paired features of {rows[0][0]} (rows) and {rows[0][2]} (columns)",
+        bar_label="RSA of decoder directions (crossed out: p > 0.05)",
+        limits=(min(0.0, float(np.nanmin(values))), max(float(np.nanmax(values)), 0.05)),
+        colours="viridis",
+        form="{:.2f}",
+        crossed=~(p <= LEVEL),
+    )
     return figure
 
 

@@ -12,7 +12,7 @@ from repsim_cli.activations.batching import passes
 from repsim_cli.activations.inputs import check_modality, paired, tokenizers
 from repsim_cli.activations.rows import Layer, devices, readings
 from repsim_cli.analysis.features import (
-    SPACES,
+    MEASURES,
     Matched,
     Quality,
     coded,
@@ -24,7 +24,7 @@ from repsim_cli.analysis.features import (
     random_directions,
     spaces,
 )
-from repsim_cli.content import CROSS, MATCHED, Matrix, Results, Side, Table
+from repsim_cli.content import CROSS, MATCHED, SPACES, Matrix, Results, Side, Table
 from repsim_cli.data.base import Data
 from repsim_cli.errors import BadInput, RunFailed
 from repsim_cli.models.source import AnySource, Source
@@ -39,9 +39,10 @@ from repsim_cli.training.dictionaries import Dictionary, DictionaryRecipe, folde
 
 HELD_OUT = 10  # one row of so many
 LEAST = 100  # rows
+GUESSED = ("mlp_pre", "mlp_post", "module:")  # layers whose width is known when they are read
 QUALITY = ["model", "layer", "dictionary", "latents", "explained variance", "active latents per row", "dead latents"]
 PAIRED = ["model", "layer", "other", "other's layer", "paired features", "mean correlation",
-          *(f"{name}{of}" for name in SPACES for of in ("", " of random pairings", " p"))]  # fmt: skip
+          *(f"{name}{of}" for name in MEASURES for of in ("", " of random pairings", " p"))]  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,11 +169,9 @@ class Features:
                 dictionary = load(about.path)
             except BadInput as error:
                 raise BadInput(f"{where}.{error}") from None
-            wide, layer = dictionary.decoder.shape[1], known[about.model, about.layer]
-            if wide != layer.width:
-                raise BadInput(
-                    f"{where}: it is of another layer, got {wide} features for {layer.width} of {layer}; name another"
-                )
+            layer = known[about.model, about.layer]
+            if not about.layer.startswith(GUESSED):
+                _check_width(name, dictionary, layer, layer.width)
             read.setdefault((about.model, about.layer), {})[name] = dictionary
         return read
 
@@ -250,7 +249,7 @@ class Features:
             matrices = dict(pair for layer, ones in known.items() for pair in self._shared(run, layer, ones))
         with run.stage("feature spaces"):
             if pairs := list(self._spaces(run, known, rows)):
-                tables["feature spaces"] = Table(columns=PAIRED, rows=pairs)
+                tables[SPACES] = Table(columns=PAIRED, rows=pairs)
         if self.universal:
             with run.stage("universal dictionaries"):
                 for place in range(len(self.readings[0].layers)):
@@ -274,6 +273,8 @@ class Features:
             for seed in range(self.seed, self.seed + self.seeds)
         }
         read = self.given.get((layer.model, layer.name), {})
+        for name, own in read.items():
+            _check_width(name, own, layer, seen.shape[1])
         every = {**made, **{name: own.to(self.hardware.device) for name, own in read.items()}}
         return [Known(name, own, quality(own, seen, held_out)) for name, own in every.items()]
 
@@ -320,7 +321,7 @@ class Features:
                 run.warn(f"{a} and {b}: too few features correlate by {self.least_correlation}; they are left out")
                 continue
             each = []
-            for name in SPACES:
+            for name in MEASURES:
                 value, null = found.values[name], found.null[name]
                 each += [value, float(null.mean()), (1 + int((null >= value).sum())) / (1 + len(null))]
             yield [a.model, a.name, b.model, b.name, found.pairs, found.correlation, *each]
@@ -347,6 +348,14 @@ class Features:
                 about={"kind": CROSS, "layer": label},
             )
         }
+
+
+def _check_width(name: str, dictionary: Dictionary, layer: Layer, width: int) -> None:
+    if (wide := dictionary.decoder.shape[1]) != width:
+        raise BadInput(
+            f"options.dictionaries.{name}: it is of another layer, got {wide} features for {width} of {layer}; name "
+            "another"
+        )
 
 
 def _stacked(found: Matched) -> list[np.ndarray]:

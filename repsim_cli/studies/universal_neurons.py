@@ -121,7 +121,7 @@ class UniversalNeurons:
             self.readings = paired(self.readings, sequences, self.data, self.extract)
             total = counted(run, self, sequences)
             self._check_rows(total)
-        moments = CrossMoments(self.widths)
+        moments = CrossMoments()
         ends = np.cumsum([0, *map(len, self.widths)])
         with opened(run, self, sequences, total) as rows, run.stage("activations and products"):
             for batch in rows.stream(partial(run.progress, label="activations and products", unit="batches")):
@@ -141,16 +141,16 @@ class UniversalNeurons:
                 absolute=self.absolute,
                 progress=partial(run.progress, label="counterparts", unit="pairs of models"),
             )
-        matrices = dict(self._matrix(run, pair, found, varying, moments.rows) for pair, found in made.items())
+        matrices = dict(self._matrix(run, pair, found, varying, moments) for pair, found in made.items())
         return Results(study="universal_neurons", matrices=matrices, tables=tables)
 
     def _matrix(
-        self, run: Run, pair: tuple[int, int], found: Counterparts, varying: Sequence[np.ndarray], rows: int
+        self, run: Run, pair: tuple[int, int], found: Counterparts, varying: Sequence[np.ndarray], moments: CrossMoments
     ) -> tuple[str, Matrix]:
         """A row for each property of the neurons of a model, a column for each neuron that varies."""
         a, b = pair
         model, other = self.readings[a].label, self.readings[b].label
-        (layers, neurons), (layers_of_others, neurons_of_others) = (_numbered(self.widths[side]) for side in pair)
+        (layers, neurons), (layers_of_others, neurons_of_others) = (_numbered(moments.widths[side]) for side in pair)
         kept = varying[a]
         values = np.stack(
             [
@@ -167,7 +167,7 @@ class UniversalNeurons:
             rows=Side(model=model, layers=[*properties, *(f"rotation {i}" for i in range(self.rotations))]),
             columns=Side(model="neurons", layers=[]),
             values=run.write_array(f"counterparts-{a:02d}-{b:02d}-{slug(model)}-in-{slug(other)}", values),
-            n=rows,
+            n=moments.rows,
             label="absolute correlation" if self.absolute else "correlation",
             about={
                 "kind": COUNTERPARTS,

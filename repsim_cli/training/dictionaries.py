@@ -266,8 +266,9 @@ def _fit(
     alone = len(rows) == 1
     with torch.no_grad():
         for model, directions in enumerate(autoencoder.directions()):
-            values = autoencoder.encode(scaled[model][:THRESHOLD_ROWS], model)
-            threshold = float(largest(values, recipe.k)[largest(values, recipe.k) > 0].min()) * (1 - 1e-6)
+            kept = largest(autoencoder.encode(scaled[model][:THRESHOLD_ROWS], model), recipe.k)
+            active = kept[kept > 0]
+            threshold = float(active.min()) * (1 - 1e-6) if len(active) else 0.0  # the least of them is active too
             # of one model, the code has the scale of its rows, and directions have norm 1
             scale, code = scales[model], scales[model] if alone else 1.0
             made = Dictionary(

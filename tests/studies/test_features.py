@@ -97,28 +97,33 @@ def test_the_tiny_study_with_a_dictionary_from_a_folder(repsim, newest, tmp_path
     decoder = unit(48, 64, 0)
     save(Dictionary(decoder.T, torch.zeros(48), decoder, torch.zeros(64), torch.zeros(48)), tmp_path / "given")
     given = f"+options.dictionaries.mine={{path: {tmp_path / 'given'}, model: tiny_a, layer: resid_post@3}}"
-    short = ("options.recipe.steps=40", "extract.sequences=16", "extract.normalise=none", "options.pairings=19")
+    short = ("options.recipe.steps=30", "extract.layers=[2,3]", "extract.normalise=none", "options.pairings=19")
     code, out, err = repsim("run", "experiment=tiny/features", "hardware.threads=1", *short, given)
     assert code == 0, err
     assert "shared latents:" in out
-    assert {file.stem for file in (newest() / "figures").iterdir()} == {"shared-latents", "cross-reconstruction-resid_post@3"}  # fmt: skip
+    assert {file.stem for file in (newest() / "figures").iterdir()} == {
+        "shared-latents", "feature-spaces-tiny_a-tiny_b",
+        "cross-reconstruction-resid_post@2", "cross-reconstruction-resid_post@3",
+    }  # fmt: skip
     found = recorded(newest())
     tables = {name: table["rows"] for name, table in found["tables"].items()}
-    assert [row[:4] for row in tables["dictionaries"]] == [
-        ["tiny_a", "resid_post@3", "seed 0", 128], ["tiny_a", "resid_post@3", "seed 1", 128],
-        ["tiny_a", "resid_post@3", "mine", 48],
-        ["tiny_b", "resid_post@3", "seed 0", 128], ["tiny_b", "resid_post@3", "seed 1", 128],
+    assert [row[:4] for row in tables["dictionaries"] if row[:2] == ["tiny_a", "resid_post@3"]] == [
+        ["tiny_a", "resid_post@3", name, latents] for name, latents in (("seed 0", 128), ("seed 1", 128), ("mine", 48))
     ]  # fmt: skip
     trained = [row for row in tables["dictionaries"] if row[2] != "mine"]
+    assert len(trained) == 8
     assert all(row[4] > 0.3 and 3 < row[5] < 6 for row in trained)
-    assert tables["dictionaries"][2][4] < min(row[4] for row in trained)
-    assert [row[2] for row in tables["shared latents"]] == ["seed 0 and seed 1", "seed 0 and mine", "seed 1 and mine", "seed 0 and seed 1"]  # fmt: skip
-    assert tables["shared latents"][1][3] <= 48
-    assert len(tables["feature spaces"]) == 1
-    own, across, _, _ = (row[3] for row in tables["cross-reconstruction"])
+    (mine,) = (row for row in tables["dictionaries"] if row[2] == "mine")
+    assert mine[4] < min(row[4] for row in trained)
+    pairs = [row[2] for row in tables["shared latents"] if row[:2] == ["tiny_a", "resid_post@3"]]
+    assert pairs == ["seed 0 and seed 1", "seed 0 and mine", "seed 1 and mine"]
+    assert [(row[1], row[3]) for row in tables["feature spaces"]] == [
+        (f"resid_post@{a}", f"resid_post@{b}") for a in (2, 3) for b in (2, 3)
+    ]  # fmt: skip
+    own, across, _, _ = (row[3] for row in tables["cross-reconstruction"] if row[0] == "resid_post@3")
     assert own > across > 0.1
-    files = [file for file in (tmp_path / "cache" / "models").rglob("sae_weights.safetensors") if file.is_file()]
-    assert len(files) == 4 + 2
+    files = list((tmp_path / "cache" / "models").rglob("sae_weights.safetensors"))
+    assert len(files) == 8 + 2 * 2
 
 
 # ---- what is refused ----

@@ -6,10 +6,13 @@ import torch
 from recorded import recorded
 from test_config import composed
 
+from repsim_cli import registry
 from repsim_cli.analysis.neurons import CrossMoments, counterparts, rotation
 from repsim_cli.config import validate
-from repsim_cli.errors import BadConfig
+from repsim_cli.errors import BadConfig, BadInput
 from repsim_cli.findings.universal_neurons import EXCESS, MODELS, excess
+from repsim_cli.settings import Extract, Hardware
+from repsim_cli.studies.universal_neurons import UniversalNeurons
 
 STUDY = ("study=universal_neurons", "measure=[]", "model=[]", "extract.estimate=moments", "hardware.threads=1")
 ROWS, NEURONS, SHARED = 2000, 120, 12
@@ -17,7 +20,7 @@ ROWS, NEURONS, SHARED = 2000, 120, 12
 
 def gathered(models, ends):
     """Moments of [layer, ...] of each model, in batches that end at these rows and at the last."""
-    moments = CrossMoments([[x.shape[1] for x in layers] for layers in models])
+    moments = CrossMoments()
     for part in np.split(np.arange(len(models[0][0])), ends):
         moments.add([[torch.from_numpy(x[part]).float() for x in layers] for layers in models])
     return moments
@@ -123,6 +126,14 @@ def test_a_model_whose_neurons_never_vary(repsim, tmp_path):
     assert (code, "model.flat: no neuron varies over the rows, got 3 constant ones; leave it out" in err) == (1, True)
 
 
+def test_mlps_that_are_not_four_times_as_wide_as_the_stream(repsim, newest):
+    odd = "{kind: random, config: {model_type: gpt_neox, vocab_size: 512, hidden_size: 32, num_hidden_layers: 2, num_attention_heads: 2, intermediate_size: 48}, tokenizer: tiny_a, seeds: [0, 1]}"  # fmt: skip
+    short = ("extract.hook_points=[mlp_post]", "extract.sequences=4", "extract.length=32", "extract.skip=0")
+    code, _, err = repsim("run", "-q", *STUDY, *short, f"+model.odd={odd}")
+    assert code == 0, err
+    assert {row[0]: row[1] for row in recorded(newest())["tables"]["universal neurons"]["rows"]} == {"odd_0": 96, "odd_1": 96}  # fmt: skip
+
+
 @pytest.mark.drawn
 def test_the_tiny_study(repsim, newest):
     code, out, err = repsim("run", "experiment=tiny/universal_neurons", "extract.layers=[2,3]", "hardware.threads=1")
@@ -135,20 +146,30 @@ def test_the_tiny_study(repsim, newest):
     assert all(row[EXCESS] > 0.02 and row["universal in rotated bases"] == 0 for row in rows)
 
 
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["model=[tiny_a]"], r"model: neurons are compared between models, got \['tiny_a'\]; select two or more"),
-        (["model=[tiny_a,tiny_b]", "extract.estimate=full"], "extract.estimate: correlations are of all rows, got full; use extract.estimate=moments"),
-        (["model=[tiny_a,tiny_b]", "extract.layers=[9]"], "model.tiny_a: layers: layer out of range, got 9; the model has layers 0 to 5"),
-        (["model=[tiny_a,tiny_b]", "extract.normalise=rows"], "extract.normalise: the study universal_neurons reads features as models give them"),
-        (["model=[tiny_a,tiny_b]", "hardware.memory_gb=0.4"], r"hardware.memory_gb: the run needs about .*; read fewer layers \(extract.layers=\[0,-1\]\)"),
-        (["model=[tiny_a,tiny_b]", "options.rotations=1"], "options.rotations: wrong value, got 1; give greater than or equal to 2"),
-    ],
-)  # fmt: skip
-def test_what_is_refused(overrides, message):
-    with pytest.raises(BadConfig, match=message):
-        validate(composed(*STUDY, *overrides))
+def study(extract=None, **changes):
+    sources = {name: registry.models.get("shipped").function(name=name) for name in ("tiny_a", "tiny_b")}
+    settings = {
+        "model": sources,
+        "data": registry.data.get("embedded_text").function(),
+        "extract": Extract(**{"hook_points": ["mlp_post"], "estimate": "moments", **(extract or {})}),
+        "hardware": Hardware(),
+        "seed": 0,
+    }
+    return UniversalNeurons(**{**settings, **changes})
+
+
+def test_what_is_refused():
+    tiny_a = registry.models.get("shipped").function(name="tiny_a")
+    cases = [
+        ({"model": {"tiny_a": tiny_a}}, r"model: neurons are compared between models, got \['tiny_a'\]; select two or more"),
+        ({"extract": {"estimate": "full"}}, "extract.estimate: correlations are of all rows, got full; use extract.estimate=moments"),
+        ({"extract": {"layers": [9]}}, "model.tiny_a: layers: layer out of range, got 9; the model has layers 0 to 5"),
+        ({"hardware": Hardware(memory_gb=0.4)}, r"hardware.memory_gb: the run needs about .*; read fewer layers \(extract.layers=\[0,-1\]\)"),
+    ]  # fmt: skip
+    for changes, message in cases:
+        with pytest.raises(BadInput, match=message):
+            study(**changes)
+    assert study().plan()["neurons, at most"] == 2 * 6 * 256
 
 
 def test_too_few_rows_and_other_rows_are_refused(repsim, tmp_path):
@@ -157,5 +178,9 @@ def test_too_few_rows_and_other_rows_are_refused(repsim, tmp_path):
     given = {name: f"+model.{name}={{kind: precomputed, path: {tmp_path / name}.npz}}" for name in "abc"}
     with pytest.raises(BadConfig, match="data: correlations need 3 rows, got 2; give more text"):
         validate(composed(*STUDY, given["a"], given["b"]))
+    code, _, err = repsim("run", *STUDY, given["a"], "options.rotations=1", "extract.normalise=rows")
+    assert code == 2
+    assert "options.rotations: wrong value, got 1; give greater than or equal to 2" in err
+    assert "extract.normalise: the study universal_neurons reads features as models give them, got rows" in err
     code, _, err = repsim("run", *STUDY, given["b"], given["c"])
     assert (code, "model: models have different numbers of rows, got b: 5, c: 6; rows must be paired" in err) == (2, True), err  # fmt: skip
