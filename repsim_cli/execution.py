@@ -3,7 +3,7 @@
 import dataclasses
 
 from repsim_cli.config import RunConfig
-from repsim_cli.findings.analyse import analyse, draw
+from repsim_cli.findings import analyse
 from repsim_cli.results import Run
 from repsim_cli.training.trained import shortfalls, train_missing
 
@@ -24,6 +24,6 @@ def perform(checked: RunConfig, run: Run) -> None:
     measured = dataclasses.replace(checked.study.run(run), marks=marks)
     run.write_results(dataclasses.replace(measured, warnings=run.manifest["warnings"]))
     with run.stage("analyses"):
-        analyse(run, checked.analyses, checked.claims, keys.significance.get("level", 0.95))
+        analyse.analyse(run, checked.analyses, checked.claims, keys.significance.get("level", 0.95))
     with run.stage("figures"):
-        draw(run.folder, run.progress, whole=keys.figures == "all")
+        analyse.draw(run.folder, run.progress, whole=keys.figures == "all")
