@@ -293,7 +293,8 @@ def test_labels_of_examples(repsim, newest):
 def test_labels_that_rows_lack(tmp_path, name, unit, wanted, message):
     (tmp_path / "a.conllu").write_text(conllu([[("a", "DET")]]))
     data = registry.data.get(name).function(**({"path": f"{tmp_path}/a.conllu"} if name == "ewt" else {}))
-    given = Sequences(*(np.ones((3, 1), bool),) * 5, documents=3, example=np.array([0, 10, 20]))
+    ids, whole = np.ones((3, 1), int), np.ones((3, 1), bool)
+    given = Sequences(ids, whole, whole, ids, ids, documents=3, example=np.array([0, 10, 20]))
     extract = Extract(hook_points=["embed"], unit=unit, padding="keep")
     with pytest.raises(BadInput, match=message):
         study.labels_of(data, given, extract, np.arange(3), np.arange(3), wanted)
