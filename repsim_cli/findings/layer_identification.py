@@ -128,9 +128,9 @@ def _shares(rows: Sequence[Mapping[str, Any]], level: float) -> Any:
         axis.grid(alpha=0.25, linewidth=0.5)
         axis.spines[["top", "right"]].set_visible(False)
     name_panels(axes, [f"{point}, {row_of(rows, point)['layers']} layers" for point in points])
-    bands = f"; lines: {100 * level:g} % over seeds" if rows[0]["low"] is not None else ""
-    title = f"Layers of {rows[0]['models']} identified in another of {rows[0]['seeds']} seeds"
-    headline(figure, f"{title}{bands}; dashed: chance", 0.3)
+    bands = f"lines: {100 * level:g} % over seeds; " if rows[0]["low"] is not None else ""
+    title = f"Layers identified in another seed: {rows[0]['models']}, {rows[0]['seeds']} seeds"
+    headline(figure, f"{title}\n{bands}dashed: chance", 0.3)
     return figure
 
 
