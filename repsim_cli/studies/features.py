@@ -31,6 +31,7 @@ from repsim_cli.models.source import AnySource, Source
 from repsim_cli.registry import did_you_mean, studies
 from repsim_cli.results import Run, slug
 from repsim_cli.settings import ALL_REMEDIES, Extract, Hardware, Medium, Share, Tries
+from repsim_cli.similarity.estimates import Notices, noticed
 from repsim_cli.studies.bounds import check_rows_fit, in_gb, most_rows, passing, shown, usual_length
 from repsim_cli.studies.cached import digest
 from repsim_cli.studies.cost import dictionaries_time, forward_time, times
@@ -309,14 +310,16 @@ class Features:
             return
         codes = {layer: coded(own, rows[layer]) for layer, own in firsts.items()}
         pairs = [(a, b) for a, b in combinations(firsts, 2) if a.model != b.model]
+        notices: Notices = {}
         for a, b in run.progress(pairs, label="feature spaces", unit="pairs of layers"):
-            found = spaces(
-                (codes[a], codes[b]),
-                (firsts[a].decoder, firsts[b].decoder),
-                least=self.least_correlation,
-                pairings=self.pairings,
-                seed=self.seed,
-            )
+            with noticed(notices, ["feature spaces"]):
+                found = spaces(
+                    (codes[a], codes[b]),
+                    (firsts[a].decoder, firsts[b].decoder),
+                    least=self.least_correlation,
+                    pairings=self.pairings,
+                    seed=self.seed,
+                )
             if found is None:
                 run.warn(f"{a} and {b}: too few features correlate by {self.least_correlation}; they are left out")
                 continue
@@ -325,6 +328,9 @@ class Features:
                 value, null = found.values[name], found.null[name]
                 each += [value, float(null.mean()), (1 + int((null >= value).sum())) / (1 + len(null))]
             yield [a.model, a.name, b.model, b.name, found.pairs, found.correlation, *each]
+        for label, warned in notices.items():
+            for notice in warned:
+                run.warn(f"{label}: {notice}")
 
     def _universal(
         self, run: Run, place: int, seen: Mapping[Layer, Tensor], held_out: Mapping[Layer, Tensor]

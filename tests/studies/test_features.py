@@ -1,5 +1,7 @@
 """Dictionaries compared: planted shared latents, paired features, whole runs, and what is refused."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -97,10 +99,17 @@ def test_the_tiny_study_with_a_dictionary_from_a_folder(repsim, newest, tmp_path
     decoder = unit(48, 64, 0)
     save(Dictionary(decoder.T, torch.zeros(48), decoder, torch.zeros(64), torch.zeros(48)), tmp_path / "given")
     given = f"+options.dictionaries.mine={{path: {tmp_path / 'given'}, model: tiny_a, layer: resid_post@3}}"
-    short = ("options.recipe.steps=30", "extract.layers=[2,3]", "extract.normalise=none", "options.pairings=19")
+    short = (
+        "options.recipe.steps=30",
+        "extract.layers=[2,3]",
+        "extract.normalise=none",
+        "options.pairings=19",
+        "options.least_correlation=0.5",
+    )
     code, out, err = repsim("run", "experiment=tiny/features", "hardware.threads=1", *short, given)
     assert code == 0, err
     assert "shared latents:" in out
+    assert len(re.findall(r"WARNING: feature spaces: x: \d+ rows for 64 features; svcca is inflated", err)) == 1
     assert {file.stem for file in (newest() / "figures").iterdir()} == {
         "shared-latents", "feature-spaces-tiny_a-tiny_b",
         "cross-reconstruction-resid_post@2", "cross-reconstruction-resid_post@3",
