@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from repsim_cli import results
+from repsim_cli.cli.leaderboard import grade
 from repsim_cli.cli.terminal import Bar, check_torch
 from repsim_cli.content import DIAGNOSTICS, Matrix, Measured, Table, Verdict
 from repsim_cli.errors import BadInput
@@ -366,7 +367,8 @@ def list_command(parsed: argparse.Namespace) -> int:
         width = max(map(len, comments))
         for name, comment in comments.items():
             indent = "" if parsed.what else "  "
-            print(f"{indent}{name:{width}}  {_headline(comment)}{_allowed(comment)}{_unavailable(comment)}")
+            graded = grade(name) if group == "measure" else ""
+            print(f"{indent}{name:{width}}  {_headline(comment)}{_allowed(comment)}{graded}{_unavailable(comment)}")
     return 0
 
 

@@ -4,18 +4,16 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
 from torch import Tensor
 
-from repsim_cli.activations.batching import lengths_of, of_similar_length, passes
+from repsim_cli.activations.batching import passes
 from repsim_cli.activations.cached import Identities
-from repsim_cli.activations.inputs import check_modality, described, named, sequences_of, tokenizers
-from repsim_cli.activations.outputs import output_padding, outputs
-from repsim_cli.activations.rows import Reading, devices, readings, row_labels
+from repsim_cli.activations.inputs import described, sequences_of
+from repsim_cli.activations.rows import devices, row_labels
 from repsim_cli.analysis.grounding import Cost, Layers, Measurement, Place, measurement, probe_accuracy, truncations
 from repsim_cli.cache import key
 from repsim_cli.content import (
@@ -31,12 +29,9 @@ from repsim_cli.content import (
     Side,
     Table,
 )
-from repsim_cli.data.base import Data, Sequences
-from repsim_cli.data.labels import scoring
 from repsim_cli.errors import BadInput
-from repsim_cli.findings.groups import points_of
 from repsim_cli.measures import Measure
-from repsim_cli.models.source import AnySource, Source, facts
+from repsim_cli.models.source import AnySource
 from repsim_cli.registry import did_you_mean, studies
 from repsim_cli.results import Run, slug
 from repsim_cli.settings import Extract, Hardware, Seed, Several
@@ -44,60 +39,11 @@ from repsim_cli.studies.bounds import check_rows_fit, passing, shown, usual_leng
 from repsim_cli.studies.cached import Content, finished_units
 from repsim_cli.studies.checks import check_measure, suitable
 from repsim_cli.studies.cost import forward_time, pairs_time, times
+from repsim_cli.studies.readers import Predicted, Reader, Sample, predictions, reader_of
 from repsim_cli.studies.record import card_record
 from repsim_cli.studies.sample import counted, identified, opened, prepare
 
-HEAD = "AutoModelForSequenceClassification"
 CODE = 1  # raise when a change of the code changes what a unit of work holds
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sample:
-    """Rows, and the models that are compared on them.
-
-    data: what the models read.
-    tests: {TEST: {GROUP: ENTRY of `model`}}: the seeds of each entry are a group. Several groups are to be told apart;
-        a single group tests whether layers are found again in other seeds, and whether distances follow the differences
-        of the models.
-    """
-
-    data: Data
-    tests: dict[str, dict[str, str]]
-
-
-@dataclass(kw_only=True)
-class Reader:
-    """The models of a sample and what is read of them, as `sample.Study` has it. tests: the models of every group.
-    points: by hook point, the layers of each model there."""
-
-    data: Data
-    tests: dict[str, dict[str, list[str]]]
-    models: dict[str, AnySource]
-    readings: list[Reading]
-    points: dict[str, dict[str, list[str]]]
-    devices: dict[str, str]
-    tokenizers: dict[str, Any]
-    extract: Extract
-    hardware: Hardware
-    seed: int
-    cache: bool
-
-    @property
-    def live(self) -> dict[str, Source]:
-        return {label: source for label, source in self.models.items() if isinstance(source, Source)}
-
-    def compared(self, test: str, point: str) -> list[list[str]]:
-        """The layers of each model of a test: all of a single group, the last of several groups."""
-        groups = self.tests[test]
-        every = [self.points[point][model] for members in groups.values() for model in members]
-        return every if len(groups) == 1 else [layers[-1:] for layers in every]
-
-    def members(self, test: str) -> list[str]:
-        return [model for members in self.tests[test].values() for model in members]
-
-    @property
-    def places(self) -> list[Place]:
-        return [(test, point) for test in self.tests for point in self.points]
 
 
 @studies.register("grounding")
@@ -135,7 +81,10 @@ class Grounding:
                 raise BadInput(f"options.slow: no such measure, got '{label}'; {did_you_mean(label, measure)}")
         self.models, self.extract, self.hardware, self.seed, self.cache = dict(model), extract, hardware, seed, cache
         self.slow, self.slow_rows = slow or [], slow_rows
-        self.samples = {name: self._reader(name, sample) for name, sample in samples.items()}
+        self.samples = {
+            name: reader_of(f"options.samples.{name}", sample, model, extract, hardware, seed=seed, cache=cache)
+            for name, sample in samples.items()
+        }
         read = {reading.label: reading for reader in self.samples.values() for reading in reader.readings}
         self.readings, self.devices = list(read.values()), devices(hardware, list(model))
         layers = [layer for reading in self.readings for layer in reading.layers]
@@ -143,35 +92,6 @@ class Grounding:
             measure, lambda bound: check_measure(bound, layers, extract, labelled=True), skip_unsuitable
         )
         check_rows_fit(self.memory, extract.rows, hardware, next(iter(self.samples.values())).live)
-
-    def _reader(self, name: str, sample: Sample) -> Reader:
-        """Raises BadInput for tests that cannot be made of these models."""
-        where = f"options.samples.{name}"
-        tests = {test: _members(f"{where}.tests.{test}", groups, self.models) for test, groups in sample.tests.items()}
-        if not tests:
-            raise BadInput(f"{where}.tests: none is named, got {{}}; write {{TEST: {{GROUP: ENTRY}}}}")
-        labels = dict.fromkeys(label for groups in tests.values() for members in groups.values() for label in members)
-        models = {label: self.models[label] for label in labels}
-        live = {label: source for label, source in models.items() if isinstance(source, Source)}
-        check_modality(live, sample.data)
-        read = readings(models, self.extract)
-        points = _points(where, read)
-        for test, groups in tests.items():
-            if len(groups) == 1:
-                _check_equal_layers(f"{where}.tests.{test}", next(iter(groups.values())), points)
-        return Reader(
-            data=sample.data,
-            tests=tests,
-            models=models,
-            readings=read,
-            points=points,
-            devices=devices(self.hardware, list(self.models)),
-            tokenizers=tokenizers(live, sample.data, self.extract),
-            extract=self.extract,
-            hardware=self.hardware,
-            seed=self.seed,
-            cache=self.cache,
-        )
 
     def rows_of(self, label: str) -> int:
         return min(self.extract.rows, self.slow_rows if label in self.slow else self.extract.rows)
@@ -241,7 +161,7 @@ class Grounding:
         codes = row_labels(next(iter(sequences.values())), self.extract)
         labels = None if codes is None else torch.from_numpy(codes[numbers])
         with run.stage(f"outputs of {name}"):
-            predicted = _predictions(reader, sequences, numbers)
+            predicted = predictions(reader, sequences, numbers)
         layers, probes = self._layers(reader, taken, labels)
         content = Content.of(reader, sequences, identities, total, None, code=CODE, tests=reader.tests)
         with run.stage(f"similarity, {name}"):
@@ -360,14 +280,6 @@ class Grounding:
         )
 
 
-class Predicted(NamedTuple):
-    """What a classifier predicts for the rows, and its accuracy there."""
-
-    labels: list[str]
-    probabilities: Float[np.ndarray, "n c"]
-    accuracy: float
-
-
 @dataclass(frozen=True, kw_only=True)
 class Made:
     """A sample that was read and measured."""
@@ -414,27 +326,6 @@ class Made:
         }
 
 
-def _predictions(
-    reader: Reader, sequences: Mapping[str, Sequences], numbers: Int[np.ndarray, " n"]
-) -> dict[str, Predicted]:
-    """Of the classifiers among the models."""
-    labels = next(iter(sequences.values())).labels
-    made = {}
-    for label, source in reader.live.items():
-        if labels is None or not (source.has_head and source.labels):
-            continue
-        given = sequences[label].take(numbers)
-        module = named(label, partial(source.with_head, HEAD)).to(reader.devices[label])
-        padding = output_padding(module, given, segments=source.segments)
-        batches = list(of_similar_length(lengths_of(given.mask), reader.hardware, padding))
-        logits = torch.cat(list(outputs(module, given, batches, segments=source.segments))).cpu()
-        probabilities = logits.double().softmax(-1).numpy()[np.argsort(np.concatenate(batches))]
-        right = scoring(source.labels, labels.names, f"model.{label}")
-        correct = right.correct(probabilities.argmax(-1), labels.codes[numbers])
-        made[label] = Predicted(list(source.labels), probabilities, float(correct.mean()))
-    return made
-
-
 def _to_tensors(made: Measurement) -> dict[str, Tensor]:
     about = {
         "failed": [[*place, why] for place, why in made.failed.items()],
@@ -461,48 +352,6 @@ def _from_tensors(parts: Mapping[str, Tensor], layers: Layers) -> Measurement:
         costs=[Cost(*cost) for cost in about["costs"]],
         notices=about["notices"],
     )
-
-
-def _members(where: str, groups: Mapping[str, str], model: Mapping[str, AnySource]) -> dict[str, list[str]]:
-    """The models of every group of a test. Raises BadInput for an entry that is not there."""
-    entries = {label: getattr(source, "entry", "") or label for label, source in model.items()}
-    known = list(dict.fromkeys(entries.values()))
-    members: dict[str, list[str]] = {}
-    for group, wanted in groups.items():
-        members[group] = [label for label, entry in entries.items() if entry == wanted]
-        if not members[group]:
-            raise BadInput(f"{where}.{group}: no such model, got '{wanted}'; {did_you_mean(wanted, known)}")
-    if not groups:
-        raise BadInput(f"{where}: no group is named, got {{}}; write {{GROUP: ENTRY}}")
-    return members
-
-
-def _points(where: str, read: Sequence[Reading]) -> dict[str, dict[str, list[str]]]:
-    """By hook point, the layers of each model there. Raises BadInput where a model lacks a hook point."""
-    by_model = {reading.label: points_of(facts(reading.label, reading.source, reading.layers)) for reading in read}
-    first = next(iter(by_model.values()))
-    points: dict[str, dict[str, list[str]]] = {point: {} for point in first}
-    for reading in read:
-        of = by_model[reading.label]
-        if list(of) != list(first):
-            raise BadInput(
-                f"{where}: models with the same hook points are needed, got {', '.join(of)} of '{reading.label}' and "
-                f"{', '.join(first)} of '{read[0].label}'; choose extract.hook_points that all have"
-            )
-        for point, at in of.items():
-            points[point][reading.label] = [reading.layers[i].name for i in at.places]
-    return points
-
-
-def _check_equal_layers(where: str, models: Sequence[str], points: Mapping[str, Mapping[str, list[str]]]) -> None:
-    """Raises BadInput unless the models of a single group have the same layers."""
-    for of in points.values():
-        for model in models[1:]:
-            if of[model] != of[models[0]]:
-                raise BadInput(
-                    f"{where}: models of equal depth are needed, got {len(of[models[0]])} layers of '{models[0]}' and "
-                    f"{len(of[model])} of '{model}'; choose extract.layers that both have"
-                )
 
 
 def _pairs(reader: Reader) -> int:

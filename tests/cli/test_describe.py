@@ -16,6 +16,7 @@ from repsim_cli import registry
 from repsim_cli.cli import docstrings
 from repsim_cli.cli.describe import ROOMS, SETTINGS, allowed, in_words, settings
 from repsim_cli.cli.docstrings import LINE, parsed
+from repsim_cli.cli.leaderboard import leaderboard
 from repsim_cli.config import RunKeys
 from repsim_cli.presets import GROUPS, described
 from repsim_cli.settings import Above0, Fraction, Layer, Positive, Ranked, Seed, Share, Significance
@@ -307,6 +308,21 @@ def test_the_list_of_measures_says_what_each_allows(repsim):
         assert f"# Allows: {allowed(name)}" in described("measure")[name], "conf/measures.yaml"
         assert f" [{allowed(name)}]" in lines[name]
     assert "[" not in lines["all"]
+
+
+def test_the_list_of_measures_shows_their_grades(repsim):
+    """The mean rank of every measure that experiment=grounding could grade."""
+    lines = dict(line.split(None, 1) for line in repsim("list", "measure")[1].splitlines())
+    graded = leaderboard()
+    assert graded.keys() < set(ROOMS["measure"].names())
+    assert len(graded) > 50
+    for name, row in graded.items():
+        assert f" [mean rank {row['mean rank']} of {len(graded)}]" in lines[name]
+        assert 1 <= float(row["mean rank"]) <= len(graded)
+    assert "mean rank" not in lines["attention_js"]
+    assert [float(row["mean rank"]) for row in graded.values()] == sorted(
+        float(x["mean rank"]) for x in graded.values()
+    )
 
 
 @pytest.mark.parametrize(
