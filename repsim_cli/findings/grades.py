@@ -10,19 +10,17 @@ from jaxtyping import Float
 
 from repsim_cli.content import COMPARED, COSTS, TRUNCATED, UNMEASURED, Measured, Table
 from repsim_cli.draw.frame import COLOURS
-from repsim_cli.draw.panels import headline, name_panels, panels
 from repsim_cli.errors import BadInput
 from repsim_cli.findings import scores
 from repsim_cli.findings.analysis import Finished, Job, Part, analysis
 from repsim_cli.findings.claims import Claim
 from repsim_cli.findings.grading import GRADES, MEASURES, Case, by_test, costs, graded, standings
 from repsim_cli.findings.groups import codes, points_of
-from repsim_cli.findings.scores import SCORES, Models, Truncated
+from repsim_cli.findings.scores import Models, Truncated
 from repsim_cli.results import slug
 
 GROUPS = ["data", "models of", "group", "models", "mean", "least", "largest"]
-ROW, PANEL = 0.17, 2.4  # inches of a measure and of a test in the figure
-ACROSS = 3  # tests side by side
+ROW, COLUMN, RANKS = 0.15, 0.3, 2.4  # inches of a measure, of a test and of the panel of ranks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,41 +156,59 @@ def of_groups(run: Finished, cases: Sequence[Case], metric: str) -> list[list[An
 
 
 def figures(run: Finished, whole: bool) -> Iterator[Job]:
-    """grades-POINT: the score of every measure in every test, measures in the order of their mean rank. grades-cost:
-    mean rank against time."""
+    """grades-POINT: the mean rank of every measure with its band, the best above, and its score in every test.
+    grades-cost: mean rank against time."""
     table, standing = run.results.tables["grades"], run.results.tables["measures by grade"]
     rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
     for point in dict.fromkeys(row["hook point"] for row in rows):
         here = [row for row in rows if row["hook point"] == point]
-        yield f"grades-{slug(point)}", partial(_figure, point, here, standing.column("measure"), run.level)
+        yield f"grades-{slug(point)}", partial(_figure, point, here, standing, run.level)
     if any(standing.column("seconds per pair")):
         yield "grades-cost", partial(_costs, standing)
 
 
-def _figure(point: str, rows: Sequence[Mapping[str, Any]], order: Sequence[str], level: float) -> Any:
-    tests = list(
-        dict.fromkeys((row["test"], row["data"], row["models of"], row["models"], row["chance"]) for row in rows)
+def _figure(point: str, rows: Sequence[Mapping[str, Any]], standing: Table, level: float) -> Any:
+    from matplotlib.figure import Figure
+
+    order = standing.column("measure")
+    tests = list(dict.fromkeys((row["test"], row["data"], row["models of"]) for row in rows))
+    values = np.full((len(order), len(tests)), np.nan)
+    for row in rows:
+        if row["score"] is not None:
+            place = order.index(row["measure"]), tests.index((row["test"], row["data"], row["models of"]))
+            values[place] = (row["score"] - row["chance"]) / (1 - row["chance"])
+    figure = Figure(figsize=(RANKS + COLUMN * len(tests), ROW * len(order) + 0.3))
+    left, right = figure.subplots(1, 2, width_ratios=[RANKS, COLUMN * len(tests)], gridspec_kw={"wspace": 0.03})
+    for y, (low, mean, high) in enumerate(zip(*map(standing.column, ("low", "mean rank", "high")), strict=True)):
+        if low is not None:
+            left.plot([low, high], [y, y], color=COLOURS[0], linewidth=1.2)
+        left.plot(mean, y, "o", color=COLOURS[0], markersize=3.5)
+    left.set_ylim(len(order) - 0.5, -0.5)
+    left.set_yticks(range(len(order)), order, fontsize=7, parse_math=False)
+    left.set_xlabel("mean rank", fontsize=7)
+    left.tick_params(axis="x", labelsize=6)
+    left.grid(alpha=0.25, linewidth=0.5)
+    shown = right.imshow(values, cmap="RdBu", vmin=-1, vmax=1, aspect="auto")
+    right.set_facecolor("0.85")
+    right.set_yticks([])
+    of_groups = {"separation": "", "conformity": " (conformity)"}
+    names = [
+        f"{models if test in of_groups else test}, {data}{of_groups.get(test, '')}" for test, data, models in tests
+    ]
+    right.set_xticks(
+        range(len(tests)),
+        [name.removesuffix(", ") for name in names],
+        fontsize=6,
+        rotation=45,
+        ha="left",
+        parse_math=False,
     )
-    across = min(ACROSS, len(tests))
-    figure, axes = panels(len(tests), across, PANEL, max(1.4, 0.5 + ROW * len(order)), gaps=(0.12, 0.35))
-    for number, (axis, (test, data, of, _, chance)) in enumerate(zip(axes, tests, strict=True)):
-        axis.axvline(chance, color="0.5", linestyle="--", linewidth=0.8, zorder=0)
-        for row in rows:
-            if (row["test"], row["data"], row["models of"]) == (test, data, of) and row["score"] is not None:
-                y = order.index(row["measure"])
-                if row["low"] is not None:
-                    axis.plot([row["low"], row["high"]], [y, y], color=COLOURS[0], linewidth=1.2)
-                axis.plot(row["score"], y, "o", color=COLOURS[0], markersize=3.5)
-        axis.set_xlim(SCORES[test].lowest - 0.05, 1.05)
-        axis.set_ylim(len(order) - 0.5, -0.5)
-        axis.set_yticks(range(len(order)), order if number % across == 0 else [], fontsize=7, parse_math=False)
-        axis.tick_params(axis="x", labelsize=6)
-        axis.grid(alpha=0.25, linewidth=0.5)
-    name_panels(
-        axes, [", ".join(filter(None, [test, of, data, f"{models} models"])) for test, data, of, models, _ in tests]
-    )
-    bands = f"lines: {100 * level:g} % over models; " if any(row["low"] is not None for row in rows) else ""
-    headline(figure, f"Measures by grade, {point}; {bands}dashed: chance", 0.3)
+    right.tick_params(axis="x", top=True, bottom=False, labeltop=True, labelbottom=False)
+    bar = figure.colorbar(shown, ax=right, fraction=0.04, pad=0.02)
+    bar.set_label("score: 0 chance, 1 the best possible; grey: none", fontsize=7)
+    bar.ax.tick_params(labelsize=6)
+    bands = f"lines: {100 * level:g} % over models" if any(standing.column("low")) else ""
+    left.set_title(", ".join(filter(None, [f"Measures by grade, {point}", bands])), loc="left", fontsize=9, pad=60)
     return figure
 
 

@@ -43,7 +43,7 @@ from repsim_cli.studies.readers import Predicted, Reader, Sample, predictions, r
 from repsim_cli.studies.record import card_record
 from repsim_cli.studies.sample import counted, identified, opened, prepare
 
-CODE = 1  # raise when a change of the code changes what a unit of work holds
+CODE = 2  # raise when a change of the code changes what a unit of work holds
 
 
 @studies.register("grounding")

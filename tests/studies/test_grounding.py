@@ -126,6 +126,7 @@ def test_cost_and_rows(grounded):
     assert table["procrustes"][1:] == [30, 30]
 
 
+@pytest.mark.drawn
 def test_a_second_run_measures_nothing_anew(finished, grounded, monkeypatch, repsim, newest):
     """Units of work come from the cache, with the time that they took."""
     folder, record = grounded
@@ -135,6 +136,8 @@ def test_a_second_run_measures_nothing_anew(finished, grounded, monkeypatch, rep
     code, _, err = repsim("run", *WORDS, *words)
     assert code == 0, err
     assert recorded(newest())["tables"] == record["tables"]
+    figures = {file.stem for file in (newest() / "figures").glob("*.png")}
+    assert figures == {"grades-resid_post", "grades-cost"}
 
 
 def test_a_measure_without_a_value_says_why(repsim, newest, finished, grounded, monkeypatch):
