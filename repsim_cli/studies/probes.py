@@ -47,8 +47,8 @@ Fits = dict[tuple[str, str], dict[Record, list[ProbeFit]]]  # by model and layer
 class Probes:
     """Fits probes from the representations of models to known targets, and measures their errors on held-out rows.
 
-    Targets are the labels of the data (of examples: `label`, of HANS also `heuristic` and `subcase`; of the words of a
-    treebank: `upos`, `xpos`, `deprel`), or stored representations. Probes are linear, or MLPs of two layers, those of
+    Targets are the labels of the data or stored representations. Examples have `label`, those of HANS also `heuristic`
+    and `subcase`, words of treebanks `upos`, `xpos` and `deprel`. Probes are linear, or MLPs of two layers, those of
     scikit-learn with its defaults, on features as they are (`ridge_classification`: standardised). Rows are split by
     documents (examples, sentences). Each probe has a control with labels without meaning: those of other documents, or
     a random one for each type of word. They are fitted in the processes of hardware.

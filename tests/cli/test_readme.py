@@ -44,6 +44,7 @@ def place(tmp_path, tiny_folder, monkeypatch):
     np.save("X.npy", x)
     np.save("Y.npy", x @ rng.normal(size=(4, 4)))
     shutil.copytree(tiny_folder("gpt_neox"), "DIR")
+    shutil.copytree(tiny_folder("gpt2"), "OTHER")
 
 
 @pytest.mark.parametrize("words", [w for w in COMMANDS if w[0] == "run"], ids=" ".join)
@@ -81,8 +82,23 @@ def test_run(repsim, finished, place, tmp_path, words):
     assert out
 
 
-def test_python():
-    """The block of Python, on arrays of one's own."""
-    (block,) = re.findall(r"```python\n(.*?)```", README, re.S)
+BLOCKS = re.findall(r"```python\n(.*?)```", README, re.S)
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=range(len(BLOCKS)))
+def test_python(place, block):
+    """The blocks of Python, on models, texts and arrays of one's own."""
+    from transformers import AutoModel
+
     x = np.random.default_rng(0).normal(size=(60, 4))
-    exec(block, {"x": x, "y": x + 1})
+    net = torch.nn.ModuleDict({"layer1": torch.nn.ModuleDict({"conv2": torch.nn.Conv2d(3, 4, 3)})})
+    net.forward = lambda images: net["layer1"]["conv2"](images)
+    given = {
+        "x": x,
+        "y": x + 1,
+        "model": AutoModel.from_pretrained("OTHER"),
+        "texts": Path("corpus.txt").read_text().split("\n\n"),
+        "net": net,
+        "loader": [torch.randn(8, 3, 6, 6), torch.randn(8, 3, 6, 6)],
+    }
+    exec(block, given)
