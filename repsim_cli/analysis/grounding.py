@@ -180,12 +180,12 @@ def _to_truncated(
     return np.array(rows)
 
 
-def truncations(x: Float[Tensor, "n d"]) -> dict[int, Float[Tensor, "n d"]]:
-    """x without its smallest principal components, by how many are left: half of them, a quarter, ..., 1 (Ding et al.
+def truncations(x: Float[Tensor, "n d"], most: int) -> dict[int, Float[Tensor, "n d"]]:
+    """x without its smallest principal components, by how many are left: half of `most`, a quarter, ..., 1 (Ding et al.
     2021)."""
     mean = x.double().mean(0)
     u, s, v = torch.linalg.svd(x.double() - mean, full_matrices=False)
-    cut, left = {}, len(s)
+    cut, left = {}, most
     while (left := left // 2) >= 1:
         cut[left] = ((u[:, :left] * s[:left]) @ v[:left] + mean).to(x.dtype)
     return cut

@@ -191,7 +191,8 @@ class Grounding:
             if len(reader.tests[test]) > 1 or labels is None:
                 continue
             whole = [of[layer] for layers in models for layer in layers]
-            cut = [truncations(x) for x in whole]
+            most = min(min(x.shape) for x in whole)  # of the narrowest layer, so that all lose as many
+            cut = [truncations(x, most) for x in whole]
             truncated[test, point] = cut
             probes[test, point] = {
                 "components": list(cut[0]),

@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+import torch
 from recorded import recorded
 
 import repsim_cli
@@ -204,3 +205,14 @@ def test_bad_settings(repsim, words, message):
     code, _, err = repsim("run", *WORDS, f"+options.samples={{{SEEDS}}}", *words)
     assert code == 2
     assert message in err
+
+
+def test_layers_of_two_widths_lose_as_many_components():
+    from repsim_cli.analysis.grounding import truncations
+
+    draw = torch.Generator().manual_seed(0)
+    narrow, wide = (torch.randn(40, width, generator=draw) for width in (8, 20))
+    assert list(truncations(narrow, 8)) == list(truncations(wide, 8)) == [4, 2, 1]
+    for left, x in truncations(wide, 8).items():
+        assert torch.linalg.matrix_rank(x - x.mean(0), atol=1e-3) == left
+        assert torch.allclose(x.mean(0), wide.mean(0), atol=1e-6)
