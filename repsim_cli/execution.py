@@ -5,7 +5,7 @@ import dataclasses
 from repsim_cli.config import RunConfig
 from repsim_cli.findings import analyse
 from repsim_cli.results import Run
-from repsim_cli.training.trained import shortfalls, train_missing
+from repsim_cli.training import trained
 
 
 def perform(checked: RunConfig, run: Run) -> None:
@@ -15,8 +15,8 @@ def perform(checked: RunConfig, run: Run) -> None:
         run.skip(label, why)
     for note in checked.notes:
         run.warn(note)
-    train_missing(checked.models, run, keys.hardware.get("threads"))
-    short = shortfalls(checked.models, run)
+    trained.train_missing(checked.models, run, keys.hardware.get("threads"))
+    short = trained.shortfalls(checked.models, run)
     facts = {label: dataclasses.asdict(about) for label, about in checked.facts.items()}
     reasons = {label: shortfall.why for label, shortfall in short.items()}
     run.manifest.update(facts=facts, base=keys.base, options=keys.options, short=reasons)

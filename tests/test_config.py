@@ -122,7 +122,7 @@ def test_every_label_of_a_table_stands_there_once_with_a_comment():
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_experiments(name):
-    """Header, page, composition, and a plan without the hub."""
+    """Header and page; of a tiny study its plan too (tests/test_dry_run.py has the others)."""
     file = CONF / "experiment" / f"{name}.yaml"
     lines = file.read_text().splitlines()
     assert lines[0] == "# @package _global_"
@@ -130,9 +130,10 @@ def test_experiments(name):
         assert any(line.startswith(f"# {part}") for line in lines), f"{name}: {part}"
     study = name.removeprefix("tiny/")
     assert any(f"## {study}" in page.read_text() for page in (ROOT / "experiments").glob("*.md")), study
-    config = validate(composed(f"experiment={name}", "dry_run=true"))
-    assert not config.unknown
-    assert config.plan()
+    if name != study:
+        config = validate(composed(f"experiment={name}", "dry_run=true"))
+        assert not config.unknown
+        assert config.plan()
 
 
 @pytest.mark.parametrize("name", ["models", "measures"])

@@ -110,7 +110,7 @@ def _shares(rows: Sequence[Mapping[str, Any]], level: float) -> Any:
     for row in rows:
         by_measure.setdefault(row["measure"], []).append(row["identified"])
     order = sorted(by_measure, key=lambda measure: -np.mean(by_measure[measure]))
-    figure, axes = panels(len(points), len(points), PANEL, 0.5 + ROW * len(order), gaps=(0.12, 0))
+    figure, axes = panels(len(points), len(points), PANEL, 0.5 + ROW * len(order), gaps=(0.12, 0.0))
     for number, (axis, point) in enumerate(zip(axes, points, strict=True)):
         here = [row for row in rows if row["hook point"] == point]
         axis.axvline(here[0]["chance"], color="0.5", linestyle="--", linewidth=0.8, zorder=0)

@@ -2,7 +2,7 @@
 
 import csv
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
@@ -31,15 +31,20 @@ class Resi:
     """The average precision of `separation` beside the one published for BERT models, averaged over SST-2 and MNLI, and
     Spearman's rho of both over measures, with a bootstrap band over measures.
 
-    tests: {TEST of this run: labels, shortcut or augmentation, the test that it repeats}.
+    tests: {TEST of this run: labels, shortcut or augmentation, the test that it repeats}; null: labels, shortcut, and
+        noise for augmentation.
     """
 
-    tests: dict[str, str] = field(
-        default_factory=lambda: {"labels": "labels", "shortcut": "shortcut", "noise": "augmentation"}
-    )
+    tests: dict[str, str] | None = None
+
+    @property
+    def pairs(self) -> dict[str, str]:
+        return (
+            {"labels": "labels", "shortcut": "shortcut", "noise": "augmentation"} if self.tests is None else self.tests
+        )
 
     def __post_init__(self) -> None:
-        for name, published in self.tests.items():
+        for name, published in self.pairs.items():
             if published not in PUBLISHED:
                 raise BadInput(f"tests.{name}: no such test, got '{published}'; {did_you_mean(published, PUBLISHED)}")
 
@@ -75,12 +80,12 @@ def agreement(
 
 @analysis(studies=("grounding",))
 def resi(run: Finished, options: Resi, claims: Sequence[Claim]) -> Part:
-    ours = scores(run, options.tests)
+    ours = scores(run, options.pairs)
     theirs = published()
     rows, agreements = [], []
     places: dict[str, list[tuple[float, float]]] = {}
     for test, measures in ours.items():
-        known = theirs[options.tests[test]]
+        known = theirs[options.pairs[test]]
         both = [measure for measure in measures if measure in known]
         if len(both) < 3:
             continue
@@ -91,7 +96,7 @@ def resi(run: Finished, options: Resi, claims: Sequence[Claim]) -> Part:
         agreements.append([test, len(both), *agreement(x, y, run.level, run.seed)])
     if not rows:
         raise BadInput(
-            f"tests: none has groups and three measures that were published, got {', '.join(options.tests)}; "
+            f"tests: none has groups and three measures that were published, got {', '.join(options.pairs)}; "
             "name the tests of the run"
         )
     x, y = (np.array([np.mean([place[side] for place in each]) for each in places.values()]) for side in (0, 1))
