@@ -338,3 +338,9 @@ def test_the_list_of_measures_shows_their_grades(repsim):
 )
 def test_what_a_measure_allows(name, words):
     assert allowed(name) == words
+
+
+def test_defaults_that_are_made_anew():
+    from repsim_cli.findings.universality import Universality
+
+    assert settings(Universality)["weights"].default == {}
