@@ -208,7 +208,7 @@ def _figure(point: str, rows: Sequence[Mapping[str, Any]], standing: Table, leve
     bar.set_label("score: 0 chance, 1 the best possible; grey: none", fontsize=7)
     bar.ax.tick_params(labelsize=6)
     bands = f"lines: {100 * level:g} % over models" if any(standing.column("low")) else ""
-    left.set_title(", ".join(filter(None, [f"Measures by grade, {point}", bands])), loc="left", fontsize=9, pad=60)
+    left.set_title("\n".join(filter(None, ["Measures by grade", point, bands])), loc="left", fontsize=9, pad=8)
     return figure
 
 
