@@ -1,5 +1,6 @@
 """Measures graded by tests of which the answer is known, and ranked: the leaderboard of a run."""
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -228,18 +229,37 @@ def _costs(table: Table) -> Any:
     axes.plot(*_places(front), color=COLOURS[1], linewidth=1, zorder=1)
     axes.plot(*_places(rows), "o", color=COLOURS[0], markersize=4)
     axes.plot(*_places(front), "o", color=COLOURS[1], markersize=5)
-    for row in rows:
-        axes.annotate(
-            row["measure"], (row["seconds per pair"], row["mean rank"]), (3, 2), textcoords="offset points",
-            fontsize=6 if row in front else 4.5, color=COLOURS[1] if row in front else "0.45", parse_math=False,
-        )  # fmt: skip
     axes.set_xscale("log")
     axes.invert_yaxis()
+    marks = axes.transData.transform(np.transpose(_places(rows)))
+    for row in front:
+        _label(axes, row, marks, fontsize=6, color=COLOURS[1])
+    for row in rows:
+        if row not in front:
+            _label(axes, row, marks, fontsize=5, color="0.35")
     axes.set_xlabel("seconds of CPU time per pair of layers")
     axes.set_ylabel("mean rank")
-    axes.set_title("Grade and cost of measures; line: none is both faster and better", loc="left", fontsize=9)
+    title = "Grade and cost of measures; line: none is both faster and better; names where there is room"
+    axes.set_title(title, loc="left", fontsize=9)
     axes.grid(alpha=0.25, linewidth=0.5)
     return figure
+
+
+def _label(axes: Any, row: Mapping[str, Any], marks: Float[np.ndarray, "k 2"], **style: Any) -> None:
+    """Names a measure beside its mark, on a side where its name meets no other name or mark, if there is one."""
+    at = (row["seconds per pair"], row["mean rank"])
+    inside = axes.get_window_extent()
+    for across, down in itertools.product((3, -3), (2, -2)):
+        name = axes.annotate(
+            row["measure"], at, (across, down), textcoords="offset points", parse_math=False,
+            ha="left" if across > 0 else "right", va="bottom" if down > 0 else "top", **style,
+        )  # fmt: skip
+        box = name.get_window_extent()
+        names = (other.get_window_extent() for other in axes.texts if other is not name)
+        met = any(box.overlaps(other) for other in names) or box.count_contains(marks)
+        if inside.containsx(box.x0) and inside.containsx(box.x1) and not met:
+            return
+        name.remove()
 
 
 def _places(rows: Sequence[Mapping[str, Any]]) -> tuple[list[float], list[float]]:

@@ -490,7 +490,10 @@ def test_a_users_model_and_measure_are_selected_by_name(repsim, tmp_path):
 
 def test_completion_knows_the_tables(repsim, monkeypatch):
     for typed, expected in (
-        ("model=pythia_70m", ["model=pythia_70m", "model=pythia_70m_series", "model=pythia_70m_shape"]),
+        (
+            "model=pythia_70m",
+            ["model=pythia_70m", "model=pythia_70m_seeds", "model=pythia_70m_series", "model=pythia_70m_shape"],
+        ),
         ("measure=mut", ["measure=mutual_knn"]),
     ):
         monkeypatch.setenv("COMP_LINE", f"repsim {typed}")
@@ -510,7 +513,7 @@ BAD = [
     (["extract.lenght=3"], "extract.lenght: unknown key, got 3; did you mean 'length' or 'long'?"),
     (["sed=3"], "sed: unknown key, got 'sed=3'; did you mean 'seed'?"),
     (["dat.path=x"], "dat.path: unknown key, got 'dat.path=x'; did you mean 'data'?"),
-    (["data.pathh=x"], "data.pathh: unknown key, got 'x'; known: chat, split"),
+    (["data.pathh=x"], "data.pathh: unknown key, got 'x'; known: chat, shuffle_words, split"),
     (["options.targts=[]"], "options.targts: unknown key, got []; did you mean 'targets'?"),
     (["analyses.map.x=1"], "analyses: unknown analysis, got 'map'; did you mean 'maps'?"),
     (["hardware.thread=2"], "hardware.thread: unknown key, got 2; did you mean 'threads'?"),
