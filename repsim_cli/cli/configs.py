@@ -22,9 +22,12 @@ def store() -> None:
     """
     from hydra.core.config_store import ConfigStore
 
+    kept = ConfigStore.instance()
     for group in TABLES:
         for label, entry in entries(group).items():
-            ConfigStore.instance().store(group=group, name=label, node={label: entry}, provider="repsim")
+            kept.store(group=group, name=label, node={label: entry}, provider="repsim")
+    # Hydra copies its store in every composition, most of whose time that took; it copies what it takes from it too
+    kept.__deepcopy__ = lambda memo: kept  # type: ignore[attr-defined]
 
 
 def with_models(words: list[str]) -> list[str]:
