@@ -494,7 +494,7 @@ def test_completion_knows_the_tables(repsim, monkeypatch):
             "model=pythia_70m",
             ["model=pythia_70m", "model=pythia_70m_seeds", "model=pythia_70m_series", "model=pythia_70m_shape"],
         ),
-        ("measure=mut", ["measure=mutual_knn"]),
+        ("measure=mutual_k", ["measure=mutual_knn"]),
     ):
         monkeypatch.setenv("COMP_LINE", f"repsim {typed}")
         monkeypatch.setenv("COMP_POINT", "99")
