@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from repsim_cli import results
-from repsim_cli.cli.leaderboard import grade
 from repsim_cli.cli.terminal import Bar, check_torch
 from repsim_cli.content import DIAGNOSTICS, Matrix, Measured, Table, Verdict
 from repsim_cli.errors import BadInput
+from repsim_cli.findings.leaderboard import grade
 from repsim_cli.presets import GROUPS, described, entry_of
 
 

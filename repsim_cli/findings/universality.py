@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ from repsim_cli.findings.agreement import tree
 from repsim_cli.findings.analysis import Finished, Job, Part, Planned, analysis
 from repsim_cli.findings.claims import Claim
 from repsim_cli.findings.evidence import ROUNDING, arrangements, ranks
+from repsim_cli.findings.leaderboard import trust
 from repsim_cli.registry import did_you_mean
 
 SAME, RELATED, UNRELATED, UNCLEAR = "same", "related", "unrelated", "unclear"
@@ -41,22 +42,23 @@ class Universality:
     less similar than seeds, but more than both. `unrelated`: less similar than seeds, and not more than chance, or less
     than untrained twins. `unclear`: an interval spans a border. A factor has the weakest verdict of its values.
 
-    weights: how far each measure is trusted, {MEASURE: WEIGHT}; the others weigh nothing; empty: all alike.
+    weights: how far each measure is trusted, {MEASURE: WEIGHT}; the others weigh nothing; empty: all alike; null: the
+        share of the graded measures that it is better than on average, by the shipped grades (a half without a grade).
     """
 
-    weights: dict[str, float] = field(default_factory=dict)
+    weights: dict[str, float] | None = None
 
     def check(self, planned: Planned) -> None:
         if planned.measures:  # of a run that is analysed again, they are in its matrices
             self.check_measures(planned.measures)
-        for label, weight in self.weights.items():
+        for label, weight in (self.weights or {}).items():
             if not weight >= 0:
                 raise BadInput(f"weights.{label}: not a weight, got {weight}; give 0 or more")
         if self.weights and not sum(self.weights.values()) > 0:
             raise BadInput(f"weights: no measure weighs anything, got {self.weights}; raise one")
 
     def check_measures(self, known: Collection[str]) -> None:
-        for label in self.weights:
+        for label in self.weights or {}:
             if label not in known:
                 raise BadInput(f"weights: no such measure, got '{label}'; {did_you_mean(label, known)}")
 
@@ -312,11 +314,12 @@ def universality(run: Finished, options: Universality, claims: Sequence[Claim]) 
         sign = 1.0 if card["larger_is_closer"] else -1.0
         rows += own
         signed.append([sign * row[COLUMNS.index("similarity")] for row in own])
+    weights = trust([label for label, _, _ in cells]) if options.weights is None else options.weights
     factors = list(of_factors([dict(zip(COLUMNS, row, strict=True)) for row in rows]))
     tables = {
         CELLS: Table(columns=COLUMNS, rows=rows),
         FACTORS: Table(columns=["measure", "factor", "values", "share of seeds", "verdict"], rows=factors),
-        WEIGHTED: Table(columns=["factor", *MARKERS], rows=list(by_weight(factors, options.weights))),
+        WEIGHTED: Table(columns=["factor", *MARKERS], rows=list(by_weight(factors, weights))),
     }
     labels, values = list(dict.fromkeys(row[0] for row in rows)), np.array(signed)
     if len(labels) < 3 or values.shape[1] < 3 or (np.ptp(values, axis=1) == 0).any():

@@ -16,8 +16,8 @@ from repsim_cli import registry
 from repsim_cli.cli import docstrings
 from repsim_cli.cli.describe import ROOMS, SETTINGS, allowed, in_words, settings
 from repsim_cli.cli.docstrings import LINE, parsed
-from repsim_cli.cli.leaderboard import leaderboard
 from repsim_cli.config import RunKeys
+from repsim_cli.findings.leaderboard import leaderboard
 from repsim_cli.presets import GROUPS, described
 from repsim_cli.settings import Above0, Fraction, Layer, Positive, Ranked, Seed, Share, Significance
 

@@ -147,3 +147,13 @@ def test_bad_weights(weights, message):
     planned = Planned(study="universality", models={}, measures={"cka": {}, "rsa": {}}, groups={}, base=None)
     with pytest.raises(BadInput, match=message.replace("?", r"\?")):
         Universality(weights=weights).check(planned)
+
+
+def test_measures_weigh_by_their_grades():
+    from repsim_cli.findings.leaderboard import leaderboard, trust
+
+    graded = leaderboard()
+    found = trust(["cka_rbf", "euclidean", "unheard_of"])
+    assert found["unheard_of"] == 0.5
+    assert found["cka_rbf"] == pytest.approx((len(graded) - float(graded["cka_rbf"]["mean rank"])) / (len(graded) - 1))
+    assert 0 <= found["euclidean"] < 0.5 < found["cka_rbf"] <= 1

@@ -1,6 +1,7 @@
 """The grades of measures that come with the package: those of `experiment=grounding`, written by scripts/grades."""
 
 import csv
+from collections.abc import Iterable
 from importlib import resources
 from pathlib import Path
 
@@ -22,3 +23,16 @@ def grade(measure: str) -> str:
     """
     graded = leaderboard()
     return f" [mean rank {graded[measure]['mean rank']} of {len(graded)}]" if measure in graded else ""
+
+
+def trust(measures: Iterable[str]) -> dict[str, float]:
+    """By measure, the share of the graded measures that it is better than on average; a half without a grade.
+
+    >>> trust(["no such measure"])
+    {'no such measure': 0.5}
+    """
+    graded = leaderboard()
+    return {
+        name: (len(graded) - float(graded[name]["mean rank"])) / (len(graded) - 1) if name in graded else 0.5
+        for name in measures
+    }
