@@ -118,7 +118,7 @@ def _stored(run: Finished, about: dict[str, Any]) -> Layers:
         rows=rows,
         compared=compared,
         truncated={
-            (test, point): [truncations(rows[i]) for i in at.ravel()]
+            (test, point): truncations([rows[i] for i in at.ravel()])
             for (test, point), at in compared.items()
             if f"{test}, {point}" in about["probes"]
         },
@@ -211,7 +211,7 @@ def planted() -> tuple[Layers, Mapping[Place, Mapping[str, Sequence[str]]]]:
         names=names,
         rows=rows,
         compared={seeds: at[:SEEDS], apart: at[:, -1:]},
-        truncated={seeds: [truncations(rows[i]) for i in at[:SEEDS].ravel()]},
+        truncated={seeds: truncations([rows[i] for i in at[:SEEDS].ravel()])},
         labels=(first[:, 0] > 0).long(),
     )
     return layers, {seeds: {"a": groups["a"]}, apart: groups}

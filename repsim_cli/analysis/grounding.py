@@ -180,15 +180,18 @@ def _to_truncated(
     return np.array(rows)
 
 
-def truncations(x: Float[Tensor, "n d"], most: int) -> dict[int, Float[Tensor, "n d"]]:
-    """x without its smallest principal components, by how many are left: half of `most`, a quarter, ..., 1 (Ding et al.
-    2021)."""
+def truncations(layers: Sequence[Float[Tensor, "n _"]]) -> list[dict[int, Float[Tensor, "n _"]]]:
+    """Every layer without its smallest principal components, by how many are left: half of those of the narrowest
+    layer, a quarter, ..., 1 (Ding et al. 2021)."""
+    most = min(min(x.shape) for x in layers)
+    numbers = [most >> halvings for halvings in range(1, most.bit_length())]
+    return [_truncated(x, numbers) for x in layers]
+
+
+def _truncated(x: Float[Tensor, "n d"], numbers: Sequence[int]) -> dict[int, Float[Tensor, "n d"]]:
     mean = x.double().mean(0)
     u, s, v = torch.linalg.svd(x.double() - mean, full_matrices=False)
-    cut, left = {}, most
-    while (left := left // 2) >= 1:
-        cut[left] = ((u[:, :left] * s[:left]) @ v[:left] + mean).to(x.dtype)
-    return cut
+    return {left: ((u[:, :left] * s[:left]) @ v[:left] + mean).to(x.dtype) for left in numbers}
 
 
 def probe_accuracy(x: Float[Tensor, "n d"], labels: Int[Tensor, " n"], seed: int) -> float:

@@ -191,8 +191,7 @@ class Grounding:
             if len(reader.tests[test]) > 1 or labels is None:
                 continue
             whole = [of[layer] for layers in models for layer in layers]
-            most = min(min(x.shape) for x in whole)  # of the narrowest layer, so that all lose as many
-            cut = [truncations(x, most) for x in whole]
+            cut = truncations(whole)
             truncated[test, point] = cut
             probes[test, point] = {
                 "components": list(cut[0]),

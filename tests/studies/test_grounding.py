@@ -212,7 +212,8 @@ def test_layers_of_two_widths_lose_as_many_components():
 
     draw = torch.Generator().manual_seed(0)
     narrow, wide = (torch.randn(40, width, generator=draw) for width in (8, 20))
-    assert list(truncations(narrow, 8)) == list(truncations(wide, 8)) == [4, 2, 1]
-    for left, x in truncations(wide, 8).items():
+    of_narrow, of_wide = truncations([narrow, wide])
+    assert list(of_narrow) == list(of_wide) == [4, 2, 1]
+    for left, x in of_wide.items():
         assert torch.linalg.matrix_rank(x - x.mean(0), atol=1e-3) == left
         assert torch.allclose(x.mean(0), wide.mean(0), atol=1e-6)
