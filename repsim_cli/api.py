@@ -297,28 +297,20 @@ def _modules(
 ) -> tuple[dict[str, Any], Any]:
     """The models with stored activations in place of torch modules, and the data of the others.
 
-    Raises BadInput where only some of the models take batches.
+    Raises BadInput where there are modules and no batches.
     """
     from torch import Tensor, nn
 
-    transformers = {label for label, model in models.items() if _is_transformers(model)}
-    modules = {label for label, model in models.items() if isinstance(model, nn.Module) and label not in transformers}
-    if not modules and not _are_batches(data):
+    plain = [model for model in models.values() if isinstance(model, nn.Module) and not _is_transformers(model)]
+    if not plain and not _are_batches(data):
         return dict(models), data
     if data is None or isinstance(data, str):
         raise BadInput(f"data: a torch module takes batches, got {data!r}; give a DataLoader, or a tensor")
+    whole = {label: model[0] if isinstance(model, tuple) else model for label, model in models.items()}
+    live = {label: model for label, model in whole.items() if isinstance(model, nn.Module)}
     batches = [data] if isinstance(data, Tensor) else data
-    kept: dict[str, Any] = {}
-    for label, model in models.items():
-        whole = model[0] if label in transformers and isinstance(model, tuple) else model
-        if isinstance(whole, nn.Module):
-            try:
-                kept[label] = models_in_memory.of_module(whole, batches, layers, forward=forward, maps=maps)
-            except BadInput as error:
-                raise BadInput(f"models.{label}.{error}") from None
-        else:
-            kept[label] = model
-    return kept, None
+    kept = models_in_memory.of_modules(live, batches, layers, forward=forward, maps=maps)
+    return {label: kept.get(label, model) for label, model in models.items()}, None
 
 
 def _is_transformers(model: Any) -> bool:

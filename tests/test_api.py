@@ -159,6 +159,9 @@ def test_any_module(images):
     values = found.matrix("net", "twin").values
     assert found.matrix("net", "twin").rows == ["first", "second", "head"]
     np.testing.assert_allclose(values, [[cka(a, b) for b in (x, y, z)] for a in (x, y, z)], atol=1e-6)
+    once = (batch for batch in DataLoader(TensorDataset(images), batch_size=16, shuffle=True))
+    shuffled = repsim_cli.compare({"net": net, "twin": net}, once, **given)  # rows stay paired
+    np.testing.assert_allclose(shuffled.matrix("net", "twin").values, values, atol=1e-6)
     by_forward = repsim_cli.compare(
         {"net": net}, {"x": images}.items(), forward=lambda net, pair: net(pair[1]), **given
     )

@@ -121,18 +121,19 @@ def of_arrays(arrays: Mapping[str, Any]) -> Precomputed:
     )
 
 
-def of_module(
-    module: nn.Module,
+def of_modules(
+    modules: Mapping[str, nn.Module],
     batches: Iterable[Any],
     layers: Sequence[str],
     *,
     forward: Forward | None = None,
     maps: Maps = "flattened",
-) -> Precomputed:
-    """What a torch module computes for all batches, on the disk until the process ends.
+) -> dict[str, Precomputed]:
+    """What torch modules compute, on the disk until the process ends.
 
-    The module runs where it is, in eval mode, without gradients; its modes, hooks and the state of random numbers are
-    left as they were.
+    The batches are read once, and each goes through all modules, so that rows are paired whatever their order. Modules
+    run where they are, in eval mode, without gradients; their modes, hooks and the state of random numbers are left as
+    they were.
 
     batches: tensors, or tuples or lists whose first item is the input, or dicts of keywords.
     layers: names of modules, or globs such as `layer*.conv2`; none: every module with weights that has no parts.
@@ -141,53 +142,82 @@ def of_module(
         positions, or a row per position.
     Raises BadInput for a layer that does not exist, does not run, runs twice, or gives no tensor.
     """
-    names = _named(module, layers)
-    folder = Path(tempfile.mkdtemp(prefix="repsim-"))
+    rows: dict[str, _Rows] = {}
     try:
-        shapes, digested = _written(folder, module, batches, names, forward, maps)
+        with ExitStack() as stack:
+            for label, module in modules.items():
+                with _naming(label):
+                    rows[label] = _Rows(_named(module, layers), stack)
+                stack.enter_context(_undisturbed(module))
+            stack.enter_context(torch.no_grad())
+            for batch in batches:
+                for label, module in modules.items():
+                    with _naming(label):
+                        rows[label].add(_rows(module, batch, rows[label].names, forward, maps))
+        kept = {}
+        for label, module in modules.items():
+            with _naming(label):
+                kept[label] = rows[label].kept(f"in memory, a {type(module).__name__}")
     except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
+        for each in rows.values():
+            shutil.rmtree(each.folder, ignore_errors=True)
         raise
-    stored = {name: np.memmap(folder / str(i), np.float32, "r", shape=shapes[name]) for i, name in enumerate(names)}
-    kept = Precomputed(
-        names=names,
-        rows=shapes[names[0]][0],
-        widths=[width for _, width in shapes.values()],
-        read=lambda name, part: torch.from_numpy(stored[name][part].copy()),
-        identity=lambda: {"source": f"in memory, a {type(module).__name__}", "weights_hash": digested},
-    )
-    weakref.finalize(kept, shutil.rmtree, folder, ignore_errors=True)
     return kept
 
 
-def _written(
-    folder: Path, module: nn.Module, batches: Iterable[Any], names: Sequence[str], forward: Forward | None, maps: Maps
-) -> tuple[dict[str, tuple[int, int]], str]:
-    """Writes the rows of every layer to a file, in the order of `names`; returns the shapes, and the hash of all."""
-    counts, widths, whole = dict.fromkeys(names, 0), dict.fromkeys(names, 0), hashlib.sha256()
-    with ExitStack() as stack:
-        files = {name: stack.enter_context((folder / str(i)).open("wb")) for i, name in enumerate(names)}
-        stack.enter_context(_undisturbed(module))
-        stack.enter_context(torch.no_grad())
-        for batch in batches:
-            for name, rows in _rows(module, batch, names, forward, maps).items():
-                if widths[name] not in (0, rows.shape[1]):
-                    raise BadInput(
-                        f"layer '{name}': batches differ in shape, got {widths[name]} and {rows.shape[1]} features; "
-                        "give inputs of one size, or maps='pooled'"
-                    )
-                counts[name], widths[name] = counts[name] + len(rows), rows.shape[1]
-                written = rows.tobytes()
-                files[name].write(written)
-                whole.update(written)
-    if not all(counts.values()):
-        raise BadInput("data: no batch was given, got none; give batches of inputs")
-    if len(set(counts.values())) > 1:
-        raise BadInput(
-            f"layers: they differ in their number of positions, got {sorted(set(counts.values()))} rows; use "
-            "maps='pooled' or 'flattened'"
+@contextmanager
+def _naming(label: str) -> Any:
+    """Errors name the model."""
+    try:
+        yield
+    except BadInput as error:
+        raise BadInput(f"models.{label}.{error}") from None
+
+
+class _Rows:
+    """The rows of every layer of a module, in a file each."""
+
+    def __init__(self, names: Sequence[str], stack: ExitStack):
+        self.names, self.folder, self.hash = list(names), Path(tempfile.mkdtemp(prefix="repsim-")), hashlib.sha256()
+        self.files = [stack.enter_context((self.folder / str(i)).open("wb")) for i in range(len(names))]
+        self.shapes = {name: (0, 0) for name in names}
+
+    def add(self, rows: Mapping[str, Float[np.ndarray, "n _"]]) -> None:
+        for file, name in zip(self.files, self.names, strict=True):
+            (count, width), (more, now) = self.shapes[name], rows[name].shape
+            if count and width != now:
+                raise BadInput(
+                    f"layer '{name}': batches differ in shape, got {width} and {now} features; give inputs of one "
+                    "size, or maps='pooled'"
+                )
+            self.shapes[name] = (count + more, now)
+            written = rows[name].tobytes()
+            file.write(written)
+            self.hash.update(written)
+
+    def kept(self, source: str) -> Precomputed:
+        """As stored activations, whose files are removed with them."""
+        counts = sorted({count for count, _ in self.shapes.values()})
+        if counts[0] == 0:
+            raise BadInput("data: no batch was given, got none; give batches of inputs")
+        if len(counts) > 1:
+            raise BadInput(
+                f"layers: they differ in their number of positions, got {counts} rows; use maps='pooled' or 'flattened'"
+            )
+        stored = {
+            name: np.memmap(self.folder / str(i), np.float32, "r", shape=self.shapes[name])
+            for i, name in enumerate(self.names)
+        }
+        digested = self.hash.hexdigest()
+        made = Precomputed(
+            names=self.names,
+            rows=counts[0],
+            widths=[width for _, width in self.shapes.values()],
+            read=lambda name, part: torch.from_numpy(stored[name][part].copy()),
+            identity=lambda: {"source": source, "weights_hash": digested},
         )
-    return {name: (counts[name], widths[name]) for name in names}, whole.hexdigest()
+        weakref.finalize(made, shutil.rmtree, self.folder, ignore_errors=True)
+        return made
 
 
 def _named(module: nn.Module, layers: Sequence[str]) -> list[str]:
