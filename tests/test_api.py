@@ -173,6 +173,17 @@ def test_any_module(images):
     assert places.results.measures[0].estimate["rows_available"] == 40 * 36
 
 
+def test_outputs_that_are_changed_in_place(images):
+    torch.manual_seed(0)
+    first, second = nn.Conv2d(3, 6, 3), nn.Conv2d(6, 2, 3)
+    both = {
+        "in_place": nn.Sequential(first, nn.ReLU(inplace=True), second),
+        "apart": nn.Sequential(first, nn.ReLU(), second),
+    }
+    found = repsim_cli.compare(both, images, measures=["euclidean"])
+    assert found.matrix("in_place", "apart").values.diagonal().tolist() == [0.0, 0.0]
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

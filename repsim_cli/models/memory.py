@@ -256,7 +256,7 @@ def _rows(
             raise BadInput(f"layer '{name}': it gives no tensor, got {type(value).__name__}; choose another layer")
         if name in seen:
             raise BadInput(f"layer '{name}': it runs twice in a forward pass, got two outputs; choose another layer")
-        seen[name] = value.detach()
+        seen[name] = value.detach().clone()  # what follows may change it in place
 
     handles = [
         module.get_submodule(name).register_forward_hook(lambda *given, name=name: keep(name, *given)) for name in names
