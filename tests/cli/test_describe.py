@@ -19,7 +19,7 @@ from repsim_cli.cli.docstrings import LINE, parsed
 from repsim_cli.config import RunKeys
 from repsim_cli.findings.leaderboard import leaderboard
 from repsim_cli.presets import GROUPS, described
-from repsim_cli.settings import Above0, Fraction, Layer, Positive, Ranked, Seed, Share, Significance
+from repsim_cli.settings import Above0, Extract, Fraction, Layer, Positive, Ranked, Seed, Share, Significance
 
 
 def with_settings() -> Iterator[tuple[str, Any, Collection[str]]]:
@@ -341,6 +341,4 @@ def test_what_a_measure_allows(name, words):
 
 
 def test_defaults_that_are_made_anew():
-    from repsim_cli.findings.universality import Universality
-
-    assert settings(Universality)["weights"].default == {}
+    assert settings(Extract)["skip_tokens"].default == []
