@@ -50,6 +50,7 @@ def test_one_batch_has_no_standard_error():
     assert matrix.se is None
 
 
+@pytest.mark.nightly
 def test_float32_all_pairs_are_within_2e_6_of_float64():
     xs = representations(n=1500, widths=(64, 96, 200))
     for name in measures.available():
