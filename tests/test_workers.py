@@ -39,7 +39,7 @@ from repsim_cli.workers import followed_joblib
 def job(number):
     try:
         with signals.interruptible():
-            print("started", flush=True)
+            os.write(1, b"started\\n")  # at once, so that the lines of two jobs do not mix
             time.sleep(60)
     except KeyboardInterrupt:
         time.sleep(0.3)
