@@ -8,7 +8,8 @@ FAST := not slow and not nightly and $(ELSEWHERE)
 TYPED := not commands or drawn
 # the tiny studies that train for minutes; the others are run by CI
 LONG := finetune_nli hans_% mnli_% pythia_convergence pythia_effective_rank solu_gelu_stitching training_view \
-	glue_freezing grounding% layer_identification% universality yelp_freeze yelp_seeds yelp_training
+	glue_finetuned_attention glue_freezing grounding% layer_identification% sst2_gw universality yelp_freeze \
+	yelp_seeds yelp_training
 TINY := $(notdir $(basename $(wildcard conf/experiment/tiny/*.yaml)))
 comma := ,
 empty :=
