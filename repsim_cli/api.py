@@ -25,7 +25,7 @@ from repsim_cli import report, results
 from repsim_cli.activations.hook_points import KINDS
 from repsim_cli.activations.inputs import share_tokens
 from repsim_cli.config import bind_model, validate
-from repsim_cli.content import Results
+from repsim_cli.content import Measured, Results
 from repsim_cli.data import memory as texts_in_memory
 from repsim_cli.data.base import Data
 from repsim_cli.errors import BadConfig, BadInput, RepsimError
@@ -78,27 +78,31 @@ class Result:
 
         Raises BadInput for a model or measure that the run does not have.
         """
-        second = first if second is None else second
-        label = self.measures[0] if measure is None and self.measures else measure
+        second, measured = first if second is None else second, self._measured(measure)
+        for matrix in measured.matrices:
+            pair = matrix.rows.model, matrix.columns.model
+            if pair == (first, second):
+                return LabelledMatrix(self._array(matrix.values), matrix.rows.layers, matrix.columns.layers)
+            if measured.card["symmetric"] and pair == (second, first):
+                return LabelledMatrix(self._array(matrix.values).T, matrix.columns.layers, matrix.rows.layers)
+        models = sorted({side.model for matrix in measured.matrices for side in (matrix.rows, matrix.columns)})
+        unknown = first if first not in models else second
+        raise BadInput(f"no such pair of models, got '{first}' and '{second}'; {did_you_mean(unknown, models)}")
+
+    def _measured(self, label: str | None) -> Measured:
+        """The measure of this label, or the first. Raises BadInput where the run does not have it."""
         for measured in self.results.measures:
-            if measured.label != label:
-                continue
-            for found in measured.matrices:
-                values = lambda path=found.values: results.read_array(self.folder, path)  # noqa: E731
-                if (found.rows.model, found.columns.model) == (first, second):
-                    return LabelledMatrix(values(), found.rows.layers, found.columns.layers)
-                if measured.card["symmetric"] and (found.columns.model, found.rows.model) == (first, second):
-                    return LabelledMatrix(values().T, found.columns.layers, found.rows.layers)
-            models = sorted({side.model for found in measured.matrices for side in (found.rows, found.columns)})
-            unknown = first if first not in models else second
-            raise BadInput(f"no such pair of models, got '{first}' and '{second}'; {did_you_mean(unknown, models)}")
+            if label in (None, measured.label):
+                return measured
         raise BadInput(f"measure: not of this run, got '{label}'; {did_you_mean(str(label), self.measures)}")
+
+    def _array(self, path: str) -> np.ndarray:
+        return results.read_array(self.folder, path)
 
     def closest(self, first: str, second: str, measure: str | None = None) -> tuple[str, str, float]:
         """The closest layers of two models, and their value. Raises BadInput as `matrix` does."""
         values, rows, columns = self.matrix(first, second, measure)
-        label = self.measures[0] if measure is None else measure
-        sign = next(1 if found.larger_is_closer else -1 for found in self.results.measures if found.label == label)
+        sign = 1 if self._measured(measure).larger_is_closer else -1
         i, j = np.unravel_index(np.nanargmax(sign * values), values.shape)
         return rows[i], columns[j], float(values[i, j])
 
@@ -115,18 +119,16 @@ class Result:
                 table.insert(0, "measure", measured.label)
                 table.insert(1, "model", found.rows.model)
                 table.insert(3, "other_model", found.columns.model)
-                table["value"] = results.read_array(self.folder, found.values).ravel()
+                table["value"] = self._array(found.values).ravel()
                 for name in ("se", "p", "p_family", "q", "calibrated"):
                     if (path := getattr(found, name)) is not None:
-                        table[name] = results.read_array(self.folder, path).ravel()
+                        table[name] = self._array(path).ravel()
                 tables.append(table)
         return pandas.concat(tables, ignore_index=True) if tables else pandas.DataFrame()
 
     def plot(self, measure: str | None = None) -> Any:
         """A matplotlib figure: the map of all layers of all models under a measure, by default the first."""
-        label = self.measures[0] if measure is None and self.measures else str(measure)
-        if label not in self.measures:
-            raise BadInput(f"measure: not of this run, got '{label}'; {did_you_mean(label, self.measures)}")
+        label = self._measured(measure).label
         run = Finished(
             folder=self.folder, manifest=results.read_facts(self.folder), results=results.marked(self.results)
         )
@@ -425,6 +427,8 @@ def _config(
         place = config
         for part in path:
             place = place.setdefault(part, {})
+            if not isinstance(place, dict):
+                raise BadInput(f"settings: no such key of a run, got '{key}'; see repsim describe")
         place[last] = value
     return config
 

@@ -249,6 +249,7 @@ def test_arrays():
         ({"maps": "flat"}, "maps: unknown, got 'flat'; use flattened, pooled or positions"),
         ({"significance": "permute"}, "significance: no such name, got 'permute'; did you mean 'permutation'"),
         ({"layers": ["resid_pots"]}, "extract.hook_points, model.tiny_a: no such module, got 'module:resid_pots'"),
+        ({"settings": {"seed.x": 3}}, "settings: no such key of a run, got 'seed.x'"),
         ({"settings": {"extract.sequence": 3}}, "extract.sequence: unknown key"),
     ],
 )
@@ -265,6 +266,9 @@ def test_models_are_named_in_a_word(repsim, newest):
     code, out, err = repsim("run", f"model.mine={place}", "model=[tiny_b]", "dry_run=true")
     assert code == 0, err
     assert all(label in out for label in ("mine", "tiny_b"))
+    code, out, err = repsim("run", "model.mine=tiny_nli", "data=overlap_nli", "extract=pooled", "dry_run=true")
+    assert code == 0, err  # an entry of several levels, and a family
+    assert "mine_19" in out
     code, _, err = repsim("run", "model.mine=tiny_c")
     assert code == 2
     assert err.startswith("error: MODEL: neither a model nor a folder, got 'tiny_c'; did you mean 'tiny_b' or")

@@ -3,6 +3,7 @@
 import json
 import re
 from functools import cache
+from typing import Any
 
 from repsim_cli.presets import TABLES, entries, entry_of
 
@@ -42,8 +43,20 @@ def with_models(words: list[str]) -> list[str]:
 
 
 def _spelled(label: str, name: str) -> str:
-    inner = ", ".join(f"{key}: {json.dumps(value)}" for key, value in entry_of(name).items())
-    return f"+model.{label}={{{inner}}}"
+    return f"+model.{label}={_as_override(entry_of(name))}"
+
+
+def _as_override(value: Any) -> str:
+    """A value in the grammar of Hydra's overrides, whose keys have no quotes.
+
+    >>> _as_override({"kind": "x", "seeds": [0, None], "data": {"path": "a b"}})
+    '{kind: "x", seeds: [0, null], data: {path: "a b"}}'
+    """
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{key}: {_as_override(each)}' for key, each in value.items())}}}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_as_override, value))}]"
+    return json.dumps(value, ensure_ascii=False)
 
 
 def as_hydra_takes(word: str) -> list[str]:

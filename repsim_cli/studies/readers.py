@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from repsim_cli.activations.batching import lengths_of, of_similar_length
 from repsim_cli.activations.inputs import check_modality, named, tokenizers
 from repsim_cli.activations.outputs import output_padding, outputs
-from repsim_cli.activations.rows import Reading, devices, readings
+from repsim_cli.activations.rows import Reading, devices, readings, rows_of
 from repsim_cli.analysis.grounding import Place
 from repsim_cli.data.base import Data, Sequences
 from repsim_cli.data.labels import scoring
@@ -171,16 +171,18 @@ def predictions(
     """Of the classifiers among the models."""
     labels = next(iter(sequences.values())).labels
     made = {}
+    counts = rows_of(next(iter(sequences.values())), reader.extract)
+    at = np.repeat(np.arange(len(counts)), counts)[numbers]  # a sequence may give no row
     for label, source in reader.live.items():
         if labels is None or not (source.has_head and source.labels):
             continue
-        given = sequences[label].take(numbers)
+        given = sequences[label].take(at)
         module = named(label, partial(source.with_head, HEAD)).to(reader.devices[label])
         padding = output_padding(module, given, segments=source.segments)
         batches = list(of_similar_length(lengths_of(given.mask), reader.hardware, padding))
         logits = torch.cat(list(outputs(module, given, batches, segments=source.segments))).cpu()
         probabilities = logits.double().softmax(-1).numpy()[np.argsort(np.concatenate(batches))]
         right = scoring(source.labels, labels.names, f"model.{label}")
-        correct = right.correct(probabilities.argmax(-1), labels.codes[numbers])
+        correct = right.correct(probabilities.argmax(-1), labels.codes[at])
         made[label] = Predicted(list(source.labels), probabilities, float(correct.mean()))
     return made
