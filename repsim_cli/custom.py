@@ -102,7 +102,8 @@ def _of_run(mine: Measure, folder: Path) -> tuple[list[Case], float]:
         layers = _stored(finished, about)
         made[data] = measurement(mine, layers)
         seconds += [cost.seconds for cost in made[data].costs[:1]]
-    return [_beside(case, made[case.data], mine) for case in cases_of(finished, "accuracy")], float(np.mean(seconds))
+    cases = [_beside(case, made[case.data], mine) for case in cases_of(finished, "accuracy")]
+    return cases, float(np.mean(seconds)) if seconds else float("nan")
 
 
 def _stored(run: Finished, about: dict[str, Any]) -> Layers:

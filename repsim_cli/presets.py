@@ -46,8 +46,8 @@ def _labels(text: str) -> list[tuple[str, list[str]]]:
     return labels
 
 
-PATH = re.compile(r"[./~].*|.*\.(gguf|npz|safetensors|hdf5|h5)")
 STORED = (".npz", ".safetensors", ".hdf5", ".h5")  # activations
+FILES = (".gguf", *STORED)
 
 
 def entry_of(name: str) -> dict[str, Any]:
@@ -61,7 +61,7 @@ def entry_of(name: str) -> dict[str, Any]:
     known = entries("model")
     if name in known:
         return known[name]
-    if PATH.fullmatch(name) or local(name).exists():
+    if name.startswith((".", "/", "~")) or name.endswith(FILES) or local(name).exists():
         place = local(name)
         stored = "precomputed" if place.suffix in STORED else None
         return {"kind": stored or ("transformer_lens" if is_native(place) else "transformers"), "path": str(place)}

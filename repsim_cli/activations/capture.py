@@ -51,6 +51,8 @@ def capture(model: nn.Module, source: Source, points: Sequence[HookPoint]) -> It
         if calls[point] != place.call + 1:
             return
         x = place.pick(value, heads_of(point, source))
+        if point.module is not None:  # any module may be followed by one that works in place
+            x = x.clone()
         captured[point] = x if point.kind in ATTENTION else _by_position(x, shape[0])
         if len(captured) == len(points):
             raise _Done

@@ -99,10 +99,12 @@ class Universality:
                 "significance.method: similarity is compared with random pairings of rows, got "
                 f"{significance.method}; use significance=permutation"
             )
+        if not cache:
+            raise BadInput("cache: each model is read in several comparisons, got false; leave it true")
         self.significance, self.hardware, self.data, self.extract = significance, hardware, data, extract
         self.seed = seed
         settings: dict[str, Any] = {
-            "data": data, "measure": measure, "extract": extract, "hardware": hardware, "seed": seed, "cache": cache,
+            "data": data, "measure": measure, "extract": extract, "hardware": hardware, "seed": seed,
             "skip_unsuitable": skip_unsuitable,
         }  # fmt: skip
         known: dict[tuple[str, ...], Similarity] = {}

@@ -4,6 +4,7 @@ import functools
 import hashlib
 import json
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from repsim_cli.planning import check_device, is_dry
 from repsim_cli.registry import models
 from repsim_cli.results import STATE, Progress, dumps
 from repsim_cli.training.finetune import CODE, EncoderRecipe
-from repsim_cli.training.masked import marked_tokenizer, masked_encoder, sequences_of, train_masked
+from repsim_cli.training.masked import MASKED_TOKENS, marked_tokenizer, sequences_of, train_masked, with_fresh_weights
 from repsim_cli.training.trained import Metrics, Trained
 
 # beside the weights: seed, recipe, loss by step, CPU seconds, how many examples evaluate it, of sparse ones each block
@@ -78,6 +79,12 @@ def pretrained_encoder(*, config: dict[str, Any], tokenizer: str, data: Data, re
     def trained() -> Trained:
         return masked_language_model(settings, words, data, recipe)
 
+    return from_text(bare, settings, trained)
+
+
+def from_text(bare: Source, config: Any, trained: Callable[[], Trained]) -> Source:
+    """A source whose weights are trained by `trained()`, which is called when they or their key are first needed."""
+
     def folder() -> str:
         return str(trained().folder())
 
@@ -86,7 +93,7 @@ def pretrained_encoder(*, config: dict[str, Any], tokenizer: str, data: Data, re
             "source": f"trained here, models/{trained().key}",
             "trained": trained().key,
             "weights_hash": hash_files(weight_files(Path(folder()))),
-            "config_hash": config_hash(settings.to_dict()),
+            "config_hash": config_hash(config.to_dict()),
             "metrics": trained().metrics(),
         }
 
@@ -128,7 +135,7 @@ def masked_language_model(config: Any, words: Any, text: Text, recipe: EncoderRe
     def train(folder: Path, scratch: Path, progress: Progress) -> Metrics:
         check_device("recipe.device", recipe.device)
         start = time.process_time()
-        model = masked_encoder(config, SHARED_SEED).to(recipe.device)
+        model = with_fresh_weights(config, MASKED_TOKENS, SHARED_SEED).to(recipe.device)
         sequences = sequences_of(text, words, recipe.length)
         losses, metrics = train_masked(
             model, sequences, words, recipe, seed=SHARED_SEED, state=scratch / STATE, progress=progress

@@ -2,7 +2,7 @@
 
 import functools
 import time
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,24 +15,23 @@ from repsim_cli.data.base import Data
 from repsim_cli.data.packing import Text
 from repsim_cli.errors import BadInput
 from repsim_cli.models.source import Source
-from repsim_cli.models.transformers import (
-    config_hash,
-    hash_files,
-    headed,
-    inline_config,
-    library,
-    load,
-    source,
-    uncached,
-    weight_files,
-)
+from repsim_cli.models.transformers import config_hash, inline_config, source
 from repsim_cli.planning import check_device, is_dry
 from repsim_cli.registry import models
 from repsim_cli.results import STATE, Progress, dumps
 from repsim_cli.settings import Fraction, Seed
-from repsim_cli.training.encoder import RECORD, check_length, content_of, digest, words_of
+from repsim_cli.training.encoder import RECORD, check_length, content_of, digest, from_text, words_of
 from repsim_cli.training.finetune import EncoderRecipe, train_on
-from repsim_cli.training.masked import HIDDEN, Masked, marked_tokenizer, masked_encoder, sequences_of, train_masked
+from repsim_cli.training.masked import (
+    HIDDEN,
+    MASKED_TOKENS,
+    NEXT_TOKEN,
+    Masked,
+    marked_tokenizer,
+    sequences_of,
+    train_masked,
+    with_fresh_weights,
+)
 from repsim_cli.training.pretrain import held_out_metrics, next_token_loss
 from repsim_cli.training.trained import Metrics, Trained
 
@@ -80,11 +79,11 @@ def language_model(
         start = time.process_time()
         given: dict[str, Any] = {"seed": seed, "state": scratch / STATE, "progress": progress}
         text = _sequences(data, tokenizer, recipe.length)
+        head = MASKED_TOKENS if objective == "masked" else NEXT_TOKEN
+        model = with_fresh_weights(settings, head, seed).to(recipe.device)
         if objective == "masked":
-            model = masked_encoder(settings, seed).to(recipe.device)
             losses, metrics = train_masked(model, text, words, recipe, share=hidden, **given)
         else:
-            model = _with_next_token_head(settings, seed).to(recipe.device)
             losses, metrics = train_next(model, text, recipe, **given)
         model.save_pretrained(folder)
         words.save_pretrained(folder)
@@ -105,46 +104,13 @@ def language_model(
         }
         return Trained(parts, train)
 
-    def folder() -> str:
-        return str(trained().folder())
-
-    def identity() -> dict[str, Any]:
-        return {
-            "source": f"trained here, models/{trained().key}",
-            "trained": trained().key,
-            "weights_hash": hash_files(weight_files(Path(folder()))),
-            "config_hash": config_hash(settings.to_dict()),
-            "metrics": trained().metrics(),
-        }
-
-    def make(progress: Progress) -> None:
-        trained().folder(progress)
-
-    return replace(
-        bare,
-        load=lambda eager: uncached(load(folder(), None, eager)),
-        with_head=lambda auto: headed(folder(), None, auto),
-        identity=identity,
-        make=make,
-        metrics=lambda: trained().metrics(),
-    )
+    return from_text(bare, settings, trained)
 
 
 @functools.lru_cache(maxsize=1)
 def _sequences(data: Text, tokenizer: str, length: int) -> Masked:
     """Models of one text are trained one after the other."""
     return sequences_of(data, marked_tokenizer(tokenizer), length)
-
-
-def _with_next_token_head(config: Any, seed: int) -> Any:
-    try:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            return library().AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    except ValueError as error:
-        raise BadInput(
-            f"config: it cannot predict the next token, got model_type {config.model_type}; use objective=masked"
-        ) from error
 
 
 def train_next(model: Any, text: Masked, recipe: EncoderRecipe, **settings: Any) -> tuple[dict[int, float], Metrics]:

@@ -70,15 +70,27 @@ def hidden(
     return np.where(chosen, read, ids), chosen
 
 
-def masked_encoder(config: Any, seed: int) -> Any:
-    """An encoder with random weights and a head for masked tokens. Raises BadInput where the type has no such head."""
+class Head(NamedTuple):
+    """What a language model predicts: the class of transformers that does, and what to use where a type has none."""
+
+    predicts: str
+    auto: str
+    instead: str
+
+
+MASKED_TOKENS = Head("masked tokens", "AutoModelForMaskedLM", "model_type: bert")
+NEXT_TOKEN = Head("the next token", "AutoModelForCausalLM", "objective=masked")
+
+
+def with_fresh_weights(config: Any, head: Head, seed: int) -> Any:
+    """A language model with random weights. Raises BadInput where its type has no such head."""
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            return library().AutoModelForMaskedLM.from_config(config, dtype=torch.float32)
+            return getattr(library(), head.auto).from_config(config, dtype=torch.float32)
     except ValueError as error:
         raise BadInput(
-            f"config: it cannot predict masked tokens, got model_type {config.model_type}; use e.g. bert"
+            f"config: it cannot predict {head.predicts}, got model_type {config.model_type}; use {head.instead}"
         ) from error
 
 

@@ -205,6 +205,16 @@ def test_other_modules_by_name(read):
         close(reader(ids, mask)[points[0]], found[f"resid_post@{first_call}"], atol=0)
 
 
+def test_a_module_is_read_before_the_next_one_changes_its_output_in_place(tiny_folder):
+    source = registry.models.get("transformers").function(path=str(tiny_folder("gpt2")))
+    model = source.load(False)
+    model.h[0].mlp.act = torch.nn.ReLU(inplace=True)
+    points = expand(["module:h.0.mlp.c_fc", "module:h.0.mlp.c_proj"], "all", source)
+    with capture(model, source, points) as read:
+        found = read(torch.arange(8)[None], None)
+    assert (found[points[0]] < 0).any()
+
+
 @pytest.mark.parametrize(
     ("kind", "pattern", "paths"),
     [

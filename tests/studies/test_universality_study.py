@@ -134,6 +134,7 @@ def test_untrained_twins_have_the_shape_and_random_weights():
         (["+options.factors={any: {base: small, values: {half: narrow}}}"], "options.factors.any.values: two or more are needed, got ['half']; name more"),
         (["+options.factors={any: {base: small, values: {half: narrow, all: small}}}"], "options.factors.any.values.all: it is the base, got 'small'; name another entry"),
         ([f"+options.factors={{any: {FACTOR}}}", "significance=none"], "significance.method: similarity is compared with random pairings of rows, got none; use significance=permutation"),
+        ([f"+options.factors={{any: {FACTOR}}}", "cache=false"], "cache: each model is read in several comparisons, got false; leave it true"),
         ([f"+options.factors={{any: {FACTOR}}}", "significance.alpha=0.01"], "options.factors.any.values.half: 3 models against 3 seeds of the base have no p below 0.05, got alpha 0.01; 7 seeds of the base are needed, or more of the value"),
         ([f"+options.factors={{any: {FACTOR}}}", "model.narrow.seeds=[3]"], "options.factors.any.values.half: two seeds or more are needed of it and of its base, got 1 and 3; add some"),
         ([f"+options.factors={{any: {FACTOR}}}", "+options.twins=2"], "options.twins: wrong value, got 2; give greater than or equal to 3"),

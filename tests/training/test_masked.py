@@ -12,6 +12,7 @@ from repsim_cli import registry
 from repsim_cli.config import validate
 from repsim_cli.errors import BadConfig, BadInput
 from repsim_cli.models.transformers import inline_config
+from repsim_cli.training import encoder as training_encoder
 from repsim_cli.training import loop, masked, trained
 from repsim_cli.training.finetune import EncoderRecipe, classifier, labelled_config
 
@@ -124,7 +125,7 @@ def test_classifiers_start_from_the_encoder(monkeypatch):
     found = models("study=finetune", "measure=[]", CLASSIFIER)["c_0"]
     first = found.with_head("AutoModelForSequenceClassification")
     calls = []
-    monkeypatch.setattr(masked, "masked_encoder", lambda *given: calls.append(given))
+    monkeypatch.setattr(training_encoder, "with_fresh_weights", lambda *given: calls.append(given))
     encoder = models(MODEL)["e"]
     folder = trained.stored(encoder.identity()["trained"])
     assert not calls  # it is trained already, as what the classifier starts from
@@ -159,8 +160,10 @@ def test_what_cannot_be_pretrained_is_refused_before_anything_is_trained(given, 
 
 
 def test_a_type_without_masked_tokens():
-    with pytest.raises(BadInput, match="config: it cannot predict masked tokens, got model_type gpt2; use e.g. bert"):
-        masked.masked_encoder(inline_config({"model_type": "gpt2"}), 0)
+    with pytest.raises(
+        BadInput, match="config: it cannot predict masked tokens, got model_type gpt2; use model_type: bert"
+    ):
+        masked.with_fresh_weights(inline_config({"model_type": "gpt2"}), masked.MASKED_TOKENS, 0)
 
 
 def test_too_little_text():
