@@ -27,6 +27,7 @@ from repsim_cli.activations.maps import Maps
 from repsim_cli.activations.rows import Layer, Reading
 from repsim_cli.data.base import Sequences
 from repsim_cli.errors import BadInput, RepsimError, RunFailed
+from repsim_cli.models.loading import like_inputs
 from repsim_cli.models.source import AnySource, Precomputed, Source
 from repsim_cli.settings import Extract, Hardware
 
@@ -131,7 +132,7 @@ def maps(
                 reading=r,
                 source=source,
                 read=stack.enter_context(capture(modules[r.label], source, r.points)),
-                weights=next(modules[r.label].parameters()),
+                weights=like_inputs(modules[r.label]),
                 sequences=sequences[r.label],
                 special=special,
                 hardware=hardware,

@@ -28,6 +28,7 @@ from repsim_cli.activations.hook_points import ATTENTION, BY_HEAD, HookPoint, he
 from repsim_cli.activations.stored import Recorder
 from repsim_cli.data.base import Sequences, draw
 from repsim_cli.errors import BadInput, RepsimError, RunFailed
+from repsim_cli.models.loading import Loading, like_inputs
 from repsim_cli.models.source import AnySource, Precomputed, Source
 from repsim_cli.planning import check_device
 from repsim_cli.registry import did_you_mean
@@ -77,6 +78,11 @@ def devices(hardware: Hardware, labels: Sequence[str]) -> dict[str, str]:
     for device in dict.fromkeys([hardware.device, *places.values()]):
         check_device("hardware.device" if device == hardware.device else "hardware.devices", device)
     return places
+
+
+def loading(hardware: Hardware, device: str) -> Loading:
+    """How a run loads a model of this device."""
+    return Loading(dtype=getattr(torch, hardware.dtype), device=device)
 
 
 def readings(models: Mapping[str, AnySource], extract: Extract) -> list[Reading]:
@@ -380,7 +386,7 @@ class Forward:
         self.reading, self.source, self.read, self.sequences = reading, reading.source, read, sequences
         self.counts, self.lengths = rows_run(sequences, extract), lengths_of(used(sequences, extract))
         self.extract, self.hardware, self.tally = extract, hardware, tally
-        self.weights = next(module.parameters())
+        self.weights = like_inputs(module)
         self.fits: int | None = None
 
     @cached_property
@@ -459,7 +465,7 @@ class Forward:
                 raise RunFailed(
                     f"{layer}: not (batch, position, features), got {tuple(x.shape)}; choose another module"
                 )
-            rows = self._of(x, read, given)
+            rows = self._of(x, read.to(x.device), given)
             _check_finite(rows, layer, where, "check the model's weights and hardware.dtype, or leave this layer out")
             taken.append(rows)
         return taken

@@ -17,7 +17,7 @@ from repsim_cli.models.source import Precomputed
 from repsim_cli.settings import WORDS, Extract
 
 log = logging.getLogger("repsim")
-CODE = 3  # raise when a change of the code changes the content of entries
+CODE = 4  # raise when a change of the code changes the content of entries
 
 
 def activations_key(

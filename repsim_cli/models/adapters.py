@@ -18,6 +18,7 @@ from repsim_cli.data.files import json_file
 from repsim_cli.errors import BadInput
 from repsim_cli.files import readable, refusing
 from repsim_cli.models.library import silent
+from repsim_cli.models.loading import WHOLE, in_one_place
 from repsim_cli.models.source import Source
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -91,8 +92,8 @@ def with_adapter(source: Source, where: str, folder: Callable[[], Path], base: s
             log.info("adapter: '%s' was trained on '%s', got the base '%s'", where, trained_on, base)
     return replace(
         source,
-        load=lambda eager: merged_in(source.load(eager)),
-        with_head=lambda auto: merged_in(source.with_head(auto)),
+        load=lambda eager, how=WHOLE: merged_in(source.load(eager, in_one_place(how))),
+        with_head=lambda auto, how=WHOLE: merged_in(source.with_head(auto, in_one_place(how))),
         identity=identity,
     )
 

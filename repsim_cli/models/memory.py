@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from repsim_cli.data.memory import gone
 from repsim_cli.errors import BadInput
+from repsim_cli.models.loading import WHOLE, Loading, placed
 from repsim_cli.models.source import AnySource, Precomputed, Source
 from repsim_cli.models.transformers import source, tokenizer_of, types_with, uncached
 from repsim_cli.registry import did_you_mean, models
@@ -66,8 +67,8 @@ def of_transformers(model: Any, tokenizer: Any = None) -> Source:
     backbone = model.base_model
     where = str(getattr(model, "name_or_path", "") or "")
 
-    def copied(module: Any, eager: bool = False) -> Any:
-        twin = copy.deepcopy(module).cpu().float().requires_grad_(False)
+    def copied(module: Any, eager: bool = False, how: Loading = WHOLE) -> Any:
+        twin = placed(copy.deepcopy(module), how).requires_grad_(False)
         if eager:
             twin.set_attn_implementation("eager")
         return uncached(twin)
@@ -77,16 +78,16 @@ def of_transformers(model: Any, tokenizer: Any = None) -> Source:
             raise BadInput("tokenizer: a model made in memory has none, got nothing; give (model, tokenizer)")
         return tokenizer_of(where) if tokenizer is None else tokenizer
 
-    def with_head(auto: str) -> nn.Module:
+    def with_head(auto: str, how: Loading = WHOLE) -> nn.Module:
         if model is backbone or model.config.model_type not in types_with(auto):
             raise BadInput(f"model: it has no head for {auto}, got a {type(model).__name__}; give the whole model")
-        return copied(model)
+        return copied(model, how=how)
 
     weights = digest(model.state_dict().items())
     made = source(
         model.config,
         tokens,
-        lambda eager: copied(backbone, eager),
+        lambda eager, how=WHOLE: copied(backbone, eager, how),
         lambda: {"source": f"in memory, a {type(model).__name__}", "weights_hash": weights},
         None,
         with_head=with_head,

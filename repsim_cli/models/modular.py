@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from repsim_cli.data.modular import Numbers, pairs
 from repsim_cli.models.architectures import MODULAR
+from repsim_cli.models.loading import WHOLE, placed
 from repsim_cli.models.source import Precomputed, Source
 from repsim_cli.models.transformers import hash_files
 from repsim_cli.registry import models
@@ -137,7 +138,7 @@ def modular_source(shape: Shape, folder: Callable[[], Path], **more: Any) -> Sou
         model_type="modular",
         skeleton=skeleton,
         tokenizer=lambda: Numbers(shape.numbers),
-        load=lambda eager: loaded(folder()),
+        load=lambda eager, how=WHOLE: placed(loaded(folder()), how),
         identity=lambda: {"source": str(folder()), "weights_hash": hash_files([folder() / WEIGHTS])},
         head_width=shape.width // shape.heads,
         modality="numbers",

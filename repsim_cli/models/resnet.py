@@ -24,6 +24,7 @@ from repsim_cli.data.images import Patches
 from repsim_cli.documents import Unreadable, read_json
 from repsim_cli.errors import BadInput
 from repsim_cli.files import refusing
+from repsim_cli.models.loading import WHOLE, placed
 from repsim_cli.models.points import Architecture, Point, resolved
 from repsim_cli.models.source import Source
 from repsim_cli.models.transformers import config_hash, hash_files
@@ -209,7 +210,7 @@ def resnet_source(
         skeleton=skeleton,
         # an image is a single place: layers have places of their own
         tokenizer=lambda: Patches(size, size, shape.num_channels, MEAN, STD, before=0),
-        load=lambda eager: load(),
+        load=lambda eager, how=WHOLE: placed(load(), how),
         identity=identity,
         head_width=0,
         modality="images",

@@ -9,6 +9,7 @@ from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor, nn
 
+from repsim_cli.models.loading import WHOLE, in_one_place
 from repsim_cli.models.source import Source
 
 IN_A_BLOCK = re.compile(r"(^|\.)\d+(\.|$)")
@@ -37,8 +38,8 @@ def with_rounding(source: Source, quantize: Quantize) -> Source:
 
     return replace(
         source,
-        load=lambda eager: rounded(source.load(eager), quantize.bits),
-        with_head=lambda auto: rounded(source.with_head(auto), quantize.bits),
+        load=lambda eager, how=WHOLE: rounded(source.load(eager, in_one_place(how)), quantize.bits),
+        with_head=lambda auto, how=WHOLE: rounded(source.with_head(auto, in_one_place(how)), quantize.bits),
         identity=identity,
     )
 
@@ -48,7 +49,7 @@ def rounded(model: nn.Module, bits: int) -> nn.Module:
     for name, module in model.named_modules():
         if IN_A_BLOCK.search(name):
             for matrix, inputs in matrices(module):
-                matrix.data = to_steps(matrix.data, bits, inputs)
+                matrix.data = to_steps(matrix.data.float(), bits, inputs).to(matrix.dtype)
     return model
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from repsim_cli.content import Facts
 from repsim_cli.data.base import Modality
 from repsim_cli.errors import BadInput
+from repsim_cli.models.loading import WHOLE, Loading
 from repsim_cli.models.points import Architecture
 from repsim_cli.planning import is_dry
 from repsim_cli.results import Progress
@@ -28,9 +29,19 @@ def backbone_path(model: nn.Module, source: "Source") -> str:
     return next(same, str(getattr(model, "base_model_prefix", "")))
 
 
-def headless(auto: str) -> nn.Module:
+def headless(auto: str, how: Loading = WHOLE) -> nn.Module:
     """`Source.with_head` of a backbone alone."""
     raise BadInput(f"kind: a backbone without a head, got {auto}; use a model that was trained with that head")
+
+
+@runtime_checkable
+class Loader(Protocol):
+    def __call__(self, eager: bool, how: Loading = WHOLE) -> nn.Module: ...
+
+
+@runtime_checkable
+class WithHead(Protocol):
+    def __call__(self, auto: str, how: Loading = WHOLE) -> nn.Module: ...
 
 
 class Short(NamedTuple):
@@ -49,15 +60,14 @@ class Source:
     vocabulary: the model knows the token ids below it.
     skeleton: the backbone without weights, whose modules hook points are looked up in.
     tokenizer(): the tokenizer, or the Patches of an image model. Raises BadInput where there is none.
-    load(eager): the backbone in eval mode, float32, on the CPU; with eager attention if patterns are read.
+    load(eager, how): the backbone in eval mode, loaded as `how` says; with eager attention if patterns are read.
     identity(): what was loaded (path or hub id, resolved revision, weights hash), once the files exist.
     head_width: features per head of q and k; rotary: how many of them are rotated.
     modules(backbone or skeleton): the modules by the names that hook points use.
     modality: what it reads.
     segments: it distinguishes the texts of a pair by token type.
-    with_head(auto): the whole model, as the transformers class AutoModelForCausalLM or
-    AutoModelForSequenceClassification, float32, in eval mode, on the CPU. Raises BadInput where the checkpoint has no
-    such head.
+    with_head(auto, how): the whole model in eval mode, as the transformers class AutoModelForCausalLM or
+    AutoModelForSequenceClassification. Raises BadInput where the checkpoint has no such head.
     make(progress): trains the model now, for models that are trained when first needed.
     metrics(): the metrics saved with the model.
     labels: of a classifier, in the order of its logits.
@@ -79,14 +89,14 @@ class Source:
     model_type: str
     skeleton: nn.Module
     tokenizer: Callable[[], Any]
-    load: Callable[[bool], nn.Module]
+    load: Loader
     identity: Callable[[], dict[str, Any]]
     head_width: int
     rotary: int = 0
     modules: Callable[[nn.Module], dict[str, nn.Module]] = named_modules
     modality: Modality = "text"
     segments: bool = False
-    with_head: Callable[[str], nn.Module] = headless
+    with_head: WithHead = headless
     make: Callable[[Progress], None] | None = None
     metrics: Callable[[], dict[str, float]] | None = None
     labels: tuple[str, ...] = ()

@@ -24,6 +24,7 @@ from repsim_cli.errors import BadInput
 from repsim_cli.files import readable
 from repsim_cli.models.architectures import lens_architecture, native_architecture
 from repsim_cli.models.gguf import is_gguf
+from repsim_cli.models.loading import WHOLE, Loading, placed
 from repsim_cli.models.shapes import compare_with_shipped, planned_shape, shape_of
 from repsim_cli.models.source import Source
 from repsim_cli.models.transformers import (
@@ -157,10 +158,10 @@ def _bridged(path: str | None, hub: str | None, revision: str | None, tokenizer:
 
         return build_bridge_from_module(model, type(model).__name__, hf_config=model.config, dtype=torch.float32)
 
-    def ready(eager: bool) -> nn.Module:
+    def ready(eager: bool, how: Loading = WHOLE) -> nn.Module:
         # its attention is always eager
         model = load(model_place.where, model_place.revision, True, auto)
-        return _backbone(bridge(model), process)
+        return placed(_backbone(bridge(model), process), how)
 
     def skeleton() -> nn.Module:
         """The same modules with a single narrow head: the bridge splits projections, which needs weights."""
@@ -171,11 +172,11 @@ def _bridged(path: str | None, hub: str | None, revision: str | None, tokenizer:
         with torch.random.fork_rng(devices=[]):
             return _backbone(bridge(getattr(library(), auto).from_config(narrow, attn_implementation="eager")), False)
 
-    def whole(auto_class: str) -> nn.Module:
+    def whole(auto_class: str, how: Loading = WHOLE) -> nn.Module:
         """The model in transformers itself, whose activations equal those of the bridge with raw weights."""
         if process:
             raise BadInput("process_weights: a model with folded norms has no head, got true; leave it false")
-        return headed(model_place.where, model_place.revision, auto_class)
+        return headed(model_place.where, model_place.revision, auto_class, how)
 
     misnamed = MISNAMED_BERT if auto == "AutoModelForMaskedLM" else MISNAMED_NONE
     like = source(
@@ -319,20 +320,20 @@ def _native(
                 f"config: no native model can be built from it, got {config} ({reason[:200]}); fix it"
             ) from error
 
-    def ready(eager: bool) -> nn.Module:
+    def ready(eager: bool, how: Loading = WHOLE) -> nn.Module:
         weights_file = file()
         bridge = boot(init=weights_file is None)
         if weights_file is not None:
             _fill(bridge, weights_file)
-        return _backbone(bridge, process)
+        return placed(_backbone(bridge, process), how)
 
-    def whole(auto: str) -> nn.Module:
+    def whole(auto: str, how: Loading = WHOLE) -> nn.Module:
         if auto != "AutoModelForCausalLM" or process:
             raise BadInput(
                 f"kind: a native model with raw weights has only the head of AutoModelForCausalLM, got {auto}"
                 f"{' and process_weights' if process else ''}; {HEADLESS}"
             )
-        backbone = ready(False)
+        backbone = ready(False, how)
         assert isinstance(backbone, Backbone)
         return LanguageModel(backbone.bridge).eval()
 

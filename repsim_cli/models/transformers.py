@@ -33,10 +33,11 @@ from repsim_cli.models.adapters import with_adapter
 from repsim_cli.models.architectures import architecture
 from repsim_cli.models.gguf import by_itself, checked, is_gguf
 from repsim_cli.models.library import alone, library, silent
+from repsim_cli.models.loading import WHOLE, Loading, placed
 from repsim_cli.models.points import Heads
 from repsim_cli.models.rounding import Quantize, with_rounding
 from repsim_cli.models.shapes import compare_with_shipped, planned_shape, shape_of
-from repsim_cli.models.source import Source, headless
+from repsim_cli.models.source import Loader, Source, WithHead, headless
 from repsim_cli.planning import is_dry
 from repsim_cli.registry import did_you_mean, models
 from repsim_cli.settings import Seed
@@ -171,7 +172,7 @@ def random(
             )
         return tokenizer_of(where, None if tokenizer else revision)
 
-    def whole(auto: str) -> nn.Module:
+    def whole(auto: str, how: Loading = WHOLE) -> nn.Module:
         try:
             with alone(), torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed)
@@ -180,7 +181,7 @@ def random(
             raise BadInput(f"config: no head for {auto}, got model_type {settings.model_type}; {HEADLESS}") from error
         # the same backbone as without a head; either may lack a pooler
         model.base_model.load_state_dict(_fresh(settings, seed, False).state_dict(), strict=False)
-        return uncached(model)
+        return uncached(placed(model, how))
 
     identity = {
         "source": f"random weights, seed {seed}, {given[0] if given else settings.model_type}",
@@ -190,11 +191,13 @@ def random(
     return replace(source(settings, own_tokenizer, fresh, lambda: identity, like, revision, whole), trained=False)
 
 
-def _fresh(config: Any, seed: int, eager: bool) -> nn.Module:
+def _fresh(config: Any, seed: int, eager: bool, how: Loading = WHOLE) -> nn.Module:
     with alone(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         auto = library().AutoModel
-        return auto.from_config(config, dtype=torch.float32, attn_implementation=_attention(eager))
+        # drawn in float32: the same weights in any dtype
+        fresh = auto.from_config(config, dtype=torch.float32, attn_implementation=_attention(eager))
+    return placed(fresh, how)
 
 
 def shape_key(trained: Source) -> str:
@@ -212,7 +215,7 @@ def untrained(trained: Source, seed: int) -> Source:
     config: Any = trained.skeleton.config
     return replace(
         trained,
-        load=lambda eager: uncached(_fresh(config, seed, eager)),
+        load=lambda eager, how=WHOLE: uncached(_fresh(config, seed, eager, how)),
         identity=lambda: {"source": f"random weights, seed {seed}, {config.model_type}",
                           "weights_hash": f"seed {seed}, config {shape}", "config_hash": shape},
         with_head=headless,
@@ -347,11 +350,11 @@ def from_place(model_place: Place) -> Source:
     return source(
         model_place.config,
         lambda: tokenizer_of(model_place.where, model_place.revision),
-        lambda eager: load(model_place.where, model_place.revision, eager),
+        lambda eager, how=WHOLE: load(model_place.where, model_place.revision, eager, how=how),
         model_place.identity,
         model_place.where,
         model_place.revision,
-        lambda auto: headed(model_place.where, model_place.revision, auto),
+        lambda auto, how=WHOLE: headed(model_place.where, model_place.revision, auto, how),
         (lambda: json_file(metrics)) if metrics.is_file() else None,
     )
 
@@ -547,24 +550,24 @@ def _warn_of_pieces(file: str, found: str, expected: str) -> None:
     )
 
 
-def load(where: str, revision: str | None, eager: bool, auto: str = "AutoModel") -> Any:
-    """The model of a transformers auto class, float32. Raises BadInput where a weight of the backbone is missing.
+def load(where: str, revision: str | None, eager: bool, auto: str = "AutoModel", how: Loading = WHOLE) -> Any:
+    """The model of a transformers auto class. Raises BadInput where a weight of the backbone is missing.
 
     A head or pooler that the checkpoint lacks is NaN, so that its outputs are refused instead of random.
     """
-    model, lacking = _loaded(where, revision, eager, auto)
+    model, lacking = _loaded(where, revision, eager, auto, how)
     weights = model.state_dict()
     for key in lacking:
         weights[key].fill_(torch.nan)
     return model
 
 
-def headed(where: str, revision: str | None, auto: str) -> Any:
+def headed(where: str, revision: str | None, auto: str, how: Loading = WHOLE) -> Any:
     """The whole model of an auto class, in eval mode. Raises BadInput where the checkpoint lacks the head.
 
     Some text backbones have no class with a head; then it is the model with all its parts, which reads text alone too.
     """
-    model, lacking = _loaded(where, revision, False, auto)
+    model, lacking = _loaded(where, revision, False, auto, how)
     if lacking:
         raise BadInput(f"path: its checkpoint has no head for {auto}, got '{where}' without {lacking[0]}; {HEADLESS}")
     return uncached(model)
@@ -602,10 +605,11 @@ def uncached(model: Any) -> Any:
     return model.eval()
 
 
-def _loaded(where: str, revision: str | None, eager: bool, auto: str) -> tuple[Any, list[str]]:
+def _loaded(where: str, revision: str | None, eager: bool, auto: str, how: Loading) -> tuple[Any, list[str]]:
     """The model, and the names of weights outside the backbone that the checkpoint lacks.
 
-    Of a model that also reads images or sound, the text backbone is loaded.
+    Of a model that also reads images or sound, the text backbone is loaded. transformers maps safetensors into memory:
+    weights of the file's type are its pages, others are converted one at a time.
     """
     settings: dict[str, Any]
     if is_gguf(where):
@@ -626,7 +630,7 @@ def _loaded(where: str, revision: str | None, eager: bool, auto: str) -> tuple[A
                 getattr(library(), auto),
                 where,
                 revision,
-                dtype=torch.float32,
+                dtype=how.dtype,
                 attn_implementation=_attention(eager),
                 use_safetensors=True,
                 **settings,
@@ -650,17 +654,17 @@ def _loaded(where: str, revision: str | None, eager: bool, auto: str) -> tuple[A
             f"path: {len(missing)} weights are missing and {len(wrong)} have the wrong shape, "
             f"got '{where}' (first: {(missing + wrong)[0]}); save the model again"
         )
-    return model, sorted(lacking)
+    return (model if how.spread else model.to(how.device)), sorted(lacking)
 
 
 def source(
     config: Any,
     tokenizer: Callable[[], Any],
-    load: Callable[[bool], nn.Module],
+    load: Loader,
     identity: Callable[[], dict],
     where: str | None,
     revision: str | None = None,
-    with_head: Callable[[str], nn.Module] = headless,
+    with_head: WithHead = headless,
     metrics: Callable[[], dict[str, float]] | None = None,
 ) -> Source:
     """A model from its transformers config.
@@ -680,8 +684,8 @@ def source(
         skeleton = _skeleton(config)
     kind = modality(skeleton)
 
-    def ready(eager: bool) -> nn.Module:
-        return uncached(load(eager))
+    def ready(eager: bool, how: Loading = WHOLE) -> nn.Module:
+        return uncached(load(eager, how))
 
     # RoBERTa counts positions from the padding id, so that the first ones are lost
     embeddings = getattr(skeleton, "embeddings", None)

@@ -5,13 +5,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
 
-import torch
-
 from repsim_cli.activations.attention import Special, attention_readings, check_units, head_places, maps, units
 from repsim_cli.activations.batching import most_places, passes
 from repsim_cli.activations.inputs import check_modality, named, tokenizers
 from repsim_cli.activations.maps import Maps
-from repsim_cli.activations.rows import devices
+from repsim_cli.activations.rows import devices, loading
 from repsim_cli.content import Matrix, Results, Side
 from repsim_cli.data.base import Data, Sequences
 from repsim_cli.errors import BadInput, Degenerate, RunFailed
@@ -154,10 +152,10 @@ class Attention:
     def _matrices(
         self, run: Run, measures: Mapping[str, OfAttention], sequences: Mapping[str, Sequences]
     ) -> dict[str, SimilarityMatrix]:
-        run.manifest["models_run"] = list(self.models)
+        run.manifest["models_run"], hardware = list(self.models), self.hardware
         with run.stage("models"):
             modules = {
-                label: named(label, source.load, True).to(self.devices[label], getattr(torch, self.hardware.dtype))
+                label: named(label, partial(source.load, how=loading(hardware, self.devices[label])), True)
                 for label, source in self.models.items()
             }
         file = run.folder / STATE

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from repsim_cli.activations.cached import cached, from_cache
-from repsim_cli.activations.rows import Reading, batches, blocks, row_numbers
+from repsim_cli.activations.rows import Reading, batches, blocks, loading, row_numbers
 from repsim_cli.activations.stored import Recorder, activations_key
 from repsim_cli.analysis.curves import curve, named
 from repsim_cli.cache import Entry
@@ -346,7 +346,7 @@ class Training(Similarity):
             identity, sequences[self.label], self.extract, self.readings[0].points, self.hardware.dtype
         )
         known = stored and Entry("activations", stored).known
-        return Opened(checkpoint, source, identity, None if known else source.load(self.readings[0].eager))
+        return Opened(checkpoint, source, identity, None if known else self._loaded(source))
 
     def _step(self, run: Run, held: ExitStack, opened: Opened, sequences: Mapping[str, Sequences], total: int) -> Step:
         """The checkpoint's rows, from one pass, after which the model is freed, or from the cache.
@@ -398,8 +398,11 @@ class Training(Similarity):
         """The model on its device; only the caller holds a reference."""
         module, opened.module = opened.module, None
         if module is None:  # the cache entry was damaged
-            module = opened.source.load(self.readings[0].eager)
-        return module.to(self.devices[self.label], getattr(torch, self.hardware.dtype))
+            module = self._loaded(opened.source)
+        return module
+
+    def _loaded(self, source: Source) -> nn.Module:
+        return source.load(self.readings[0].eager, loading(self.hardware, self.devices[self.label]))
 
     def _curves(self, measure: str, against: str, by_step: Mapping[int, Counterparts]) -> Iterator[Curve]:
         """A curve per hook point."""

@@ -21,6 +21,7 @@ from repsim_cli.activations.rows import (
     Reading,
     batches,
     blocks,
+    loading,
     row_labels,
     row_numbers,
     row_positions,
@@ -222,7 +223,7 @@ def opened(
         run.manifest["models_run"] = list(running)
         with run.stage("models"):
             modules = {
-                label: named(label, source.load, reading.eager).to(study.devices[label], getattr(torch, hardware.dtype))
+                label: named(label, partial(source.load, how=loading(hardware, study.devices[label])), reading.eager)
                 for label, reading in running.items()
                 if isinstance(source := reading.source, Source)
             }

@@ -12,12 +12,13 @@ from repsim_cli.activations.batching import most_places, passes
 from repsim_cli.activations.hook_points import LOGITS
 from repsim_cli.activations.inputs import named
 from repsim_cli.activations.remedies import Remedies
-from repsim_cli.activations.rows import Block, Layer, Reading, batches, blocks, row_numbers, rows_left
+from repsim_cli.activations.rows import Block, Layer, Reading, batches, blocks, loading, row_numbers, rows_left
 from repsim_cli.analysis.changes import CELLS, TEXTS, TOKENS, Change, Texts
 from repsim_cli.content import COSINE, KL, NEXT, RELATIVE, Axis, Curve, Matrix, Results, Side, Table
 from repsim_cli.data.base import Data, Sequences
 from repsim_cli.errors import BadInput, Degenerate, RunFailed
 from repsim_cli.measures import Measure
+from repsim_cli.models.loading import WHOLE, Loading
 from repsim_cli.models.shapes import Vocabulary
 from repsim_cli.models.source import AnySource, Source
 from repsim_cli.models.transformers import predicts_next
@@ -233,20 +234,19 @@ class Tuned(Similarity):
         opened: list[Reading] = []
         for reading in readings:
             assert isinstance(reading.source, Source)
-            module = None
+            module, how = None, loading(self.hardware, self.devices[reading.label])
             if not opened or opened[0].points[-1] == LOGITS:
                 try:
-                    module = whole(reading.source)
+                    module = whole(reading.source, how)
                 except BadInput as error:
                     run.warn(f"model.{reading.label}: changes of the outputs are left out ({error})")
             if module is None:
-                module = named(reading.label, reading.source.load, reading.eager)
+                module = named(reading.label, partial(reading.source.load, how=how), reading.eager)
                 opened.append(reading)
             else:
                 logits = Layer(reading.label, "logits", reading.source.vocabulary)
                 opened.append(replace(reading, points=[*reading.points, LOGITS], layers=[*reading.layers, logits]))
-            device, dtype = self.devices[reading.label], getattr(torch, self.hardware.dtype)
-            modules[reading.label] = module.to(device, dtype)
+            modules[reading.label] = module
         return opened, modules
 
     def _paired(
@@ -343,8 +343,8 @@ def _knows(tokenizer: Any, wanted: Any) -> bool:
     return wanted.get_vocab().items() <= tokenizer.get_vocab().items()
 
 
-def whole(source: Source) -> nn.Module:
+def whole(source: Source, how: Loading = WHOLE) -> nn.Module:
     """The model with its next-token head. Raises BadInput where it has none."""
     if not predicts_next(source):
         raise BadInput(f"it has no output head for the next token, got model_type '{source.model_type}'")
-    return source.with_head(HEAD)
+    return source.with_head(HEAD, how)

@@ -14,6 +14,7 @@ from torch import nn
 from repsim_cli.data.base import Data
 from repsim_cli.data.packing import Text
 from repsim_cli.errors import BadInput
+from repsim_cli.models.loading import WHOLE
 from repsim_cli.models.source import Source
 from repsim_cli.models.transformers import (
     config_hash,
@@ -72,7 +73,7 @@ def pretrained_encoder(*, config: dict[str, Any], tokenizer: str, data: Data, re
     words = words_of(settings, tokenizer)
     if is_dry():  # a model from the cache needs no such device, wherever it was trained
         check_device("recipe.device", recipe.device)
-    bare = source(settings, lambda: words, lambda eager: nn.Module(), dict, None)
+    bare = source(settings, lambda: words, lambda eager, how=WHOLE: nn.Module(), dict, None)
     check_length("recipe.length", recipe, bare)
 
     @functools.cache
@@ -102,8 +103,8 @@ def from_text(bare: Source, config: Any, trained: Callable[[], Trained]) -> Sour
 
     return replace(
         bare,
-        load=lambda eager: uncached(load(folder(), None, eager)),
-        with_head=lambda auto: headed(folder(), None, auto),
+        load=lambda eager, how=WHOLE: uncached(load(folder(), None, eager, how=how)),
+        with_head=lambda auto, how=WHOLE: headed(folder(), None, auto, how),
         identity=identity,
         make=make,
         metrics=lambda: trained().metrics(),

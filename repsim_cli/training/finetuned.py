@@ -17,6 +17,7 @@ from repsim_cli.data.labelled import Examples
 from repsim_cli.data.labels import scoring
 from repsim_cli.data.packing import Text
 from repsim_cli.errors import BadInput
+from repsim_cli.models.loading import WHOLE
 from repsim_cli.models.series import METRICS, read_metrics
 from repsim_cli.models.source import Checkpoint, Family, Series, Source
 from repsim_cli.models.transformers import (
@@ -161,7 +162,7 @@ def finetuned(
     if is_dry():  # a model from the cache needs no such device, wherever it was trained
         for key, own in recipes.items():
             check_device(f"{key}.device", own.device)
-    bare = source(settings, tokens, lambda eager: nn.Module(), dict, None)
+    bare = source(settings, tokens, lambda eager, how=WHOLE: nn.Module(), dict, None)
     if recipe.sparsity is not None:
         blocks_of(settings, bare.skeleton)
     for key, own in recipes.items():
@@ -299,8 +300,8 @@ def finetuned(
 
         return replace(
             bare,
-            load=lambda eager: uncached(load(folder(), None, eager)),
-            with_head=lambda auto: headed(folder(), None, auto),
+            load=lambda eager, how=WHOLE: uncached(load(folder(), None, eager, how=how)),
+            with_head=lambda auto, how=WHOLE: headed(folder(), None, auto, how),
             identity=identity,
             metrics=metrics,
             labels=labels,

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from repsim_cli.data.base import Data
 from repsim_cli.data.packing import Text
 from repsim_cli.errors import BadInput
+from repsim_cli.models.loading import WHOLE
 from repsim_cli.models.source import Source
 from repsim_cli.models.transformers import config_hash, inline_config, source
 from repsim_cli.planning import check_device, is_dry
@@ -71,7 +72,7 @@ def language_model(
     words = words_of(settings, tokenizer)
     if is_dry():  # a model from the cache needs no such device, wherever it was trained
         check_device("recipe.device", recipe.device)
-    bare = source(settings, lambda: words, lambda eager: nn.Module(), dict, None)
+    bare = source(settings, lambda: words, lambda eager, how=WHOLE: nn.Module(), dict, None)
     check_length("recipe.length", recipe, bare)
 
     def train(folder: Path, scratch: Path, progress: Progress) -> Metrics:

@@ -10,6 +10,7 @@ from torch import nn
 
 from repsim_cli.data.packing import pack
 from repsim_cli.data.text import embedded_text, local_text
+from repsim_cli.models.loading import WHOLE, Loading
 from repsim_cli.models.source import Source
 from repsim_cli.models.transformer_lens import transformer_lens
 from repsim_cli.models.transformers import hash_files
@@ -87,8 +88,8 @@ def pretrained(
     def ready() -> Source:
         return transformer_lens(path=str(trained.folder()), tokenizer=tokenizer)
 
-    def whole(auto: str) -> nn.Module:
-        return ready().with_head(auto)
+    def whole(auto: str, how: Loading = WHOLE) -> nn.Module:
+        return ready().with_head(auto, how)
 
     def identity() -> dict[str, Any]:
         made = {"source": f"trained here, models/{trained.key}", "trained": trained.key, "metrics": trained.metrics()}
@@ -99,7 +100,7 @@ def pretrained(
 
     return replace(
         fresh,
-        load=lambda eager: ready().load(eager),
+        load=lambda eager, how=WHOLE: ready().load(eager, how),
         with_head=whole,
         identity=identity,
         make=make,

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from repsim_cli.data.base import Data
 from repsim_cli.data.images import Images
 from repsim_cli.errors import BadInput
+from repsim_cli.models.loading import WHOLE, placed
 from repsim_cli.models.resnet import (
     ResNet9,
     ResNetShape,
@@ -155,7 +156,7 @@ def trained_resnet9(*, shape: ResNetShape, train: Data, evaluate: Data, recipe: 
         shape,
         lambda: loaded(trained().folder()),
         identity,
-        with_head=lambda auto: WithLogits(loaded(trained().folder())),
+        with_head=lambda auto, how=WHOLE: placed(WithLogits(loaded(trained().folder())), how),
         make=make,
         metrics=lambda: trained().metrics(),
         labels=labels,

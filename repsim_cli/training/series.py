@@ -7,6 +7,7 @@ from typing import Any
 
 from repsim_cli.data.packing import Text
 from repsim_cli.data.text import embedded_text
+from repsim_cli.models.loading import WHOLE
 from repsim_cli.models.series import read_metrics
 from repsim_cli.models.source import Checkpoint, Series, Source
 from repsim_cli.models.transformers import hash_files, headed, load, source, weight_files
@@ -66,10 +67,10 @@ def _checkpoint(recipe: PretrainRecipe, trained: Trained, step: int) -> Checkpoi
         fresh = source(
             recipe.settings(),
             lambda: _tokenizer(recipe.vocabulary, recipe.length),
-            lambda eager: load(str(place()), None, eager),
+            lambda eager, how=WHOLE: load(str(place()), None, eager, how=how),
             identity,
             None,
-            with_head=lambda auto: headed(str(place()), None, auto),
+            with_head=lambda auto, how=WHOLE: headed(str(place()), None, auto, how),
         )
         return replace(fresh, metrics=lambda: read_metrics(place()))
 

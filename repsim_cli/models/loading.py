@@ -1,0 +1,52 @@
+"""How weights come into memory: their type, their device, and whether they are spread over several."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+BUDGET = 0.5  # of the memory limit, for weights
+ROTARY = "inv_freq"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loading:
+    """How a model is loaded.
+
+    dtype: of the weights, from the first copy in memory on.
+    device: where they are, unless they are spread.
+    spread: the most bytes of weights on each device, in the terms of accelerate (`0` is the first GPU, `cpu`); the rest
+        stays on the disk. None: all weights on `device`.
+    """
+
+    dtype: torch.dtype = torch.float32
+    device: str = "cpu"
+    spread: dict[int | str, int] | None = None
+
+
+WHOLE = Loading()
+
+
+def in_one_place(how: Loading) -> Loading:
+    """For a model whose weights are changed after loading, which needs all of them."""
+    return replace(how, spread=None)
+
+
+def placed(model: Any, how: Loading) -> Any:
+    """The model on its device in its dtype. Rotary frequencies stay float32, as transformers loads them: rounded to
+    bfloat16 they shift far positions."""
+    exact = {name: x for name, x in model.named_buffers() if name.endswith(ROTARY)}
+    model.to(how.device, how.dtype)
+    for name, frequencies in exact.items():
+        module, _, leaf = name.rpartition(".")
+        setattr(model.get_submodule(module), leaf, frequencies.to(how.device))
+    return model
+
+
+def like_inputs(model: nn.Module) -> Tensor:
+    """An empty tensor in the dtype and on the device in which a model takes inputs. Of a model that is spread, weights
+    may be on the device `meta`; of a quantized one, integers."""
+    weights = [x for x in model.parameters() if x.is_floating_point()]
+    device = next((x.device for x in weights if x.device.type != "meta"), torch.device("cpu"))
+    return torch.empty(0, dtype=weights[0].dtype, device=device)
