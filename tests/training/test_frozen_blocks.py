@@ -35,7 +35,7 @@ def config_of(name):
 
 def of_config(config):
     """The source, without weights."""
-    return source(config, dict, lambda eager, how=WHOLE: nn.Module(), dict, None)
+    return source(config, dict, lambda eager, how=None: nn.Module(), dict, None)
 
 
 def trained(config, freeze):
