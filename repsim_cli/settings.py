@@ -67,7 +67,7 @@ class Extract:
         tokenizer has.
     estimate: `full`: one value from `rows` rows, sampled once. `per_batch`: the mean over batches of `batch_rows` rows,
         with its standard error. `ratio_of_sums`: HSIC summed over batches and normalised at the end. `moments`: exact
-        second moments of all rows, summed over batches, for as many layers at a time as fit into memory.
+        second moments of all rows, in as few passes over them as fit into memory.
     batch_rows: rows per batch.
     rows: rows in the sample of `full`, at most.
     skip: the first so many places of each sequence, special tokens included, give no rows, and no part of pooled ones:

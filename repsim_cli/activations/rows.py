@@ -538,14 +538,16 @@ def batches(
     first_row: int = 0,
     whole: Int[np.ndarray, " N"] | None = None,
 ) -> Iterator[list[Tensor]]:
-    """The stream regrouped for the estimate: one batch of rows sampled under the seed (`full`), or batches of exactly
-    `batch_rows` rows in row order from first_row on, without the remainder (except for `moments`).
+    """The stream regrouped for the estimate: one batch of rows sampled under the seed (`full`), all rows as they come
+    (`moments`), or batches of exactly `batch_rows` rows in row order from first_row on, without the remainder.
 
     whole: as in `row_numbers`.
     """
     if extract.estimate == "full":
         return _sampled(stream, torch.from_numpy(row_numbers(extract, total, seed, 0, whole)))
-    return regrouped(stream, extract.batch_rows, first_row, rest=extract.estimate == "moments")
+    if extract.estimate == "moments":
+        return (rows for _, rows in stream if len(rows[0]))
+    return regrouped(stream, extract.batch_rows, first_row, rest=False)
 
 
 def row_numbers(

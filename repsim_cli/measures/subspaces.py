@@ -12,11 +12,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from repsim_cli.errors import Degenerate
-from repsim_cli.measures.base import Card, InnerProduct, Measure
+from repsim_cli.measures import moments
+from repsim_cli.measures.base import Card, InnerProduct, Measure, Moments
 from repsim_cli.measures.bases import AFFINE, alive, decomposed, thin_svd, tolerated, working
 from repsim_cli.measures.hsic import CENTRED
 from repsim_cli.measures.inner import Features, Kernel, Matrix, Products, State
-from repsim_cli.measures.moments import SURE, condition, whitening
+from repsim_cli.measures.moments import SURE, Axes, condition, whitening
 from repsim_cli.measures.rank import SINGLE, floor
 from repsim_cli.measures.rdm import SHAPE
 from repsim_cli.registry import measures
@@ -153,6 +154,12 @@ def explained(products: Products) -> Matrix:
     return products.cross / products.rows[0].features.rows
 
 
+def explained_by_moments(a: Axes, b: Axes, covariance: Float[Tensor, "d_a d_b"]) -> tuple[float, float]:
+    """|x_a'u_b|^2 / |x_a|^2, and |x_b'u_a|^2 / |x_b|^2."""
+    of_a, of_b = (covariance @ b.whiten).square().sum(), (a.whiten.T @ covariance).square().sum()
+    return min(1.0, float(of_a / a.s.square().sum())), min(1.0, float(of_b / b.s.square().sum()))
+
+
 @measures.register(
     "linear_regression",
     Card(
@@ -179,7 +186,8 @@ def linear_regression() -> Measure:
     >>> round(measures.get("linear_regression")(x, y), 12), round(measures.get("linear_regression")(y, x), 12)
     (0.8, 1.0)
     """
-    return InnerProduct(row=CENTRED, column=PROJECTOR, value=explained)
+    of_moments = Moments(prepare=moments.axes, compare=explained_by_moments)
+    return InnerProduct(row=CENTRED, column=PROJECTOR, value=explained, moments=of_moments)
 
 
 def shrunk(x: Float[Tensor, "n d"], lam: float) -> Features:

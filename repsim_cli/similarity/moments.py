@@ -1,4 +1,7 @@
-"""All pairs from the second moments of all rows, by blocks of layers, in memory that does not depend on the rows."""
+"""All pairs from the second moments of all rows, in memory that does not depend on the rows.
+
+There is a product of features per pair of layers. As many as fit into memory are summed in one pass over the rows.
+"""
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,30 +19,40 @@ from repsim_cli.measures.moments import Second
 from repsim_cli.similarity.estimates import Notices, check_estimate, joined, noticed
 from repsim_cli.similarity.pairs import Matrix, SimilarityMatrix
 
+AT_ONCE = 256  # rows that are in float64 at a time
+BYTES = 8  # of a number in float64
+Cell = tuple[int, int]
 Passes = Callable[[Sequence[int]], Iterable[Sequence[Tensor]]]
 
 
 def moment_pairs(
-    measures: Mapping[str, Measure], passes: Passes, *, names: Sequence[str], widths: Sequence[int], side: int
+    measures: Mapping[str, Measure],
+    passes: Passes,
+    *,
+    names: Sequence[str],
+    widths: Sequence[int],
+    room: float,
+    keep: Callable[[Any], Any] = lambda state: state,
 ) -> tuple[dict[str, SimilarityMatrix], list[str]]:
     """Every measure for all pairs from the second moments of all rows, and the measures' warnings.
 
-    passes(layers): a fresh stream of paired rows (n, d) of these layers. Layers are taken in blocks of at most `side`
-    features (or one layer): one pass over the rows per pair of blocks, so that memory does not depend on their number.
+    passes(layers): a fresh stream of paired rows (n, d) of these layers. There are as few passes over the rows as cross
+    products of `room` bytes at a time allow (`passes_of`), whatever the number of rows.
+    keep(state): where the prepared state of a layer stays until all of its pairs are compared.
     """
     for measure in measures.values():
         check_estimate(measure, "moments")
-    blocks = blocks_of(widths, side)
     forms = {label: measure.moments for label, measure in measures.items() if measure.moments is not None}
     values = {label: torch.empty(len(names), len(names), dtype=torch.float64) for label in measures}
-    layers: dict[int, _Layer] = {}
     alive: dict[int, Tensor] = {}
     notices: Notices = {}
     states: dict[tuple[Any, int], Any] = {}
 
     def compare(a: int, b: int, covariance: Tensor) -> None:
         for label, form in forms.items():
-            cells = covariance[alive[a]][:, alive[b]] if form.drops_dead else covariance
+            cells = covariance
+            if form.drops_dead and not (alive[a].all() and alive[b].all()):
+                cells = covariance[alive[a]][:, alive[b]]
             both = partial(form.compare, states[form.prepare, a], states[form.prepare, b], cells)
             with issued_by([label]):
                 values[label][a, b], values[label][b, a] = at(f"{names[a]} and {names[b]}", both)
@@ -56,26 +69,19 @@ def moment_pairs(
             measures[label].check([names[a]], [(x.rows, len(given.sizes))], None)
             if (form.prepare, a) not in states:
                 with issued_by(other for other, its in forms.items() if its.prepare == form.prepare):
-                    states[form.prepare, a] = at(names[a], partial(form.prepare, given))
+                    states[form.prepare, a] = keep(at(names[a], partial(form.prepare, given)))
 
     rows = 0
-    for block in blocks:
-        whole, of_block = _layer_moments(passes(block))
-        rows = of_block[0].rows
-        cells = _cells(whole, of_block, of_block)
+    for cells in passes_of(widths, room):
+        chosen = sorted({layer for cell in cells for layer in cell})
+        covariances, layers = _covariances(passes(chosen), chosen, cells)
+        rows = layers[chosen[0]].rows
         with noticed(notices, measures):
-            for i, a in enumerate(block):
-                layers[a] = of_block[i]
-                prepare(a, of_block[i].second(cells[i, i]))
-                for j, b in enumerate(block[: i + 1]):
-                    compare(b, a, cells[j, i])
-        del whole, cells
-    for left, right in itertools.combinations(blocks, 2):
-        means = [torch.cat([layers[a].mean for a in block]) for block in (left, right)]
-        whole = _cross_moments(passes([*left, *right]), len(left), *means)
-        with noticed(notices, measures):
-            for (i, j), cell in _cells(whole, [layers[a] for a in left], [layers[b] for b in right]).items():
-                compare(left[i], right[j], cell)
+            for a, b in cells:  # layers with themselves first
+                if a == b:
+                    prepare(a, layers[a].second(covariances[a, a]))
+                compare(a, b, covariances[a, b])
+        del covariances
     matrices = {
         label: SimilarityMatrix(
             values=within(measures[label].card, matrix),
@@ -91,19 +97,28 @@ def moment_pairs(
     return matrices, joined(matrices.values())
 
 
-def blocks_of(widths: Sequence[int], side: int) -> list[list[int]]:
-    """Layers in order, in blocks of at most `side` features, or of a single layer.
+def passes_of(widths: Sequence[int], room: float) -> list[list[Cell]]:
+    """All pairs of layers, in a list for each pass over the rows: the cross products of a list, in float64, take at
+    most `room` bytes or are of a single pair. No other order needs fewer passes, but for what a pair leaves unused.
 
-    >>> blocks_of([4, 4, 4, 9, 2], side=8)
-    [[0, 1], [2], [3], [4]]
+    Layers with themselves come first, then pairs between the same few layers, so that a pass reads few of many layers.
+
+    >>> passes_of([4, 4, 4], room=4 * 8 * 4 * 4)
+    [[(0, 0), (1, 1), (2, 2), (0, 1)], [(0, 2), (1, 2)]]
     """
-    blocks: list[list[int]] = []
-    for layer, width in enumerate(widths):
-        if blocks and sum(widths[a] for a in blocks[-1]) + width <= side:
-            blocks[-1].append(layer)
-        else:
-            blocks.append([layer])
-    return blocks
+    side = max((room / BYTES) ** 0.5, 1.0)
+    block = [int(end / side) for end in itertools.accumulate(widths)]
+    pairs = sorted(itertools.combinations(range(len(widths)), 2), key=lambda pair: (block[pair[0]], block[pair[1]]))
+    lists: list[list[Cell]] = []
+    taken = 0
+    for a, b in [*((a, a) for a in range(len(widths))), *pairs]:
+        size = BYTES * widths[a] * widths[b]
+        if not lists or taken + size > room:
+            lists.append([])
+            taken = 0
+        lists[-1].append((a, b))
+        taken += size
+    return lists
 
 
 class _Layer(NamedTuple):
@@ -118,47 +133,63 @@ class _Layer(NamedTuple):
         return Second(covariance, sizes, self.rows, rank.stored(self.single))
 
 
-def _layer_moments(stream: Iterable[Sequence[Tensor]]) -> tuple[Matrix, list[_Layer]]:
-    """x'x of the centred rows of all layers together, and of each its mean and the kind of its numbers.
+def _covariances(
+    stream: Iterable[Sequence[Tensor]], chosen: Sequence[int], cells: Sequence[Cell]
+) -> tuple[dict[Cell, Tensor], dict[int, _Layer]]:
+    """x'y of the centred rows of these pairs of layers; and of each layer its mean and the kind of its numbers.
 
-    Rows are first shifted by the mean of the first batch, so that the final correction cancels no digits.
+    chosen: the layers of the stream, ascending. Rows are first shifted by a mean of few of them, so that the final
+    correction cancels no digits.
     """
-    whole = shift = total = single = None
-    rows, widths = 0, []
+    shift = total = None
+    strips: list[_Strip] = []
+    single: list[Tensor] = []
+    rows, ends = 0, [0]
     for batch in stream:
-        widths = [x.shape[1] for x in batch]
-        of_batch = torch.cat([rank.of_single(x) for x in batch])
-        x = torch.cat([x.double() for x in batch], 1)
-        if whole is None or shift is None or total is None or single is None:
-            shift, single = x.mean(0), of_batch
-            whole, total = x.new_zeros(x.shape[1], x.shape[1]), x.new_zeros(x.shape[1])
-        x -= shift
-        whole.addmm_(x.T, x)
-        total += x.sum(0)
-        single &= of_batch
-        rows += len(x)
-    if whole is None or shift is None or total is None or single is None:
+        of_batch = [rank.of_single(x) for x in batch]
+        single = [a & b for a, b in zip(single, of_batch, strict=True)] if single else of_batch
+        for part in zip(*(x.split(AT_ONCE) for x in batch), strict=True):
+            x = torch.cat(part, 1).double()
+            if shift is None or total is None:
+                shift, total = x.mean(0), x.new_zeros(x.shape[1])
+                ends = [0, *itertools.accumulate(y.shape[1] for y in part)]
+                strips = _strips(cells, {a: slice(*ends[i : i + 2]) for i, a in enumerate(chosen)}, x)
+            x -= shift
+            for strip in strips:
+                strip.sums.addmm_(x[:, strip.rows].T, x[:, strip.columns])
+            total += x.sum(0)
+            rows += len(x)
+    if shift is None or total is None:
         raise BadInput("extract: no row is left, got none; give more text")
-    whole.addr_(total, total, alpha=-1 / rows)
-    parts = [part.split(widths) for part in (shift + total / rows, single)]
-    return whole, [_Layer(rows, *of_layer) for of_layer in zip(*parts, strict=True)]
+    found: dict[Cell, Tensor] = {}
+    for strip in strips:
+        strip.sums.addr_(total[strip.rows], total[strip.columns], alpha=-1 / rows)
+        found |= dict(zip(strip.cells, strip.sums.split(strip.widths, 1), strict=True))
+    means = (shift + total / rows).split([stop - start for start, stop in itertools.pairwise(ends)])
+    return found, {a: _Layer(rows, *each) for a, *each in zip(chosen, means, single, strict=True)}
 
 
-def _cross_moments(stream: Iterable[Sequence[Tensor]], count: int, left: Tensor, right: Tensor) -> Float[Tensor, "k l"]:
-    """x'y of the rows of the first `count` layers and of the others, centred by these means."""
-    whole = left.new_zeros(len(left), len(right))
-    for batch in stream:
-        x, y = (torch.cat(list(side), 1).double() for side in (batch[:count], batch[count:]))
-        whole.addmm_((x - left).T, y - right)
-    return whole
+class _Strip(NamedTuple):
+    """Cross products of a layer with layers that are side by side in the rows. rows, columns: their features there."""
+
+    cells: list[Cell]
+    widths: list[int]
+    rows: slice
+    columns: slice
+    sums: Float[Tensor, "d e"]
 
 
-def _cells(
-    whole: Float[Tensor, "k l"], rows: Sequence[_Layer], columns: Sequence[_Layer]
-) -> dict[tuple[int, int], Tensor]:
-    """The parts of a matrix that belong to each pair of layers, as views."""
-    return {
-        (i, j): cell
-        for i, strip in enumerate(whole.split([len(layer.mean) for layer in rows]))
-        for j, cell in enumerate(strip.split([len(layer.mean) for layer in columns], 1))
-    }
+def _strips(cells: Sequence[Cell], places: Mapping[int, slice], like: Tensor) -> list[_Strip]:
+    strips: list[_Strip] = []
+    runs: list[list[Cell]] = []
+    for a, b in sorted(cells):
+        if runs and runs[-1][-1][0] == a and places[runs[-1][-1][1]].stop == places[b].start:
+            runs[-1].append((a, b))
+        else:
+            runs.append([(a, b)])
+    for run in runs:
+        rows, columns = places[run[0][0]], slice(places[run[0][1]].start, places[run[-1][1]].stop)
+        widths = [places[b].stop - places[b].start for _, b in run]
+        sums = like.new_zeros(rows.stop - rows.start, columns.stop - columns.start)
+        strips.append(_Strip(run, widths, rows, columns, sums))
+    return strips

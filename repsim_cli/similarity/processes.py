@@ -74,7 +74,10 @@ def opened(state: Any) -> Any:
         return state
     # copy on write, since torch takes no array that cannot be written
     arrays = [np.asarray(np.load(file, mmap_mode="c", allow_pickle=False)) for file in state.files]
-    parts = [torch.from_numpy(x) if tensor else x for x, tensor in zip(arrays, state.tensors, strict=True)]
+    parts = [
+        torch.from_numpy(x) if tensor else x if x.ndim else x.item()
+        for x, tensor in zip(arrays, state.tensors, strict=True)
+    ]
     return parts[0] if state.kind is None else state.kind(*parts)
 
 
@@ -153,6 +156,11 @@ class Work:
         if not self._pool:
             self._pool += [Worker.start() for _ in range(self.processes)]
         return self._pool
+
+
+def filed(work: Work, state: Any) -> Any:
+    """The state, mapped from files where it has several parts, so that it takes no memory until it is read."""
+    return opened(work.keep(state)) if isinstance(state, tuple) else state
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,8 @@ from repsim_cli.similarity import (
     note_name,
     of_sums,
 )
-from repsim_cli.similarity.moments import blocks_of
+from repsim_cli.similarity.moments import passes_of
+from repsim_cli.similarity.processes import filed
 from repsim_cli.studies.cached import Content, digest, finished, kept_tables, known_pairs
 from repsim_cli.studies.record import measure_record, places_of
 from repsim_cli.studies.sample import Rows, Study, batch_labels, identified, layers_of, opened
@@ -113,14 +114,14 @@ def matrices_of(
     clusters: Clusters,
     trading: Segments | None,
     wanted: Wanted | None,
-    side: int,
+    room: float,
     identities: Identities | None = None,
 ) -> tuple[Matrices, dict[str, Table]]:
     """The matrix of all layers of every measure, and the tables of the layers, from the cache where it has them; no
     model runs where it has all.
 
-    trading: the rows that permutations move, where significance is by permutation. side: features of a block, of
-    second moments. identities: where they are known.
+    trading: the rows that permutations move, where significance is by permutation. room: bytes for the cross products
+    of second moments. identities: where they are known.
     """
     identities, estimate = identities or identified(run, study), study.extract.estimate
     content = None
@@ -141,7 +142,7 @@ def matrices_of(
                 "jackknife": [significance.jackknife, _jackknifed(significance, estimate)],
             },
             wanted=None if wanted is None else wanted.tolist(),
-            blocks=blocks_of(widths, side) if estimate == "moments" else None,
+            passes=passes_of(widths, room) if estimate == "moments" else None,
         )
     with finished(run, measures, content) as known, kept_tables(run, content) as tables:
         if known.missing or not tables:
@@ -157,7 +158,7 @@ def matrices_of(
                     if not known.missing:
                         deque(rows.stream(partial(run.progress, label="diagnostics", unit="batches")), maxlen=0)
                     elif estimate == "moments":
-                        made = by_moments(run, rows, known.missing, side)
+                        made = by_moments(run, rows, known.missing, room)
                     else:
                         made = estimated(
                             run,
@@ -253,8 +254,9 @@ def estimated(
     return matrices
 
 
-def by_moments(run: Run, rows: Rows, measures: Mapping[str, Measure], side: int) -> Matrices:
-    """The matrices from second moments, by blocks of `side` features: later passes read what the first one stored."""
+def by_moments(run: Run, rows: Rows, measures: Mapping[str, Measure], room: float) -> Matrices:
+    """The matrices from second moments, with `room` bytes for cross products: later passes read what the first one
+    stored in the cache, and what is prepared of each layer stays in files."""
     places, layers = places_of(rows.readings), [layer for reading in rows.readings for layer in reading.layers]
     progress = partial(run.progress, label="activations and second moments", unit="batches")
 
@@ -275,7 +277,8 @@ def by_moments(run: Run, rows: Rows, measures: Mapping[str, Measure], side: int)
             yield [batch[a] for a in kept]
 
     names, widths = [str(layer) for layer in layers], [layer.width for layer in layers]
-    return moment_pairs(measures, passes, names=names, widths=widths, side=side)[0]
+    with Work(folder=run.folder) as work:
+        return moment_pairs(measures, passes, names=names, widths=widths, room=room, keep=partial(filed, work))[0]
 
 
 def records(

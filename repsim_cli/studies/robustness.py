@@ -71,7 +71,7 @@ def _under(
         clusters=clusters_of(Significance(), study.readings, given, extract, total),
         trading=None,
         wanted=study.wanted(),
-        side=study.side(),
+        room=study.room(),
         identities=run.manifest["models"],
     )
     found = {}

@@ -1,5 +1,6 @@
 """Similarity of every layer of every model with every layer of every model."""
 
+import itertools
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -23,6 +24,7 @@ from repsim_cli.registry import studies
 from repsim_cli.results import Run
 from repsim_cli.segments import Segments
 from repsim_cli.settings import ALL_REMEDIES, WORDS, Extract, Group, Hardware, Significance
+from repsim_cli.similarity.moments import AT_ONCE, BYTES
 from repsim_cli.studies.bounds import check_rows_fit, in_gb, most_rows, passing, places, shown, usual_length
 from repsim_cli.studies.checks import (
     check_groups,
@@ -41,6 +43,7 @@ from repsim_cli.studies.robustness import REMEDIES, under_remedies
 from repsim_cli.studies.sample import counted, inputs, prepare
 from repsim_cli.studies.solved import solved
 
+STORED_ALONE = 0.4e9  # bytes of Python and its libraries where no model runs
 FULL = 0.9  # of the rows: a test on fewer gives a warning
 
 
@@ -148,16 +151,17 @@ class Similarity:
         widest = max(layer.width for layer in self.layers)
         packed = sum(isinstance(kernel, Packed) for kernel in kernels)
         whole = any(isinstance(kernel, Kernel) and kernel.whole for kernel in kernels)
-        return {
-            "Python and its libraries": 0.5e9,
+        parts = {
+            "Python and its libraries": 0.5e9 if self.live else STORED_ALONE,
             **passing(self.live, self.extract, hardware, features),
-            "rows": 4.0 * 3 * rows * features,
             "diagnostics": 4.0 * min(MOST, most_rows(self.models, self.extract)) * features,
+        }
+        if self.extract.estimate == "moments":
+            return self._of_moments(parts, rows, features)
+        return {
+            **parts,
+            "rows": 4.0 * 3 * rows * features,
             "distances": 4.0 * rows**2 * (packed * len(self.layers) / 2 + whole),
-            # a block of at least two layers, the prepared state of every layer, and a batch in float64
-            "moments": 8.0 * (4 * widest**2 + 3 * sum(x.width**2 for x in self.layers) + 2 * rows * features)
-            if self.extract.estimate == "moments"
-            else 0.0,
             "matrices": 8.0
             * rows**2
             * max(m.slow.squares * hardware.workers if m.slow else m.squares * len(self.layers) for m in measures),
@@ -167,6 +171,19 @@ class Similarity:
             else 0.0,
             "tiles": 4.0 * len(self.layers) * tile**2 + 8.0 * 2 * len(self.layers) ** 2,
         }
+
+    def _of_moments(self, parts: Mapping[str, float], rows: int, features: int) -> dict[str, float]:
+        """The same with second moments, whose cross products take what the rest leaves, if they need it."""
+        widths = [layer.width for layer in self.layers]
+        least = BYTES * max(widths) ** 2
+        parts = {
+            **parts,
+            "rows": 4.0 * (1 + bool(self.extract.remedies)) * rows * features + 1.5 * BYTES * AT_ONCE * features,
+            "decompositions": 10.0 * least,
+        }
+        products = BYTES * sum(a * b for a, b in itertools.combinations_with_replacement(widths, 2))
+        left = int(self.hardware.memory_limit - sum(parts.values())) - 1
+        return {**parts, "cross products": float(max(least, min(products, left)))}
 
     def plan(self) -> dict[str, Any]:
         """What a run would do: models, layers, pairs, forward passes, memory in GB."""
@@ -229,7 +246,7 @@ class Similarity:
             clusters=clusters,
             trading=trading,
             wanted=self.wanted(),
-            side=self.side(),
+            room=self.room(),
         )
         further = {}
         if self.robustness:
@@ -284,10 +301,9 @@ class Similarity:
         warn_of_few_rows(run, self.measures, self.layers, at_a_time)
         return total
 
-    def side(self) -> int:
-        """Features of a block of layers: a quarter of the free memory holds the products of two blocks."""
-        free = self.hardware.memory_limit - sum(self.memory(self.rows()).values())
-        return int((max(free, 0.0) / 4 / 8) ** 0.5)
+    def room(self) -> float:
+        """Bytes for the cross products of second moments in one pass over the rows."""
+        return self.memory(self.rows())["cross products"]
 
     def _too_few_rows(self, got: str) -> BadInput:
         advice = "raise sequences or length" if self.live else "use extract.estimate=full"

@@ -210,7 +210,7 @@ class Universality:
             clusters=clusters,
             trading=part.trading(run, clusters),
             wanted=None,
-            side=part.side(),
+            room=part.room(),
         )
         return made
 

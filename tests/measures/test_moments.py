@@ -1,5 +1,7 @@
 """Measures from second moments, streamed: the same values as from all rows at once, in memory that does not grow."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,7 @@ from repsim_cli import measures, registry
 from repsim_cli.errors import BadInput, Degenerate
 from repsim_cli.measures.base import MeasureWarning
 from repsim_cli.similarity import all_pairs, check_estimate, moment_pairs
+from repsim_cli.similarity.moments import passes_of
 
 STREAMED = [name for name in measures.names() if measures.get(name).moments]
 WIDTHS = [5, 8, 13, 20]
@@ -31,19 +34,19 @@ def streamed(xs, size=128):
     return lambda chosen: ([xs[a][i : i + size] for a in chosen] for i in range(0, len(xs[0]), size))
 
 
-def found_by(names, xs, side, **settings):
+def found_by(names, xs, room, **settings):
     bound = {name: measures.get(name) for name in names}
-    return moment_pairs(bound, streamed(xs, **settings), names="abcd", widths=WIDTHS, side=side)
+    return moment_pairs(bound, streamed(xs, **settings), names="abcd", widths=WIDTHS, room=room)
 
 
 @pytest.mark.filterwarnings("ignore::repsim_cli.measures.base.MeasureWarning")
-@pytest.mark.parametrize("side", [1, 16, 100])
-def test_streamed_is_in_memory(side):
-    """Blocks of one layer, of some, of all; the last batch is not full."""
-    assert {"neuronsim", "mixedsim", "svcca", "pwsim", "pwcca", "cka"} <= set(STREAMED)
+@pytest.mark.parametrize("room", [1, 3000, 10**5])
+def test_streamed_is_in_memory(room):
+    """A pass for each pair of layers, for several, for all; the last batch is not full."""
+    assert {"neuronsim", "mixedsim", "svcca", "pwsim", "pwcca", "cka", "linear_regression"} <= set(STREAMED)
     xs = representations()
     exact = all_pairs({name: measures.get(name) for name in STREAMED}, [x.double() for x in xs])
-    matrices, notices = found_by(STREAMED, xs, side)
+    matrices, notices = found_by(STREAMED, xs, room)
     for name in STREAMED:
         np.testing.assert_allclose(matrices[name].values, exact[name], atol=1e-10, err_msg=name)
         low, high = measures.card(name).bounds
@@ -52,8 +55,30 @@ def test_streamed_is_in_memory(side):
         assert (matrices[name].rows, matrices[name].estimate, matrices[name].se) == (900, "moments", None)
     assert notices == ["c: dead neurons were dropped, got 1 of 13 without variance"]
     torch.testing.assert_close(
-        found_by(["mixedsim"], xs, side, size=900)[0]["mixedsim"].values, matrices["mixedsim"].values
+        found_by(["mixedsim"], xs, room, size=900)[0]["mixedsim"].values, matrices["mixedsim"].values
     )
+
+
+def test_as_few_passes_as_memory_allows():
+    """Every pair once, layers with themselves first; of 24 layers of 1024, 300 products of 8 MB, in two passes."""
+    passes = passes_of([1024] * 24, room=1.3e9)
+    assert [len(cells) for cells in passes] == [154, 146]
+    assert sorted(itertools.chain(*passes)) == [(a, b) for a in range(24) for b in range(a, 24)]
+    assert passes[0][:24] == [(a, a) for a in range(24)]
+    few = passes_of([1024] * 81, room=1.3e9)
+    assert len(few) == -(-81 * 82 // 2 // 154)
+    # a pass of many layers reads few of them
+    assert max(len({layer for cell in cells for layer in cell}) for cells in few[1:]) < 45
+    asked = []
+    xs = representations()
+
+    def counted(chosen):
+        asked.append(list(chosen))
+        return streamed(xs)(chosen)
+
+    bound = {"cka": measures.get("cka")}
+    moment_pairs(bound, counted, names="abcd", widths=WIDTHS, room=8 * 700)
+    assert asked == [[0, 1, 2, 3], [0, 1, 2, 3]]
 
 
 def test_what_second_moments_cannot_do():
@@ -87,9 +112,9 @@ def test_runs_read_stored_rows_again(repsim, newest):
 
     words = ["model=[tiny_a,tiny_b]", "measure=[cka,neuronsim]", "extract.estimate=moments", "extract.sequences=4"]
     values = []
-    for side, cache in ((10**4, "true"), (130, "false"), (130, "true")):
+    for room, cache in ((10**9, "true"), (10**5, "false"), (10**5, "true")):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Similarity, "side", lambda self, side=side: side)
+            patch.setattr(Similarity, "room", lambda self, room=room: room)
             code, _, err = repsim("run", *words, f"cache={cache}", "hardware.threads=1")
         assert code == 0, err
         folder = newest()
