@@ -1,9 +1,13 @@
 """Dry runs: published models from shipped shapes without a hub, what does not fit here, and the run that is refused."""
 
+import json
+import math
+
 import pytest
 from test_config import EXPERIMENTS, composed
 
 from repsim_cli import measures
+from repsim_cli.activations import rows
 from repsim_cli.activations.inputs import tokenizers
 from repsim_cli.config import validate
 from repsim_cli.data import network
@@ -226,6 +230,67 @@ def test_a_device_for_training_is_noted_and_refused_when_needed(repsim, tmp_path
     assert (code, out) == (2, "")
     assert err.startswith("error: model.tiny_nli_0.recipe.device: not usable here, got 'cuda:9' (")
     assert not list((tmp_path / "outputs").rglob("manifest.json"))
+
+
+@pytest.fixture
+def two_large(tmp_path):
+    """Entries of two models of 12 layers of 1024 features and 200 000 rows: files of holes, which take no disk."""
+    shape, entries = [200_000, 1024], []
+    for label in "ab":
+        size = 2 * math.prod(shape)
+        header = {
+            f"h{i}": {"dtype": "F16", "shape": shape, "data_offsets": [i * size, (i + 1) * size]} for i in range(12)
+        }
+        text = json.dumps(header).encode()
+        with (tmp_path / f"{label}.safetensors").open("wb") as file:
+            file.write(len(text).to_bytes(8, "little") + text)
+            file.truncate(8 + len(text) + 12 * size)
+        entries.append(f"+model.{label}={{kind: precomputed, path: {tmp_path / f'{label}.safetensors'}}}")
+    return ["run", "model=[]", *entries, "dry_run=true"]
+
+
+def test_the_plan_of_cross_products_that_do_not_fit(repsim, two_large):
+    words = [*two_large, "measure=[mean_cca,linear_regression]", "extract.estimate=moments"]
+    _, out, err = repsim(*words, "hardware.memory_gb=2")
+    assert "passes over the rows: 2, for 300 cross products of 2.52 GB, 1.3 GB at a time" in out, err
+    assert "in all: 2.0\n" in out
+    assert "prepared layers: 0.403" in out
+    _, out, _ = repsim(*words, "hardware.memory_gb=4")
+    assert "passes over the rows: 1, for 300 cross products of 2.52 GB\n" in out
+    _, out, _ = repsim(*words, "hardware.memory_gb=0.7")
+    assert "hardware.memory_gb: the run needs about 0.71 GB, got a limit of 0.70 GB; " in out
+
+
+def test_what_a_plan_says_of_weights_and_passes(repsim):
+    """Bytes by dtype and device; operations; how often models run whose activations exceed the cache's limit."""
+    words = ["run", "model=[pythia_410m_shape]", "model.pythia_410m_shape.tokenizer=tiny_a", "measure=[cka]"]
+    words += ["extract.estimate=moments", "hardware.dtype=bfloat16", "hardware.memory_gb=4", "dry_run=true"]
+    _, out, _ = repsim(*words, "cache=false")
+    assert "353,822,720 parameters, 0.708 GB in bfloat16 on cpu" in out
+    turns = int(out.partition("passes over the rows: ")[2].partition(",")[0])
+    assert turns > 1
+    assert f"forward passes: {8 * turns}\n" in out
+    _, out, _ = repsim(*words, "cache=true")
+    assert "forward passes: 8\n" in out
+    assert "activations in the cache: 0.805" in out
+    _, out, _ = repsim(*words, "cache=true", "extract.sequences=6400", "extract.pool=6400")
+    assert "activations in the cache: none, 80.5 exceed its 20" in out
+    assert f"forward passes: {800 * turns}\n" in out
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "gpt_neox"])
+def test_planned_widths_inside_an_mlp_are_those_of_the_config(kind, monkeypatch):
+    key = {"gpt2": "n_inner"}.get(kind, "intermediate_size")
+    config = {"model_type": kind, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, key: 96}
+    source = models.get("random").function(config=config, seed=0)
+    extract = Extract(hook_points=["mlp_pre", "mlp_post", "mlp_out"])
+
+    def planned():
+        return [layer.width for layer in rows.readings({"a": source}, extract)[0].layers]
+
+    assert planned() == [96] * 4 + [64] * 2
+    monkeypatch.setattr(rows, "shapes", lambda *_: {})  # a model of which no pass without weights is possible
+    assert planned() == [96] * 4 + [64] * 2
 
 
 def test_a_device_that_is_not_here_is_assumed():

@@ -36,6 +36,9 @@ from repsim_cli.segments import BOTH, DOCUMENT, SEQUENCE
 from repsim_cli.settings import LARGEST, WORDS, Extract, Hardware
 
 log = logging.getLogger("repsim")
+INNER = ("mlp_pre", "mlp_post", "module")  # their width is not the model's
+AT_ONCE = 256  # stored rows that are read at a time, and rows in float64, for second moments
+MLP_WIDTHS = ("intermediate_size", "ffn_dim", "n_inner", "d_ff", "ffn_hidden_size", "feed_forward_size", "d_inner")
 
 
 class Layer(NamedTuple):
@@ -102,7 +105,8 @@ def readings(models: Mapping[str, AnySource], extract: Extract) -> list[Reading]
                 f"extract.hook_points: an attention map has no row per token, got '{maps[0].kind}'; use q, k, v, z or "
                 f"attn_out, or {maps[0].kind}.h* with extract.unit=sequence"
             )
-        found = shapes(source, points) if any(point.module for point in points) or source.modality == "images" else {}
+        guessed = any(point.kind in INNER for point in points) or source.modality == "images"
+        found = shapes(source, points) if guessed else {}
         if source.modality == "images" and not _of_any_places(source, extract):
             _check_places(label, source, found)
         layers = [Layer(label, str(point), _width(point, source, extract, found.get(point))) for point in points]
@@ -136,13 +140,18 @@ def _check_places(label: str, source: Source, found: Mapping[HookPoint, tuple[in
 
 
 def width(point: HookPoint, source: Source) -> int:
-    """Features per row, from the config (for an MLP or an unknown module, four times the width)."""
+    """Features per row, from the config (inside an MLP that it does not describe, and for an unknown module, four times
+    the width)."""
     if point.kind in ATTENTION:
         return source.context or 1
     if point.kind in BY_HEAD:
         wide = head_width(point, source)
         return wide if point.head is not None else wide * heads_of(point, source)
-    return 4 * source.width if point.kind in ("mlp_pre", "mlp_post", "module") else source.width
+    if point.kind not in INNER:
+        return source.width
+    config = getattr(source.skeleton, "config", None)
+    named = [getattr(config, name, None) for name in MLP_WIDTHS if point.kind != "module"]
+    return next((wide for wide in named if isinstance(wide, int)), 4 * source.width)
 
 
 def places_read(sequences: Sequences, extract: Extract) -> Bool[np.ndarray, "N L"]:
@@ -314,11 +323,10 @@ def blocks(
     """
     if not sequences:
         total = min(r.source.rows for r in readings if isinstance(r.source, Precomputed))
-        for start in progress(range(0, total, extract.batch_rows)):
-            if start + extract.batch_rows > first_row:
-                yield Block(
-                    start, _stored(readings, slice(start, min(total, start + extract.batch_rows)), hardware.device)
-                )
+        size = min(extract.batch_rows, AT_ONCE) if extract.estimate == "moments" else extract.batch_rows
+        for start in progress(range(0, total, size)):
+            if start + size > first_row:
+                yield Block(start, _stored(readings, slice(start, min(total, start + size)), hardware.device))
         return
     counts = rows_run(next(iter(sequences.values())), extract)
     with ExitStack() as stack:

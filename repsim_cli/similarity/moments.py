@@ -12,14 +12,14 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from repsim_cli.activations.rows import AT_ONCE
 from repsim_cli.errors import BadInput
 from repsim_cli.measures import Measure, rank
 from repsim_cli.measures.base import at, issued_by, within
 from repsim_cli.measures.moments import Second
 from repsim_cli.similarity.estimates import Notices, check_estimate, joined, noticed
-from repsim_cli.similarity.pairs import Matrix, SimilarityMatrix
+from repsim_cli.similarity.pairs import SimilarityMatrix
 
-AT_ONCE = 256  # rows that are in float64 at a time
 BYTES = 8  # of a number in float64
 Cell = tuple[int, int]
 Passes = Callable[[Sequence[int]], Iterable[Sequence[Tensor]]]
@@ -103,7 +103,7 @@ def passes_of(widths: Sequence[int], room: float) -> list[list[Cell]]:
 
     Layers with themselves come first, then pairs between the same few layers, so that a pass reads few of many layers.
 
-    >>> passes_of([4, 4, 4], room=4 * 8 * 4 * 4)
+    >>> passes_of([4, 4, 4], room=512.0)
     [[(0, 0), (1, 1), (2, 2), (0, 1)], [(0, 2), (1, 2)]]
     """
     side = max((room / BYTES) ** 0.5, 1.0)

@@ -1,8 +1,10 @@
 """What a run will need: its models, rows and memory, checked before it starts, and as plan() shows them."""
 
 import bisect
+import shutil
 import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from repsim_cli.activations.batching import most_places
 from repsim_cli.data.base import Data
@@ -10,17 +12,35 @@ from repsim_cli.models.source import AnySource, Source
 from repsim_cli.planning import unfit
 from repsim_cli.settings import WORDS, Extract, Hardware
 
+ITEM = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes of a number
 
-def shown(models: Mapping[str, AnySource]) -> dict[str, str]:
+
+def shown(
+    models: Mapping[str, AnySource], hardware: Hardware, devices: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """What each model is, and the bytes of its weights. devices: where they go."""
     return {
         label: (
-            f"{source.model_type}, {source.layers} blocks of {source.width}, {source.parameters:,} parameters"
+            f"{source.model_type}, {source.layers} blocks of {source.width}, {source.parameters:,} parameters, "
+            f"{ITEM[hardware.dtype] * source.parameters / 1e9:.3g} GB in {hardware.dtype}"
+            + (f" on {devices[label]}" if devices else "")
             + (f", read at {', '.join(source.hook_points)}" if source.hook_points else "")
             if isinstance(source, Source)
-            else f"precomputed, {source.rows} rows"
+            else f"precomputed, {source.rows} rows of {len(source.names)} layers"
         )
         for label, source in models.items()
     }
+
+
+def check_disk(need: float, folder: Path, what: str, advice: str) -> None:
+    """Calls `unfit` where a run would write more bytes than are free on the disk of the folder."""
+    if need > (free := free_bytes(folder)):
+        unfit(f"{what} need {need / 1e9:.2f} GB, got {free / 1e9:.2f} GB free on the disk of {folder}; {advice}")
+
+
+def free_bytes(folder: Path) -> int:
+    """Bytes that are free on the disk on which the folder is, or would be."""
+    return shutil.disk_usage(next(place for place in [folder, *folder.parents] if place.exists())).free
 
 
 def in_gb(memory: Mapping[str, float]) -> dict[str, float]:

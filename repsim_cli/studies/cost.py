@@ -25,15 +25,21 @@ def forward_time(
     models: Iterable[Source], sequences: int, length: int, hardware: Hardware, *, vocabularies: bool = False
 ) -> float:
     """Seconds for a forward pass of so many sequences through each model. vocabularies: through its output head too."""
-    speed = EFFICIENCY * _speed(hardware, hardware.dtype)
-    tokens, count = sequences * length, passes(sequences, length, hardware)
-    seconds = 0.0
+    models, count = list(models), passes(sequences, length, hardware)
+    operations = forward_operations(models, sequences, length, vocabularies=vocabularies)
+    calls = CALL * count * sum(model.layers for model in models)
+    return operations / (EFFICIENCY * _speed(hardware, hardware.dtype)) + calls
+
+
+def forward_operations(models: Iterable[Source], sequences: int, length: int, *, vocabularies: bool = False) -> float:
+    """Two for each weight and token, and those of attention."""
+    operations = 0.0
     for model in models:
         table = model.vocabulary * model.width
         weights = max(model.parameters - table, 0) + table * vocabularies
         attention = 2 * model.layers * length * model.width
-        seconds += 2.0 * tokens * (weights + attention) / speed + CALL * count * model.layers
-    return seconds
+        operations += 2.0 * sequences * length * (weights + attention)
+    return operations
 
 
 def training_time(layers: int, width: int, tokens: int, steps: int, hardware: Hardware) -> float:
@@ -80,7 +86,8 @@ def distances_time(widths: list[int], rows: int, hardware: Hardware) -> float:
 
 
 def moments_time(measures: Iterable[Measure], widths: list[int], pairs: int, rows: int, hardware: Hardware) -> float:
-    """Seconds for exact second moments: all covariances in float64 once, and one or two decompositions per pair."""
+    """Seconds for exact second moments: half of all covariances, in float64 at half the speed, and one or two
+    decompositions per pair."""
     features, count = float(sum(widths)), len(list(measures))
     operations = 2 * rows * features**2 + count * pairs * 40 * (features / len(widths)) ** 3
     return operations / _speed(hardware)

@@ -202,7 +202,7 @@ class Features:
         """What a run would do: models, layers, dictionaries, forward passes, memory in GB."""
         length = usual_length(self.live, self.data, self.extract)
         return {
-            "models": shown(self.models),
+            "models": shown(self.models, self.hardware),
             "layers": len(self.layers),
             "dictionaries": self.seeds * len(self.layers) + sum(map(len, self.given.values())),
             "universal dictionaries": len(self.readings[0].layers) if self.universal else 0,

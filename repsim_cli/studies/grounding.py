@@ -121,7 +121,7 @@ class Grounding:
             for label, bound in self.measures.items():
                 seconds["similarity"] += 2 * pairs_time([bound], widths, pairs[name], self.rows_of(label), hardware)
         return {
-            "models": shown(self.models),
+            "models": shown(self.models, self.hardware),
             "tests": {
                 name: {
                     test: {group: len(members) for group, members in groups.items()}

@@ -149,7 +149,7 @@ class Probes:
 
     def plan(self) -> dict[str, Any]:
         return {
-            "models": shown({label: self.models[label] for label in self.probed}),
+            "models": shown({label: self.models[label] for label in self.probed}, self.hardware),
             "layers": len(self.layers),
             "targets": self.names,
             "probes": list(self.probes),

@@ -9,11 +9,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from repsim_cli import cache
 from repsim_cli import significance as judging
 from repsim_cli.activations.batching import passes
 from repsim_cli.activations.diagnostics import MOST
 from repsim_cli.activations.inputs import check_modality, paired, tokenizers
-from repsim_cli.activations.rows import devices, readings
+from repsim_cli.activations.rows import AT_ONCE, devices, readings
 from repsim_cli.content import Results, Table
 from repsim_cli.data.base import Data, Sequences
 from repsim_cli.errors import BadInput
@@ -24,8 +25,8 @@ from repsim_cli.registry import studies
 from repsim_cli.results import Run
 from repsim_cli.segments import Segments
 from repsim_cli.settings import ALL_REMEDIES, WORDS, Extract, Group, Hardware, Significance
-from repsim_cli.similarity.moments import AT_ONCE, BYTES
-from repsim_cli.studies.bounds import check_rows_fit, in_gb, most_rows, passing, places, shown, usual_length
+from repsim_cli.similarity.moments import BYTES, passes_of
+from repsim_cli.studies.bounds import check_rows_fit, free_bytes, in_gb, most_rows, passing, places, shown, usual_length
 from repsim_cli.studies.checks import (
     check_groups,
     check_measure,
@@ -35,7 +36,7 @@ from repsim_cli.studies.checks import (
     suitable,
     warn_of_few_rows,
 )
-from repsim_cli.studies.cost import forward_time, moments_time, pairs_time, times
+from repsim_cli.studies.cost import forward_operations, forward_time, moments_time, pairs_time, speed_of, times
 from repsim_cli.studies.feature_maps import check_feature_maps, kept_maps
 from repsim_cli.studies.grouped import chosen, listed, of_groups
 from repsim_cli.studies.matrices import Clusters, Matrices, clusters_of, matrices_of, records
@@ -148,7 +149,6 @@ class Similarity:
         features = sum(layer.width for layer in self.layers)
         tile = min(hardware.tile, rows)
         kernels = {kernel for m in measures if isinstance(m, InnerProduct) for kernel in (m.row, m.column)}
-        widest = max(layer.width for layer in self.layers)
         packed = sum(isinstance(kernel, Packed) for kernel in kernels)
         whole = any(isinstance(kernel, Kernel) and kernel.whole for kernel in kernels)
         parts = {
@@ -176,11 +176,10 @@ class Similarity:
         """The same with second moments, whose cross products take what the rest leaves, if they need it."""
         widths = [layer.width for layer in self.layers]
         least = BYTES * max(widths) ** 2
-        parts = {
-            **parts,
-            "rows": 4.0 * (1 + bool(self.extract.remedies)) * rows * features + 1.5 * BYTES * AT_ONCE * features,
-            "decompositions": 10.0 * least,
-        }
+        copies, at_once = 1 + bool(self.extract.remedies), rows if self.live else min(rows, AT_ONCE)
+        of_rows = 4.0 * copies * at_once * features + 1.5 * BYTES * AT_ONCE * features
+        # layers are decomposed one by one, once the rows have passed
+        parts = {**parts, "rows": max(of_rows, 10.0 * least - parts["diagnostics"])}
         products = BYTES * sum(a * b for a, b in itertools.combinations_with_replacement(widths, 2))
         left = int(self.hardware.memory_limit - sum(parts.values())) - 1
         return {**parts, "cross products": float(max(least, min(products, left)))}
@@ -191,7 +190,7 @@ class Similarity:
         pairs = count * (count + 1) // 2 if wanted is None else int(wanted.triu().sum())
         length = usual_length(self.live, self.data, extract)
         return {
-            "models": shown(self.models),
+            "models": shown(self.models, self.hardware, self.devices),
             "layers": count,
             "pairs of layers": pairs,
             **({"groups": dict(self.groups)} if self.groups else {}),
@@ -199,18 +198,68 @@ class Similarity:
             **({"remedies": list(REMEDIES)} if self.robustness else {}),
             "estimate": extract.estimate,
             "tokens": extract.sequences * places(self.live, extract) if self.live else 0,
-            "forward passes": len(self.live) * passes(extract.sequences, length, self.hardware),
+            "forward passes": self._turns() * len(self.live) * passes(extract.sequences, length, self.hardware),
             **({"rows, at most": most} if (most := most_rows(self.models, extract)) < sys.maxsize else {}),
+            "passes over the rows": self._form(),
             **({"processes": self.hardware.workers} if self.slow else {}),
             "memory, GB": in_gb(self.memory(self.rows())),
+            "disk, GB": self._disk(),
+            "operations": {part: f"{count:.2g}" for part, count in self._operations(pairs).items()},
             "time, roughly": times(self.times(pairs), self.hardware, figures=len(self.measures)),
         }
+
+    def _passes(self) -> int:
+        """How often the rows of all layers are read."""
+        if self.extract.estimate != "moments":
+            return 1
+        return len(passes_of([layer.width for layer in self.layers], self.room()))
+
+    def _form(self) -> str:
+        """How often the rows are read, and what is kept of them meanwhile."""
+        if self.extract.estimate != "moments":
+            return "1, a batch of all layers at a time"
+        products = BYTES * sum(a.width * b.width for a, b in itertools.combinations_with_replacement(self.layers, 2))
+        room, count = self.room(), len(self.layers) * (len(self.layers) + 1) // 2
+        at_a_time = f", {room / 1e9:.3g} GB at a time" if room < products else ""
+        return f"{self._passes()}, for {count} cross products of {products / 1e9:.3g} GB{at_a_time}"
+
+    def _total(self) -> int:
+        """Rows of the run, at most; of words as many as there are places."""
+        read = self.extract.sequences * usual_length(self.live, self.data, self.extract)
+        return min([most_rows(self.models, self.extract), *([read] if self.live else [])])
+
+    def _stored(self) -> float:
+        """Bytes of the activations of live models in the cache."""
+        return 4.0 * self._total() * sum(layer.width for layer in self.layers if layer.model in self.live)
+
+    def _turns(self) -> int:
+        """How often each model runs: once, unless its activations do not stay in the cache."""
+        return 1 if self.cache and self._stored() <= cache.limit() else self._passes()
+
+    def _disk(self) -> dict[str, Any]:
+        """In GB, of activations in the cache and prepared layers in the run folder, and what is free."""
+        stored, limit = self._stored() if self.cache else 0.0, cache.limit()
+        fits = f"{stored / 1e9:.3g}" if stored <= limit else f"none, {stored / 1e9:.3g} exceed its {limit / 1e9:.3g}"
+        states = 2.0 * BYTES * sum(layer.width**2 for layer in self.layers)
+        return {
+            **({"activations in the cache": fits} if stored else {}),
+            **({"prepared layers": f"{states / 1e9:.3g}"} if self.extract.estimate == "moments" else {}),
+            "free": f"{free_bytes(cache.root()) / 1e9:.3g}",
+        }
+
+    def _operations(self, pairs: int) -> dict[str, float]:
+        """Of forward passes, and of similarity as if all were products in float32."""
+        extract = self.extract
+        length = usual_length(self.live, self.data, extract)
+        forward = self._turns() * forward_operations(self.live.values(), extract.sequences, length)
+        speed = speed_of(self.hardware.device, threads=self.hardware.threads)[0]
+        return {"forward passes": forward, "similarity": self.times(pairs)["similarity"] * speed}
 
     def times(self, pairs: int) -> dict[str, float]:
         """Seconds, roughly, for so many pairs of layers."""
         extract, hardware = self.extract, self.hardware
         length = usual_length(self.live, self.data, extract)
-        total = min(most_rows(self.models, extract), extract.sequences * length)
+        total = self._total()
         widths, bounds = [layer.width for layer in self.layers], list(self.measures.values())
         permutations = self.significance.permutations if self.significance.method == "permutation" else 0
         if extract.estimate == "moments":
@@ -221,7 +270,7 @@ class Similarity:
             rows, batches = extract.batch_rows, max(total / extract.batch_rows, 1.0)
             similarity = pairs_time(bounds, widths, pairs, rows, hardware, batches=batches, permutations=permutations)
         return {
-            "forward passes": forward_time(self.live.values(), extract.sequences, length, hardware),
+            "forward passes": self._turns() * forward_time(self.live.values(), extract.sequences, length, hardware),
             "similarity": similarity * (len(REMEDIES) if self.robustness else 1),
         }
 

@@ -234,7 +234,7 @@ class Stitching:
         steps = recipe.steps if recipe.trained else 0
         groups = {"groups": dict(self.groups)} if self.groups else {}
         return {
-            "models": shown(self.models),
+            "models": shown(self.models, self.hardware),
             **groups,
             "stitches": self._planned()[1],
             "pairs of models": self._planned()[0],

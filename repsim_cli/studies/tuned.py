@@ -136,7 +136,7 @@ class Tuned(Similarity):
         """What a run would do: models, layers, measures, forward passes, memory in GB."""
         length = usual_length(self.live, self.data, self.extract)
         return {
-            "models": shown(self.models),
+            "models": shown(self.models, self.hardware),
             "base": self.base,
             "layers of each": len(self.reference.layers),
             "measures": list(self.measures),

@@ -96,7 +96,7 @@ class UniversalNeurons:
         """What a run would do: models, layers, neurons, forward passes, memory in GB."""
         length = usual_length(self.live, self.data, self.extract)
         return {
-            "models": shown(self.models),
+            "models": shown(self.models, self.hardware),
             "layers": sum(map(len, self.widths)),
             "neurons, at most": sum(map(sum, self.widths)),
             "rotations": self.rotations,

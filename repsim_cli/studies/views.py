@@ -219,7 +219,7 @@ class Views:
         length = usual_length(self.live, self.data, self.extract)
         forward = passes(self.extract.sequences, length, self.hardware)
         return {
-            "models": shown(self.models),
+            "models": shown(self.models, self.hardware),
             "layers": len(self.layers),
             "views": self.views,
             "rows, at most": self.most,

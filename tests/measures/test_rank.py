@@ -80,7 +80,7 @@ def test_the_units_of_a_neuron_do_not_matter(name, scale):
 
 
 @ignore_dead
-@pytest.mark.parametrize("room", [1, 10**9])
+@pytest.mark.parametrize("room", [1.0, 1e9])
 def test_moments_are_full_after_a_layer_norm(room):
     xs = language_model_like()
     bound = {name: measures.get(name) for name in STREAMED}
@@ -120,7 +120,7 @@ def test_float64_keeps_what_float32_cannot_tell():
             lambda _, rows=given: [[rows, rows]],
             names="ab",
             widths=[4, 4],
-            room=1000,
+            room=1000.0,
         )[1]
         assert notices == [
             f"{name}: directions were left out whose variance is within the rounding of second moments, got 1 of 4; use "
