@@ -352,7 +352,7 @@ class Similarity:
 
     def room(self) -> float:
         """Bytes for the cross products of second moments in one pass over the rows."""
-        return self.memory(self.rows())["cross products"]
+        return self.memory(self.rows()).get("cross products", 0.0)
 
     def _too_few_rows(self, got: str) -> BadInput:
         advice = "raise sequences or length" if self.live else "use extract.estimate=full"
