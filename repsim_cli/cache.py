@@ -92,16 +92,18 @@ def key(parts: dict[str, Any]) -> str:
 
 @dataclass
 class Entry:
-    """A unit of work on disk. Its files are complete or absent. meta: the arguments of `finish`, empty before."""
+    """A unit of work on disk. Its files are complete or absent. meta: the arguments of `finish`, empty before. home:
+    the folder of its kind; None: that in the cache."""
 
     kind: str
     key: str
     files: dict[str, Path] = field(default_factory=dict)
     meta: dict[str, Any] = field(default_factory=dict)
+    home: Path | None = None
 
     @property
     def folder(self) -> Path:
-        return root() / self.kind / self.key
+        return (self.home or root() / self.kind) / self.key
 
     @property
     def complete(self) -> bool:

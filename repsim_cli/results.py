@@ -39,7 +39,8 @@ from repsim_cli.registry import did_you_mean
 
 LOCK, STATE = ".lock", "state.safetensors"
 PAIRS = ".pairs"  # notes on pairs that are solved one by one, until the run ends
-HOW = ("resume", "dry_run", "hardware.processes", "hardware.memory_gb")  # keys that results do not depend on
+# keys that results do not depend on
+HOW = ("resume", "dry_run", "hardware.processes", "hardware.memory_gb", "hardware.resident")
 PACKAGES = ("repsim-cli", "torch", "transformers", "tokenizers", "numpy", "scipy", "hydra-core", "matplotlib")
 ELSEWHERE = "set REPSIM_OUTPUTS to a folder that can be written"
 log = logging.getLogger("repsim")

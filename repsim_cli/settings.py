@@ -184,6 +184,9 @@ class Hardware:
     processes: how many solve the pairs of slow measures (gromov_wasserstein) and fit probes, on one thread each; null:
         one per usable CPU; 1: none beside the run's own.
     memory_gb: a run whose estimated memory is above this is refused; null: 80 % of the machine's memory.
+    resident: which models are in memory at a time. `all` of a run; or `one`, whose rows go to the disk before the next
+        one is loaded (to the cache, or where it takes none to the run's folder, until the run is complete); `auto`: all
+        of them where their weights take at most half of the memory, of memory_gb or of the GPUs.
 
     Example: repsim run hardware.batch_size=32 hardware.memory_gb=12
     """
@@ -197,6 +200,7 @@ class Hardware:
     threads: Small | None = None
     processes: Small | None = None
     memory_gb: Above0 | None = None
+    resident: Literal["auto", "all", "one"] = "auto"
 
     @property
     def workers(self) -> int:

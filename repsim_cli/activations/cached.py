@@ -1,9 +1,11 @@
 """The cache entries of a run's models: complete ones are read, the others recorded as the models run."""
 
 import logging
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from repsim_cli.activations.rows import Reading, rows_run
@@ -48,6 +50,27 @@ def cached(
         yield {label: entries[key] for label, key in keys.items() if key in entries}
         if entries:
             trim()
+
+
+@contextmanager
+def entries_of(
+    folder: Path,
+    live: Sequence[Reading],
+    sequences: Mapping[str, Sequences],
+    identities: Identities,
+    extract: Extract,
+    dtype: str,
+) -> Iterator[dict[str, Entry]]:
+    """Entries of live models in a folder of the run, by label, for rows that the cache does not take. The folder is
+    removed once they are no longer needed, and kept where the run is cut off, which then resumes with them."""
+    entries = {}
+    for reading in live:
+        label = reading.label
+        name = activations_key(identities[label], sequences[label], extract, reading.points, dtype)
+        entries[label] = Entry("activations", f"{label}-{name}", home=folder)
+        entries[label].load()
+    yield entries
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def from_cache(reading: Reading, entries: Mapping[str, Entry], identities: Identities) -> Reading:

@@ -343,8 +343,7 @@ def blocks(
             )
             for r, source in live
         }
-        lengths = np.max([lengths_of(used(given, extract)) for given in sequences.values()], axis=0)
-        whole = windows(lengths, most_places(longest(sequences, extract), hardware))
+        whole = windows_of(sequences, extract, hardware)
         done = 0
         for window in progress(whole):
             place = slice(done, done + int(counts[window].sum()))
@@ -367,6 +366,12 @@ def blocks(
     for reading, _ in live:
         if reading.label in recorders:
             recorders[reading.label].finish([layer.name for layer in reading.layers], whole)
+
+
+def windows_of(sequences: Mapping[str, Sequences], extract: Extract, hardware: Hardware) -> list[slice]:
+    """The windows of sequences (`batching`), the same for all models of a run."""
+    lengths = np.max([lengths_of(used(given, extract)) for given in sequences.values()], axis=0)
+    return windows(lengths, most_places(longest(sequences, extract), hardware))
 
 
 def used(sequences: Sequences, extract: Extract) -> Bool[np.ndarray, "N L"]:

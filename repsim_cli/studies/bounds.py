@@ -3,16 +3,15 @@
 import bisect
 import shutil
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from repsim_cli.activations.batching import most_places
 from repsim_cli.data.base import Data
+from repsim_cli.models.sizes import resident_bytes, weight_bytes
 from repsim_cli.models.source import AnySource, Source
 from repsim_cli.planning import unfit
 from repsim_cli.settings import WORDS, Extract, Hardware
-
-ITEM = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes of a number
 
 
 def shown(
@@ -22,7 +21,7 @@ def shown(
     return {
         label: (
             f"{source.model_type}, {source.layers} blocks of {source.width}, {source.parameters:,} parameters, "
-            f"{ITEM[hardware.dtype] * source.parameters / 1e9:.3g} GB in {hardware.dtype}"
+            f"{weight_bytes(source, hardware.dtype) / 1e9:.3g} GB in {hardware.dtype}"
             + (f" on {devices[label]}" if devices else "")
             + (f", read at {', '.join(source.hook_points)}" if source.hook_points else "")
             if isinstance(source, Source)
@@ -71,11 +70,14 @@ def most_rows(models: Mapping[str, AnySource], extract: Extract) -> int:
     return min([*stored, *([sys.maxsize if extract.unit in WORDS else read] if live else [])])
 
 
-def passing(live: Mapping[str, Source], extract: Extract, hardware: Hardware, features: int) -> dict[str, float]:
-    """Bytes, estimated: weights, and the activations of a forward batch and the rows of a window, which holds no more
-    tokens, with so many features over all layers."""
+def passing(
+    live: Mapping[str, Source], extract: Extract, hardware: Hardware, features: int, *, together: bool = False
+) -> dict[str, float]:
+    """Bytes, estimated: weights of the models that are in memory at a time, and the activations of a forward batch and
+    the rows of a window, which holds no more tokens, with so many features over all layers. together: the study always
+    needs all models."""
     return {
-        "weights": 4.0 * sum(source.parameters for source in live.values()),
+        "weights": resident_bytes([*live.values()], hardware, together=together),
         "forward": 4.0 * 2 * most_places(places(live, extract), hardware) * features if live else 0.0,
     }
 
@@ -128,9 +130,15 @@ def other_settings(
     # a model's weights, and its share of the memory that grows with the number of features
     features = {label: source.layers * source.width for label, source in live.items()}
     by_feature = (forward + parts.get("rows", 0.0)) / max(sum(features.values()), 1)
+    together = parts.get("weights", 0.0) >= sum(weight_bytes(source, hardware.dtype) for source in live.values())
+
+    def weights(labels: Sequence[str]) -> float:
+        return resident_bytes([live[label] for label in labels], hardware, together=together)
+
     left = sorted(live, key=lambda label: live[label].parameters)
     dropped: list[str] = []
     while excess > 0 and left:
+        before = weights(left)
         dropped.append(left.pop())
-        excess -= 4.0 * live[dropped[-1]].parameters + by_feature * features[dropped[-1]]
+        excess -= before - weights(left) + by_feature * features[dropped[-1]]
     return f"{', '.join(advice)}, or {'leave out ' + ', '.join(dropped) if left else 'use smaller models'}"

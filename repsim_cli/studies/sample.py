@@ -1,7 +1,8 @@
 """The rows that a study reads: the inputs of its models, and their activations, from the cache where it has them."""
 
+import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from repsim_cli.activations.batching import COUNTS, Tally
-from repsim_cli.activations.cached import Identities, cached, from_cache
+from repsim_cli.activations.cached import Identities, cached, entries_of, from_cache
 from repsim_cli.activations.diagnostics import Diagnosis
 from repsim_cli.activations.inputs import described, named, sequences_of
 from repsim_cli.activations.remedies import Remedies
@@ -32,6 +33,8 @@ from repsim_cli.activations.stored import Recorder
 from repsim_cli.cache import Entry
 from repsim_cli.content import Table
 from repsim_cli.data.base import Data, Sequences
+from repsim_cli.errors import RunFailed
+from repsim_cli.models.sizes import all_at_once
 from repsim_cli.models.source import AnySource, Source
 from repsim_cli.results import Progress, Run
 from repsim_cli.settings import Extract, Hardware
@@ -201,6 +204,39 @@ def identified(run: Run, study: Study) -> Identities:
     return identities
 
 
+def _loaded(reading: Reading, study: Study) -> nn.Module:
+    assert isinstance(reading.source, Source)
+    how = loading(study.hardware, study.devices[reading.label])
+    return named(reading.label, partial(reading.source.load, how=how), reading.eager)
+
+
+def _record(
+    run: Run, study: Study, reading: Reading, entry: Entry, sequences: Mapping[str, Sequences], counts: Tally
+) -> None:
+    """Runs a model that is in memory no longer than that, and completes its entry. Raises RunFailed where the rows
+    cannot be written."""
+    if entry.complete:
+        return
+    label, hardware = reading.label, study.hardware
+    progress = partial(run.progress, label=f"activations of {label}", unit="batches")
+    with run.stage("models"):
+        modules = {label: _loaded(reading, study)}
+    with run.stage("activations"):
+        for _ in blocks(
+            [reading], modules, {label: Recorder(entry)}, sequences, study.extract, hardware, progress, tally=counts
+        ):
+            pass
+    modules.clear()
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    if not entry.complete:
+        raise RunFailed(
+            f"model.{label}: its rows cannot be kept while the next model runs, got no room at {entry.folder}; free "
+            "space there, or use hardware.resident=all"
+        )
+
+
 @contextmanager
 def opened(
     run: Run,
@@ -217,16 +253,24 @@ def opened(
     extract, hardware = study.extract, study.hardware
     identities = identities or identified(run, study)
     live = [reading for reading in study.readings if study.cache and isinstance(reading.source, Source)]
-    with cached(live, sequences, identities, extract, hardware.dtype, run.warn) as entries:
+    with ExitStack() as held:
+        entries: Mapping[str, Entry] = held.enter_context(
+            cached(live, sequences, identities, extract, hardware.dtype, run.warn)
+        )
         now = [from_cache(reading, entries, identities) for reading in study.readings]
         running = {reading.label: reading for reading in now if isinstance(reading.source, Source)}
         run.manifest["models_run"] = list(running)
+        counts = tally(run, study.models)
+        sources = [reading.source for reading in running.values() if isinstance(reading.source, Source)]
+        if len(sources) > 1 and not all_at_once(sources, hardware):
+            lacking = [reading for label, reading in running.items() if label not in entries]
+            own = entries_of(run.folder / "activations", lacking, sequences, identities, extract, hardware.dtype)
+            entries = {**entries, **held.enter_context(own)}
+            for label, reading in running.items():
+                _record(run, study, reading, entries[label], sequences, counts)
+            running = {}
         with run.stage("models"):
-            modules = {
-                label: named(label, partial(source.load, how=loading(hardware, study.devices[label])), reading.eager)
-                for label, reading in running.items()
-                if isinstance(source := reading.source, Source)
-            }
+            modules = {label: _loaded(reading, study) for label, reading in running.items()}
         given = next(iter(sequences.values()), None)
         rows = Rows(
             readings=study.readings,
@@ -240,7 +284,7 @@ def opened(
             modules=modules,
             recorders={label: Recorder(entries[label]) for label in modules if label in entries},
             whole=whole,
-            tally=tally(run, study.models),
+            tally=counts,
             remedies=Remedies(extract, None if given is None else rows_left(given, extract)),
             diagnosis=diagnosis_of(study, sequences, total) if diagnose else None,
         )

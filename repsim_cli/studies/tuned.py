@@ -124,7 +124,7 @@ class Tuned(Similarity):
         squares = max(measure.slow.squares if measure.slow else measure.squares for measure in self.measures.values())
         return {
             "Python and its libraries": 0.5e9,
-            **passing(self.live, self.extract, hardware, features),
+            **passing(self.live, self.extract, hardware, features, together=True),
             "output heads": 4.0 * sum(source.vocabulary * source.width for source in live),
             "logits": 4.0 * 4 * most_places(places(self.live, self.extract), hardware) * vocabulary + 8.0 * 6 * CELLS,
             "rows": 4.0 * 3 * rows * features,
