@@ -203,10 +203,12 @@ def compare(
     """Compares all layers of all models under every measure.
 
     models: by label, or a list of names: folders, .gguf files, hub ids, names of `repsim list model`, transformers
-        models or (model, tokenizer), arrays (n, d) or {layer: array}, or any torch module with batches as data.
-    data: texts, (text, label) pairs, a text file, a name of `repsim list data`, or a datasets.Dataset with a column
-        `text`; None: text that ships with the package. With modules: batches (tensors, tuples whose first item is the
-        input, dicts), as from a DataLoader, or one tensor. With arrays: None.
+        models or (model, tokenizer), arrays (n, d) or {layer: array}, entries of a configuration ({"kind": ...}), or
+        any torch module with batches as data.
+    data: texts, (text, label) pairs, a file of text or a table, a name of `repsim list data`, a hub id, a
+        datasets.Dataset with a column `text`, or the settings of a table ({"path": FILE, "text": COLUMN}; see
+        `repsim describe table`); None: text that ships with the package. With modules: batches (tensors, tuples whose
+        first item is the input, dicts), as from a DataLoader, or one tensor. With arrays: None.
     measures: names of `repsim list measure`.
     layers: hook points such as `resid_post` or `mlp_out`, or names or globs of modules; none: the residual stream of
         transformers, and of modules all that have weights and no parts.
@@ -342,6 +344,8 @@ def _entry(label: str, model: Any) -> dict[str, Any]:
             return models_in_memory.hold(models_in_memory.of_transformers(*parts))
         if isinstance(model, np.ndarray | Tensor):
             model = {"rows": model}
+        if isinstance(model, Mapping) and isinstance(model.get("kind"), str):
+            return dict(model)
         if isinstance(model, Mapping):
             return models_in_memory.hold(models_in_memory.of_arrays(model))
     except BadConfig:
@@ -358,13 +362,19 @@ def _data(given: Any) -> dict[str, Any]:
     """The entry of a configuration for texts. Raises BadInput for what is none."""
     if given is None:
         given = "embedded"
+    if isinstance(given, Mapping):
+        return {"kind": "table", **given}
     if isinstance(given, str | os.PathLike):
         name = os.fspath(given)
         file = conf_dir() / "data" / f"{name}.yaml"
         if file.is_file():
             return _yaml(file)
-        if Path(name).expanduser().exists():
-            return {"kind": "local_text", "path": name}
+        place = Path(name).expanduser()
+        if place.exists():
+            tabular = place.is_dir() or place.suffix in (".csv", ".tsv")
+            return {"kind": "table" if tabular else "local_text", "path": name}
+        if name.count("/") == 1 and not name.startswith((".", "~", "/")) and not place.suffix:
+            return {"kind": "table", "path": name}
         names = [each.stem for each in (conf_dir() / "data").glob("*.yaml")]
         raise BadInput(f"data: neither a file nor a data set, got '{name}'; {did_you_mean(name, names)}")
     if hasattr(given, "column_names"):

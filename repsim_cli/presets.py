@@ -46,7 +46,7 @@ def _labels(text: str) -> list[tuple[str, list[str]]]:
     return labels
 
 
-STORED = (".npz", ".safetensors", ".hdf5", ".h5")  # activations
+STORED = (".npz", ".safetensors", ".hdf5", ".h5", ".parquet")  # activations
 FILES = (".gguf", *STORED)
 
 
@@ -63,7 +63,7 @@ def entry_of(name: str) -> dict[str, Any]:
         return known[name]
     if name.startswith((".", "/", "~")) or name.endswith(FILES) or local(name).exists():
         place = local(name)
-        stored = "precomputed" if place.suffix in STORED else None
+        stored = "precomputed" if place.suffix in STORED or (place / "dataset_info.json").is_file() else None
         return {"kind": stored or ("transformer_lens" if is_native(place) else "transformers"), "path": str(place)}
     if name.count("/") == 1:
         return {"kind": "transformers", "hub": name}

@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import repsim_cli
+from repsim_cli import api
 from repsim_cli.errors import BadConfig, BadInput
 from repsim_cli.models.transformers import shipped_folder
 
@@ -62,14 +63,41 @@ def test_the_same_bits_as_both_commands(of_texts, repsim, newest, tmp_path):
             "models.tiny_c: MODEL: neither a model nor a folder, got 'tiny_c'; did you mean 'tiny_b'",
         ),
         (["tiny_a", "tiny_b", "--data", "nowhere.txt"], "data: neither a file nor a data set, got 'nowhere.txt'"),
+        (
+            ["tiny_a", "tiny_b", "--column", "review"],
+            "--column: of a table, got 'review' without one; name it with --dat",
+        ),
+        (
+            ["tiny_a", "tiny_b", "--data", "TABLE"],
+            "data: .*a.csv, line 2: no column 'text', got 'review', 'stars'; set data",
+        ),
+        (
+            ["tiny_a", "tiny_b", "--data", "TABLE", "--column", "stars"],
+            "a.csv: it has no examples, got 1 with an empty text",
+        ),
         (["tiny_a", "tiny_b", "--measure", "ckaa"], "measures: no such measure, got 'ckaa'; did you mean 'cka'"),
     ],
 )
-def test_bad_words(repsim, words, message):
-    code, _, err = repsim("compare", *words)
-    assert code == 2
-    assert re.search(message, err), err
-    assert err.count("\n") == 1
+def test_bad_words(repsim, words, message, tmp_path):
+    (tmp_path / "a.csv").write_text("review,stars\nfine,\n")
+    for command in ("compare", "diff"):
+        code, _, err = repsim(command, *(str(tmp_path / "a.csv") if word == "TABLE" else word for word in words))
+        assert code == 2
+        assert re.search(message, err), err
+        assert err.count("\n") == 1
+
+
+def test_tables(tmp_path):
+    """A file with columns, a folder of `datasets` and an id of the hub are tables; settings of one may be given."""
+    (tmp_path / "a.csv").write_text("review,stars\nfine,5\n")
+    for given, entry in {
+        str(tmp_path / "a.csv"): {"kind": "table", "path": str(tmp_path / "a.csv")},
+        str(tmp_path): {"kind": "table", "path": str(tmp_path)},
+        "someone/reviews": {"kind": "table", "path": "someone/reviews"},
+    }.items():
+        assert api._data(given) == entry
+    settings = {"path": "a.csv", "text": "review"}
+    assert api._data(settings) == {"kind": "table", **settings}
 
 
 def test_a_result_in_all_forms(of_texts, tmp_path):

@@ -4,6 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from repsim_cli.activations.batching import lengths_of
 from repsim_cli.activations.remedies import skipping
 from repsim_cli.activations.rows import Reading, places_read, rows_of, rows_run, same_rows, used
@@ -14,9 +16,10 @@ from repsim_cli.data.modular import Numbers
 from repsim_cli.data.words import check_offsets
 from repsim_cli.errors import BadInput
 from repsim_cli.models.shapes import Vocabulary
-from repsim_cli.models.source import PrecomputedWords, Sentence, Source
+from repsim_cli.models.source import Precomputed, PrecomputedIds, PrecomputedWords, Sentence, Source
 from repsim_cli.settings import WORDS, Extract
 
+NAMED = 5  # ids in a message
 MUCH_LOST = 0.1  # share of rows left out above which there is a warning
 OTHER = {"text": "a different vocabulary", "images": "a different grid of patches", "numbers": "different numbers"}
 
@@ -120,13 +123,20 @@ def sequences_of(
 
 
 def paired(
-    readings: Sequence[Reading], sequences: Mapping[str, Sequences], data: Data, extract: Extract
+    readings: Sequence[Reading],
+    sequences: Mapping[str, Sequences],
+    data: Data,
+    extract: Extract,
+    warn: Callable[[str], None],
 ) -> list[Reading]:
-    """The readings, with stored activations of words in the order of the run's sentences: those of the data, or of the
-    first file.
+    """The readings, with stored activations of words in the order of the run's sentences, and those with ids in the
+    order of the run's ids: those of the data, or of the first file.
 
-    Raises BadInput with the first sentence that a file lacks, or that has a different number of words there.
+    Raises BadInput with the first sentence that a file lacks, or that has a different number of words there, and with
+    the ids of examples that a file lacks. Without examples, the ids that all files have are taken; warn says which some
+    file lacks.
     """
+    readings = _by_id(readings, sequences, data, extract, warn)
     stored = [r.source.sentences for r in readings if isinstance(r.source, PrecomputedWords)]
     if not stored:
         return list(readings)
@@ -146,6 +156,54 @@ def paired(
         replace(r, source=named(r.label, r.source.ordered, wanted)) if isinstance(r.source, PrecomputedWords) else r
         for r in readings
     ]
+
+
+def _by_id(
+    readings: Sequence[Reading],
+    sequences: Mapping[str, Sequences],
+    data: Data,
+    extract: Extract,
+    warn: Callable[[str], None],
+) -> list[Reading]:
+    """As `paired`, of stored activations whose rows have ids."""
+    keyed = {r.label: r.source for r in readings if isinstance(r.source, PrecomputedIds)}
+    without = [r.label for r in readings if isinstance(r.source, Precomputed) and r.label not in keyed]
+    if not keyed:
+        return list(readings)
+    first, *others = keyed
+    if without:
+        raise BadInput(
+            f"model.{without[0]}: its rows have no ids, got ids of the rows of '{first}'; write ids into both files"
+        )
+    if sequences:
+        known, given = data.ids_of_examples(), next(iter(sequences.values()))
+        if known is None or not extract.pooled:
+            raise BadInput(
+                f"data: stored activations of '{first}' have an id per example, got {data.source} by {extract.unit}; "
+                "use data=table data.id=COLUMN extract=pooled"
+            )
+        assert given.example is not None
+        wanted = [known[i] for i in np.repeat(given.example, rows_run(given, extract)).tolist()]
+    else:
+        common = set(keyed[first].ids).intersection(*(keyed[other].ids for other in others))
+        wanted = [each for each in keyed[first].ids if each in common]
+        if not wanted:
+            named = ", ".join(f"'{source.ids[0]}' of '{label}'" for label, source in keyed.items())
+            raise BadInput(f"model: no id is in all files, got e.g. {named}; write the same ids")
+    chosen = set(wanted)
+    for label, source in keyed.items():
+        has = set(source.ids)
+        if lacking := [each for each in wanted if each not in has]:
+            raise BadInput(f"model.{label}: examples have no row, got the ids {_listed(lacking)}; write rows for them")
+        surplus = [each for each in source.ids if each not in chosen]
+        if surplus and not sequences:
+            warn(f"model.{label}: rows are left out whose ids another file lacks: {_listed(surplus)}")
+    return [replace(r, source=keyed[r.label].ordered(wanted)) if r.label in keyed else r for r in readings]
+
+
+def _listed(ids: Sequence[str]) -> str:
+    """The first few, and how many there are in all."""
+    return ", ".join(ids[:NAMED]) + (f", ... ({len(ids)} in all)" if len(ids) > NAMED else "")
 
 
 def described(sequences: Mapping[str, Sequences], data: Data, extract: Extract) -> tuple[dict[str, Any], list[str]]:

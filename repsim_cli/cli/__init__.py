@@ -71,9 +71,12 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--version", action="version", version=f"repsim {__version__}")
     commands = top.add_subparsers(metavar="COMMAND", required=True)
 
-    def add(name: str, command: Callable, help: str, example: str, description: str = "") -> argparse.ArgumentParser:
+    def add(
+        name: str, command: Callable, help: str, example: str, description: str = "", aliases: Sequence[str] = ()
+    ) -> argparse.ArgumentParser:
         sub = commands.add_parser(
             name,
+            aliases=aliases,
             help=help,
             description=description or f"{help[0].upper()}{help[1:]}.",
             epilog=f"example: {example}",
@@ -121,10 +124,12 @@ def parser() -> argparse.ArgumentParser:
         "compare the layers of two models, or the numbers of two runs",
         "repsim compare models/small models/large --data texts.txt",
         "Compare all layers of two models, into a new run folder; or the numbers of two finished runs.",
+        aliases=["diff"],
     )
     sub.add_argument("first", metavar="A", help="a folder, .gguf file, hub id or name of repsim list model; or a run")
     sub.add_argument("second", metavar="B", help="the same; of two runs the differences are B minus A")
-    sub.add_argument("--data", metavar="DATA", help="of models: a text file, or a name of repsim list data")
+    sub.add_argument("--data", metavar="DATA", help="of models: a file of text, a table, or a name of repsim list data")
+    sub.add_argument("--column", metavar="NAME", help="of a table: the column of the text (text)")
     sub.add_argument("--measure", metavar="NAME,...", help="of models (cka_unbiased,mutual_knn)")
     sub.add_argument(
         "--rows",

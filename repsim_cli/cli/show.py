@@ -219,9 +219,12 @@ def _compare_models(parsed: argparse.Namespace) -> int:
         raise BadInput(f"--output: of two runs, got '{parsed.output}' with models; the run folder has the figures")
     place = results.outputs_root() / f"{datetime.now():%Y-%m-%d}" / f"{datetime.now():%H-%M-%S}-compare"
     models = api.labelled([parsed.first, parsed.second])
+    if parsed.column and not parsed.data:
+        raise BadInput(f"--column: of a table, got '{parsed.column}' without one; name it with --data")
+    data = {"path": parsed.data, "text": parsed.column} if parsed.column else parsed.data
     result = api.compare(
         models,
-        parsed.data,
+        data,
         measures=parsed.measure.split(",") if parsed.measure else api.MEASURES,
         rows=parsed.rows,
         folder=place,
@@ -239,7 +242,7 @@ def _compare_models(parsed: argparse.Namespace) -> int:
 def _compare_runs(parsed: argparse.Namespace) -> int:
     from repsim_cli import comparison
 
-    for name in ("data", "measure"):
+    for name in ("data", "column", "measure"):
         if getattr(parsed, name):
             raise BadInput(f"--{name}: of two models, got '{getattr(parsed, name)}' with runs; drop it")
     first, second = results.find(parsed.first), results.find(parsed.second)

@@ -130,6 +130,10 @@ class Data(ABC):
         """By what they say, the labels of all examples; `Sequences.example` is an index into each list."""
         return {}
 
+    def ids_of_examples(self) -> list[str] | None:
+        """The ids of all examples, by which stored activations are paired; None where the data has none."""
+        return None
+
     def labels_of_words(self) -> dict[str, list[list[str]]]:
         """By what they say, the labels of all words of `sentences`."""
         return {}

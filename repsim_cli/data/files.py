@@ -3,6 +3,7 @@
 Everything here raises BadInput for a file whose content does not match its name.
 """
 
+import csv
 import io
 import json
 import os
@@ -20,6 +21,11 @@ from repsim_cli.registry import did_you_mean
 from repsim_cli.settings import Hardware
 
 LONGEST = 1 << 27  # characters of a line
+DELIMITERS = ",;\t|"
+MARKS = {b"\xef\xbb\xbf": "utf-8-sig", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
+# those that spreadsheets write; the codes of Western and Central Europe cannot be told apart, the Western one is meant
+ENCODINGS = ("cp1252", "cp932", "gb18030", "cp949", "big5", "cp1251")
+SNIFFED = 1 << 20  # bytes that tell the encoding
 
 
 def local(path: str) -> Path:
@@ -97,6 +103,70 @@ class _Unpacked(io.RawIOBase):
         count = min(len(buffer), len(self.waiting))
         buffer[:count], self.waiting = self.waiting[:count], self.waiting[count:]
         return count
+
+
+def decoded(file: Path, encoding: str | None = None) -> tuple[str, str]:
+    """The text of a file, and its encoding: as given, by its byte order mark, UTF-8, or sniffed."""
+    raw = file.read_bytes()
+    found = encoding or next((name for mark, name in MARKS.items() if raw.startswith(mark)), None)
+    if found is not None:
+        with refusing(f"{file}: not {found}", file.name, "set data.encoding"):
+            return raw.decode(found), found
+    try:
+        return raw.decode(), "utf-8"
+    except UnicodeDecodeError:
+        from charset_normalizer import from_bytes
+
+        best = from_bytes(raw[:SNIFFED], cp_isolation=list(ENCODINGS)).best()
+        if best is None:
+            raise BadInput(f"{file}: no known encoding, got {raw[:20]!r}; set data.encoding") from None
+        with refusing(f"{file}: not {best.encoding}", file.name, "set data.encoding"):
+            return raw.decode(best.encoding), best.encoding
+
+
+Lines = list[tuple[int, list[str]]]
+
+
+def delimited(file: Path, text: str, names: Sequence[str], delimiter: str | None = None) -> Lines:
+    """(line number, fields) of a file of columns that are separated by a delimiter, with or without quotes.
+
+    The way of reading it is the first that gives every line as many fields as the first line has, the names of columns
+    among them; else the one that gives most lines so many.
+    names: of columns that the first line must have. delimiter: None: sniffed.
+    """
+    before = "\t" if file.name.endswith((".tsv", ".txt")) else ","
+    marks = [delimiter] if delimiter else sorted(DELIMITERS, key=lambda mark: mark != before)
+    best: Lines = []
+    rank, broken = (False, 0.0, False), ""
+    for mark, quoting in ((mark, quoting) for mark in marks for quoting in (csv.QUOTE_MINIMAL, csv.QUOTE_NONE)):
+        lines, problem = _fields(text, mark, quoting)
+        if not lines or problem:
+            broken = broken or problem
+            continue
+        wide = len(lines[0][1])
+        full = sum(len(fields) == wide for _, fields in lines) / len(lines)
+        reached = (set(names) <= set(lines[0][1]), full, wide > 1)
+        if reached > rank:
+            best, rank = lines, reached
+        if rank == (True, 1.0, True):
+            break
+    if broken and rank[1] < 1:
+        raise BadInput(f"{file}, {broken}; close its quotes, or double those inside quotes")
+    return best
+
+
+def _fields(text: str, delimiter: str, quoting: Any) -> tuple[Lines, str]:
+    """The lines that are not empty, and where and why reading them failed, or an empty string."""
+    before = csv.field_size_limit(LONGEST)
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, quoting=quoting, strict=True)
+    lines: Lines = []
+    try:
+        lines.extend((reader.line_num, fields) for fields in reader if fields)
+    except csv.Error as error:
+        return lines, f"line {reader.line_num}: not a line of a table, got '{error}'"
+    finally:
+        csv.field_size_limit(before)
+    return lines, ""
 
 
 def json_line(line: str, where: str) -> dict[str, Any]:

@@ -6,7 +6,9 @@ from typing import Any, NamedTuple
 
 from repsim_cli.data.files import parquet, parquet_rows
 from repsim_cli.data.network import check_hub, reaching
+from repsim_cli.errors import BadInput
 from repsim_cli.files import refusing
+from repsim_cli.registry import did_you_mean
 
 NO_LABEL = "-"  # in MNLI, where the annotators did not agree; -1 on the hub
 
@@ -38,11 +40,30 @@ def hub_records(table: HubTable, split: str) -> Iterator[Record]:
     with reaching(table.hub):
         check_hub()
         records = datasets.load_dataset(table.hub, table.config, split=split, revision=table.revision)
+    yield from _records(records, f"{table.hub}, {split}")
+
+
+def stored_records(folder: Path, split: str) -> Iterator[Record]:
+    """The rows of a folder written by `Dataset.save_to_disk`, or those of a split by `DatasetDict.save_to_disk`."""
+    import datasets
+
+    with refusing("path: not a folder of a data set", folder, "write it with Dataset.save_to_disk"):
+        records = datasets.load_from_disk(str(folder))
+    if isinstance(records, datasets.DatasetDict):
+        if split not in records:
+            raise BadInput(f"split: no such split, got '{split}'; {did_you_mean(split, map(str, records))}")
+        records = records[split]
+    yield from _records(records, str(folder))
+
+
+def _records(records: Any, source: str) -> Iterator[Record]:
+    import datasets
+
     for name, feature in records.features.items():
         if isinstance(feature, datasets.Image):
             records = records.cast_column(name, datasets.Image(decode=False))
     for number, fields in enumerate(records):
-        yield Record(f"{table.hub}, {split} {number}", _named(dict(fields), records.features))
+        yield Record(f"{source} {number}", _named(dict(fields), records.features))
 
 
 def parquet_records(file: Path) -> Iterator[Record]:

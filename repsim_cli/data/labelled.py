@@ -127,13 +127,15 @@ TAGS = ("heuristic", "subcase")  # columns of HANS
 class Example:
     """A text or a pair of texts, and the name of its label (None without labels).
 
-    heuristic, subcase: of data in the style of HANS.
+    heuristic, subcase: of data in the style of HANS. group, id: of tables.
     """
 
     texts: tuple[str, ...]
     label: str | None
     heuristic: str | None = None
     subcase: str | None = None
+    group: str | None = None
+    id: str | None = None
 
 
 @dataclass(frozen=True)
@@ -164,10 +166,15 @@ class Examples(Data):
         return examples, dropped
 
     def labels_of_examples(self) -> dict[str, list[str]]:
-        """`label`, and of data in the style of HANS `heuristic` and `subcase`; without what some example lacks."""
+        """`label`, of tables `group`, of data in the style of HANS `heuristic` and `subcase`; without what some example
+        lacks."""
         examples, _ = self.examples()
-        found = {name: [getattr(example, name) for example in examples] for name in ("label", *TAGS)}
+        found = {name: [getattr(example, name) for example in examples] for name in ("label", "group", *TAGS)}
         return {name: labels for name, labels in found.items() if None not in labels}
+
+    def ids_of_examples(self) -> list[str] | None:
+        ids = [example.id for example in self.examples()[0]]
+        return None if None in ids else [str(each) for each in ids]
 
     def _codes(self, examples: Sequence[Example]) -> list[int] | None:
         """The code of each example's label; None where the data has none."""

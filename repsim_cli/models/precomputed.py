@@ -1,9 +1,12 @@
-"""Activations written by another program: .npz, .safetensors or HDF5 with a named (n, d) array per layer; or HDF5 with
-an array per sentence, the format of contextual-corr-analysis (Wu et al. 2020) and of the ELMo tools."""
+"""Activations written by another program: .npz, .safetensors or HDF5 with a named (n, d) array per layer; tables with a
+column of vectors per layer; or an array per sentence: HDF5 in the format of contextual-corr-analysis (Wu et al. 2020)
+and of the ELMo tools, and the files of vLLM."""
 
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,12 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from repsim_cli.data.files import existing, npz_arrays
+from repsim_cli.data.files import existing, local, npz_arrays
 from repsim_cli.errors import BadInput, RunFailed
 from repsim_cli.files import refusing
-from repsim_cli.models.source import Precomputed, PrecomputedWords, Sentence
+from repsim_cli.models.source import Precomputed, PrecomputedIds, PrecomputedWords, Sentence
 from repsim_cli.models.transformers import hash_files
 from repsim_cli.registry import did_you_mean, models
+from repsim_cli.settings import NotNegative
 
 Shapes = dict[str, tuple[tuple[int, ...], str]]
 # as numpy and safetensors name them
@@ -24,24 +28,53 @@ FLOATS = ("float16", "float32", "float64", "float128", "longdouble", "F16", "BF1
 
 
 @models.register("precomputed")
-def precomputed(*, path: str, layers: list[str] | None = None) -> Precomputed:
+def precomputed(
+    *, path: str, layers: list[str] | None = None, ids: str | None = None, layer_ids: list[NotNegative] | None = None
+) -> Precomputed:
     """Activations of your own: float arrays (n, d), one per layer, or per sentence one array of all layers.
 
-    Rows are paired by number with those of the other models of the run. In a file with an array per sentence a row is a
-    word, paired by sentence and word, and the layers are embed, layer@0, layer@1, ...
+    Rows with ids are paired by id with those of the other models of the run, other rows by number. In a file with an
+    array per sentence a row is a word, paired by sentence and word, and the layers are embed, layer@0, layer@1, ...
+    A folder of files of vLLM is such: a prompt is a sentence, a token a word.
 
-    path: an .npz, .safetensors, .hdf5 or .h5 file.
-    layers: the names of the arrays, in the order of the layers; null: all, in natural order (h9 before h10).
+    path: an .npz, .safetensors, .hdf5, .h5 or .parquet file, a folder written by `Dataset.save_to_disk`, or a folder of
+        the .safetensors files that vLLM's extract_hidden_states writes.
+    layers: the names of the arrays or columns, in the order of the layers; null: all, in natural order (h9 before h10).
+    ids: the array or column of the ids, text or whole numbers; null: `ids` or `id`, where there is one.
+    layer_ids: of files of vLLM, the eagle_aux_hidden_state_layer_ids that it was started with: 0 is the embeddings, 1
+        the output of the first block, here `resid_post@0`.
     Example: repsim run model=[] +model.mine='{kind: precomputed, path: FILE}' extract.estimate=full
     """
-    openers = {".npz": _open_npz, ".safetensors": _open_safetensors, ".hdf5": _open_hdf5, ".h5": _open_hdf5}
-    file = existing(path, list(openers))
-    broken = (f"path: not a complete {file.suffix} file of numbers", path, "write it again")
+    place = local(path)
+    prompts = _prompts(place)
+    if bool(prompts) != (layer_ids is not None):
+        raise BadInput(
+            "layer_ids: files of vLLM do not say which layers they hold, got none; give the "
+            "eagle_aux_hidden_state_layer_ids that it was started with, of which 0 is the embeddings"
+            if prompts
+            else f"layer_ids: of files of vLLM with `hidden_states` and `token_ids`, got '{path}'; drop it"
+        )
+    if layer_ids is not None:
+        known = ["embed" if number == 0 else f"resid_post@{number - 1}" for number in layer_ids]
+        return _of_sentences(_prompt_file(place, prompts, known), layers, known)
+    openers = {
+        ".npz": _open_npz,
+        ".safetensors": _open_safetensors,
+        ".hdf5": _open_hdf5,
+        ".h5": _open_hdf5,
+        ".parquet": _open_table,
+    }
+    file = place if place.is_dir() else existing(path, list(openers))
+    what = f"complete {file.suffix} file of numbers" if file.is_file() else "folder of a data set, nor of files of vLLM"
+    broken = (f"path: not a {what}", path, "write it again")
     with refusing(*broken):
         if file.suffix in (".hdf5", ".h5") and (archive := _sentence_file(file)) is not None:
             return _of_sentences(archive, layers)
-        shapes, read = openers[file.suffix](file)
-    names = layers if layers is not None else sorted(shapes, key=natural)
+        shapes, read, integers = openers[file.suffix if file.is_file() else ".parquet"](file)
+    key = ids or next((name for name in IDS if name in integers), None)
+    if key is not None and key not in integers:
+        raise BadInput(f"ids: no array of text or whole numbers, got '{key}'; {did_you_mean(key, integers)}")
+    names = layers if layers is not None else sorted((name for name in shapes if name != key), key=natural)
     for name in names:
         if name not in shapes:
             raise BadInput(f"layers: no such array, got '{name}'; {did_you_mean(name, shapes)}")
@@ -56,13 +89,26 @@ def precomputed(*, path: str, layers: list[str] | None = None) -> Precomputed:
     with refusing(*broken):  # external storage that is missing, or a filter that is not installed
         for name in names:
             read(name, slice(1))
-    return Precomputed(
+    files = [file] if file.is_file() else sorted(place.rglob("*.arrow"))
+    stored = Precomputed(
         names=names,
         rows=rows.pop(),
         widths=[shapes[name][0][1] for name in names],
         read=_checked(file, read),
-        identity=lambda: {"source": str(file), "weights_hash": hash_files([file])},
+        identity=lambda: {"source": str(file), "weights_hash": hash_files(files)},
     )
+    return stored if key is None else _with_ids(stored, key, integers[key]())
+
+
+def _with_ids(stored: Precomputed, key: str, ids: Sequence[Any]) -> PrecomputedIds:
+    """Raises BadInput where the ids are not one for each row, each once."""
+    if len(ids) != stored.rows:
+        raise BadInput(f"ids: '{key}' has another number of rows, got {len(ids)} for {stored.rows}; write one a row")
+    named = ["" if each is None else str(each) for each in ids]
+    twice = next((each for each, count in Counter(named).items() if count > 1 or not each), None)
+    if twice is not None:
+        raise BadInput(f"ids: '{key}' does not have a different id for each row, got '{twice}' again; number the rows")
+    return PrecomputedIds(**{f.name: getattr(stored, f.name) for f in fields(stored)}, ids=named)
 
 
 def natural(name: str) -> list[Any]:
@@ -95,28 +141,79 @@ def _floats(array: np.ndarray) -> Tensor:
         return torch.from_numpy(array.astype(np.float32, copy=False))
 
 
-def _open_npz(file: Path) -> tuple[Shapes, Reader]:
+# what may be ids: text and whole numbers
+Ids = Mapping[str, Callable[[], Sequence[Any]]]
+IDS = ("ids", "id")
+
+
+def _open_npz(file: Path) -> tuple[Shapes, Reader, Ids]:
     arrays = npz_arrays(file)
     shapes = {name: (array.shape, array.dtype.name) for name, array in arrays.items()}
-    return shapes, lambda name, rows: _floats(arrays[name][rows])
+    ids = {name: array.tolist for name, array in arrays.items() if array.ndim == 1 and array.dtype.kind in "iuU"}
+    return shapes, lambda name, rows: _floats(arrays[name][rows]), ids
 
 
-def _open_safetensors(file: Path) -> tuple[Shapes, Reader]:
+def _open_safetensors(file: Path) -> tuple[Shapes, Reader, Ids]:
     import safetensors
 
     archive = safetensors.safe_open(file, framework="pt")
     slices = {name: archive.get_slice(name) for name in archive.keys()}  # noqa: SIM118
     shapes = {name: (tuple(s.get_shape()), s.get_dtype()) for name, s in slices.items()}
-    return shapes, lambda name, rows: slices[name][rows].float()
+    whole = [name for name, (shape, kind) in shapes.items() if len(shape) == 1 and kind[0] in "IU"]
+    ids = {name: lambda name=name: slices[name][:].tolist() for name in whole}
+    return shapes, lambda name, rows: slices[name][rows].float(), ids
 
 
-def _open_hdf5(file: Path) -> tuple[Shapes, Reader]:
+def _open_hdf5(file: Path) -> tuple[Shapes, Reader, Ids]:
     import h5py
 
     archive = h5py.File(file, "r")
     sets = {name: node for name, node in archive.items() if isinstance(node, h5py.Dataset)}
     shapes = {name: (node.shape or (), node.dtype.name) for name, node in sets.items()}
-    return shapes, lambda name, rows: _floats(sets[name][rows])
+    text = {name: node for name, node in sets.items() if len(node.shape or ()) == 1 and node.dtype.kind in "iuO"}
+    ids = {
+        name: lambda node=node: [each.decode() if isinstance(each, bytes) else each for each in node[()].tolist()]
+        for name, node in text.items()
+    }
+    return shapes, lambda name, rows: _floats(sets[name][rows]), ids
+
+
+def _open_table(file: Path) -> tuple[Shapes, Reader, Ids]:
+    """A column of lists of floats per layer, of a .parquet file or a folder of `datasets`."""
+    import datasets
+    import pyarrow
+    import pyarrow.parquet
+
+    if file.is_dir():
+        whole = datasets.load_from_disk(str(file))
+        if isinstance(whole, datasets.DatasetDict):
+            raise BadInput(
+                f"path: a folder of several splits, got {', '.join(map(str, whole))}; name the folder of one"
+            )
+        opened = whole.with_format("arrow")[:]
+    else:
+        opened = pyarrow.parquet.read_table(file, memory_map=True)
+    table: Any = opened
+    shapes: Shapes = {}
+    ids: dict[str, Callable[[], Sequence[Any]]] = {}
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        kind = column.type
+        if pyarrow.types.is_fixed_size_list(kind) or pyarrow.types.is_list(kind) or pyarrow.types.is_large_list(kind):
+            width = len(column[0]) if len(column) and column[0].is_valid else 0
+            shapes[name] = (
+                (len(column), width),
+                {"halffloat": "float16", "float": "float32", "double": "float64"}.get(
+                    str(kind.value_type), str(kind.value_type)
+                ),
+            )
+        elif pyarrow.types.is_integer(kind) or pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind):
+            ids[name] = column.to_pylist
+
+    def read(name: str, rows: slice) -> Tensor:
+        some = table.column(name).slice(rows.start or 0, rows.stop - (rows.start or 0)).combine_chunks()
+        return _floats(np.stack([np.asarray(row, np.float64) for row in some.to_numpy(zero_copy_only=False)]))
+
+    return shapes, read, ids
 
 
 INDEX = "sentence_to_index"
@@ -127,6 +224,7 @@ class SentenceFile(NamedTuple):
 
     keys: the key of the array for the text of a sentence (its words joined by spaces).
     words: the number of words of every array.
+    parts: the files, where `file` is a folder.
     """
 
     file: Path
@@ -135,6 +233,67 @@ class SentenceFile(NamedTuple):
     words: dict[str, int]
     layers: int
     width: int
+    parts: Sequence[Path] = ()
+
+
+class Prompt(NamedTuple):
+    """What vLLM stores of a prompt."""
+
+    file: Path
+
+    def layer(self, number: int) -> np.ndarray:
+        """The array (tokens, width) of a layer."""
+        import safetensors
+
+        with safetensors.safe_open(self.file, framework="pt") as archive:
+            return archive.get_slice(STATES)[:, number : number + 1][:, 0].float().numpy()
+
+
+STATES, TOKENS = "hidden_states", "token_ids"
+
+
+def _prompts(place: Path) -> list[Path]:
+    """The files of vLLM there, one per prompt; none where the first file is another."""
+    import safetensors
+
+    files = sorted(place.glob("*.safetensors"), key=lambda file: natural(file.name)) if place.is_dir() else [place]
+    if not files or files[0].suffix != ".safetensors" or not files[0].is_file():
+        return []
+    with refusing("path: not a complete .safetensors file of numbers", files[0], "write it again"):
+        names = set(safetensors.safe_open(files[0], framework="pt").keys())
+    return files if names == {STATES, TOKENS} else []
+
+
+def _prompt_file(place: Path, files: Sequence[Path], known: Sequence[str]) -> SentenceFile:
+    """All prompts as sentences, whose words are their token ids. Raises BadInput for files of other layers."""
+    import safetensors
+
+    if len(set(known)) < len(known):
+        raise BadInput(f"layer_ids: a layer is named twice, got {', '.join(known)}; give the ids that vLLM was given")
+    texts: dict[str, str] = {}
+    words: dict[str, int] = {}
+    width = None
+    for file in files:
+        with (
+            refusing("path: not a file of hidden states of vLLM", file, "write it again"),
+            safetensors.safe_open(file, framework="pt") as archive,
+        ):
+            tokens, shape = archive.get_tensor(TOKENS).tolist(), tuple(archive.get_slice(STATES).get_shape())
+        if len(shape) != 3 or shape[0] != len(tokens) or shape[2] != (width or shape[2]):
+            raise BadInput(
+                f"path: hidden states must be ({len(tokens)} tokens, layers, {width or 'd'}), got {shape} in '{file}'; "
+                "write it again"
+            )
+        if shape[1] != len(known):
+            raise BadInput(
+                f"layer_ids: one id for each layer of the files, got {len(known)} for {shape[1]} in '{file}'; give the "
+                "eagle_aux_hidden_state_layer_ids that vLLM was started with, of which 0 is the embeddings"
+            )
+        width = shape[2]
+        texts[" ".join(map(str, tokens))], words[file.name] = file.name, len(tokens)
+    assert width is not None
+    arrays = {file.name: Prompt(file) for file in files}
+    return SentenceFile(place, arrays, texts, words, len(known), width, files)
 
 
 def write_sentences(path: Path, sentences: Iterable[tuple[Sequence[str], np.ndarray]]) -> None:
@@ -184,9 +343,9 @@ def _sentence_file(file: Path) -> SentenceFile | None:
     return SentenceFile(file, arrays, keys, {key: shape[1] for key, shape in shapes.items()}, first[0], first[2])
 
 
-def _of_sentences(archive: SentenceFile, layers: list[str] | None) -> PrecomputedWords:
-    """All sentences of the file, in the order of their keys."""
-    known = ["embed", *(f"layer@{i}" for i in range(archive.layers - 1))]
+def _of_sentences(archive: SentenceFile, layers: list[str] | None, known: list[str] | None = None) -> PrecomputedWords:
+    """All sentences of the file, in the order of their keys. known: the names of its layers."""
+    known = known or ["embed", *(f"layer@{i}" for i in range(archive.layers - 1))]
     for name in layers or ():
         if name not in known:
             raise BadInput(f"layers: no such layer, got '{name}'; {did_you_mean(name, known)}")
@@ -208,7 +367,10 @@ def _rows_of(
         parts = []
         for number in range(first, last + 1):
             array = archive.arrays[keys[number]]
-            parts.append(array[place[name]] if array.ndim == 3 else array[()])
+            if isinstance(array, Prompt):
+                parts.append(array.layer(place[name]))
+            else:
+                parts.append(array[place[name]] if array.ndim == 3 else array[()])
         start = ends[first] - len(parts[0])
         return _floats(np.concatenate(parts)[rows.start - start : rows.stop - start])
 
@@ -233,7 +395,10 @@ def _rows_of(
         rows=int(ends[-1]),
         widths=[archive.width] * len(names),
         read=_checked(archive.file, read),
-        identity=lambda: {"source": str(archive.file), "weights_hash": hash_files([archive.file])},
+        identity=lambda: {
+            "source": str(archive.file),
+            "weights_hash": hash_files(list(archive.parts) or [archive.file]),
+        },
         sentences=sentences,
         ordered=ordered,
     )

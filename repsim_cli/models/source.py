@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+import numpy as np
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -150,6 +151,25 @@ class PrecomputedWords(Precomputed):
 
     sentences: Sequence[Sentence]
     ordered: Callable[[Sequence[Sentence]], "PrecomputedWords"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrecomputedIds(Precomputed):
+    """Stored activations whose rows have ids, each id once."""
+
+    ids: Sequence[str]
+
+    def ordered(self, ids: Sequence[str]) -> "PrecomputedIds":
+        """The rows of these ids, all of which it has."""
+        place = {known: number for number, known in enumerate(self.ids)}
+        numbers = np.array([place[each] for each in ids])
+
+        def read(name: str, rows: slice) -> Tensor:
+            wanted = numbers[rows]
+            first = int(wanted.min())
+            return self.read(name, slice(first, int(wanted.max()) + 1))[wanted - first]
+
+        return replace(self, ids=ids, rows=len(ids), read=read)
 
 
 AnySource = Source | Precomputed

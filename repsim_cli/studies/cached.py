@@ -26,7 +26,7 @@ from repsim_cli.cache import Entry, key, trim, using
 from repsim_cli.content import Table
 from repsim_cli.data.base import Sequences
 from repsim_cli.measures import Measure, Pairwise
-from repsim_cli.models.source import Precomputed, PrecomputedWords
+from repsim_cli.models.source import Precomputed, PrecomputedIds, PrecomputedWords
 from repsim_cli.results import Run, sha256
 from repsim_cli.similarity import KnownPairs, SimilarityMatrix, Wanted
 from repsim_cli.studies.record import places_of
@@ -71,9 +71,9 @@ class Content:
             if not identity["weights_hash"]:
                 return None
             if isinstance(source, Precomputed):
-                words = (
-                    [sentence.text for sentence in source.sentences] if isinstance(source, PrecomputedWords) else None
-                )
+                words = source.ids if isinstance(source, PrecomputedIds) else None
+                if isinstance(source, PrecomputedWords):
+                    words = [sentence.text for sentence in source.sentences]
                 return key({"arrays": identity["weights_hash"], "names": source.names, "words": words})
             return activations_key(identity, sequences[reading.label], extract, reading.points, hardware.dtype)
 

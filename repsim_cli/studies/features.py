@@ -227,7 +227,7 @@ class Features:
         prepare(run, self.hardware)
         with run.stage("data"):
             sequences = inputs(run, self.live, self.tokenizers, self.data, self.extract, self.seed)
-            self.readings = paired(self.readings, sequences, self.data, self.extract)
+            self.readings = paired(self.readings, sequences, self.data, self.extract, run.warn)
             total = counted(run, self, sequences)
             self._check_rows(total)
         taken, tables = sample(run, self, sequences, total, self.layers)

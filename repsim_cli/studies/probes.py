@@ -48,14 +48,16 @@ class Probes:
     """Fits probes from the representations of models to known targets, and measures their errors on held-out rows.
 
     Targets are the labels of the data or stored representations. Examples have `label`, those of HANS also `heuristic`
-    and `subcase`, words of treebanks `upos`, `xpos` and `deprel`. Probes are linear, or MLPs of two layers, those of
-    scikit-learn with its defaults, on features as they are (`ridge_classification`: standardised). Rows are split by
-    documents (examples, sentences). Each probe has a control with labels without meaning: those of other documents, or
-    a random one for each type of word. They are fitted in the processes of hardware.
+    and `subcase`, those of tables also `group`, words of treebanks `upos`, `xpos` and `deprel`. Probes are linear, or
+    MLPs of two layers, those of scikit-learn with its defaults, on features as they are (`ridge_classification`:
+    standardised). Rows are split by documents (examples, sentences). Each probe has a control with meaningless labels
+    (those of other documents, or a random one for each type of word). They are fitted in the processes of hardware.
 
     targets: the label of the stored representations that are the targets: one feature per class with a single 1 in each
         row, or one whole number; null: the labels of the data.
     labels: which labels of the data; null: all that the rows have.
+    keep_together: labels of the data that are no target; documents with the same one, such as `group`, are on the same
+        side of every split; null: each document is drawn for itself.
     probes: which of linear_regression (of numbers), linear_classification (least squares on indicators of the classes),
         ridge_classification (the same, with a penalty chosen by leaving out rows), logistic_classification,
         mlp_regression and mlp_classification.
@@ -79,6 +81,7 @@ class Probes:
         probes: list[str],
         targets: str | None = None,
         labels: list[str] | None = None,
+        keep_together: str | None = None,
         train_share: Fraction = 0.8,
         splits: Small = 1,
     ):
@@ -97,6 +100,10 @@ class Probes:
             raise BadInput(f"options.targets: no stored representations of this name, got '{targets}'; {hint}")
         if targets is not None and labels is not None:
             raise BadInput(f"options.labels: targets are stored, got {labels} beside '{targets}'; drop one of them")
+        if targets is not None and keep_together is not None:
+            raise BadInput(
+                f"options.keep_together: targets are stored, got '{keep_together}' beside '{targets}'; drop one of them"
+            )
         if not probes:
             raise BadInput(f"options.probes: none is selected, got []; choose of {', '.join(PROBES)}")
         for name in probes:
@@ -109,6 +116,7 @@ class Probes:
         check_modality(self.live, data)
         self.models, self.data, self.extract, self.hardware = dict(model), data, extract, hardware
         self.seed, self.cache, self.targets, self.labels = seed, cache, targets, labels
+        self.keep_together = keep_together
         self.probes = {name: PROBES[name] for name in dict.fromkeys(probes)}
         self.train_share, self.splits = train_share, splits
         self.readings = readings(model, extract)
@@ -184,14 +192,14 @@ class Probes:
         """The sampled rows of every layer, by model and name; the targets; and the tables of the layers."""
         with run.stage("data"):
             sequences = inputs(run, self.live, self.tokenizers, self.data, self.extract, self.seed)
-            self.readings = paired(self.readings, sequences, self.data, self.extract)
+            self.readings = paired(self.readings, sequences, self.data, self.extract, run.warn)
             total = counted(run, self, sequences)
             given = next(iter(sequences.values()), None)
             numbers = row_numbers(self.extract, total, self.seed, 0)
             documents = numbers if given is None else row_documents(given, self.extract)[numbers]
             if self.targets is None:
                 assert given is not None
-                targets = labels_of(self.data, given, self.extract, numbers, documents, self.labels)
+                targets = labels_of(self.data, given, self.extract, numbers, documents, self.labels, self.keep_together)
         layers = [layer for reading in self.readings for layer in reading.layers]
         taken, tables = sample(run, self, sequences, total, self.layers)
         rows = {(layer.model, layer.name): x.cpu().numpy() for layer, x in zip(layers, taken, strict=True)}
@@ -329,9 +337,10 @@ def labels_of(
     numbers: np.ndarray,
     documents: np.ndarray,
     wanted: Sequence[str] | None,
+    together: str | None = None,
 ) -> Targets:
-    """The labels that the data has of the rows of these numbers, of examples or of words. Raises BadInput where it has
-    none, or not those that are wanted."""
+    """The labels that the data has of the rows of these numbers, of examples or of words. Rows with the same label
+    `together` count as one document. Raises BadInput where the data has no labels, or not those that are wanted."""
     of_words = data.labels_of_words() if extract.unit == "word" else {}
     example = None if sequences.example is None else row_examples(sequences, extract)[numbers]
     known: Mapping[str, Sequence[Any]] = of_words or (data.labels_of_examples() if example is not None else {})
@@ -341,11 +350,12 @@ def labels_of(
             f"data: it has no labels of rows that are a {extract.unit}, got {data.source}; "
             + (f"its words have {words}: use extract=words" if words else "use labelled data, e.g. data=overlap_nli")
         )
-    for name in wanted or ():
-        if name not in known:
-            raise BadInput(f"options.labels: the data has no such labels, got '{name}'; {did_you_mean(name, known)}")
+    for key, names in (("labels", wanted or ()), ("keep_together", (together,) if together else ())):
+        for name in names:
+            if name not in known:
+                raise BadInput(f"options.{key}: the data has no such labels, got '{name}'; {did_you_mean(name, known)}")
     assert example is not None
-    chosen = {name: known[name] for name in dict.fromkeys(wanted or known)}
+    chosen = {name: known[name] for name in (*(wanted or known), *((together,) if together else ()))}
     units = documents
     if of_words:
         word, sentences = row_words(sequences, extract)[numbers], data.sentences()
@@ -354,6 +364,10 @@ def labels_of(
         units = np.unique([sentences[i][j] for i, j in places], return_inverse=True)[1]
     else:
         chosen = {name: [labels[i] for i in example.tolist()] for name, labels in chosen.items()}
+    if together:
+        documents = np.unique(chosen.pop(together), return_inverse=True)[1]
+    if not chosen:
+        raise BadInput(f"options.keep_together: no other labels are left as targets, got '{together}'; drop it")
     classes, names = {}, {}
     for name, labels in chosen.items():
         found, classes[name] = np.unique(labels, return_inverse=True)

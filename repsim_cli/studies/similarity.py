@@ -281,7 +281,7 @@ class Similarity:
                 self._choose(run)
         with run.stage("data"):
             sequences = self.sequences(run)
-            self.readings = paired(self.readings, sequences, self.data, self.extract)
+            self.readings = paired(self.readings, sequences, self.data, self.extract, run.warn)
             total = self.counted(run, sequences)
             clusters = clusters_of(self.significance, self.readings, sequences, self.extract, total)
             trading = self.trading(run, clusters)

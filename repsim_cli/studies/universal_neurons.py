@@ -118,7 +118,7 @@ class UniversalNeurons:
         prepare(run, self.hardware)
         with run.stage("data"):
             sequences = inputs(run, self.live, self.tokenizers, self.data, self.extract, self.seed)
-            self.readings = paired(self.readings, sequences, self.data, self.extract)
+            self.readings = paired(self.readings, sequences, self.data, self.extract, run.warn)
             total = counted(run, self, sequences)
             self._check_rows(total)
         moments = CrossMoments()

@@ -196,7 +196,7 @@ class Universality:
 
     def _matrices(self, run: Run, part: Similarity, given: Mapping[str, Sequences]) -> dict[str, SimilarityMatrix]:
         sequences = {label: given[label] for label in part.live}
-        part.readings = paired(part.readings, sequences, part.data, part.extract)
+        part.readings = paired(part.readings, sequences, part.data, part.extract, run.warn)
         total = part.counted(run, sequences)
         # of all parts, so that all have the same rows
         clusters = clusters_of(self.significance, part.readings, sequences, part.extract, total)

@@ -242,7 +242,7 @@ class Views:
         prepare(run, self.hardware)
         with run.stage("data"):
             sequences = inputs(run, self.live, self.tokenizers, self.data, self.extract, self.seed)
-            self.readings = paired(self.readings, sequences, self.data, self.extract)
+            self.readings = paired(self.readings, sequences, self.data, self.extract, run.warn)
             total = counted(run, self, sequences)
             self._check_rows(min(total, self.extract.rows))
         taken, tables = sample(run, self, sequences, total, self.layers)

@@ -300,6 +300,34 @@ def test_labels_that_rows_lack(tmp_path, name, unit, wanted, message):
         study.labels_of(data, given, extract, np.arange(3), np.arange(3), wanted)
 
 
+def test_groups_stay_on_one_side(tmp_path):
+    """A table's groups are a target, or what a split does not cut."""
+    rows = [f"text {i},{'ab'[i % 2]},topic{i % 7}" for i in range(40)]
+    (tmp_path / "a.csv").write_text("\n".join(["text,label,group", *rows]))
+    data = registry.data.get("table").function(path=f"{tmp_path}/a.csv", label="label", group="group")
+    ids, whole = np.ones((40, 1), int), np.ones((40, 1), bool)
+    given = Sequences(ids, whole, whole, ids, ids, documents=40, example=np.arange(40))
+    extract, numbers = Extract(hook_points=["embed"], unit="mean"), np.arange(40)
+    both = study.labels_of(data, given, extract, numbers, numbers, None)
+    assert {name: len(names) for name, names in both.names.items()} == {"label": 2, "group": 7}
+    together = study.labels_of(data, given, extract, numbers, numbers, None, "group")
+    assert list(together.classes) == ["label"]
+    for seed in range(5):
+        split = together.split(0.7, seed)
+        assert {i % 7 for i in split.fitted}.isdisjoint({i % 7 for i in split.held_out})
+        assert len(split.fitted) + len(split.held_out) == 40
+    cut = both.split(0.7, 0)
+    assert not {i % 7 for i in cut.fitted}.isdisjoint({i % 7 for i in cut.held_out})
+    with pytest.raises(
+        BadInput, match="options.keep_together: the data has no such labels, got 'topic'; known: group, lab"
+    ):
+        study.labels_of(data, given, extract, numbers, numbers, None, "topic")
+    with pytest.raises(
+        BadInput, match="options.keep_together: no other labels are left as targets, got 'group'; drop it"
+    ):
+        study.labels_of(data, given, extract, numbers, numbers, ["group"], "group")
+
+
 RUN = (
     "-q", "experiment=tiny/modsum_probes", "model=[modsum_tiny_l,modsum_tiny_targets]", "model.modsum_tiny_l.recipe.moduli=[7,5]",
     "model.modsum_tiny_targets.moduli=[7,5]", "model.modsum_tiny_l.recipe.epochs=1", "data.numbers=7", "extract.rows=49",
