@@ -182,6 +182,50 @@ def _tiles(states: Mapping[Any, Sequence[State]], n: int, tile: int) -> Blocks:
         del held  # before the next band, or two would be held
 
 
+class Tiles(NamedTuple):
+    """All that inner products need of one matrix: its cells tile by tile, and the diagonal, which is 0 among them."""
+
+    cells: Float[Tensor, " cells"]
+    diagonal: Float[Tensor, " n"]
+
+
+def tiles_of(kernel: Kernel, state: State, n: int, tile: int) -> Tiles:
+    """The matrix of one representation: 2.4 MB in float32 for 1024 rows, whatever the number of features."""
+    blocks = (block[kernel][0].clone() for _, block in _tiles({kernel: [state]}, n, tile))
+    cells, diagonal = [], []
+    for rows, columns in _places(n, tile):
+        if rows == columns:
+            diagonal.append(next(blocks))
+        cells.append(next(blocks))
+    return Tiles(torch.cat(cells), torch.cat(diagonal))
+
+
+def products_of_tiles(matrices: Sequence[Tiles], n: int, tile: int) -> Matrix:
+    """`products` of one kernel, the same bits, from the tiles of every representation."""
+    total, start = matrices[0].diagonal.new_zeros(()), 0
+    for rows, columns in _places(n, tile):
+        stop = start + (rows.stop - rows.start) * (columns.stop - columns.start)
+        if rows == columns:
+            diagonal = torch.stack([each.diagonal[rows] for each in matrices])
+            total = total + _outer(diagonal, diagonal)
+        block = torch.stack([each.cells[start:stop] for each in matrices])
+        total = total + (1 if rows == columns else 2) * _outer(block, block)
+        start = stop
+    return total
+
+
+def cells_of_tiles(n: int, tile: int) -> int:
+    """How many cells `tiles_of` has."""
+    return sum((rows.stop - rows.start) * (columns.stop - columns.start) for rows, columns in _places(n, tile))
+
+
+def _places(n: int, tile: int) -> Iterator[tuple[slice, slice]]:
+    """Rows and columns of all tiles, in the order of `_tiles`."""
+    side = min(tile, n)
+    for start in range(0, n, side):
+        yield from band_tiles(slice(start, min(start + side, n)), n)
+
+
 def _make(kernel: Kernel, fit: Any, gram: Float[Tensor, "a b"], rows: slice, columns: slice) -> None:
     """Turns a tile of the Gram matrix into that of the kernel, in place."""
     made = kernel.cells(fit, gram, rows, columns)

@@ -17,7 +17,7 @@ def weight_bytes(source: Source, dtype: str) -> float:
 def resident_bytes(sources: Sequence[Source], hardware: Hardware, *, together: bool = False) -> float:
     """Bytes of the weights that are in memory at a time. together: all models are, whatever the setting."""
     weights = [weight_bytes(source, hardware.dtype) for source in sources]
-    return sum(weights) if together or all_at_once(sources, hardware) else max(weights)
+    return float(sum(weights)) if together or all_at_once(sources, hardware) else max(weights, default=0.0)
 
 
 def all_at_once(sources: Sequence[Source], hardware: Hardware) -> bool:

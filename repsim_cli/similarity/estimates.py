@@ -17,6 +17,7 @@ from repsim_cli.measures import Measure
 from repsim_cli.measures.base import MeasureWarning, within
 from repsim_cli.measures.inner import Products
 from repsim_cli.similarity.pairs import (
+    Batch,
     Matrix,
     Prepared,
     SimilarityMatrix,
@@ -67,7 +68,7 @@ def check_estimate(measure: Measure, estimate: str) -> None:
 
 
 Key = tuple[str] | tuple[str, str]  # (label,) of values, (label, statistic)
-Beside = Callable[[int, Sequence[Tensor]], Mapping[Key, Tensor]]
+Beside = Callable[[int, Batch], Mapping[Key, Tensor]]
 State = dict[str, Tensor]
 Notices = dict[str, list[str]]  # by the label of a measure
 
@@ -105,7 +106,7 @@ def joined(matrices: Iterable[SimilarityMatrix]) -> list[str]:
 
 def estimate_all_pairs(
     measures: Mapping[str, Measure],
-    batches: Callable[[int], Iterable[Sequence[Tensor]]],
+    batches: Callable[[int], Iterable[Batch]],
     *,
     names: Sequence[str],
     estimate: str,
@@ -121,7 +122,8 @@ def estimate_all_pairs(
 ) -> tuple[dict[str, SimilarityMatrix], list[str]]:
     """Every measure for all pairs, from a stream of batches of R tensors (n, d_r) with paired rows; and their warnings.
 
-    batches(k): the stream from batch k on.
+    batches(k): the stream from batch k on; of representations that do not fit into memory together, as `grams.packed`
+        makes it.
     estimate: `full`: one batch. `per_batch`: the mean of the batches' values, with its standard error.
         `ratio_of_sums`: HSIC of each batch (biased: / (n-1)^2, unbiased: / (n (n-3))), summed, then normalised.
     labels(batch): a class code per row, for measures that need them.
@@ -178,7 +180,7 @@ def estimate_all_pairs(
 
 def _observed(
     measures: Mapping[str, Measure],
-    batch: Sequence[Tensor],
+    batch: Batch,
     names: Sequence[str],
     tile: int,
     labels: Tensor | None,

@@ -20,7 +20,17 @@ from torch import Tensor
 from repsim_cli.errors import BadInput, Degenerate
 from repsim_cli.measures import InnerProduct, Measure, OfHsic, Pairwise
 from repsim_cli.measures.base import Slow, Solved, at, inner_values, issued_by, self_products, within
-from repsim_cli.measures.inner import AnyKernel, Packed, State, products, states_of
+from repsim_cli.measures.inner import (
+    AnyKernel,
+    Features,
+    Kernel,
+    Packed,
+    State,
+    Tiles,
+    products,
+    products_of_tiles,
+    states_of,
+)
 from repsim_cli.results import slug
 from repsim_cli.similarity.known import AUDIT, VALUES, Cell, KnownPairs
 from repsim_cli.similarity.processes import Turn, Work, opened, solve_all
@@ -44,6 +54,29 @@ class SimilarityMatrix:
     batches: int
     statistics: dict[str, Tensor]
     notices: Sequence[str] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grams:
+    """A representation of which only the tiles of its matrices are left, and the scales that were divided out."""
+
+    rows: int
+    tiles: Mapping[Kernel, Tiles]
+    scales: Mapping[Kernel, float]
+
+    def __len__(self) -> int:
+        return self.rows
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Of the rows; the number of features is not known any more."""
+        return self.rows, 0
+
+    def state(self, kernel: Kernel) -> State:
+        return State(Features(torch.empty(self.rows, 0), self.scales[kernel]))
+
+
+Batch = Sequence[Tensor] | Sequence[Grams]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +119,7 @@ Statistics = Callable[[int, Measure, Prepared, Matrix], dict[str, Tensor]]
 
 def all_pairs(
     measures: Mapping[str, Measure],
-    representations: Sequence[Tensor],
+    representations: Batch,
     names: Sequence[str] | None = None,
     *,
     tile: int = 512,
@@ -97,6 +130,8 @@ def all_pairs(
     batch: int = 0,
 ) -> dict[str, Matrix]:
     """Every measure for all pairs of representations (n, d_r) with paired rows; entry [a, b] as in contract 5.
+
+    representations: of measures that are made of HSIC, their `Grams` will do.
 
     labels: a class code per row, for the measures that need them. observe: called once for each measure with its
     prepared states and values. wanted: symmetric; measures that are computed pair by pair skip all other pairs, which
@@ -113,9 +148,10 @@ def all_pairs(
             values = inner_values(measure, prepared.cross, prepared.norms, states[measure.row], states[measure.column])
         matrices[label] = within(measure.card, values)
         observe(label, measure, prepared, matrices[label])
+    rows = [x for x in representations if isinstance(x, Tensor)]
     for group in by_preparation(measures):
         some = next(iter(group.values()))
-        made = (some.prepared(x, name, labels) for x, name in zip(representations, names, strict=True))
+        made = (some.prepared(x, name, labels) for x, name in zip(rows, names, strict=True))
         filed = work is not None and any(measure.slow is not None for measure in group.values())
         with issued_by(group):
             kept = [work.keep(state) if work is not None and filed else state for state in made]
@@ -138,7 +174,7 @@ def all_pairs(
 
 
 def hsic_products(
-    measures: Mapping[str, Measure], representations: Sequence[Tensor], names: Sequence[str], *, tile: int
+    measures: Mapping[str, Measure], representations: Batch, names: Sequence[str], *, tile: int
 ) -> dict[str, Matrix]:
     """HSIC of all pairs, not normalised, so that sums over batches add up."""
     sums = {}
@@ -161,7 +197,7 @@ def of_hsic(measure: Measure) -> OfHsic:
 
 
 def _inner_products(
-    measures: Mapping[str, Measure], representations: Sequence[Tensor], names: Sequence[str], tile: int
+    measures: Mapping[str, Measure], representations: Batch, names: Sequence[str], tile: int
 ) -> Iterator[tuple[str, PreparedProducts]]:
     """The measures that are inner products, prepared; all of them in a single pass over tiles."""
     inner = {label: measure for label, measure in measures.items() if isinstance(measure, InnerProduct)}
@@ -174,13 +210,26 @@ def _inner_products(
         for feature in {_made_of(measure.row), _made_of(measure.column)}:
             sharing.setdefault(feature, []).append(label)
     states: dict[AnyKernel, list[State]] = {kernel: [] for kernel in kernels}
+    n, dtype = len(representations[0]), torch.float32
+    grams = [x for x in representations if isinstance(x, Grams)]
     for x, name in zip(representations, names, strict=True):
         features: dict[Any, Any] = {}
         for kernel in kernels:
+            if isinstance(x, Grams):
+                assert isinstance(kernel, Kernel)
+                states[kernel].append(x.state(kernel))
+                continue
+            dtype = torch.promote_types(x.dtype, torch.float32)
             with issued_by(sharing[_made_of(kernel)]):
                 states[kernel].append(at(name, partial(states_of, [kernel], x, features))[kernel])
-    n, dtype = len(representations[0]), torch.promote_types(representations[0].dtype, torch.float32)
-    for (label, measure), cross in zip(inner.items(), products(wanted, states, n, tile), strict=True):
+    if grams:
+        made: dict[AnyKernel, Matrix] = {}
+        for kernel in grams[0].tiles:
+            made[kernel] = products_of_tiles([x.tiles[kernel] for x in grams], n, tile)
+        crosses = [made[measure.row] for measure in inner.values()]
+    else:
+        crosses = products(wanted, states, n, tile)
+    for (label, measure), cross in zip(inner.items(), crosses, strict=True):
         norms = self_products(measure, cross, n, dtype)
         given = {"names": names, "rows": n, "tile": tile}
         yield label, PreparedProducts(measure=measure, states=states, cross=cross, norms=norms, **given)

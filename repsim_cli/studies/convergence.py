@@ -192,6 +192,8 @@ def skipped(trainings: Mapping[str, "Training"]) -> dict[str, str]:
 class Training(Similarity):
     """One training run: its last checkpoint as the similarity study sees a model, with the same checks and cache."""
 
+    by_groups = False
+
     def __init__(self, label: str, series: Series, missing: Missing, settings: Mapping[str, Any]):
         self.label, self.series, self.missing = label, series, missing
         self.gaps: list[Gap] = []

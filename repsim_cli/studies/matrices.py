@@ -1,8 +1,9 @@
 """The matrices of all layers of all models: estimated over the rows of a run, cached, and recorded with their tests."""
 
+import shutil
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -35,13 +36,16 @@ from repsim_cli.similarity import (
     note_name,
     of_sums,
 )
+from repsim_cli.similarity.grams import Shape, packed
 from repsim_cli.similarity.moments import passes_of
+from repsim_cli.similarity.pairs import Batch
 from repsim_cli.similarity.processes import filed
 from repsim_cli.studies.cached import Content, digest, finished, kept_tables, known_pairs
 from repsim_cli.studies.record import measure_record, places_of
 from repsim_cli.studies.sample import Rows, Study, batch_labels, identified, layers_of, opened
 from repsim_cli.training.state import SAVE_EVERY
 
+PACKED = ".packed"  # the folder of tiles, in that of the run, until the run ends
 CLOSEST = ["measure", "model a", "model b", "layer a", "layer b", "value", "p", "calibrated"]
 Matrices = dict[str, SimilarityMatrix]
 
@@ -115,13 +119,14 @@ def matrices_of(
     trading: Segments | None,
     wanted: Wanted | None,
     room: float,
+    groups: Sequence[Sequence[int]] | None = None,
     identities: Identities | None = None,
 ) -> tuple[Matrices, dict[str, Table]]:
     """The matrix of all layers of every measure, and the tables of the layers, from the cache where it has them; no
     model runs where it has all.
 
     trading: the rows that permutations move, where significance is by permutation. room: bytes for the cross products
-    of second moments. identities: where they are known.
+    of second moments. groups: layers whose rows are in memory together; None: all. identities: where they are known.
     """
     identities, estimate = identities or identified(run, study), study.extract.estimate
     content = None
@@ -149,7 +154,14 @@ def matrices_of(
             with (
                 known_pairs(run, known.missing, content, wanted) as pairs,
                 opened(
-                    run, study, sequences, total, clusters.whole, identities=identities, diagnose=not tables
+                    run,
+                    study,
+                    sequences,
+                    total,
+                    clusters.whole,
+                    identities=identities,
+                    diagnose=not tables,
+                    groups=groups,
                 ) as rows,
                 run.stage("activations and similarity"),
             ):
@@ -207,13 +219,23 @@ def estimated(
         return run.progress(steps, label=f"permutations, {measure}", unit="steps")
 
     progress = partial(run.progress, label="activations and similarity", unit="batches")
+    packs, count = run.folder / PACKED, 1 if rows.extract.estimate == "full" else rows.total // rows.extract.batch_rows
+
+    def batches(seen: int) -> Iterable[Batch]:
+        if rows.groups is None:
+            return rows.stream(progress, seen=seen)
+        rows.record(progress)
+        stream = partial(rows.of_layers, progress=progress)
+        shape, device = Shape(count, len(rows.numbers(0)), rows.hardware.tile), rows.hardware.device
+        return packed(packs, measures, rows.groups, stream, shape, names=names, device=device)(seen)
+
     with Work(
         folder=run.folder,
         processes=rows.hardware.workers,
         progress=run.progress,
         seed=rows.seed,
         known=known,
-        batches=1 if rows.extract.estimate == "full" else rows.total // rows.extract.batch_rows,
+        batches=count,
     ) as work:
         null = None
         if trading is not None:
@@ -230,7 +252,7 @@ def estimated(
             )
         matrices, _ = estimate_all_pairs(
             measures,
-            lambda seen: rows.stream(progress, seen=seen),
+            batches,
             names=names,
             estimate=rows.extract.estimate,
             tile=rows.hardware.tile,
@@ -249,6 +271,7 @@ def estimated(
             se = judging.without_each(kept, partial(of_sums, measures[label], names=names))
             matrices[label] = replace(matrix, se=se)
     file.unlink(missing_ok=True)  # first: a run without it starts at the first batch and writes all files again
+    shutil.rmtree(packs, ignore_errors=True)
     for label in matrices:
         _per_batch_file(run, label).unlink(missing_ok=True)
     return matrices
@@ -257,25 +280,9 @@ def estimated(
 def by_moments(run: Run, rows: Rows, measures: Mapping[str, Measure], room: float) -> Matrices:
     """The matrices from second moments, with `room` bytes for cross products: later passes read what the first one
     stored in the cache, and what is prepared of each layer stays in files."""
-    places, layers = places_of(rows.readings), [layer for reading in rows.readings for layer in reading.layers]
+    layers = [layer for reading in rows.readings for layer in reading.layers]
     progress = partial(run.progress, label="activations and second moments", unit="batches")
-
-    def passes(chosen: Sequence[int]) -> Iterator[list[Tensor]]:
-        some, read = [], []
-        for reading, place in zip(rows.current(), places, strict=True):
-            numbers = [a for a in range(place.start, place.stop) if a in chosen]
-            if not numbers:
-                continue
-            if reading.points and reading.label in rows.recorders:
-                numbers = list(range(place.start, place.stop))  # the cache stores whole models
-            indices = [a - place.start for a in numbers]
-            points = [reading.points[a] for a in indices] if reading.points else []
-            some.append(replace(reading, points=points, layers=[reading.layers[a] for a in indices]))
-            read += numbers
-        kept = [read.index(a) for a in chosen]
-        for batch in rows.stream(progress, some):
-            yield [batch[a] for a in kept]
-
+    passes = partial(rows.of_layers, progress=progress)
     names, widths = [str(layer) for layer in layers], [layer.width for layer in layers]
     with Work(folder=run.folder) as work:
         return moment_pairs(measures, passes, names=names, widths=widths, room=room, keep=partial(filed, work))[0]

@@ -72,6 +72,7 @@ def _under(
         trading=None,
         wanted=study.wanted(),
         room=study.room(),
+        groups=study.together(),
         identities=run.manifest["models"],
     )
     found = {}

@@ -1,9 +1,10 @@
 """The rows that a study reads: the inputs of its models, and their activations, from the cache where it has them."""
 
 import gc
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
@@ -38,6 +39,7 @@ from repsim_cli.models.sizes import all_at_once
 from repsim_cli.models.source import AnySource, Source
 from repsim_cli.results import Progress, Run
 from repsim_cli.settings import Extract, Hardware
+from repsim_cli.studies.record import places_of
 
 
 @runtime_checkable
@@ -109,7 +111,8 @@ def batch_labels(
 class Rows:
     """The rows of a run while the cache entries of its models are held. modules: the models that are not in the cache.
 
-    whole: as in `row_numbers`. diagnosis: of the layers whose rows have passed; None: it is known.
+    whole: as in `row_numbers`. diagnosis: of the layers whose rows have passed; None: it is known. groups: layers whose
+    rows are in memory together; None: all.
     """
 
     readings: list[Reading]
@@ -126,6 +129,7 @@ class Rows:
     tally: Tally
     remedies: Remedies
     diagnosis: Diagnosis | None
+    groups: Sequence[Sequence[int]] | None
 
     def numbers(self, batch: int) -> np.ndarray:
         """Which rows of the run a batch holds."""
@@ -164,11 +168,42 @@ class Rows:
             self.tally,
         )
 
+    def part(self, chosen: Sequence[int]) -> tuple[list[Reading], list[int]]:
+        """Readings that have these layers, by their numbers among all, and which of the layers that they read these
+        are."""
+        some, read = [], []
+        for reading, place in zip(self.current(), places_of(self.readings), strict=True):
+            numbers = [a for a in range(place.start, place.stop) if a in chosen]
+            if not numbers:
+                continue
+            if reading.points and reading.label in self.recorders:
+                numbers = list(range(place.start, place.stop))  # the cache stores whole models
+            indices = [a - place.start for a in numbers]
+            points = [reading.points[a] for a in indices] if reading.points else []
+            some.append(replace(reading, points=points, layers=[reading.layers[a] for a in indices]))
+            read += numbers
+        return some, [read.index(a) for a in chosen]
+
+    def of_layers(self, chosen: Sequence[int], progress: Progress) -> Iterator[list[Tensor]]:
+        """`stream` of these layers, by their numbers among all, ascending."""
+        some, kept = self.part(chosen)
+        for batch in self.stream(progress, some):
+            yield [batch[a] for a in kept]
+
+    def record(self, progress: Progress) -> None:
+        """With groups of layers: runs the models that the cache takes, window by window, so that their layers can then
+        be read group by group."""
+        running = [x for x in self.current() if x.points and x.label in self.recorders]
+        if self.groups and running:
+            deque(self._given(running, progress), maxlen=0)
+
     def measure_features(self, progress: Progress) -> None:
         """Takes the shares and scales of features from all rows, where the remedies need them."""
         if self.extract.features_changed:
-            rows = self.remedies.rows(self._given(self.current(), progress))
-            self.remedies.measure(rows, layers_of(self.readings))
+            self.record(progress)
+            for group in self.groups or [range(len(layers_of(self.readings)))]:
+                some, _ = self.part(group)
+                self.remedies.measure(self.remedies.rows(self._given(some, progress)), layers_of(some))
 
     def tables(self, layers: Sequence[Layer]) -> dict[str, Table]:
         """The diagnostics of these layers, and their features that are left out."""
@@ -247,9 +282,10 @@ def opened(
     *,
     identities: Identities | None = None,
     diagnose: bool = True,
+    groups: Sequence[Sequence[int]] | None = None,
 ) -> Iterator[Rows]:
     """The rows, with those models loaded that must be run, noted in the manifest. identities: where they are known.
-    diagnose: whether the layers are diagnosed when their rows pass."""
+    diagnose: whether the layers are diagnosed when their rows pass. groups: as of `Rows`."""
     extract, hardware = study.extract, study.hardware
     identities = identities or identified(run, study)
     live = [reading for reading in study.readings if study.cache and isinstance(reading.source, Source)]
@@ -287,6 +323,7 @@ def opened(
             tally=counts,
             remedies=Remedies(extract, None if given is None else rows_left(given, extract)),
             diagnosis=diagnosis_of(study, sequences, total) if diagnose else None,
+            groups=groups,
         )
         if extract.features_changed:
             with run.stage("scales of features"):

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from repsim_cli import cache
+from repsim_cli import cache, results
 from repsim_cli import significance as judging
 from repsim_cli.activations.batching import passes
 from repsim_cli.activations.diagnostics import MOST
@@ -20,13 +20,25 @@ from repsim_cli.data.base import Data, Sequences
 from repsim_cli.errors import BadInput
 from repsim_cli.measures import InnerProduct, Measure
 from repsim_cli.measures.inner import Kernel, Packed
+from repsim_cli.models.sizes import all_at_once
 from repsim_cli.models.source import AnySource, PrecomputedWords, Source
 from repsim_cli.registry import studies
 from repsim_cli.results import Run
 from repsim_cli.segments import Segments
 from repsim_cli.settings import ALL_REMEDIES, WORDS, Extract, Group, Hardware, Significance
+from repsim_cli.similarity.grams import Shape, in_groups, kernels_of
 from repsim_cli.similarity.moments import BYTES, passes_of
-from repsim_cli.studies.bounds import check_rows_fit, free_bytes, in_gb, most_rows, passing, places, shown, usual_length
+from repsim_cli.studies.bounds import (
+    check_disk,
+    check_rows_fit,
+    free_bytes,
+    in_gb,
+    most_rows,
+    passing,
+    places,
+    shown,
+    usual_length,
+)
 from repsim_cli.studies.checks import (
     check_groups,
     check_measure,
@@ -61,6 +73,7 @@ class Similarity:
     """
 
     takes_remedies: ClassVar[Sequence[str]] = ALL_REMEDIES
+    by_groups: ClassVar[bool] = True  # whether layers may be read group by group
 
     def __init__(
         self,
@@ -112,6 +125,12 @@ class Similarity:
             raise self._too_few_rows(f"at most {most}")
         key = "rows" if extract.estimate == "full" else "batch_rows"
         check_rows_fit(self.memory, self.rows(), hardware, self.live, key=key)
+        check_disk(
+            self._packed(),
+            results.outputs_root(),
+            "REPSIM_OUTPUTS: the packed Gram matrices",
+            f"hardware.memory_gb={self._together_gb() + 0.1:.1f} needs none, or read fewer layers or less text",
+        )
         self.tokenizers = tokenizers(self.live, data, extract)
 
     def _check_measure(self, bound: Measure) -> None:
@@ -144,16 +163,44 @@ class Similarity:
         return min(extract.rows, most_rows(self.models, extract)) if extract.estimate == "full" else extract.batch_rows
 
     def memory(self, rows: int) -> dict[str, float]:
-        """Bytes, estimated: weights, activations of a forward batch, a batch of rows, Gram tiles."""
+        """Bytes, estimated: weights, activations of a forward batch, a batch of rows of as many layers as are read
+        together, Gram tiles."""
+        if (groups := self.together(rows)) is None:
+            return self._of_features(rows, sum(layer.width for layer in self.layers))
+        return self._of_features(rows, max(sum(self.layers[a].width for a in group) for group in groups))
+
+    def together(self, rows: int | None = None) -> list[list[int]] | None:
+        """The layers whose batches of so many rows are in memory together, where those of all layers do not fit and
+        tiles in files can stand for them; else None."""
+        rows, limit = rows or self.rows(), self.hardware.memory_limit
+        widths = [layer.width for layer in self.layers]
+        whole, none = (sum(self._of_features(rows, features).values()) for features in (sum(widths), 0))
+        if whole <= limit or not self._packable:
+            return None
+        return in_groups(widths, sum(widths) * (limit - none) / (whole - none))
+
+    @property
+    def _packable(self) -> bool:
+        """Whether tiles of Gram matrices are all that the run needs of the rows."""
+        tested = self.significance.method != "none" or self.significance.jackknife
+        inner = self.extract.estimate != "moments" and kernels_of(self.measures) is not None
+        return self.by_groups and inner and not tested
+
+    def _together_gb(self) -> float:
+        """Memory with the rows of all layers."""
+        return sum(self._of_features(self.rows(), sum(layer.width for layer in self.layers)).values()) / 1e9
+
+    def _of_features(self, rows: int, features: int) -> dict[str, float]:
+        """`memory` where layers of so many features are read together."""
         hardware, measures = self.hardware, self.measures.values()
-        features = sum(layer.width for layer in self.layers)
+        everything = sum(layer.width for layer in self.layers)
         tile = min(hardware.tile, rows)
         kernels = {kernel for m in measures if isinstance(m, InnerProduct) for kernel in (m.row, m.column)}
         packed = sum(isinstance(kernel, Packed) for kernel in kernels)
         whole = any(isinstance(kernel, Kernel) and kernel.whole for kernel in kernels)
         parts = {
             "Python and its libraries": 0.5e9 if self.live else STORED_ALONE,
-            **passing(self.live, self.extract, hardware, features),
+            **passing(self.live, self.extract, hardware, everything),
             "diagnostics": 4.0 * min(MOST, most_rows(self.models, self.extract)) * features,
         }
         if self.extract.estimate == "moments":
@@ -214,10 +261,20 @@ class Similarity:
             return 1
         return len(passes_of([layer.width for layer in self.layers], self.room()))
 
+    def _packed(self) -> float:
+        """Bytes of tiles in files."""
+        extract = self.extract
+        batches = 1 if extract.estimate == "full" else self._total() // extract.batch_rows
+        kernels, groups = kernels_of(self.measures) or [], self.together()
+        shape = Shape(batches, self.rows(), self.hardware.tile)
+        return 0.0 if groups is None else float(shape.size * len(self.layers) * len(kernels))
+
     def _form(self) -> str:
         """How often the rows are read, and what is kept of them meanwhile."""
         if self.extract.estimate != "moments":
-            return "1, a batch of all layers at a time"
+            if (groups := self.together()) is None:
+                return "1, a batch of all layers at a time"
+            return f"1, layers in {len(groups)} groups, packed Gram matrices of {self._packed() / 1e9:.3g} GB in files"
         products = BYTES * sum(a.width * b.width for a, b in itertools.combinations_with_replacement(self.layers, 2))
         room, count = self.room(), len(self.layers) * (len(self.layers) + 1) // 2
         at_a_time = f", {room / 1e9:.3g} GB at a time" if room < products else ""
@@ -234,7 +291,8 @@ class Similarity:
 
     def _turns(self) -> int:
         """How often each model runs: once, unless its activations do not stay in the cache."""
-        return 1 if self.cache and self._stored() <= cache.limit() else self._passes()
+        kept = self.cache and self._stored() <= cache.limit()
+        return 1 if kept or not all_at_once([*self.live.values()], self.hardware) else self._passes()
 
     def _disk(self) -> dict[str, Any]:
         """In GB, of activations in the cache and prepared layers in the run folder, and what is free."""
@@ -243,6 +301,7 @@ class Similarity:
         states = 2.0 * BYTES * sum(layer.width**2 for layer in self.layers)
         return {
             **({"activations in the cache": fits} if stored else {}),
+            **({"packed Gram matrices": f"{self._packed() / 1e9:.3g}"} if self._packed() else {}),
             **({"prepared layers": f"{states / 1e9:.3g}"} if self.extract.estimate == "moments" else {}),
             "free": f"{free_bytes(cache.root()) / 1e9:.3g}",
         }
@@ -296,6 +355,7 @@ class Similarity:
             trading=trading,
             wanted=self.wanted(),
             room=self.room(),
+            groups=self.together(),
         )
         further = {}
         if self.robustness:

@@ -56,6 +56,7 @@ class Tuned(Similarity):
 
     # differences are those of the vectors as they are
     takes_remedies: ClassVar[Sequence[str]] = ("skip", "skip_tokens")
+    by_groups = False
 
     def __init__(
         self,

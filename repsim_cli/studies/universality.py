@@ -211,6 +211,7 @@ class Universality:
             trading=part.trading(run, clusters),
             wanted=None,
             room=part.room(),
+            groups=part.together(),
         )
         return made
 
