@@ -3,7 +3,9 @@
 A comparison is a run like any other, checked and computed by the same code; its folder is temporary until it is saved.
 """
 
+import base64
 import hashlib
+import io
 import json
 import os
 import shutil
@@ -30,7 +32,7 @@ from repsim_cli.data import memory as texts_in_memory
 from repsim_cli.data.base import Data
 from repsim_cli.errors import BadConfig, BadInput, RepsimError
 from repsim_cli.execution import perform
-from repsim_cli.findings.analyse import card_of
+from repsim_cli.findings.analyse import card_of, draw
 from repsim_cli.findings.analysis import Finished
 from repsim_cli.models import memory as models_in_memory
 from repsim_cli.models.memory import Forward, Maps
@@ -41,6 +43,7 @@ from repsim_cli.results import Progress, quiet
 
 ROWS = ("auto", "tokens", "words", "pooled")
 MEASURES = ("cka_unbiased", "mutual_knn")
+SCREEN = 60  # dots per inch of the map in a notebook
 
 
 class LabelledMatrix(NamedTuple):
@@ -138,7 +141,8 @@ class Result:
         return next(maker for name, maker in names.items() if name.startswith(results.slug(label)))()
 
     def save(self, folder: str | os.PathLike[str]) -> "Result":
-        """Copies the run folder, with its figures and report, to a new one that every command reads.
+        """Copies the run folder to a new one that every command reads, and draws its figures and report where it has
+        none.
 
         Raises BadInput where that exists.
         """
@@ -146,6 +150,10 @@ class Result:
         if target.exists():
             raise BadInput(f"save: it exists, got '{folder}'; name a new folder")
         shutil.copytree(self.folder, target)
+        if not (target / report.FILE).exists():
+            with results.amending(target):
+                draw(target, whole=results.read_config(target).get("figures") == "all")
+            report.save([target], target / report.FILE)
         return Result(target)
 
     def __repr__(self) -> str:
@@ -162,18 +170,13 @@ class Result:
             means = frame.groupby(["measure", "model", "other_model"], sort=False)["value"].mean()
             table = means.rename("mean over layers").reset_index().to_html(index=False, float_format="%.3f")
         warnings = "".join(f"<li>{html.escape(text)}</li>" for text in self.warnings)
-        figures = sorted((self.folder / "figures").glob("*-all.png"))
-        pictures = "".join(
-            f'<img style="max-width:100%" alt="{html.escape(file.stem)}" src="data:image/png;base64,{_base64(file)}">'
-            for file in figures[:1]
-        )
-        return f"{table}{f'<ul>{warnings}</ul>' if warnings else ''}{pictures}"
-
-
-def _base64(file: Path) -> str:
-    import base64
-
-    return base64.b64encode(file.read_bytes()).decode()
+        picture = ""
+        if self.measures:
+            drawn = io.BytesIO()
+            self.plot().savefig(drawn, format="png", dpi=SCREEN, bbox_inches="tight")
+            coded = base64.b64encode(drawn.getvalue()).decode()
+            picture = f'<img style="max-width:100%" alt="{html.escape(self.measures[0])}" src="data:image/png;base64,{coded}">'
+        return f"{table}{f'<ul>{warnings}</ul>' if warnings else ''}{picture}"
 
 
 def load(run: str | os.PathLike[str]) -> Result:
@@ -220,7 +223,8 @@ def compare(
     batch_size: texts or sequences per forward pass.
     seed: of the sample and the permutations.
     settings: further keys of a run, such as {"extract.sequences": 256}.
-    folder: a new folder for the run; None: it lasts as long as the result, which can be saved.
+    folder: a new folder for the run, with figures and report; None: it lasts as long as the result, and has them
+        when it is saved.
     progress: called as progress(items, label=, unit=), gives the items.
     Raises BadInput for what cannot be compared, before any model runs.
     Example: repsim_cli.compare({"a": "openai-community/gpt2", "b": model}, texts).frame()
@@ -236,10 +240,10 @@ def compare(
         found = {label: _entry(label, value) for label, value in known.items()}
         config = _config(found, data, measures, layers, rows, significance, device, batch_size, seed, settings)
         if folder is not None:
-            return Result(_performed(Path(folder).expanduser(), config, progress))
+            return Result(_performed(Path(folder).expanduser(), config, progress, drawn=True))
         scratch = Path(tempfile.mkdtemp(prefix="repsim-"))
         try:
-            result = Result(_performed(scratch / "run", config, progress))
+            result = Result(_performed(scratch / "run", config, progress, drawn=False))
         except BaseException:
             shutil.rmtree(scratch, ignore_errors=True)
             raise
@@ -247,8 +251,11 @@ def compare(
         return result
 
 
-def _performed(folder: Path, config: dict[str, Any], progress: Progress) -> Path:
-    """Checks and runs a configuration in a new folder; returns the folder. Raises BadInput, or RunFailed."""
+def _performed(folder: Path, config: dict[str, Any], progress: Progress, *, drawn: bool) -> Path:
+    """Checks and runs a configuration in a new folder; returns the folder. drawn: with figures and report.
+
+    Raises BadInput, or RunFailed.
+    """
     checked = validate(OmegaConf.create(config))
     if folder.exists():
         raise BadInput(f"folder: it exists, got '{folder}'; name a new one")
@@ -258,7 +265,7 @@ def _performed(folder: Path, config: dict[str, Any], progress: Progress) -> Path
     run.progress = progress
     run.write_text("config.yaml", checked.yaml())
     try:
-        perform(checked, run)
+        perform(checked, run, drawn=drawn)
     except KeyboardInterrupt:
         run.finish("interrupted", "interrupted by the user")
         raise
@@ -266,7 +273,8 @@ def _performed(folder: Path, config: dict[str, Any], progress: Progress) -> Path
         run.finish("failed", str(error) if isinstance(error, RepsimError) else f"{type(error).__name__}: {error}")
         raise
     run.finish("complete")
-    report.save([run.folder], run.folder / report.FILE)
+    if drawn:
+        report.save([run.folder], run.folder / report.FILE)
     return run.folder
 
 

@@ -8,8 +8,8 @@ from repsim_cli.results import Run
 from repsim_cli.training import trained
 
 
-def perform(checked: RunConfig, run: Run) -> None:
-    """Trains the models that are missing, measures, analyses, and draws the figures."""
+def perform(checked: RunConfig, run: Run, *, drawn: bool = True) -> None:
+    """Trains the models that are missing, measures, analyses, and draws the figures where asked to."""
     keys = checked.keys
     for label, why in checked.skipped.items():
         run.skip(label, why)
@@ -25,5 +25,6 @@ def perform(checked: RunConfig, run: Run) -> None:
     run.write_results(dataclasses.replace(measured, warnings=run.manifest["warnings"]))
     with run.stage("analyses"):
         analyse.analyse(run, checked.analyses, checked.claims, keys.significance.get("level", 0.95))
-    with run.stage("figures"):
-        analyse.draw(run.folder, run.progress, whole=keys.figures == "all")
+    if drawn:
+        with run.stage("figures"):
+            analyse.draw(run.folder, run.progress, whole=keys.figures == "all")

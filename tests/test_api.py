@@ -117,10 +117,13 @@ def test_a_result_in_all_forms(of_texts, tmp_path):
     html = of_texts._repr_html_()
     assert "mutual_knn" in html
     assert "<img" in html
+    assert not (of_texts.folder / "figures").exists()  # they are drawn when it is saved
     saved = of_texts.save(tmp_path / "kept")
     again = repsim_cli.load(tmp_path / "kept")
     np.testing.assert_array_equal(again.matrix("a", "b").values, matrix.values)
     assert (saved.folder / "report.html").is_file()
+    assert "figures/cka_unbiased-all.png" in again.manifest["files"]
+    assert (again.save(tmp_path / "copy").folder / "figures" / "cka_unbiased-all.png").is_file()
     with pytest.raises(BadInput, match="save: it exists, got '.*kept'; name a new folder"):
         of_texts.save(tmp_path / "kept")
     with pytest.raises(BadInput, match="no such pair of models, got 'a' and 'c'; known: a, b"):
