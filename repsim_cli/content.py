@@ -33,6 +33,7 @@ COUNTERPARTS = "counterparts"  # the kind of a matrix of the neurons of a model 
 COMPARED, TRUNCATED, UNMEASURED, COSTS = "compared", "truncated", "not measured", "cost of measures"
 UNMEASURED_COLUMNS = ["measure", "data", "test", "hook point", "why"]
 COSTS_COLUMNS = ["measure", "data", "rows", "pairs", "seconds per pair", "rho with all rows"]
+CHANCE = "chance"  # the detail of a matrix that has the level of chance of each cell
 GRID = "grid"  # the kind of a matrix of the models of a base and of a value of a factor, which its `about` names
 SPACES = "feature spaces"  # the table of the spaces of paired features of two layers
 MATCHED = "matched latents"  # the kind of a matrix of the latents of two dictionaries, matched one to one

@@ -259,6 +259,7 @@ class Judged(NamedTuple):
     p: under the null that rows are paired at random. p_family, q: p corrected for the cells of the map of two models.
     calibrated: the score above chance, in [0, 1].
     tested: the values that p and calibrated refer to, if not those of all rows.
+    chance: the value that a share alpha of random pairings are at least as close as.
     null: a record of the method.
     """
 
@@ -267,6 +268,7 @@ class Judged(NamedTuple):
     q: Matrix | None = None
     calibrated: Matrix | None = None
     tested: Matrix | None = None
+    chance: Matrix | None = None
     null: dict[str, Any] | None = None
 
 
@@ -307,6 +309,7 @@ def judge(
             *corrected(p, tested, None if holm else drawn_values, card, places),
             calibrated=calibrated(tested, drawn_values, card, settings.alpha),
             tested=tested if segments.share < 1 else None,
+            chance=chance_level(tested, drawn_values, card, settings.alpha),
             null=null,
         )
     return Judged()
@@ -487,11 +490,17 @@ def calibrated(observed: Float[Tensor, "r r"], null: Float[Tensor, "k r r"], car
     In [0, 1], or the excess itself for measures without a best value; 0 if indistinguishable from chance.
     """
     sign = 1 if card.larger_is_closer else -1
-    pool = torch.cat([sign * observed[None], sign * null]).sort(0).values
-    threshold = pool[math.ceil((1 - alpha) * len(pool)) - 1]
+    threshold = sign * chance_level(observed, null, card, alpha)
     excess = (sign * observed - threshold).clamp_min(0)
     best = card.bounds[1] if card.larger_is_closer else card.bounds[0]
     return excess if best is None else (excess / (sign * best - threshold).clamp_min(1e-12)).clamp_max(1)
+
+
+def chance_level(observed: Float[Tensor, "r r"], null: Float[Tensor, "k r r"], card: Card, alpha: float) -> Matrix:
+    """The 1 - alpha quantile of the null in the direction of closeness; the observed value is part of the null."""
+    sign = 1 if card.larger_is_closer else -1
+    pool = torch.cat([sign * observed[None], sign * null]).sort(0).values
+    return sign * pool[math.ceil((1 - alpha) * len(pool)) - 1]
 
 
 def jackknife(prepared: PreparedProducts, values: Matrix, clusters: np.ndarray) -> Matrix:

@@ -181,6 +181,7 @@ def test_calibrated_score_by_hand():
     observed = torch.tensor([[0.9]], dtype=torch.float64)
     card = measures.card("cka")
     assert float(judging.calibrated(observed, null, card, 0.2)) == pytest.approx(0.5 / 0.6)
+    assert float(judging.chance_level(observed, null, card, 0.2)) == 0.4
     assert float(judging.p_values(observed, null, card)) == pytest.approx(1 / 5)
     assert float(judging.calibrated(observed * 0.3, null, card, 0.2)) == 0
     distance = measures.card("procrustes")

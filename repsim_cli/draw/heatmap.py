@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby, pairwise
 from typing import Any
 
@@ -13,7 +14,29 @@ SMALLEST, LARGEST = 2.6, 11.0  # side of the matrix, inches
 BAR, BAR_GAP = 0.15, 0.15  # width of the colour bar and its distance, inches
 TICK, TIGHT = 0.15, 0.09  # inches that a layer's name needs, and at least where heads stand together
 TREE = 0.9  # inches that a tree takes
+MATRIX = "matrix"  # the label of the axes of a matrix
+APART = 0.85  # inches between two matrices, for the labels of a colour bar
+STRIP, STRIP_GAP = 0.09, 0.04  # height of a strip above a matrix and its distance, inches
 SMALL, ACROSS = 1.9, 4  # side of a small matrix in inches, and how many stand side by side
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chance:
+    """What a colour bar says of chance. low, high: over the cells. middle: their median."""
+
+    low: float
+    middle: float
+    high: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Beside:
+    """A second matrix of the same rows and columns, to the right of the first. label: of its colour bar."""
+
+    values: np.ndarray
+    label: str
+    limits: tuple[float, float]
+    colours: str
 
 
 def heatmap(
@@ -23,49 +46,104 @@ def heatmap(
     title: str,
     bar_label: str,
     limits: tuple[float, float],
-    colours: str,
+    colours: Any,
     form: str,
     starts: Sequence[int] = (0,),
     crossed: np.ndarray | None = None,
+    chance: Chance | None = None,
+    beside: Beside | None = None,
 ) -> tuple[Any, Any]:
     """A matrix with the names of its rows and columns; values are written into the cells where there are few.
 
-    starts: where tick labels begin anew (the first layer of each model). crossed: cells that are crossed out.
-    Returns the figure and its axes.
+    starts: where tick labels begin anew (the first layer of each model). crossed: cells that are crossed out. chance:
+    its level, marked on the colour bar. Returns the figure and its axes; those of the matrix beside are `pair(figure)`.
     """
     from matplotlib.figure import Figure
 
     side = inches(max(values.shape))
     height, width = (max(side * n / max(values.shape), 1.2) for n in values.shape)
+    one = width + BAR + BAR_GAP
+    total = one if beside is None else 2 * one + APART
     # labels stand outside this canvas; the figure is cropped to what is drawn
-    figure = Figure(figsize=(width + BAR + BAR_GAP, height))
-    axes = figure.add_axes((0, 0, width / (width + BAR + BAR_GAP), 1))
-    image = axes.imshow(values, cmap=colours, vmin=limits[0], vmax=limits[1], aspect="auto")
-    beside = figure.add_axes((1 - BAR / (width + BAR + BAR_GAP), 0.1, BAR / (width + BAR + BAR_GAP), 0.8))
-    figure.colorbar(image, cax=beside).set_label(bar_label)
-    for axis, names, room in ((axes.yaxis, rows, height), (axes.xaxis, columns, width)):
-        if TICK * len(names) > room >= TIGHT * len(heads := together(names)) and len(heads) < len(names):
-            axis.set_ticks(*zip(*heads, strict=True), fontsize=6, parse_math=False)
+    figure = Figure(figsize=(total, height))
+    parts = [(values, bar_label, limits, colours)]
+    parts += [] if beside is None else [(beside.values, beside.label, beside.limits, beside.colours)]
+    for number, (cells, label, (low, high), scale) in enumerate(parts):
+        left = number * (one + APART)
+        axes = figure.add_axes((left / total, 0, width / total, 1), label=MATRIX)
+        image = axes.imshow(cells, cmap=scale, vmin=low, vmax=high, aspect="auto")
+        bar = figure.add_axes(((left + one - BAR) / total, 0.1, BAR / total, 0.8))
+        figure.colorbar(image, cax=bar).set_label(label)
+        for axis, names, room in ((axes.yaxis, rows, height), (axes.xaxis, columns, width)):
+            _name_layers(axis, names, room, starts)
+        axes.tick_params(axis="x", rotation=0 if max(map(len, columns)) < 3 else 90)
+        axes.tick_params(length=2)
+        if number:
+            axes.set_yticks([])
+        elif chance is not None:
+            _mark(bar, chance)
+        if values.size <= WRITTEN:
+            _write(axes, image, cells, form, side / max(values.shape))
+        if crossed is not None and crossed.any():
+            i, j = crossed.nonzero()
+            points = 72 * side / max(values.shape)
+            for ink, thick in (("white", points / 5), ("black", points / 11)):
+                axes.scatter(j, i, marker="x", s=(0.8 * points) ** 2, c=ink, linewidths=min(1.6, thick))
+    first = pair(figure)[0]
+    first.set_title(title, loc="left", parse_math=False)
+    return figure, first
+
+
+def pair(figure: Any) -> list[Any]:
+    """The axes of a heatmap and of the one beside it."""
+    return [axes for axes in figure.axes if axes.get_label() == MATRIX]
+
+
+def _name_layers(axis: Any, names: list[str], room: float, starts: Sequence[int]) -> None:
+    """As many names as there is room for, in inches; those of heads together."""
+    if TICK * len(names) > room >= TIGHT * len(heads := together(names)) and len(heads) < len(names):
+        axis.set_ticks(*zip(*heads, strict=True), fontsize=6, parse_math=False)
+        return
+    step = max(1, int(np.ceil(TICK * len(names) / room)))
+    at = [i for a, b in pairwise([*starts, len(names)]) for i in range(a, max(b - step // 2, a + 1), step)]
+    axis.set_ticks(at, [names[i] for i in at], fontsize=7, parse_math=False)
+
+
+def _write(axes: Any, image: Any, cells: np.ndarray, form: str, inches: float) -> None:
+    """The values into their cells."""
+    size = min(6.0, 72 * inches / 3)
+    for (i, j), value in np.ndenumerate(cells):
+        if np.isnan(value):  # a cell without a value, which is crossed out
             continue
-        step = max(1, int(np.ceil(TICK * len(names) / room)))
-        at = [i for a, b in pairwise([*starts, len(names)]) for i in range(a, max(b - step // 2, a + 1), step)]
-        axis.set_ticks(at, [names[i] for i in at], fontsize=7, parse_math=False)
-    axes.tick_params(axis="x", rotation=0 if max(map(len, columns)) < 3 else 90)
-    axes.tick_params(length=2)
-    if values.size <= WRITTEN:
-        for (i, j), value in np.ndenumerate(values):
-            if np.isnan(value):  # a cell without a value, which is crossed out
-                continue
-            red, green, blue, _ = image.cmap(image.norm(value))
-            ink = "black" if 0.3 * red + 0.6 * green + 0.1 * blue > 0.5 else "white"
-            axes.text(j, i, form.format(value), ha="center", va="center", fontsize=6, color=ink)
-    if crossed is not None and crossed.any():
-        i, j = crossed.nonzero()
-        points = 72 * side / max(values.shape)
-        for ink, width in (("white", points / 5), ("black", points / 11)):
-            axes.scatter(j, i, marker="x", s=(0.8 * points) ** 2, c=ink, linewidths=min(1.6, width))
-    axes.set_title(title, loc="left", parse_math=False)
-    return figure, axes
+        red, green, blue, _ = image.cmap(image.norm(value))
+        ink = "black" if 0.3 * red + 0.6 * green + 0.1 * blue > 0.5 else "white"
+        axes.text(j, i, form.format(value), ha="center", va="center", fontsize=size, color=ink)
+
+
+def _mark(bar: Any, chance: Chance) -> None:
+    """The level of chance beside a colour bar: a line over its range, a triangle at its median."""
+    low, high = bar.get_ylim()
+    at = np.clip([chance.low, chance.high, chance.middle], low, high)
+    place = {"transform": bar.get_yaxis_transform(), "clip_on": False, "color": "#b34700"}
+    bar.plot([-0.25, -0.25], at[:2], linewidth=1.6, solid_capstyle="butt", **place)
+    bar.plot([-0.3], at[2:], marker=">", markersize=7, markeredgewidth=0, **place)
+
+
+def add_strips(axes: Any, shares: Mapping[str, np.ndarray]) -> None:
+    """Along the top of a matrix, a row of cells from white (0) to black (1) per share of its columns."""
+    size = axes.figure.get_size_inches()
+    box = axes.get_position()
+    for number, (name, share) in enumerate(reversed(shares.items())):
+        bottom = box.y1 + (STRIP_GAP + number * STRIP) / size[1]
+        strip = axes.figure.add_axes((box.x0, bottom, box.width, STRIP / size[1]))
+        strip.imshow(share[None], cmap="Greys", vmin=0, vmax=1, aspect="auto")
+        strip.set_xticks([])
+        strip.set_yticks([0], [name], fontsize=5)
+        strip.tick_params(length=0, pad=2)
+        strip.spines[:].set_linewidth(0.4)
+    axes.set_title(
+        axes.get_title(loc="left"), loc="left", pad=6 + 72 * (STRIP_GAP + STRIP * len(shares)), parse_math=False
+    )
 
 
 def small_heatmaps(
@@ -137,8 +215,11 @@ def inches(cells: int) -> float:
     return float(np.clip(INCHES_PER_CELL * cells, SMALLEST, LARGEST))
 
 
-def outer_names(axes: Any, which: str, models: list[str], ends: np.ndarray, inches: float, layer_name: int) -> None:
-    """Model names below (x) or left of (y) the layer names, in the size that the narrowest model leaves room for."""
+def outer_names(
+    axes: Any, which: str, models: list[str], ends: np.ndarray, inches: float, layer_name: int, below: str = ""
+) -> None:
+    """Model names below (x) or left of (y) the layer names, in the size that the narrowest model leaves room for.
+    below: what is written below the names of an x axis."""
     room = inches * np.diff(ends) / ends[-1]
     size = float(np.clip(110 * min(r / len(name) for name, r in zip(models, room, strict=True)), 5, 9))
     models = [_shortened(name, max(3, int(110 * r / size))) for name, r in zip(models, room, strict=True)]
@@ -147,6 +228,8 @@ def outer_names(axes: Any, which: str, models: list[str], ends: np.ndarray, inch
     axis.set_ticks((ends[:-1] + ends[1:] - 1) / 2, models, fontsize=size, parse_math=False, rotation=90 * upright)
     for label in axis.get_yticklabels() if upright else ():
         label.set_verticalalignment("center")
+    if below and not upright:
+        axis.set_xlabel(below, fontsize=7, labelpad=1)
     axis.tick_params(length=0, pad=12 + 4.2 * layer_name)
     axis.spines[:].set_visible(False)
 
@@ -184,7 +267,8 @@ def add_tree(figure: Any, axes: Any, linkage: np.ndarray, label: str) -> Any:
 
     width = figure.get_size_inches()[0]
     box = axes.get_position()
-    tree = figure.add_axes((box.x1 + 1.1 / width, box.y0, TREE / width, box.height))
+    right = max(part.get_tightbbox().x1 for part in figure.axes) / figure.dpi  # of the colour bar's label
+    tree = figure.add_axes(((right + 0.15) / width, box.y0, TREE / width, box.height))
     drawn = dendrogram(linkage, orientation="right", no_plot=True)
     for along, depth in zip(drawn["icoord"], drawn["dcoord"], strict=True):
         # leaves stand at 5, 15, 25 ... in the tree, at 0, 1, 2 ... in the matrix

@@ -10,7 +10,7 @@ import numpy as np
 from repsim_cli.content import Curve
 from repsim_cli.draw.frame import legend_beside, shades
 from repsim_cli.draw.lines import gaps
-from repsim_cli.draw.steps import step_panels
+from repsim_cli.draw.steps import step_panel
 from repsim_cli.findings.analysis import Finished, Job, Part, analysis
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
 from repsim_cli.findings.evidence import by_chance, correlated, orders, ranks
@@ -104,41 +104,40 @@ def figures(run: Finished, whole: bool) -> Iterator[Job]:
 
 def _means(curves: Sequence[Curve]) -> Any:
     """Mean over layers and the band between the quartiles, a colour per model, smallest first."""
-    figure, panels = _panels(curves, "all models" if len(curves) > 1 else curves[0].about["model"])
+    figure, panel = _panel(curves, "all models" if len(curves) > 1 else curves[0].about["model"], "quartiles")
     order = sorted(curves, key=lambda curve: curve.about["parameters"])
     for curve, colour in zip(order, shades(len(order)), strict=True):
-        _mean(panels, curve, colour, "quartiles", f"{curve.about['model']} ({curve.about['parameters']:,} parameters)")
-    legend_beside(panels[1])
+        _mean(panel, curve, colour, "quartiles", f"{curve.about['model']} ({curve.about['parameters']:,} parameters)")
+    legend_beside(panel)
     return figure
 
 
 def _layers(curve: Curve) -> Any:
     """A thin line per layer from dark to bright, the mean over layers and the band of the 10th to 90th percentile."""
-    figure, panels = _panels([curve], curve.about["model"])
+    figure, panel = _panel([curve], curve.about["model"], "deciles")
     for (name, values), colour in zip(curve.lines.items(), shades(len(curve.lines)), strict=True):
-        for panel in panels:
-            panel.plot(curve.at, gaps(values), color=colour, linewidth=0.9, marker=".", markersize=3, label=name)
-    _mean(panels, curve, "black", "deciles", "mean")
-    legend_beside(panels[1], fontsize=6, ncols=1 + len(curve.lines) // 16)
+        panel.plot(curve.at, gaps(values), color=colour, linewidth=0.9, marker=".", markersize=3, label=name)
+    _mean(panel, curve, "black", "deciles", "mean")
+    legend_beside(panel, fontsize=6, ncols=1 + len(curve.lines) // 16)
     return figure
 
 
-def _mean(panels: Sequence[Any], curve: Curve, colour: Any, band: str, label: str) -> None:
+def _mean(panel: Any, curve: Curve, colour: Any, band: str, label: str) -> None:
     about = curve.bands[band]
-    for panel in panels:
-        panel.fill_between(curve.at, gaps(about.low), gaps(about.high), color=colour, alpha=0.15, linewidth=0)
-        panel.plot(curve.at, gaps(curve.mean or []), color=colour, linewidth=1.6, marker="o", markersize=3, label=label)
+    panel.fill_between(curve.at, gaps(about.low), gaps(about.high), color=colour, alpha=0.15, linewidth=0)
+    panel.plot(curve.at, gaps(curve.mean or []), color=colour, linewidth=1.6, marker="o", markersize=3, label=label)
 
 
-def _panels(curves: Sequence[Curve], models: str) -> tuple[Any, Sequence[Any]]:
+def _panel(curves: Sequence[Curve], models: str, band: str) -> tuple[Any, Any]:
     first = curves[0]
-    figure, panels = step_panels([step for curve in curves for step in curve.at])
+    figure, panel = step_panel([step for curve in curves for step in curve.at])
     low, high = first.bounds
-    panels[0].set_ylim(low, high if high is None else 1.02 * high)
-    panels[0].set_ylabel(str(first.y), fontsize=8)
-    title = f"{first.about['quantity']}, {first.about['point']}: {models}"
-    panels[0].set_title(title, loc="left", parse_math=False)
-    return figure, panels
+    panel.set_ylim(low, high if high is None else 1.02 * high)
+    panel.set_ylabel(str(first.y), fontsize=8)
+    title = f"{first.about['quantity']}, {first.about['point']}: {models}\n"
+    title += f"line: mean over layers; shaded: {first.bands[band].of}"
+    panel.set_title(title, loc="left", fontsize=9, parse_math=False)
+    return figure, panel
 
 
 @analysis(studies=STUDIES, unasked=lambda planned: True, figures=figures)

@@ -212,6 +212,8 @@ def _distances(run: Finished, matrix: Matrix) -> Any:
 
 def _models(run: Finished, matrix: Matrix) -> Any:
     """The matrix of distances in the order of the tree's leaves; names in the colours of their groups."""
+    from matplotlib import colormaps
+
     name, whole = matrix.about["distance"], run.array(matrix.values)
     merges = tree(whole)
     order = hierarchy.leaves_list(merges)
@@ -221,7 +223,9 @@ def _models(run: Finished, matrix: Matrix) -> Any:
     apart = values[~np.eye(len(values), dtype=bool)]
     title = f"Distances between models: {name}\nclusters against groups, adjusted Rand:\n{', '.join(agreed)}"
     limits = (float(apart.min()), float(apart.max()))
-    figure, axes = heatmap(values, names, names, title, matrix.label, limits, "viridis_r", "{:.2f}")
+    # a model and itself stand apart: white, below the scale of different models
+    scale = colormaps["viridis_r"].with_extremes(under="white")
+    figure, axes = heatmap(values, names, names, title, matrix.label, limits, scale, "{:.2f}")
     colours = cycled(COLOURS[::2] + COLOURS[1::2], len(run.groups))
     of_models = dict(zip(matrix.rows.layers, codes(run.groups), strict=True))
     for axis in (axes.xaxis, axes.yaxis):

@@ -11,8 +11,11 @@ import scipy.integrate
 import scipy.stats
 from jaxtyping import Float
 
-from repsim_cli.content import Matrix, Measured
+from repsim_cli.content import CHANCE, DIAGNOSTICS, FEATURE_SHARE, ROWS_SHARE, Matrix, Measured
 from repsim_cli.draw.heatmap import (
+    Beside,
+    Chance,
+    add_strips,
     bar_label,
     by_block,
     colour_range,
@@ -20,6 +23,7 @@ from repsim_cli.draw.heatmap import (
     heatmap,
     inches,
     outer_names,
+    pair,
     small_heatmaps,
 )
 from repsim_cli.findings import sub_networks
@@ -397,15 +401,67 @@ def _grid(run: Finished, measured: Measured, quantity: str) -> Any:
         return whole
 
     names = [name for model in models for name in layers[model]]
-    p = joined(tested(measured.null)[0]) if quantity == "values" and measured.null else None
-    figure, axes = _measured(joined(quantity), p, names, names, measured, quantity, ends[:-1].tolist())
-    for end in ends[1:-1]:
-        axes.axhline(end - 0.5, color="white", linewidth=1.2)
-        axes.axvline(end - 0.5, color="white", linewidth=1.2)
-    shown, _ = by_block(names)
-    for which in "xy":
-        outer_names(axes, which, models, ends, inches(len(names)), max(map(len, shown)))
+    values = quantity == "values"
+    p = joined(tested(measured.null)[0]) if values and measured.null else None
+    score = joined("calibrated") if values and matrix_has(measured, "calibrated") else None
+    owners = np.repeat(models, np.diff(ends))
+    level = _level(run, measured, joined("values"), owners, owners) if values else None
+    figure, _ = _measured(joined(quantity), p, names, names, measured, quantity, ends[:-1].tolist(), score, level)
+    shown, said = by_block(names)
+    for number, each in enumerate(pair(figure)):
+        for end in ends[1:-1]:
+            each.axhline(end - 0.5, color="white", linewidth=1.2)
+            each.axvline(end - 0.5, color="white", linewidth=1.2)
+        for which in "x" if number else "xy":
+            outer_names(each, which, models, ends, inches(len(names)), max(map(len, shown)), said)
+    if values:
+        _diagnose(run, figure, list(zip(owners.tolist(), names, strict=True)))
     return figure
+
+
+def matrix_has(measured: Measured, quantity: str) -> bool:
+    return all(getattr(matrix, quantity) is not None for matrix in measured.matrices)
+
+
+def _level(
+    run: Finished, measured: Measured, values: np.ndarray, rows: Sequence[str], columns: Sequence[str]
+) -> tuple[Chance | None, str]:
+    """What these values of a measure would be by chance, for the colour bar, and what the title says of it: from the
+    null, or else from models with fresh weights. rows, columns: the model of each layer."""
+    drawn = [run.array(matrix.details[CHANCE]) for matrix in measured.matrices if CHANCE in matrix.details]
+    if drawn and measured.null:
+        cells = np.concatenate([part.ravel() for part in drawn])
+        said = f"▸ chance: {100 * (1 - measured.null['alpha']):g} % of random pairings are less close"
+        return _marked_at(cells), said
+    if measured.null:
+        return None, ""
+    untrained = [model for model, facts in run.manifest.get("facts", {}).items() if not facts["trained"]]
+    fresh = [np.isin(side, untrained) for side in (rows, columns)]
+    across = values[fresh[0][:, None] != fresh[1]]
+    if (across := across[np.isfinite(across)]).size:
+        return _marked_at(across), "▸ trained with untrained models"
+    return None, "chance is not known here (significance=permutation tests it)"
+
+
+def _marked_at(cells: np.ndarray) -> Chance:
+    return Chance(low=float(cells.min()), middle=float(np.median(cells)), high=float(cells.max()))
+
+
+def _diagnose(run: Finished, figure: Any, columns: Sequence[tuple[str, str]]) -> None:
+    """Strips above a matrix whose columns are these (model, layer): how much of their variance a single feature, and
+    the largest rows, have."""
+    table = run.results.tables.get(DIAGNOSTICS)
+    if table is None:
+        return
+    rows = {(row["model"], row["layer"]): row for row in (dict(zip(table.columns, x, strict=True)) for x in table.rows)}
+    if not all(layer in rows for layer in columns):
+        return
+    shares = {
+        name: np.array([rows[layer][share] or 0.0 for layer in columns], float)
+        for name, share in (("largest feature", FEATURE_SHARE), ("largest 1 % of rows", ROWS_SHARE))
+    }
+    for axes in pair(figure)[:1]:
+        add_strips(axes, shares)
 
 
 def _panels(run: Finished, measured: Measured) -> Any:
@@ -428,9 +484,15 @@ def _pair(run: Finished, measured: Measured, matrix: Matrix, ordered: bool) -> A
     down, across = (
         [side.layers[i] for i in order] for side, order in zip((matrix.rows, matrix.columns), orders, strict=True)
     )
-    figure, axes = _measured(values, p, down, across, measured, "values")
-    axes.set_ylabel(matrix.rows.model, parse_math=False)
-    axes.set_xlabel(matrix.columns.model, parse_math=False)
+    score = None if matrix.calibrated is None else run.array(matrix.calibrated)[cells]
+    models = matrix.rows.model, matrix.columns.model
+    level = _level(run, measured, values, [models[0]] * len(down), [models[1]] * len(across))
+    figure, axes = _measured(values, p, down, across, measured, "values", (0,), score, level)
+    _, said = by_block([*down, *across])
+    axes.set_ylabel(models[0], parse_math=False)
+    for each in pair(figure):
+        each.set_xlabel(models[1] + (f"\n{said}" if said else ""), parse_math=False)
+    _diagnose(run, figure, [(models[1], layer) for layer in across])
     return figure
 
 
@@ -466,8 +528,11 @@ def _measured(
     measured: Measured,
     quantity: str,
     starts: Sequence[int] = (0,),
+    score: np.ndarray | None = None,
+    level: tuple[Chance | None, str] | None = None,
 ) -> tuple[Any, Any]:
-    """A heatmap of a measure's values or standard errors, in the colours of its card; chance is crossed out."""
+    """A heatmap of a measure's values or standard errors, in the colours of its card; chance is crossed out. score:
+    the calibrated scores, drawn beside it. level: of chance, and what is said of it."""
     card, estimate = measured.card, measured.estimate
     batches = "1 batch" if estimate["batches"] == 1 else f"{estimate['batches']:,} batches"
     alpha = measured.null["alpha"] if p is not None and measured.null else 1.0
@@ -475,7 +540,7 @@ def _measured(
     _, said = by_block([*rows, *columns])
     parts = [
         SAMPLED[estimate["kind"]].format(batches),
-        f"{estimate['rows']:,} {estimate.get('unit', 'rows')}" + (f"; {said}" if said else ""),
+        f"{estimate['rows']:,} {estimate.get('unit', 'rows')}",
     ]
     remedies = estimate.get("remedies", {})
     treated = "; ".join(said(remedies[key]) for key, said in REMEDIED.items() if key in remedies)
@@ -485,14 +550,23 @@ def _measured(
         by_block(rows)[0] if said else rows,
         by_block(columns)[0] if said else columns,
         title=f"{card['label']}{': standard error' if quantity == 'se' else ''}\n{', '.join(parts)}{crosses}"
-        + (f"\n{treated}" if treated else ""),
+        + "".join(f"\n{line}" for line in (treated, level[1] if level else "") if line),
         bar_label="standard error" if quantity == "se" else bar_label(card),
         limits=colour_range(values, card, quantity),
         colours=colours(card, quantity),
         form="{:.2g}" if quantity == "se" or card.get("reads") == "outputs" else "{:.2f}",
         starts=starts,
         crossed=chance,
+        chance=level[0] if level else None,
+        beside=None if score is None else Beside(values=score, **_calibrated(score, card)),
     )
+
+
+def _calibrated(score: np.ndarray, card: Mapping[str, Any]) -> dict[str, Any]:
+    """How calibrated scores are drawn: as shares of the way from chance to the best value, where there is one."""
+    best = card["bounds"][1] if card["larger_is_closer"] else card["bounds"][0]
+    limits = (0.0, 1.0 if best is not None else max(float(np.nanmax(score)), 1e-12))
+    return {"label": "calibrated score (0: chance)", "limits": limits, "colours": "viridis"}
 
 
 @dataclass(frozen=True, kw_only=True)

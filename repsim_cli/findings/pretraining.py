@@ -7,7 +7,7 @@ from typing import Any
 
 from repsim_cli.content import Curve
 from repsim_cli.draw.lines import gaps
-from repsim_cli.draw.steps import step_panels
+from repsim_cli.draw.steps import step_panel
 from repsim_cli.findings.analysis import Finished, Job, Part, analysis
 from repsim_cli.findings.claims import Claim
 
@@ -25,16 +25,15 @@ def figures(run: Finished, whole: bool) -> Iterator[Job]:
 
 
 def _losses(training: Curve, held_out: Curve) -> Any:
-    figure, panels = step_panels(range(len(training.at) + 1))
-    for panel in panels:
-        # the loss of step s is that of the weights after s steps
-        panel.plot(training.at, gaps(training.lines["loss"]), color="0.7", linewidth=0.7, label="training, one batch")
-        style = {"color": "black", "linewidth": 1.4, "marker": "o", "markersize": 3}
-        panel.plot(held_out.at, gaps(held_out.lines["loss"]), label="held-out text", **style)
-    panels[0].set_ylim(0)
-    panels[0].set_ylabel(held_out.y.unit)
-    panels[0].set_title("next-token loss", loc="left")
-    panels[1].legend(fontsize=7, frameon=False)
+    figure, panel = step_panel(range(len(training.at) + 1))
+    # the loss of step s is that of the weights after s steps
+    panel.plot(training.at, gaps(training.lines["loss"]), color="0.7", linewidth=0.7, label="training, one batch")
+    style = {"color": "black", "linewidth": 1.4, "marker": "o", "markersize": 3}
+    panel.plot(held_out.at, gaps(held_out.lines["loss"]), label="held-out text", **style)
+    panel.set_ylim(0)
+    panel.set_ylabel(held_out.y.unit)
+    panel.set_title("next-token loss", loc="left")
+    panel.legend(fontsize=7, frameon=False)
     return figure
 
 

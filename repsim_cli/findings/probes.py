@@ -9,6 +9,7 @@ import numpy as np
 import scipy.stats
 
 from repsim_cli.content import BY_BLOCK, END_TO_END, Axis, Band, Curve, Matrix, Table, Verdict
+from repsim_cli.draw.heatmap import TIGHT, by_block
 from repsim_cli.draw.lines import of_layers
 from repsim_cli.findings.analysis import Finished, Job, Part, analysis
 from repsim_cli.findings.claims import FAILS, Claim, Untestable, Weighed, claim, judged
@@ -175,7 +176,6 @@ def _model(run: Finished, matrices: Sequence[Matrix]) -> Any:
     tops = [number * height + GAP * (number // 2 + 0.5 * number) for number in range(len(rows))]
     total = tops[-1] + height
     figure = Figure(figsize=(width, total))
-    beside_names = max(0.32, 0.12 + 0.06 * max(map(len, targets)))
     used: list[Any] = []
     image: Any = None
     for (matrix, control), top in zip(rows, tops, strict=True):
@@ -186,12 +186,17 @@ def _model(run: Finished, matrices: Sequence[Matrix]) -> Any:
         axes.set_xticks([])
         axes.tick_params(length=2)
         said = "control" if control else f"{matrix.about['label']}\n{matrix.about['error']}"
+        beside_names = (axes.get_window_extent().x0 - axes.get_tightbbox().x0) / figure.dpi + 0.12
         axes.text(-beside_names / width, 0.5, said, transform=axes.transAxes, fontsize=7, ha="right", va="center")
         for place in range(1, len(blocks)):
             if blocks[place - 1] != blocks[place]:
                 axes.axvline(place - 0.5, color="white", linewidth=1.5)
         used.append(axes)
-    used[-1].set_xticks(range(len(layers)), layers, fontsize=5, rotation=90)
+    names, said = by_block(layers)
+    step = max(1, int(np.ceil(TIGHT * len(layers) / width)))
+    at = range(0, len(layers), step)
+    used[-1].set_xticks(at, [names[i] for i in at], fontsize=6, rotation=90 * (not said), parse_math=False)
+    used[-1].set_xlabel(said, fontsize=7)
     beside = figure.add_axes((1 + 0.15 / width, 0.1, 0.12 / width, 0.8))
     figure.colorbar(image, cax=beside, extend="max").set_label(matrices[0].label, fontsize=8)
     beside.tick_params(labelsize=7)

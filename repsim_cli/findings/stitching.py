@@ -8,8 +8,8 @@ from typing import Any, Literal
 import numpy as np
 
 from repsim_cli.content import Curve, Results, Table
-from repsim_cli.draw.frame import DPI
-from repsim_cli.draw.heatmap import heatmap
+from repsim_cli.draw.frame import DPI, legend_beside
+from repsim_cli.draw.heatmap import by_block, heatmap
 from repsim_cli.draw.lines import gaps
 from repsim_cli.findings.analysis import Finished, Job, Part, analysis
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
@@ -22,6 +22,7 @@ Direction = tuple[str, str, str]
 PAPER = "Brown et al. 2023"
 DIRECTIONS = ["layer", "from", "into", "models", "pairs", "penalty", "se over pairs"]
 PANEL, ROW = 2.6, 0.19  # width of a panel and height of a bar, inches
+NAMED = 10  # pairs of models up to which each has a colour
 METRICS = {
     "loss": ("penalty", "penalty se", "loss added to the tail's own, nats"),
     "accuracy": ("accuracy lost", "accuracy lost se", "accuracy lost against the tail's own"),
@@ -190,6 +191,7 @@ def figures(run: Finished, whole: bool) -> Iterator[Job]:
 def _bars(records: Records, about: Mapping[str, Any], metric: str, name: str) -> Any:
     """A panel per layer, a bar per pair with its standard error; trainings that diverged say so."""
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     value, error, label = METRICS[metric]
     layers = list(dict.fromkeys(stitch["head layer"] for stitch in records))
@@ -212,7 +214,7 @@ def _bars(records: Records, about: Mapping[str, Any], metric: str, name: str) ->
             panel.barh(row, stitch[value], xerr=stitch[error], color=colour, height=0.75, error_kw={"linewidth": 0.9})
         panel.set_title(layer, loc="left", parse_math=False)
         panel.axvline(0, color="black", linewidth=0.6)
-        panel.locator_params(axis="x", nbins=4)
+        panel.xaxis.set_major_locator(MaxNLocator(4, prune="upper"))
         panel.grid(axis="x", alpha=0.25, linewidth=0.5)
         panel.set_axisbelow(True)
     panels[0].set_yticks(range(len(pairs)), [f"{head} → {tail}" for head, tail in pairs], fontsize=7, parse_math=False)
@@ -271,6 +273,7 @@ def _grid(records: Records, metric: str) -> Any:
     """Rows: after which layer of the head; columns: into which of the tail. Cells without a value are crossed out."""
     value, _, label = METRICS[metric]
     rows, columns = (list(dict.fromkeys(stitch[side] for stitch in records)) for side in ("head layer", "tail layer"))
+    _, said = by_block([*rows, *columns])
     values = np.full((len(rows), len(columns)), np.nan)
     for stitch in records:
         if stitch[value] is not None:
@@ -278,8 +281,8 @@ def _grid(records: Records, metric: str) -> Any:
     low, high = min(0.0, float(np.nanmin(values))), max(float(np.nanmax(values)), 1e-9)
     figure, axes = heatmap(
         values,
-        rows,
-        columns,
+        by_block(rows)[0] if said else rows,
+        by_block(columns)[0] if said else columns,
         title=f"{records[0]['head']} → {records[0]['tail']}",
         bar_label=label,
         limits=(low, high),
@@ -287,14 +290,16 @@ def _grid(records: Records, metric: str) -> Any:
         form="{:.2f}",
         crossed=np.isnan(values),
     )
-    axes.set_ylabel(f"head: {records[0]['head']}", parse_math=False)
-    axes.set_xlabel(f"tail: {records[0]['tail']}", parse_math=False)
+    for set_label, part in ((axes.set_ylabel, "head"), (axes.set_xlabel, "tail")):
+        set_label(f"{part}: {records[0][part]}" + (f"\n{said}" if said else ""), parse_math=False)
     return figure
 
 
 def _curves(curves: Sequence[Curve], about: Mapping[str, Any]) -> Any:
-    """Training loss, a panel per layer, coloured by direction."""
+    """Training loss, a panel per layer, coloured by pair; by kinds of models where there are more pairs than colours
+    and several kinds."""
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     def ways(curve: Curve) -> tuple[str, str]:
         return curve.about["head"], curve.about["tail"]
@@ -303,20 +308,22 @@ def _curves(curves: Sequence[Curve], about: Mapping[str, Any]) -> Any:
     figure = Figure(figsize=(PANEL * len(layers), 2.6), dpi=DPI)
     panels = np.atleast_1d(figure.subplots(1, len(layers), sharey=True, gridspec_kw={"wspace": 0.08}))
     ordered = sorted(curves, key=lambda curve: _order(ways(curve), about["kinds"]))
-    colours = _colours([_direction(ways(curve), about["kinds"]) for curve in ordered])
+    kinds = {ways(curve): _direction(ways(curve), about["kinds"]) for curve in ordered}
+    by_kind = len(kinds) > NAMED and len(set(kinds.values())) > 2
+    names = {pair: kind if by_kind else f"{pair[0]} → {pair[1]}" for pair, kind in kinds.items()}
+    colours = _colours(list(names.values()))
     for panel, layer in zip(panels, layers, strict=True):
         for curve in (curve for curve in ordered if curve.about["head layer"] == layer):
-            colour = colours[_direction(ways(curve), about["kinds"])]
-            panel.plot(curve.at, gaps(curve.lines["loss"]), color=colour, linewidth=0.7, alpha=0.8)
+            colour = colours[names[ways(curve)]]
+            panel.plot(curve.at, gaps(curve.lines["loss"]), color=colour, linewidth=0.9, alpha=0.8)
+        panel.xaxis.set_major_locator(MaxNLocator(4, prune="upper", integer=True))
+        panel.xaxis.set_major_formatter("{x:,.0f}")
         panel.set_title(layer, loc="left", parse_math=False)
         panel.grid(alpha=0.25, linewidth=0.5)
     panels[0].set_ylabel("training loss, nats")
     panels[len(panels) // 2].set_xlabel(f"step, of {about['tokens_per_step']:,} tokens")
     handles = [panels[-1].plot([], [], color=colour, label=word)[0] for word, colour in colours.items()]
-    panels[-1].legend(
-        handles=handles, title="head → tail", fontsize=7, title_fontsize=7, frameon=False, loc="center left",
-        bbox_to_anchor=(1.02, 0.5),
-    )  # fmt: skip
+    legend_beside(panels[-1], handles=handles, title="head → tail", title_fontsize=7, ncols=1 + len(colours) // 16)
     return figure
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from repsim_cli import significance as judging
 from repsim_cli.activations.cached import Identities
 from repsim_cli.activations.rows import Reading, row_beginnings, row_documents, row_numbers, rows_of
-from repsim_cli.content import Measured, Table
+from repsim_cli.content import CHANCE, Measured, Table
 from repsim_cli.data.base import Sequences
 from repsim_cli.errors import Degenerate, RunFailed
 from repsim_cli.measures import Measure
@@ -317,6 +317,7 @@ def records(
             "q": judged.q,
             "calibrated": judged.calibrated,
             "tested": judged.tested,
+            CHANCE: judged.chance,
         }
         if measure.slow is not None:
             extra |= {key: matrix.statistics[key] for key in measure.slow.details}

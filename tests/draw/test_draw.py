@@ -1,0 +1,121 @@
+"""Drawing primitives: names that do not touch, scales that tell values apart, chance beside the numbers."""
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+from matplotlib.colors import to_rgb
+
+from repsim_cli.content import Axis, Curve, Matrix, Side
+from repsim_cli.draw.heatmap import Beside, Chance, add_strips, add_tree, heatmap, pair
+from repsim_cli.draw.steps import step_panel
+from repsim_cli.findings import probes, stitching
+
+
+def texts(figure):
+    """The boxes of all that is written."""
+
+    def within(axis):  # ticks outside the view are not drawn
+        low, high = sorted(axis.get_view_interval())
+        return [label for at, label in zip(axis.get_ticklocs(), axis.get_ticklabels(), strict=False) if low <= at <= high]
+
+    return [
+        (label.get_text(), label.get_window_extent())
+        for axes in figure.axes
+        for label in (*axes.texts, *(x for axis in (axes.xaxis, axes.yaxis) for x in (*within(axis), axis.label)))
+        if label.get_text() and label.get_visible()
+    ]
+
+
+def overlaps(figure):
+    figure.draw_without_rendering()
+    return [
+        (first, second)
+        for (first, a), (second, b) in combinations(texts(figure), 2)
+        if min(a.x1, b.x1) - max(a.x0, b.x0) > 1 and min(a.y1, b.y1) - max(a.y0, b.y0) > 1
+    ]
+
+
+@pytest.mark.parametrize(
+    ("steps", "scale"),
+    [((0, 1, 10, 1000), "symlog"), ((9601, 9801, 10001), "linear"), ((0, 2000, 4200, 6201), "linear"), ((0,), "linear")],
+)
+def test_steps_have_one_axis_whose_ticks_do_not_touch(steps, scale):
+    figure, panel = step_panel(steps)
+    assert panel.get_xscale() == scale
+    assert overlaps(figure) == []
+    assert panel.get_xlabel() == ("step (logarithmic)" if scale == "symlog" else "step")
+
+
+@pytest.mark.parametrize("targets", [["c1", "c2"], ["part of speech of the next word", "c2"]])
+@pytest.mark.parametrize("count", [2, 100])
+def test_names_of_targets_and_probes_do_not_touch(targets, count):
+    layers = [f"{point}@{i}" for i in range(count) for point in ("resid_mid", "resid_post")]
+    array = np.linspace(0, 1, len(layers) * len(targets)).reshape(len(layers), len(targets))
+    matrix = Matrix(
+        rows=Side(model="a", layers=layers),
+        columns=Side(model="targets", layers=targets),
+        details={"control": ""},
+        about={"label": "2-layer MLP, classification", "error": "1 - accuracy"},
+    )
+
+    class Run:
+        def array(self, path):
+            return array
+
+    assert overlaps(probes._model(Run(), [matrix])) == []
+
+
+def a_curve(head, tail, layer):
+    about = {"head": head, "tail": tail, "head layer": layer, "tail layer": layer}
+    return Curve(x=Axis(name="step"), y=Axis(name="loss"), at=[0, 9601], lines={"loss": [6.0, 4.0]}, about=about)
+
+
+def test_both_ways_of_stitching_one_family_have_colours_of_their_own():
+    pairs = [("run_a", "run_c"), ("run_c", "run_a")]
+    curves = [a_curve(*ways, layer) for layer in ("resid_post@0", "resid_post@1", "resid_post@2") for ways in pairs]
+    about = {"kinds": dict.fromkeys(("run_a", "run_c"), "llama, 6 blocks"), "tokens_per_step": 512}
+    figure = stitching._curves(curves, about)
+    legend = figure.axes[-1].get_legend()
+    assert [text.get_text() for text in legend.get_texts()] == ["run_a → run_c", "run_c → run_a"]
+    assert len({to_rgb(line.get_color()) for line in legend.get_lines()}) == 2
+    assert overlaps(figure) == []
+
+
+def square(count):
+    return np.random.default_rng(0).uniform(size=(count, count))
+
+
+def test_a_tree_stands_clear_of_the_colour_bar():
+    names = [f"model_{i}" for i in range(4)]
+    figure, axes = heatmap(square(4), names, names, "", "distance\nof models", (1e-7, 3e-7), "viridis", "{:.2f}")
+    right = max(part.get_tightbbox().x1 for part in figure.axes)
+    tree = add_tree(figure, axes, np.array([[0, 1, 0.1, 2], [2, 3, 0.2, 2], [4, 5, 0.3, 4]]), "distance")
+    assert tree.get_window_extent().x0 > right
+
+
+def test_chance_is_marked_on_the_colour_bar_and_the_calibrated_map_stands_beside():
+    names = ["0", "1", "2"]
+    beside = Beside(values=square(3) / 2, label="calibrated score", limits=(0.0, 1.0), colours="viridis")
+    figure, axes = heatmap(
+        square(3), names, names, "", "CKA", (0.0, 1.0), "viridis", "{:.2f}",
+        chance=Chance(low=0.1, middle=0.2, high=0.4), beside=beside,
+    )  # fmt: skip
+    first, second = pair(figure)
+    assert first is axes
+    np.testing.assert_array_equal(second.images[0].get_array(), beside.values)
+    bars = [part for part in figure.axes if part not in (first, second)]
+    marks = [[line.get_ydata().tolist() for line in bar.lines] for bar in bars]
+    assert [[0.1, 0.4], [0.2]] in marks
+    assert not {axes.get_label() for axes in bars} & {"matrix"}
+    assert overlaps(figure) == []
+
+
+def test_strips_show_shares_above_the_columns():
+    figure, axes = heatmap(square(3), ["0", "1", "2"], ["0", "1", "2"], "CKA", "CKA", (0, 1), "viridis", "{:.2f}")
+    shares = {"largest feature": np.array([0.1, 0.2, 0.9]), "largest 1 % of rows": np.array([0.0, 0.5, 0.3])}
+    add_strips(axes, shares)
+    strips = {part.get_yticklabels()[0].get_text(): part for part in figure.axes[2:]}
+    for name, share in shares.items():
+        np.testing.assert_array_equal(strips[name].images[0].get_array(), share[None])
+        assert strips[name].get_position().y0 > axes.get_position().y1
