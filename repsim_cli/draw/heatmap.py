@@ -133,7 +133,7 @@ def add_strips(axes: Any, shares: Mapping[str, np.ndarray]) -> None:
     """Along the top of a matrix, a row of cells from white (0) to black (1) per share of its columns."""
     size = axes.figure.get_size_inches()
     box = axes.get_position()
-    for number, (name, share) in enumerate(reversed(shares.items())):
+    for number, (name, share) in enumerate(reversed([*shares.items()])):
         bottom = box.y1 + (STRIP_GAP + number * STRIP) / size[1]
         strip = axes.figure.add_axes((box.x0, bottom, box.width, STRIP / size[1]))
         strip.imshow(share[None], cmap="Greys", vmin=0, vmax=1, aspect="auto")

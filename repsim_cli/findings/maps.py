@@ -404,7 +404,7 @@ def _grid(run: Finished, measured: Measured, quantity: str) -> Any:
     values = quantity == "values"
     p = joined(tested(measured.null)[0]) if values and measured.null else None
     score = joined("calibrated") if values and matrix_has(measured, "calibrated") else None
-    owners = np.repeat(models, np.diff(ends))
+    owners = [model for model in models for _ in layers[model]]
     level = _level(run, measured, joined("values"), owners, owners) if values else None
     figure, _ = _measured(joined(quantity), p, names, names, measured, quantity, ends[:-1].tolist(), score, level)
     shown, said = by_block(names)
@@ -415,7 +415,7 @@ def _grid(run: Finished, measured: Measured, quantity: str) -> Any:
         for which in "x" if number else "xy":
             outer_names(each, which, models, ends, inches(len(names)), max(map(len, shown)), said)
     if values:
-        _diagnose(run, figure, list(zip(owners.tolist(), names, strict=True)))
+        _diagnose(run, figure, list(zip(owners, names, strict=True)))
     return figure
 
 
@@ -431,7 +431,7 @@ def _level(
     drawn = [run.array(matrix.details[CHANCE]) for matrix in measured.matrices if CHANCE in matrix.details]
     if drawn and measured.null:
         cells = np.concatenate([part.ravel() for part in drawn])
-        said = f"▸ chance: {100 * (1 - measured.null['alpha']):g} % of random pairings are less close"
+        said = f"▸ beside the colours: chance, closer than {100 * (1 - measured.null['alpha']):g} % of random pairings"
         return _marked_at(cells), said
     if measured.null:
         return None, ""
@@ -439,7 +439,7 @@ def _level(
     fresh = [np.isin(side, untrained) for side in (rows, columns)]
     across = values[fresh[0][:, None] != fresh[1]]
     if (across := across[np.isfinite(across)]).size:
-        return _marked_at(across), "▸ trained with untrained models"
+        return _marked_at(across), "▸ beside the colours: between a trained and an untrained model"
     return None, "chance is not known here (significance=permutation tests it)"
 
 

@@ -186,7 +186,8 @@ def _model(run: Finished, matrices: Sequence[Matrix]) -> Any:
         axes.set_xticks([])
         axes.tick_params(length=2)
         said = "control" if control else f"{matrix.about['label']}\n{matrix.about['error']}"
-        beside_names = (axes.get_window_extent().x0 - axes.get_tightbbox().x0) / figure.dpi + 0.12
+        outside: Any = axes.get_tightbbox()
+        beside_names = (axes.get_window_extent().x0 - outside.x0) / figure.dpi + 0.12
         axes.text(-beside_names / width, 0.5, said, transform=axes.transAxes, fontsize=7, ha="right", va="center")
         for place in range(1, len(blocks)):
             if blocks[place - 1] != blocks[place]:

@@ -1,6 +1,7 @@
 """Drawing primitives: names that do not touch, scales that tell values apart, chance beside the numbers."""
 
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,9 @@ def texts(figure):
 
     def within(axis):  # ticks outside the view are not drawn
         low, high = sorted(axis.get_view_interval())
-        return [label for at, label in zip(axis.get_ticklocs(), axis.get_ticklabels(), strict=False) if low <= at <= high]
+        return [
+            label for at, label in zip(axis.get_ticklocs(), axis.get_ticklabels(), strict=False) if low <= at <= high
+        ]
 
     return [
         (label.get_text(), label.get_window_extent())
@@ -38,7 +41,12 @@ def overlaps(figure):
 
 @pytest.mark.parametrize(
     ("steps", "scale"),
-    [((0, 1, 10, 1000), "symlog"), ((9601, 9801, 10001), "linear"), ((0, 2000, 4200, 6201), "linear"), ((0,), "linear")],
+    [
+        ((0, 1, 10, 1000), "symlog"),
+        ((9601, 9801, 10001), "linear"),
+        ((0, 2000, 4200, 6201), "linear"),
+        ((0,), "linear"),
+    ],
 )
 def test_steps_have_one_axis_whose_ticks_do_not_touch(steps, scale):
     figure, panel = step_panel(steps)
@@ -63,7 +71,8 @@ def test_names_of_targets_and_probes_do_not_touch(targets, count):
         def array(self, path):
             return array
 
-    assert overlaps(probes._model(Run(), [matrix])) == []
+    run: Any = Run()
+    assert overlaps(probes._model(run, [matrix])) == []
 
 
 def a_curve(head, tail, layer):
@@ -89,7 +98,8 @@ def square(count):
 def test_a_tree_stands_clear_of_the_colour_bar():
     names = [f"model_{i}" for i in range(4)]
     figure, axes = heatmap(square(4), names, names, "", "distance\nof models", (1e-7, 3e-7), "viridis", "{:.2f}")
-    right = max(part.get_tightbbox().x1 for part in figure.axes)
+    boxes: Any = [part.get_tightbbox() for part in figure.axes]
+    right = max(box.x1 for box in boxes)
     tree = add_tree(figure, axes, np.array([[0, 1, 0.1, 2], [2, 3, 0.2, 2], [4, 5, 0.3, 4]]), "distance")
     assert tree.get_window_extent().x0 > right
 
