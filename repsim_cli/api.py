@@ -174,8 +174,8 @@ class Result:
         if self.measures:
             drawn = io.BytesIO()
             self.plot().savefig(drawn, format="png", dpi=SCREEN, bbox_inches="tight")
-            coded = base64.b64encode(drawn.getvalue()).decode()
-            picture = f'<img style="max-width:100%" alt="{html.escape(self.measures[0])}" src="data:image/png;base64,{coded}">'
+            coded, name = base64.b64encode(drawn.getvalue()).decode(), html.escape(self.measures[0])
+            picture = f'<img style="max-width:100%" alt="{name}" src="data:image/png;base64,{coded}">'
         return f"{table}{f'<ul>{warnings}</ul>' if warnings else ''}{picture}"
 
 
