@@ -187,6 +187,11 @@ class Hardware:
     resident: which models are in memory at a time. `all` of a run; or `one`, whose rows go to the disk before the next
         one is loaded (to the cache, or where it takes none to the run's folder, until the run is complete); `auto`: all
         of them where their weights take at most half of the memory, of memory_gb or of the GPUs.
+    shard: `auto` spreads the weights of each model over all GPUs, the memory and the disk, in this order (extra
+        `shard`); rows are compared on `device`. Adapters, rounded and .gguf models, and kinds other than transformers
+        and shipped are on one device all the same.
+    max_memory_gb: with shard=auto, the most GB of weights on each device, e.g. {cuda:0: 20, cpu: 8}, no others being
+        used; what they do not hold stays on the disk. null: all GPUs, and half of memory_gb.
 
     Example: repsim run hardware.batch_size=32 hardware.memory_gb=12
     """
@@ -201,6 +206,8 @@ class Hardware:
     processes: Small | None = None
     memory_gb: Above0 | None = None
     resident: Literal["auto", "all", "one"] = "auto"
+    shard: Literal["none", "auto"] = "none"
+    max_memory_gb: dict[str, Above0] | None = None
 
     @property
     def workers(self) -> int:

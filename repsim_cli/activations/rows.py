@@ -29,6 +29,7 @@ from repsim_cli.activations.stored import Recorder
 from repsim_cli.data.base import Sequences, draw
 from repsim_cli.errors import BadInput, RepsimError, RunFailed
 from repsim_cli.models.loading import Loading, like_inputs
+from repsim_cli.models.sizes import check_spread, spread_of
 from repsim_cli.models.source import AnySource, Precomputed, Source
 from repsim_cli.planning import check_device
 from repsim_cli.registry import did_you_mean
@@ -69,6 +70,7 @@ class Reading:
 
 def devices(hardware: Hardware, labels: Sequence[str]) -> dict[str, str]:
     """The device of each model: named, in turn, or that of the run. Raises BadInput for a device that is not there."""
+    check_spread(hardware)
     named = hardware.devices
     if isinstance(named, dict):
         for label in named:
@@ -85,7 +87,7 @@ def devices(hardware: Hardware, labels: Sequence[str]) -> dict[str, str]:
 
 def loading(hardware: Hardware, device: str) -> Loading:
     """How a run loads a model of this device."""
-    return Loading(dtype=getattr(torch, hardware.dtype), device=device)
+    return Loading(dtype=getattr(torch, hardware.dtype), device=device, spread=spread_of(hardware))
 
 
 def readings(models: Mapping[str, AnySource], extract: Extract) -> list[Reading]:

@@ -17,30 +17,38 @@ IN_A_BLOCK = re.compile(r"(^|\.)\d+(\.|$)")
 
 @dataclass(frozen=True, kw_only=True)
 class Quantize:
-    """How the weights are made coarser after loading.
+    """How the weights are made coarser.
 
     method: `round`: every weight matrix of the blocks is rounded to whole multiples of a step, one step for each row of
-        weights into one output: its largest absolute weight / (2^(bits - 1) - 1). The arithmetic stays float32.
-    bits: of a rounded weight.
+        weights into one output: its largest absolute weight / (2^(bits - 1) - 1). The arithmetic stays that of
+        hardware.dtype. `torchao` (extra `torchao`): matrices of linear layers are stored as integers and multiplied in
+        hardware.dtype. `bitsandbytes` (extra `bitsandbytes`): LLM.int8() with 8 bits (inputs are rounded too), NF4 with
+        4. `gptq` needs texts to fit the weights to and is refused: give a checkpoint that was quantized by it.
+    bits: of a weight; of torchao and bitsandbytes 8 or 4, where 4 bits of torchao need a GPU.
 
     Example: repsim run model=[tiny_a] +model.rounded='{kind: transformers, path: DIR, quantize: {bits: 8}}'
     """
 
-    method: Literal["round"] = "round"
+    method: Literal["round", "torchao", "bitsandbytes", "gptq"] = "round"
     bits: Annotated[int, Field(ge=2, le=16)] = 8
 
 
-def with_rounding(source: Source, quantize: Quantize) -> Source:
+def marked(source: Source, quantize: Quantize) -> Source:
+    """The source, whose identity says how its weights are made coarser."""
+
     def identity() -> dict[str, Any]:
         known = source.identity()
         how = f"{quantize.method} to {quantize.bits} bits"
         return {**known, "quantize": how, "weights_hash": f"{known['weights_hash']}, {how}"}
 
+    return replace(source, identity=identity)
+
+
+def with_rounding(source: Source, quantize: Quantize) -> Source:
     return replace(
-        source,
+        marked(source, quantize),
         load=lambda eager, how=WHOLE: rounded(source.load(eager, in_one_place(how)), quantize.bits),
         with_head=lambda auto, how=WHOLE: rounded(source.with_head(auto, in_one_place(how)), quantize.bits),
-        identity=identity,
     )
 
 

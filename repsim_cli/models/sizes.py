@@ -1,22 +1,35 @@
 """What weights take in memory, and which models are in memory at a time."""
 
+import re
+from collections import Counter
 from collections.abc import Sequence
+from importlib.util import find_spec
+from typing import Any
 
 import torch
+from torch import nn
 
+from repsim_cli.errors import BadInput
 from repsim_cli.models.loading import BUDGET
 from repsim_cli.models.source import Source
+from repsim_cli.planning import check_device
 from repsim_cli.settings import Hardware
 
 
 def weight_bytes(source: Source, dtype: str) -> float:
-    """Bytes of a model's weights once it is loaded in this dtype."""
-    return float(getattr(torch, dtype).itemsize * source.parameters)
+    """Bytes of a model's weights once it is loaded in this dtype, of linear layers in fewer bits where they are
+    quantized."""
+    item, packed = getattr(torch, dtype).itemsize, 0
+    if source.bits is not None:
+        packed = sum(x.weight.numel() for x in source.skeleton.modules() if isinstance(x, nn.Linear))
+    return item * (source.parameters - packed) + packed * (source.bits or 0) / 8
 
 
 def resident_bytes(sources: Sequence[Source], hardware: Hardware, *, together: bool = False) -> float:
     """Bytes of the weights that are in memory at a time. together: all models are, whatever the setting."""
     weights = [weight_bytes(source, hardware.dtype) for source in sources]
+    if hardware.shard == "auto":
+        weights = [min(size, _on_host(hardware)) for size in weights]
     return float(sum(weights)) if together or all_at_once(sources, hardware) else max(weights, default=0.0)
 
 
@@ -35,3 +48,57 @@ def _room(hardware: Hardware) -> float:
     if any(place.type != "cuda" for place in places) or not torch.cuda.is_available():
         return hardware.memory_limit
     return float(sum(torch.cuda.mem_get_info(place)[0] for place in places))
+
+
+def _on_host(hardware: Hardware) -> float:
+    """The most bytes of weights in the host's memory where models are spread."""
+    if hardware.max_memory_gb is not None:
+        return 1e9 * hardware.max_memory_gb.get("cpu", 0.0)
+    return BUDGET * hardware.memory_limit
+
+
+def check_spread(hardware: Hardware) -> None:
+    """Raises BadInput for settings of spread models that cannot be used."""
+    if hardware.shard == "none":
+        if hardware.max_memory_gb is not None:
+            raise BadInput(
+                f"hardware.max_memory_gb: for hardware.shard=auto, got shard none and {hardware.max_memory_gb}; drop it"
+            )
+        return
+    if find_spec("accelerate") is None:
+        raise BadInput("hardware.shard: needs the package accelerate, got none; pip install -e '.[shard]'")
+    if hardware.devices is not None:
+        raise BadInput(f"hardware.devices: shard=auto chooses the devices, got {hardware.devices}; drop one of the two")
+    for device in hardware.max_memory_gb or {}:
+        if not re.fullmatch(r"cpu|cuda:\d+", device):
+            raise BadInput(f"hardware.max_memory_gb: no such device, got '{device}'; name cpu, cuda:0, cuda:1, ...")
+        check_device("hardware.max_memory_gb", device)
+
+
+def spread_of(hardware: Hardware) -> dict[int | str, int] | None:
+    """The most bytes of weights on each device, as accelerate names them; None where models are not spread."""
+    if hardware.shard == "none":
+        return None
+    if hardware.max_memory_gb is not None:
+        sizes = {"cpu": 0.0, **hardware.max_memory_gb}
+        return {int(name[5:]) if name != "cpu" else name: int(1e9 * size) for name, size in sizes.items()}
+    from accelerate.utils import get_max_memory
+
+    return {**get_max_memory(), "cpu": int(_on_host(hardware))}
+
+
+def placement(source: Source, hardware: Hardware) -> str:
+    """Where the weights of a spread model go, in GB; empty for others."""
+    spread = spread_of(hardware)
+    if spread is None or not hasattr(source.skeleton, "_no_split_modules"):
+        return ""
+    from accelerate import infer_auto_device_map
+    from accelerate.utils import compute_module_sizes, get_balanced_memory
+
+    skeleton: Any = source.skeleton
+    dtype, whole = getattr(torch, hardware.dtype), [*(skeleton._no_split_modules or [])]
+    room = get_balanced_memory(skeleton, spread, no_split_module_classes=whole, dtype=dtype)
+    sizes, totals = compute_module_sizes(skeleton, dtype=dtype), Counter()
+    for name, device in infer_auto_device_map(skeleton, room, no_split_module_classes=whole, dtype=dtype).items():
+        totals[f"cuda:{device}" if isinstance(device, int) else device] += sizes[name]
+    return ", ".join(f"{size / 1e9:.3g} GB on {device}" for device, size in totals.items())

@@ -77,6 +77,7 @@ class Source:
     trained: whether its weights are trained, not fresh.
     training: how it was trained here, where that distinguishes models.
     entry: the label of its entry, where the entry is a family.
+    bits: of the weights of its linear layers, where they are quantized.
     """
 
     layers: int
@@ -106,6 +107,7 @@ class Source:
     trained: bool = True
     training: str = ""
     entry: str = ""
+    bits: int | None = None
 
     @cached_property
     def skeleton_modules(self) -> dict[str, nn.Module]:

@@ -10,6 +10,9 @@ import json
 import logging
 import os
 import re
+import shutil
+import tempfile
+import weakref
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
@@ -33,9 +36,10 @@ from repsim_cli.models.adapters import with_adapter
 from repsim_cli.models.architectures import architecture
 from repsim_cli.models.gguf import by_itself, checked, is_gguf
 from repsim_cli.models.library import alone, library, silent
-from repsim_cli.models.loading import WHOLE, Loading, placed
+from repsim_cli.models.loading import WHOLE, Loading, in_one_place, placed
 from repsim_cli.models.points import Heads
-from repsim_cli.models.rounding import Quantize, with_rounding
+from repsim_cli.models.quantized import bits_of, check_quantize, settings_of
+from repsim_cli.models.rounding import Quantize, marked, with_rounding
 from repsim_cli.models.shapes import compare_with_shipped, planned_shape, shape_of
 from repsim_cli.models.source import Loader, Source, WithHead, headless
 from repsim_cli.planning import is_dry
@@ -76,7 +80,12 @@ def transformers(
     quantize: how the weights are made coarser after loading; null: not at all.
     Example: repsim run model=[] +model.mine='{kind: transformers, path: DIR}'
     """
-    source = from_place(place(path, hub, revision))
+    at, packed = place(path, hub, revision), quantize is not None and quantize.method != "round"
+    if packed:
+        given = "a .gguf file" if is_gguf(at.where) else getattr(at.config, "quantization_config", None)
+        check_quantize(quantize, given, adapter)
+        return replace(marked(from_place(at, quantize), quantize), bits=quantize.bits)
+    source = from_place(at)
     if adapter is not None:
         near = local(adapter)
         on_hub = not near.exists() and re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", adapter) is not None
@@ -345,16 +354,16 @@ def hub_files(hub: str, revision: str | None, patterns: list[str], key: str = "h
         raise _unreachable(hub, revision, error, key) from error
 
 
-def from_place(model_place: Place) -> Source:
+def from_place(model_place: Place, quantize: Quantize | None = None) -> Source:
     metrics = Path(model_place.where) / "metrics.json"  # of models that the package trained
     return source(
         model_place.config,
         lambda: tokenizer_of(model_place.where, model_place.revision),
-        lambda eager, how=WHOLE: load(model_place.where, model_place.revision, eager, how=how),
+        lambda eager, how=WHOLE: load(model_place.where, model_place.revision, eager, how=how, quantize=quantize),
         model_place.identity,
         model_place.where,
         model_place.revision,
-        lambda auto, how=WHOLE: headed(model_place.where, model_place.revision, auto, how),
+        lambda auto, how=WHOLE: headed(model_place.where, model_place.revision, auto, how, quantize),
         (lambda: json_file(metrics)) if metrics.is_file() else None,
     )
 
@@ -550,24 +559,31 @@ def _warn_of_pieces(file: str, found: str, expected: str) -> None:
     )
 
 
-def load(where: str, revision: str | None, eager: bool, auto: str = "AutoModel", how: Loading = WHOLE) -> Any:
+def load(
+    where: str,
+    revision: str | None,
+    eager: bool,
+    auto: str = "AutoModel",
+    how: Loading = WHOLE,
+    quantize: Quantize | None = None,
+) -> Any:
     """The model of a transformers auto class. Raises BadInput where a weight of the backbone is missing.
 
     A head or pooler that the checkpoint lacks is NaN, so that its outputs are refused instead of random.
     """
-    model, lacking = _loaded(where, revision, eager, auto, how)
+    model, lacking = _loaded(where, revision, eager, auto, how, quantize)
     weights = model.state_dict()
     for key in lacking:
         weights[key].fill_(torch.nan)
     return model
 
 
-def headed(where: str, revision: str | None, auto: str, how: Loading = WHOLE) -> Any:
+def headed(where: str, revision: str | None, auto: str, how: Loading = WHOLE, quantize: Quantize | None = None) -> Any:
     """The whole model of an auto class, in eval mode. Raises BadInput where the checkpoint lacks the head.
 
     Some text backbones have no class with a head; then it is the model with all its parts, which reads text alone too.
     """
-    model, lacking = _loaded(where, revision, False, auto, how)
+    model, lacking = _loaded(where, revision, False, auto, how, quantize)
     if lacking:
         raise BadInput(f"path: its checkpoint has no head for {auto}, got '{where}' without {lacking[0]}; {HEADLESS}")
     return uncached(model)
@@ -605,14 +621,18 @@ def uncached(model: Any) -> Any:
     return model.eval()
 
 
-def _loaded(where: str, revision: str | None, eager: bool, auto: str, how: Loading) -> tuple[Any, list[str]]:
+def _loaded(
+    where: str, revision: str | None, eager: bool, auto: str, how: Loading, quantize: Quantize | None = None
+) -> tuple[Any, list[str]]:
     """The model, and the names of weights outside the backbone that the checkpoint lacks.
 
     Of a model that also reads images or sound, the text backbone is loaded. transformers maps safetensors into memory:
     weights of the file's type are its pages, others are converted one at a time.
     """
     settings: dict[str, Any]
+    on_devices: dict[str, Any] = {}
     if is_gguf(where):
+        how = in_one_place(how)
         settings = {"quantization_config": library().GgufConfig(dequantize=True)}
     else:
         config = _config(where, revision)
@@ -624,6 +644,14 @@ def _loaded(where: str, revision: str | None, eager: bool, auto: str, how: Loadi
                 settings, auto = {"config": config}, "AutoModelForMultimodalLM"
             else:
                 settings["key_mapping"] = TEXT_KEYS
+        if quantize is not None:
+            settings["quantization_config"] = settings_of(quantize, how.dtype)
+        if how.spread is not None:
+            scratch = tempfile.mkdtemp(prefix="repsim-")  # of weights that are not read as they are saved
+            on_devices = {"device_map": "auto", "max_memory": dict(how.spread), "offload_folder": scratch}
+        elif quantize is not None or getattr(text, "quantization_config", None) is not None:
+            on_devices = {"device_map": {"": how.device}}  # such weights may not be moved
+            logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it warns of rounded inputs at every product
     try:
         with alone():
             model, info = _pretrained(
@@ -634,6 +662,7 @@ def _loaded(where: str, revision: str | None, eager: bool, auto: str, how: Loadi
                 attn_implementation=_attention(eager),
                 use_safetensors=True,
                 **settings,
+                **on_devices,
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,  # reported below, with the names
             )
@@ -654,7 +683,9 @@ def _loaded(where: str, revision: str | None, eager: bool, auto: str, how: Loadi
             f"path: {len(missing)} weights are missing and {len(wrong)} have the wrong shape, "
             f"got '{where}' (first: {(missing + wrong)[0]}); save the model again"
         )
-    return (model if how.spread else model.to(how.device)), sorted(lacking)
+    if how.spread is not None:
+        weakref.finalize(model, shutil.rmtree, scratch, ignore_errors=True)
+    return (model if on_devices else model.to(how.device)), sorted(lacking)
 
 
 def source(
@@ -733,6 +764,7 @@ def source(
         with_head=with_head,
         metrics=metrics,
         labels=class_names(config),
+        bits=bits_of(getattr(config, "quantization_config", None)),
     )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from repsim_cli.activations.batching import most_places
 from repsim_cli.data.base import Data
-from repsim_cli.models.sizes import resident_bytes, weight_bytes
+from repsim_cli.models.sizes import placement, resident_bytes, weight_bytes
 from repsim_cli.models.source import AnySource, Source
 from repsim_cli.planning import unfit
 from repsim_cli.settings import WORDS, Extract, Hardware
@@ -22,7 +22,7 @@ def shown(
         label: (
             f"{source.model_type}, {source.layers} blocks of {source.width}, {source.parameters:,} parameters, "
             f"{weight_bytes(source, hardware.dtype) / 1e9:.3g} GB in {hardware.dtype}"
-            + (f" on {devices[label]}" if devices else "")
+            + (f" ({where})" if (where := placement(source, hardware)) else f" on {devices[label]}" if devices else "")
             + (f", read at {', '.join(source.hook_points)}" if source.hook_points else "")
             if isinstance(source, Source)
             else f"precomputed, {source.rows} rows of {len(source.names)} layers"

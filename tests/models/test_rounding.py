@@ -75,7 +75,7 @@ def test_the_head_is_not_rounded(tmp_path):
 def test_other_methods_and_widths_are_refused(repsim, tiny_folder):
     path = tiny_folder("llama")
     for given, message in {
-        "{method: gptq}": "model.mine.quantize.method: wrong value, got 'gptq'; give 'round'",
+        "{method: awq}": "model.mine.quantize.method: wrong value, got 'awq'; give 'round', 'torchao', ",
         "{bits: 1}": "model.mine.quantize.bits: wrong value, got 1",
         "8": "model.mine.quantize: wrong value, got 8; give keys of {method, bits}",
     }.items():
