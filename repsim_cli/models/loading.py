@@ -1,5 +1,6 @@
 """How weights come into memory: their type, their device, and whether they are spread over several."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,7 +23,7 @@ class Loading:
 
     dtype: torch.dtype = torch.float32
     device: str = "cpu"
-    spread: dict[int | str, int] | None = None
+    spread: Mapping[int | str, int] | None = None
 
 
 WHOLE = Loading()

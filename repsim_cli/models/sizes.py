@@ -84,7 +84,8 @@ def spread_of(hardware: Hardware) -> dict[int | str, int] | None:
         return {int(name[5:]) if name != "cpu" else name: int(1e9 * size) for name, size in sizes.items()}
     from accelerate.utils import get_max_memory
 
-    return {**get_max_memory(), "cpu": int(_on_host(hardware))}
+    every: dict[Any, Any] = get_max_memory()
+    return {**every, "cpu": int(_on_host(hardware))}
 
 
 def placement(source: Source, hardware: Hardware) -> str:
@@ -97,7 +98,7 @@ def placement(source: Source, hardware: Hardware) -> str:
 
     skeleton: Any = source.skeleton
     dtype, whole = getattr(torch, hardware.dtype), [*(skeleton._no_split_modules or [])]
-    room = get_balanced_memory(skeleton, spread, no_split_module_classes=whole, dtype=dtype)
+    room = get_balanced_memory(skeleton, {**spread}, no_split_module_classes=whole, dtype=dtype)
     sizes, totals = compute_module_sizes(skeleton, dtype=dtype), Counter()
     for name, device in infer_auto_device_map(skeleton, room, no_split_module_classes=whole, dtype=dtype).items():
         totals[f"cuda:{device}" if isinstance(device, int) else device] += sizes[name]

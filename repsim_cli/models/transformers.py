@@ -80,8 +80,8 @@ def transformers(
     quantize: how the weights are made coarser after loading; null: not at all.
     Example: repsim run model=[] +model.mine='{kind: transformers, path: DIR}'
     """
-    at, packed = place(path, hub, revision), quantize is not None and quantize.method != "round"
-    if packed:
+    at = place(path, hub, revision)
+    if quantize is not None and quantize.method != "round":
         given = "a .gguf file" if is_gguf(at.where) else getattr(at.config, "quantization_config", None)
         check_quantize(quantize, given, adapter)
         return replace(marked(from_place(at, quantize), quantize), bits=quantize.bits)
