@@ -135,9 +135,9 @@ def test_one_checkpoint_loads_while_another_is_at_work(repsim, folder, monkeypat
 
     load, threads, alive, most = transformers.load, [], weakref.WeakSet(), []
 
-    def noted(where, *more):
+    def noted(where, *more, **how):
         threads.append(threading.current_thread() is threading.main_thread())
-        model = load(where, *more)
+        model = load(where, *more, **how)
         alive.add(model)
         most.append(len(alive))
         return model
@@ -151,7 +151,9 @@ def test_one_checkpoint_loads_while_another_is_at_work(repsim, folder, monkeypat
 def test_a_rerun_takes_every_checkpoint_from_the_cache(repsim, newest, folder, monkeypatch):
     loaded = []
     load = transformers.load
-    monkeypatch.setattr(transformers, "load", lambda where, *more: loaded.append(where) or load(where, *more))
+    monkeypatch.setattr(
+        transformers, "load", lambda where, *more, **how: loaded.append(where) or load(where, *more, **how)
+    )
     assert repsim("run", "-q", *SMALL, entry(folder))[0] == 0
     first = curves(newest())
     assert [where.rsplit("step")[-1] for where in loaded] == ["20", "0", "5"]
@@ -166,15 +168,17 @@ def test_a_rerun_takes_every_checkpoint_from_the_cache(repsim, newest, folder, m
 def test_a_run_that_stopped_goes_on_where_it_was(repsim, newest, folder, monkeypatch):
     load, loaded = transformers.load, []
 
-    def breaks(where, *more):
+    def breaks(where, *more, **how):
         if where.endswith("step5"):
             raise KeyboardInterrupt
-        return load(where, *more)
+        return load(where, *more, **how)
 
     with monkeypatch.context() as patch:
         patch.setattr(transformers, "load", breaks)
         assert repsim("run", "-q", *SMALL, entry(folder))[0] == 130
-    monkeypatch.setattr(transformers, "load", lambda where, *more: loaded.append(where) or load(where, *more))
+    monkeypatch.setattr(
+        transformers, "load", lambda where, *more, **how: loaded.append(where) or load(where, *more, **how)
+    )
     assert repsim("run", "-q", *SMALL, entry(folder), "resume=latest")[0] == 0
     assert [where.rsplit("step")[-1] for where in loaded] == ["5"]
     assert results.read_manifest(newest())["status"] == "complete"
