@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from repsim_cli.content import Matrix, Measured, Results
+from repsim_cli.content import CHANCE, Matrix, Measured, Results
 from repsim_cli.draw.heatmap import colour_range, colours
 from repsim_cli.errors import BadInput
 from repsim_cli.results import (
@@ -24,8 +24,9 @@ from repsim_cli.results import (
 )
 
 # of a matrix in results.json
-QUANTITIES = ("values", "se", "low", "high", "p", "p_family", "q", "calibrated", "tested")
+QUANTITIES = ("values", "se", "low", "high", "p", "p_family", "q", "calibrated", "tested", CHANCE)
 SHARES = ("p", "p_family", "q", "calibrated")  # of them, those from 0 to 1 whatever the measure
+MOST, LARGEST = 6_000_000, 400_000  # bytes of all figures in a page, and of an SVG there
 ELSEWHERE = ("warnings", "timings", "peak_memory_mb_after", "command", "overrides", "files")  # in the page
 
 
@@ -47,6 +48,7 @@ def record(folder: Path) -> dict[str, Any]:
         "tables": [(name, asdict(table)) for name, table in whole.tables.items()],
         "curves": [(name, asdict(curve)) for name, curve in whole.curves.items()],
         "claims": [asdict(claim) for claim in whole.claims],
+        "figures": list(_figures(folder)),
         "others": [
             (key, json.dumps(value, indent=1, ensure_ascii=False))
             for key, value in (("analyses", whole.analyses), *whole.about.items())
@@ -74,6 +76,23 @@ def flat(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
         yield path, value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
 
 
+def _figures(folder: Path) -> Iterator[dict[str, Any]]:
+    """The figures of a run, standard errors last: name, and the PNG and SVG in base64; neither after MOST bytes, and no
+    SVG above LARGEST."""
+    left = MOST
+    files = sorted((folder / "figures").glob("*.png"), key=lambda file: (file.stem.endswith("-se"), file.name))
+    for file in files:
+        png, vector = file.read_bytes(), file.with_suffix(".svg")
+        svg = vector.read_bytes() if vector.is_file() and vector.stat().st_size <= LARGEST else b""
+        left -= len(png) + len(svg)
+        whole = left >= 0
+        yield {
+            "name": file.stem,
+            "png": base64.b64encode(png).decode() if whole else None,
+            "svg": base64.b64encode(svg).decode() if whole and svg else None,
+        }
+
+
 def _measure(folder: Path, measure: Measured) -> dict[str, Any]:
     """A measure's record with its arrays embedded, and the colours of each quantity."""
     arrays = {what: [_array(folder, m, what) for m in measure.matrices] for what in QUANTITIES}
@@ -94,7 +113,7 @@ def _scale(values: np.ndarray, card: dict[str, Any], what: str) -> dict[str, Any
 
 
 def _array(folder: Path, matrix: Matrix, what: str) -> np.ndarray | None:
-    path = getattr(matrix, what)
+    path = matrix.details.get(CHANCE) if what == CHANCE else getattr(matrix, what)
     if path is None:
         return None
     array = read_array(folder, path)

@@ -300,7 +300,7 @@ def opened(chromium):
 
     yield open_page
     assert chromium.complaints() == []
-    assert [url for url in chromium.requests() if url != "data:,"] == files[-1:]
+    assert [url for url in chromium.requests() if not url.startswith("data:")] == files[-1:]
 
 
 READOUT = "document.querySelector('.maps .readout').textContent"
@@ -479,6 +479,64 @@ def test_curves_of_groups_and_of_few_steps_are_charted(tmp_path, opened):
     page.mouse("mouseMoved", left + 0.9 * width, top + 0.5 * height)
     told = page.evaluate("document.querySelector('#curves .readout').textContent")
     assert told == "resid_post@1: one \u2013 one 0.1; one \u2013 two 0.4"
+
+
+def test_the_answer_comes_first_and_figures_are_shown(tmp_path, opened):
+    """Claims and the closest layers before the maps, every figure with its files, metadata last."""
+    folder = made(tmp_path / "run", measures=("cka", "procrustes"))
+    (folder / "figures").mkdir()
+    picture = base64.b64decode("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg==")  # fmt: skip
+    (folder / "figures" / "stitching-loss-all.png").write_bytes(picture)
+    (folder / "figures" / "stitching-loss-all.svg").write_bytes(b"<svg xmlns='http://www.w3.org/2000/svg'/>")
+    page = opened(saved(folder))
+    ids = page.evaluate("[...document.querySelectorAll('main > section')].map((s) => s.id)")
+    assert ids[:4] == ["results", "warnings", "matrices", "figures"]
+    assert ids[-2:] == ["configuration", "repeat"]
+    assert ids.index("tables") < ids.index("summary")
+    assert page.evaluate("document.querySelector('#results .verdict').textContent") == "\u2713 holds"
+    shown = page.evaluate("[...document.querySelectorAll('#results tbody tr')].map((r) => [...r.cells].map((c) => c.title || c.textContent))")  # fmt: skip
+    assert [row[0] for row in shown] == ["cka", "procrustes"]
+    for (label, a, layer, b, other, number, *_), best in zip(shown, (max, min), strict=True):
+        cells = {(i, j): value(folder, label, (a, f"resid_post@{i}"), (b, f"resid_post@{j}")) for i in range(3) for j in range(5)}  # fmt: skip
+        assert float(number) == best(cells.values()) == value(folder, label, (a, layer), (b, other))
+    assert "Chance" not in page.evaluate("document.querySelector('#results').textContent.split('The closest')[0]")
+    assert page.evaluate("document.querySelector('#results > .quiet').textContent").startswith("Chance is not known")  # fmt: skip
+    assert page.evaluate("document.querySelector('.drawn img').naturalWidth") == 1
+    buttons = "[...document.querySelectorAll('.drawn button')].map((b) => b.getAttribute('aria-label'))"
+    assert page.evaluate(buttons) == [f"Download stitching-loss-all as {kind}" for kind in ("PNG", "SVG")]
+    assert page.evaluate("[...document.querySelectorAll('#matrices .panel .downloads button')].map((b) => b.textContent)") == ["PNG", "CSV"]  # fmt: skip
+
+
+def test_a_table_is_saved_as_csv(tmp_path, opened):
+    page = opened(saved(made(tmp_path / "run")))
+    page.evaluate("window.kept = []; URL.createObjectURL = (blob) => { kept.push(blob); return '#'; }; URL.revokeObjectURL = () => {};")  # fmt: skip
+    page.evaluate("document.querySelector('#tables .downloads button').click()")
+    page.evaluate("new Promise((done) => setTimeout(done, 50))")
+    assert page.evaluate("kept[0].text()") == "name,value\nh10,2.5\nh1,\nh9,-1\nh2,10\n"
+    page.evaluate("document.querySelectorAll('#matrices .panel .downloads button')[1].click()")
+    page.evaluate("new Promise((done) => setTimeout(done, 50))")
+    lines = page.evaluate("kept[1].text()").splitlines()
+    assert lines[0].split(",")[:2] == ["layer", "small resid_post@0"]
+    assert len(lines) == 1 + 8
+    assert float(lines[1].split(",")[2]) == value(tmp_path / "run", "cka", ("small", "resid_post@0"), ("small", "resid_post@1"))  # fmt: skip
+
+
+def test_lines_over_the_same_steps_share_a_chart(tmp_path, opened):
+    folder = made(tmp_path / "run", measures=())
+    y = Axis(name="loss", unit="nats")
+    stitches = {f"stitch {i}": Curve(x=Axis(name="step"), y=y, at=[0, 10], lines={"loss": [6.0, 5.0 + i]}) for i in range(9)}  # fmt: skip
+    changed(folder, curves=stitches)
+    page = opened(saved(folder))
+    assert page.evaluate("[...document.querySelectorAll('#curves h3')].map((h) => h.textContent)") == ["loss, nats (9 curves)"]  # fmt: skip
+    told = page.evaluate("[...document.querySelectorAll('#curves tbody tr')].map((r) => [...r.cells].map((c) => c.textContent))")  # fmt: skip
+    assert told == [[f"stitch {i}", "6", str(5 + i)] for i in range(9)]
+
+
+def test_two_runs_open_on_a_measure_that_both_have(tmp_path, opened):
+    one, two = made(tmp_path / "one"), made(tmp_path / "two", measures=("procrustes",))
+    page = opened(report.save([one, two], tmp_path / "both.html"))
+    assert page.evaluate("document.querySelector('select[name=measure]').value") == "procrustes"
+    assert page.evaluate("document.querySelectorAll('.panel canvas').length") >= 3
 
 
 def test_the_keyboard_does_what_the_mouse_does(tmp_path, opened):

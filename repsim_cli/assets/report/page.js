@@ -7,7 +7,7 @@ const MANY = RUNS.length > 1;
 const QUANTITIES = {
   values: "value", se: "standard error", low: "band from", high: "band to", p: "p value", p_family: "p value, family-wise",
   q: "false discovery rate", calibrated: "calibrated score",
-  tested: "value on the permuted rows",
+  tested: "value on the permuted rows", chance: "level of chance",
 };
 const VERDICTS = { holds: "\u2713 ", fails: "\u2717 ", unclear: "? ", "not testable here": "\u2013 " };
 const ALL = ""; // every model, in the selectors
@@ -34,6 +34,9 @@ function el(tag, attributes = {}, ...children) {
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 const full = (value) => (value === null || Number.isNaN(value) ? "no value" : String(value));
 const short = (value) => (value === null || Number.isNaN(value) ? "no value" : String(Number(value.toPrecision(6))));
+const brief = (value) => (value === null || Number.isNaN(value) ? "no value" : String(Number(value.toPrecision(4))));
+const counted = (n, what) => `${n.toLocaleString("en")} ${what}${n === 1 ? "" : "s"}`;
+const lasted = (seconds) => (seconds < 100 ? `${brief(seconds)} s` : seconds < 6000 ? `${(seconds / 60).toFixed(1)} min` : `${(seconds / 3600).toFixed(1)} h`);
 const layer = (model, name) => ({ model, name, key: JSON.stringify([model, name]) });
 const said = (layer) => `${layer.model} ${layer.name}`;
 const unique = (list) => [...new Set(list)];
@@ -48,6 +51,30 @@ function middle(text, most) {
   return text.length <= most ? text : `${text.slice(0, most >> 1)}\u2026${text.slice(text.length - ((most - 1) >> 1))}`;
 }
 
+// ---- files to keep ----
+
+function saved(name, type, content) {
+  const address = URL.createObjectURL(new Blob([content], { type }));
+  el("a", { href: address, download: name.replace(/[^\w.@-]+/g, "_") }).click();
+  setTimeout(() => URL.revokeObjectURL(address), 10000);
+}
+
+const decoded = (base64) => Uint8Array.from(atob(base64), (c) => c.charCodeAt(0));
+
+function csv(columns, rows) {
+  const cell = (value) => {
+    const text = value === null || value === undefined || Number.isNaN(value) ? "" : typeof value === "object" ? JSON.stringify(value) : String(value);
+    return /[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
+  };
+  return [columns, ...rows].map((row) => row.map(cell).join(",")).join("\n") + "\n";
+}
+
+// files: {suffix: [type, function that gives the content]}
+function downloads(name, files) {
+  return el("div", { class: "downloads" }, ...Object.entries(files).map(([suffix, [type, content]]) =>
+    el("button", { type: "button", "aria-label": `Download ${name} as ${suffix.toUpperCase()}`, onclick: async () => saved(`${name}.${suffix}`, type, await content()) }, suffix.toUpperCase())));
+}
+
 // ---- tables that can be sorted ----
 
 const words = new Intl.Collator("en", { numeric: true });
@@ -57,7 +84,7 @@ function before(a, b) {
   return (typeof a === "string") - (typeof b === "string") || words.compare(String(a), String(b));
 }
 
-// round: six digits are shown, and all of them where the mouse rests.
+// round: four digits are shown, and all of them where the mouse rests.
 function table(caption, columns, rows, { classes = () => null, tall = false, round = false } = {}) {
   const numeric = columns.map((_, c) => rows.some((r) => typeof r[c] === "number") && rows.every((r) => typeof r[c] !== "string"));
   const body = el("tbody");
@@ -67,7 +94,7 @@ function table(caption, columns, rows, { classes = () => null, tall = false, rou
       const empty = cell === null || cell === undefined;
       const mark = Object.hasOwn(VERDICTS, cell) ? VERDICTS[cell] : "";
       const rounded = round && typeof cell === "number";
-      const text = empty ? "\u2013" : rounded ? short(cell) : typeof cell === "object" ? JSON.stringify(cell) : mark + String(cell);
+      const text = empty ? "\u2013" : rounded ? brief(cell) : typeof cell === "object" ? JSON.stringify(cell) : mark + String(cell);
       return el("td", { class: numeric[c] ? "number" : mark ? `verdict ${cell}` : null, title: rounded ? full(cell) : null }, text);
     })),
   }));
@@ -83,8 +110,10 @@ function table(caption, columns, rows, { classes = () => null, tall = false, rou
     body.append(...lines.map(({ line }) => line));
   }
   body.append(...lines.map(({ line }) => line));
-  return el("div", { class: tall && rows.length > 14 ? "scroll tall" : "scroll", tabindex: "0", role: "region", "aria-label": caption },
-    el("table", {}, el("caption", {}, caption), el("thead", {}, el("tr", {}, ...heads)), body));
+  return el("div", {},
+    el("div", { class: tall && rows.length > 14 ? "scroll tall" : "scroll", tabindex: "0", role: "region", "aria-label": caption },
+      el("table", {}, el("caption", {}, caption), el("thead", {}, el("tr", {}, ...heads)), body)),
+    downloads(caption, { csv: ["text/csv", () => csv(columns, rows)] }));
 }
 
 function section(id, name, ...children) {
@@ -183,7 +212,11 @@ function heatmap(panel, view) {
   const main = el("canvas", { tabindex: "0", role: "application", "aria-roledescription": "heatmap", "aria-label": `${panel.title}: ${view.label}. Arrow keys move between layers, Page Up, Page Down, Home and End between models, Enter draws the row.` });
   const [rowFrame, cellFrame, rowTick, columnTick] = ["frame", "frame", "tick", "tick"].map((kind) => el("div", { class: `${kind} hidden` }));
   const map = el("div", { class: "map" }, main, rowTick, columnTick, rowFrame, cellFrame);
-  const box = el("figure", { class: "panel" }, el("h3", {}, panel.title), map, colourBar(panel));
+  const files = downloads(`${panel.title}, ${view.label}`, {
+    png: ["image/png", () => new Promise((done) => main.toBlob(done))],
+    csv: ["text/csv", () => csv(["layer", ...columns.map(said)], rows.map((row) => [said(row), ...columns.map((column) => value(row, column))]))],
+  });
+  const box = el("figure", { class: "panel" }, el("h3", {}, panel.title), map, colourBar(panel), files);
   const cells = document.createElement("canvas");
   cells.width = columns.length;
   cells.height = rows.length;
@@ -682,6 +715,8 @@ function matrices() {
     line?.draw();
   });
   fill("measure", labels.map((label) => [label, label]));
+  const common = labels.find((label) => RUNS.slice(0, 2).every((run) => run.measures.some((m) => m.label === label)));
+  if (common !== undefined) chosen.get("measure").value = common;
   if (MANY) {
     for (const name of ["first", "second"]) fill(name, RUNS.map((run, i) => [String(i), title(run)]));
     chosen.get("second").value = "1";
@@ -720,7 +755,7 @@ function summary() {
     ["error", manifests.map((m) => m.error)],
     ["study", manifests.map((m) => m.study)],
     ["started", manifests.map((m) => m.started)],
-    ["seconds", manifests.map((m) => m.seconds ?? null)],
+    ["took", manifests.map((m) => (m.seconds === undefined ? null : lasted(m.seconds)))],
     ["seed", manifests.map((m) => m.seed)],
     ["device", manifests.map((m) => m.device ?? null)],
     ["models", manifests.map(models)],
@@ -732,6 +767,48 @@ function summary() {
   ];
   const rows = facts.filter(([, values]) => values.some((v) => v !== null)).map(([name, values]) => [name, ...values.map((v) => (v === null ? null : String(v)))]);
   return section("summary", "Summary", table("How it ended", ["fact", ...RUNS.map(title)], rows));
+}
+
+// What the run found: how it ended, its claims, and the closest layers of every two models.
+function answer() {
+  const parts = RUNS.flatMap((run) => {
+    const m = run.manifest;
+    const facts = [m.status, counted(Object.keys(m.models ?? {}).length, "model"), typeof m.rows === "number" ? counted(m.rows, "row") : null, m.seconds === undefined ? null : lasted(m.seconds)];
+    const verdicts = run.claims.map((c) => el("li", {},
+      el("span", { class: `verdict ${c.verdict}` }, `${VERDICTS[c.verdict] ?? ""}${c.verdict}`), ` ${c.says} `,
+      el("span", { class: "quiet" }, `(${c.source}; ${c.measure}${c.value === null ? `: ${c.why}` : `: ${brief(c.value)}${c.se === null ? "" : ` \u00b1 ${brief(c.se)}`}, threshold ${brief(c.threshold)}${c.p === null ? "" : `, p = ${brief(c.p)}`}`})`)));
+    return [
+      ...(MANY ? [el("h3", {}, title(run))] : []),
+      el("p", {}, facts.filter(Boolean).join(", "), m.error ? `: ${m.error}` : ""),
+      ...(verdicts.length ? [el("ul", { class: "plain" }, ...verdicts)] : []),
+    ];
+  });
+  const rows = RUNS.flatMap((run) => run.measures.flatMap((measure) => closest(measure).map((row) => ofRun(run, row))));
+  const known = RUNS.some((run) => run.measures.some((m) => m.null));
+  if (rows.length) parts.push(table("The closest layers of two models", runColumn(["measure", "model", "layer", "other model", "other layer", "value", "chance", "calibrated", "p, corrected"]), rows, { tall: true, round: true }));
+  if (rows.length && !known) parts.push(el("p", { class: "quiet" }, "Chance is not known: nothing was tested. significance=permutation adds its level, calibrated scores and p values."));
+  return section("results", "Results", ...parts);
+}
+
+function closest(measure) {
+  const sign = measure.card.larger_is_closer ? 1 : -1;
+  return measure.matrices.filter((m) => m.rows.model !== m.columns.model).map((m) => {
+    const values = numbers(m.values), wide = m.columns.layers.length;
+    let best = 0;
+    for (let i = 1; i < values.length; i += 1) if (sign * values[i] > sign * values[best]) best = i;
+    const at = (array) => (array ? numbers(array)[best] : null);
+    return [measure.label, m.rows.model, m.rows.layers[Math.floor(best / wide)], m.columns.model, m.columns.layers[best % wide], values[best], at(m.chance), at(m.calibrated), at(m.p_family ?? m.p)];
+  });
+}
+
+function figures() {
+  const parts = RUNS.flatMap((run) => run.figures.map(({ name, png, svg }) => {
+    const heading = MANY ? `${run.letter}: ${name}` : name;
+    if (!png) return el("p", { class: "quiet" }, `${heading}: in the run's folder, figures/`);
+    const files = { png: ["image/png", () => decoded(png)], ...(svg ? { svg: ["image/svg+xml", () => decoded(svg)] } : {}) };
+    return el("figure", { class: "drawn" }, el("figcaption", {}, heading), el("img", { src: `data:image/png;base64,${png}`, alt: `Figure ${name}`, loading: "lazy" }), downloads(name, files));
+  }));
+  return parts.length ? section("figures", "Figures", el("div", { class: "gallery" }, ...parts)) : null;
 }
 
 function warnings() {
@@ -748,8 +825,7 @@ function pairs() {
     return ofRun(run, [measure.label, m.rows.model, m.columns.model, values.reduce((a, b) => a + b, 0) / values.length, values.reduce((a, b) => Math.min(a, b)), values.reduce((a, b) => Math.max(a, b)), m.n]);
   })));
   if (!rows.length) return null;
-  const shownRows = rows.map((row) => row.map((cell) => (typeof cell === "number" ? Number(cell.toPrecision(6)) : cell)));
-  return section("pairs", "Pairs of models", table("Over all layers of both models, six digits", runColumn(["measure", "rows", "columns", "mean", "lowest", "highest", "n"]), shownRows, { tall: true }));
+  return section("pairs", "Pairs of models", table("Over all layers of both models", runColumn(["measure", "rows", "columns", "mean", "lowest", "highest", "n"]), rows, { tall: true, round: true }));
 }
 
 function claims() {
@@ -788,13 +864,29 @@ function layerCharts(run) {
   });
 }
 
+// A run's curves; single lines over the same places are one curve, a line of it each.
+function together(run) {
+  const groups = new Map();
+  for (const [name, curve] of run.curves) {
+    const alone = !overNames(curve) && Object.keys(curve.lines).length === 1 && !Object.keys(curve.bands).length;
+    const key = alone ? JSON.stringify([curve.x, curve.y, curve.at]) : name;
+    groups.set(key, [...(groups.get(key) ?? []), [name, curve]]);
+  }
+  return [...groups.values()].map((members) => {
+    if (members.length === 1) return members[0];
+    const [, first] = members[0];
+    const lines = Object.fromEntries(members.map(([name, curve]) => [name, Object.values(curve.lines)[0]]));
+    return [`${axisName(first.y)} (${counted(members.length, "curve")})`, { ...first, lines, mean: null, errors: {}, bands: {} }];
+  });
+}
+
 function curves() {
-  const names = unique(RUNS.flatMap((run) => run.curves.map(([name]) => name)));
+  const names = unique(RUNS.flatMap((run) => together(run).map(([name]) => name)));
   const charts = RUNS.flatMap((run) => layerCharts(run).flatMap(([name, drawn]) => {
     redraws.push(drawn.draw);
     return [el("h3", {}, MANY ? `${run.letter}: ${name}` : name), drawn.box];
   }));
-  const parts = names.flatMap((name) => RUNS.flatMap((run) => run.curves.filter(([other]) => other === name).flatMap(([, curve]) => {
+  const parts = names.flatMap((name) => RUNS.flatMap((run) => together(run).filter(([other]) => other === name).flatMap(([, curve]) => {
     const heading = MANY ? `${run.letter}: ${name}` : name;
     const numbers = el("details", {}, el("summary", {}, overNames(curve) ? `Numbers: ${heading}` : "The curve's numbers"), curveTable(curve, heading));
     if (overNames(curve)) return [numbers];
@@ -812,7 +904,7 @@ function others() {
 
 function timings() {
   const rows = RUNS.flatMap((run) => Object.entries(run.manifest.timings).map(([stage, seconds]) => ofRun(run, [stage, seconds, run.manifest.peak_memory_mb_after?.[stage] ?? null])));
-  return rows.length ? section("timings", "Timings", table("Stages of the run", runColumn(["stage", "seconds", "peak memory so far, MB"]), rows)) : null;
+  return rows.length ? section("timings", "Timings", table("Stages of the run", runColumn(["stage", "seconds", "peak memory so far, MB"]), rows, { round: true })) : null;
 }
 
 // Key paths against runs; rows in which the runs differ are marked.
@@ -848,7 +940,7 @@ function themed(theme) {
 
 function main() {
   const heat = matrices();
-  const sections = [summary(), warnings(), heat?.box, pairs(), claims(), studyTables(), curves(), others(), timings(), configuration(), repeat()].filter(Boolean);
+  const sections = [answer(), warnings(), heat?.box, figures(), curves(), claims(), studyTables(), pairs(), summary(), timings(), others(), configuration(), repeat()].filter(Boolean);
   let theme = 0;
   const toggle = el("button", { type: "button", onclick: () => {
     theme = (theme + 1) % THEMES.length;
@@ -857,7 +949,7 @@ function main() {
   } }, "Theme: auto");
   const page = document.getElementById("page");
   page.append(
-    el("a", { class: "skip", href: "#summary" }, "Skip to the summary"),
+    el("a", { class: "skip", href: "#results" }, "Skip to the results"),
     el("header", {}, el("h1", {}, RUNS.map(title).join(" \u00b7 ")), toggle),
     el("nav", { "aria-label": "Sections" }, el("ul", {}, ...sections.map((part) => el("li", {}, el("a", { href: `#${part.id}` }, part.getAttribute("aria-label")))))),
     el("main", {}, ...sections),
