@@ -42,6 +42,12 @@ const said = (layer) => `${layer.model} ${layer.name}`;
 const unique = (list) => [...new Set(list)];
 const title = (run) => (MANY ? `${run.letter}: ${run.manifest.name}` : run.manifest.name);
 
+// The one hook point of the blocks among these layers, which then need no more than their number; empty where there are several.
+function inBlocks(layers) {
+  const points = unique(layers.map(({ name }) => /^(\w+)@\d+$/.exec(name)?.[1] ?? (name.includes("@") ? name : "")).filter(Boolean));
+  return points.length === 1 && !points[0].includes("@") ? points[0] : "";
+}
+
 // The places at which another model begins.
 function startsOf(layers) {
   return layers.map((_, i) => i).filter((i) => i === 0 || layers[i].model !== layers[i - 1].model);
@@ -279,7 +285,7 @@ function heatmap(panel, view) {
     return starts.flatMap((start, k) => {
       const end = starts[k + 1] ?? layers.length;
       const places = Array.from({ length: Math.ceil((end - start) / step) }, (_, i) => start + i * step);
-      return places.filter((i) => i === start || end - i >= step).map((i) => ({ at: i + 0.5, text: middle(layers[i].name, most) }));
+      return places.filter((i) => i === start || end - i >= step).map((i) => ({ at: i + 0.5, text: middle(inBlocks(layers) ? layers[i].name.replace(/^\w+@/, "") : layers[i].name, most) }));
     });
   }
 
@@ -402,7 +408,7 @@ function colourBar(panel) {
     pen.fillStyle = `rgb(${colour.join(",")})`;
     pen.fillRect(i, 0, 1, 1);
   });
-  return el("div", { class: "bar" }, short(panel.scale.low), canvas, short(panel.scale.high), el("span", { class: "quiet" }, panel.note));
+  return el("div", { class: "bar" }, short(panel.scale.low), canvas, short(panel.scale.high), el("span", { class: "quiet" }, [panel.note, inBlocks([...panel.rows, ...panel.columns])].filter(Boolean).join("; blocks of ")));
 }
 
 // ---- lines ----
@@ -940,7 +946,7 @@ function themed(theme) {
 
 function main() {
   const heat = matrices();
-  const sections = [answer(), warnings(), heat?.box, figures(), curves(), claims(), studyTables(), pairs(), summary(), timings(), others(), configuration(), repeat()].filter(Boolean);
+  const sections = [answer(), warnings(), heat?.box, figures(), claims(), studyTables(), pairs(), curves(), summary(), timings(), others(), configuration(), repeat()].filter(Boolean);
   let theme = 0;
   const toggle = el("button", { type: "button", onclick: () => {
     theme = (theme + 1) % THEMES.length;
