@@ -161,6 +161,9 @@ class Entry:
         finally:
             _delete(partial)
 
+    def remove(self, name: str) -> None:
+        _delete(self.files.pop(name))
+
     def finish(self, **meta: Any) -> None:
         meta["files"] = {name: place.name for name, place in sorted(self.files.items())}
         for record in self.folder.glob(f"{RECORD}-*"):

@@ -186,6 +186,10 @@ def _validated(plain: Fields, problems: list[str], misfits: list[str]) -> RunCon
         for key, value in (extract.remedies if extract is not None else {}).items()
         if key not in remedied
     ]
+    if plain["hardware"].get("by_block") == "always" and not getattr(study.function, "by_block", False):
+        problems.append(
+            f"hardware.by_block: the study {plain['study']} needs whole models, got always; set hardware.by_block=auto"
+        )
     if "significance" not in wanted and plain["significance"].get("method", "none") != "none":
         problems.append(
             f"significance: the study {plain['study']} tests none, got {plain['significance']['method']}; "

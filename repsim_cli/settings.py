@@ -192,6 +192,11 @@ class Hardware:
         and shipped are on one device all the same.
     max_memory_gb: with shard=auto, the most GB of weights on each device, e.g. {cuda:0: 20, cpu: 8}, no others being
         used; what they do not hold stays on the disk. null: all GPUs, and half of memory_gb.
+    by_block: run all batches through one block of a model before the next block is read from disk, so that memory holds
+        one block and one batch: `always`, `never`, or for a model whose weights need more than half of memory_gb
+        (`auto`).
+    stream: the dtype in which the stream of all tokens is kept on disk between two blocks; null: as it is, which gives
+        the numbers of an ordinary pass to the bit.
 
     Example: repsim run hardware.batch_size=32 hardware.memory_gb=12
     """
@@ -208,6 +213,8 @@ class Hardware:
     resident: Literal["auto", "all", "one"] = "auto"
     shard: Literal["none", "auto"] = "none"
     max_memory_gb: dict[str, Above0] | None = None
+    by_block: Literal["auto", "always", "never"] = "auto"
+    stream: Literal["bfloat16", "float16"] | None = None
 
     @property
     def workers(self) -> int:

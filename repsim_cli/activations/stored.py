@@ -27,6 +27,7 @@ def activations_key(
     # of pooled rows, what is skipped is no part
     within = sequences.skip if extract.pooled else None
     skip = {} if within is None else {"skip": sha256(within.tobytes()).hexdigest()}
+    stream = {"stream": identity["stream"]} if "stream" in identity else {}
     return key(
         {
             "code": CODE,
@@ -38,6 +39,7 @@ def activations_key(
             "points": [str(point) for point in points],
             "dtype": dtype,
             **skip,
+            **stream,
         }
     )
 
@@ -93,7 +95,9 @@ class Recorder:
 def from_entry(entry: Entry, identity: dict[str, Any]) -> Precomputed:
     """A complete entry as a model of the run; rows are read from memory-mapped files, a window at a time."""
     names: list[str] = entry.meta["names"]
-    place = {name: f"{i:04d}" for i, name in enumerate(names)}
+    # of a pass by block, the windows of a layer are in the folder of its block
+    parts = entry.meta.get("parts") or [["", f"{i:04d}"] for i in range(len(names))]
+    place = dict(zip(names, parts, strict=True))
     ends: list[tuple[int, int, str]] = []
     total = 0
     for file, rows in sorted(entry.meta["rows"].items()):
@@ -101,12 +105,14 @@ def from_entry(entry: Entry, identity: dict[str, Any]) -> Precomputed:
         total += rows
 
     def read(name: str, rows: slice) -> Tensor:
-        parts = []
+        parts, (folder, tensor) = [], place[name]
         for first, last, file in ends:
             if first < rows.stop and rows.start < last:
-                with safetensors.safe_open(entry.files[file], framework="pt") as opened:
+                with safetensors.safe_open(
+                    entry.files[folder] / file if folder else entry.files[file], framework="pt"
+                ) as opened:
                     inside = slice(max(rows.start - first, 0), min(rows.stop, last) - first)
-                    parts.append(opened.get_slice(place[name])[inside])
+                    parts.append(opened.get_slice(tensor)[inside])
         return torch.cat(parts) if len(parts) != 1 else parts[0]
 
     return Precomputed(names=names, rows=total, widths=entry.meta["widths"], read=read, identity=lambda: identity)

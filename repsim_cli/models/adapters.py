@@ -95,6 +95,7 @@ def with_adapter(source: Source, where: str, folder: Callable[[], Path], base: s
         load=lambda eager, how=WHOLE: merged_in(source.load(eager, in_one_place(how))),
         with_head=lambda auto, how=WHOLE: merged_in(source.with_head(auto, in_one_place(how))),
         identity=identity,
+        parts=False,
     )
 
 

@@ -1,6 +1,6 @@
 """How weights come into memory: their type, their device, and whether they are spread over several."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,11 +19,13 @@ class Loading:
     device: where they are, unless they are spread.
     spread: the most bytes of weights on each device, in the terms of accelerate (`0` is the first GPU, `cpu`); the rest
         stays on the disk. None: all weights on `device`.
+    kept: which modules have weights, by name, themselves and not their children; None: all.
     """
 
     dtype: torch.dtype = torch.float32
     device: str = "cpu"
     spread: Mapping[int | str, int] | None = None
+    kept: Callable[[str], bool] | None = None
 
 
 WHOLE = Loading()
@@ -31,7 +33,7 @@ WHOLE = Loading()
 
 def in_one_place(how: Loading) -> Loading:
     """For a model whose weights are changed after loading, which needs all of them."""
-    return replace(how, spread=None)
+    return replace(how, spread=None, kept=None)
 
 
 def placed(model: Any, how: Loading) -> Any:

@@ -49,6 +49,7 @@ def with_rounding(source: Source, quantize: Quantize) -> Source:
         marked(source, quantize),
         load=lambda eager, how=WHOLE: rounded(source.load(eager, in_one_place(how)), quantize.bits),
         with_head=lambda auto, how=WHOLE: rounded(source.with_head(auto, in_one_place(how)), quantize.bits),
+        parts=False,
     )
 
 

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
 
@@ -11,6 +11,7 @@ from torch import nn
 
 from repsim_cli.errors import BadInput
 from repsim_cli.models.loading import BUDGET
+from repsim_cli.models.parts import blocks_of, refusal
 from repsim_cli.models.source import Source
 from repsim_cli.planning import check_device
 from repsim_cli.settings import Hardware
@@ -25,12 +26,45 @@ def weight_bytes(source: Source, dtype: str) -> float:
     return item * (source.parameters - packed) + packed * (source.bits or 0) / 8
 
 
+def goes_by_block(source: Source, hardware: Hardware) -> bool:
+    """Whether a model is run by block: as `hardware.by_block` says, or where its weights take more than half of the
+    memory. Raises BadInput where it must and cannot be."""
+    if hardware.shard == "auto":
+        if hardware.by_block == "always":
+            raise BadInput(
+                "hardware.by_block: not of models that hardware.shard spreads, got always; set one of the two"
+            )
+        return False
+    if hardware.by_block == "auto":
+        return weight_bytes(source, hardware.dtype) > BUDGET * _room(hardware) and refusal(source) is None
+    if hardware.by_block == "always" and (why := refusal(source)) is not None:
+        raise BadInput(f"hardware.by_block: a {source.model_type} cannot be run by block ({why}), got always; set auto")
+    return hardware.by_block == "always"
+
+
+def by_block_bytes(source: Source, dtype: str) -> float:
+    """Bytes of the weights that a pass by block holds at a time: those outside of blocks, and the largest block."""
+    sizes = [sum(x.numel() for x in source.skeleton.get_submodule(block).parameters()) for block in blocks_of(source)]
+    return weight_bytes(source, dtype) * (source.parameters - sum(sizes) + max(sizes)) / source.parameters
+
+
 def resident_bytes(sources: Sequence[Source], hardware: Hardware, *, together: bool = False) -> float:
     """Bytes of the weights that are in memory at a time. together: all models are, whatever the setting."""
-    weights = [weight_bytes(source, hardware.dtype) for source in sources]
+    by_block = [] if together else [source for source in sources if goes_by_block(source, hardware)]
+    others = [source for source in sources if together or not goes_by_block(source, hardware)]
+    weights = [weight_bytes(source, hardware.dtype) for source in others]
     if hardware.shard == "auto":
         weights = [min(size, _on_host(hardware)) for size in weights]
-    return float(sum(weights)) if together or all_at_once(sources, hardware) else max(weights, default=0.0)
+    at_once = float(sum(weights)) if together or all_at_once(others, hardware) else max(weights, default=0.0)
+    return max([at_once, *(by_block_bytes(source, hardware.dtype) for source in by_block)])
+
+
+def run_alone(sources: Mapping[str, Source], hardware: Hardware) -> list[str]:
+    """The labels of the models that are in memory alone, one after the other: those that run by block, and the others
+    too where not all of them are in memory at once."""
+    others = [label for label, source in sources.items() if not goes_by_block(source, hardware)]
+    together = len(others) < 2 or all_at_once([sources[label] for label in others], hardware)
+    return [label for label in sources if not together or label not in others]
 
 
 def all_at_once(sources: Sequence[Source], hardware: Hardware) -> bool:

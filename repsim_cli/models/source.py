@@ -78,6 +78,7 @@ class Source:
     training: how it was trained here, where that distinguishes models.
     entry: the label of its entry, where the entry is a family.
     bits: of the weights of its linear layers, where they are quantized.
+    parts: load reads the weights of some modules alone (`Loading.kept`) from the disk.
     """
 
     layers: int
@@ -108,6 +109,7 @@ class Source:
     training: str = ""
     entry: str = ""
     bits: int | None = None
+    parts: bool = False
 
     @cached_property
     def skeleton_modules(self) -> dict[str, nn.Module]:

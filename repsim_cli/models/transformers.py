@@ -37,6 +37,7 @@ from repsim_cli.models.architectures import architecture
 from repsim_cli.models.gguf import by_itself, checked, is_gguf
 from repsim_cli.models.library import alone, library, silent
 from repsim_cli.models.loading import WHOLE, Loading, in_one_place, placed
+from repsim_cli.models.parts import part_of
 from repsim_cli.models.points import Heads
 from repsim_cli.models.quantized import bits_of, check_quantize, settings_of
 from repsim_cli.models.rounding import Quantize, marked, with_rounding
@@ -233,6 +234,7 @@ def untrained(trained: Source, seed: int) -> Source:
         short=None,
         trained=False,
         entry="",
+        parts=False,
     )  # fmt: skip
 
 
@@ -356,7 +358,7 @@ def hub_files(hub: str, revision: str | None, patterns: list[str], key: str = "h
 
 def from_place(model_place: Place, quantize: Quantize | None = None) -> Source:
     metrics = Path(model_place.where) / "metrics.json"  # of models that the package trained
-    return source(
+    made = source(
         model_place.config,
         lambda: tokenizer_of(model_place.where, model_place.revision),
         lambda eager, how=WHOLE: load(model_place.where, model_place.revision, eager, how=how, quantize=quantize),
@@ -366,6 +368,8 @@ def from_place(model_place: Place, quantize: Quantize | None = None) -> Source:
         lambda auto, how=WHOLE: headed(model_place.where, model_place.revision, auto, how, quantize),
         (lambda: json_file(metrics)) if metrics.is_file() else None,
     )
+    quantized = getattr(model_place.config, "quantization_config", None) is not None
+    return replace(made, parts=not quantized and quantize is None and not is_gguf(model_place.where))
 
 
 def hash_files(files: list[Path]) -> str:
@@ -655,7 +659,7 @@ def _loaded(
     try:
         with alone():
             model, info = _pretrained(
-                getattr(library(), auto),
+                getattr(library(), auto) if how.kept is None else part_of(_backbone(settings["config"]), how.kept),
                 where,
                 revision,
                 dtype=how.dtype,
@@ -686,6 +690,12 @@ def _loaded(
     if how.spread is not None:
         weakref.finalize(model, shutil.rmtree, scratch, ignore_errors=True)
     return (model if on_devices else model.to(how.device)), sorted(lacking)
+
+
+def _backbone(config: Any) -> Any:
+    """The class of AutoModel for a config."""
+    found = library().MODEL_MAPPING[type(config)]
+    return found[0] if isinstance(found, tuple | list) else found
 
 
 def source(

@@ -193,6 +193,7 @@ class Training(Similarity):
     """One training run: its last checkpoint as the similarity study sees a model, with the same checks and cache."""
 
     by_groups = False
+    by_block = False
 
     def __init__(self, label: str, series: Series, missing: Missing, settings: Mapping[str, Any]):
         self.label, self.series, self.missing = label, series, missing

@@ -90,6 +90,7 @@ class Features:
     """
 
     takes_remedies: ClassVar[Sequence[str]] = ALL_REMEDIES
+    by_block: ClassVar[bool] = True
 
     def __init__(
         self,

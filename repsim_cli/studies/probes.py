@@ -68,6 +68,7 @@ class Probes:
     """
 
     takes_remedies: ClassVar[Sequence[str]] = ALL_REMEDIES
+    by_block: ClassVar[bool] = True
 
     def __init__(
         self,

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from repsim_cli.activations.batching import COUNTS, Tally
+from repsim_cli.activations.by_block import parts, run_by_block
 from repsim_cli.activations.cached import Identities, cached, entries_of, from_cache
 from repsim_cli.activations.diagnostics import Diagnosis
 from repsim_cli.activations.inputs import described, named, sequences_of
@@ -29,13 +30,14 @@ from repsim_cli.activations.rows import (
     row_positions,
     rows_left,
     total_rows,
+    windows_of,
 )
 from repsim_cli.activations.stored import Recorder
 from repsim_cli.cache import Entry
 from repsim_cli.content import Table
 from repsim_cli.data.base import Data, Sequences
 from repsim_cli.errors import RunFailed
-from repsim_cli.models.sizes import all_at_once
+from repsim_cli.models.sizes import goes_by_block, run_alone
 from repsim_cli.models.source import AnySource, Source
 from repsim_cli.results import Progress, Run
 from repsim_cli.settings import Extract, Hardware
@@ -224,7 +226,7 @@ def diagnosis_of(study: Study, sequences: Mapping[str, Sequences], total: int) -
 def identified(run: Run, study: Study) -> Identities:
     """The identity of each model, with the hashes of its weights, noted in the manifest."""
     with run.stage("hashes"):
-        identities = {label: model.identity() for label, model in study.models.items()}
+        identities = {label: _identity(model, study.hardware) for label, model in study.models.items()}
         run.input("models", identities)
         run.manifest["models_run"] = []
     run.save_manifest()
@@ -252,13 +254,20 @@ def _record(
     cannot be written."""
     if entry.complete:
         return
-    label, hardware = reading.label, study.hardware
+    label, extract, hardware = reading.label, study.extract, study.hardware
+    assert isinstance(reading.source, Source)
+    if goes_by_block(reading.source, hardware):
+        part = partial(named, label, parts(reading.source, reading.eager, loading(hardware, study.devices[label])))
+        windows = windows_of(sequences, extract, hardware)
+        with run.stage("activations by block"):
+            run_by_block(reading, part, sequences[label], windows, extract, hardware, entry, run.progress, tally=counts)
+        return
     progress = partial(run.progress, label=f"activations of {label}", unit="batches")
     with run.stage("models"):
         modules = {label: _loaded(reading, study)}
     with run.stage("activations"):
         for _ in blocks(
-            [reading], modules, {label: Recorder(entry)}, sequences, study.extract, hardware, progress, tally=counts
+            [reading], modules, {label: Recorder(entry)}, sequences, extract, hardware, progress, tally=counts
         ):
             pass
     modules.clear()
@@ -270,6 +279,12 @@ def _record(
             f"model.{label}: its rows cannot be kept while the next model runs, got no room at {entry.folder}; free "
             "space there, or use hardware.resident=all"
         )
+
+
+def _identity(model: AnySource, hardware: Hardware) -> dict[str, Any]:
+    """What a model is, and the dtype in which its stream is kept on disk where it is another one."""
+    other = hardware.stream is not None and isinstance(model, Source) and goes_by_block(model, hardware)
+    return {**model.identity(), **({"stream": hardware.stream} if other else {})}
 
 
 @contextmanager
@@ -297,14 +312,13 @@ def opened(
         running = {reading.label: reading for reading in now if isinstance(reading.source, Source)}
         run.manifest["models_run"] = list(running)
         counts = tally(run, study.models)
-        sources = [reading.source for reading in running.values() if isinstance(reading.source, Source)]
-        if len(sources) > 1 and not all_at_once(sources, hardware):
-            lacking = [reading for label, reading in running.items() if label not in entries]
+        alone = run_alone({label: r.source for label, r in running.items() if isinstance(r.source, Source)}, hardware)
+        if alone:
+            lacking = [running[label] for label in alone if label not in entries]
             own = entries_of(run.folder / "activations", lacking, sequences, identities, extract, hardware.dtype)
             entries = {**entries, **held.enter_context(own)}
-            for label, reading in running.items():
-                _record(run, study, reading, entries[label], sequences, counts)
-            running = {}
+            for label in alone:
+                _record(run, study, running.pop(label), entries[label], sequences, counts)
         with run.stage("models"):
             modules = {label: _loaded(reading, study) for label, reading in running.items()}
         given = next(iter(sequences.values()), None)

@@ -20,7 +20,7 @@ from repsim_cli.data.base import Data, Sequences
 from repsim_cli.errors import BadInput
 from repsim_cli.measures import InnerProduct, Measure
 from repsim_cli.measures.inner import Kernel, Packed
-from repsim_cli.models.sizes import all_at_once
+from repsim_cli.models.sizes import goes_by_block, run_alone
 from repsim_cli.models.source import AnySource, PrecomputedWords, Source
 from repsim_cli.registry import studies
 from repsim_cli.results import Run
@@ -74,6 +74,7 @@ class Similarity:
 
     takes_remedies: ClassVar[Sequence[str]] = ALL_REMEDIES
     by_groups: ClassVar[bool] = True  # whether layers may be read group by group
+    by_block: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -130,6 +131,12 @@ class Similarity:
             results.outputs_root(),
             "REPSIM_OUTPUTS: the packed Gram matrices",
             f"hardware.memory_gb={self._together_gb() + 0.1:.1f} needs none, or read fewer layers or less text",
+        )
+        check_disk(
+            self._beside(),
+            results.outputs_root(),
+            "REPSIM_OUTPUTS: the rows of models that run one after the other",
+            "read fewer layers or less text",
         )
         self.tokenizers = tokenizers(self.live, data, extract)
 
@@ -200,7 +207,7 @@ class Similarity:
         whole = any(isinstance(kernel, Kernel) and kernel.whole for kernel in kernels)
         parts = {
             "Python and its libraries": 0.5e9 if self.live else STORED_ALONE,
-            **passing(self.live, self.extract, hardware, everything),
+            **passing(self.live, self.extract, hardware, everything, together=not self.by_block),
             "diagnostics": 4.0 * min(MOST, most_rows(self.models, self.extract)) * features,
         }
         if self.extract.estimate == "moments":
@@ -238,6 +245,7 @@ class Similarity:
         length = usual_length(self.live, self.data, extract)
         return {
             "models": shown(self.models, self.hardware, self.devices),
+            **({"by block": self._by_block()} if self._by_block() else {}),
             "layers": count,
             "pairs of layers": pairs,
             **({"groups": dict(self.groups)} if self.groups else {}),
@@ -254,6 +262,12 @@ class Similarity:
             "operations": {part: f"{count:.2g}" for part, count in self._operations(pairs).items()},
             "time, roughly": times(self.times(pairs), self.hardware, figures=len(self.measures)),
         }
+
+    def _by_block(self) -> list[str]:
+        """The models that are run by block."""
+        if not self.by_block:
+            return []
+        return [label for label, source in self.live.items() if goes_by_block(source, self.hardware)]
 
     def _passes(self) -> int:
         """How often the rows of all layers are read."""
@@ -292,7 +306,14 @@ class Similarity:
     def _turns(self) -> int:
         """How often each model runs: once, unless its activations do not stay in the cache."""
         kept = self.cache and self._stored() <= cache.limit()
-        return 1 if kept or not all_at_once([*self.live.values()], self.hardware) else self._passes()
+        return 1 if kept or len(run_alone(self.live, self.hardware)) == len(self.live) else self._passes()
+
+    def _beside(self) -> float:
+        """Bytes of the rows of models that run one after the other, where the cache does not take them."""
+        if not self.by_block or (self.cache and self._stored() <= cache.limit()):
+            return 0.0
+        alone = run_alone(self.live, self.hardware)
+        return 4.0 * self._total() * sum(layer.width for layer in self.layers if layer.model in alone)
 
     def _disk(self) -> dict[str, Any]:
         """In GB, of activations in the cache and prepared layers in the run folder, and what is free."""

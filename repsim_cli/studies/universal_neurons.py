@@ -42,6 +42,7 @@ class UniversalNeurons:
 
     # correlations have no scale, and a neuron that is left out would have no number
     takes_remedies: ClassVar[Sequence[str]] = ("skip", "skip_tokens")
+    by_block: ClassVar[bool] = True
 
     def __init__(
         self,

@@ -113,6 +113,7 @@ class Views:
     """
 
     takes_remedies: ClassVar[Sequence[str]] = ALL_REMEDIES
+    by_block: ClassVar[bool] = True
 
     def __init__(
         self,

@@ -1,0 +1,156 @@
+"""A language model of 7B parameters on a machine with 6 GB: repsim's pass by block, and accelerate's offload to disk.
+
+Command: python benchmarks/by_block.py FOLDER [BATCHES]     (root; FOLDER gets 13.5 GB of weights, deleted at the end)
+
+Writes a Llama of the 7B shape in bfloat16, then runs, each in a cgroup (v1) of 6 GB that holds its page cache too, and
+each with none of the weights in the page cache:
+  repsim run, all 32 blocks and the embeddings, cka_unbiased, 8 sequences of 128 tokens in 8 batches (or BATCHES);
+  the same tokens through the model whose weights accelerate leaves on the disk (device_map "disk").
+Prints per process: bytes read from the disk, in multiples of the weights; the most anonymous memory; CPU and wall time.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+LIMIT = 6 * 10**9
+LENGTH = 128
+SHAPE = {
+    "model_type": "llama",
+    "vocab_size": 32000,
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+    "max_position_embeddings": 4096,
+    "tie_word_embeddings": False,
+}
+GROUP = Path("/sys/fs/cgroup/memory/repsim-by-block")
+
+
+class Used(NamedTuple):
+    read: int
+    anonymous: int
+    cpu: float
+    wall: float
+
+
+def write(folder: Path, per_file: int = 2) -> int:
+    """Writes shards of so many blocks each, a tensor at a time; the bytes of all weights."""
+    import torch
+    import transformers
+    from safetensors.torch import save_file
+
+    from repsim_cli.models.transformers import shipped_folder
+
+    folder.mkdir(parents=True)
+    config = transformers.AutoConfig.for_model(**SHAPE)
+    with torch.device("meta"):
+        shapes = {
+            f"model.{name}": x.shape for name, x in transformers.AutoModel.from_config(config).state_dict().items()
+        }
+    random, index, total = torch.Generator().manual_seed(0), {}, 0
+    groups: dict[int, list[str]] = {}
+    for name in shapes:
+        groups.setdefault(int(name.split(".")[2]) // per_file + 1 if ".layers." in name else 0, []).append(name)
+    for number, names in sorted(groups.items()):
+        file = f"model-{number + 1:05d}-of-{len(groups):05d}.safetensors"
+        tensors = {}
+        for name in names:
+            x = torch.ones(shapes[name], dtype=torch.bfloat16)
+            tensors[name] = x if x.ndim == 1 else x.normal_(0, 0.02, generator=random)
+            total += x.nbytes
+            index[name] = file
+        save_file(tensors, folder / file, metadata={"format": "pt"})
+    (folder / "model.safetensors.index.json").write_text(
+        json.dumps({"metadata": {"total_size": total}, "weight_map": index})
+    )
+    config.save_pretrained(folder)
+    for file in shipped_folder("tiny_a").glob("*token*"):
+        shutil.copy(file, folder)
+    return total
+
+
+def forget(folder: Path) -> None:
+    """Drops the files from the page cache."""
+    for file in folder.glob("*.safetensors"):
+        with file.open("rb") as opened:
+            os.fsync(opened.fileno())
+            os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def limited(command: list[str], environment: dict[str, str]) -> Used:
+    """Runs a command in a group of its own with LIMIT bytes of memory, page cache included."""
+    GROUP.mkdir(exist_ok=True)
+    (GROUP / "memory.limit_in_bytes").write_text(str(LIMIT))
+    start, most = time.monotonic(), 0
+
+    def enter() -> None:
+        (GROUP / "cgroup.procs").write_text(str(os.getpid()))
+
+    process = subprocess.Popen(command, env={**os.environ, **environment}, preexec_fn=enter)
+    while True:
+        ended, status, usage = os.wait4(process.pid, os.WNOHANG)
+        if ended:
+            break
+        counted = dict(line.split() for line in (GROUP / "memory.stat").read_text().splitlines())
+        most = max(most, int(counted["rss"]))
+        time.sleep(0.1)
+    assert status == 0, command
+    return Used(512 * usage.ru_inblock, most, usage.ru_utime + usage.ru_stime, time.monotonic() - start)
+
+
+def offloaded(folder: str, batches: str) -> None:
+    """The peer: all weights stay on the disk, and every forward pass reads them."""
+    import torch
+    import transformers
+
+    model: Any = transformers.AutoModel.from_pretrained(
+        folder, dtype=torch.bfloat16, device_map={"": "disk"}, offload_folder=f"{folder}/offloaded"
+    )
+    ids = torch.randint(3, 500, (int(batches), LENGTH), generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        for one in ids:
+            model(input_ids=one[None], use_cache=False)
+
+
+def main(folder: Path, batches: int) -> None:
+    weights = folder / "llama-7b"
+    try:
+        size = write(weights)
+        words = ["run", "model=[]", f"+model.big={{kind: transformers, path: {weights}}}", "measure=[cka_unbiased]"]
+        words += ["extract.hook_points=[embed,resid_post]", f"extract.sequences={batches}", f"extract.length={LENGTH}"]
+        words += [f"extract.batch_rows={LENGTH * batches}", "extract.padding=keep", "extract.skip=0"]
+        words += ["hardware.dtype=bfloat16", "hardware.batch_size=1", f"hardware.memory_gb={LIMIT / 1e9}"]
+        places = {"REPSIM_OUTPUTS": f"{folder}/outputs", "REPSIM_CACHE": f"{folder}/cache"}
+        commands = {
+            "repsim, by block": [sys.executable, "-m", "repsim_cli", *words],
+            "accelerate, disk": [sys.executable, __file__, "--offloaded", str(weights), str(batches)],
+        }
+        print(f"weights: {size / 1e9:.2f} GB; load before: {os.getloadavg()[0]:.1f}")
+        for name, command in commands.items():
+            forget(weights)
+            used = limited(command, places)
+            print(
+                f"{name}: read {used.read / 1e9:.1f} GB ({used.read / size:.2f} x the weights), anonymous memory "
+                f"at most {used.anonymous / 1e9:.2f} GB, CPU {used.cpu:.0f} s, wall {used.wall:.0f} s, load after "
+                f"{os.getloadavg()[0]:.1f}",
+                flush=True,
+            )
+    finally:
+        shutil.rmtree(weights, ignore_errors=True)
+        if GROUP.is_dir():
+            GROUP.rmdir()
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "--offloaded":
+        offloaded(*sys.argv[2:])
+    else:
+        main(Path(sys.argv[1]), int((*sys.argv[2:], "8")[0]))

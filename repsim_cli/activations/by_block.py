@@ -1,0 +1,337 @@
+"""A model run by block: each block is read from disk once, and all batches pass through it before the next block.
+
+The stream of all batches between two blocks is on disk, so that memory holds one block and one batch. A forward pass
+through block k is the model's own: embeddings, masks and rotations are computed again, and the blocks before k return
+what they gave for this batch, which is on disk. The rows of each block become a part of the model's cache entry.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+import torch
+import xxhash
+from torch import Tensor, nn
+
+from repsim_cli.activations.batching import PADDING, Tally, lengths_of, of_similar_length
+from repsim_cli.activations.capture import Reader, capture
+from repsim_cli.activations.hook_points import HookPoint, locate
+from repsim_cli.activations.rows import Forward, Reading, used
+from repsim_cli.activations.stored import window_name
+from repsim_cli.cache import Entry
+from repsim_cli.data.base import Sequences
+from repsim_cli.errors import RunFailed
+from repsim_cli.models.loading import Loading
+from repsim_cli.models.parts import Kept, blocks_of, inside, stacks_of
+from repsim_cli.models.source import Source
+from repsim_cli.results import Progress
+from repsim_cli.settings import Extract, Hardware
+
+END = ""  # the step after all blocks
+FORMS: dict[str, Any] = {"Tensor": Tensor, "tuple": tuple, "list": list}  # of what blocks return
+Part = Callable[[Kept], nn.Module]
+
+
+def parts(source: Source, eager: bool, how: Loading) -> Part:
+    """The backbone with the weights of some modules alone."""
+    return lambda kept: source.load(eager, replace(how, kept=kept))
+
+
+@dataclass(frozen=True)
+class Step:
+    """A block that is run, or END; and which of the hook points are read there, by their numbers."""
+
+    block: str
+    points: list[int]
+
+
+def steps_of(source: Source, points: Sequence[HookPoint]) -> list[Step]:
+    """The blocks up to the last that is read. Points outside of blocks are read at the end."""
+    blocks = blocks_of(source)
+    where = [next((block for block in blocks if inside(locate(point, source).module, block)), END) for point in points]
+    steps = [Step(block, [i for i, at in enumerate(where) if at == block]) for block in (*blocks, END)]
+    last = max(number for number, step in enumerate(steps) if step.points)
+    return steps[: last + 1]
+
+
+@dataclass
+class Outputs:
+    """What the last finished block of each stack gave for the batch that runs, by the path of the stack's blocks.
+
+    passed: how many blocks of each stack have returned it.
+    """
+
+    given: dict[str, Any] = field(default_factory=dict)
+    passed: dict[str, int] = field(default_factory=dict)
+
+    def start(self, given: dict[str, Any]) -> None:
+        self.given, self.passed = given, dict.fromkeys(self.passed, 0)
+
+    def of(self, stack: str, *_: Any, **__: Any) -> Any:
+        """The forward pass of a block that is not there."""
+        self.passed[stack] = self.passed.get(stack, 0) + 1
+        return self.given[stack]
+
+
+def saved(output: Any, file: Path, stream: torch.dtype | None) -> None:
+    """Writes what a block returns, its floating-point tensors in the dtype `stream`. Raises RunFailed for what is
+    neither a tensor nor a tuple of tensors and None."""
+    parts = list(output) if isinstance(output, tuple | list) else [output]
+    if type(output) not in FORMS.values() or not all(isinstance(part, Tensor | None) for part in parts):
+        kinds = ", ".join(type(part).__name__ for part in parts)
+        raise RunFailed(f"a block returns more than tensors, got {kinds}; set hardware.by_block=never")
+    tensors, dtypes = {}, {}
+    for i, part in enumerate(parts):
+        if part is not None:
+            lower = stream is not None and part.is_floating_point() and part.dtype.itemsize > stream.itemsize
+            tensors[str(i)] = (part.to(stream) if lower else part).cpu().contiguous()
+            dtypes[str(i)] = str(part.dtype).removeprefix("torch.")
+    form = {"form": type(output).__name__, "count": str(len(parts)), **dtypes}
+    safetensors.torch.save_file(tensors, file, metadata=form)
+
+
+def restored(file: Path, device: torch.device) -> Any:
+    """What `saved` wrote, memory-mapped where the device is the CPU."""
+    with safetensors.safe_open(file, framework="pt") as opened:
+        form = opened.metadata()
+        tensors = {key: opened.get_tensor(key) for key in opened.keys()}  # noqa: SIM118
+    parts = [
+        tensors[key].to(device, getattr(torch, form[key])) if (key := str(i)) in tensors else None
+        for i in range(int(form["count"]))
+    ]
+    return parts[0] if form["form"] == "Tensor" else FORMS[form["form"]](parts)
+
+
+class _Unpadded(Exception):
+    """Raised once it is seen that padding changes the activations."""
+
+
+def run_by_block(
+    reading: Reading,
+    part: Part,
+    sequences: Sequences,
+    windows: Sequence[slice],
+    extract: Extract,
+    hardware: Hardware,
+    entry: Entry,
+    progress: Progress,
+    tally: Tally | None = None,
+) -> None:
+    """Completes the model's entry, which may hold finished blocks of an interrupted run with batches of the same size.
+
+    part: the backbone in eval mode, on its device and in its dtype, with the weights of some modules alone.
+    windows: of the sequences (`windows_of`). tally: counts what is run.
+    """
+    one, other = (
+        _Pass(reading, part, sequences, windows, extract, hardware, entry, padded=padded) for padded in (True, False)
+    )
+    try:
+        done = other if other.done() else one
+        done.run(progress)
+    except _Unpadded:
+        done = other
+        done.run(progress)
+    done.finish()
+    if tally:
+        done.count(tally)
+
+
+class _Pass:
+    """A pass with batches of one kind. padded: whether their sequences may be padded."""
+
+    def __init__(
+        self,
+        reading: Reading,
+        part: Part,
+        sequences: Sequences,
+        windows: Sequence[slice],
+        extract: Extract,
+        hardware: Hardware,
+        entry: Entry,
+        *,
+        padded: bool,
+    ):
+        assert isinstance(reading.source, Source)
+        self.reading, self.source, self.part, self.entry = reading, reading.source, part, entry
+        self.sequences, self.windows, self.extract, self.hardware = sequences, windows, extract, hardware
+        self.padded = padded
+        self.steps = steps_of(self.source, reading.points)
+        batches = f"{windows} {hardware.batch_size} {hardware.batch_tokens} {padded}"
+        self.sign = xxhash.xxh3_64_hexdigest(batches.encode())
+        self.stream = None if hardware.stream is None else getattr(torch, hardware.stream)
+
+    def name(self, what: str, number: int) -> str:
+        """The name in the entry of the rows or the stream of a step."""
+        return f"{what}-{self.sign}-{number:04d}"
+
+    def behind(self, number: int) -> dict[str, int]:
+        """By the path of each stack, its last block before a step, whose stream that step needs."""
+        found = {}
+        for i, step in enumerate(self.steps[:number] if number < len(self.steps) else ()):
+            if step.block != END:
+                found[step.block.rpartition(".")[0]] = i
+        return found
+
+    def done(self) -> int:
+        """How many steps need not be run again."""
+        whole = 0
+        for number, step in enumerate(self.steps, 1):
+            if step.points and self.name("rows", number - 1) not in self.entry.files:
+                break
+            if all(self.name("stream", i) in self.entry.files for i in self.behind(number).values()):
+                whole = number
+        return whole
+
+    def run(self, progress: Progress) -> None:
+        done = self.done()
+        for name in [name for name in self.entry.files if self.sign not in name]:
+            self.entry.remove(name)
+        if done == len(self.steps):
+            return
+        blocks = blocks_of(self.source)
+        outputs, rest = Outputs(), self.part(lambda name: not any(inside(name, block) for block in blocks))
+        for block in blocks:
+            rest.get_submodule(block).forward = partial(outputs.of, block.rpartition(".")[0])
+        for number in range(done, len(self.steps)):
+            with self._loaded(rest, self.steps[number].block):
+                self._step(number, rest, outputs, progress)
+            needed = {self.name("stream", i) for i in self.behind(number + 1).values()}
+            for name in [name for name in self.entry.files if name.startswith("stream-") and name not in needed]:
+                self.entry.remove(name)
+
+    @contextmanager
+    def _loaded(self, rest: nn.Module, block: str) -> Iterator[None]:
+        """The block is in its place while the context lasts."""
+        if block == END:
+            yield
+            return
+        stack, _, layer = block.rpartition(".")
+        stand_in = rest.get_submodule(block)
+        loaded = self.part(lambda name: inside(name, block)).get_submodule(block)
+        setattr(rest.get_submodule(stack), layer, loaded)
+        try:
+            yield
+        finally:
+            setattr(rest.get_submodule(stack), layer, stand_in)
+            loaded.to("meta")  # whoever still refers to it, its memory is free
+
+    def _step(self, number: int, rest: nn.Module, outputs: Outputs, progress: Progress) -> None:
+        step = self.steps[number]
+
+        def through(rows: Path | None, stream: Path | None) -> None:
+            for folder in (rows, stream):
+                if folder is not None:
+                    folder.mkdir()
+            some = replace(
+                self.reading,
+                points=[self.reading.points[i] for i in step.points],
+                layers=[self.reading.layers[i] for i in step.points],
+            )
+            with self._reader(number, some.points, rest, outputs, stream) as read:
+                forward = Forward(some, read, rest, self.sequences, self.extract, self.hardware)
+                if not self.padded:
+                    forward.padding = 0.0
+                elif not forward.padding:
+                    raise _Unpadded
+                tokens = int(forward.lengths.sum())
+                label = f"{self.reading.label}, block {number + 1} of {len(self.steps)}, {tokens:,} tokens each"
+                later = len(self.windows) * (len(self.steps) - number - 1)
+                for window in progress(self.windows, label=label, unit="windows", later=later):
+                    taken = forward.rows(window)
+                    if rows is not None:
+                        tensors = {f"{i:04d}": x.cpu().contiguous() for i, x in enumerate(taken)}
+                        safetensors.torch.save_file(tensors, rows / window_name(window))
+
+        def with_stream(rows: Path | None) -> None:
+            if number + 1 == len(self.steps):
+                through(rows, None)
+            else:
+                self.entry.write(self.name("stream", number), lambda stream: through(rows, stream))
+
+        if step.points:
+            self.entry.write(self.name("rows", number), with_stream)
+        else:
+            with_stream(None)
+
+    @contextmanager
+    def _reader(
+        self, number: int, points: list[HookPoint], rest: nn.Module, outputs: Outputs, stream: Path | None
+    ) -> Iterator[Reader]:
+        """A reader of these hook points in the block of a step, for batches in the order of the pass. stream: the
+        folder for what the block gives; None: it is not needed."""
+        step, behind = self.steps[number], self.behind(number)
+        seen: list[Any] = []
+        with ExitStack() as stack:
+            wanted = list(points)
+            if step.block != END:
+                hook = rest.get_submodule(step.block).register_forward_hook(lambda *given: seen.append(given[-1]))
+                stack.callback(hook.remove)
+                wanted = list(dict.fromkeys([*points, HookPoint("module", module=step.block)]))
+            else:
+                for point in points:
+                    check = partial(self._check_outside, point, outputs)
+                    module = rest.get_submodule(locate(point, self.source).module)
+                    stack.callback(module.register_forward_pre_hook(check).remove)
+            read = stack.enter_context(capture(rest, self.source, wanted))
+            batch = itertools.count()
+
+            def one(inputs: Tensor, mask: Any, **more: Tensor) -> dict[HookPoint, Tensor]:
+                file = f"{next(batch):06d}"
+                outputs.start(
+                    {
+                        path: restored(self.entry.files[self.name("stream", i)] / file, inputs.device)
+                        for path, i in behind.items()
+                    }
+                )
+                seen.clear()
+                try:
+                    found = read(inputs, mask, **more)
+                except torch.OutOfMemoryError:
+                    raise RunFailed(
+                        f"a batch does not fit into the memory of {inputs.device}, got {len(inputs)} sequences; lower "
+                        "hardware.batch_size"
+                    ) from None
+                if stream is not None:
+                    saved(seen[0], stream / file, self.stream)
+                return {point: found[point] for point in points}
+
+            yield one
+
+    def _check_outside(self, point: HookPoint, outputs: Outputs, *_: Any) -> None:
+        """Raises RunFailed for a module that runs between blocks, which has no input of its own then."""
+        for stack in stacks_of(self.source):
+            if 0 < outputs.passed.get(stack.blocks, 0) < stack.depth:
+                raise RunFailed(f"{point} is between blocks, got a pass by block; set hardware.by_block=never")
+
+    def finish(self) -> None:
+        """Completes the entry: a folder for each step that is read, with a file for each window."""
+        parts: dict[int, list[str]] = {}
+        widths: dict[int, int] = {}
+        rows: dict[str, int] = {}
+        for number, step in enumerate(self.steps):
+            folder = self.name("rows", number)
+            for window in self.windows if step.points else ():
+                with safetensors.safe_open(self.entry.files[folder] / window_name(window), framework="pt") as opened:
+                    for place, i in enumerate(step.points):
+                        rows[window_name(window)], widths[i] = opened.get_slice(f"{place:04d}").get_shape()
+                        parts[i] = [folder, f"{place:04d}"]
+        layers = range(len(self.reading.layers))
+        self.entry.finish(
+            names=[layer.name for layer in self.reading.layers],
+            widths=[widths[i] for i in layers],
+            rows=rows,
+            parts=[parts[i] for i in layers],
+        )
+
+    def count(self, tally: Tally) -> None:
+        lengths = lengths_of(used(self.sequences, self.extract))
+        for window in self.windows:
+            for batch in of_similar_length(lengths[window], self.hardware, PADDING if self.padded else 0.0):
+                places = int(lengths[batch + window.start].max())
+                tally(self.reading.label, self.sequences.take(batch + window.start, places).mask)

@@ -1,0 +1,70 @@
+"""Parts of models: objects of a model's class of which some modules alone hold weights."""
+
+from collections.abc import Callable
+from typing import Any
+
+from repsim_cli.models.points import Architecture
+from repsim_cli.models.source import Source
+
+Kept = Callable[[str], bool]
+"""Whether the weights of the module of this name, itself and not its children, are there."""
+# types whose blocks cannot be run one by one, and why
+TOGETHER = {
+    "falcon_h1": "the model sets up all of its blocks together",
+    "rwkv": "the model rescales all of its blocks when it runs",
+}
+
+
+def part_of(kind: Any, kept: Kept) -> Any:
+    """The class of a transformers model, whose other modules are empty: `from_pretrained` then reads the tensors of the
+    kept modules alone, with all that it does to names, dtypes and buffers."""
+
+    def init(self: Any, *args: Any, **settings: Any) -> None:
+        kind.__init__(self, *args, **settings)
+        for name, module in self.named_modules():
+            if not kept(name):
+                module._parameters.clear()
+                module._buffers.clear()
+                module._non_persistent_buffers_set.clear()
+                module._is_hf_initialized = True  # nothing in it is to be filled
+        there = self.state_dict().keys()
+        tied = self.all_tied_weights_keys
+        self.all_tied_weights_keys = {one: other for one, other in tied.items() if {one, other} <= there}
+
+    return type(kind.__name__, (kind,), {"__init__": init, "__module__": kind.__module__})
+
+
+def inside(name: str, module: str) -> bool:
+    """Whether the module of this name is `module` or one of its descendants.
+
+    >>> inside("layers.1.mlp", "layers.1"), inside("layers.10", "layers.1")
+    (True, False)
+    """
+    return name == module or name.startswith(f"{module}.")
+
+
+def stacks_of(source: Source) -> list[Architecture]:
+    """The stacks of blocks, in the order in which they run."""
+    assert source.architecture is not None
+    return list(source.architecture.stacks.values()) or [source.architecture]
+
+
+def blocks_of(source: Source) -> list[str]:
+    """The names of all blocks, in the order in which they run."""
+    return [f"{stack.blocks}.{layer}" for stack in stacks_of(source) for layer in range(stack.depth)]
+
+
+def refusal(source: Source) -> str | None:
+    """Why a model cannot be run by block; None: it can."""
+    table = source.architecture
+    if table is None or not (table.depth or table.stacks):
+        return f"no list of blocks is known in {source.model_type}"
+    if table.guessed:
+        return f"the blocks of {source.model_type} were found by structure"
+    if table.shared is not None:
+        return f"the blocks of {source.model_type} share their weights"
+    if source.modality not in ("text", "images"):
+        return f"it reads {source.modality}"
+    if source.model_type in TOGETHER:
+        return TOGETHER[source.model_type]
+    return None if source.parts else "its weights are not those of unquantized safetensors"
