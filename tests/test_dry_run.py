@@ -114,7 +114,7 @@ def test_the_published_command_on_a_small_machine(repsim, tmp_path, no_hub):
     code, out, _ = repsim(*words, "dry_run=true")
     assert code == 0
     assert "pythia_6_9b: gpt_neox, 32 blocks of 4096, 6,650,732,544 parameters" in out
-    assert "got a limit of 20.00 GB; hardware.batch_size=2 would fit, hardware.memory_gb=34.5 would do" in out
+    assert "got a limit of 20.00 GB; hardware.batch_size=5 would fit, hardware.memory_gb=27.8 would do" in out
     assert "  by block: pythia_2_8b, pythia_6_9b\n" in out
     fewer = "model=[pythia_70m,pythia_160m,pythia_410m,pythia_1b]"
     code, out, err = repsim(*words, fewer, "dry_run=true")
