@@ -43,7 +43,7 @@ from repsim_cli.results import Progress, quiet
 
 ROWS = ("auto", "tokens", "words", "pooled")
 MEASURES = ("cka_unbiased", "mutual_knn")
-SCREEN = 60  # dots per inch of the map in a notebook
+SCREEN = 80  # dots per inch of the map in a notebook
 
 
 class LabelledMatrix(NamedTuple):
@@ -138,7 +138,9 @@ class Result:
         make = card_of("maps").figures
         assert make is not None
         names = {name: maker for name, maker in make(run, False)}
-        return next(maker for name, maker in names.items() if name.startswith(results.slug(label)))()
+        figure = next(maker for name, maker in names.items() if name.startswith(results.slug(label)))()
+        figure._repr_png_ = lambda: _png(figure)  # notebooks show by themselves only what pyplot has made
+        return figure
 
     def save(self, folder: str | os.PathLike[str]) -> "Result":
         """Copies the run folder to a new one that every command reads, and draws its figures and report where it has
@@ -172,11 +174,15 @@ class Result:
         warnings = "".join(f"<li>{html.escape(text)}</li>" for text in self.warnings)
         picture = ""
         if self.measures:
-            drawn = io.BytesIO()
-            self.plot().savefig(drawn, format="png", dpi=SCREEN, bbox_inches="tight")
-            coded, name = base64.b64encode(drawn.getvalue()).decode(), html.escape(self.measures[0])
+            coded, name = base64.b64encode(_png(self.plot())).decode(), html.escape(self.measures[0])
             picture = f'<img style="max-width:100%" alt="{name}" src="data:image/png;base64,{coded}">'
         return f"{table}{f'<ul>{warnings}</ul>' if warnings else ''}{picture}"
+
+
+def _png(figure: Any) -> bytes:
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format="png", dpi=SCREEN, bbox_inches="tight")
+    return drawn.getvalue()
 
 
 def load(run: str | os.PathLike[str]) -> Result:

@@ -113,7 +113,9 @@ def test_a_result_in_all_forms(of_texts, tmp_path):
     assert len(frame) == 2 * 3 * 36  # measures, pairs of models, pairs of layers
     at = frame[(frame.measure == "cka_unbiased") & (frame.model == "a") & (frame.other_model == "b")]
     np.testing.assert_array_equal(at.value.to_numpy().reshape(6, 6), matrix.values)
-    assert len(of_texts.plot("mutual_knn").axes) >= 1
+    figure = of_texts.plot("mutual_knn")
+    assert len(figure.axes) >= 1
+    assert figure._repr_png_().startswith(b"\x89PNG")  # what a notebook shows
     html = of_texts._repr_html_()
     assert "mutual_knn" in html
     assert "<img" in html
