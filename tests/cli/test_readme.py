@@ -1,4 +1,4 @@
-"""The commands of the README: those of `repsim run` are planned, the others run."""
+"""The commands of README and docs: those of `repsim run` are planned, the others run. The links of all pages."""
 
 import re
 import shlex
@@ -6,33 +6,69 @@ import shutil
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
-README = (Path(__file__).parents[2] / "README.md").read_text()
+import repsim_cli
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+TEXT = "\n".join(page.read_text() for page in PAGES)
 
 
 def commands():
     """Every `$ repsim ...` of a console block, as words."""
-    for block in re.findall(r"```console\n(.*?)```", README, re.S):
+    for block in re.findall(r"```console\n(.*?)```", TEXT, re.S):
         for line in block.replace("\\\n", " ").splitlines():
             words = shlex.split(line.removeprefix("$ "), comments=True)
             if words[0] == "repsim":
-                yield words[1:]
+                yield tuple(words[1:])
 
 
 COMMANDS = list(commands())
 
 
 def test_every_command_is_read():
-    assert len(COMMANDS) == README.count("\n$ repsim ")
+    assert len(COMMANDS) == TEXT.count("\n$ repsim ")
     assert {words[0] for words in COMMANDS} >= {"run", "list", "show", "plot", "compare", "report", "measure", "doctor"}
+
+
+LINKED = sorted(
+    {
+        *PAGES,
+        *ROOT.glob("*.md"),
+        *ROOT.glob("docs/**/*.md"),
+        *ROOT.glob("experiments/*.md"),
+        *ROOT.glob("benchmarks/*.md"),
+    }
+)
+
+
+def anchors(page):
+    """The headings of a page as the parts of links."""
+    heads = re.findall(r"^#+ (.+)$", re.sub(r"^```.*?^```", "", page.read_text(), flags=re.S | re.M), re.M)
+    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+@pytest.mark.parametrize("page", LINKED, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_relative_link_has_a_target(page):
+    links = re.findall(r"\]\(([^)\s]+)\)", re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(), flags=re.S))
+    for link in links:
+        if "://" in link:
+            continue
+        path, _, part = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.is_relative_to(ROOT), link
+        assert target.is_file(), link
+        assert not part or part in anchors(target), link
 
 
 @pytest.fixture
 def place(tmp_path, tiny_folder, monkeypatch):
-    """A working folder with what the README calls corpus.txt, activations.npz, X.npy, Y.npy, DIR and ID."""
+    """A working folder with what the pages call corpus.txt, reviews.csv, activations.npz, X.npy, Y.npy, DIR and ID."""
     from repsim_cli.registry import data
 
     monkeypatch.chdir(tmp_path)
@@ -40,6 +76,8 @@ def place(tmp_path, tiny_folder, monkeypatch):
     rng = np.random.default_rng(0)
     x = rng.normal(size=(60, 4))
     Path("corpus.txt").write_text("\n\n".join(data.get("embedded_text").function(split="validation").documents()))
+    kinds = [f"an opinion of some words and number {i},{i % 2},{('drama', 'comedy')[i % 4 // 2]}" for i in range(120)]
+    Path("reviews.csv").write_text("\n".join(["review,stars,genre", *kinds]))
     np.savez("activations.npz", a=x, b=x + rng.normal(size=x.shape))
     np.save("X.npy", x)
     np.save("Y.npy", x @ rng.normal(size=(4, 4)))
@@ -47,7 +85,7 @@ def place(tmp_path, tiny_folder, monkeypatch):
     shutil.copytree(tiny_folder("gpt2"), "OTHER")
 
 
-@pytest.mark.parametrize("words", [w for w in COMMANDS if w[0] == "run"], ids=" ".join)
+@pytest.mark.parametrize("words", [w for w in dict.fromkeys(COMMANDS) if w[0] == "run"], ids=" ".join)
 def test_planned(repsim, place, tmp_path, words):
     code, out, err = repsim(*words, "dry_run=true")
     assert (code, err) == (0, "")
@@ -66,7 +104,7 @@ NAMES = {
 }  # of runs that began together the last
 
 
-@pytest.mark.parametrize("words", [w for w in COMMANDS if w[0] != "run"], ids=" ".join)
+@pytest.mark.parametrize("words", [w for w in dict.fromkeys(COMMANDS) if w[0] != "run"], ids=" ".join)
 def test_run(repsim, finished, place, tmp_path, words):
     """The runs that a command names are there."""
     if words[0] == "convert":
@@ -82,7 +120,7 @@ def test_run(repsim, finished, place, tmp_path, words):
     assert out
 
 
-BLOCKS = re.findall(r"```python\n(.*?)```", README, re.S)
+BLOCKS = list(dict.fromkeys(re.findall(r"```python\n(.*?)```", TEXT, re.S)))
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=range(len(BLOCKS)))
@@ -93,7 +131,17 @@ def test_python(place, block):
     x = np.random.default_rng(0).normal(size=(60, 4))
     net = torch.nn.ModuleDict({"layer1": torch.nn.ModuleDict({"conv2": torch.nn.Conv2d(3, 4, 3)})})
     net.forward = lambda images: net["layer1"]["conv2"](images)
+    keys = [f"t{i}" for i in range(60)]
+    pq.write_table(pa.table({"ids": keys, "layer": list(x)}), "embeddings.parquet")
+    Path("texts.csv").write_text("\n".join(["key,text", *(f"{key},some words of text {key}" for key in keys)]))
+    for folder in ("states_a", "states_b"):
+        Path(folder).mkdir()
+        for i in range(4):
+            states = {"hidden_states": torch.randn(9, 3, 4), "token_ids": torch.arange(9) + 10 * i}
+            save_file(states, f"{folder}/{i}.safetensors")
     given = {
+        "repsim_cli": repsim_cli,
+        "models": {"mine": "DIR", "other": "OTHER"},
         "x": x,
         "y": x + 1,
         "model": AutoModel.from_pretrained("OTHER"),

@@ -12,7 +12,7 @@ from repsim_cli.errors import BadInput
 from repsim_cli.models import overview
 from repsim_cli.models.architectures import ARCHITECTURES, REFUSED
 
-README = Path(__file__).parents[2] / "README.md"
+PAGE = Path(__file__).parents[2] / "docs" / "settings.md"
 # types of published models that people compare
 COMMON = (
     "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "gemma", "gemma2", "gemma3_text",
@@ -54,7 +54,7 @@ def test_the_list_is_that_of_the_tables():
 def test_the_numbers_of_the_readme():
     number = overview.counts(overview.read())
     (found,) = re.findall(
-        r"(\d+) types of transformers\s+have hook points, (\d+) of them with `q`, `k`", README.read_text()
+        r"(\d+) types of transformers\s+have hook points, (\d+) of them with `q`, `k`", PAGE.read_text()
     )
     assert found == (str(number["types"]), str(number["attention"]))
 
