@@ -68,7 +68,7 @@ def test_every_relative_link_has_a_target(page):
 
 @pytest.fixture
 def place(tmp_path, tiny_folder, monkeypatch):
-    """A working folder with what the pages call corpus.txt, reviews.csv, activations.npz, X.npy, Y.npy, DIR and ID."""
+    """A working folder with what the pages call corpus.txt, reviews.csv, stored arrays, DIR and ID."""
     from repsim_cli.registry import data
 
     monkeypatch.chdir(tmp_path)
@@ -79,6 +79,8 @@ def place(tmp_path, tiny_folder, monkeypatch):
     kinds = [f"an opinion of some words and number {i},{i % 2},{('drama', 'comedy')[i % 4 // 2]}" for i in range(120)]
     Path("reviews.csv").write_text("\n".join(["review,stars,genre", *kinds]))
     np.savez("activations.npz", a=x, b=x + rng.normal(size=x.shape))
+    for name in ("a", "b"):
+        save_file({"layer": torch.tensor(x)}, f"{name}.safetensors")
     np.save("X.npy", x)
     np.save("Y.npy", x @ rng.normal(size=(4, 4)))
     shutil.copytree(tiny_folder("gpt_neox"), "DIR")
