@@ -13,7 +13,7 @@ PACKAGE = ROOT / "repsim_cli"
 ORDER = [
     "errors", "files", "documents", "signals", "workers", "planning", "registry", "settings", "segments", "content", "schema1", "results",
     "cache", "data", "models", "activations", "measures", "similarity", "significance", "stitching", "training", "analysis",
-    "draw", "findings", "comparison", "custom", "report", "studies", "config", "execution", "presets", "api", "doctor", "cli", "__main__",
+    "draw", "findings", "comparison", "export", "custom", "report", "studies", "config", "execution", "presets", "api", "doctor", "cli", "__main__",
 ]  # fmt: skip
 
 

@@ -17,6 +17,7 @@ from repsim_cli.cli.show import (
     convert_command,
     describe_command,
     doctor_command,
+    export_command,
     list_command,
     plot_command,
     report_command,
@@ -167,6 +168,26 @@ def parser() -> argparse.ArgumentParser:
     )
 
     sub.add_argument("--all", action="store_true", help="draw every figure, not only those of the overview")
+
+    sub = add(
+        "export",
+        export_command,
+        "write the tables and figures of a run for a paper",
+        "repsim export latest --latex --pdf --width column",
+        "Write the numbers of a run as CSV, LaTeX (booktabs) or parquet, and its figures as vector PDF with the fonts\n"
+        "inside, without titles.",
+    )
+    sub.add_argument("run", metavar="RUN", help="a path, `latest`, or a name")
+    sub.add_argument("--csv", action="store_true", help="tables with full precision")
+    sub.add_argument("--latex", action="store_true", help="tables for LaTeX, numbers with three decimals")
+    sub.add_argument("--parquet", action="store_true", help="tables for programs")
+    sub.add_argument("--pdf", action="store_true", help="figures")
+    sub.add_argument("--all", action="store_true", help="every figure, not only those of the overview")
+    sub.add_argument("--width", choices=("column", "page"), help="of figures: 3.25 or 6.75 inches; text keeps its size")
+    sub.add_argument("--colours", metavar="NAME", default="viridis", help="the colour map of figures (viridis)")
+    sub.add_argument("--titles", action="store_true", help="figures keep their titles")
+    sub.add_argument("--font", metavar="NAME", default="DejaVu Sans", help="the font of figures (DejaVu Sans)")
+    sub.add_argument("--output", metavar="DIR", help="where the files go (export/ in the run folder)")
 
     sub = add(
         "analyse",

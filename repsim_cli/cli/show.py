@@ -155,6 +155,28 @@ def plot_command(parsed: argparse.Namespace) -> int:
     return 0
 
 
+def export_command(parsed: argparse.Namespace) -> int:
+    from repsim_cli import export
+    from repsim_cli.draw.frame import Style
+    from repsim_cli.findings import analyse
+
+    kinds = [kind for kind in export.FORMATS if getattr(parsed, kind)]
+    if not kinds and not parsed.pdf:
+        raise BadInput("repsim export: no format is asked for, got none; add --csv, --latex, --parquet or --pdf")
+    folder = results.find(parsed.run)
+    into = Path(parsed.output).expanduser() if parsed.output else folder / "export"
+    style = Style(width=parsed.width, format=("pdf",), colours=parsed.colours, titles=parsed.titles, font=parsed.font)
+    style.check()
+    written = export.export(folder, into, kinds)
+    if parsed.pdf:
+        written += analyse.draw(folder, Bar(), whole=parsed.all, into=into, style=style)
+    if not written:
+        raise BadInput(f"{folder}: it has no tables and no figures, got nothing to export; choose another run")
+    for file in written:
+        print(file)
+    return 0
+
+
 def analyse_command(parsed: argparse.Namespace) -> int:
     from repsim_cli import report
     from repsim_cli.config import analyses_of

@@ -1,44 +1,237 @@
 """Figures as files: one style, and bytes that depend on the data alone."""
 
 import io
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from repsim_cli.errors import BadInput
+from repsim_cli.registry import did_you_mean
 from repsim_cli.results import Progress, quiet, write
 
 DPI = 150
 STYLE: dict[str, Any] = {
-    "font.family": "DejaVu Sans",
     "font.size": 9,
     "svg.hashsalt": "repsim",
     "image.interpolation": "nearest",
     "axes.titlesize": 10,
+    "pdf.fonttype": 42,  # the fonts themselves, as publishers ask for, instead of outlines
 }
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 MARKERS = "osD^v<>P"
+PLAIN = "DejaVu Sans"  # comes with matplotlib
+OTHER_SCRIPTS = ("Noto Sans", "Noto Naskh", "Source Han Sans", "WenQuanYi", "IPA", "Nanum", "Droid Sans Fallback")
+OPTIONS: dict[str, dict[str, Any]] = {
+    "png": {"dpi": DPI},
+    "svg": {"metadata": {"Date": None}},
+    "pdf": {"metadata": {"CreationDate": None}},
+}
+INCHES = {"column": 3.25, "page": 6.75}
+MARGIN = 0.05  # inches
+LEAST = 4.0  # points: smaller text inside axes is left out
+KEY = "labels.txt"
+
+Width = Literal["column", "page"]
+Suffix = Literal["png", "svg", "pdf"]
 
 
-def save(folder: Path, jobs: Sequence[tuple[str, Callable[[], Any]]], progress: Progress = quiet) -> list[Path]:
-    """Draws (name, function that makes a figure) into folder, as .png and .svg whose bytes depend on the data alone."""
-    import warnings
+@dataclass(frozen=True, kw_only=True)
+class Style:
+    """How figures are drawn.
 
+    width: of a `column` of a paper (3.25 inches) or of a `page` (6.75 inches), where text keeps its size; null: as
+        large as the content asks for.
+    format: the files of each figure: png, svg, pdf.
+    colours: the colour map of maps of similarity, by matplotlib's name.
+    titles: whether figures have titles; papers have captions instead.
+    font: the family of the text; characters that it lacks come from other fonts.
+    """
+
+    width: Width | None = None
+    format: tuple[Suffix, ...] = ("png", "svg")
+    colours: str = "viridis"
+    titles: bool = True
+    font: str = PLAIN
+
+    def check(self) -> None:
+        """Raises BadInput for a colour map or font that is not there."""
+        from matplotlib import colormaps
+
+        if self.colours not in colormaps:
+            raise BadInput(
+                f"colours: no such colour map, got '{self.colours}'; {did_you_mean(self.colours, colormaps)}"
+            )
+        if self.font not in _installed():
+            raise BadInput(f"font: not installed, got '{self.font}'; {did_you_mean(self.font, _installed())}")
+
+
+SCREEN = Style()
+
+
+def save(
+    folder: Path,
+    jobs: Sequence[tuple[str, Callable[[], Any]]],
+    progress: Progress = quiet,
+    style: Style = SCREEN,
+) -> list[Path]:
+    """Draws (name, function that makes a figure) into folder, as files whose bytes depend on the data and on the
+    installed fonts alone.
+
+    Words in characters that no installed font has are numbered, and labels.txt in the folder says what they are. Raises
+    BadInput for a style that is not available.
+    """
     import matplotlib
 
+    style.check()
     written = []
-    settings: Any = {**matplotlib.rcParamsDefault, **STYLE}
-    with matplotlib.rc_context(settings), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing")
+    settings: Any = {**matplotlib.rcParamsDefault, **STYLE, "image.cmap": style.colours}
+    with matplotlib.rc_context(settings):
         for name, make in progress(jobs, label="figures", unit="figures"):
-            figure = make()
+            figure = _legible(make, style.font, folder / KEY)
             folder.mkdir(parents=True, exist_ok=True)  # not before: of what cannot be drawn nothing is left
-            box = figure.get_tightbbox().padded(0.1)
-            for suffix, options in (("png", {"dpi": DPI}), ("svg", {"metadata": {"Date": None}})):
+            if not style.titles:
+                _untitled(figure)
+            if style.width:
+                _narrowed(figure, INCHES[style.width] - 2 * MARGIN)
+            box = figure.get_tightbbox()
+            room = (INCHES[style.width] - box.width) / 2 if style.width else 2 * MARGIN
+            box = box.padded(max(0, room), MARGIN if style.width else 2 * MARGIN)
+            for suffix in style.format:
                 stream = io.BytesIO()
-                figure.savefig(stream, format=suffix, bbox_inches=box, **options)
+                figure.savefig(stream, format=suffix, bbox_inches=box, **OPTIONS[suffix])
                 write(folder / f"{name}.{suffix}", stream.getvalue())
                 written.append(folder / f"{name}.{suffix}")
     return written
+
+
+def _untitled(figure: Any) -> None:
+    figure.suptitle("")
+    for axes in figure.axes:
+        for place in ("left", "center", "right"):
+            axes.set_title("", loc=place)
+
+
+def _narrowed(figure: Any, width: float) -> None:
+    """Makes the figure so many inches wide, with what stands around its axes. Text around axes keeps its size, tick
+    labels that would touch are left out; text inside axes shrinks with them, down to where it cannot be read."""
+    before = figure.get_size_inches()[0]
+    for turn in range(12):
+        surplus = figure.get_tightbbox().width - width
+        if -0.05 < surplus <= 0:
+            break
+        # what stands around the axes does not shrink with them; that ticks change with the size may take more turns
+        size = figure.get_size_inches()
+        figure.set_size_inches(size * max(0.2, 1 - (surplus + 0.005 * (turn + 1)) / size[0]))
+    scale = min(1.0, figure.get_size_inches()[0] / before)
+    for axes in figure.axes:
+        for text in axes.texts:
+            text.set_fontsize(text.get_fontsize() * scale)
+            text.set_visible(text.get_fontsize() >= LEAST)
+    for axis in _axes_of(figure):
+        end = None
+        for label in axis.get_ticklabels():
+            if not label.get_text() or not label.get_visible():
+                continue
+            extent = label.get_window_extent()
+            low, high = (extent.x0, extent.x1) if axis.axis_name == "x" else (-extent.y1, -extent.y0)
+            low, high = min(low, high), max(low, high)
+            if end is not None and end[0] < high and low < end[1]:
+                label.set_visible(False)
+            else:
+                end = low, high
+
+
+def _axes_of(figure: Any) -> list[Any]:
+    from matplotlib.axis import Axis
+
+    return figure.findobj(Axis)
+
+
+def _legible(make: Callable[[], Any], font: str, key: Path) -> Any:
+    """A figure with characters from other fonts where the first lacks them, and numbers where none has them."""
+    import matplotlib
+
+    families = list(dict.fromkeys([font, PLAIN]))
+    with matplotlib.rc_context({"font.family": families}):
+        figure = make()
+    lacking = _lacking(figure, families)
+    if not lacking:
+        return figure
+    families += _others(lacking)
+    with matplotlib.rc_context({"font.family": families}):
+        figure = make()
+    if lacking := _lacking(figure, families):
+        _number(figure, lacking, key)
+    return figure
+
+
+def _words(figure: Any) -> Iterator[Any]:
+    """All pieces of text, tick labels among them."""
+    from matplotlib.text import Text
+
+    for axis in _axes_of(figure):
+        axis.get_ticklabels()  # they have no text before
+    yield from figure.findobj(Text)
+
+
+def _lacking(figure: Any, families: Sequence[str]) -> set[str]:
+    """The characters of the figure that none of these families has."""
+    used = {c for text in _words(figure) for c in text.get_text() if not c.isspace()}
+    return {c for c in used if not any(ord(c) in _characters(family) for family in families)}
+
+
+def _number(figure: Any, lacking: Collection[str], key: Path) -> None:
+    """Puts #1, #2, ... for words with these characters, as the key says, to which new ones are added."""
+    lines = key.read_text("utf-8").splitlines() if key.is_file() else []
+    numbers = {word: number for number, _, word in (line.partition(" ") for line in lines)}
+
+    def numbered(text: str) -> str:
+        return re.sub(r"\S+", lambda word: of(word[0]) if set(word[0]) & set(lacking) else word[0], text)
+
+    def of(word: str) -> str:
+        return numbers.setdefault(word, f"#{len(numbers) + 1}")
+
+    for axis in _axes_of(figure):
+        labels = [label.get_text() for label in axis.get_ticklabels()]
+        if any(set(label) & set(lacking) for label in labels):
+            axis.set_ticks(axis.get_ticklocs(), [numbered(label) for label in labels])
+    for text in _words(figure):
+        if set(text.get_text()) & set(lacking):
+            text.set_text(numbered(text.get_text()))
+    key.parent.mkdir(parents=True, exist_ok=True)
+    write(key, "".join(f"{number} {word}\n" for word, number in numbers.items()).encode())
+
+
+@cache
+def _installed() -> frozenset[str]:
+    from matplotlib.font_manager import fontManager
+
+    return frozenset(entry.name for entry in fontManager.ttflist)
+
+
+@cache
+def _characters(family: str) -> frozenset[int]:
+    """The characters that a family has."""
+    from matplotlib.font_manager import fontManager
+    from matplotlib.ft2font import FT2Font
+
+    return frozenset(FT2Font(fontManager.findfont(family)).get_charmap())
+
+
+def _others(lacking: Collection[str]) -> list[str]:
+    """Installed families that together have as many of these characters as possible, few of them."""
+    left, chosen = {ord(c) for c in lacking}, []
+    known = sorted(family for family in _installed() if family.startswith(OTHER_SCRIPTS))
+    while left and known:
+        best = max(known, key=lambda family: len(left & _characters(family)))
+        if not left & _characters(best):
+            break
+        chosen.append(best)
+        left -= _characters(best)
+    return chosen
 
 
 def cycled(values: Sequence[str], count: int) -> list[str]:

@@ -258,7 +258,9 @@ def colours(card: Mapping[str, Any], what: str) -> str:
     """Perceptually uniform; bright is close."""
     if what == "se":
         return "cividis"
-    return "viridis" if card["larger_is_closer"] else "viridis_r"
+    from matplotlib import rcParams
+
+    return rcParams["image.cmap"] if card["larger_is_closer"] else f"{rcParams['image.cmap']}_r"
 
 
 def add_tree(figure: Any, axes: Any, linkage: np.ndarray, label: str) -> Any:

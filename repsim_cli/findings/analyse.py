@@ -8,7 +8,7 @@ from typing import Any
 
 from repsim_cli import registry, results
 from repsim_cli.content import Matrix, Results, Verdict
-from repsim_cli.draw.frame import save
+from repsim_cli.draw.frame import SCREEN, Style, save
 from repsim_cli.errors import BadConfig, BadInput, Degenerate, RunFailed
 from repsim_cli.findings.analysis import Analysis, Finished, Part, Planned
 from repsim_cli.findings.claims import Claim, known
@@ -126,11 +126,18 @@ def added(run: Run, whole: Results, name: str, part: Part, record: Mapping[str, 
 
 
 def draw(
-    folder: Path, progress: Progress = quiet, *, whole: bool = False, only: Collection[str] | None = None
+    folder: Path,
+    progress: Progress = quiet,
+    *,
+    whole: bool = False,
+    only: Collection[str] | None = None,
+    into: Path | None = None,
+    style: Style = SCREEN,
 ) -> list[Path]:
-    """Draws the figures of a run into figures/ and returns their paths; models below their aim are marked in them.
+    """Draws the figures of a run and returns their paths; models below their aim are marked in them.
 
-    whole: all figures, not those of the overview alone. only: those of these analyses.
+    whole: all figures, not those of the overview alone. only: those of these analyses. into: the folder of the files;
+    None: figures/ of the run.
     """
     found = results.read_results(folder)
     manifest = results.read_facts(folder)
@@ -146,4 +153,4 @@ def draw(
     # files are named by the models' labels, figures show these with their marks
     names, makers = jobs(found), jobs(results.marked(found))
     both = [(name, make) for (name, _), (_, make) in zip(names, makers, strict=True)]
-    return save(folder / "figures", both, progress) if both else []
+    return save(into or folder / "figures", both, progress, style) if both else []
