@@ -183,7 +183,8 @@ class Hardware:
     threads: of torch; null: torch's own choice.
     processes: how many solve the pairs of slow measures (gromov_wasserstein) and fit probes, on one thread each; null:
         one per usable CPU; 1: none beside the run's own.
-    memory_gb: a run whose estimated memory is above this is refused; null: 80 % of the machine's memory.
+    memory_gb: what a run may take. To stay below, CKA reads layers in groups and the estimate `moments` reads the rows
+        several times; a run whose estimated memory is above it even so is refused. null: 80 % of the machine's memory.
     resident: which models are in memory at a time. `all` of a run; or `one`, whose rows go to the disk before the next
         one is loaded (to the cache, or where it takes none to the run's folder, until the run is complete); `auto`: all
         of them where their weights take at most half of the memory, of memory_gb or of the GPUs.

@@ -4,6 +4,7 @@ import shutil
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -45,7 +46,7 @@ from repsim_cli.studies.record import measure_record, places_of
 from repsim_cli.studies.sample import Rows, Study, batch_labels, identified, layers_of, opened
 from repsim_cli.training.state import SAVE_EVERY
 
-PACKED = ".packed"  # the folder of tiles, in that of the run, until the run ends
+PACKED = ".packed"  # the folder of tiles, in that of the run, while batches are compared
 CLOSEST = ["measure", "model a", "model b", "layer a", "layer b", "value", "p", "calibrated"]
 Matrices = dict[str, SimilarityMatrix]
 
@@ -61,6 +62,15 @@ def resumed(file: Path, always: bool = False) -> tuple[State | None, Callable[[S
             saved = time.monotonic()
 
     return safetensors.torch.load_file(file) if file.is_file() else None, save
+
+
+@contextmanager
+def scratch(folder: Path) -> Iterator[Path]:
+    """The folder, which is removed with all that is in it, however this ends."""
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,9 +229,9 @@ def estimated(
         return run.progress(steps, label=f"permutations, {measure}", unit="steps")
 
     progress = partial(run.progress, label="activations and similarity", unit="batches")
-    packs, count = run.folder / PACKED, 1 if rows.extract.estimate == "full" else rows.total // rows.extract.batch_rows
+    count = 1 if rows.extract.estimate == "full" else rows.total // rows.extract.batch_rows
 
-    def batches(seen: int) -> Iterable[Batch]:
+    def batches(packs: Path, seen: int) -> Iterable[Batch]:
         if rows.groups is None:
             return rows.stream(progress, seen=seen)
         rows.record(progress)
@@ -229,14 +239,17 @@ def estimated(
         shape, device = Shape(count, len(rows.numbers(0)), rows.hardware.tile), rows.hardware.device
         return packed(packs, measures, rows.groups, stream, shape, names=names, device=device)(seen)
 
-    with Work(
-        folder=run.folder,
-        processes=rows.hardware.workers,
-        progress=run.progress,
-        seed=rows.seed,
-        known=known,
-        batches=count,
-    ) as work:
+    with (
+        Work(
+            folder=run.folder,
+            processes=rows.hardware.workers,
+            progress=run.progress,
+            seed=rows.seed,
+            known=known,
+            batches=count,
+        ) as work,
+        scratch(run.folder / PACKED) as packs,
+    ):
         null = None
         if trading is not None:
             null = judging.drawn(
@@ -252,7 +265,7 @@ def estimated(
             )
         matrices, _ = estimate_all_pairs(
             measures,
-            batches,
+            partial(batches, packs),
             names=names,
             estimate=rows.extract.estimate,
             tile=rows.hardware.tile,
@@ -271,7 +284,6 @@ def estimated(
             se = judging.without_each(kept, partial(of_sums, measures[label], names=names))
             matrices[label] = replace(matrix, se=se)
     file.unlink(missing_ok=True)  # first: a run without it starts at the first batch and writes all files again
-    shutil.rmtree(packs, ignore_errors=True)
     for label in matrices:
         _per_batch_file(run, label).unlink(missing_ok=True)
     return matrices

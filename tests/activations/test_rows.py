@@ -282,6 +282,13 @@ def test_pooled_documents_are_stored(repsim, newest):
     assert results.read_manifest(newest())["models_run"] == ["tiny_a"]
 
 
+def test_models_of_different_runs_are_compared_from_what_both_cached(repsim, newest):
+    words = ("run", "-q", "measure=[cka]", "extract.sequences=2", "extract.batch_rows=64")
+    for chosen, run in (("tiny_a", ["tiny_a"]), ("tiny_b", ["tiny_b"]), ("tiny_a,tiny_b", [])):
+        assert repsim(*words, f"model=[{chosen}]")[0] == 0
+        assert results.read_manifest(newest())["models_run"] == run
+
+
 def test_attention_maps_of_a_language_model(repsim, newest):
     """They are computed by eager attention, whatever the library would choose."""
     words = ["model=[tiny_a]", "measure=[cka]", "extract=pooled", "extract.unit=sequence", "extract.padding=keep"]

@@ -7,7 +7,7 @@ from recorded import recorded
 
 from repsim_cli import measures, results
 from repsim_cli.measures.inner import products, products_of_tiles, states_of, tiles_of
-from repsim_cli.similarity import estimate_all_pairs
+from repsim_cli.similarity import estimate_all_pairs, grams
 from repsim_cli.similarity.grams import Shape, packed
 from repsim_cli.studies.similarity import Similarity
 
@@ -105,6 +105,17 @@ def test_the_plan_chooses_what_fits(repsim, tmp_path):
         _, out, _ = repsim(*words, "measure=[cka_unbiased]", "hardware.memory_gb=0.6")
     assert "REPSIM_OUTPUTS: the packed Gram matrices need 0.02 GB, got 0.00 GB free on the disk of " in out
     assert "hardware.memory_gb=0.8 needs none, or read fewer layers or less text" in out
+
+
+def test_a_run_that_fails_leaves_no_tiles(repsim, newest, monkeypatch):
+    def broken(*_):
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(grams, "_grams", broken)
+    monkeypatch.setattr(Similarity, "together", lambda self, rows=None: [[0, 1], [2, 3], [4, 5]])
+    code, _, err = repsim("run", "model=[tiny_a]", "measure=[cka]", "extract.sequences=4", "extract.batch_rows=100")
+    assert (code, "RuntimeError: broken" in err) == (1, True)
+    assert not [file for file in newest().iterdir() if "packed" in file.name]
 
 
 class Usage(int):
