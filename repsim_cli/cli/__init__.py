@@ -118,6 +118,7 @@ def parser() -> argparse.ArgumentParser:
 
     sub = add("show", show_command, "show a run: how it ended, its numbers, its files", "repsim show latest")
     sub.add_argument("run", metavar="RUN", help="a path, `latest`, or a name")
+    sub.add_argument("--follow", action="store_true", help="of a running run: print its log as it comes, until it ends")
 
     sub = add(
         "compare",
@@ -215,9 +216,15 @@ def parser() -> argparse.ArgumentParser:
         help="run the tiny experiments that are missing, and print the table of their verdicts",
     )
 
-    sub = add("report", report_command, "make one HTML page of a run, or of several", "repsim report latest")
-    sub.add_argument("runs", metavar="RUN", nargs="+", help="a path, `latest`, or a name; several appear side by side")
-    sub.add_argument("--output", metavar="FILE", help="where the page goes (report.html in the folder of one run)")
+    sub = add(
+        "report", report_command, "make one HTML page of a run, of several, or of a sweep", "repsim report latest"
+    )
+    sub.add_argument(
+        "runs", metavar="RUN", nargs="+", help="a path, `latest`, a name, or a sweep; several appear side by side"
+    )
+    sub.add_argument(
+        "--output", metavar="FILE", help="where the page goes (report.html in the folder of one run or sweep)"
+    )
 
     sub = add(
         "measure",

@@ -2,6 +2,7 @@
 
 import argparse
 import importlib.util
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,7 @@ def _cell(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}" if isinstance(value, float) else str(value)
 
 
+FOLLOWED = 1.0  # seconds between two looks at a running run
 SHOWN_MEASURES, SHOWN_PAIRS, SHOWN_ROWS = 6, 12, 24  # the most that are printed in full
 AUDIT = "audit of pairs by another solver"  # a table that another table summarises
 
@@ -120,12 +122,33 @@ def _by_hook_point(folder: Path, pair: Matrix) -> Iterator[tuple[str, Any]]:
 def show_command(parsed: argparse.Namespace) -> int:
     folder = results.find_sweep(parsed.run)
     if folder is not None:
+        if parsed.follow:
+            raise BadInput(f"--follow: of a single run, got the sweep {folder}; name one of its jobs")
         return _show_sweep(folder)
     folder = results.find(parsed.run)
+    if parsed.follow:
+        _follow(folder)
     print(summary(folder))
     for name, seconds in results.read_manifest(folder)["timings"].items():
         print(f"  {name}: {seconds:.1f} s")
     return 0
+
+
+def _follow(folder: Path) -> None:
+    """Prints the log of a run until it ends: its stages, warnings and errors."""
+    log, shown = folder / "repsim.log", 0
+    while True:
+        ended = results.read_manifest(folder)["status"] != "running"  # before the log: nothing comes after it
+        if log.is_file():
+            with log.open("rb") as lines:
+                lines.seek(shown)
+                new = lines.read()
+            whole = new if ended else new[: new.rfind(b"\n") + 1]
+            shown += len(whole)
+            print(whole.decode(errors="replace"), end="", flush=True)
+        if ended:
+            return
+        time.sleep(FOLLOWED)
 
 
 def _show_sweep(folder: Path) -> int:
@@ -200,10 +223,15 @@ def analyse_command(parsed: argparse.Namespace) -> int:
 def report_command(parsed: argparse.Namespace) -> int:
     from repsim_cli import report
 
-    folders = [results.find(run) for run in parsed.runs]
-    if parsed.output is None and len(folders) > 1:
+    sweeps = [results.find_sweep(run) for run in parsed.runs]
+    each = [
+        [results.find(run)] if sweep is None else [sweep / job["job"] for job in results.jobs(sweep)]
+        for run, sweep in zip(parsed.runs, sweeps, strict=True)
+    ]
+    folders = [folder for several in each for folder in several]
+    if parsed.output is None and len(parsed.runs) > 1:
         raise BadInput(f"--output: a file is needed for {len(folders)} runs, got none; e.g. --output both.html")
-    file = folders[0] / report.FILE if parsed.output is None else Path(parsed.output)
+    file = (sweeps[0] or folders[0]) / report.FILE if parsed.output is None else Path(parsed.output)
     if file.is_dir() or not file.parent.is_dir():
         raise BadInput(f"--output: no file can be written there, got '{file}'; name a file in a folder that exists")
     print(report.save(folders, file))

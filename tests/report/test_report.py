@@ -17,6 +17,7 @@ import pytest
 from browser import CHROMIUM, browser
 
 from repsim_cli import comparison, report, results
+from repsim_cli.cli import show
 from repsim_cli.content import Axis, Band, Curve, Matrix, Measured, Results, Side, Table, Verdict
 from repsim_cli.errors import BadInput
 
@@ -252,6 +253,38 @@ def test_the_command(repsim, tmp_path):
             2,
             f"error: --output: no file can be written there, got '{place}'; name a file in a folder that exists\n",
         )
+
+
+def test_a_sweep_has_a_report_of_all_its_jobs(repsim, tmp_path):
+    sweep = tmp_path / "outputs" / "2026-11-20" / "07-30-41-sweep"
+    for seed in (0, 1):
+        made(sweep / f"{seed}-study", seed=seed, measures=("cka",))
+    code, out, _ = repsim("report", "07-30-41-sweep")
+    assert (code, out) == (0, f"{sweep / 'report.html'}\n")
+    runs = inside((sweep / "report.html").read_text())["runs"]
+    assert [run["manifest"]["seed"] for run in runs] == [0, 1]
+    code, _, err = repsim("show", "07-30-41-sweep", "--follow")
+    assert (code, err) == (2, f"error: --follow: of a single run, got the sweep {sweep}; name one of its jobs\n")
+
+
+def test_a_run_is_followed_until_it_ends(repsim, tmp_path, monkeypatch):
+    """What comes into the log while it is followed is printed, each line once, and then the summary."""
+    run = results.create(tmp_path / "outputs" / "one", name="study", study="similarity", seed=0, command=[], overrides=[])  # fmt: skip
+    log = run.folder / "repsim.log"
+    log.write_text("INFO data ...\nINFO mod")
+    looks = iter(
+        [lambda: log.write_text("INFO data ...\nINFO models ...\n"), lambda: run.finish("failed", "out of luck")]
+    )
+
+    def passes(seconds):
+        next(looks)()
+
+    monkeypatch.setattr(show.time, "sleep", passes)
+    monkeypatch.setattr(results, "held", lambda folder: True)
+    code, out, _ = repsim("show", "one", "--follow")
+    assert code == 0
+    assert out.startswith("INFO data ...\nINFO models ...\nstudy: failed")
+    assert next(looks, None) is None
 
 
 @pytest.mark.parametrize(

@@ -422,7 +422,7 @@ function chart(names, lines, xLabel, yLabel, marked = null, band = "one standard
   const keys = lines.map((line, i) => `${line.label}${lines.length > 1 ? ` (${["solid", "dashed", "dotted", "dash-dot"][(i + Math.floor(i / 4)) % 4]})` : ""}`);
   const banded = lines.some((line) => line.low);
   const caption = el("figcaption", {}, `${keys.join("; ")}${banded ? `; band: ${band}` : ""}`);
-  const box = el("figure", { class: "chart", role: "img", "aria-label": `${yLabel} by ${xLabel}` }, caption, host, below);
+  const box = el("figure", { class: "chart", "aria-label": `${yLabel} by ${xLabel}` }, caption, host, below);
   let plot = null;
 
   function draw() {
@@ -491,7 +491,7 @@ function stepChart(curve, heading) {
   const several = names.length > 1, mean = curve.mean ?? (several ? null : values[0]);
   const band = several ? Object.values(curve.bands).at(-1) : undefined;
   const parts = [...(several ? [`thin: ${names[0]} (dark) to ${names.at(-1)} (bright)`] : []), ...(several && mean ? ["thick: their mean"] : []), ...(band ? [`band: ${band.of}`] : [])];
-  const box = el("figure", { class: "chart", role: "img", "aria-label": `${heading} by ${x}` }, el("figcaption", {}, parts.join("; ")), host, below);
+  const box = el("figure", { class: "chart", "aria-label": `${heading} by ${x}` }, el("figcaption", {}, parts.join("; ")), host, below);
   let plot = null;
 
   function draw() {
