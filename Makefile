@@ -16,7 +16,7 @@ empty :=
 listed = $(subst $(empty) ,$(comma),$(strip $(1:%=tiny/%)))
 STUDIES := $(BIN)/repsim run -q -m hydra/launcher=joblib hydra.launcher.n_jobs=2 hardware.threads=1
 
-.PHONY: demo test types untyped slow tiny real nightly check clean
+.PHONY: demo docs test types untyped slow tiny real nightly check clean
 
 demo: .venv/ready
 	$(BIN)/repsim run
@@ -26,6 +26,10 @@ test: .venv/ready-test
 
 slow: .venv/ready-test
 	$(PYTEST) -m "slow and $(ELSEWHERE)"
+
+# the site, into site/, with a reference that is written from the package; a link without a target is an error
+docs: .venv/ready-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 # the fast tests that run no command, and one run of each study: shapes and types of every call are checked
 types: .venv/ready-test
@@ -69,5 +73,9 @@ check: .venv/ready-dev
 	$(BIN)/python -m pip install --use-pep517 --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
 
+.venv/ready-docs: .venv/ready
+	$(BIN)/python -m pip install --use-pep517 --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	touch $@
+
 clean:
-	rm -rf .venv dist build .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv dist build site .pytest_cache .ruff_cache .hypothesis
