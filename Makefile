@@ -29,7 +29,7 @@ slow: .venv/ready-test
 
 # the site, into site/, with a reference that is written from the package; a link without a target is an error
 docs: .venv/ready-docs
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 # the fast tests that run no command, and one run of each study: shapes and types of every call are checked
 types: .venv/ready-test

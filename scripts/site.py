@@ -15,8 +15,27 @@ from repsim_cli import measures
 from repsim_cli.cli.describe import SETTINGS, catalogue, meanings, shown
 
 ROOT = Path(__file__).resolve().parent.parent
-SHOWN = ("*.md", "docs/**/*.md", "docs/*.png", "experiments/*.md", "benchmarks/README.md")
+SHOWN = (
+    "*.md",
+    "docs/**/*.md",
+    "docs/*.png",
+    "docs/*.css",
+    "experiments/*.md",
+    "benchmarks/README.md",
+    "benchmarks/*.png",
+)
 PYTHON = (repsim_cli.compare, repsim_cli.load, repsim_cli.Result, repsim_cli.grade, measures.get, measures.card)
+
+
+def on_config(config: MkDocsConfig) -> None:
+    """Pages of docs/ that the navigation does not name are guides."""
+    (guides,) = [entry["Guides"] for entry in config.nav if "Guides" in entry]
+    named = {entry for entry in config.nav if isinstance(entry, str)} | {*guides} | {"docs/studies.md"}
+    guides += sorted({f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")} - named)
+
+
+def on_page_markdown(markdown: str, **_: object) -> str:
+    return markdown.replace(".ipynb)", ".md)")  # notebooks are pages here
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
