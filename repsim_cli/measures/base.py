@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from repsim_cli.activations.maps import Maps
-from repsim_cli.errors import Degenerate
+from repsim_cli.errors import BadInput, Degenerate
 from repsim_cli.measures.inner import AnyFeatures, AnyKernel, CentredRows, Matrix, Products, State, products, states_of
 
 Labels = Sequence[int] | np.ndarray | Tensor | None  # n class codes
@@ -189,6 +189,7 @@ class Measure(ABC):
     moments: the same value from second moments, so that rows need not be held.
     slow: pairs take long enough to be solved in several processes.
     squares: how many (n, n) matrices of float64 a prepared state holds, for the estimate of memory.
+    aligned(x, y): the map that attains the value, of `alignments.py`; None where there is none.
     """
 
     name: str = ""
@@ -198,6 +199,18 @@ class Measure(ABC):
     moments: Moments | None = None
     slow: Slow | None = None
     squares: int = 0
+    aligned: Callable[[Tensor, Tensor], Any] | None = None
+
+    def align(self, x: Any, y: Any) -> Any:
+        """The map between two representations (n, d_x), (n, d_y) with paired rows that attains the measure's value: a
+        `Rotation`, `Directions`, a `Matching` of neurons, or a `Coupling`.
+
+        Raises BadInput where the measure has none, Degenerate for input that it does not take.
+        """
+        if self.aligned is None:
+            raise BadInput(f"{self.name}: it has no map, got align; use procrustes, mean_cca or hard_correlation_match")
+        x, y, _ = self.sides(x, y, None)
+        return self.aligned(x, y)
 
     @abstractmethod
     def __call__(self, x: Any, y: Any, labels: Labels = None) -> float:

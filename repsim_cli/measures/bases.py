@@ -5,7 +5,7 @@ inverted.
 from typing import Annotated, NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from pydantic import Field
 from torch import Tensor
 
@@ -28,11 +28,13 @@ class Neurons(NamedTuple):
     """The neurons of a representation that are not dead.
 
     values: centred, float64. sizes: their norms as stored, offset included. eps: the precision they were stored in.
+    kept: their numbers in the representation.
     """
 
     values: Float[Tensor, "n k"]
     sizes: Float[Tensor, " k"]
     eps: float
+    kept: Int[Tensor, " k"]
 
 
 def alive(x: Float[Tensor, "n d"]) -> Neurons:
@@ -44,7 +46,8 @@ def alive(x: Float[Tensor, "n d"]) -> Neurons:
     lengths = torch.linalg.vector_norm(x, dim=0)
     sizes = torch.hypot(lengths, len(x) ** 0.5 * means)
     varying = rank.varying(lengths, sizes, eps)
-    return Neurons(x, sizes, eps) if bool(varying.all()) else Neurons(x[:, varying], sizes[varying], eps)
+    kept = varying.nonzero()[:, 0]
+    return Neurons(x, sizes, eps, kept) if bool(varying.all()) else Neurons(x[:, varying], sizes[varying], eps, kept)
 
 
 class Basis(NamedTuple):

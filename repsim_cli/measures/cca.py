@@ -11,6 +11,7 @@ from torch import Tensor
 
 from repsim_cli.errors import Degenerate
 from repsim_cli.measures import moments
+from repsim_cli.measures.alignments import directions
 from repsim_cli.measures.base import Card, Measure, Moments, Pairwise
 from repsim_cli.measures.bases import (
     AFFINE,
@@ -71,6 +72,7 @@ def mean_cca() -> Measure:
         compare=mean_correlation,
         permute=permuted,
         moments=Moments(prepare=moments.axes, compare=mean_of_moments),
+        aligned=directions(thin_svd),
     )
 
 
@@ -146,7 +148,13 @@ def svcca(*, variance: Variance = 0.99) -> Measure:
     def compare(a: Basis, b: Basis) -> float:
         return mean_correlation(leading(a, variance), leading(b, variance))
 
-    return Pairwise(prepare=thin_svd, compare=compare, permute=permuted, moments=svcca_of_moments(variance))
+    return Pairwise(
+        prepare=thin_svd,
+        compare=compare,
+        permute=permuted,
+        moments=svcca_of_moments(variance),
+        aligned=directions(lambda x: leading(thin_svd(x), variance)),
+    )
 
 
 def svcca_of_moments(variance: float) -> Moments:

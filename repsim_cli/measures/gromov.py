@@ -15,6 +15,7 @@ from scipy.linalg.blas import get_blas_funcs
 from torch import Tensor
 
 from repsim_cli.errors import Degenerate
+from repsim_cli.measures.alignments import Coupling as RowCoupling
 from repsim_cli.measures.assignment import TIE, Coupling, Matched, Prices, assign, coupling_of, matching
 from repsim_cli.measures.base import FLAT, Audit, Card, Detail, Measure, Pairwise, Slow, Solved, centred
 from repsim_cli.measures.inner import unpacked
@@ -333,6 +334,15 @@ def gromov(a: Space, b: Space, *, start: GromovStart, restarts: int, seed: int) 
     return best_gromov(a, b, start=start, restarts=restarts, seed=seed).value
 
 
+def coupled(
+    x: Tensor, y: Tensor, *, cost_scale: CostScale, start: GromovStart, restarts: int, seed: int
+) -> RowCoupling:
+    """The coupling of the rows of x with those of y of the least objective."""
+    a, b = space(x, cost_scale=cost_scale), space(y, cost_scale=cost_scale)
+    mass = np.asarray(best_gromov(a, b, start=start, restarts=restarts, seed=seed).coupling)
+    return RowCoupling(torch.from_numpy(mass if in_one_order(a, b)[0] is a else mass.T), "rows")
+
+
 def starts(start: GromovStart, restarts: int) -> tuple[str, ...]:
     """The names of the starts, in the order of the trials."""
     paired = ("identity", "pot", "drawn_sample") if start == "best" else (start,)
@@ -483,6 +493,7 @@ def gromov_wasserstein(
         compare=partial(gromov, **settings),
         permute=permuted,
         squares=1,
+        aligned=partial(coupled, cost_scale=cost_scale, **settings),
         slow=Slow(
             solve=partial(gromov_solved, **settings, bounds=bounds),
             details=details,

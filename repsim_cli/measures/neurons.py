@@ -12,6 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from repsim_cli.measures import moments
+from repsim_cli.measures.alignments import Align, best, by_correlation, different, transport
 from repsim_cli.measures.base import Card, Measure, Moments, Pairwise
 from repsim_cli.measures.bases import CORRELATIONS, Basis, alive, overlap, permuted, thin_svd, working
 from repsim_cli.measures.inner import Matrix
@@ -30,7 +31,7 @@ def standardised(x: Float[Tensor, "n d"]) -> Float[Tensor, "n k"]:
 Value = Callable[[Float[Tensor, "k l"]], tuple[float, float]]
 
 
-def of_correlations(value: Value) -> Measure:
+def of_correlations(value: Value, aligned: Align | None = None) -> Measure:
     """The measure whose entries (row a, column b) and (row b, column a) are value(correlations of a and b)."""
 
     def compare(a: Tensor, b: Tensor) -> float:
@@ -60,6 +61,7 @@ def of_correlations(value: Value) -> Measure:
         compare=compare,
         compare_all=compare_all,
         moments=Moments(prepare=moments.lengths, compare=of_moments),
+        aligned=aligned,
     )
 
 
@@ -117,7 +119,7 @@ def neuronsim() -> Measure:
     >>> round(measures.get("neuronsim")(x, y), 12), round(measures.get("neuronsim")(y, x), 12)
     (0.5, 1.0)
     """
-    return of_correlations(best_partners)
+    return of_correlations(best_partners, by_correlation(best))
 
 
 @measures.register(
@@ -171,7 +173,7 @@ def hard_correlation_match() -> Measure:
     >>> round(measures.get("hard_correlation_match")(x, y), 12)
     1.0
     """
-    return of_correlations(hard_partners)
+    return of_correlations(hard_partners, by_correlation(different))
 
 
 @measures.register(
@@ -199,7 +201,7 @@ def soft_matching() -> Measure:
     >>> round(measures.get("soft_matching")(x, y), 12)
     0.5
     """
-    return of_correlations(transported)
+    return of_correlations(transported, transport)
 
 
 def fits(a: Basis, b: Basis) -> tuple[float, float]:

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from repsim_cli.measures.alignments import permutation, rotation
 from repsim_cli.measures.base import Card, Measure, MeasureWarning, Pairwise, centred
 from repsim_cli.measures.bases import NEURONS, nuclear_norm
 from repsim_cli.measures.rdm import SHAPE
@@ -90,7 +91,7 @@ def procrustes() -> Measure:
     >>> measures.get("procrustes")([[0., 0.], [1., 0.], [2., 0.]], [[0., 0.], [0., 1.], [0., 2.]]) < 1e-7
     True
     """
-    return Pairwise(prepare=shape, compare=distance, permute=permuted)
+    return Pairwise(prepare=shape, compare=distance, permute=permuted, aligned=rotation)
 
 
 @measures.register(
@@ -118,7 +119,7 @@ def procrustes_size_and_shape() -> Measure:
     >>> round(measures.get("procrustes_size_and_shape")(x, y), 6)
     2.828427
     """
-    return Pairwise(prepare=shape, compare=size_and_shape_distance, permute=permuted)
+    return Pairwise(prepare=shape, compare=size_and_shape_distance, permute=permuted, aligned=rotation)
 
 
 @measures.register(
@@ -145,7 +146,7 @@ def shape_angular() -> Measure:
     >>> round(measures.get("shape_angular")([[0.], [1.], [0.]], [[0.], [0.], [2.]]), 6)
     1.047198
     """
-    return Pairwise(prepare=shape, compare=angle, permute=permuted)
+    return Pairwise(prepare=shape, compare=angle, permute=permuted, aligned=rotation)
 
 
 @measures.register(
@@ -173,7 +174,7 @@ def bures_similarity() -> Measure:
     >>> round(measures.get("bures_similarity")([[0.], [1.], [0.]], [[0.], [0.], [2.]]), 12)
     0.5
     """
-    return Pairwise(prepare=shape, compare=overlap, permute=permuted)
+    return Pairwise(prepare=shape, compare=overlap, permute=permuted, aligned=rotation)
 
 
 def mean_aligned_cosine(a: Shape, b: Shape) -> float:
@@ -211,7 +212,7 @@ def aligned_cosine() -> Measure:
     >>> round(measures.get("aligned_cosine")(x, y), 12)
     1.0
     """
-    return Pairwise(prepare=shape, compare=mean_aligned_cosine, permute=permuted)
+    return Pairwise(prepare=shape, compare=mean_aligned_cosine, permute=permuted, aligned=rotation)
 
 
 def unit_neurons(x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
@@ -257,4 +258,4 @@ def permutation_procrustes() -> Measure:
     >>> measures.get("permutation_procrustes")(x, y) < 1e-7
     True
     """
-    return Pairwise(prepare=unit_neurons, compare=permutation_distance)
+    return Pairwise(prepare=unit_neurons, compare=permutation_distance, aligned=permutation)
