@@ -1,6 +1,7 @@
 """Kills real runs at random moments, resumes them, and compares what they leave with an undisturbed run.
 
-Command: python benchmarks/kills.py [KILLS]     (200 by default: about 10 minutes on two cores)
+Command: python benchmarks/kills.py [KILLS] [WORDS]     (200 by default: about 10 minutes on two cores)
+         python benchmarks/kills.py 20 hardware.by_block=always     WORDS are added to the command that is killed
 Prints the kills, the runs, the bytes that differ (0), and the time from a restart to the first new batch.
 
 Every run is a process of its own, forked from one that has imported the libraries and done nothing else, so that the
@@ -17,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -103,8 +105,9 @@ def finished(outputs: Path) -> Path:
     return manifest.parent
 
 
-def kill_runs(kills: int, seed: int = 0) -> Outcome:
-    """Runs are killed again and again until each completes; whole new runs are started until enough were killed."""
+def kill_runs(kills: int, seed: int = 0, more: Sequence[str] = ()) -> Outcome:
+    """Runs are killed again and again until each completes; whole new runs are started until enough were killed. The
+    undisturbed run is one without the words `more`."""
     moments = random.Random(seed)
     done = rounds = differing = resumed = 0
     resume_times = []
@@ -121,7 +124,7 @@ def kill_runs(kills: int, seed: int = 0) -> Outcome:
             while code != 0:
                 begin = time.monotonic()
                 moment = moments.uniform(0.05, 1.0) * whole if done < kills else None
-                code = runs.run(WORDS + resume, folder, moment)
+                code = runs.run([*WORDS, *more, *resume], folder, moment)
                 done += code == -signal.SIGKILL
                 if code == 0 and resume:
                     resume_times.append(time.monotonic() - begin)
@@ -146,7 +149,7 @@ if __name__ == "__main__":
         serve()
         sys.exit()
     begin = time.monotonic()
-    outcome = kill_runs(int(sys.argv[1]) if len(sys.argv) > 1 else 200)
+    outcome = kill_runs(int(sys.argv[1]) if len(sys.argv) > 1 else 200, more=sys.argv[2:])
     print(
         f"{outcome.kills} kills in {outcome.runs} runs, {outcome.resumed} resumed from their folder, "
         f"{outcome.differing_bytes} bytes differ, {time.monotonic() - begin:.0f} s"
