@@ -12,6 +12,8 @@ Kept = Callable[[str], bool]
 TOGETHER = {
     "falcon_h1": "the model sets up all of its blocks together",
     "rwkv": "the model rescales all of its blocks when it runs",
+    "xlstm": "its blocks return more than tensors",
+    **dict.fromkeys(("zamba", "zamba2"), "its blocks share their attention"),
 }
 
 

@@ -319,6 +319,8 @@ def test_auto_is_by_block_where_the_weights_take_more_than_half_of_the_memory(ty
 REFUSED = {
     "albert": "a albert cannot be run by block (the blocks of albert share their weights)",
     "rwkv": "a rwkv cannot be run by block (the model rescales all of its blocks when it runs)",
+    "xlstm": "a xlstm cannot be run by block (its blocks return more than tensors)",
+    "zamba2": "a zamba2 cannot be run by block (its blocks share their attention)",
     "fsmt": "a fsmt cannot be run by block (no list of blocks is known in fsmt)",
 }
 
