@@ -16,6 +16,7 @@ from repsim_cli.content import DIAGNOSED, DIAGNOSTICS, PLACES, Table
 from repsim_cli.data.base import draw
 
 MOST = 2048  # rows that shares of the variance rest on
+CELLS = 2**22  # of wide layers, such as flattened maps, about as many rows as have so many cells, but FEWEST at least
 FEWER = 1024  # of them, that the participation ratio rests on: its cost is that of a product with d x d weights
 STRIPS = 4  # of the matrix of products, of which the lower ones are shorter
 FEWEST = 100  # rows of which 1 % is at least one
@@ -77,17 +78,22 @@ class Diagnosis:
     def lacks(self, layers: Sequence[Layer]) -> bool:
         return any(layer not in self.rows for layer in layers)
 
+    def _apart(self, width: int) -> int:
+        """Of a layer of this width, every how manyth of the chosen rows is kept."""
+        return max(len(self.chosen) // max(CELLS // width, FEWEST), 1)
+
     def watched(self, stream: Iterator[Block], layers: Sequence[Layer]) -> Iterator[Block]:
         """The stream, which has all rows from the first on, of these layers."""
         new = [i for i, layer in enumerate(layers) if layer not in self.rows]
+        chosen = {i: self.chosen[:: self._apart(layers[i].width)] for i in new}
         kept: dict[int, list[Tensor]] = {i: [] for i in new}
         sums = {i: torch.zeros(PLACES + 1, dtype=torch.float64) for i in new}
         counts = {i: torch.zeros(PLACES + 1, dtype=torch.float64) for i in new}
         for block in stream:
             count = len(block.rows[0])
-            inside = self.chosen[(self.chosen >= block.first) & (self.chosen < block.first + count)] - block.first
             for i in new if count else ():
                 x, places = block.rows[i], self.places.get(layers[i].model)
+                inside = chosen[i][(chosen[i] >= block.first) & (chosen[i] < block.first + count)] - block.first
                 kept[i].append(x[inside.to(x.device)])
                 at = torch.full((count,), PLACES) if places is None else places[block.first : block.first + count]
                 norms = torch.linalg.vector_norm(x, dim=1).double().cpu()

@@ -192,9 +192,8 @@ class _Rows:
                     "size, or maps='pooled'"
                 )
             self.shapes[name] = (count + more, now)
-            written = rows[name].tobytes()
-            file.write(written)
-            self.hash.update(written)
+            file.write(rows[name].data)
+            self.hash.update(rows[name].data)
 
     def kept(self, source: str) -> Precomputed:
         """As stored activations, whose files are removed with them."""

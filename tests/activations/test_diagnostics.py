@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from repsim_cli.activations.diagnostics import MOST, Diagnosis, spread
+from repsim_cli.activations.diagnostics import CELLS, MOST, Diagnosis, spread
 from repsim_cli.activations.rows import Block, Layer
 from repsim_cli.content import DIAGNOSTICS, PLACES
 
@@ -115,3 +115,10 @@ def test_they_come_from_the_cache_where_no_model_runs(repsim, newest, tmp_path):
     manifest = json.loads((newest() / "manifest.json").read_text())
     assert (manifest["models_run"], manifest["matrices_cached"]) == ([], ["cka"])
     assert table_of(newest()) == first
+
+
+@pytest.mark.parametrize(("width", "kept"), [(4, 300), (CELLS // 300, 300), (CELLS // 150, 150), (CELLS, 100)])
+def test_fewer_rows_of_wide_layers(width, kept):
+    layer = Layer("a", "conv", width)
+    diagnosis = Diagnosis({}, 300, seed=0)
+    assert len(diagnosis.chosen[:: diagnosis._apart(layer.width)]) == kept
