@@ -206,6 +206,16 @@ def test_any_module(images):
     assert places.results.measures[0].estimate["rows_available"] == 40 * 36
 
 
+def test_minibatch_cka_of_modules_is_exact(images):
+    """On the terms of other packages: sums over the batches of the DataLoader (benchmarks/modules.py)."""
+    import modules
+
+    pair, loader = (Net().eval(), Net().eval()), DataLoader(TensorDataset(images + 30), batch_size=20)
+    layers = ["first", "norm", "second"]
+    expected = modules.exact(pair, loader, layers).numpy()
+    np.testing.assert_allclose(modules.ours(pair, loader, layers).numpy(), expected, atol=2e-6)
+
+
 def test_outputs_that_are_changed_in_place(images):
     torch.manual_seed(0)
     first, second = nn.Conv2d(3, 6, 3), nn.Conv2d(6, 2, 3)
