@@ -16,6 +16,7 @@ from torch import Tensor
 
 STRIP = 1 << 13  # terms of a float32 sum
 DIAGONAL = 128  # rows of a tile on the diagonal
+ALIGNED = 16  # numbers
 ROWS = 64  # representations in a block of the product, of which only the upper half is computed
 Matrix = Float[Tensor, "a b"]
 
@@ -153,7 +154,7 @@ def _tiles(states: Mapping[Any, Sequence[State]], n: int, tile: int) -> Blocks:
     some = next(iter(states.values()))
     like = some[0].features.block(slice(1))
     side = min(tile, n)
-    buffers = {kernel: like.new_empty(len(some), side * side) for kernel in states}
+    buffers = {kernel: _buffer(len(some), side, like) for kernel in states}
     for start in range(0, n, side):
         band = slice(start, min(start + side, n))
         # computed once for all tiles of these rows
@@ -203,20 +204,43 @@ def tiles_of(kernel: Kernel, state: State, n: int, tile: int) -> Tiles:
 def products_of_tiles(matrices: Sequence[Tiles], n: int, tile: int) -> Matrix:
     """`products` of one kernel, the same bits, from the tiles of every representation."""
     total, start = matrices[0].diagonal.new_zeros(()), 0
+    buffer = _buffer(len(matrices), min(tile, n), matrices[0].cells)
     for rows, columns in _places(n, tile):
         stop = start + (rows.stop - rows.start) * (columns.stop - columns.start)
         if rows == columns:
             diagonal = torch.stack([each.diagonal[rows] for each in matrices])
             total = total + _outer(diagonal, diagonal)
-        block = torch.stack([each.cells[start:stop] for each in matrices])
+        block = buffer[:, : stop - start]
+        torch.stack([each.cells[start:stop] for each in matrices], out=block)
         total = total + (1 if rows == columns else 2) * _outer(block, block)
         start = stop
     return total
 
 
+def _buffer(count: int, side: int, like: Tensor) -> Float[Tensor, "count cells"]:
+    """For a tile of each representation. Each begins at a multiple of ALIGNED numbers: products of the same numbers at
+    other places in memory may differ in their last bit."""
+    return like.new_empty(count, -(-(side**2) // ALIGNED) * ALIGNED)
+
+
 def cells_of_tiles(n: int, tile: int) -> int:
-    """How many cells `tiles_of` has."""
-    return sum((rows.stop - rows.start) * (columns.stop - columns.start) for rows, columns in _places(n, tile))
+    """How many cells `tiles_of` has: of pairs of bands, and of the square on the diagonal of each band.
+
+    >>> cells_of_tiles(1024, 512) / 1024**2
+    0.5625
+    """
+    side = min(tile, n)
+    whole, rest = divmod(n, side)
+    between = (n**2 - whole * side**2 - rest**2) // 2
+    return between + whole * _cells_of_square(side) + _cells_of_square(rest)
+
+
+def _cells_of_square(side: int) -> int:
+    """Cells of the tiles of `_halved`."""
+    if side <= DIAGONAL:
+        return side**2
+    upper, lower = side // 2, side - side // 2
+    return _cells_of_square(upper) + _cells_of_square(lower) + upper * lower
 
 
 def _places(n: int, tile: int) -> Iterator[tuple[slice, slice]]:

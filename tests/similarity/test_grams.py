@@ -6,7 +6,7 @@ import torch
 from recorded import recorded
 
 from repsim_cli import measures, results
-from repsim_cli.measures.inner import products, products_of_tiles, states_of, tiles_of
+from repsim_cli.measures.inner import cells_of_tiles, products, products_of_tiles, states_of, tiles_of
 from repsim_cli.similarity import estimate_all_pairs, grams
 from repsim_cli.similarity.grams import Shape, packed
 from repsim_cli.studies.similarity import Similarity
@@ -20,15 +20,18 @@ def rows_of(n, dtype=torch.float32):
     return [7 + torch.randn(n, d, generator=generator, dtype=dtype) for d in WIDTHS]
 
 
-@pytest.mark.parametrize(("n", "tile", "dtype"), [(300, 128, torch.float32), (70, 512, torch.float64)])
+@pytest.mark.parametrize(
+    ("n", "tile", "dtype"), [(300, 128, torch.float32), (70, 512, torch.float64), (701, 333, torch.float32)]
+)
 def test_products_of_tiles_are_products(n, tile, dtype):
     xs = rows_of(n, dtype)
     for name in NAMES:
         kernel = measures.get(name).row
         states = [states_of([kernel], x, {})[kernel] for x in xs]
         (expected,) = products([(kernel, kernel)], {kernel: states}, n, tile)
-        found = products_of_tiles([tiles_of(kernel, state, n, tile) for state in states], n, tile)
-        assert torch.equal(found, expected)
+        tiles = [tiles_of(kernel, state, n, tile) for state in states]
+        assert torch.equal(products_of_tiles(tiles, n, tile), expected)
+        assert len(tiles[0].cells) == cells_of_tiles(n, tile)
 
 
 @pytest.mark.parametrize("estimate", ["per_batch", "ratio_of_sums"])
@@ -100,6 +103,9 @@ def test_the_plan_chooses_what_fits(repsim, tmp_path):
     assert "does not run here" not in out
     _, out, _ = repsim(*words, "measure=[mutual_knn]", "hardware.memory_gb=0.6")
     assert "hardware.memory_gb: the run needs about 0.74 GB, got a limit of 0.60 GB; extract.batch_rows=" in out
+    live = ["run", "model=[tiny_a]", "measure=[cka]", "extract.estimate=full", "extract.rows=90000000"]
+    _, out, err = repsim(*live, "extract.sequences=1000000", "dry_run=true", "hardware.memory_gb=20")
+    assert "; extract.rows=" in out, err
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("shutil.disk_usage", lambda place: Usage(10**6))
         _, out, _ = repsim(*words, "measure=[cka_unbiased]", "hardware.memory_gb=0.6")
