@@ -5,7 +5,7 @@ import importlib.util
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from repsim_cli import results
 from repsim_cli.cli.terminal import Bar, check_torch
@@ -13,6 +13,9 @@ from repsim_cli.content import DIAGNOSTICS, Matrix, Measured, Table, Verdict
 from repsim_cli.errors import BadInput
 from repsim_cli.findings.leaderboard import grade
 from repsim_cli.presets import GROUPS, described, entry_of
+
+if TYPE_CHECKING:
+    from repsim_cli.api import Result
 
 
 def summary(folder: Path) -> str:
@@ -280,13 +283,27 @@ def _compare_models(parsed: argparse.Namespace) -> int:
         folder=place,
         progress=Bar(),
     )
-    print(summary(result.folder))
-    if list(result.manifest["models"]) == list(models):  # no families
-        for measure in result.measures:
-            a, b = models
-            row, column, value = result.closest(a, b, measure)
-            print(f"  closest by {measure}: {row} of {a} and {column} of {b}, {value:.3f}")
+    families = list(result.manifest["models"]) != list(models)
+    print(summary(result.folder) if families else "\n".join(_answer(result, *models)))
     return 0
+
+
+def _answer(result: "Result", a: str, b: str) -> Iterator[str]:
+    """How similar the layers of two models are, in about ten lines."""
+    manifest = result.manifest
+    yield f"{manifest['name']}: {manifest['status']}, {manifest['seconds']:.1f} s, seed {manifest['seed']}"
+    for measured in result.results.measures:
+        values, estimate = result.matrix(a, b, measured.label).values, measured.estimate
+        better = "larger" if measured.larger_is_closer else "smaller"
+        rows = f"{estimate['rows']:,} of {estimate['rows_available']:,} {estimate.get('unit', 'rows')}"
+        yield f"  {measured.label}: {measured.card['label']}, {better} is closer, {estimate['kind']}, {rows}"
+        yield f"    {a} x {b}  mean {values.mean():6.3f}   lowest {values.min():6.3f}   highest {values.max():6.3f}"
+        row, column, value = result.closest(a, b, measured.label)
+        yield f"    closest by {measured.label}: {row} of {a} and {column} of {b}, {value:.3f}"
+    if result.warnings:
+        yield f"  warnings: {len(result.warnings)}, see repsim show {result.folder}"
+    yield f"  folder: {result.folder}"
+    yield f"  report: {result.folder / 'report.html'}"
 
 
 def _compare_runs(parsed: argparse.Namespace) -> int:
