@@ -10,6 +10,8 @@ from typing import Any
 
 def library() -> Any:
     """transformers, imported when first needed, since that takes seconds, and without its messages."""
+    for name in ("torchao", "torch.utils._pytree"):  # imported with it where torchao is installed
+        logging.getLogger(name).setLevel(logging.ERROR)
     import transformers
 
     transformers.logging.set_verbosity_error()
