@@ -189,9 +189,9 @@ class Hardware:
         one is loaded (to the cache, or where it takes none to the run's folder, until the run is complete); `auto`: all
         of them where their weights take at most half of the memory, of memory_gb or of the GPUs.
     shard: `auto` spreads the weights of each model over all GPUs, the memory and the disk, in this order (extra
-        `shard`); rows are compared on `device`. Adapters, rounded and .gguf models, and kinds other than transformers
-        and shipped are on one device all the same.
-    max_memory_gb: with shard=auto, the most GB of weights on each device, e.g. {cuda:0: 20, cpu: 8}, no others being
+        `shard`); rows are compared on `device`. Models with an adapter, rounded, random and .gguf ones, and those that
+        transformers does not load are on one device all the same.
+    max_memory_gb: with shard=auto, the most GB of weights on each device, e.g. {cuda0: 20, cpu: 8}, no others being
         used; what they do not hold stays on the disk. null: all GPUs, and half of memory_gb.
     by_block: run all batches through one block of a model before the next block is read from disk, so that memory holds
         one block and one batch: `always`, `never`, or for a model whose weights need more than half of memory_gb

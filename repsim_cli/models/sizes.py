@@ -104,9 +104,9 @@ def check_spread(hardware: Hardware) -> None:
     if hardware.devices is not None:
         raise BadInput(f"hardware.devices: shard=auto chooses the devices, got {hardware.devices}; drop one of the two")
     for device in hardware.max_memory_gb or {}:
-        if not re.fullmatch(r"cpu|cuda:\d+", device):
-            raise BadInput(f"hardware.max_memory_gb: no such device, got '{device}'; name cpu, cuda:0, cuda:1, ...")
-        check_device("hardware.max_memory_gb", device)
+        if not re.fullmatch(r"cpu|cuda\d+", device):
+            raise BadInput(f"hardware.max_memory_gb: no such device, got '{device}'; name cpu, cuda0, cuda1, ...")
+        check_device("hardware.max_memory_gb", device.replace("cuda", "cuda:"))
 
 
 def spread_of(hardware: Hardware) -> dict[int | str, int] | None:
@@ -115,7 +115,7 @@ def spread_of(hardware: Hardware) -> dict[int | str, int] | None:
         return None
     if hardware.max_memory_gb is not None:
         sizes = {"cpu": 0.0, **hardware.max_memory_gb}
-        return {int(name[5:]) if name != "cpu" else name: int(1e9 * size) for name, size in sizes.items()}
+        return {int(name[4:]) if name != "cpu" else name: int(1e9 * size) for name, size in sizes.items()}
     from accelerate.utils import get_max_memory
 
     every: dict[Any, Any] = get_max_memory()

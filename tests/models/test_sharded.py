@@ -80,6 +80,8 @@ def test_where_shards_go(folder):
     size, hardware = 4.0 * source.parameters, Hardware(shard="auto", max_memory_gb={"cpu": 0.002})
     assert spread_of(Hardware()) is None
     assert spread_of(hardware) == {"cpu": 2_000_000}
+    gpus = Hardware(shard="auto", max_memory_gb={"cuda0": 3.0, "cuda12": 0.5})
+    assert spread_of(gpus) == {"cpu": 0, 0: 3_000_000_000, 12: 500_000_000}
     assert spread_of(Hardware(shard="auto", memory_gb=8.0))["cpu"] == 4_000_000_000
     assert resident_bytes([source], hardware) == 2e6 < size
     assert resident_bytes([source], Hardware(shard="auto")) == size
@@ -95,7 +97,7 @@ def test_where_shards_go(folder):
     [
         ({"max_memory_gb": {"cpu": 1.0}}, r"hardware.max_memory_gb: for hardware.shard=auto, got shard none and .*; drop it"),
         ({"shard": "auto", "devices": ["cpu"]}, r"hardware.devices: shard=auto chooses the devices, got \['cpu'\]; drop one"),
-        ({"shard": "auto", "max_memory_gb": {"gpu": 1.0}}, "hardware.max_memory_gb: no such device, got 'gpu'; name cpu, cuda:0"),
+        ({"shard": "auto", "max_memory_gb": {"gpu": 1.0}}, "hardware.max_memory_gb: no such device, got 'gpu'; name cpu, cuda0"),
     ],
 )  # fmt: skip
 def test_settings_that_are_refused(settings, message):
