@@ -9,6 +9,7 @@ from repsim_cli.errors import BadInput
 from repsim_cli.registry import did_you_mean
 
 GROUPS = ("experiment", "model", "data", "measure", "extract", "significance", "hardware")
+UNSELECTED = ("study", "analysis")  # named by a key of the run, not a group of files
 TABLES = {"model": "models.yaml", "measure": "measures.yaml"}  # groups of which several may be selected, by label
 LABEL = re.compile(r"(\w+):")
 

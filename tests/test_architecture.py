@@ -77,6 +77,13 @@ def test_start_up_is_light():
     assert not {"torch", "hydra", "omegaconf", "transformers", "matplotlib", "scipy", "pydantic"} & set(json.loads(out))
 
 
+def test_help_starts_without_arrays():
+    """Imports of numpy take longer than all the rest."""
+    script = "import sys, repsim_cli.cli\nrepsim_cli.cli.parser().format_help()\nassert not {'torch', 'transformer_lens', 'numpy'} & {*sys.modules}"
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, cwd=ROOT)
+    assert ended.returncode == 0, ended.stderr
+
+
 def test_findings_need_neither_torch_nor_models():
     """An analysis reads the run folder alone."""
     script = (

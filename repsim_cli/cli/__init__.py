@@ -2,31 +2,16 @@
 
 import argparse
 import contextlib
+import importlib
 import os
 import sys
 from collections.abc import Callable, Sequence
 
 from repsim_cli import __version__, signals
-from repsim_cli.cli.claims import claims_command
-from repsim_cli.cli.measure import measure_command
-from repsim_cli.cli.show import (
-    UNSELECTED,
-    analyse_command,
-    cache_command,
-    compare_command,
-    convert_command,
-    describe_command,
-    doctor_command,
-    export_command,
-    list_command,
-    plot_command,
-    report_command,
-    show_command,
-)
 from repsim_cli.cli.terminal import complain, log, terminal_log
 from repsim_cli.errors import BadInput, RepsimError
 from repsim_cli.files import explained
-from repsim_cli.presets import GROUPS
+from repsim_cli.presets import GROUPS, UNSELECTED
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -63,6 +48,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.exit(code)
 
 
+def _command(module: str, name: str) -> Callable:
+    """A command, whose module is imported when it is called: help needs none of them."""
+    return lambda parsed: getattr(importlib.import_module(f"repsim_cli.cli.{module}"), name)(parsed)
+
+
 def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(
         prog="repsim",
@@ -89,7 +79,9 @@ def parser() -> argparse.ArgumentParser:
     sub = add("run", lambda _: 0, "run an experiment", "repsim run experiment=tiny/pythia_cka seed=1", RUN_HELP)
     sub.usage = "repsim run [-q] [-m] [--from RUN] [KEY=VALUE ...]"
 
-    sub = add("list", list_command, "list what can be selected, or the runs", "repsim list experiment")
+    sub = add(
+        "list", _command("show", "list_command"), "list what can be selected, or the runs", "repsim list experiment"
+    )
     sub.add_argument(
         "what",
         nargs="?",
@@ -99,7 +91,7 @@ def parser() -> argparse.ArgumentParser:
 
     sub = add(
         "describe",
-        describe_command,
+        _command("show", "describe_command"),
         "explain a study, analysis, measure, model, data set or setting",
         "repsim describe extract.estimate",
         "Explain a study, analysis, measure, model, data set, or one setting of them: what it means, what it may be,\n"
@@ -116,13 +108,18 @@ def parser() -> argparse.ArgumentParser:
         help="after `model`: a folder, a .gguf file, a hub id, or a name of repsim list model",
     )
 
-    sub = add("show", show_command, "show a run: how it ended, its numbers, its files", "repsim show latest")
+    sub = add(
+        "show",
+        _command("show", "show_command"),
+        "show a run: how it ended, its numbers, its files",
+        "repsim show latest",
+    )
     sub.add_argument("run", metavar="RUN", help="a path, `latest`, or a name")
     sub.add_argument("--follow", action="store_true", help="of a running run: print its log as it comes, until it ends")
 
     sub = add(
         "compare",
-        compare_command,
+        _command("show", "compare_command"),
         "compare the layers of two models, or the numbers of two runs",
         "repsim compare models/small models/large --data texts.txt",
         "Compare all layers of two models, into a new run folder; or the numbers of two finished runs.",
@@ -141,15 +138,22 @@ def parser() -> argparse.ArgumentParser:
     )
     sub.add_argument("--output", metavar="DIR", help="of runs: draws the differences and writes their table there")
 
-    add("doctor", doctor_command, "report what this machine and installation offer", "repsim doctor")
+    add(
+        "doctor", _command("show", "doctor_command"), "report what this machine and installation offer", "repsim doctor"
+    )
 
-    sub = add("cache", cache_command, "show, limit or clear stored activations", "repsim cache --limit 20GB")
+    sub = add(
+        "cache",
+        _command("show", "cache_command"),
+        "show, limit or clear stored activations",
+        "repsim cache --limit 20GB",
+    )
     sub.add_argument("--clear", action="store_true", help="remove all entries that no run is using")
     sub.add_argument("--limit", metavar="SIZE", help="the most that all entries may take together; kept for later runs")
 
     sub = add(
         "convert",
-        convert_command,
+        _command("show", "convert_command"),
         "rewrite a model's pickled weights as safetensors",
         "repsim convert connectivity/feather_berts_99 models/feather_berts_99",
         "Rewrite pickled weights (pytorch_model.bin) as safetensors, into a new folder. A separate process\n"
@@ -159,7 +163,12 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("target", metavar="FOLDER", help="where the converted model goes: a new folder")
     sub.add_argument("--revision", help="of a hub id")
 
-    sub = add("plot", plot_command, "draw the figures of a run again, from its files", "repsim plot latest")
+    sub = add(
+        "plot",
+        _command("show", "plot_command"),
+        "draw the figures of a run again, from its files",
+        "repsim plot latest",
+    )
     sub.add_argument("run", metavar="RUN", help="a path, `latest`, or a name")
     sub.add_argument(
         "--heads",
@@ -172,7 +181,7 @@ def parser() -> argparse.ArgumentParser:
 
     sub = add(
         "export",
-        export_command,
+        _command("show", "export_command"),
         "write the tables and figures of a run for a paper",
         "repsim export latest --latex --pdf --width column",
         "Write the numbers of a run as CSV, LaTeX (booktabs) or parquet, and its figures as vector PDF with the fonts\n"
@@ -192,7 +201,7 @@ def parser() -> argparse.ArgumentParser:
 
     sub = add(
         "analyse",
-        analyse_command,
+        _command("show", "analyse_command"),
         "analyse a finished run again, from its files",
         "repsim analyse latest +analyses.agreement={}",
         "Compute what follows from a finished run again, or more of it: no model is loaded. Without changes:\n"
@@ -205,7 +214,7 @@ def parser() -> argparse.ArgumentParser:
 
     sub = add(
         "claims",
-        claims_command,
+        _command("claims", "claims_command"),
         "list published findings, and the verdicts of the newest runs",
         "repsim claims falls_with_layer_distance",
     )
@@ -217,7 +226,10 @@ def parser() -> argparse.ArgumentParser:
     )
 
     sub = add(
-        "report", report_command, "make one HTML page of a run, of several, or of a sweep", "repsim report latest"
+        "report",
+        _command("show", "report_command"),
+        "make one HTML page of a run, of several, or of a sweep",
+        "repsim report latest",
     )
     sub.add_argument(
         "runs", metavar="RUN", nargs="+", help="a path, `latest`, a name, or a sweep; several appear side by side"
@@ -228,7 +240,7 @@ def parser() -> argparse.ArgumentParser:
 
     sub = add(
         "measure",
-        measure_command,
+        _command("measure", "measure_command"),
         "compare two arrays (n, d) with paired rows",
         "repsim measure all X.npy Y.npy --json",
     )

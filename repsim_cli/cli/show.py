@@ -12,7 +12,7 @@ from repsim_cli.cli.terminal import Bar, check_torch
 from repsim_cli.content import DIAGNOSTICS, Matrix, Measured, Table, Verdict
 from repsim_cli.errors import BadInput
 from repsim_cli.findings.leaderboard import grade
-from repsim_cli.presets import GROUPS, described, entry_of
+from repsim_cli.presets import GROUPS, UNSELECTED, described, entry_of
 
 if TYPE_CHECKING:
     from repsim_cli.api import Result
@@ -393,9 +393,6 @@ def _unavailable(comment: list[str]) -> str:
         if line.startswith(NEEDS) and importlib.util.find_spec(package := line.removeprefix(NEEDS)) is None:
             return f" (unavailable: needs {package}; pip install -e '.[topology]')"
     return ""
-
-
-UNSELECTED = ("study", "analysis")  # named by a key of the run, not a group of files
 
 
 def _list_texts(what: str | None) -> None:
