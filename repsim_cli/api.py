@@ -32,7 +32,7 @@ from repsim_cli.data import memory as texts_in_memory
 from repsim_cli.data.base import Data
 from repsim_cli.errors import BadConfig, BadInput, RepsimError
 from repsim_cli.execution import perform
-from repsim_cli.findings.analyse import card_of, draw
+from repsim_cli.findings.analyse import asked, card_of, draw
 from repsim_cli.findings.analysis import Finished
 from repsim_cli.models import memory as models_in_memory
 from repsim_cli.models.memory import Forward, Maps
@@ -154,7 +154,7 @@ class Result:
         shutil.copytree(self.folder, target)
         if not (target / report.FILE).exists():
             with results.amending(target):
-                draw(target, whole=results.read_config(target).get("figures") == "all")
+                draw(target, whole=asked(target).which == "all")
             report.save([target], target / report.FILE)
         return Result(target)
 

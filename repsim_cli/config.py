@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, is_dataclass, replace
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Any, get_args, get_origin
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from repsim_cli import registry, schema1
 from repsim_cli.content import Facts, Results
+from repsim_cli.draw.frame import Figures, settings_of
 from repsim_cli.errors import BadConfig, BadInput, Unreachable
 from repsim_cli.files import explained
 from repsim_cli.findings.analyse import card_of, chosen
@@ -52,7 +53,8 @@ class RunKeys(BaseModel):
     options: the settings of the study, by name; see `repsim describe STUDY`.
     analyses: what follows from what the study measured: {NAME: {SETTING: VALUE}}.
     claims: the names of published findings to test.
-    figures: `overview` leaves out figures of single pairs of models and of standard errors.
+    figures: `overview` leaves out figures of single pairs of models and of standard errors, `all` draws them; or
+        {which: overview, width: column, format: [png, svg, pdf], colours: NAME, titles: false, font: NAME}.
     groups: groups of models by name: {NAME: [LABEL, ...]}, or by a metric that they were saved with,
         {NAME: {top: 10, by: METRIC}} or {NAME: {bottom: 10, by: METRIC}}; null: none.
     base: the label of the model that others are compared with; null: none.
@@ -76,7 +78,7 @@ class RunKeys(BaseModel):
     options: Fields
     analyses: Fields = {}
     claims: list[str] = []
-    figures: Literal["overview", "all"] = "overview"
+    figures: str | Fields = "overview"
     groups: dict[str, list[str] | Fields] | None = None
     base: str | None = None
     model: dict[str, Fields]
@@ -201,6 +203,7 @@ def _validated(plain: Fields, problems: list[str], misfits: list[str]) -> RunCon
         elif plain.get(role) is not None:
             problems.append(f"{role}: the study {plain['study']} takes none, got {plain[role]!r}; set {role}=null")
     analyses = _analyses(problems, plain.get("analyses"))
+    _figures(problems, plain.get("figures", {}))
     _attempt(problems, "", lambda: known(_texts(plain.get("claims"))))
     signature = inspect.signature(study.function).parameters
     options |= {needs: True for name in analyses if (needs := card_of(name).needs) in signature}
@@ -221,6 +224,15 @@ def _validated(plain: Fields, problems: list[str], misfits: list[str]) -> RunCon
 def _texts(given: Any) -> list[str]:
     """Of a list its texts: anything else is a problem of the run's keys already."""
     return [each for each in given if isinstance(each, str)] if isinstance(given, list) else []
+
+
+def _figures(problems: list[str], given: Any) -> None:
+    """Checks how figures are drawn. What is neither a word nor a mapping is a problem of the run's keys already."""
+    if isinstance(given, str | dict):
+        settings = settings_of(given)
+        figures = _bind(problems, "figures", Figures, settings)
+        if figures is not None and {"colours", "font"} & set(settings):
+            _attempt(problems, "figures.", figures.check)
 
 
 def _analyses(problems: list[str], given: Any) -> dict[str, Any]:

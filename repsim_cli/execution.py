@@ -27,4 +27,4 @@ def perform(checked: RunConfig, run: Run, *, drawn: bool = True) -> None:
         analyse.analyse(run, checked.analyses, checked.claims, keys.significance.get("level", 0.95))
     if drawn:
         with run.stage("figures"):
-            analyse.draw(run.folder, run.progress, whole=keys.figures == "all")
+            analyse.draw(run.folder, run.progress, whole=analyse.asked(run.folder).which == "all")

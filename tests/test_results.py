@@ -2,6 +2,7 @@
 
 import json
 
+import matplotlib.image
 import numpy as np
 import pytest
 
@@ -9,7 +10,7 @@ from repsim_cli import results
 from repsim_cli.content import Matrix, Measured, Results, Side
 from repsim_cli.draw.heatmap import colour_range
 from repsim_cli.errors import BadInput
-from repsim_cli.findings.analyse import draw
+from repsim_cli.findings.analyse import asked, draw
 
 
 def created(folder, name="study"):
@@ -152,6 +153,22 @@ def test_figures_are_drawn_again_byte_for_byte(tmp_path):
     assert {file.name for file in draw(folder, whole=True)} - set(overview) == {
         "cka_unbiased-all-se.png", "cka_unbiased-all-se.svg",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("colours", ["magma", "magma_r"])
+def test_figures_are_drawn_as_the_configuration_asks(tmp_path, colours):
+    folder = a_run(tmp_path / "run", [3, 5], ["small", "large"])
+    style = f"{{which: all, width: column, format: [png, pdf], titles: false, colours: {colours}}}"
+    (folder / "config.yaml").write_text(f"analyses: {{}}\nfigures: {style}\n")
+    assert asked(folder).which == "all"
+    files = draw(folder)
+    assert {file.suffix for file in files} == {".png", ".pdf"}
+    for file in files:
+        if file.suffix == ".png":
+            assert matplotlib.image.imread(file).shape[1] == pytest.approx(3.25 * 150, abs=2)
+    (folder / "config.yaml").write_text("analyses: {}\nfigures: all\n")
+    assert asked(folder).which == "all"
+    assert asked(tmp_path).which == "overview"
 
 
 def test_figures_of_many_layers_and_odd_names(tmp_path):

@@ -206,7 +206,7 @@ def export_command(parsed: argparse.Namespace) -> int:
 def analyse_command(parsed: argparse.Namespace) -> int:
     from repsim_cli import report
     from repsim_cli.config import analyses_of
-    from repsim_cli.findings.analyse import ANALYSES, analyse, draw
+    from repsim_cli.findings.analyse import ANALYSES, analyse, asked, draw
 
     folder = results.find(parsed.run)
     whole, config = results.read_results(folder), results.read_config(folder)
@@ -215,7 +215,7 @@ def analyse_command(parsed: argparse.Namespace) -> int:
         run.progress = Bar()
         analyse(run, options, claims, config["significance"]["level"])
         only = options.keys() if parsed.changes else None
-        draw(folder, run.progress, whole=config.get("figures") == "all", only=only)
+        draw(folder, run.progress, whole=asked(folder).which == "all", only=only)
         if not parsed.changes and str(run.manifest["error"]).startswith(ANALYSES):
             run.completed()
     report.save([folder], folder / report.FILE)

@@ -2,7 +2,7 @@
 
 import io
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -68,7 +68,36 @@ class Style:
             raise BadInput(f"font: not installed, got '{self.font}'; {did_you_mean(self.font, _installed())}")
 
 
+@dataclass(frozen=True, kw_only=True)
+class Figures(Style):
+    """Which figures a run draws, and how.
+
+    which: `overview` leaves out figures of single pairs of models and of standard errors; `all` has them.
+    width: of a `column` of a paper (3.25 inches) or of a `page` (6.75 inches), where text keeps its size; null: as
+        large as the content asks for.
+    format: the files of each figure: png, svg, pdf; the report shows the png.
+    colours: the colour map of maps of similarity, by matplotlib's name.
+    titles: whether figures have titles; papers have captions instead.
+    font: the family of the text; characters that it lacks come from other fonts.
+
+    Example: repsim run 'figures={width: column, format: [png, pdf], titles: false}'
+    """
+
+    which: Literal["overview", "all"] = "overview"
+
+
 SCREEN = Style()
+
+
+def settings_of(given: str | Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of Figures from the value of the key `figures`: a word, or a mapping.
+
+    >>> settings_of("all"), settings_of({"format": ["png", "pdf"]})
+    ({'which': 'all'}, {'format': ('png', 'pdf')})
+    """
+    if isinstance(given, str):
+        return {"which": given}
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in given.items()}
 
 
 def save(
@@ -108,9 +137,12 @@ def save(
 
 
 def _untitled(figure: Any) -> None:
+    """Without its title; of several panels each keeps its name."""
     figure.suptitle("")
-    for axes in figure.axes:
-        for place in ("left", "center", "right"):
+    places = ("left", "center", "right")
+    titled = [axes for axes in figure.axes if any(axes.get_title(loc=place) for place in places)]
+    for axes in titled if len(titled) == 1 else ():
+        for place in places:
             axes.set_title("", loc=place)
 
 

@@ -254,13 +254,21 @@ def bar_label(card: Mapping[str, Any]) -> str:
     return f"{card['label']} ({'larger' if card['larger_is_closer'] else 'smaller'} is closer)"
 
 
-def colours(card: Mapping[str, Any], what: str) -> str:
-    """Perceptually uniform; bright is close."""
+def colours(card: Mapping[str, Any], what: str, scale: str = "") -> str:
+    """Bright is close. scale: by default that of the style of figures.
+
+    >>> [colours({"larger_is_closer": False}, "values", name) for name in ("viridis", "magma_r")]
+    ['viridis_r', 'magma']
+    """
     if what == "se":
         return "cividis"
-    from matplotlib import rcParams
+    if not scale:
+        from matplotlib import rcParams
 
-    return rcParams["image.cmap"] if card["larger_is_closer"] else f"{rcParams['image.cmap']}_r"
+        scale = rcParams["image.cmap"]
+    if card["larger_is_closer"]:
+        return scale
+    return scale.removesuffix("_r") if scale.endswith("_r") else f"{scale}_r"
 
 
 def add_tree(figure: Any, axes: Any, linkage: np.ndarray, label: str) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 
 from repsim_cli import registry, results
 from repsim_cli.content import Matrix, Results, Verdict
-from repsim_cli.draw.frame import SCREEN, Style, save
+from repsim_cli.draw.frame import Figures, Style, save, settings_of
 from repsim_cli.errors import BadConfig, BadInput, Degenerate, RunFailed
 from repsim_cli.findings.analysis import Analysis, Finished, Part, Planned
 from repsim_cli.findings.claims import Claim, known
@@ -125,6 +125,12 @@ def added(run: Run, whole: Results, name: str, part: Part, record: Mapping[str, 
     )
 
 
+def asked(folder: Path) -> Figures:
+    """Which figures the configuration of a run asks for, and how they are drawn."""
+    given = results.read_config(folder).get("figures", {}) if (folder / "config.yaml").is_file() else {}
+    return Figures(**settings_of(given))
+
+
 def draw(
     folder: Path,
     progress: Progress = quiet,
@@ -132,7 +138,7 @@ def draw(
     whole: bool = False,
     only: Collection[str] | None = None,
     into: Path | None = None,
-    style: Style = SCREEN,
+    style: Style | None = None,
 ) -> list[Path]:
     """Draws the figures of a run and returns their paths; models below their aim are marked in them.
 
@@ -153,4 +159,4 @@ def draw(
     # files are named by the models' labels, figures show these with their marks
     names, makers = jobs(found), jobs(results.marked(found))
     both = [(name, make) for (name, _), (_, make) in zip(names, makers, strict=True)]
-    return save(into or folder / "figures", both, progress, style) if both else []
+    return save(into or folder / "figures", both, progress, style or asked(folder)) if both else []

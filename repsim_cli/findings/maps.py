@@ -566,7 +566,11 @@ def _calibrated(score: np.ndarray, card: Mapping[str, Any]) -> dict[str, Any]:
     """How calibrated scores are drawn: as shares of the way from chance to the best value, where there is one."""
     best = card["bounds"][1] if card["larger_is_closer"] else card["bounds"][0]
     limits = (0.0, 1.0 if best is not None else max(float(np.nanmax(score)), 1e-12))
-    return {"label": "calibrated score (0: chance)", "limits": limits, "colours": "viridis"}
+    return {
+        "label": "calibrated score (0: chance)",
+        "limits": limits,
+        "colours": colours({"larger_is_closer": True}, ""),
+    }
 
 
 @dataclass(frozen=True, kw_only=True)

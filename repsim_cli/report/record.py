@@ -109,7 +109,7 @@ def _measure(folder: Path, measure: Measured) -> dict[str, Any]:
 
 def _scale(values: np.ndarray, card: dict[str, Any], what: str) -> dict[str, Any]:
     low, high = (0.0, 1.0) if what in SHARES else colour_range(values, card, what)
-    return {"low": low, "high": high, "colours": "cividis" if what in SHARES else colours(card, what)}
+    return {"low": low, "high": high, "colours": "cividis" if what in SHARES else colours(card, what, "viridis")}
 
 
 def _array(folder: Path, matrix: Matrix, what: str) -> np.ndarray | None:

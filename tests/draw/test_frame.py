@@ -93,3 +93,14 @@ def test_width_and_titles(tmp_path, width, inches):
     boxes = [label.get_window_extent() for label in labels]
     assert not any(a.overlaps(b) for i, a in enumerate(boxes) for b in boxes[:i])
     assert all(label.get_fontsize() == 7 for label in labels)  # text around axes keeps its size
+
+
+def test_panels_keep_their_names_without_titles():
+    made = Figure()
+    panels = made.subplots(1, 2)
+    for panel, name in zip(panels, ("resid_post@0", "resid_post@1"), strict=True):
+        panel.set_title(name, loc="left")
+    made.suptitle("Stitched models")
+    frame._untitled(made)
+    assert [panel.get_title(loc="left") for panel in panels] == ["resid_post@0", "resid_post@1"]
+    assert made.get_suptitle() == ""
