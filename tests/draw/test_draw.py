@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_rgb
 
-from repsim_cli.content import Axis, Curve, Matrix, Side
+from repsim_cli.content import Axis, Curve, Matrix, Results, Side
 from repsim_cli.draw.heatmap import Beside, Chance, add_strips, add_tree, heatmap, pair
 from repsim_cli.draw.steps import step_panel
 from repsim_cli.findings import probes, stitching
+from repsim_cli.findings.analysis import Finished
 
 
 def texts(figure):
@@ -57,21 +58,17 @@ def test_steps_have_one_axis_whose_ticks_do_not_touch(steps, scale):
 
 @pytest.mark.parametrize("targets", [["c1", "c2"], ["part of speech of the next word", "c2"]])
 @pytest.mark.parametrize("count", [2, 100])
-def test_names_of_targets_and_probes_do_not_touch(targets, count):
+def test_names_of_targets_and_probes_do_not_touch(tmp_path, targets, count):
     layers = [f"{point}@{i}" for i in range(count) for point in ("resid_mid", "resid_post")]
-    array = np.linspace(0, 1, len(layers) * len(targets)).reshape(len(layers), len(targets))
+    np.save(tmp_path / "errors.npy", np.linspace(0, 1, len(layers) * len(targets)).reshape(len(layers), len(targets)))
     matrix = Matrix(
         rows=Side(model="a", layers=layers),
         columns=Side(model="targets", layers=targets),
-        details={"control": ""},
+        values="errors.npy",
+        details={"control": "errors.npy"},
         about={"label": "2-layer MLP, classification", "error": "1 - accuracy"},
     )
-
-    class Run:
-        def array(self, path):
-            return array
-
-    run: Any = Run()
+    run = Finished(folder=tmp_path, manifest={}, results=Results(study="probes"))
     assert overlaps(probes._model(run, [matrix])) == []
 
 
@@ -122,7 +119,7 @@ def test_chance_is_marked_on_the_colour_bar_and_the_calibrated_map_stands_beside
 
 
 def test_strips_show_shares_above_the_columns():
-    figure, axes = heatmap(square(3), ["0", "1", "2"], ["0", "1", "2"], "CKA", "CKA", (0, 1), "viridis", "{:.2f}")
+    figure, axes = heatmap(square(3), ["0", "1", "2"], ["0", "1", "2"], "CKA", "CKA", (0.0, 1.0), "viridis", "{:.2f}")
     shares = {"largest feature": np.array([0.1, 0.2, 0.9]), "largest 1 % of rows": np.array([0.0, 0.5, 0.3])}
     add_strips(axes, shares)
     strips = {part.get_yticklabels()[0].get_text(): part for part in figure.axes[2:]}
