@@ -128,7 +128,8 @@ def a_run(folder, sizes, labels, layer="resid_post@{}"):
                     n=100,
                 )
             )
-    run.manifest.update(rows=100, models={label: {} for label in labels})
+    facts = {label: {"kind": "live"} for label in labels}  # as of runs of schema 1
+    run.manifest.update(rows=100, models={label: {} for label in labels}, facts=facts)
     measured = Measured(
         name="cka_unbiased",
         label="cka_unbiased",

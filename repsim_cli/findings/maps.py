@@ -435,7 +435,7 @@ def _level(
         return _marked_at(cells), said
     if measured.null:
         return None, ""
-    untrained = [model for model, facts in run.manifest.get("facts", {}).items() if not facts["trained"]]
+    untrained = [model for model, facts in run.manifest.get("facts", {}).items() if not facts.get("trained", True)]
     fresh = [np.isin(side, untrained) for side in (rows, columns)]
     across = values[fresh[0][:, None] != fresh[1]]
     if (across := across[np.isfinite(across)]).size:
