@@ -78,10 +78,14 @@ def all_at_once(sources: Sequence[Source], hardware: Hardware) -> bool:
 def _room(hardware: Hardware) -> float:
     """Bytes for the weights of all models: of the GPUs that are named, or the memory limit."""
     named = hardware.devices or [hardware.device]
-    places = {torch.device(name) for name in (named.values() if isinstance(named, dict) else named)}
-    if any(place.type != "cuda" for place in places) or not torch.cuda.is_available():
-        return hardware.memory_limit
-    return float(sum(torch.cuda.mem_get_info(place)[0] for place in places))
+    names = named.values() if isinstance(named, dict) else named
+    try:
+        places = {torch.device(name) for name in names}
+        if all(place.type == "cuda" for place in places) and torch.cuda.is_available():
+            return float(sum(torch.cuda.mem_get_info(place)[0] for place in places))
+    except (RuntimeError, AssertionError):  # a device that is not here, of which `check_device` tells
+        pass
+    return hardware.memory_limit
 
 
 def _on_host(hardware: Hardware) -> float:
