@@ -68,7 +68,7 @@ def check_estimate(measure: Measure, estimate: str) -> None:
 
 
 Key = tuple[str] | tuple[str, str]  # (label,) of values, (label, statistic)
-Beside = Callable[[int, Batch], Mapping[Key, Tensor]]
+Beside = Callable[[int, Any], Mapping[Key, Tensor]]  # of a Batch; significance has Tensors alone
 State = dict[str, Tensor]
 Notices = dict[str, list[str]]  # by the label of a measure
 
