@@ -210,6 +210,7 @@ def test_sentences_are_written_and_read(tmp_path):
         {},
         registry.data.get("embedded_text").function(),
         Extract(hook_points=["embed"]),
+        pytest.fail,
     )
     np.testing.assert_array_equal(one.source.read("embed", slice(0, WORDS)), whole[0])
     backwards = source.ordered(source.sentences[::-1])
@@ -240,13 +241,13 @@ def test_sentences_that_do_not_fit(tmp_path):
     with pytest.raises(
         BadInput, match=r"model.b.path: sentence 0 has different words in .*b.hdf5', got 2 for 3 .'rain falls .'.;"
     ):
-        paired(two, {}, registry.data.get("embedded_text").function(), Extract(hook_points=["embed"]))
+        paired(two, {}, registry.data.get("embedded_text").function(), Extract(hook_points=["embed"]), pytest.fail)
     write_sentences(tmp_path / "few.hdf5", written[:1])
     two[1] = Reading("b", load(path=str(tmp_path / "few.hdf5")), [], [])
     with pytest.raises(
         BadInput, match=r"model.b.path: sentence 1 is not in '.*few.hdf5', got 'a dog runs outside .*; write it"
     ):
-        paired(two, {}, registry.data.get("embedded_text").function(), Extract(hook_points=["embed"]))
+        paired(two, {}, registry.data.get("embedded_text").function(), Extract(hook_points=["embed"]), pytest.fail)
     bad = [
         ({"0": np.ones((2, 3, 5)), "1": np.ones((3, 3, 5))}, r"got .3, 3, 5. at '1' after .2, 3, 5. in"),
         ({"0": np.ones((2, 3, 5))}, "got no array '1' in"),
