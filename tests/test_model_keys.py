@@ -59,7 +59,7 @@ def test_a_dry_run_says_what_is_read_of_a_model(repsim, tiny_folder):
     code, out, _ = repsim("run", *SMALL, *words, "dry_run=true")
     assert code == 0
     assert "a: bert, 3 blocks of 32, " in out
-    assert "parameters, read at embed, resid_post@-1" in out
+    assert ", read at embed, resid_post@-1" in out
 
 
 def test_checkpoints_of_a_series_share_the_hook_points(tiny_folder):

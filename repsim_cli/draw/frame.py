@@ -2,6 +2,7 @@
 
 import io
 import re
+import textwrap
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -149,14 +150,18 @@ def _untitled(figure: Any) -> None:
 def _narrowed(figure: Any, width: float) -> None:
     """Makes the figure so many inches wide, with what stands around its axes. Text around axes keeps its size, tick
     labels that would touch are left out; text inside axes shrinks with them, down to where it cannot be read."""
-    before = figure.get_size_inches()[0]
+    before, legends = figure.get_size_inches()[0], _without_legends_beside(figure)
+    _fold_titles(figure, width)
+    # text takes more of a small panel: only squares have to shrink in height as in width
+    taller = 0.3 if all(axes.get_aspect() == "auto" for axes in figure.axes) else 1.0
     for turn in range(12):
         surplus = figure.get_tightbbox().width - width
         if -0.05 < surplus <= 0:
             break
         # what stands around the axes does not shrink with them; that ticks change with the size may take more turns
-        size = figure.get_size_inches()
-        figure.set_size_inches(size * max(0.2, 1 - (surplus + 0.005 * (turn + 1)) / size[0]))
+        wide, high = figure.get_size_inches()
+        smaller = max(0.2, 1 - (surplus + 0.005 * (turn + 1)) / wide)
+        figure.set_size_inches(wide * smaller, high * smaller**taller)
     scale = min(1.0, figure.get_size_inches()[0] / before)
     for axes in figure.axes:
         for text in axes.texts:
@@ -174,6 +179,45 @@ def _narrowed(figure: Any, width: float) -> None:
                 label.set_visible(False)
             else:
                 end = low, high
+    for legend in legends:
+        _legend_below(figure, legend, width)
+
+
+def _fold_titles(figure: Any, width: float) -> None:
+    """Breaks the names of panels into lines that stay over them when the figure is so many inches wide."""
+    share = 0.8 * width * figure.dpi / len({round(axes.get_position().x0, 2) for axes in figure.axes})
+    for title in (title for axes in figure.axes for title in (axes.title, axes._left_title, axes._right_title)):
+        wide = title.get_window_extent().width
+        if wide > share:
+            title.set_text(textwrap.fill(title.get_text(), max(8, int(len(title.get_text()) * share / wide))))
+
+
+def _without_legends_beside(figure: Any) -> list[Any]:
+    """Takes away the legends to the right of their axes, which leave no width for these, and returns them."""
+    beside = []
+    for axes in figure.axes:
+        legend = axes.get_legend()
+        if legend is not None and legend.get_window_extent().x0 >= axes.get_window_extent().x1 - 1:
+            beside.append(legend)
+            legend.remove()
+    return beside
+
+
+def _legend_below(figure: Any, legend: Any, width: float) -> None:
+    """The legend again, below all that is there, in as many columns as fit into a width in inches."""
+    names = [text.get_text() for text in legend.get_texts()]
+    below = figure.get_tightbbox().y0 / figure.get_size_inches()[1]
+    size = legend.get_texts()[0].get_fontsize()
+    for columns in range(min(len(names), 6), 0, -1):
+        again = figure.legend(
+            legend.legend_handles, names, title=legend.get_title().get_text() or None, title_fontsize=size,
+            fontsize=size, frameon=False, loc="upper center", bbox_to_anchor=(0.5, below), ncols=columns,
+        )  # fmt: skip
+        for text in again.get_texts():
+            text.set_parse_math(False)
+        if columns == 1 or again.get_window_extent().width <= width * figure.dpi:
+            return
+        again.remove()
 
 
 def _axes_of(figure: Any) -> list[Any]:

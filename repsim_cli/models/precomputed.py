@@ -16,7 +16,7 @@ from torch import Tensor
 
 from repsim_cli.data.files import existing, local, npz_arrays
 from repsim_cli.errors import BadInput, RunFailed
-from repsim_cli.files import refusing
+from repsim_cli.files import readable, refusing
 from repsim_cli.models.source import Precomputed, PrecomputedIds, PrecomputedWords, Sentence
 from repsim_cli.models.transformers import hash_files
 from repsim_cli.registry import did_you_mean, models
@@ -260,7 +260,7 @@ def _prompts(place: Path) -> list[Path]:
     if not files or files[0].suffix != ".safetensors" or not files[0].is_file():
         return []
     with refusing("path: not a complete .safetensors file of numbers", files[0], "write it again"):
-        names = set(safetensors.safe_open(files[0], framework="pt").keys())
+        names = set(safetensors.safe_open(readable(files[0]), framework="pt").keys())
     return files if names == {STATES, TOKENS} else []
 
 

@@ -516,7 +516,7 @@ BAD = [
     (["data.pathh=x"], "data.pathh: unknown key, got 'x'; known: chat, shuffle_words, split"),
     (["options.targts=[]"], "options.targts: unknown key, got []; did you mean 'targets'?"),
     (["analyses.map.x=1"], "analyses: unknown analysis, got 'map'; did you mean 'maps'?"),
-    (["hardware.thread=2"], "hardware.thread: unknown key, got 2; did you mean 'threads'?"),
+    (["hardware.thread=2"], "hardware.thread: unknown key, got 2; did you mean 'threads'"),
     (["model.tiny_a.nam=tiny_b"], "model.tiny_a.nam: unknown key, got 'tiny_b'; did you mean 'name'?"),
     (["model.tiny.name=tiny_b"], "model.tiny: not selected, got 'model.tiny.name=tiny_b'; did you mean 'tiny_a'?"),
     (["measure.cka.k=3"], "measure.cka: not selected, got 'measure.cka.k=3'; known: cka_unbiased, mutual_knn"),
