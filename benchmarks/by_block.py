@@ -47,7 +47,7 @@ def write(folder: Path, per_file: int = 2) -> int:
     import transformers
     from safetensors.torch import save_file
 
-    from repsim_cli.models.transformers import shipped_folder
+    from repsim_cli.models.checkpoints import shipped_folder
 
     folder.mkdir(parents=True)
     config = transformers.AutoConfig.for_model(**SHAPE)

@@ -24,7 +24,9 @@ import torch
 from repsim_cli import registry, results
 from repsim_cli.activations.rows import blocks
 from repsim_cli.measures import get
-from repsim_cli.models.transformers import inline_config, library, shipped_folder
+from repsim_cli.models.checkpoints import shipped_folder
+from repsim_cli.models.configs import inline_config
+from repsim_cli.models.library import library
 from repsim_cli.settings import Extract, Hardware
 from repsim_cli.studies.convergence import Convergence
 

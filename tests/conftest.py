@@ -210,7 +210,8 @@ def gpt_tokenizer(tokenizer_folder):
 @pytest.fixture(scope="session")
 def tiny_folder(shared, tokenizer_folder) -> Callable[..., Path]:
     """tiny_folder(kind, seed): a folder with a random tiny model whose weights are far from degenerate."""
-    from repsim_cli.models.transformers import inline_config, library
+    from repsim_cli.models.configs import inline_config
+    from repsim_cli.models.library import library
 
     def make(kind: str, seed: int, folder: Path) -> None:
         with torch.random.fork_rng(), warnings.catch_warnings():

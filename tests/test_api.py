@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import repsim_cli
 from repsim_cli import api
 from repsim_cli.errors import BadConfig, BadInput
-from repsim_cli.models.transformers import shipped_folder
+from repsim_cli.models.checkpoints import shipped_folder
 
 SMALL = {"extract.sequences": 8, "extract.batch_rows": 400}
 TEXTS = [f"rain falls on {i} roofs and runs down the wall of house number {i * i}" for i in range(120)]

@@ -378,7 +378,7 @@ def test_what_makes_a_new_entry(repsim, newest, words, again):
 
 
 def test_the_same_weights_elsewhere_are_the_same_model(repsim, newest, tmp_path):
-    from repsim_cli.models.transformers import SHIPPED
+    from repsim_cli.models.checkpoints import SHIPPED
 
     copy = tmp_path / "copy"
     copy.mkdir()

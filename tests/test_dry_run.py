@@ -12,7 +12,7 @@ from repsim_cli.activations.inputs import tokenizers
 from repsim_cli.config import validate
 from repsim_cli.data import network
 from repsim_cli.errors import BadConfig, BadInput
-from repsim_cli.models import shapes, transformers
+from repsim_cli.models import configs, shapes
 from repsim_cli.planning import checking, unfit
 from repsim_cli.presets import entries
 from repsim_cli.registry import models
@@ -153,19 +153,19 @@ def test_a_shape_that_ships_with_nothing_is_said_to_be_unknown(repsim, no_hub):
 def test_the_hub_has_the_last_word(monkeypatch):
     """Where its config is not the shape that ships, a run uses it and says so, once."""
     hub = "EleutherAI/pythia-70m-deduped"
-    said = transformers.inline_config({**shapes.shapes()[hub].config, "hidden_size": 256})
+    said = configs.inline_config({**shapes.shapes()[hub].config, "hidden_size": 256})
     warned = []
-    monkeypatch.setattr(transformers, "_config", lambda where, revision: said)
+    monkeypatch.setattr(configs, "read_config", lambda where, revision: said)
     monkeypatch.setattr(shapes.log, "warning", lambda text, *values: warned.append(text % values))
     shapes.compare_with_shipped.cache_clear()
-    assert transformers.config_of(hub) is said
-    assert transformers.config_of(hub, "step1000") is said
+    assert configs.config_of(hub) is said
+    assert configs.config_of(hub, "step1000") is said
     assert warned == [
         f"{hub}: the config on the hub differs from the shipped shape, got hidden_size 256 for 512; runs use the "
         "hub's, dry runs the shipped one"
     ]
     with checking(dry=True):
-        assert transformers.config_of(hub).hidden_size == 512
+        assert configs.config_of(hub).hidden_size == 512
 
 
 def test_steps_of_a_published_training():

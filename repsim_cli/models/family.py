@@ -8,7 +8,8 @@ from pydantic import Field
 
 from repsim_cli.errors import BadInput
 from repsim_cli.models.source import Family, Source
-from repsim_cli.models.transformers import check_place, from_place, place, tokenizer_of
+from repsim_cli.models.tokenizers import tokenizer_of
+from repsim_cli.models.transformers import check_place, from_place, place
 from repsim_cli.registry import models
 from repsim_cli.settings import Finite, NotNegative
 

@@ -53,3 +53,10 @@ def like_inputs(model: nn.Module) -> Tensor:
     weights = [x for x in model.parameters() if x.is_floating_point()]
     device = next((x.device for x in weights if x.device.type != "meta"), torch.device("cpu"))
     return torch.empty(0, dtype=weights[0].dtype, device=device)
+
+
+def uncached(model: Any) -> Any:
+    """The model in eval mode, with nothing kept between forward passes."""
+    model.config.use_cache = False
+    model.config.use_mems_eval = False  # XLNet's name for it
+    return model.eval()

@@ -19,9 +19,11 @@ from torch import Tensor, nn
 
 from repsim_cli.data.memory import gone
 from repsim_cli.errors import BadInput
-from repsim_cli.models.loading import WHOLE, Loading, placed
+from repsim_cli.models.configs import source
+from repsim_cli.models.loading import WHOLE, Loading, placed, uncached
 from repsim_cli.models.source import AnySource, Precomputed, Source
-from repsim_cli.models.transformers import source, tokenizer_of, types_with, uncached
+from repsim_cli.models.tokenizers import tokenizer_of
+from repsim_cli.models.transformers import types_with
 from repsim_cli.registry import did_you_mean, models
 
 Forward = Callable[[nn.Module, Any], Any]

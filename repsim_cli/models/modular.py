@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 from repsim_cli.data.modular import Numbers, pairs
 from repsim_cli.models.architectures import MODULAR
+from repsim_cli.models.checkpoints import hash_files
 from repsim_cli.models.loading import WHOLE, placed
 from repsim_cli.models.source import Precomputed, Source
-from repsim_cli.models.transformers import hash_files
 from repsim_cli.registry import models
 from repsim_cli.settings import Modulus
 

@@ -15,7 +15,7 @@ import safetensors.torch
 import torch
 
 from repsim_cli.errors import BadInput
-from repsim_cli.models.transformers import folder, hub_files, weight_files
+from repsim_cli.models.checkpoints import folder, hub_files, weight_files
 
 WEIGHTS, INDEX = "pytorch_model", "pytorch_model.bin.index.json"
 BESIDE = ("*.json", "*.txt", "*.model")  # config and tokenizer

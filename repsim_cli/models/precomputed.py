@@ -17,8 +17,8 @@ from torch import Tensor
 from repsim_cli.data.files import existing, local, npz_arrays
 from repsim_cli.errors import BadInput, RunFailed
 from repsim_cli.files import readable, refusing
+from repsim_cli.models.checkpoints import hash_files
 from repsim_cli.models.source import Precomputed, PrecomputedIds, PrecomputedWords, Sentence
-from repsim_cli.models.transformers import hash_files
 from repsim_cli.registry import did_you_mean, models
 from repsim_cli.settings import NotNegative
 

@@ -24,10 +24,11 @@ from repsim_cli.data.images import Patches
 from repsim_cli.documents import Unreadable, read_json
 from repsim_cli.errors import BadInput
 from repsim_cli.files import refusing
+from repsim_cli.models.checkpoints import hash_files
+from repsim_cli.models.configs import config_hash
 from repsim_cli.models.loading import WHOLE, placed
 from repsim_cli.models.points import Architecture, Point, resolved
 from repsim_cli.models.source import Source
-from repsim_cli.models.transformers import config_hash, hash_files
 from repsim_cli.registry import models
 from repsim_cli.settings import Medium, Seed
 

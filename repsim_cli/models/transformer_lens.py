@@ -23,25 +23,15 @@ from torch import Tensor, nn
 from repsim_cli.errors import BadInput
 from repsim_cli.files import readable
 from repsim_cli.models.architectures import lens_architecture, native_architecture
+from repsim_cli.models.checkpoints import hash_files, hub_files, located
+from repsim_cli.models.configs import config_hash, source
 from repsim_cli.models.gguf import is_gguf
+from repsim_cli.models.library import library
 from repsim_cli.models.loading import WHOLE, Loading, placed
 from repsim_cli.models.shapes import compare_with_shipped, planned_shape, shape_of
 from repsim_cli.models.source import Source
-from repsim_cli.models.transformers import (
-    HEADLESS,
-    TOKENIZER_FILES,
-    check_place,
-    config_hash,
-    hash_files,
-    headed,
-    hub_files,
-    library,
-    load,
-    located,
-    place,
-    source,
-    tokenizer_of,
-)
+from repsim_cli.models.tokenizers import TOKENIZER_FILES, tokenizer_of
+from repsim_cli.models.transformers import HEADLESS, check_place, headed, load, place
 from repsim_cli.registry import did_you_mean, models
 from repsim_cli.settings import Seed
 

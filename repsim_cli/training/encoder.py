@@ -14,18 +14,11 @@ from torch import nn
 from repsim_cli.data.base import Data
 from repsim_cli.data.packing import Text
 from repsim_cli.errors import BadInput
-from repsim_cli.models.loading import WHOLE
+from repsim_cli.models.checkpoints import hash_files, weight_files
+from repsim_cli.models.configs import config_hash, inline_config, source
+from repsim_cli.models.loading import WHOLE, uncached
 from repsim_cli.models.source import Source
-from repsim_cli.models.transformers import (
-    config_hash,
-    hash_files,
-    headed,
-    inline_config,
-    load,
-    source,
-    uncached,
-    weight_files,
-)
+from repsim_cli.models.transformers import headed, load
 from repsim_cli.planning import check_device, is_dry
 from repsim_cli.registry import models
 from repsim_cli.results import STATE, Progress, dumps

@@ -20,7 +20,8 @@ from repsim_cli.data.base import Labels, Sequences
 from repsim_cli.data.labelled import Example, Examples
 from repsim_cli.data.labels import Scoring
 from repsim_cli.errors import BadInput
-from repsim_cli.models.transformers import library, load
+from repsim_cli.models.library import library
+from repsim_cli.models.transformers import load
 from repsim_cli.results import Progress, quiet
 from repsim_cli.settings import EVERYTHING, Above0, Extract, From0, Medium, NotNegative, Positive
 from repsim_cli.training.blocks import Freeze

@@ -17,23 +17,13 @@ from repsim_cli.data.labelled import Examples
 from repsim_cli.data.labels import scoring
 from repsim_cli.data.packing import Text
 from repsim_cli.errors import BadInput
-from repsim_cli.models.loading import WHOLE
+from repsim_cli.models.checkpoints import hash_files, weight_files
+from repsim_cli.models.configs import config_hash, config_of, inline_config, source
+from repsim_cli.models.loading import WHOLE, uncached
 from repsim_cli.models.series import METRICS, read_metrics
 from repsim_cli.models.source import Checkpoint, Family, Series, Source
-from repsim_cli.models.transformers import (
-    check_place,
-    config_hash,
-    config_of,
-    hash_files,
-    headed,
-    inline_config,
-    load,
-    place,
-    source,
-    tokenizer_of,
-    uncached,
-    weight_files,
-)
+from repsim_cli.models.tokenizers import tokenizer_of
+from repsim_cli.models.transformers import check_place, headed, load, place
 from repsim_cli.planning import check_device, is_dry
 from repsim_cli.registry import models
 from repsim_cli.results import STATE, Progress, dumps, write

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from repsim_cli.data.base import Data
 from repsim_cli.data.packing import Text
 from repsim_cli.errors import BadInput
+from repsim_cli.models.configs import config_hash, inline_config, source
 from repsim_cli.models.loading import WHOLE
 from repsim_cli.models.source import Source
-from repsim_cli.models.transformers import config_hash, inline_config, source
 from repsim_cli.planning import check_device, is_dry
 from repsim_cli.registry import models
 from repsim_cli.results import STATE, Progress, dumps

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from repsim_cli.data.packing import Text, pack
 from repsim_cli.errors import BadInput
-from repsim_cli.models.transformers import library, tokenizer_of
+from repsim_cli.models.library import library
+from repsim_cli.models.tokenizers import tokenizer_of
 from repsim_cli.results import Progress, quiet
 from repsim_cli.settings import EVERYTHING
 from repsim_cli.training.finetune import EncoderRecipe, train_on

@@ -10,10 +10,10 @@ from torch import nn
 
 from repsim_cli.data.packing import pack
 from repsim_cli.data.text import embedded_text, local_text
+from repsim_cli.models.checkpoints import hash_files
 from repsim_cli.models.loading import WHOLE, Loading
 from repsim_cli.models.source import Source
 from repsim_cli.models.transformer_lens import transformer_lens
-from repsim_cli.models.transformers import hash_files
 from repsim_cli.registry import models
 from repsim_cli.results import STATE, Progress
 from repsim_cli.settings import EVERYTHING, Seed

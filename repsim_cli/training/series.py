@@ -7,10 +7,12 @@ from typing import Any
 
 from repsim_cli.data.packing import Text
 from repsim_cli.data.text import embedded_text
+from repsim_cli.models.checkpoints import hash_files, weight_files
+from repsim_cli.models.configs import source
 from repsim_cli.models.loading import WHOLE
 from repsim_cli.models.series import read_metrics
 from repsim_cli.models.source import Checkpoint, Series, Source
-from repsim_cli.models.transformers import hash_files, headed, load, source, weight_files
+from repsim_cli.models.transformers import headed, load
 from repsim_cli.registry import models
 from repsim_cli.results import STATE, Progress
 from repsim_cli.settings import Seed

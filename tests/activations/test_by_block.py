@@ -18,7 +18,8 @@ from repsim_cli.activations.stored import from_entry
 from repsim_cli.cache import Entry
 from repsim_cli.data.base import Sequences
 from repsim_cli.errors import BadInput, RunFailed
-from repsim_cli.models import transformers
+from repsim_cli.models.configs import inline_config
+from repsim_cli.models.library import library
 from repsim_cli.models.loading import Loading
 from repsim_cli.models.parts import blocks_of
 from repsim_cli.models.sizes import by_block_bytes, goes_by_block, resident_bytes, run_alone, weight_bytes
@@ -50,10 +51,10 @@ def typed(shared):
         with torch.random.fork_rng(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             torch.manual_seed(0)
-            config = transformers.inline_config(tiny_config(name))
+            config = inline_config(tiny_config(name))
             for key, value in settings.items():
                 setattr(config, key, value)
-            model = transformers.library().AutoModel.from_config(config)
+            model = library().AutoModel.from_config(config)
             perturb(model)
             model.save_pretrained(folder)
 

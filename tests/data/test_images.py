@@ -16,7 +16,8 @@ from repsim_cli.activations.capture import capture, shapes
 from repsim_cli.activations.hook_points import expand
 from repsim_cli.data.images import CIFAR10, RECORD, Patches
 from repsim_cli.errors import BadInput
-from repsim_cli.models.transformers import inline_config, library, patch_grid
+from repsim_cli.models.configs import inline_config, patch_grid
+from repsim_cli.models.library import library
 from repsim_cli.settings import Extract
 
 VIT = {

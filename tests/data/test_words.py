@@ -15,7 +15,7 @@ from repsim_cli.data.packing import Text
 from repsim_cli.data.treebank import Treebank
 from repsim_cli.data.words import check_offsets, words_in
 from repsim_cli.errors import BadInput
-from repsim_cli.models.transformers import tokenizer_of
+from repsim_cli.models.tokenizers import tokenizer_of
 from repsim_cli.settings import Extract, Hardware
 
 SENTENCES = [

@@ -213,7 +213,7 @@ def test_gradients_of_a_type_that_the_table_alone_knows(repsim, newest, tmp_path
     from tiny_configs import tiny_config
     from transformers import AutoModelForCausalLM
 
-    from repsim_cli.models.transformers import inline_config
+    from repsim_cli.models.configs import inline_config
 
     config = inline_config({**tiny_config("gemma2"), "vocab_size": 512})
     for step in (0, 9):

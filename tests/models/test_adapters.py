@@ -15,7 +15,9 @@ from repsim_cli import registry
 from repsim_cli.activations.capture import capture
 from repsim_cli.activations.hook_points import expand
 from repsim_cli.errors import BadInput
-from repsim_cli.models.transformers import headed, inline_config, library
+from repsim_cli.models.configs import inline_config
+from repsim_cli.models.library import library
+from repsim_cli.models.transformers import headed
 
 transformers = registry.models.get("transformers").function
 CAUSAL = "AutoModelForCausalLM"

@@ -10,7 +10,8 @@ from conftest import TINY, perturb
 
 from repsim_cli import registry
 from repsim_cli.errors import BadInput
-from repsim_cli.models.transformers import inline_config, library
+from repsim_cli.models.configs import inline_config
+from repsim_cli.models.library import library
 
 transformers = registry.models.get("transformers").function
 CAUSAL = "AutoModelForCausalLM"

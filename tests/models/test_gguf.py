@@ -13,7 +13,8 @@ from repsim_cli.activations.capture import capture
 from repsim_cli.activations.hook_points import expand
 from repsim_cli.errors import BadInput
 from repsim_cli.models import gguf as files
-from repsim_cli.models.transformers import inline_config, library
+from repsim_cli.models.configs import inline_config
+from repsim_cli.models.library import library
 
 transformers = registry.models.get("transformers").function
 random = registry.models.get("random").function

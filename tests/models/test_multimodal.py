@@ -7,7 +7,7 @@ import torch
 from conftest import perturb
 
 from repsim_cli import registry
-from repsim_cli.models.transformers import library
+from repsim_cli.models.library import library
 
 transformers = registry.models.get("transformers").function
 random = registry.models.get("random").function

@@ -9,8 +9,8 @@ import safetensors.torch
 import torch
 
 from repsim_cli.errors import BadInput
+from repsim_cli.models.checkpoints import weight_files
 from repsim_cli.models.pickled import convert
-from repsim_cli.models.transformers import weight_files
 from repsim_cli.registry import models
 
 

@@ -8,11 +8,12 @@ from repsim_cli import registry
 from repsim_cli.activations.capture import capture
 from repsim_cli.activations.hook_points import expand
 from repsim_cli.errors import BadInput
+from repsim_cli.models.configs import inline_config
+from repsim_cli.models.library import library
 from repsim_cli.models.loading import Loading, like_inputs
 from repsim_cli.models.quantized import bits_of
 from repsim_cli.models.rounding import Quantize
 from repsim_cli.models.sizes import weight_bytes
-from repsim_cli.models.transformers import inline_config, library
 
 transformers = registry.models.get("transformers").function
 WAYS = [("torchao", 8, 0.02), ("bitsandbytes", 8, 0.03), ("bitsandbytes", 4, 0.25)]

@@ -5,8 +5,9 @@ import torch
 from conftest import TINY
 
 from repsim_cli import registry
+from repsim_cli.models.configs import inline_config
+from repsim_cli.models.library import library
 from repsim_cli.models.rounding import Quantize, rounded, to_steps
-from repsim_cli.models.transformers import inline_config, library
 
 transformers = registry.models.get("transformers").function
 

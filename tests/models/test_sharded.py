@@ -11,9 +11,10 @@ from repsim_cli import registry
 from repsim_cli.activations.capture import capture
 from repsim_cli.activations.hook_points import expand
 from repsim_cli.errors import BadInput
+from repsim_cli.models.configs import inline_config
+from repsim_cli.models.library import library
 from repsim_cli.models.loading import Loading, like_inputs
 from repsim_cli.models.sizes import check_spread, placement, resident_bytes, spread_of
-from repsim_cli.models.transformers import inline_config, library
 from repsim_cli.settings import Hardware
 
 transformers = registry.models.get("transformers").function

@@ -22,7 +22,8 @@ from repsim_cli.config import validate
 from repsim_cli.content import COSINE, KL, NEXT, RELATIVE
 from repsim_cli.data.base import Sequences
 from repsim_cli.errors import BadConfig, Degenerate, RunFailed
-from repsim_cli.models.transformers import SHIPPED, predicts_next
+from repsim_cli.models.checkpoints import SHIPPED
+from repsim_cli.models.transformers import predicts_next
 from repsim_cli.settings import Extract
 
 SHORT = ("study=tuned", "extract.skip=0", "extract.sequences=6", "extract.length=32", "extract.batch_rows=64",

@@ -223,7 +223,7 @@ def test_a_pretrained_encoder_is_what_training_starts_from(trained_once):
 
 def classifier_and_examples(**settings):
     """A BERT of one block with dropout, and 40 examples of sixteen tokens or fewer."""
-    from repsim_cli.models.transformers import inline_config
+    from repsim_cli.models.configs import inline_config
 
     data = registry.data.get("overlap_nli").function(examples=40)
     shape = {**ENTRY["config"], "num_hidden_layers": 2, **settings}
@@ -449,7 +449,7 @@ def test_examples_without_labels_are_refused(tmp_path, monkeypatch):
 
 
 def test_a_decoder_without_such_a_head_is_refused():
-    from repsim_cli.models.transformers import inline_config
+    from repsim_cli.models.configs import inline_config
     from repsim_cli.training.finetune import classifier
 
     config = inline_config({"model_type": "vit_mae"})

@@ -8,7 +8,8 @@ from torch import nn
 from repsim_cli.activations.capture import capture
 from repsim_cli.activations.hook_points import expand
 from repsim_cli.errors import BadInput
-from repsim_cli.models.transformers import inline_config, library, source
+from repsim_cli.models.configs import inline_config, source
+from repsim_cli.models.library import library
 from repsim_cli.training.blocks import Freeze, first_blocks, freeze_blocks, frozen
 from repsim_cli.training.finetune import adamw, classifier, labelled_config
 

@@ -11,7 +11,7 @@ from test_config import composed
 from repsim_cli import registry
 from repsim_cli.config import validate
 from repsim_cli.errors import BadConfig, BadInput
-from repsim_cli.models.transformers import inline_config
+from repsim_cli.models.configs import inline_config
 from repsim_cli.training import encoder as training_encoder
 from repsim_cli.training import loop, masked, trained
 from repsim_cli.training.finetune import EncoderRecipe, classifier, labelled_config

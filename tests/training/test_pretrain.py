@@ -185,7 +185,7 @@ def test_one_layer_has_no_distances(repsim):
 
 @pytest.mark.nightly
 def test_the_shipped_models_are_made_again(repsim, newest, monkeypatch):
-    from repsim_cli.models.transformers import shipped_folder
+    from repsim_cli.models.checkpoints import shipped_folder
 
     with monkeypatch.context() as patch:
         stops_at(patch, 101)

@@ -1,0 +1,174 @@
+"""The files of a checkpoint in the transformers format: a local folder, a .gguf file, or a snapshot of the hub.
+
+Safetensors only; code that comes with a model is never run.
+"""
+
+import hashlib
+import os
+import re
+from contextlib import nullcontext
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import safetensors
+
+from repsim_cli.data.files import json_file, local
+from repsim_cli.data.network import local_only, offline, unreachable
+from repsim_cli.errors import BadInput, Unreachable
+from repsim_cli.files import readable
+from repsim_cli.models.adapters import CONFIG as ADAPTER_CONFIG
+from repsim_cli.models.gguf import by_itself, checked, is_gguf
+from repsim_cli.registry import did_you_mean
+
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack")
+SCALE = re.compile(r"weight_scale(_inv)?$|\.(qweight|scales)$")  # beside quantized weights
+SHIPPED = Path(str(resources.files("repsim_cli"))) / "assets" / "models"
+
+
+def shipped_names() -> list[str]:
+    return sorted(p.name for p in SHIPPED.iterdir())
+
+
+def shipped_folder(name: str) -> Path:
+    known = shipped_names()
+    if name not in known:
+        raise BadInput(f"name: no such shipped model, got '{name}'; {did_you_mean(name, known)}")
+    return SHIPPED / name
+
+
+def located(path: str) -> Path:
+    """A folder in the transformers format, or a .gguf file: the path, or the only such file of a folder without
+    config.json."""
+    place = local(path)
+    if place.is_dir() and not (place / "config.json").exists():
+        files = sorted(file for file in place.iterdir() if is_gguf(file))
+        if len(files) > 1:
+            names = ", ".join(file.name for file in files)
+            raise BadInput(f"path: several .gguf files in it, got {names:.200} in '{path}'; name one of them")
+        place = files[0] if files else place
+    return checked(place) if place.is_file() and is_gguf(place) else folder(place)
+
+
+def folder(path: Path) -> Path:
+    if path.is_file():
+        raise BadInput(f"path: not a folder, got '{path}'; name the folder that holds it")
+    if not path.is_dir():
+        near = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
+        hint = f"; {did_you_mean(path.name, near)}" if 0 < len(near) <= 20 else "; check the path"
+        raise BadInput(f"path: no such folder, got '{path}'{hint}")
+    os.listdir(path)  # a folder that cannot be listed would seem empty
+    if (path / ADAPTER_CONFIG).is_file():
+        base = json_file(path / ADAPTER_CONFIG).get("base_model_name_or_path")
+        raise BadInput(
+            f"path: an adapter is in it, got '{path}'; give the base model ({base}) as path or hub, and the adapter in "
+            "a folder of its own as adapter"
+        )
+    if not (path / "config.json").is_file():
+        raise BadInput(f"path: no config.json in it, got '{path}'; give a folder in the transformers format")
+    for file in path.iterdir():
+        if file.exists() and not (file.is_file() or file.is_dir()):  # reading a pipe would block
+            raise BadInput(f"path: neither a file nor a folder, got '{file}'; remove it")
+    return path
+
+
+def weight_files(path: Path) -> list[Path]:
+    """The safetensors files of the folder, each with a whole header. Raises BadInput with what is missing."""
+    whole, index = path / "model.safetensors", path / "model.safetensors.index.json"
+    files = [whole]
+    if index.is_file() and not whole.is_file():  # transformers prefers the single file
+        names = json_file(index).get("weight_map")
+        if not isinstance(names, dict) or any(name != Path(str(name)).name for name in names.values()):
+            raise BadInput(f"path: {index.name} does not name files of its folder, got '{names}'; copy it again")
+        files = [path / name for name in sorted(set(names.values()))]
+    missing = [file.name for file in files if not file.is_file()]
+    if missing:
+        if pickles := [p.name for p in sorted(path.iterdir()) if p.suffix in PICKLES]:
+            raise BadInput(
+                f"path: only pickled weights ({pickles[0]}), which can run code, got '{path}'; "
+                "rewrite them as safetensors with `repsim convert FOLDER NEW_FOLDER`"
+            )
+        if len(missing) < len(files):
+            raise BadInput(
+                f"path: {len(missing)} of {len(files)} files of weights are missing, got no {missing[0]} in '{path}'; "
+                "copy the missing ones"
+            )
+        if any(path.glob("model-*-of-*.safetensors")):
+            raise BadInput(f"path: no {index.name} beside the files of weights, got '{path}'; copy it too")
+        raise BadInput(f"path: no {missing[0]} in it, got '{path}'; give a folder with weights, or kind: random")
+    for file in files:
+        try:
+            with safetensors.safe_open(readable(file), framework="pt"):
+                pass
+        except safetensors.SafetensorError as error:
+            raise BadInput(
+                f"path: {file.name} is not a complete safetensors file, got '{error}'; copy it again"
+            ) from None
+    return files
+
+
+def check_scales(config: Any, files: list[Path]) -> None:
+    """Raises BadInput for quantized weights whose scales would be ignored, since the config does not mention them."""
+    if getattr(config, "quantization_config", None) is not None:
+        return
+    for file in files:
+        with safetensors.safe_open(file, framework="pt") as weights:
+            scale = next((name for name in weights.keys() if SCALE.search(name)), None)  # noqa: SIM118
+        if scale is not None:
+            raise BadInput(
+                f"path: weights with scales, but no quantization_config in config.json, got {scale} in "
+                f"'{file.parent}'; copy the config of the quantized model, or use the model without quantization"
+            )
+
+
+def hash_files(files: list[Path]) -> str:
+    """sha256 over the files' contents, in order."""
+    digest = hashlib.sha256()
+    for file in files:
+        with file.open("rb") as stream:
+            while block := stream.read(1 << 20):
+                digest.update(block)
+    return digest.hexdigest()
+
+
+def hub_files(hub: str, revision: str | None, patterns: list[str], key: str = "hub") -> Path:
+    """The snapshot folder of a hub repository, with the files that match. key: what names the repository."""
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(hub, revision=revision, allow_patterns=patterns, local_files_only=local_only()))
+    except (OSError, ValueError) as error:
+        raise not_reached(hub, revision, error, key) from error
+
+
+def is_local(where: str) -> bool:
+    return Path(where).is_dir() or is_gguf(where)
+
+
+def pretrained(auto: Any, where: str, revision: str | None, **settings: Any) -> Any:
+    """What an auto class of transformers loads from a folder, .gguf file or hub id; code that comes with it is never
+    run."""
+    given = {
+        "pretrained_model_name_or_path": where,
+        "revision": revision,
+        "local_files_only": is_local(where) or local_only(),
+    }
+    with by_itself(where) if is_gguf(where) else nullcontext(given) as named:
+        return auto.from_pretrained(**named, trust_remote_code=False, **settings)
+
+
+def reason(error: Exception) -> str:
+    return " ".join(str(error).split())[:200] or type(error).__name__
+
+
+def not_reached(where: str, revision: str | None, error: Exception, key: str = "hub") -> BadInput:
+    at = f"{where}@{revision}" if revision else where
+    if local_only():
+        reason = "HF_HUB_OFFLINE is set" if offline() else str(unreachable())
+    else:
+        reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)[:160]
+    message = (
+        f"{key}: the model could not be read, got '{at}' ({reason}); check the id and revision, the network, "
+        f"or download it and use {'path' if key == 'hub' else key}: FOLDER"
+    )
+    return Unreachable(message, at, reason) if local_only() and key == "hub" else BadInput(message)

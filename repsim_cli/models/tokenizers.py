@@ -1,0 +1,83 @@
+"""Tokenizers of models, of this package and of the hub."""
+
+import functools
+import logging
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from repsim_cli.errors import BadInput
+from repsim_cli.files import readable
+from repsim_cli.models.checkpoints import (
+    SHIPPED,
+    hub_files,
+    is_local,
+    not_reached,
+    pretrained,
+    reason,
+    shipped_names,
+)
+from repsim_cli.models.library import library, silent
+from repsim_cli.models.shapes import planned_shape
+
+TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "tokenizer.model", "spiece.model")
+BESIDE_TOKENIZER = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "merges.txt")
+TOKENIZERS = Path(str(resources.files("repsim_cli"))) / "assets" / "tokenizers"
+SENTENCE = "Some words of a sentence"
+PROBE = "a \uffff"  # a word, and a character outside every vocabulary, so that errors occur before a run
+log = logging.getLogger("repsim")
+
+
+def tokenizer_of(where: str, revision: str | None = None) -> Any:
+    if where in shipped_names():
+        where = str(SHIPPED / where)
+    elif (TOKENIZERS / where).is_dir():
+        where = str(TOKENIZERS / where)
+    local = is_local(where)
+    if not local and (shape := planned_shape(where)):
+        return shape.tokenizer
+    if Path(where).is_dir() and not any((Path(where) / name).is_file() for name in TOKENIZER_FILES):
+        raise BadInput(f"path: no tokenizer in it, got '{where}'; save the tokenizer there (tokenizer.json)")
+    for name in (*TOKENIZER_FILES, *BESIDE_TOKENIZER) if local else ():
+        if (file := Path(where) / name).is_file():
+            readable(file)
+    try:
+        with silent():
+            tokenizer = pretrained(library().AutoTokenizer, where, revision)
+            tokenizer(PROBE, verbose=False)
+            tokenizer.name_or_path = where
+            _compare_with_pieces(tokenizer, Path(where))
+            return tokenizer
+    except Exception as error:
+        if local:
+            raise BadInput(
+                f"path: its tokenizer cannot be used, got '{where}' ({reason(error)}); save it again"
+            ) from error
+        if isinstance(error, OSError):
+            # a repository with only a tokenizer has no config.json, which is required for ids but not for folders
+            return tokenizer_of(str(hub_files(where, revision, [*TOKENIZER_FILES, *BESIDE_TOKENIZER])))
+        raise not_reached(where, revision, error) from error
+
+
+def _compare_with_pieces(tokenizer: Any, folder: Path) -> None:
+    """Warns where a tokenizer converted from a sentencepiece file, the only one in its folder, splits text in another
+    way: the file does not say all that transformers needs to know."""
+    file = folder / "tokenizer.model"
+    if not file.is_file() or (folder / "tokenizer.json").is_file():
+        return
+    from sentencepiece import SentencePieceProcessor
+
+    expected = SentencePieceProcessor(model_file=str(file)).encode(SENTENCE, out_type=str)
+    if (found := tokenizer.tokenize(SENTENCE)) != expected:
+        _warn_of_pieces(str(file), " ".join(found), " ".join(expected))
+
+
+@functools.cache
+def _warn_of_pieces(file: str, found: str, expected: str) -> None:
+    log.warning(
+        "%s: transformers splits text in another way than the file, got %s for %s; save the tokenizer as "
+        "tokenizer.json with the library that the model comes from",
+        file,
+        found,
+        expected,
+    )
