@@ -60,7 +60,6 @@ def warnings(run: Finished, layers: dict[str, list[dict[str, Any]]], options: Di
     """A line per model that has layers to be named."""
     cards = {measured.label: measured.card for measured in run.results.measures}
     used = run.manifest.get("remedies", {})
-    untried = " or ".join(f"extract.{key}={value}" for key, value in REMEDIES.items() if key not in used)
     looking = [label for label, card in cards.items() if card.get("sees_scale_of_features", True)]
     if cards and not looking:
         seen = "none of the measures in use depends on the scale of features"
@@ -69,6 +68,9 @@ def warnings(run: Finished, layers: dict[str, list[dict[str, Any]]], options: Di
     for model, rows in layers.items():
         named = [row["layer"] for row in rows if concentrated(row, options)]
         if named:
+            placed = any(row[norm] is not None for row in rows for norm in NORMS[:PLACES])  # not of images or stored rows
+            fit = {key: value for key, value in REMEDIES.items() if key not in used and (placed or key != "skip")}
+            untried = " or ".join(f"extract.{key}={value}" for key, value in fit.items())
             yield (
                 f"model.{model}: in {len(named)} of {len(rows)} layers a single feature or 1 % of the rows has more "
                 f"than {100 * options.share:g} % of the variance, or the participation ratio is below "

@@ -33,13 +33,16 @@ NOTED = ("models_run", "matrices_cached")  # in the manifest, of the run's own m
 
 
 def under_remedies(run: Run, study: "Similarity", sequences: Mapping[str, Sequences]) -> dict[str, Matrix]:
-    """The matrices of every measure under each remedy. What a remedy cannot be applied to is left out, with a warning.
+    """The matrices of every measure under each remedy that the rows have. What a remedy cannot be applied to is left
+    out, with a warning; only models of sequences have places to skip.
 
     The activations come from the cache; without one, the models run again for each remedy.
     """
     noted = {key: run.manifest.get(key) for key in NOTED}
     matrices: dict[str, Matrix] = {}
     for name, settings in REMEDIES.items():
+        if "skip" in settings and not sequences:
+            continue
         extract = replace(study.extract, **{**NONE, **settings})
         try:
             made = _under(run, study, name, extract, sequences)

@@ -55,6 +55,15 @@ def test_a_model_has_one_warning_that_names_layers_and_measures(tmp_path):
     assert diagnostics(run, Diagnostics(share=0.95), []).warnings == []
 
 
+def test_places_are_skipped_only_where_rows_have_places(tmp_path):
+    with_places, without = row("resid_post@0", share=0.9), row("layer1.0", share=0.9)
+    without[-len(NORMS) : -1] = [None] * (len(NORMS) - 1)
+    (warning,) = diagnostics(run_of(tmp_path, [with_places]), Diagnostics(), []).warnings
+    assert "try extract.skip=4 or extract.normalise=features or extract.drop_features=0.05, or all by" in warning
+    (warning,) = diagnostics(run_of(tmp_path, [without]), Diagnostics(), []).warnings
+    assert "; try extract.normalise=features or extract.drop_features=0.05, or all by analyses.robustness={}" in warning
+
+
 def test_curves_are_in_the_order_of_the_network(tmp_path):
     rows = [row("resid_post@1", share=0.3), row("resid_post@0", share=0.2), row("embed", share=0.1)]
     part = diagnostics(run_of(tmp_path, rows), Diagnostics(), [])
