@@ -68,7 +68,8 @@ def warnings(run: Finished, layers: dict[str, list[dict[str, Any]]], options: Di
     for model, rows in layers.items():
         named = [row["layer"] for row in rows if concentrated(row, options)]
         if named:
-            placed = any(row[norm] is not None for row in rows for norm in NORMS[:PLACES])  # not of images or stored rows
+            # rows of images and stored activations have no place in a sequence
+            placed = any(row[norm] is not None for row in rows for norm in NORMS[:PLACES])
             fit = {key: value for key, value in REMEDIES.items() if key not in used and (placed or key != "skip")}
             untried = " or ".join(f"extract.{key}={value}" for key, value in fit.items())
             yield (
