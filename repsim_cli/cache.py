@@ -1,6 +1,7 @@
 """Finished units of work, content-addressed, outside the run folders: no run computes the same thing twice.
 
     ROOT/limit                       the size limit in bytes, as text
+    ROOT/hashes/HASH.json            the hash of large files, and their state when they were read (`hash_files`)
     ROOT/KIND/KEY/NAME-HASH          files and folders of an entry; the hash of KEY, NAME and content stands in the name
     ROOT/KIND/KEY/entry-HASH         written last: what the entry is made of, as JSON
     ROOT/KIND/KEY.lock               held by the process that computes or removes the entry

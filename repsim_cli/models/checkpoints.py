@@ -6,23 +6,29 @@ Safetensors only; code that comes with a model is never run.
 import hashlib
 import os
 import re
-from contextlib import nullcontext
+import time
+from contextlib import nullcontext, suppress
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import safetensors
 
+from repsim_cli import cache
 from repsim_cli.data.files import json_file, local
 from repsim_cli.data.network import local_only, offline, unreachable
+from repsim_cli.documents import Unreadable, read_json
 from repsim_cli.errors import BadInput, Unreachable
 from repsim_cli.files import readable
 from repsim_cli.models.adapters import CONFIG as ADAPTER_CONFIG
 from repsim_cli.models.gguf import by_itself, checked, is_gguf
 from repsim_cli.registry import did_you_mean
+from repsim_cli.results import dumps, write
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack")
 SCALE = re.compile(r"weight_scale(_inv)?$|\.(qweight|scales)$")  # beside quantized weights
+REMEMBERED = 1 << 26  # bytes; fewer are hashed in a tenth of a second
+TICK = 2 * 10**9  # nanoseconds: a file that changed just now may change again without another time of change
 SHIPPED = Path(str(resources.files("repsim_cli"))) / "assets" / "models"
 
 
@@ -122,7 +128,40 @@ def check_scales(config: Any, files: list[Path]) -> None:
 
 
 def hash_files(files: list[Path]) -> str:
-    """sha256 over the files' contents, in order."""
+    """sha256 over the files' contents, in order.
+
+    Of many bytes the hash is remembered in the cache folder, by the files' paths, sizes, inodes and times of change: of
+    bytes (mtime) and of anything else (ctime), which only a changed clock can set back.
+    """
+    states = _states(files)
+    if sum(state["size"] for state in states) < REMEMBERED:
+        return _hashed(files)
+    name = cache.key({"files": [state["path"] for state in states]})
+    record = cache.root() / "hashes" / f"{name}.json"
+    with suppress(Unreadable, OSError, KeyError, TypeError):
+        known = read_json(record)
+        if known["files"] == states:
+            return str(known["sha256"])
+    start, sha256 = time.time_ns(), _hashed(files)
+    last = max(state["ctime_ns"] for state in states)
+    if last + TICK < start and _states(files) == states:
+        with suppress(OSError):  # it is computed again
+            record.parent.mkdir(parents=True, exist_ok=True)
+            write(record, dumps({"files": states, "sha256": sha256}).encode())
+    return sha256
+
+
+def _states(files: list[Path]) -> list[dict[str, Any]]:
+    """What changes where a file changes."""
+    named = ("size", "mtime_ns", "ctime_ns", "ino", "dev")
+    return [
+        {"path": str(file.resolve())} | {name: getattr(status, f"st_{name}") for name in named}
+        for file in files
+        for status in [file.stat()]
+    ]
+
+
+def _hashed(files: list[Path]) -> str:
     digest = hashlib.sha256()
     for file in files:
         with file.open("rb") as stream:
