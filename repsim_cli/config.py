@@ -143,6 +143,12 @@ def validate(config: DictConfig) -> RunConfig:
         return _validated(plain, problems, misfits)
 
 
+def of_keys(keys: Fields) -> RunConfig:
+    """The run of the plain keys of another `RunConfig`. Raises BadConfig with every problem on this machine."""
+    with checking(dry=False) as misfits:
+        return _validated(keys, [], misfits)
+
+
 def _validated(plain: Fields, problems: list[str], misfits: list[str]) -> RunConfig:
     named = isinstance(plain.get("study"), str)
     study = _attempt(problems, "study: ", lambda: registry.studies.get(str(plain["study"]))) if named else None

@@ -6,6 +6,7 @@ from repsim_cli.config import RunConfig
 from repsim_cli.findings import analyse
 from repsim_cli.results import Run
 from repsim_cli.training import trained
+from repsim_cli.units import perform_ahead
 
 
 def perform(checked: RunConfig, run: Run, *, drawn: bool = True) -> None:
@@ -15,6 +16,7 @@ def perform(checked: RunConfig, run: Run, *, drawn: bool = True) -> None:
         run.skip(label, why)
     for note in checked.notes:
         run.warn(note)
+    perform_ahead(checked, run)
     trained.train_missing(checked.models, run, keys.hardware.get("threads"))
     short = trained.shortfalls(checked.models, run)
     facts = {label: dataclasses.asdict(about) for label, about in checked.facts.items()}

@@ -40,7 +40,22 @@ from repsim_cli.registry import did_you_mean
 LOCK, STATE = ".lock", "state.safetensors"
 PAIRS = ".pairs"  # notes on pairs that are solved one by one, until the run ends
 # keys that results do not depend on
-HOW = ("resume", "dry_run", "hardware.processes", "hardware.memory_gb", "hardware.resident")
+HOW = (
+    "resume",
+    "dry_run",
+    *(
+        f"hardware.{key}"
+        for key in (
+            "processes",
+            "memory_gb",
+            "resident",
+            "executor",
+            "address",
+            "gpus_per_worker",
+            "price_per_node_hour",
+        )
+    ),
+)
 PACKAGES = ("repsim-cli", "torch", "transformers", "tokenizers", "numpy", "scipy", "hydra-core", "matplotlib")
 ELSEWHERE = "set REPSIM_OUTPUTS to a folder that can be written"
 log = logging.getLogger("repsim")

@@ -198,6 +198,12 @@ class Hardware:
         (`auto`).
     stream: the dtype in which the stream of all tokens is kept on disk between two blocks; null: as it is, which gives
         the numbers of an ordinary pass to the bit.
+    executor: where trainings, activations, slow pairs and stitches are computed, side by side, each with `threads`
+        threads: `none`, in the run's own process, one after the other; `processes` of this machine; a `ray` cluster
+        (extra `ray`). Their number is `processes` (null: as many as there are CPUs for). They share the cache.
+    address: of the Ray cluster: `auto` (the one of this machine), `local` (a new one, for this run), or HOST:PORT.
+    gpus_per_worker: GPUs of each Ray worker where `device` is a GPU; 0.25: four workers share one.
+    price_per_node_hour: of a machine, in any currency, for the manifest's cost; null: not known.
 
     Example: repsim run hardware.batch_size=32 hardware.memory_gb=12
     """
@@ -216,6 +222,10 @@ class Hardware:
     max_memory_gb: dict[str, Above0] | None = None
     by_block: Literal["auto", "always", "never"] = "auto"
     stream: Literal["bfloat16", "float16"] | None = None
+    executor: Literal["none", "processes", "ray"] = "none"
+    address: str = "auto"
+    gpus_per_worker: Above0 = 1.0
+    price_per_node_hour: From0 | None = None
 
     @property
     def workers(self) -> int:

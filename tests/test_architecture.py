@@ -12,8 +12,8 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "repsim_cli"
 ORDER = [
     "errors", "files", "documents", "signals", "workers", "planning", "registry", "settings", "segments", "content", "schema1", "results",
-    "cache", "data", "models", "activations", "measures", "similarity", "significance", "stitching", "training", "analysis",
-    "draw", "findings", "comparison", "export", "custom", "report", "studies", "config", "execution", "presets", "api", "doctor", "cli", "__main__",
+    "cache", "executors", "data", "models", "activations", "measures", "similarity", "significance", "stitching", "training", "analysis",
+    "draw", "findings", "comparison", "export", "custom", "report", "studies", "config", "units", "execution", "presets", "api", "doctor", "cli", "__main__",
 ]  # fmt: skip
 
 

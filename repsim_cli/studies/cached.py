@@ -109,8 +109,7 @@ class Content:
 
     def of_pairs(self, measure: Measure, wanted: Wanted | None) -> dict[tuple[int, int], str]:
         """The keys of the measure's solved pairs, by the numbers of two models; none where it solves no pairs."""
-        together = not isinstance(measure, Pairwise) or measure.compare_all is not None
-        if together or self.shared["estimate"] == "moments" or code_of(measure) is None:
+        if not solved_singly(measure, self.shared["estimate"]) or code_of(measure) is None:
             return {}
         parts, places = {**self.shared, **self._measure(measure)}, places_of(self.readings)
         return {
@@ -136,6 +135,11 @@ class Content:
             "its code": code_of(measure),
             "labels": self.labels if measure.card.labelled else None,
         }
+
+
+def solved_singly(measure: Measure, estimate: str) -> bool:
+    """Whether the pairs of layers are solved one by one."""
+    return isinstance(measure, Pairwise) and measure.compare_all is None and estimate != "moments"
 
 
 def code_of(measure: Measure) -> str | None:

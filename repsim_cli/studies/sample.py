@@ -247,7 +247,7 @@ def _loaded(reading: Reading, study: Study) -> nn.Module:
     return named(reading.label, partial(reading.source.load, how=how), reading.eager)
 
 
-def _record(
+def record_alone(
     run: Run, study: Study, reading: Reading, entry: Entry, sequences: Mapping[str, Sequences], counts: Tally
 ) -> None:
     """Runs a model that is in memory no longer than that, and completes its entry. Raises RunFailed where the rows
@@ -318,7 +318,7 @@ def opened(
             own = entries_of(run.folder / "activations", lacking, sequences, identities, extract, hardware.dtype)
             entries = {**entries, **held.enter_context(own)}
             for label in alone:
-                _record(run, study, running.pop(label), entries[label], sequences, counts)
+                record_alone(run, study, running.pop(label), entries[label], sequences, counts)
         with run.stage("models"):
             modules = {label: _loaded(reading, study) for label, reading in running.items()}
         given = next(iter(sequences.values()), None)

@@ -356,9 +356,7 @@ class Similarity:
 
     def run(self, run: Run) -> Results:
         prepare(run, self.hardware)
-        if self.groups:
-            with run.stage("groups"):
-                self._choose(run)
+        self.choose(run)
         with run.stage("data"):
             sequences = self.sequences(run)
             self.readings = paired(self.readings, sequences, self.data, self.extract, run.warn)
@@ -402,11 +400,14 @@ class Similarity:
             )
         return trading
 
-    def _choose(self, run: Run) -> None:
-        """Keeps only the models of the groups, some chosen by the metrics that they were saved with."""
-        self.members = chosen(run, self.groups, self.models)
-        self._take(of_groups(self.models, self.members))
-        self.tokenizers = {label: self.tokenizers[label] for label in self.live}
+    def choose(self, run: Run) -> None:
+        """With groups: keeps only their models, some chosen by the metrics that they were saved with."""
+        if not self.groups:
+            return
+        with run.stage("groups"):
+            self.members = chosen(run, self.groups, self.models)
+            self._take(of_groups(self.models, self.members))
+            self.tokenizers = {label: self.tokenizers[label] for label in self.live}
 
     def sequences(self, run: Run) -> dict[str, Sequences]:
         return inputs(run, self.live, self.tokenizers, self.data, self.extract, self.seed)

@@ -19,12 +19,13 @@ from repsim_cli.data.labelled import Examples
 from repsim_cli.errors import BadInput, RunFailed
 from repsim_cli.models.source import AnySource, Source
 from repsim_cli.registry import did_you_mean, studies
-from repsim_cli.results import Run, slug
+from repsim_cli.results import Progress, Run, quiet, slug
 from repsim_cli.settings import Extract, Group, Hardware, Several
 from repsim_cli.stitching.evaluate import (
     Estimate,
     Head,
     HeadKind,
+    PredictionTask,
     Scores,
     Stitch,
     classification,
@@ -276,46 +277,26 @@ class Stitching:
     def run(self, run: Run) -> Results:
         hardware = self.hardware
         prepare(run, hardware)
-        members: dict[str, list[str]] = {}
-        if self.groups:
-            with run.stage("groups"):
-                members = chosen(run, self.groups, self.models)
-                self.models = {label: self.models[label] for group in members.values() for label in group}
-                self._stitch(self._different())
+        members = self.choose(run)
         with run.stage("data"):
-            train, held = self._data(run)
-            task = classification(self.models, held.labels.names, self.labels) if held.labels else next_token()
+            train, held = self.parts(run)
+            task = self.task(held)
         with run.stage("hashes"):
             identities = {label: source.identity() for label, source in self.models.items()}
             run.input("models", identities)
         run.save_manifest()
         with run.stage("models"):
-            dtype = getattr(torch, hardware.dtype)
-            wholes = {
-                label: open_whole(label, source, self.auto, self.devices[label], dtype)
-                for label, source in self.models.items()
-            }
-            heads = {head: self._head(head, wholes) for each in self.heads.values() for head in each}
-        settings = {"dtype": hardware.dtype, "batch_size": hardware.batch_size, "seed": self.seed}
-        keys = {s: fit_key(s, identities, train, task, self.recipe, settings) for s in self.stitches}
+            wholes = {label: self.open_whole(label) for label in self.models}
+            heads = {head: self.as_head(head, wholes[head.model]) for each in self.heads.values() for head in each}
+        keys = {s: fit_key(s, identities, train, task, self.recipe, self._settings) for s in self.stitches}
         fits: dict[Stitch, StitchFit] = {}
         with run.stage("stitch layers"):
             for tail, each in self.heads.items() if self.recipe.fitted else ():
                 for head in each:
-                    between = [s for s in self.stitches if s.head == head and s.tail == tail]
-                    with self._entries("stitches", [keys[s] for s in between]) as entries:
-                        fits |= fit_stitches(
-                            heads[head],
-                            wholes[tail],
-                            between,
-                            train,
-                            task,
-                            self.recipe,
-                            batch_size=hardware.batch_size,
-                            seed=self.seed,
-                            progress=run.progress,
-                            entries={s: entries[keys[s]] for s in between if entries},
-                        )
+                    between = {s: keys[s] for s in self.stitches if s.head == head and s.tail == tail}
+                    with self._entries("stitches", [*between.values()]) as entries:
+                        of = {s: entries[name] for s, name in between.items() if entries}
+                        fits |= self.fitted(heads[head], wholes[tail], [*between], train, task, of, run.progress)
         for stitch, fit in fits.items():
             if fit.diverged is not None:
                 run.warn(f"{stitch}: its training diverged at step {fit.diverged}; its penalty is missing")
@@ -325,7 +306,7 @@ class Stitching:
             what = f"{lost} of {len(self.stitches)} trainings" if whole else "every training"
             raise RunFailed(f"options.recipe.learning_rate: {what} diverged, got {self.recipe.learning_rate}; lower it")
         maps: dict[Stitch, nn.Module] = {s: fits[s].layer for s in whole if s in fits}
-        name = key({"code": CODE, "stitches": [keys[s] for s in whole], "data": _content(held), **settings})
+        name = key({"code": CODE, "stitches": [keys[s] for s in whole], "data": _content(held), **self._settings})
         with run.stage("stitched models"), self._entries("stitched", [name]) as entries:
             scores = evaluate_stitches(
                 heads,
@@ -345,7 +326,63 @@ class Stitching:
                 return self._of_groups(run, members, scores)
             return self._of_pairs(scores, fits, classifiers, len(train.ids))
 
-    def _data(self, run: Run) -> tuple[Sequences, Sequences]:
+    def choose(self, run: Run) -> dict[str, list[str]]:
+        """With groups: keeps only their models, some chosen by the metrics that they were saved with; the members."""
+        if not self.groups:
+            return {}
+        with run.stage("groups"):
+            members = chosen(run, self.groups, self.models)
+            self.models = {label: self.models[label] for group in members.values() for label in group}
+            self._stitch(self._different())
+        return members
+
+    def task(self, held: Sequences) -> PredictionTask:
+        return classification(self.models, held.labels.names, self.labels) if held.labels else next_token()
+
+    def open_whole(self, label: str) -> Whole:
+        dtype = getattr(torch, self.hardware.dtype)
+        return open_whole(label, self.models[label], self.auto, self.devices[label], dtype)
+
+    @property
+    def _settings(self) -> dict[str, Any]:
+        """What the bits of stitch layers and scores depend on, beside what they are made of."""
+        return {"dtype": self.hardware.dtype, "batch_size": self.hardware.batch_size, "seed": self.seed}
+
+    def fitted(
+        self,
+        head: Whole,
+        tail: Whole,
+        stitches: Sequence[Stitch],
+        train: Sequences,
+        task: PredictionTask,
+        entries: Mapping[Stitch, Entry],
+        progress: Progress,
+    ) -> dict[Stitch, StitchFit]:
+        """The stitch layers between a head and a tail."""
+        batch_size, seed = self.hardware.batch_size, self.seed
+        given = {"batch_size": batch_size, "seed": seed, "progress": progress, "entries": entries}
+        return fit_stitches(head, tail, stitches, train, task, self.recipe, **given)
+
+    def fit_ahead(
+        self,
+        head: Head,
+        tail: str,
+        train: Sequences,
+        task: PredictionTask,
+        identities: Mapping[str, Mapping[str, Any]],
+        whole: Callable[[str], Whole],
+    ) -> bool:
+        """Puts the stitch layers between a head and a tail into the cache; whether any was missing. whole(label): a
+        model."""
+        stitches = [s for s in self.stitches if s.head == head and s.tail == tail]
+        keys = {s: fit_key(s, identities, train, task, self.recipe, self._settings) for s in stitches}
+        with self._entries("stitches", [*keys.values()]) as entries:
+            if missing := any(not entry.complete for entry in entries.values()):
+                of = {s: entries[name] for s, name in keys.items()}
+                self.fitted(self.as_head(head, whole(head.model)), whole(tail), stitches, train, task, of, quiet)
+        return missing
+
+    def parts(self, run: Run) -> tuple[Sequences, Sequences]:
         """The training and the evaluation sequences, their numbers noted in the manifest."""
         used = {label: self.tokenizers[label] for label in self.models}
         sequences = next(iter(inputs(run, self.models, used, self.data, self.extract, self.seed).values()))
@@ -357,8 +394,8 @@ class Stitching:
         run.manifest["rows"] = {"training": len(train.ids), "evaluation": len(held.ids)}
         return train, held
 
-    def _head(self, head: Head, wholes: Mapping[str, Whole]) -> Whole:
-        return scrambled(wholes[head.model], self.auto, self.seed) if head.kind == "random" else wholes[head.model]
+    def as_head(self, head: Head, whole: Whole) -> Whole:
+        return scrambled(whole, self.auto, self.seed) if head.kind == "random" else whole
 
     @contextmanager
     def _entries(self, kind: str, keys: Sequence[str]) -> Iterator[Mapping[str, Entry]]:

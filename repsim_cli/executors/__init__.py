@@ -1,0 +1,24 @@
+"""Where units of work run: processes of this machine, a Ray cluster, a SLURM cluster.
+
+A unit is a pure function of its arguments that leaves its result in the cache, which all workers share. It is performed
+before the driver's own pass over the run, which then finds it there: numbers do not depend on where they were computed.
+"""
+
+import importlib
+
+from repsim_cli.executors.base import Executor, Job, Record, Unit
+from repsim_cli.settings import Hardware
+
+EXECUTORS = {
+    "processes": "repsim_cli.executors.processes:Processes",
+    "ray": "repsim_cli.executors.ray:Ray",
+}
+
+
+def executor_of(hardware: Hardware, threads: int) -> Executor:
+    """The executor of these settings, not started. threads: of each unit."""
+    module, _, name = EXECUTORS[hardware.executor].partition(":")
+    return getattr(importlib.import_module(module), name)(hardware, threads)
+
+
+__all__ = ["EXECUTORS", "Executor", "Job", "Record", "Unit", "executor_of"]

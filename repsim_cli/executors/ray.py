@@ -1,0 +1,97 @@
+"""Workers that are actors of a Ray cluster."""
+
+import os
+import signal
+from collections.abc import Sequence
+from dataclasses import asdict
+from importlib.util import find_spec
+from typing import Any
+
+from repsim_cli.errors import BadInput
+from repsim_cli.executors.base import Job, Unit
+from repsim_cli.executors.pool import Held, Lost, Pool
+from repsim_cli.settings import Hardware
+
+
+class Ray(Pool):
+    """An actor per worker, with `threads` CPUs and, where models run on a GPU, `gpus` of one.
+
+    slots: units that an actor works on at a time, in threads.
+    """
+
+    def __init__(self, hardware: Hardware, threads: int, slots: int = 1):
+        super().__init__(hardware.processes or 0, slots)
+        self.address, self.threads = hardware.address, threads
+        self.gpus = hardware.gpus_per_worker if hardware.device.startswith("cuda") else 0.0
+        self._actors: dict[str, Any] = {}
+
+    def open(self, job: Job) -> None:
+        if find_spec("ray") is None:
+            raise BadInput("hardware.executor: ray needs the package ray, got none; pip install -e '.[ray]'")
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        import ray
+
+        self._ray = ray
+        handler = signal.getsignal(signal.SIGTERM)
+        where = {"num_cpus": self.count * self.threads or None} if self.address == "local" else {}
+        try:
+            ray.init(
+                address=self.address,
+                logging_level="ERROR",
+                log_to_driver=False,
+                include_dashboard=False if self.address == "local" else None,
+                **where,
+            )
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            reason = " ".join(str(error).split())[:200]
+            raise BadInput(
+                f"hardware.address: no Ray cluster answers, got '{self.address}' ({reason}); start one (ray start "
+                "--head), or set hardware.address=local"
+            ) from None
+        finally:
+            signal.signal(signal.SIGTERM, handler)  # Ray's own would end this process at once
+        self._actor = ray.remote(Held)
+        if not self.count:
+            self.count = max(1, int(ray.cluster_resources().get("CPU", 1) // self.threads))
+
+    def about(self) -> str:
+        return f"a cluster of {self._ray.cluster_resources()} for {self.threads} CPUs and {self.gpus} GPUs each"
+
+    def begin(self, name: str, job: Job) -> Any:
+        actor = self._actor.options(
+            num_cpus=self.threads, num_gpus=self.gpus, max_concurrency=self.slots, max_restarts=0
+        ).remote(name)
+        self._actors[name] = actor
+        return actor.ready.remote(asdict(job))
+
+    def call(self, name: str, unit: Unit) -> Any:
+        return self._actors[name].run.remote(asdict(unit))
+
+    def wait(self, futures: Sequence[Any], timeout: float) -> list[Any]:
+        if not futures:
+            return []
+        done, _ = self._ray.wait(list(futures), timeout=timeout)
+        if done:
+            done, _ = self._ray.wait(list(futures), num_returns=len(futures), timeout=0)
+        return done
+
+    def results(self, futures: Sequence[Any]) -> list[Any]:
+        try:
+            return self._ray.get(list(futures))
+        except self._ray.exceptions.RayError:
+            return [self._result(future) for future in futures]
+
+    def _result(self, future: Any) -> Any:
+        try:
+            return self._ray.get(future)
+        except self._ray.exceptions.RayError as error:
+            lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+            return Lost(" ".join(lines)[:300] or type(error).__name__)
+
+    def drop(self, name: str) -> None:
+        self._ray.kill(self._actors.pop(name))
+
+    def stop(self) -> None:
+        if hasattr(self, "_ray") and self._ray.is_initialized():
+            self._ray.shutdown()
