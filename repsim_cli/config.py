@@ -17,6 +17,7 @@ from repsim_cli import registry, schema1
 from repsim_cli.content import Facts, Results
 from repsim_cli.draw.frame import Figures, settings_of
 from repsim_cli.errors import BadConfig, BadInput, Unreachable
+from repsim_cli.executors import check_executor
 from repsim_cli.files import explained
 from repsim_cli.findings.analyse import card_of, chosen
 from repsim_cli.findings.analysis import Planned
@@ -198,6 +199,8 @@ def _validated(plain: Fields, problems: list[str], misfits: list[str]) -> RunCon
         problems.append(
             f"hardware.by_block: the study {plain['study']} needs whole models, got always; set hardware.by_block=auto"
         )
+    if plain["hardware"].get("executor", "none") != "none":
+        _attempt(problems, "", lambda: check_executor(plain["hardware"]["executor"], plain.get("cache") is True))
     if "significance" not in wanted and plain["significance"].get("method", "none") != "none":
         problems.append(
             f"significance: the study {plain['study']} tests none, got {plain['significance']['method']}; "

@@ -22,7 +22,7 @@ from repsim_cli.config import RunConfig, of_keys
 from repsim_cli.data.base import Sequences
 from repsim_cli.errors import Degenerate, RunFailed
 from repsim_cli.executors import Unit, executor_of
-from repsim_cli.executors.driver import Driver, driving
+from repsim_cli.executors.driver import driving
 from repsim_cli.models.source import Series, Source
 from repsim_cli.results import Run, quiet
 from repsim_cli.settings import Hardware
@@ -63,17 +63,18 @@ def perform_ahead(checked: RunConfig, run: Run) -> None:
         _phases(checked, run, driver)
 
 
-def _phases(checked: RunConfig, run: Run, driver: Driver) -> None:
+def _phases(checked: RunConfig, run: Run, driver: Any) -> None:
     """What a phase leaves, the next one reads."""
     study = copy.copy(checked.study)  # the run itself chooses the models of groups among all
+    kind = type(study)
     driver.perform(trainings(checked.models), "trainings")
-    if isinstance(study, Similarity | Stitching):
+    if kind in (Similarity, Stitching):
         study.choose(run)
-    if type(study) in RECORDED:
+    if kind in RECORDED:
         driver.perform(recordings(study.live), "activations")
-    if type(study) is Similarity:
+    if kind is Similarity:
         driver.perform(solvings(study), "pairs")
-    if isinstance(study, Stitching):
+    if kind is Stitching:
         driver.perform(fittings(study), "stitch layers")
 
 

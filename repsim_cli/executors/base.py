@@ -77,8 +77,8 @@ class Executor(ABC):
         """Starts workers, some of which may come later. Raises BadInput where none can be had or one is refused."""
 
     @abstractmethod
-    def room(self) -> int:
-        """How many units it takes now."""
+    def room(self, avoid: Collection[str] = ()) -> int:
+        """How many units it takes now, on other workers than these if it has others."""
 
     @abstractmethod
     def submit(self, number: int, unit: Unit, avoid: Collection[str]) -> None:

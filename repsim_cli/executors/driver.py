@@ -49,12 +49,20 @@ class Driver:
 
     def _ended(self, units: Sequence[Unit]) -> Iterator[Record]:
         """The record of each unit that is done, as they end."""
-        waiting, flying = deque(range(len(units))), set()
+        waiting, again, flying = deque(range(len(units))), list[int](), set[int]()
         ends: dict[int, Counter[str]] = defaultdict(Counter)
         avoid: dict[int, set[str]] = defaultdict(set)
-        while waiting or flying:
-            for _ in range(min(self.executor.room(), len(waiting))):
-                number = waiting.popleft()
+
+        def turn() -> int | None:
+            """The next unit that a worker is free for."""
+            for number in again:
+                if self.executor.room(avoid[number]):
+                    again.remove(number)
+                    return number
+            return waiting.popleft() if waiting and self.executor.room() else None
+
+        while waiting or again or flying:
+            while (number := turn()) is not None:
                 flying.add(number)
                 self.executor.submit(number, units[number], avoid[number])
             for number, record in self.executor.ended(LOOK):
@@ -73,7 +81,7 @@ class Driver:
                         f"{self.run.folder / LOGS}, and resume with resume=latest"
                     )
                 avoid[number].add(record.worker)
-                waiting.appendleft(number)
+                again.append(number)
 
     def _note(self, unit: Unit, record: Record, attempt: int) -> None:
         """Records an attempt in the run folder."""

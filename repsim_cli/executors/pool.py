@@ -73,8 +73,9 @@ class Pool(Executor):
         """What the engine has, for errors."""
         return f"{self.count} asked for"
 
-    def room(self) -> int:
-        return sum(self._free.values())
+    def room(self, avoid: Collection[str] = ()) -> int:
+        others = [slots for name, slots in self._free.items() if name not in avoid]
+        return sum(others or self._free.values())
 
     def submit(self, number: int, unit: Unit, avoid: Collection[str]) -> None:
         free = [name for name, slots in self._free.items() if slots]
@@ -144,9 +145,8 @@ class Held:
         """The host, or why this process cannot take part."""
         try:
             self.worker = Worker(Job(**job), self.name)
-        except Exception as error:
-            what = str(error) if isinstance(error, BadInput) else f"{type(error).__name__}: {error}"
-            return {"error": what}
+        except BadInput as error:
+            return {"error": str(error)}
         return {"error": None, "host": self.worker.host}
 
     def run(self, unit: Mapping[str, Any]) -> dict[str, Any]:

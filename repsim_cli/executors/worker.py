@@ -53,8 +53,9 @@ class Worker:
             self._check(job)
             module, _, function = job.session.partition(":")
             self._perform = getattr(importlib.import_module(module), function)(job.config, job.threads)
-        except BadInput as error:
-            raise BadInput(f"hardware.executor: the worker on {self.host} cannot take part: {error}") from None
+        except Exception as error:
+            what = str(error) if isinstance(error, BadInput) else f"{type(error).__name__}: {error}"
+            raise BadInput(f"hardware.executor: the worker on {self.host} cannot take part: {what}") from None
 
     def _check(self, job: Job) -> None:
         for package, wanted in job.packages.items():
@@ -64,7 +65,7 @@ class Worker:
             os.chdir(job.folder)
         except OSError as error:
             raise BadInput(
-                f"the folder of the run is not there ({error.strerror}), got {job.folder}; share it"
+                f"the folder where the run was started is not there ({error.strerror}), got {job.folder}; share it"
             ) from None
         file = token_file(job.token)
         if not file.is_file():

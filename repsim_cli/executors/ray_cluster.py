@@ -4,7 +4,7 @@ import os
 import signal
 from collections.abc import Sequence
 from dataclasses import asdict
-from importlib.util import find_spec
+from importlib import import_module
 from typing import Any
 
 from repsim_cli.errors import BadInput
@@ -23,16 +23,13 @@ class Ray(Pool):
         super().__init__(hardware.processes or 0, slots)
         self.address, self.threads = hardware.address, threads
         self.gpus = hardware.gpus_per_worker if hardware.device.startswith("cuda") else 0.0
+        self._ray: Any = None
         self._actors: dict[str, Any] = {}
 
     def open(self, job: Job) -> None:
-        if find_spec("ray") is None:
-            raise BadInput("hardware.executor: ray needs the package ray, got none; pip install -e '.[ray]'")
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-        import ray
-
-        self._ray = ray
+        self._ray = ray = import_module("ray")
         handler = signal.getsignal(signal.SIGTERM)
         where = {"num_cpus": self.count * self.threads or None} if self.address == "local" else {}
         try:
@@ -93,5 +90,5 @@ class Ray(Pool):
         self._ray.kill(self._actors.pop(name))
 
     def stop(self) -> None:
-        if hasattr(self, "_ray") and self._ray.is_initialized():
+        if self._ray is not None:
             self._ray.shutdown()

@@ -1,0 +1,65 @@
+"""Units of work for the tests of engines: small, without torch."""
+
+import json
+import os
+import signal
+import time
+import warnings
+from pathlib import Path
+
+from repsim_cli.cache import key, using
+from repsim_cli.errors import RunFailed
+
+
+def session(config, threads):
+    """perform(kind, args) of the kinds below."""
+    folder = Path(config["folder"])
+
+    def write(name):
+        """An entry of the cache, computed once."""
+        with using("tried", [key({"name": name})]) as entries:
+            (entry,) = entries.values()
+            if entry.complete:
+                return False
+            with open(folder / "computed", "a") as stream:
+                stream.write(f"{name}\n")
+            time.sleep(config.get("seconds", 0.0))
+            entry.write("value", lambda path: path.write_text(json.dumps(name)))
+            entry.finish()
+            return True
+
+    def fail(name, times):
+        """Fails at its first attempts."""
+        with open(folder / f"tries-{name}", "a+") as stream:
+            stream.write("x")
+            stream.flush()
+            stream.seek(0)
+            tried = len(stream.read())
+        if tried <= times:
+            warnings.warn("about to fail", stacklevel=1)
+            raise RunFailed(f"{name}: it fails, got attempt {tried}; try again")
+        return True
+
+    def die(name, times):
+        """Kills its worker at its first attempts."""
+        with open(folder / f"tries-{name}", "a+") as stream:
+            stream.write("x")
+            stream.flush()
+            stream.seek(0)
+            tried = len(stream.read())
+        if tried <= times:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return True
+
+    def wait(seconds):
+        time.sleep(seconds)
+        return True
+
+    kinds = {"write": write, "fail": fail, "die": die, "wait": wait}
+    return lambda kind, args: kinds[kind](**args)
+
+
+def refuse(config, threads):
+    from repsim_cli.errors import BadInput
+
+    raise BadInput("model.a.path: no such folder, got '/models/a'; check the path")

@@ -1,0 +1,207 @@
+"""Units of work on workers: what is retried, recorded and refused, the same for every engine."""
+
+import json
+import os
+import sys
+import threading
+from functools import partial
+from importlib.util import find_spec
+
+import filelock
+import pytest
+
+from repsim_cli import results
+from repsim_cli.errors import BadInput, RunFailed
+from repsim_cli.executors import Unit, driver, executor_of, worker
+from repsim_cli.executors.driver import driving
+from repsim_cli.settings import Hardware
+
+LOCAL = Hardware(executor="processes", processes=2)
+
+
+@pytest.fixture
+def cluster(monkeypatch):
+    """A Ray cluster of three nodes with a CPU each, on this machine."""
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    for _ in range(2):
+        cluster.add_node(num_cpus=1)
+    yield cluster
+    cluster.shutdown()
+
+
+@pytest.fixture
+def begun(tmp_path, monkeypatch):
+    """begun(hardware) -> a context: the driver of a run whose units are those of `engine_units`."""
+    monkeypatch.setenv("REPSIM_CACHE", str(tmp_path / "cache"))
+    made = {"name": "tried", "study": "none", "seed": 0, "command": [], "overrides": []}
+
+    def start(hardware=LOCAL, session="session", **config):
+        run = results.create(tmp_path / "outputs" / "run", **made)
+        return driving(
+            partial(executor_of, hardware, 1),
+            run,
+            name=hardware.executor,
+            session=f"engine_units:{session}",
+            config={"folder": str(tmp_path), **config},
+            threads=1,
+            price=2.0,
+        )
+
+    return start
+
+
+def unit(kind, title, **args):
+    return Unit(kind=kind, name=title, args=args)
+
+
+def writes(count):
+    return [unit("write", f"unit {i}", name=f"unit {i}") for i in range(count)]
+
+
+def records(driving):
+    return [json.loads(line) for line in (driving.run.folder / driver.RECORDS).read_text().splitlines()]
+
+
+def test_units_run_once_on_several_workers_and_are_recorded(begun, tmp_path):
+    with begun() as first:
+        first.perform(writes(20), "writes")
+        first.perform([*writes(20), unit("wait", "a pause", seconds=0.1)], "writes again")
+    assert sorted((tmp_path / "computed").read_text().split("\n")[:-1]) == sorted(u.name for u in writes(20))
+    lines = records(first)
+    assert len(lines) == 41
+    assert [line["computed"] for line in lines[:20]] == [True] * 20
+    assert sum(line["computed"] for line in lines) == 21
+    assert {line["worker"] for line in lines} == {"worker-0", "worker-1"}
+    assert all(line["status"] == "done" and line["host"] and line["kernels"]["cpu"] for line in lines)
+    about = first.run.manifest["executor"]
+    assert (about["name"], about["units"], about["computed"], about["attempts"], about["workers"]) == (
+        "processes", 41, 21, 41, 2,
+    )  # fmt: skip
+    assert about["cost"] == pytest.approx(2 * about["node_hours"], abs=2e-6)
+    assert 0 < about["node_hours"] < 0.1
+    assert not list(worker.root().glob("run-*"))
+
+
+def test_a_unit_that_fails_runs_again_on_another_worker(begun):
+    with begun() as driving:
+        driving.perform([unit("fail", "twice", name="twice", times=2), *writes(2)], "units")
+    tried = [line for line in records(driving) if line["unit"] == "twice"]
+    assert [line["status"] for line in tried] == ["failed", "failed", "done"]
+    assert [line["attempt"] for line in tried] == [1, 2, 3]
+    assert tried[0]["worker"] != tried[1]["worker"]
+    log = (driving.run.folder / driver.LOGS / "twice.log").read_text()
+    assert "about to fail" in log
+    assert "RunFailed: twice: it fails, got attempt 2" in log
+
+
+def test_a_unit_that_fails_three_times_stops_the_run_by_name(begun):
+    message = "unit 'never': it failed 3 times, got never: it fails, got attempt 3; try again; see .*logs, and resume"
+    with begun() as driving, pytest.raises(RunFailed, match=message):
+        driving.perform([unit("fail", "never", name="never", times=9)], "units")
+    assert driving.run.manifest["executor"]["attempts"] == 3
+
+
+def test_a_unit_whose_worker_is_killed_runs_again(begun, tmp_path):
+    with begun() as driving:
+        driving.perform([*writes(6), unit("die", "deadly", name="deadly", times=3), *writes(3)], "units")
+    assert [line["status"] for line in records(driving) if line["unit"] == "deadly"] == ["lost"] * 3 + ["done"]
+    assert "killed, or out of memory" in next(line["error"] for line in records(driving) if line["error"])
+    computed = (tmp_path / "computed").read_text().split("\n")[:-1]
+    assert len(computed) == len(set(computed)) == 6
+
+
+def test_a_unit_that_kills_every_worker_is_given_up(begun):
+    message = "unit 'deadly': it failed 6 times, got the process ended"
+    with begun(Hardware(executor="processes", processes=1)) as driving, pytest.raises(RunFailed, match=message):
+        driving.perform([unit("die", "deadly", name="deadly", times=99)], "units")
+
+
+def test_two_drivers_compute_a_unit_once(begun, tmp_path):
+    def drive():
+        with begun(seconds=0.05) as driving:
+            driving.perform(writes(8), "units")
+
+    other = threading.Thread(target=drive)
+    other.start()
+    drive()
+    other.join()
+    computed = (tmp_path / "computed").read_text().split("\n")[:-1]
+    assert sorted(computed) == sorted(u.name for u in writes(8))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda job: job | {"packages": {"torch": "1.0"}},
+            r"torch differs, got \d.*, the run has 1.0; install the same",
+        ),
+        (lambda job: job | {"packages": {"its code": "other"}}, "its code differs, got .*, the run has other; install"),
+        (
+            lambda job: job | {"folder": "/nowhere"},
+            "the folder where the run was started is not there .*, got /nowhere; share",
+        ),
+        (lambda job: job | {"token": "other"}, "another cache than that of the run, got .*cache; set REPSIM_CACHE"),
+        (lambda job: job | {"session": "engine_units:refuse"}, "model.a.path: no such folder, got '/models/a'; check"),
+    ],
+)
+def test_a_worker_that_cannot_take_part_says_so_in_a_line(begun, monkeypatch, tmp_path, change, message):
+    jobs = []
+    monkeypatch.setattr("repsim_cli.executors.processes.Processes.start", lambda self, job: jobs.append(job))
+    message = f"hardware.executor: the worker on .* cannot take part: {message}"
+    with begun(), pytest.raises(BadInput, match=message):
+        worker.Worker(type(jobs[0])(**change(vars(jobs[0]))))
+
+
+def test_settings_that_cannot_be(repsim, monkeypatch):
+    monkeypatch.setattr("repsim_cli.executors.find_spec", lambda name: None)
+    code, _, err = repsim("run", "hardware=ray")
+    assert (code, err) == (
+        2,
+        "error: hardware.executor: ray needs the package ray, got none; pip install -e '.[ray]'\n",
+    )
+    code, _, err = repsim("run", "hardware.executor=processes", "cache=false")
+    assert code == 2
+    assert "hardware.executor: workers leave their results in the cache, got processes with cache=false; drop" in err
+
+
+def test_locks_that_do_not_hold_are_noticed(begun, monkeypatch):
+    jobs = []
+    monkeypatch.setattr("repsim_cli.executors.processes.Processes.start", lambda self, job: jobs.append(job))
+    with begun():
+        worker.Worker(jobs[0])
+        monkeypatch.setattr(filelock.FileLock, "acquire", lambda *_, **__: None)  # as where a mount ignores them
+        with pytest.raises(BadInput, match="locks do not hold between machines in .*, got the lock of the run; mount"):
+            worker.Worker(jobs[0])
+
+
+def test_refused_workers_stop_the_run_before_it_starts(begun):
+    message = "the worker on .* cannot take part: model.a.path: no such folder"
+    with pytest.raises(BadInput, match=message), begun(session="refuse"):
+        raise AssertionError
+
+
+@pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra `ray`")
+@pytest.mark.ray
+def test_ray(cluster, begun, tmp_path):
+    """Three nodes: workers and a node are killed, and units still run once each."""
+    ray = Hardware(executor="ray", address=cluster.address, processes=3)
+    with begun(ray, seconds=0.1) as driving:
+        other = threading.Timer(1.0, lambda: cluster.remove_node(next(iter(cluster.worker_nodes))))
+        other.start()
+        deadly = [unit("die", f"deadly {i}", name=f"deadly {i}", times=1) for i in range(2)]
+        driving.perform([*writes(12), *deadly, unit("fail", "twice", name="twice", times=2), *writes(60)], "units")
+        other.join()
+    lines = records(driving)
+    assert [line["status"] for line in lines if line["unit"] == "twice"] == ["failed", "failed", "done"]
+    for i in range(2):
+        assert [line["status"] for line in lines if line["unit"] == f"deadly {i}"] == ["lost", "done"]
+    done = [line["unit"] for line in lines if line["status"] == "done"]
+    assert len(set(done)) == 63
+    computed = (tmp_path / "computed").read_text().split("\n")[:-1]
+    twice = len(computed) - len(set(computed))
+    assert twice <= sum(line["status"] == "lost" for line in lines)  # nothing but what was in flight

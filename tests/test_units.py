@@ -1,0 +1,71 @@
+"""What workers compute ahead of a run is what the run would have computed."""
+
+import contextlib
+import json
+
+import pytest
+
+from repsim_cli import results, units
+
+PAIRS = (
+    "model=[tiny_a_step100,tiny_a,tiny_b]", "measure=[cka_unbiased,procrustes,gromov_wasserstein]", "extract.rows=60",
+    "extract.estimate=full", "extract.sequences=4", "extract.layers=[0,-1]", "hardware.threads=1",
+)  # fmt: skip
+STITCHES = (
+    "study=stitching", "model=[tiny_a,tiny_b]", "extract.sequences=24", "extract.length=32", "extract.layers=[1]",
+    "+options.evaluation=8", "+options.recipe={steps: 3, warm_up: 1}", "+options.baselines=[random]", "hardware.threads=1",
+)  # fmt: skip
+
+
+class Here:
+    """Performs units in this process, one after the other."""
+
+    def __init__(self, work):
+        self.work, self.done = work, []
+
+    def perform(self, given, label):
+        for unit in given:
+            self.done.append((unit.kind, self.work(unit.kind, unit.args)))
+
+
+@contextlib.contextmanager
+def here(make, run, *, name, session, config, threads, price):
+    made.append(Here(units.session(json.loads(json.dumps(config)), threads)))  # the configuration as workers get it
+    yield made[-1]
+
+
+made: list[Here] = []
+
+
+def numbers(folder):
+    found = json.loads((folder / "results.json").read_text())
+    for analysis in found["analyses"].values():
+        analysis.pop("code")
+    return found, {file.name: file.read_bytes() for file in (folder / "arrays").glob("*")}
+
+
+@pytest.mark.parametrize(
+    ("words", "count"),
+    [
+        (PAIRS, {"activations": 3, "pairs": 12}),
+        ((*PAIRS, "study=similarity", "options.within=true"), {"activations": 3, "pairs": 6}),
+        (STITCHES, {"stitches": 6}),
+    ],
+)
+def test_units_leave_what_the_run_then_finds(repsim, tmp_path, monkeypatch, words, count):
+    made.clear()
+    assert repsim("run", *words, "name=alone")[0] == 0
+    monkeypatch.setenv("REPSIM_CACHE", str(tmp_path / "other"))
+    monkeypatch.setattr(units, "driving", here)
+    assert repsim("run", *words, "name=ahead", "hardware.executor=processes")[0] == 0
+    alone, ahead = (results.find(name) for name in ("alone", "ahead"))
+    assert numbers(alone) == numbers(ahead)
+    (driver,) = made
+    kinds = [kind for kind, _ in driver.done]
+    assert {kind: kinds.count(kind) for kind in dict.fromkeys(kinds)} == count
+    assert all(computed for _, computed in driver.done)
+    manifest = results.read_manifest(ahead)
+    assert manifest.get("models_run", []) == []  # the run itself loads no model for rows
+    # once more: all is there
+    assert repsim("run", *words, "name=again", "hardware.executor=processes")[0] == 0
+    assert not any(computed for _, computed in made[1].done)
