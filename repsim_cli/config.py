@@ -25,7 +25,18 @@ from repsim_cli.findings.claims import known
 from repsim_cli.planning import checking, noting_under
 from repsim_cli.registry import Entry, Registry, did_you_mean
 from repsim_cli.results import GROUPS
-from repsim_cli.settings import EveryData, EveryModel, Extract, Group, Hardware, Ranked, Seed, SeededModel, Significance
+from repsim_cli.settings import (
+    WORDS,
+    EveryData,
+    EveryModel,
+    Extract,
+    Group,
+    Hardware,
+    Ranked,
+    Seed,
+    SeededModel,
+    Significance,
+)
 
 MISSING = "???"
 ALL = "all"
@@ -36,6 +47,8 @@ USUAL: dict[str, Fields] = {
     "token": {"skip": 4, "normalise": "features"},
     "word": {"skip": 2, "normalise": "features"},
 }
+# `extract.sequences` and `extract.rows` where they are auto
+STRETCHES, SENTENCES, POOLED, ROWS = 64, 2048, 1024, 4096
 UNCHANGED: Fields = {"skip": 0, "normalise": "none"}
 STRICT = ConfigDict(extra="forbid", strict=True, frozen=True, protected_namespaces=(), allow_inf_nan=False)
 
@@ -168,7 +181,7 @@ def _validated(plain: Fields, problems: list[str], misfits: list[str]) -> RunCon
         "model": lambda: _expanded(problems, _models(problems, plain, unreached)),
         "measure": lambda: _components(problems, "measure", {"measure": runnable}, registry.measures, _measure),
         "data": lambda: _component(problems, "data", plain["data"], registry.data, _data),
-        "extract": lambda: _extract(problems, notes, plain["extract"], bound.get("model", {}), remedied),
+        "extract": lambda: _extract(problems, notes, plain["extract"], bound, remedied),
         "significance": lambda: _bind(problems, "significance", Significance, plain["significance"]),
         "hardware": lambda: _bind(problems, "hardware", Hardware, plain["hardware"]),
         "seed": lambda: plain.get("seed"),
@@ -608,12 +621,16 @@ def _nested(annotation: Any) -> tuple[Any, bool]:
 
 
 def _extract(
-    problems: list[str], notes: list[str], given: Fields, models: Mapping[str, Any], remedied: Collection[str]
+    problems: list[str], notes: list[str], given: Fields, bound: Fields, remedied: Collection[str]
 ) -> Extract | None:
     """The settings of extraction, with `auto` resolved and a length that every model can read: the models of a
-    comparison have to read the same rows. remedied: the remedies that the study takes."""
+    comparison have to read the same rows. bound: the models and data of the run; remedied: the remedies that the study
+    takes."""
     from repsim_cli.models.source import Series, Source
 
+    models = bound.get("model", {})
+    running = bound.get("data") is not None and bound["data"].running
+    sentences = given.get("unit") in WORDS and not running
     contexts: dict[str, int] = {}
     for label, model in models.items():
         with suppress(BadInput):  # of a broken checkpoint, which the study names
@@ -625,6 +642,9 @@ def _extract(
     usual = USUAL.get(given.get("unit", ""), {}) if len(contexts) == len(models) else {}
     automatic = {
         "length": min(LONGEST, most),
+        "sequences": SENTENCES if sentences else STRETCHES if given.get("unit") in ("token", *WORDS) else POOLED,
+        "rows": ROWS if given.get("unit") in ("token", *WORDS) else POOLED,
+        "at_most": [key for key in ("sequences", "rows") if given.get(key) == "auto"],
         **{key: usual.get(key, none) if key in remedied else none for key, none in UNCHANGED.items()},
     }
     extract = _bind(

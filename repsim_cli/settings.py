@@ -60,7 +60,10 @@ class Extract:
     long: with words, sentences and examples of more tokens than `length` are `split` between words, at the same words
         for all models, or refused (`refuse`). A pair of texts is left out.
     sequences: how many sequences, examples or images are drawn under the seed. With words, a document is cut into
-        sequences of at most `length` tokens.
+        sequences of at most `length` tokens. `auto` in a configuration: 64 where rows are tokens, or words of running
+        text; 2048 examples for words; 1024 for pooled rows.
+    at_most: `sequences` and `rows` where the data may have fewer of them without a warning. `auto` in a configuration:
+        where they are `auto`.
     pool: the sequences are drawn from the first so many packed sequences of a text (for pooled rows, documents).
         Examples and images are drawn from the whole data set.
     separator: the token put before each document of packed text; `auto` takes eos, sep or bos, the first that the
@@ -69,7 +72,7 @@ class Extract:
         with its standard error. `ratio_of_sums`: HSIC summed over batches and normalised at the end. `moments`: exact
         second moments of all rows, in as few passes over them as fit into memory.
     batch_rows: rows per batch.
-    rows: rows in the sample of `full`, at most.
+    rows: rows in the sample of `full`, at most. `auto` in a configuration: 4096; 1024 pooled ones.
     skip: the first so many places of each sequence, special tokens included, give no rows, and no part of pooled ones:
         `mean` is that of the others, `first` and `last` are the first and last of the others. A row that one model
         leaves out is left out for all; a word is at the place of the token that stands for it (of `mean`, its first).
@@ -95,6 +98,7 @@ class Extract:
     length: Medium = 128
     long: Literal["split", "refuse"] = "split"
     sequences: Positive = 64
+    at_most: list[Literal["sequences", "rows"]] = field(default_factory=list)
     pool: Positive = 1024
     separator: Literal["auto", "eos", "sep", "bos", "none"] = "auto"
     estimate: ESTIMATES = "per_batch"

@@ -89,6 +89,25 @@ def test_bad_words(repsim, words, message, tmp_path):
         assert err.count("\n") == 1
 
 
+def test_fewer_texts_than_usual_are_a_warning_only_where_more_were_requested():
+    few = "extract.rows: 1024 rows were requested, the data have"
+    for settings, warnings in (
+        ({}, []),
+        (
+            {"extract.sequences": 200, "extract.rows": 1024},
+            [
+                "extract.sequences: 120 texts in memory gave 120 sequences, 200 were requested; all are used",
+                f"{few} 120; all are used",
+            ],
+        ),
+        ({"extract.sequences": 50}, [f"{few} 50; all are used; raise extract.sequences for more"]),
+    ):
+        found = repsim_cli.compare(
+            ["tiny_a", "tiny_b"], TEXTS, measures=["cka"], rows="pooled", layers=["embed"], settings=settings
+        )
+        assert [warning for warning in found.warnings if warning.startswith("extract.")] == warnings
+
+
 def test_tables(tmp_path):
     """A file with columns, a folder of `datasets` and an id of the hub are tables; settings of one may be given."""
     (tmp_path / "a.csv").write_text("review,stars\nfine,5\n")

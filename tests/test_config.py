@@ -41,6 +41,9 @@ def composed(*overrides):
 LATER = {
     "seed=${seed}": 0,
     "length=auto": 128,
+    "sequences=auto": 64,
+    "rows=auto": 4096,
+    "at_most=auto": ["rows"],
     "skip=auto": 4,
     "normalise=auto": "features",
 }  # values that the run puts in
@@ -282,6 +285,24 @@ def test_the_advice_on_memory_fits():
         validate(composed("model=[tiny_a]", "hardware.memory_gb=1", *large, "extract.rows=90000000"))
     advice = str(caught.value).split("; ")[-1].removesuffix(" would fit")
     validate(composed("model=[tiny_a]", "hardware.memory_gb=1", *large, advice))
+
+
+@pytest.mark.parametrize(
+    ("words", "sequences", "rows", "at_most"),
+    [
+        ((), 64, 4096, ["sequences", "rows"]),
+        (("extract.sequences=8",), 8, 4096, ["rows"]),
+        (("extract.rows=8",), 64, 8, ["sequences"]),
+        (("extract.sequences=8", "extract.at_most=[sequences]"), 8, 4096, ["sequences"]),
+        (("extract=words",), 64, 4096, ["sequences", "rows"]),  # stretches of running text
+        (("extract=words", "data=embedded_sentences"), 2048, 4096, ["sequences", "rows"]),
+        (("extract=pooled",), 1024, 1024, ["sequences", "rows"]),
+        (("extract=packed_1024",), 1000, 4096, []),
+    ],
+)
+def test_of_sequences_and_rows_that_nobody_requested_there_may_be_fewer(words, sequences, rows, at_most):
+    extract = validate(composed("model=[tiny_a]", "measure=[cka]", *words)).study.extract
+    assert (extract.sequences, extract.rows, extract.at_most) == (sequences, rows, at_most)
 
 
 SAMPLE = ("model=[tiny_a]", "extract.estimate=full", "extract.rows=200")

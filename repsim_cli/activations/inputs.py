@@ -215,7 +215,7 @@ def described(sequences: Mapping[str, Sequences], data: Data, extract: Extract) 
     truncated = {label: given.truncated for label, given in sequences.items() if given.truncated}
     notices = []
     drawn = sample.documents if extract.unit in WORDS and not data.running else count
-    if drawn < extract.sequences:
+    if drawn < extract.sequences and "sequences" not in extract.at_most:
         notices.append(
             f"extract.sequences: {data.source} gave {drawn} sequences, {extract.sequences} were requested; all are used"
         )

@@ -87,7 +87,7 @@ def tally(run: Run, models: Mapping[str, AnySource]) -> Tally:
 
 
 def counted(run: Run, study: Study, sequences: Mapping[str, Sequences]) -> int:
-    """The number of rows, noted in the manifest; warns where it is smaller than asked for."""
+    """The number of rows, noted in the manifest; warns where it is smaller than requested."""
     total, asked = total_rows(study.readings, sequences, study.extract), study.extract.rows
     run.manifest["rows"] = total
     if study.extract.remedies:
@@ -95,7 +95,10 @@ def counted(run: Run, study: Study, sequences: Mapping[str, Sequences]) -> int:
         share = skipped / (total + skipped)
         run.manifest["remedies"] = {**study.extract.remedies, "rows_left_out": skipped, "share_left_out": share}
     if study.extract.estimate == "full" and total < asked:
-        run.warn(f"extract.rows: {asked} rows were asked for, the data has {total}; all are used")
+        cut = bool(sequences) and run.manifest["data"]["sequences"] >= study.extract.sequences
+        advice = "; raise extract.sequences for more" if cut else ""
+        if cut or "rows" not in study.extract.at_most:
+            run.warn(f"extract.rows: {asked} rows were requested, the data have {total}; all are used{advice}")
     return total
 
 

@@ -160,7 +160,7 @@ def test_precomputed_activations_alone_and_beside_a_model(repsim, newest, tiny_f
     words = ("model=[]", stored, "measure=[cka]", "extract.estimate=full", "extract.rows=1000")
     code, out, _ = repsim("run", *words)
     assert code == 0
-    assert "warning: extract.rows: 1000 rows were asked for, the data has 150; all are used" in out
+    assert "warning: extract.rows: 1000 rows were requested, the data have 150; all are used" in out
     expected = [[reference.cka(a, b) for b in arrays.values()] for a in arrays.values()]
     np.testing.assert_allclose(stacked(newest()), expected, atol=1e-6)
     code, out, err = repsim("run", *SMALL, stored, local("mine", tiny_folder("gpt2")))
