@@ -1,0 +1,211 @@
+"""Units of work on workers: what an engine costs, how it scales, and what kills leave.
+
+Command: python benchmarks/engines.py [overhead] [slots] [bits] [kills]    (needs pip install -e '.[ray]')
+
+overhead: 2000 units that do nothing but leave a file in the cache, on 2 workers: CPU time of the driver per unit, and
+    the time from asking a worker to its answer.
+slots:    4000 units that sleep for a second, on 200 threads of 4 Ray actors: efficiency against 20 s.
+bits:     a run of six models with Gromov-Wasserstein pairs, and one of stitches, on 1 and 2 workers of each engine:
+          their numbers against those of the run alone, wall time and efficiency.
+kills:    the same run, while random workers and the driver are killed: what was computed twice.
+"""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from repsim_cli import results
+from repsim_cli.cache import key, using
+from repsim_cli.executors import Unit, executor_of
+from repsim_cli.executors.driver import RECORDS, driving
+from repsim_cli.executors.ray_cluster import Ray
+from repsim_cli.settings import Hardware
+
+HERE = Path(__file__).parent
+ENGINES = {
+    "processes": ["hardware.executor=processes"],
+    "Ray": ["hardware.executor=ray", "hardware.address=local"],
+}
+SIX = "[tiny_a_step100,tiny_a_step400,tiny_a,tiny_b,tiny_c,tiny_d]"
+PAIRS = [
+    "measure=[cka_unbiased,gromov_wasserstein]",
+    "extract.estimate=full",
+    "extract.rows=200",
+    "hardware.threads=1",
+]
+STITCHES = [
+    "study=stitching",
+    "extract.layers=[1,2]",
+    "extract.sequences=200",
+    "+options.recipe={steps: 60, warm_up: 10}",
+    "hardware.threads=1",
+]
+
+
+def session(config: Any, threads: int) -> Any:
+    """perform(kind, args) of the units of this file."""
+
+    def write(number: int) -> bool:
+        with using("tried", [key({"number": number})]) as entries:
+            (entry,) = entries.values()
+            if entry.complete:
+                return False
+            entry.write("value", lambda path: path.write_text(str(number)))
+            entry.finish()
+            return True
+
+    def sleep(seconds: float) -> bool:
+        time.sleep(seconds)
+        return True
+
+    kinds = {"write": write, "sleep": sleep}
+    return lambda kind, args: kinds[kind](**args)
+
+
+def driven(make: Any, folder: Path, units: list[Unit], name: str) -> tuple[float, float, Any]:
+    """Wall and CPU seconds of the driver while the units run, and the run."""
+    os.environ["REPSIM_CACHE"] = str(folder / "cache")
+    run = results.create(folder / "run", name="tried", study="none", seed=0, command=[], overrides=[])
+    with driving(make, run, name=name, session="engines:session", config={}, threads=1) as driver:
+        begin, cpu = time.monotonic(), time.process_time()
+        driver.perform(units, "units")
+        return time.monotonic() - begin, time.process_time() - cpu, run
+
+
+def overhead() -> None:
+    print("| engine | driver's CPU per unit, ms | latency, ms | of it in the worker, ms |")
+    print("| --- | --- | --- | --- |")
+    for name in ("processes", "ray"):
+        hardware = Hardware(executor=name, processes=2, address="local")  # type: ignore[arg-type]
+        units = [Unit(kind="write", name=f"unit {n}", args={"number": n}) for n in range(2000)]
+        with tempfile.TemporaryDirectory() as folder:
+            wall, cpu, run = driven(partial(executor_of, hardware, 1), Path(folder), units, name)
+            lines = [json.loads(line) for line in (run.folder / RECORDS).read_text().splitlines()]
+        inside = sum(line["seconds"] for line in lines) / len(lines)
+        print(f"| {name} | {cpu / 2.0:.2f} | {wall * 2 / 2.0:.1f} | {inside * 1000:.1f} |")
+
+
+def slots() -> None:
+    hardware = Hardware(executor="ray", processes=4, address="local")
+    units = [Unit(kind="sleep", name=f"unit {n}", args={"seconds": 1.0}) for n in range(4000)]
+    with tempfile.TemporaryDirectory() as folder:
+        wall, cpu, _ = driven(lambda: Ray(hardware, 1, slots=50), Path(folder), units, "ray")
+    print(f"4000 units of 1 s on 200 threads of 4 actors: {wall:.1f} s, efficiency {20 / wall:.0%}, driver {cpu:.1f} s")
+
+
+def command(folder: Path, cache: str, words: list[str]) -> tuple[list[str], dict[str, str]]:
+    environment = {**os.environ, "REPSIM_OUTPUTS": str(folder), "REPSIM_CACHE": str(folder / cache)}
+    return [sys.executable, "-m", "repsim_cli", "run", "-q", *words], environment
+
+
+def numbers(folder: Path) -> tuple[Any, dict[str, bytes]]:
+    """Those of the run in this folder."""
+    found = json.loads((folder / "results.json").read_text())
+    for analysis in found["analyses"].values():
+        analysis.pop("code")
+    return found, {file.name: file.read_bytes() for file in (folder / "arrays").glob("*")}
+
+
+def newest(folder: Path) -> Path:
+    return results.runs(folder)[-1]
+
+
+def bits() -> None:
+    print("| run | engine | workers | wall, s | of it units, s | efficiency of units | same numbers |")
+    print("| --- | --- | --- | --- | --- | --- | --- |")
+    for what, words in {"pairs": [f"model={SIX}", *PAIRS], "stitches": ["model=[tiny_a,tiny_b]", *STITCHES]}.items():
+        with tempfile.TemporaryDirectory() as place:
+            folder = Path(place)
+
+            def measured(cache: str, words: list[str], folder: Path = folder) -> float:
+                asked, environment = command(folder, cache, words)
+                begin = time.monotonic()
+                subprocess.run(asked, env=environment, check=True)
+                return time.monotonic() - begin
+
+            print(f"| {what} | none | - | {measured('alone', words):.1f} | - | - | - |")
+            alone = numbers(newest(folder))
+            for engine, choice in ENGINES.items():
+                single = 0.0
+                for workers in (1, 2):
+                    wall = measured(f"{engine}-{workers}", [*words, *choice, f"hardware.processes={workers}"])
+                    run = newest(folder)
+                    timings = results.read_manifest(run)["timings"]
+                    units = sum(seconds for stage, seconds in timings.items() if stage.startswith("units"))
+                    single = single or units
+                    same = "yes" if numbers(run) == alone else "NO"
+                    efficiency = f"{single / units / workers:.0%}"
+                    print(f"| {what} | {engine} | {workers} | {wall:.1f} | {units:.1f} | {efficiency} | {same} |")
+
+
+def kills(count: int = 25) -> None:
+    """For each engine, so many kills of random workers, and of the driver once in five."""
+    words = [f"model={SIX}", *PAIRS]
+    for engine, choice in ENGINES.items():
+        with tempfile.TemporaryDirectory() as place:
+            folder, draw = Path(place), random.Random(0)
+            asked, environment = command(folder / "alone", "cache", words)
+            subprocess.run(asked, env=environment, check=True)
+            alone = numbers(newest(folder / "alone"))
+            asked, environment = command(folder / "killed", "cache", [*words, *choice, "hardware.processes=2"])
+            killed: Counter[str] = Counter()
+            done: list[Any] = []
+            again: list[str] = []
+            while True:
+                process = subprocess.Popen([*asked, *again], env=environment, stderr=subprocess.PIPE, text=True)
+                while process.poll() is None:
+                    time.sleep(draw.uniform(2.0, 6.0))
+                    victims = workers_of(process.pid)
+                    if killed.total() >= count or process.poll() is not None or not victims:
+                        continue
+                    if killed.total() % 5 == 4:
+                        process.send_signal(signal.SIGKILL)
+                        killed["driver"] += 1
+                    else:
+                        draw.choice(victims).kill()
+                        killed["worker"] += 1
+                if process.returncode == 0:
+                    break
+                if process.returncode != -signal.SIGKILL:
+                    print(f"{engine}: exit code {process.returncode}, {process.stderr.read() if process.stderr else ''}")
+                again = ["resume=latest"]
+            run = newest(folder / "killed")
+            done = [json.loads(line) for line in (run / RECORDS).read_text().splitlines()]
+            computed = Counter(line["unit"] for line in done if line["computed"])
+            lost = sum(line["status"] == "lost" for line in done)
+            print(
+                f"{engine}: {killed['worker']} workers and {killed['driver']} drivers killed; numbers "
+                f"{'the same' if numbers(run) == alone else 'DIFFER'}; {len(computed)} units computed, "
+                f"{sum(n > 1 for n in computed.values())} of them twice, {lost} lost with their worker"
+            )
+
+
+def workers_of(pid: int) -> list[psutil.Process]:
+    """The processes that work for a driver, here or as actors of its own Ray."""
+    try:
+        below = psutil.Process(pid).children(recursive=True)
+        return [p for p in below if "spawn_main" in " ".join(p.cmdline()) or p.cmdline()[:1] == ["ray::Held.run"]]
+    except psutil.Error:
+        return []
+
+
+PARTS = {"overhead": overhead, "slots": slots, "bits": bits, "kills": kills}
+
+if __name__ == "__main__":
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
+    sys.path.insert(0, str(HERE))
+    os.environ["REPSIM_QUIET"] = "1"
+    for part in sys.argv[1:] or PARTS:
+        print(f"\n{part}")
+        PARTS[part]()
