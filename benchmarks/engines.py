@@ -28,8 +28,9 @@ import psutil
 from repsim_cli import results
 from repsim_cli.cache import key, using
 from repsim_cli.executors import Unit, executor_of
-from repsim_cli.executors.driver import RECORDS, driving
+from repsim_cli.executors.driver import driving
 from repsim_cli.executors.ray_cluster import Ray
+from repsim_cli.executors.records import read_records
 from repsim_cli.settings import Hardware
 
 HERE = Path(__file__).parent
@@ -37,14 +38,16 @@ ENGINES = {
     "processes": ["hardware.executor=processes"],
     "Ray": ["hardware.executor=ray", "hardware.address=local"],
 }
-SIX = "[tiny_a_step100,tiny_a_step400,tiny_a,tiny_b,tiny_c,tiny_d]"
 PAIRS = [
+    "model=[tiny_a_step100,tiny_a_step400,tiny_a,tiny_b,random_tiny]",
+    "+model.random_tiny.seeds=[0,1]",
     "measure=[cka_unbiased,gromov_wasserstein]",
     "extract.estimate=full",
     "extract.rows=200",
     "hardware.threads=1",
 ]
 STITCHES = [
+    "model=[tiny_a,tiny_b]",
     "study=stitching",
     "extract.layers=[1,2]",
     "extract.sequences=200",
@@ -91,7 +94,7 @@ def overhead() -> None:
         units = [Unit(kind="write", name=f"unit {n}", args={"number": n}) for n in range(2000)]
         with tempfile.TemporaryDirectory() as folder:
             wall, cpu, run = driven(partial(executor_of, hardware, 1), Path(folder), units, name)
-            lines = [json.loads(line) for line in (run.folder / RECORDS).read_text().splitlines()]
+            lines = read_records(run.folder)
         inside = sum(line["seconds"] for line in lines) / len(lines)
         print(f"| {name} | {cpu / 2.0:.2f} | {wall * 2 / 2.0:.1f} | {inside * 1000:.1f} |")
 
@@ -124,7 +127,7 @@ def newest(folder: Path) -> Path:
 def bits() -> None:
     print("| run | engine | workers | wall, s | of it units, s | efficiency of units | same numbers |")
     print("| --- | --- | --- | --- | --- | --- | --- |")
-    for what, words in {"pairs": [f"model={SIX}", *PAIRS], "stitches": ["model=[tiny_a,tiny_b]", *STITCHES]}.items():
+    for what, words in {"pairs": PAIRS, "stitches": STITCHES}.items():
         with tempfile.TemporaryDirectory() as place:
             folder = Path(place)
 
@@ -151,14 +154,13 @@ def bits() -> None:
 
 def kills(count: int = 25) -> None:
     """For each engine, so many kills of random workers, and of the driver once in five."""
-    words = [f"model={SIX}", *PAIRS]
     for engine, choice in ENGINES.items():
         with tempfile.TemporaryDirectory() as place:
             folder, draw = Path(place), random.Random(0)
-            asked, environment = command(folder / "alone", "cache", words)
+            asked, environment = command(folder / "alone", "cache", PAIRS)
             subprocess.run(asked, env=environment, check=True)
             alone = numbers(newest(folder / "alone"))
-            asked, environment = command(folder / "killed", "cache", [*words, *choice, "hardware.processes=2"])
+            asked, environment = command(folder / "killed", "cache", [*PAIRS, *choice, "hardware.processes=2"])
             killed: Counter[str] = Counter()
             done: list[Any] = []
             again: list[str] = []
@@ -178,10 +180,12 @@ def kills(count: int = 25) -> None:
                 if process.returncode == 0:
                     break
                 if process.returncode != -signal.SIGKILL:
-                    print(f"{engine}: exit code {process.returncode}, {process.stderr.read() if process.stderr else ''}")
+                    print(
+                        f"{engine}: exit code {process.returncode}, {process.stderr.read() if process.stderr else ''}"
+                    )
                 again = ["resume=latest"]
             run = newest(folder / "killed")
-            done = [json.loads(line) for line in (run / RECORDS).read_text().splitlines()]
+            done = read_records(run)
             computed = Counter(line["unit"] for line in done if line["computed"])
             lost = sum(line["status"] == "lost" for line in done)
             print(

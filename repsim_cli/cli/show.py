@@ -11,6 +11,7 @@ from repsim_cli import results
 from repsim_cli.cli.terminal import Bar, check_torch
 from repsim_cli.content import DIAGNOSTICS, Matrix, Measured, Table, Verdict
 from repsim_cli.errors import BadInput
+from repsim_cli.executors.records import FILE, read_records
 from repsim_cli.findings.leaderboard import grade
 from repsim_cli.presets import GROUPS, UNSELECTED, described, entry_of
 
@@ -134,7 +135,28 @@ def show_command(parsed: argparse.Namespace) -> int:
     print(summary(folder))
     for name, seconds in results.read_manifest(folder)["timings"].items():
         print(f"  {name}: {seconds:.1f} s")
+    for line in _unit_lines(folder):
+        print(line)
     return 0
+
+
+def _unit_lines(folder: Path) -> Iterator[str]:
+    """Where the units of a run ran, and how long; the longest first."""
+    about = results.read_manifest(folder).get("executor")
+    records = read_records(folder)
+    if not records:
+        return
+    done = sorted((r for r in records if r["status"] == "done"), key=lambda r: -r["seconds"])
+    rows = [[r["unit"], r["worker"], r["host"], r["seconds"], r["attempt"], r["computed"]] for r in done]
+    yield from _table_lines(
+        "units", Table(columns=["unit", "worker", "host", "seconds", "attempt", "computed"], rows=rows)
+    )
+    for r in records:
+        if r["status"] != "done":
+            yield f"    {r['unit']}: {r['status']} on {r['worker']} at attempt {r['attempt']}, {r['error']}"
+    if about:
+        cost = f", cost {about['cost']:.4g}" if "cost" in about else ""
+        yield f"  units took {about['node_hours']:.4g} node-hours on {', '.join(about['nodes'])}{cost}"
 
 
 def _follow(folder: Path) -> None:

@@ -15,13 +15,14 @@ import filelock
 from repsim_cli.cache import root
 from repsim_cli.errors import BadInput, RunFailed
 from repsim_cli.executors.base import REFUSED, Executor, Job, Record, Unit
+from repsim_cli.executors.records import note
 from repsim_cli.executors.worker import PASSED, packages, token_file
 from repsim_cli.results import Run, slug
 
 FAILURES = 3  # attempts at a unit that may fail
 LOSSES = 6  # workers that may end while they work on a unit
 LOOK = 1.0  # seconds until a driver that waits looks again
-RECORDS, LOGS = "units.jsonl", "logs"
+LOGS = "logs"
 
 
 @dataclass(kw_only=True)
@@ -89,8 +90,7 @@ class Driver:
         facts = asdict(record)
         log = facts.pop("log")
         line = {"unit": unit.name, "kind": unit.kind, "attempt": attempt, **facts}
-        with open(self.run.folder / RECORDS, "a") as stream:
-            stream.write(json.dumps(line) + "\n")
+        note(self.run.folder, line)
         if log:
             folder = self.run.folder / LOGS
             folder.mkdir(exist_ok=True)

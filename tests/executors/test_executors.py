@@ -1,6 +1,5 @@
 """Units of work on workers: what is retried, recorded and refused, the same for every engine."""
 
-import json
 import os
 import sys
 import threading
@@ -14,6 +13,7 @@ from repsim_cli import results
 from repsim_cli.errors import BadInput, RunFailed
 from repsim_cli.executors import Unit, driver, executor_of, worker
 from repsim_cli.executors.driver import driving
+from repsim_cli.executors.records import read_records
 from repsim_cli.settings import Hardware
 
 LOCAL = Hardware(executor="processes", processes=2)
@@ -63,7 +63,7 @@ def writes(count):
 
 
 def records(driving):
-    return [json.loads(line) for line in (driving.run.folder / driver.RECORDS).read_text().splitlines()]
+    return read_records(driving.run.folder)
 
 
 def test_units_run_once_on_several_workers_and_are_recorded(begun, tmp_path):
