@@ -4,7 +4,7 @@ BIN := .venv/bin
 
 PYTEST := $(BIN)/python -m pytest
 ELSEWHERE := not network and not gpu
-FAST := not slow and not nightly and $(ELSEWHERE)
+FAST := not slow and not nightly and not ray and $(ELSEWHERE)
 TYPED := not commands or drawn
 # the tiny studies that train for minutes; the others are run by CI
 LONG := finetune_nli hans_% mnli_% pythia_convergence pythia_effective_rank solu_gelu_stitching training_view \
@@ -16,7 +16,7 @@ empty :=
 listed = $(subst $(empty) ,$(comma),$(strip $(1:%=tiny/%)))
 STUDIES := $(BIN)/repsim run -q -m hydra/launcher=joblib hydra.launcher.n_jobs=2 hardware.threads=1
 
-.PHONY: demo docs test types untyped slow tiny real nightly check clean
+.PHONY: demo docs test types untyped slow tiny real ray nightly check clean
 
 demo: .venv/ready
 	$(BIN)/repsim run
@@ -48,7 +48,12 @@ real: .venv/ready
 	$(BIN)/repsim run name=real model=[] "+model.minilm={kind: transformers, path: $$path}" \
 		"+model.untrained={kind: random, path: $$path}" data=embedded extract=words measure=[cka_unbiased,mutual_knn]
 
-nightly: .venv/ready-test real
+# a real cluster of three nodes on this machine
+ray: .venv/ready-test
+	$(BIN)/python -m pip install --use-pep517 --quiet --disable-pip-version-check -c constraints.txt -e '.[ray]'
+	$(PYTEST) --numprocesses 0 -m ray
+
+nightly: .venv/ready-test real ray
 	$(PYTEST) -m "nightly and $(ELSEWHERE)"
 	$(STUDIES) experiment=$(call listed,$(filter $(LONG),$(TINY)))
 	$(BIN)/repsim claims --check tiny > outputs/claims.md

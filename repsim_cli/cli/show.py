@@ -147,10 +147,13 @@ def _unit_lines(folder: Path) -> Iterator[str]:
     if not records:
         return
     done = sorted((r for r in records if r["status"] == "done"), key=lambda r: -r["seconds"])
-    rows = [[r["unit"], r["worker"], r["host"], r["seconds"], r["attempt"], r["computed"]] for r in done]
-    yield from _table_lines(
-        "units", Table(columns=["unit", "worker", "host", "seconds", "attempt", "computed"], rows=rows)
-    )
+    rows = [
+        [r["unit"], r["worker"], r["host"], r["seconds"], r["attempt"], "computed" if r["computed"] else "cached"]
+        for r in done[:SHOWN_ROWS]
+    ]
+    yield from _table_lines("units", Table(columns=["unit", "worker", "host", "seconds", "attempt", "was"], rows=rows))
+    if len(done) > SHOWN_ROWS:
+        yield f"    and {len(done) - SHOWN_ROWS} more: {folder / FILE}"
     for r in records:
         if r["status"] != "done":
             yield f"    {r['unit']}: {r['status']} on {r['worker']} at attempt {r['attempt']}, {r['error']}"

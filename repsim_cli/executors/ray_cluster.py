@@ -12,6 +12,8 @@ from repsim_cli.executors.base import Job, Unit
 from repsim_cli.executors.pool import Held, Lost, Pool
 from repsim_cli.settings import Hardware
 
+STORE = 100 * 10**6  # bytes of the object store of a cluster of our own: records are small
+
 
 class Ray(Pool):
     """An actor per worker, with `threads` CPUs and, where models run on a GPU, `gpus` of one.
@@ -31,7 +33,9 @@ class Ray(Pool):
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         self._ray = ray = import_module("ray")
         handler = signal.getsignal(signal.SIGTERM)
-        where = {"num_cpus": self.count * self.threads or None} if self.address == "local" else {}
+        where = {}
+        if self.address == "local":
+            where = {"num_cpus": self.count * self.threads or None, "object_store_memory": STORE}
         try:
             ray.init(
                 address=self.address,

@@ -1,6 +1,7 @@
 """Units of work on workers: what is retried, recorded and refused, the same for every engine."""
 
 import os
+import re
 import sys
 import threading
 from functools import partial
@@ -26,9 +27,10 @@ def cluster(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
     from ray.cluster_utils import Cluster
 
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    node = {"num_cpus": 1, "object_store_memory": 100 * 10**6}
+    cluster = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
     for _ in range(2):
-        cluster.add_node(num_cpus=1)
+        cluster.add_node(**node)
     yield cluster
     cluster.shutdown()
 
@@ -96,6 +98,16 @@ def test_a_unit_that_fails_runs_again_on_another_worker(begun):
     log = (driving.run.folder / driver.LOGS / "twice.log").read_text()
     assert "about to fail" in log
     assert "RunFailed: twice: it fails, got attempt 2" in log
+
+
+def test_show_says_where_units_ran(begun, repsim):
+    with begun() as driving:
+        driving.perform([unit("fail", "once", name="once", times=1), unit("write", "a value", name="a")], "units")
+    driving.run.finish("failed", "it was a test")
+    shown = repsim("show", str(driving.run.folder))[1]
+    assert re.search(r"\n +once +worker-\d +\S+ +[\d.e-]+ +2 +computed\n", shown)
+    assert re.search(r"\n +once: failed on worker-\d at attempt 1, once: it fails, got attempt 1; try again\n", shown)
+    assert re.search(r"\n  units took [\d.e-]+ node-hours on \S+, cost [\d.e-]+\n$", shown)
 
 
 def test_a_unit_that_fails_three_times_stops_the_run_by_name(begun):
