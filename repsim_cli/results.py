@@ -52,6 +52,9 @@ HOW = (
             "executor",
             "address",
             "gpus_per_worker",
+            "partition",
+            "account",
+            "timeout_min",
             "price_per_node_hour",
         )
     ),

@@ -204,9 +204,14 @@ class Hardware:
         the numbers of an ordinary pass to the bit.
     executor: where trainings, activations, slow pairs and stitches are computed, side by side, each with `threads`
         threads: `none`, in the run's own process, one after the other; `processes` of this machine; a `ray` cluster
-        (extra `ray`). Their number is `processes` (null: as many as there are CPUs for). They share the cache.
+        (extra `ray`); the tasks of a job array of `slurm`. Their number is `processes` (null, but not with SLURM: as
+        many as there are CPUs for). They share the cache.
     address: of the Ray cluster: `auto` (the one of this machine), `local` (a new one, for this run), or HOST:PORT.
-    gpus_per_worker: GPUs of each Ray worker where `device` is a GPU; 0.25: four workers share one.
+    gpus_per_worker: GPUs of each worker of a cluster where `device` is a GPU; with Ray, four share one at 0.25.
+    partition: of SLURM; null: its default. Each worker asks for `threads` CPUs and `memory_gb`; other options of sbatch
+        are read from its variables (SBATCH_QOS, SBATCH_CONSTRAINT ...).
+    account: of SLURM; null: the user's default.
+    timeout_min: minutes that SLURM gives each worker; null: the partition's default.
     price_per_node_hour: of a machine, in any currency, for the manifest's cost; null: not known.
 
     Example: repsim run hardware.batch_size=32 hardware.memory_gb=12
@@ -226,9 +231,12 @@ class Hardware:
     max_memory_gb: dict[str, Above0] | None = None
     by_block: Literal["auto", "always", "never"] = "auto"
     stream: Literal["bfloat16", "float16"] | None = None
-    executor: Literal["none", "processes", "ray"] = "none"
+    executor: Literal["none", "processes", "ray", "slurm"] = "none"
     address: str = "auto"
     gpus_per_worker: Above0 = 1.0
+    partition: str | None = None
+    account: str | None = None
+    timeout_min: Positive | None = None
     price_per_node_hour: From0 | None = None
 
     @property

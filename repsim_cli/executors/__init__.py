@@ -5,7 +5,10 @@ before the driver's own pass over the run, which then finds it there: numbers do
 """
 
 import importlib
+import shutil
+from collections.abc import Mapping
 from importlib.util import find_spec
+from typing import Any
 
 from repsim_cli.errors import BadInput
 from repsim_cli.executors.base import Executor, Job, Record, Unit
@@ -14,8 +17,10 @@ from repsim_cli.settings import Hardware
 EXECUTORS = {
     "processes": "repsim_cli.executors.processes:Processes",
     "ray": "repsim_cli.executors.ray_cluster:Ray",
+    "slurm": "repsim_cli.executors.slurm:Slurm",
 }
 PACKAGES = {"ray": "ray"}  # that an executor needs beside those of repsim
+COMMANDS = {"slurm": "sbatch"}  # that an executor calls
 
 
 def executor_of(hardware: Hardware, threads: int) -> Executor:
@@ -24,11 +29,23 @@ def executor_of(hardware: Hardware, threads: int) -> Executor:
     return getattr(importlib.import_module(module), name)(hardware, threads)
 
 
-def check_executor(name: str, cache: bool) -> None:
-    """Raises BadInput where units cannot run on this executor: without its package, or without the cache."""
+def check_executor(hardware: Mapping[str, Any], cache: bool) -> None:
+    """Raises BadInput where units cannot run on this executor: without its package, its command, or the cache."""
+    name = hardware["executor"]
     package = PACKAGES.get(name)
     if package is not None and find_spec(package) is None:
         raise BadInput(f"hardware.executor: {name} needs the package {package}, got none; pip install -e '.[{name}]'")
+    command = COMMANDS.get(name)
+    if command is not None and shutil.which(command) is None:
+        raise BadInput(
+            f"hardware.executor: {name} needs the command {command}, got none; run on a machine of the cluster"
+        )
+    if name == "slurm" and hardware.get("processes") is None:
+        raise BadInput("hardware.processes: SLURM is asked for so many workers, got null; set hardware.processes=8")
+    if name == "slurm" and hardware.get("gpus_per_worker", 1) % 1:
+        raise BadInput(
+            f"hardware.gpus_per_worker: SLURM gives whole GPUs, got {hardware['gpus_per_worker']}; set a whole number"
+        )
     if not cache:
         raise BadInput(
             f"hardware.executor: workers leave their results in the cache, got {name} with cache=false; drop one"

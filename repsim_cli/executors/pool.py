@@ -12,8 +12,6 @@ from repsim_cli.executors.base import REFUSED, Executor, Job, Record, Unit, refu
 from repsim_cli.executors.worker import Worker
 
 STARTS = 3  # of a worker that ends before it is ready
-PATIENCE = 120.0  # seconds for a first worker to be ready
-GRACE = 30.0  # seconds, after that, for the others; later ones are used when they come
 
 
 class Lost(Exception):
@@ -21,7 +19,13 @@ class Lost(Exception):
 
 
 class Pool(Executor):
-    """`count` workers with `slots` units each at a time; those that end are replaced."""
+    """`count` workers with `slots` units each at a time; those that end are replaced.
+
+    patience: seconds for a first worker to be ready. grace: seconds, after that, for the others; later ones are used
+        when they come.
+    """
+
+    patience, grace = 120.0, 30.0
 
     def __init__(self, count: int, slots: int = 1):
         self.count, self.slots = count, slots
@@ -60,14 +64,14 @@ class Pool(Executor):
         self.open(job)
         for number in range(self.count):
             self._begin(f"worker-{number}")
-        end = time.monotonic() + PATIENCE
+        end = time.monotonic() + self.patience
         while len(self._free) < self.count and time.monotonic() < end:
             for _, record in self.ended(1.0):
                 raise BadInput(str(record.error))
             if self._free:
-                end = min(end, time.monotonic() + GRACE)
+                end = min(end, time.monotonic() + self.grace)
         if not self._free:
-            raise BadInput(f"hardware.executor: no worker was ready in {PATIENCE:.0f} s, got {self.about()}")
+            raise BadInput(f"hardware.executor: no worker was ready in {self.patience:.0f} s, got {self.about()}")
 
     def about(self) -> str:
         """What the engine has, for errors."""
