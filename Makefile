@@ -4,7 +4,7 @@ BIN := .venv/bin
 
 PYTEST := $(BIN)/python -m pytest
 ELSEWHERE := not network and not gpu
-FAST := not slow and not nightly and not ray and $(ELSEWHERE)
+FAST := not slow and not nightly and not ray and not slurm and $(ELSEWHERE)
 TYPED := not commands or drawn
 # the tiny studies that train for minutes; the others are run by CI
 LONG := finetune_nli hans_% mnli_% pythia_convergence pythia_effective_rank solu_gelu_stitching training_view \
@@ -16,7 +16,7 @@ empty :=
 listed = $(subst $(empty) ,$(comma),$(strip $(1:%=tiny/%)))
 STUDIES := $(BIN)/repsim run -q -m hydra/launcher=joblib hydra.launcher.n_jobs=2 hardware.threads=1
 
-.PHONY: demo docs test types untyped slow tiny real ray nightly check clean
+.PHONY: demo docs test types untyped slow tiny real ray slurm nightly check clean
 
 demo: .venv/ready
 	$(BIN)/repsim run
@@ -52,6 +52,10 @@ real: .venv/ready
 ray: .venv/ready-test
 	$(BIN)/python -m pip install --use-pep517 --quiet --disable-pip-version-check -c constraints.txt -e '.[ray]'
 	$(PYTEST) --numprocesses 0 -m ray
+
+# a real SLURM of two nodes on this machine; needs root and Debian's or Ubuntu's packages
+slurm: .venv/ready-test
+	PYTHON=$(abspath $(BIN))/python scripts/slurm_trial
 
 nightly: .venv/ready-test real ray
 	$(PYTEST) -m "nightly and $(ELSEWHERE)"

@@ -263,7 +263,7 @@ class Slurm(Pool):
         self._said = said
 
     def drop(self, name: str) -> None:
-        """Nothing is left to end: `_lose` has seen to it. A task that SLURM starts anew keeps its place in the queue."""
+        """`_lose` has ended what there was. A task that SLURM starts anew keeps its place in the queue."""
         self._open = [awaited for awaited in self._open if awaited.name != name]
 
     def stop(self) -> None:

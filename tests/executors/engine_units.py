@@ -5,10 +5,18 @@ import os
 import signal
 import time
 import warnings
+from functools import partial
 from pathlib import Path
 
+from repsim_cli import results
 from repsim_cli.cache import key, using
 from repsim_cli.errors import RunFailed
+from repsim_cli.executors import Unit, executor_of
+from repsim_cli.executors.driver import driving
+from repsim_cli.executors.records import read_records
+from repsim_cli.settings import Hardware
+
+LOCAL = Hardware(executor="processes", processes=2)
 
 
 def session(config, threads):
@@ -63,3 +71,29 @@ def refuse(config, threads):
     from repsim_cli.errors import BadInput
 
     raise BadInput("model.a.path: no such folder, got '/models/a'; check the path")
+
+
+def begin(folder, hardware=LOCAL, session="session", **config):
+    """A context: the driver of a run in this folder whose units are those of `session`."""
+    run = results.create(folder / "outputs" / "run", name="tried", study="none", seed=0, command=[], overrides=[])
+    return driving(
+        partial(executor_of, hardware, 1),
+        run,
+        name=hardware.executor,
+        session=f"{Path(__file__).stem}:{session}",
+        config={"folder": str(folder), **config},
+        threads=1,
+        price=2.0,
+    )
+
+
+def unit(kind, title, **args):
+    return Unit(kind=kind, name=title, args=args)
+
+
+def writes(count):
+    return [unit("write", f"unit {i}", name=f"unit {i}") for i in range(count)]
+
+
+def records(driving):
+    return read_records(driving.run.folder)

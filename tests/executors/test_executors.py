@@ -9,15 +9,18 @@ from importlib.util import find_spec
 
 import filelock
 import pytest
+from engine_units import begin, records, unit, writes
 
-from repsim_cli import results
 from repsim_cli.errors import BadInput, RunFailed
-from repsim_cli.executors import Unit, driver, executor_of, worker
-from repsim_cli.executors.driver import driving
-from repsim_cli.executors.records import read_records
+from repsim_cli.executors import driver, worker
 from repsim_cli.settings import Hardware
 
-LOCAL = Hardware(executor="processes", processes=2)
+
+@pytest.fixture
+def begun(tmp_path, monkeypatch):
+    """begun(hardware) -> a context: the driver of a run whose units are those of `engine_units`."""
+    monkeypatch.setenv("REPSIM_CACHE", str(tmp_path / "cache"))
+    return partial(begin, tmp_path)
 
 
 @pytest.fixture
@@ -33,39 +36,6 @@ def cluster(monkeypatch):
         cluster.add_node(**node)
     yield cluster
     cluster.shutdown()
-
-
-@pytest.fixture
-def begun(tmp_path, monkeypatch):
-    """begun(hardware) -> a context: the driver of a run whose units are those of `engine_units`."""
-    monkeypatch.setenv("REPSIM_CACHE", str(tmp_path / "cache"))
-    made = {"name": "tried", "study": "none", "seed": 0, "command": [], "overrides": []}
-
-    def start(hardware=LOCAL, session="session", **config):
-        run = results.create(tmp_path / "outputs" / "run", **made)
-        return driving(
-            partial(executor_of, hardware, 1),
-            run,
-            name=hardware.executor,
-            session=f"engine_units:{session}",
-            config={"folder": str(tmp_path), **config},
-            threads=1,
-            price=2.0,
-        )
-
-    return start
-
-
-def unit(kind, title, **args):
-    return Unit(kind=kind, name=title, args=args)
-
-
-def writes(count):
-    return [unit("write", f"unit {i}", name=f"unit {i}") for i in range(count)]
-
-
-def records(driving):
-    return read_records(driving.run.folder)
 
 
 def test_units_run_once_on_several_workers_and_are_recorded(begun, tmp_path):
