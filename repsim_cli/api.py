@@ -37,7 +37,7 @@ from repsim_cli.findings.analysis import Finished
 from repsim_cli.models import memory as models_in_memory
 from repsim_cli.models.memory import Forward, Maps
 from repsim_cli.models.source import Precomputed, Source
-from repsim_cli.presets import conf_dir, entries, entry_of
+from repsim_cli.presets import FILES, conf_dir, entries, entry_of
 from repsim_cli.registry import did_you_mean
 from repsim_cli.results import Progress, quiet
 
@@ -297,14 +297,16 @@ def _held() -> Any:
 
 
 def labelled(names: Sequence[str]) -> dict[str, str]:
-    """The names by labels that can be keys: of a path its last part, numbered where two are the same.
+    """The names by labels that can be keys: of a path its last part without the suffix of a file, numbered where two
+    are the same.
 
-    >>> labelled(["a/gpt2.v2", "b/gpt2.v2"])
-    {'gpt2_v2': 'a/gpt2.v2', 'gpt2_v2_2': 'b/gpt2.v2'}
+    >>> labelled(["a/gpt2.v2", "b/gpt2.v2", "rows.parquet"])
+    {'gpt2_v2': 'a/gpt2.v2', 'gpt2_v2_2': 'b/gpt2.v2', 'rows': 'rows.parquet'}
     """
     by_label: dict[str, str] = {}
     for name in names:
         last = name.rstrip("/").split("/")[-1]
+        last = next((last.removesuffix(suffix) for suffix in FILES if last.endswith(suffix)), last)
         label = "".join(c if c.isalnum() or c in "-_" else "_" for c in last) or "model"
         by_label[label if label not in by_label else f"{label}_{len(by_label) + 1}"] = name
     return by_label

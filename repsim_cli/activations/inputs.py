@@ -173,7 +173,8 @@ def _by_id(
     first, *others = keyed
     if without:
         raise BadInput(
-            f"model.{without[0]}: its rows have no ids, got ids of the rows of '{first}'; write ids into both files"
+            f"model.{without[0]}: its rows have no ids, got ids of the rows of '{first}'; call their array or column "
+            "`id`, or set `ids: NAME` in the model's entry"
         )
     if sequences:
         known, given = data.ids_of_examples(), next(iter(sequences.values()))

@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -81,6 +82,11 @@ def precomputed(
         shape, kind = shapes[name]
         if len(shape) != 2 or 0 in shape or kind not in FLOATS:
             raise BadInput(f"path: array '{name}' must be (n, d) of floats, got {kind} {shape}; write it in this form")
+    if not names and openers.get(file.suffix, _open_table) is _open_table:
+        has = ", ".join(integers) or "no column of text or whole numbers either"
+        raise BadInput(
+            f"path: no column of vectors in '{path}', got {has}; write the vector of a row as a list of floats"
+        )
     if not names:
         raise BadInput(f"path: no arrays at its top level, got '{path}'; write one (n, d) array per layer")
     rows = {shapes[name][0][0] for name in names}
@@ -105,9 +111,12 @@ def _with_ids(stored: Precomputed, key: str, ids: Sequence[Any]) -> PrecomputedI
     if len(ids) != stored.rows:
         raise BadInput(f"ids: '{key}' has another number of rows, got {len(ids)} for {stored.rows}; write one a row")
     named = ["" if each is None else str(each) for each in ids]
-    twice = next((each for each, count in Counter(named).items() if count > 1 or not each), None)
+    if "" in named:
+        raise BadInput(f"ids: '{key}' must have an id for each row, got none for row {named.index('')}; fill it in")
+    twice = next((each for each, count in Counter(named).items() if count > 1), None)
     if twice is not None:
-        raise BadInput(f"ids: '{key}' does not have a different id for each row, got '{twice}' again; number the rows")
+        first, second = [number for number, each in enumerate(named) if each == twice][:2]
+        raise BadInput(f"ids: '{key}' must differ between rows, got '{twice}' for rows {first} and {second}; drop one")
     return PrecomputedIds(**{f.name: getattr(stored, f.name) for f in fields(stored)}, ids=named)
 
 
@@ -182,6 +191,7 @@ def _open_table(file: Path) -> tuple[Shapes, Reader, Ids]:
     """A column of lists of floats per layer, of a .parquet file or a folder of `datasets`."""
     import datasets
     import pyarrow
+    import pyarrow.compute
     import pyarrow.parquet
 
     if file.is_dir():
@@ -209,9 +219,22 @@ def _open_table(file: Path) -> tuple[Shapes, Reader, Ids]:
         elif pyarrow.types.is_integer(kind) or pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind):
             ids[name] = column.to_pylist
 
+    @cache
+    def check(name: str) -> None:
+        """Raises BadInput where vectors differ in length, or a row has none."""
+        widths = np.array(pyarrow.compute.list_value_length(table.column(name)), np.float64)  # nan: none
+        odd = np.flatnonzero(widths != widths[0])
+        if len(odd):
+            numbers = "none" if np.isnan(widths[odd[0]]) else f"{widths[odd[0]]:.0f} numbers"
+            raise BadInput(
+                f"path: vectors of '{name}' must have one length, got {numbers} in row {odd[0]} and {widths[0]:.0f} in "
+                "row 0; drop such rows"
+            )
+
     def read(name: str, rows: slice) -> Tensor:
+        check(name)
         some = table.column(name).slice(rows.start or 0, rows.stop - (rows.start or 0)).combine_chunks()
-        return _floats(np.stack([np.asarray(row, np.float64) for row in some.to_numpy(zero_copy_only=False)]))
+        return _floats(np.array(some.flatten()).reshape(len(some), -1))
 
     return shapes, read, ids
 

@@ -2,6 +2,7 @@
 
 import datasets
 import numpy as np
+import pandas
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -81,15 +82,15 @@ def test_pairs_by_id_are_those_of_sorted_files(tmp_path):
     found = repsim_cli.compare([str(whole), str(other)], measures=["cka"])
     both = np.sort(order[order < 28])
     plain = repsim_cli.compare({"a": {"x": X[both]}, "b": {"y": Y[both]}}, measures=["cka"])
-    np.testing.assert_allclose(found.matrix("a_npz", "b_parquet").values, plain.matrix("a", "b").values, atol=1e-6)
+    np.testing.assert_allclose(found.matrix("a", "b").values, plain.matrix("a", "b").values, atol=1e-6)
     assert found.manifest["rows"] == len(both)
     missing = ", ".join(NAMES[i] for i in range(28) if i not in both)
-    assert f"model.a_npz: rows are left out whose ids another file lacks: {missing}" in found.warnings
+    assert f"model.a: rows are left out whose ids another file lacks: {missing}" in found.warnings
     for strange, message in [
-        (npz(tmp_path / "c", [f"z{i}" for i in range(30)], y=Y), "model: no id is in all files, got e.g. 'doc0' of 'a_npz', 'z0' of 'c_npz'"),
-        ({"y": Y}, "model.b: its rows have no ids, got ids of the rows of 'a_npz'; write ids into both files"),
+        (npz(tmp_path / "c", [f"z{i}" for i in range(30)], y=Y), "model: no id is in all files, got e.g. 'doc0' of 'a', 'z0' of 'c'"),
+        ({"y": Y}, "model.b: its rows have no ids, got ids of the rows of 'a'; call their array or column `id`, or"),
     ]:  # fmt: skip
-        models = {"a_npz": str(whole), ("c_npz" if not isinstance(strange, dict) else "b"): strange}
+        models = {"a": str(whole), ("c" if not isinstance(strange, dict) else "b"): strange}
         models = {label: str(m) if not isinstance(m, dict) else m for label, m in models.items()}
         with pytest.raises(BadInput, match=message):
             repsim_cli.compare(models, measures=["cka"])
@@ -120,7 +121,8 @@ def test_rows_of_the_examples_of_a_table(tmp_path):
 @pytest.mark.parametrize(
     ("ids", "settings", "message"),
     [
-        (["a", "a", *NAMES[2:]], {}, "ids: 'ids' does not have a different id for each row, got 'a' again; number"),
+        (["a", "a", *NAMES[2:]], {}, "ids: 'ids' must differ between rows, got 'a' for rows 0 and 1; drop one"),
+        (["", *NAMES[1:]], {}, "ids: 'ids' must have an id for each row, got none for row 0; fill it in"),
         (NAMES[:7], {}, "ids: 'ids' has another number of rows, got 7 for 30; write one a row"),
         (NAMES, {"ids": "idz"}, "ids: no array of text or whole numbers, got 'idz'; did you mean 'ids'?"),
         (NAMES, {"layer_ids": [0]}, "layer_ids: of files of vLLM with `hidden_states` and `token_ids`, got '.*a.npz'; drop"),
@@ -129,6 +131,21 @@ def test_rows_of_the_examples_of_a_table(tmp_path):
 def test_bad_ids(tmp_path, ids, settings, message):
     with pytest.raises(BadInput, match=message):
         precomputed(path=str(npz(tmp_path / "a", ids, x=X)), **settings)
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"x": [[1.0, 2.0], [3.0]]}, "path: vectors of 'x' must have one length, got 1 numbers in row 1 and 2 in row 0; drop"),
+        ({"x": [[1.0, 2.0], None]}, "path: vectors of 'x' must have one length, got none in row 1 and 2 in row 0; drop"),
+        ({"id": ["a", "b"], "text": ["c", "d"]}, "path: no column of vectors in '.*', got id, text; write the vector of a"),
+        ({"x": [1.0, 2.0]}, "path: no column of vectors in '.*', got no column of text or whole numbers either; write"),
+    ],
+)  # fmt: skip
+def test_bad_columns(tmp_path, columns, message):
+    pandas.DataFrame(columns).to_parquet(tmp_path / "a.parquet")
+    with pytest.raises(BadInput, match=message):
+        precomputed(path=str(tmp_path / "a.parquet"))
 
 
 def test_bad_folders(tmp_path):
