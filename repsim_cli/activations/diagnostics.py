@@ -35,32 +35,39 @@ class Spread(NamedTuple):
 def spread(x: Float[Tensor, "n d"]) -> Spread | None:
     """Participation ratio: (tr C)^2 / tr C^2 of the covariance matrix C, from 1 (a single direction) to d.
 
-    None where all rows are equal. Sums are in float64, what is summed in the precision of x.
+    None where all rows are equal. Sums along rows or features are in the precision of x, sums of these in float64.
     """
     n = len(x)
-    centred = x - x.mean(0, dtype=torch.float64).to(x.dtype)
-    size = float(torch.linalg.vector_norm(centred, dtype=torch.float64))
-    if size <= 1e-7 * float(x.abs().max()) * n**0.5:  # what rounding in float32 leaves of equal rows
+    centred = x - x[0]  # exactly 0 where all rows are equal
+    centred -= centred.mean(0)
+    largest = _largest(centred)
+    if largest <= 1e-7 * _largest(x):  # what rounding in float32 leaves of equal rows
         return None
-    unit = centred.div_(size)
-    squares = unit.square()
-    features, rows = squares.sum(0, dtype=torch.float64), squares.sum(1, dtype=torch.float64)
+    squares = centred.div_(largest).square()
+    features, rows = squares.sum(0).double(), squares.sum(1).double()
     return Spread(
         feature=int(features.argmax()),
-        share=float(features.max()),
-        rows_share=float(rows.topk(n // FEWEST).values.sum()) if n >= FEWEST else None,
-        participation=participation_ratio(unit[:: -(-n // FEWER)]),
+        share=float(features.max() / features.sum()),
+        rows_share=float(rows.topk(n // FEWEST).values.sum() / rows.sum()) if n >= FEWEST else None,
+        participation=participation_ratio(centred[:: -(-n // FEWER)]),
     )
+
+
+def _largest(x: Tensor) -> float:
+    least, most = x.aminmax()
+    return max(-float(least), float(most))
 
 
 def participation_ratio(x: Float[Tensor, "n d"]) -> float:
     """(tr C)^2 / tr C^2 of centred rows: of x'x or xx', whichever is smaller, the cells on and above the diagonal."""
     x = x if x.shape[1] <= len(x) else x.T
-    total, width = 0.0, -(-x.shape[1] // STRIPS)
+    trace, total, width = 0.0, 0.0, -(-x.shape[1] // STRIPS)
     for start in range(0, x.shape[1], width):
-        cells = (x[:, start : start + width].T @ x[:, start:]).square_()
+        cells = x[:, start : start + width].T @ x[:, start:]
+        trace += float(cells.diagonal().sum(dtype=torch.float64))
+        cells.square_()
         total += 2 * float(cells.sum(dtype=torch.float64)) - float(cells[:, :width].sum(dtype=torch.float64))
-    return float(torch.linalg.vector_norm(x, dtype=torch.float64)) ** 4 / total
+    return trace**2 / total
 
 
 class Diagnosis:

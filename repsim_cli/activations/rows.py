@@ -481,7 +481,8 @@ class Forward:
                     f"{layer}: not (batch, position, features), got {tuple(x.shape)}; choose another module"
                 )
             rows = self._of(x, read.to(x.device), given)
-            _check_finite(rows, layer, where, "check the model's weights and hardware.dtype, or leave this layer out")
+            advice = "check the model's weights and hardware.dtype, or leave this layer out"
+            _check_finite(rows, layer, lambda: where, advice)
             taken.append(rows)
         return taken
 
@@ -519,18 +520,21 @@ def _stored(readings: Sequence[Reading], rows: slice, device: str) -> list[Tenso
         assert isinstance(reading.source, Precomputed)
         for layer in reading.layers:
             x = reading.source.read(layer.name, rows)
-            first = rows.start + int((~(x.abs() <= LARGEST)).any(1).int().argmax())
-            _check_finite(x, layer, f"row {first}", "fix the stored array (read as float32)")
+            _check_finite(x, layer, partial(_first_row, x, rows.start), "fix the stored array (read as float32)")
             taken.append(x.to(device))
     return taken
 
 
-def _check_finite(x: Tensor, layer: Layer, where: str, advice: str) -> None:
-    usable = x.abs() <= LARGEST
-    if not usable.all():
-        got = float(x[~usable][0])
+def _first_row(x: Tensor, start: int) -> str:
+    return f"row {start + int((~(x.abs() <= LARGEST)).any(1).int().argmax())}"
+
+
+def _check_finite(x: Tensor, layer: Layer, where: Callable[[], str], advice: str) -> None:
+    low, high = x.aminmax() if x.numel() else (0.0, 0.0)  # NaN if there is one
+    if not (low >= -LARGEST and high <= LARGEST):
+        got = float(x[~(x.abs() <= LARGEST)][0])
         problem = "too large to be squared and summed" if isfinite(got) else "not finite"
-        raise RunFailed(f"{layer}: activations are {problem}, got {got} in {where}; {advice}")
+        raise RunFailed(f"{layer}: activations are {problem}, got {got} in {where()}; {advice}")
 
 
 def total_rows(readings: Sequence[Reading], sequences: Mapping[str, Sequences], extract: Extract) -> int:
@@ -601,7 +605,8 @@ def regrouped(stream: Iterator[Block], size: int, first_row: int, rest: bool) ->
     pending: list[Tensor] = []
     for first, rows in stream:
         rows = [x[max(0, first_row - first) :] for x in rows]
-        pending = [torch.cat([old, x]) for old, x in zip(pending, rows, strict=True)] if pending else rows
+        left = len(pending[0]) if pending else 0
+        pending = [torch.cat([old, x]) for old, x in zip(pending, rows, strict=True)] if left else rows
         whole = len(pending[0]) // size
         for i in range(whole):
             yield [x[i * size : (i + 1) * size] for x in pending]

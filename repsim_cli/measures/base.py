@@ -15,7 +15,7 @@ from torch import Tensor
 
 from repsim_cli.activations.maps import Maps
 from repsim_cli.errors import BadInput, Degenerate
-from repsim_cli.measures.inner import AnyFeatures, AnyKernel, CentredRows, Matrix, Products, State, products, states_of
+from repsim_cli.measures.inner import AnyKernel, CentredRows, Matrix, Products, State, products, states_of
 
 Labels = Sequence[int] | np.ndarray | Tensor | None  # n class codes
 CACHED = 1 << 17  # cells
@@ -499,33 +499,40 @@ def squared_norms(x: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
     return torch.linalg.vector_norm(x, dim=1).double().square()
 
 
-def blocks(features: AnyFeatures) -> Iterator[Float[Tensor, "b d"]]:
+def blocks(x: Float[Tensor, "n d"]) -> Iterator[slice]:
     """All rows, as many at a time as fit into the processor's cache."""
-    width = features.block(slice(1)).shape[1]
-    size = max(1, CACHED // width)
-    return (features.block(slice(start, start + size)) for start in range(0, features.rows, size))
+    size = max(1, CACHED // x.shape[1])
+    return (slice(start, start + size) for start in range(0, len(x), size))
 
 
 def centred_rows(x: Float[Tensor, "n d"]) -> CentredRows:
     """`centred` rows without a copy, as features of every kernel on their Gram matrix."""
     n, dtype = len(x), torch.promote_types(x.dtype, torch.float32)
-    none = x.new_zeros(x.shape[1], dtype=dtype)
-    given, largest = CentredRows(x, none, none, 1.0), 0.0
-    sums = x.new_zeros(x.shape[1], dtype=torch.float64)
-    for block in blocks(given):
+    sums, largest = x.new_zeros(x.shape[1], dtype=torch.float64), 0.0
+    for rows in blocks(x):
+        block = x[rows].to(dtype)
         sums += block.sum(0)
         largest = max(largest, *(abs(float(end)) for end in block.aminmax()))
-    given = given._replace(mean=(sums / n).to(dtype))
-    sums = torch.zeros_like(sums)
-    for block in blocks(given):
-        sums += block.sum(0)
-    given = given._replace(rest=(sums / n).to(dtype))
-    scale = math.sqrt(sum(float(squared_norms(block).sum()) for block in blocks(given)) / n)
+    mean, sums = (sums / n).to(dtype), torch.zeros_like(sums)
+    for rows in blocks(x):
+        sums += (x[rows].to(dtype) - mean).sum(0)
+    rest = sums / n
+    # in units of the largest entry, whose square neither overflows nor vanishes
+    least = 4 * torch.finfo(dtype).tiny  # the inverse of less may overflow
+    unit = _inverse_is_exact(max(largest, least), dtype)
+    given = CentredRows(x, mean, (-rest / unit).to(dtype), unit, x.new_empty(0, dtype=torch.float64))
+    norms = torch.cat([squared_norms(given.block(rows)) for rows in blocks(x)])
+    size = math.sqrt(float(norms.sum()) / n)
     # for a constant column, float64 rounding of the mean leaves this much
-    if scale <= 1e-13 * largest:
+    if size <= 1e-13 or size * unit < least:
         raise Degenerate("all rows are equal, got a constant representation; drop this layer or change the data")
-    # `block` multiplies by the inverse of the scale, which must be exact in x's precision
-    return given._replace(scale=1 / torch.tensor(1 / scale, dtype=dtype).item())
+    scale = _inverse_is_exact(size * unit, dtype)
+    return CentredRows(x, mean, (-rest / scale).to(dtype), scale, norms * (unit / scale) ** 2)
+
+
+def _inverse_is_exact(scale: float, dtype: torch.dtype) -> float:
+    """The nearest scale whose inverse, by which rows are multiplied, is a number of the type."""
+    return 1 / torch.tensor(1 / scale, dtype=dtype).item()
 
 
 def rounding_floor(n: int, dtype: torch.dtype) -> float:

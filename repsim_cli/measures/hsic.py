@@ -23,11 +23,9 @@ from repsim_cli.measures.base import (
     Measure,
     Moments,
     OfHsic,
-    blocks,
     centred_rows,
     check_self_products,
     cosine,
-    squared_norms,
 )
 from repsim_cli.measures.inner import AnyFeatures, CentredRows, Kernel, Matrix, Products, State
 from repsim_cli.measures.rdm import SHAPE, distance_rows
@@ -40,7 +38,7 @@ CENTRED = Kernel(features=centred_rows)
 def half_offsets(features: CentredRows) -> Float[Tensor, " n"]:
     """The o with U_ij = K_ij + o_i + o_j off the diagonal."""
     n = features.rows
-    row_sums = -torch.cat([squared_norms(block) for block in blocks(features)])
+    row_sums = -features.norms
     return (row_sums.sum() / (2 * (n - 1) * (n - 2)) - row_sums / (n - 2)).to(features.mean.dtype)
 
 

@@ -41,20 +41,23 @@ class Features(NamedTuple):
 class CentredRows(NamedTuple):
     """The rows of x minus the means, over the scale, computed on demand: no copy is held.
 
-    mean: exact where rows are near it. rest: the remainder that its rounding leaves.
+    mean: exact where rows are near it. rest: minus the remainder that its rounding leaves, over the scale.
+    norms: the squared norms of the rows.
     """
 
     x: Float[Tensor, "n d"]
     mean: Float[Tensor, " d"]
     rest: Float[Tensor, " d"]
     scale: float
+    norms: Float[Tensor, " n"]
 
     @property
     def rows(self) -> int:
         return len(self.x)
 
     def block(self, rows: slice) -> Float[Tensor, "b d"]:
-        return (self.x[rows].to(self.mean.dtype) - self.mean).sub_(self.rest).mul_(1 / self.scale)
+        near = self.x[rows].to(self.mean.dtype) - self.mean
+        return torch.add(self.rest, near, alpha=1 / self.scale, out=near)
 
     @property
     def values(self) -> Float[Tensor, "n d"]:

@@ -29,6 +29,7 @@ from repsim_cli.registry import did_you_mean, models
 Forward = Callable[[nn.Module, Any], Any]
 Maps = Literal["flattened", "pooled", "positions"]
 HELD: dict[str, AnySource] = {}
+IN_MEMORY = 2**30  # bytes of the rows of torch modules; the rest is on the disk
 
 
 @models.register("memory")
@@ -132,7 +133,7 @@ def of_modules(
     forward: Forward | None = None,
     maps: Maps = "flattened",
 ) -> dict[str, Precomputed]:
-    """What torch modules compute, on the disk until the process ends.
+    """What torch modules compute: the first `IN_MEMORY` bytes in memory, the rest on the disk, until they are let go.
 
     The batches are read once, and each goes through all modules, so that rows are paired whatever their order. Modules
     run where they are, in eval mode, without gradients; their modes, hooks and the state of random numbers are left as
@@ -150,7 +151,7 @@ def of_modules(
         with ExitStack() as stack:
             for label, module in modules.items():
                 with _naming(label):
-                    rows[label] = _Rows(_named(module, layers), stack)
+                    rows[label] = _Rows(_named(module, layers), IN_MEMORY // len(modules), stack)
                 stack.enter_context(_undisturbed(module))
             stack.enter_context(torch.no_grad())
             for batch in batches:
@@ -178,14 +179,18 @@ def _naming(label: str) -> Any:
 
 
 class _Rows:
-    """The rows of every layer of a module, in a file each."""
+    """The rows of every layer of a module: batches in memory as long as they take at most `most` bytes, the rest in a
+    file per layer."""
 
-    def __init__(self, names: Sequence[str], stack: ExitStack):
+    def __init__(self, names: Sequence[str], most: int, stack: ExitStack):
         self.names, self.folder, self.hash = list(names), Path(tempfile.mkdtemp(prefix="repsim-")), hashlib.sha256()
         self.files = [stack.enter_context((self.folder / str(i)).open("wb")) for i in range(len(names))]
         self.shapes = {name: (0, 0) for name in names}
+        self.held: dict[str, list[np.ndarray]] = {name: [] for name in names}
+        self.left = most
 
     def add(self, rows: Mapping[str, Float[np.ndarray, "n _"]]) -> None:
+        self.left -= sum(x.nbytes for x in rows.values())
         for file, name in zip(self.files, self.names, strict=True):
             (count, width), (more, now) = self.shapes[name], rows[name].shape
             if count and width != now:
@@ -194,11 +199,14 @@ class _Rows:
                     "size, or maps='pooled'"
                 )
             self.shapes[name] = (count + more, now)
-            file.write(rows[name].data)
+            if self.left >= 0:
+                self.held[name].append(rows[name])
+            else:
+                file.write(rows[name].data)
             self.hash.update(rows[name].data)
 
     def kept(self, source: str) -> Precomputed:
-        """As stored activations, whose files are removed with them."""
+        """As stored activations, which are removed with this object."""
         counts = sorted({count for count, _ in self.shapes.values()})
         if counts[0] == 0:
             raise BadInput("data: no batch was given, got none; give batches of inputs")
@@ -206,20 +214,34 @@ class _Rows:
             raise BadInput(
                 f"layers: they differ in their number of positions, got {counts} rows; use maps='pooled' or 'flattened'"
             )
-        stored = {
-            name: np.memmap(self.folder / str(i), np.float32, "r", shape=self.shapes[name])
-            for i, name in enumerate(self.names)
-        }
+        held = self.held
+        for i, (name, (count, width)) in enumerate(self.shapes.items()):
+            if left := count - sum(map(len, held[name])):
+                held[name].append(np.memmap(self.folder / str(i), np.float32, "r", shape=(left, width)))
         digested = self.hash.hexdigest()
         made = Precomputed(
             names=self.names,
             rows=counts[0],
             widths=[width for _, width in self.shapes.values()],
-            read=lambda name, part: torch.from_numpy(stored[name][part].copy()),
+            read=lambda name, part: torch.from_numpy(_joined(held[name], part)),
             identity=lambda: {"source": source, "weights_hash": digested},
         )
         weakref.finalize(made, shutil.rmtree, self.folder, ignore_errors=True)
         return made
+
+
+def _joined(parts: Sequence[np.ndarray], rows: slice) -> Float[np.ndarray, "n d"]:
+    """These rows of arrays that follow each other; those within one array are not copied, unless it is in a file."""
+    taken, first = [], 0
+    start, stop, _ = rows.indices(sum(map(len, parts)))
+    for part in parts:
+        inside = part[max(start - first, 0) : max(stop - first, 0)]
+        if len(inside):
+            taken.append(inside)
+        first += len(part)
+    if len(taken) == 1 and not isinstance(taken[0], np.memmap):
+        return taken[0]
+    return np.concatenate(taken)
 
 
 def _named(module: nn.Module, layers: Sequence[str]) -> list[str]:
