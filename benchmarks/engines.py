@@ -153,46 +153,52 @@ def bits() -> None:
 
 
 def kills(count: int = 25) -> None:
-    """For each engine, so many kills of random workers, and of the driver once in five."""
+    """For each engine, so many kills of random workers, and once in five of the run itself, which then resumes. A run
+    that ends before is started again, with an empty cache."""
     for engine, choice in ENGINES.items():
+        draw, killed, facts = random.Random(0), Counter[str](), Counter[str]()
         with tempfile.TemporaryDirectory() as place:
-            folder, draw = Path(place), random.Random(0)
+            folder = Path(place)
             asked, environment = command(folder / "alone", "cache", PAIRS)
             subprocess.run(asked, env=environment, check=True)
             alone = numbers(newest(folder / "alone"))
-            asked, environment = command(folder / "killed", "cache", [*PAIRS, *choice, "hardware.processes=2"])
-            killed: Counter[str] = Counter()
-            done: list[Any] = []
-            again: list[str] = []
-            while True:
-                process = subprocess.Popen([*asked, *again], env=environment, stderr=subprocess.PIPE, text=True)
-                while process.poll() is None:
-                    time.sleep(draw.uniform(2.0, 6.0))
-                    victims = workers_of(process.pid)
-                    if killed.total() >= count or process.poll() is not None or not victims:
-                        continue
-                    if killed.total() % 5 == 4:
-                        process.send_signal(signal.SIGKILL)
-                        killed["driver"] += 1
-                    else:
-                        draw.choice(victims).kill()
-                        killed["worker"] += 1
-                if process.returncode == 0:
-                    break
-                if process.returncode != -signal.SIGKILL:
-                    print(
-                        f"{engine}: exit code {process.returncode}, {process.stderr.read() if process.stderr else ''}"
-                    )
-                again = ["resume=latest"]
-            run = newest(folder / "killed")
-            done = read_records(run)
-            computed = Counter(line["unit"] for line in done if line["computed"])
-            lost = sum(line["status"] == "lost" for line in done)
-            print(
-                f"{engine}: {killed['worker']} workers and {killed['driver']} drivers killed; numbers "
-                f"{'the same' if numbers(run) == alone else 'DIFFER'}; {len(computed)} units computed, "
-                f"{sum(n > 1 for n in computed.values())} of them twice, {lost} lost with their worker"
-            )
+            while killed.total() < count:
+                own = folder / str(facts["runs"])
+                words, again = [*PAIRS, *choice, "hardware.processes=2"], list[str]()
+                while code := _killed(*command(own, "cache", [*words, *again]), draw, killed, count):
+                    if code != -signal.SIGKILL:
+                        raise SystemExit(f"{engine}: exit code {code}, see {own}")
+                    again = ["resume=latest"]
+                done = read_records(newest(own))
+                computed = Counter(line["unit"] for line in done if line["computed"])
+                facts["runs"] += 1
+                facts["differ"] += numbers(newest(own)) != alone
+                facts["computed"] += len(computed)
+                facts["twice"] += sum(times > 1 for times in computed.values())
+                facts["lost"] += sum(line["status"] == "lost" for line in done)
+        print(
+            f"{engine}: {killed['worker']} workers and {killed['run']} runs killed; {facts['runs']} runs completed, "
+            f"{facts['differ']} with other numbers; {facts['computed']} units computed, {facts['twice']} of them "
+            f"twice, {facts['lost']} attempts lost with their worker"
+        )
+
+
+def _killed(
+    asked: list[str], environment: dict[str, str], draw: random.Random, killed: Counter[str], count: int
+) -> int:
+    """The exit code of a run during which its workers, or it itself, are killed."""
+    process = subprocess.Popen(asked, env=environment)
+    while process.poll() is None:
+        time.sleep(draw.uniform(4.0, 12.0))
+        victims = workers_of(process.pid)
+        if killed.total() < count and victims and process.poll() is None:
+            if killed.total() % 5 == 4:
+                process.kill()
+                killed["run"] += 1
+            else:
+                draw.choice(victims).kill()
+                killed["worker"] += 1
+    return process.returncode
 
 
 def workers_of(pid: int) -> list[psutil.Process]:

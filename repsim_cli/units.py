@@ -23,6 +23,7 @@ from repsim_cli.data.base import Sequences
 from repsim_cli.errors import Degenerate, RunFailed
 from repsim_cli.executors import Unit, executor_of
 from repsim_cli.executors.driver import driving
+from repsim_cli.models.sizes import weight_bytes
 from repsim_cli.models.source import Series, Source
 from repsim_cli.results import Run, quiet
 from repsim_cli.settings import Hardware
@@ -42,6 +43,8 @@ from repsim_cli.studies.views import Views
 
 RECORDED = (Similarity, Features, Probes, UniversalNeurons, Views)  # studies that read rows by `sample.opened`
 HELD = 2  # whole models that a worker keeps for stitching
+BASE = 1e9  # bytes of a worker without a model
+TRAINED = 5  # times its weights: gradients, two moments, a batch
 SESSION = f"{__name__}:session"
 
 
@@ -52,7 +55,7 @@ def perform_ahead(checked: RunConfig, run: Run) -> None:
         return
     threads = hardware.threads or torch.get_num_threads()
     with driving(
-        partial(executor_of, hardware, threads),
+        partial(executor_of, hardware, threads, worker_bytes(checked.models, hardware)),
         run,
         name=hardware.executor,
         session=SESSION,
@@ -61,6 +64,17 @@ def perform_ahead(checked: RunConfig, run: Run) -> None:
         price=hardware.price_per_node_hour,
     ) as driver:
         _phases(checked, run, driver)
+
+
+def worker_bytes(models: Mapping[str, Any], hardware: Hardware) -> float:
+    """Bytes that a worker takes, roughly: Python, the weights of two models to stitch or of one and its batches, or a
+    training."""
+    weights = [
+        weight_bytes(model, hardware.dtype) * (TRAINED if model.make else 2)
+        for model in models.values()
+        if isinstance(model, Source)
+    ]
+    return BASE + max(weights, default=0.0)
 
 
 def _phases(checked: RunConfig, run: Run, driver: Any) -> None:

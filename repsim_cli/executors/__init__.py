@@ -23,10 +23,10 @@ PACKAGES = {"ray": "ray"}  # that an executor needs beside those of repsim
 COMMANDS = {"slurm": "sbatch"}  # that an executor calls
 
 
-def executor_of(hardware: Hardware, threads: int) -> Executor:
-    """The executor of these settings, not started. threads: of each unit."""
+def executor_of(hardware: Hardware, threads: int, memory: float = 0.0) -> Executor:
+    """The executor of these settings, not started. threads: of each unit. memory: bytes that a worker takes, about."""
     module, _, name = EXECUTORS[hardware.executor].partition(":")
-    return getattr(importlib.import_module(module), name)(hardware, threads)
+    return getattr(importlib.import_module(module), name)(hardware, threads, memory)
 
 
 def check_executor(hardware: Mapping[str, Any], cache: bool) -> None:

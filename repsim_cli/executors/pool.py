@@ -18,6 +18,11 @@ class Lost(Exception):
     """A worker ended before its answer. The message says what is known of why."""
 
 
+def fitting(cpus: float, room: float, threads: int, memory: float) -> int:
+    """How many workers of so many threads and bytes a machine of so many CPUs and bytes takes."""
+    return int(min(cpus // threads, room // max(memory, 1.0)))
+
+
 class Pool(Executor):
     """`count` workers with `slots` units each at a time; those that end are replaced.
 

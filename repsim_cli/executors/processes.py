@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from repsim_cli.executors.base import Job, Unit
-from repsim_cli.executors.pool import Held, Lost, Pool
+from repsim_cli.executors.pool import Held, Lost, Pool, fitting
 from repsim_cli.settings import Hardware
 from repsim_cli.workers import follow, spawning, starting
 
@@ -30,8 +30,8 @@ def _run(unit: Mapping[str, Any]) -> dict[str, Any]:
 class Processes(Pool):
     """A process pool per worker, since all processes of a pool end with one of them."""
 
-    def __init__(self, hardware: Hardware, threads: int):
-        super().__init__(hardware.processes or max(1, hardware.workers // threads))
+    def __init__(self, hardware: Hardware, threads: int, memory: float = 0.0):
+        super().__init__(hardware.processes or fitting(hardware.workers, hardware.memory_limit, threads, memory) or 1)
         self._pools: dict[str, ProcessPoolExecutor] = {}
 
     def open(self, job: Job) -> None:

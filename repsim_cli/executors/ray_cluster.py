@@ -9,21 +9,21 @@ from typing import Any
 
 from repsim_cli.errors import BadInput
 from repsim_cli.executors.base import Job, Unit
-from repsim_cli.executors.pool import Held, Lost, Pool
+from repsim_cli.executors.pool import Held, Lost, Pool, fitting
 from repsim_cli.settings import Hardware
 
 STORE = 100 * 10**6  # bytes of the object store of a cluster of our own: records are small
 
 
 class Ray(Pool):
-    """An actor per worker, with `threads` CPUs and, where models run on a GPU, `gpus` of one.
+    """An actor per worker, with `threads` CPUs, `memory` bytes and, where models run on a GPU, `gpus` of one.
 
     slots: units that an actor works on at a time, in threads.
     """
 
-    def __init__(self, hardware: Hardware, threads: int, slots: int = 1):
+    def __init__(self, hardware: Hardware, threads: int, memory: float = 0.0, slots: int = 1):
         super().__init__(hardware.processes or 0, slots)
-        self.address, self.threads = hardware.address, threads
+        self.address, self.threads, self.memory = hardware.address, threads, memory
         self.gpus = hardware.gpus_per_worker if hardware.device.startswith("cuda") else 0.0
         self._ray: Any = None
         self._actors: dict[str, Any] = {}
@@ -54,14 +54,21 @@ class Ray(Pool):
             signal.signal(signal.SIGTERM, handler)  # Ray's own would end this process at once
         self._actor = ray.remote(Held)
         if not self.count:
-            self.count = max(1, int(ray.cluster_resources().get("CPU", 1) // self.threads))
+            nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+            fits = [fitting(node.get("CPU", 0), node.get("memory", 0), self.threads, self.memory) for node in nodes]
+            self.count = sum(fits) or 1
 
     def about(self) -> str:
-        return f"a cluster of {self._ray.cluster_resources()} for {self.threads} CPUs and {self.gpus} GPUs each"
+        has = {name: amount for name, amount in self._ray.cluster_resources().items() if ":" not in name}
+        return f"{has} for workers of {self.threads} CPUs, {self.gpus} GPUs and {self.memory / 1e9:.3g} GB each"
 
     def begin(self, name: str, job: Job) -> Any:
         actor = self._actor.options(
-            num_cpus=self.threads, num_gpus=self.gpus, max_concurrency=self.slots, max_restarts=0
+            num_cpus=self.threads,
+            num_gpus=self.gpus,
+            memory=self.memory or None,
+            max_concurrency=self.slots,
+            max_restarts=0,
         ).remote(name)
         self._actors[name] = actor
         return actor.ready.remote(asdict(job))
