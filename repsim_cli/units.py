@@ -31,6 +31,7 @@ from repsim_cli.similarity import Wanted, Work, estimate_all_pairs
 from repsim_cli.stitching.evaluate import PredictionTask
 from repsim_cli.stitching.models import Whole
 from repsim_cli.studies.cached import Content, known_pairs, solved_singly
+from repsim_cli.studies.convergence import Convergence, Training
 from repsim_cli.studies.features import Features
 from repsim_cli.studies.matrices import clusters_of
 from repsim_cli.studies.probes import Probes
@@ -38,6 +39,7 @@ from repsim_cli.studies.record import places_of
 from repsim_cli.studies.sample import batch_labels, counted, identified, inputs, opened, record_alone, tally
 from repsim_cli.studies.similarity import Similarity
 from repsim_cli.studies.stitching import Stitching
+from repsim_cli.studies.training_view import TrainingView
 from repsim_cli.studies.universal_neurons import UniversalNeurons
 from repsim_cli.studies.views import Views
 
@@ -45,6 +47,7 @@ RECORDED = (Similarity, Features, Probes, UniversalNeurons, Views)  # studies th
 HELD = 2  # whole models that a worker keeps for stitching
 BASE = 1e9  # bytes of a worker without a model
 TRAINED = 5  # times its weights: gradients, two moments, a batch
+OF_SERIES = (Convergence, TrainingView)
 SESSION = f"{__name__}:session"
 
 
@@ -86,6 +89,8 @@ def _phases(checked: RunConfig, run: Run, driver: Any) -> None:
         study.choose(run)
     if kind in RECORDED:
         driver.perform(recordings(study.live), "activations")
+    if kind in OF_SERIES:
+        driver.perform(checkpoints(study.trainings), "checkpoints")
     if kind is Similarity:
         driver.perform(solvings(study), "pairs")
     if kind is Stitching:
@@ -101,6 +106,20 @@ def trainings(models: Mapping[str, Any]) -> list[Unit]:
 def recordings(live: Mapping[str, Source]) -> list[Unit]:
     """A unit per model: its rows."""
     return [Unit(kind="activations", name=f"activations of {label}", args={"label": label}) for label in live]
+
+
+def checkpoints(trainings: Mapping[str, Training]) -> list[Unit]:
+    """A unit per checkpoint of every series: its rows."""
+    return [
+        Unit(
+            kind="checkpoint",
+            name=f"activations of {label}, step {checkpoint.step}",
+            args={"label": label, "number": number},
+            group=label,
+        )
+        for label, training in trainings.items()
+        for number, checkpoint in enumerate(training.series.checkpoints)
+    ]
 
 
 def solvings(study: Similarity) -> list[Unit]:
@@ -145,6 +164,7 @@ class Session:
         self._facts: dict[str, Any] = {}  # of the manifest
         self._identities: dict[str, Any] = {}
         self._wholes: dict[str, Whole] = {}
+        self._started: dict[str, tuple[Mapping[str, Sequences], int, dict[str, Any]]] = {}
 
     def run(self, folder: str) -> Run:
         """A run whose files nobody reads."""
@@ -193,6 +213,16 @@ class Session:
             self._identities[label] = self.study.models[label].identity()
         return self._identities[label]
 
+    def started(self, run: Run, label: str) -> tuple[Training, Mapping[str, Sequences], int]:
+        """A series, the inputs of its checkpoints and how many rows they give."""
+        training = self.study.trainings[label]
+        if label not in self._started:
+            sequences, total = training.start(run)
+            self._started[label] = sequences, total, run.manifest["data"]
+        sequences, total, data = self._started[label]
+        run.manifest |= {"models": {}, "data": copy.deepcopy(data)}
+        return training, sequences, total
+
     def whole(self, label: str) -> Whole:
         """A whole model, of which the last few stay in memory."""
         whole = self._wholes.pop(label, None) or self.study.open_whole(label)
@@ -239,6 +269,11 @@ def _record(session: Session, run: Run, label: str) -> bool:
             return False
         record_alone(run, study, reading, entries[label], sequences, tally(run, study.models))
         return True
+
+
+def _checkpoint(session: Session, run: Run, label: str, number: int) -> bool:
+    training, sequences, total = session.started(run, label)
+    return training.record(run, number, sequences, total)
 
 
 def _solve(session: Session, run: Run, measure: str, models: list[str]) -> bool:
@@ -301,6 +336,7 @@ def _stitch(session: Session, run: Run, tail: str, head: int) -> bool:
 KINDS: dict[str, Callable[..., bool]] = {
     "model": _train,
     "activations": _record,
+    "checkpoint": _checkpoint,
     "pairs": _solve,
     "stitches": _stitch,
 }

@@ -17,6 +17,12 @@ STITCHES = (
 )  # fmt: skip
 
 
+STEPS = (
+    "study=convergence", "model=[tiny_a_series]", "measure=[cka_unbiased]", "extract.sequences=8", "extract.layers=[0,-1]",
+    "extract.batch_rows=256", "hardware.threads=1",
+)  # fmt: skip
+
+
 class Here:
     """Performs units in this process, one after the other."""
 
@@ -50,6 +56,7 @@ def numbers(folder):
         (PAIRS, {"activations": 3, "pairs": 12}),
         ((*PAIRS, "study=similarity", "options.within=true"), {"activations": 3, "pairs": 6}),
         (STITCHES, {"stitches": 6}),
+        (STEPS, {"checkpoint": 3}),
     ],
 )
 def test_units_leave_what_the_run_then_finds(repsim, tmp_path, monkeypatch, words, count):

@@ -335,6 +335,21 @@ class Training(Similarity):
                 if not keep and i > 1:
                     stacks[i - 1].close()
 
+    def record(self, run: Run, number: int, sequences: Mapping[str, Sequences], total: int) -> bool:
+        """Puts the rows of a checkpoint into the cache; whether they were missing. One that cannot be read is left to
+        the run where it leaves a gap there."""
+        try:
+            opened = self._open(self.series.checkpoints[number], sequences)
+        except RepsimError:
+            if self.missing == "stop":
+                raise
+            return False
+        if opened.module is None:
+            return False
+        with ExitStack() as held:
+            self._step(run, held, opened, sequences, total)
+        return True
+
     def gap(self, run: Run, checkpoint: Checkpoint, error: RepsimError) -> Gap:
         self.gaps.append(Gap(self.label, checkpoint.step, str(error)))
         run.warn(f"model.{self.label}, step {checkpoint.step}: left out as a gap ({error})")
