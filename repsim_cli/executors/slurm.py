@@ -118,7 +118,8 @@ class Slurm(Pool):
 
     patience, grace = math.inf, 0.0  # a queue may be long; later workers are used when they come
 
-    def __init__(self, hardware: Hardware, threads: int):
+    def __init__(self, hardware: Hardware, threads: int, memory: float = 0.0):
+        # not for `memory`, an estimate, but for hardware.memory_gb: SLURM kills what takes more than it asked for
         super().__init__(hardware.processes or 0)
         self.hardware, self.threads = hardware, threads
         self._tasks: dict[str, str] = {}  # by worker: JOB_INDEX in SLURM's queue
