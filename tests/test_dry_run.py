@@ -253,8 +253,8 @@ def two_large(tmp_path):
 def test_the_plan_of_cross_products_that_do_not_fit(repsim, two_large):
     words = [*two_large, "measure=[mean_cca,linear_regression]", "extract.estimate=moments"]
     _, out, err = repsim(*words, "hardware.memory_gb=2")
-    assert "passes over the rows: 2, for 300 cross products of 2.52 GB, 1.3 GB at a time" in out, err
-    assert "in all: 2.0\n" in out
+    assert "passes over the rows: 2, for 300 cross products of 2.52 GB, 1.28 GB at a time" in out, err
+    assert "in all: 1.98\n" in out
     assert "prepared layers: 0.403" in out
     _, out, _ = repsim(*words, "hardware.memory_gb=4")
     assert "passes over the rows: 1, for 300 cross products of 2.52 GB\n" in out

@@ -93,7 +93,8 @@ class Diagnosis:
         """The stream, which has all rows from the first on, of these layers."""
         new = [i for i, layer in enumerate(layers) if layer not in self.rows]
         chosen = {i: self.chosen[:: self._apart(layers[i].width)] for i in new}
-        kept: dict[int, list[Tensor]] = {i: [] for i in new}
+        kept: dict[int, Tensor] = {}
+        filled = dict.fromkeys(new, 0)
         sums = {i: torch.zeros(PLACES + 1, dtype=torch.float64) for i in new}
         counts = {i: torch.zeros(PLACES + 1, dtype=torch.float64) for i in new}
         for block in stream:
@@ -101,14 +102,17 @@ class Diagnosis:
             for i in new if count else ():
                 x, places = block.rows[i], self.places.get(layers[i].model)
                 inside = chosen[i][(chosen[i] >= block.first) & (chosen[i] < block.first + count)] - block.first
-                kept[i].append(x[inside.to(x.device)])
+                if i not in kept:  # whole at first: many small pieces would leave the heap in fragments
+                    kept[i] = x.new_empty(len(chosen[i]), x.shape[1])
+                kept[i][filled[i] : filled[i] + len(inside)] = x[inside.to(x.device)]
+                filled[i] += len(inside)
                 at = torch.full((count,), PLACES) if places is None else places[block.first : block.first + count]
                 norms = torch.linalg.vector_norm(x, dim=1).double().cpu()
                 sums[i] += torch.bincount(at, weights=norms, minlength=PLACES + 1)
                 counts[i] += torch.bincount(at, minlength=PLACES + 1)
             yield block
         for i in new:
-            x = torch.cat(kept.pop(i))
+            x = kept.pop(i)[: filled[i]]
             # the order of sums over blocks shows in the last digits of float64, and must not in the results
             means = [float((s / n).float()) if n else None for s, n in zip(sums[i], counts[i], strict=True)]
             found = spread(x) or (None,) * 4

@@ -3,7 +3,9 @@ column of vectors per layer; or an array per sentence: HDF5 in the format of con
 and of the ELMo tools, and the files of vLLM."""
 
 import json
+import os
 import re
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
@@ -163,6 +165,8 @@ def _open_npz(file: Path) -> tuple[Shapes, Reader, Ids]:
 
 
 def _open_safetensors(file: Path) -> tuple[Shapes, Reader, Ids]:
+    """Rows are read and not mapped, without reading ahead: for mapped files the system reads up to megabytes ahead in
+    every layer, more than a small memory holds until it is used."""
     import safetensors
 
     archive = safetensors.safe_open(file, framework="pt")
@@ -170,7 +174,25 @@ def _open_safetensors(file: Path) -> tuple[Shapes, Reader, Ids]:
     shapes = {name: (tuple(s.get_shape()), s.get_dtype()) for name, s in slices.items()}
     whole = [name for name, (shape, kind) in shapes.items() if len(shape) == 1 and kind[0] in "IU"]
     ids = {name: lambda name=name: slices[name][:].tolist() for name in whole}
-    return shapes, lambda name, rows: slices[name][rows].float(), ids
+    descriptor = os.open(file, os.O_RDONLY)
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
+    size = int.from_bytes(os.pread(descriptor, 8, 0), "little")
+    header = json.loads(os.pread(descriptor, size, 8))
+
+    def read(name: str, rows: slice) -> Tensor:
+        first, last, _ = rows.indices(shapes[name][0][0])
+        x = torch.empty(last - first, *shapes[name][0][1:], dtype=slices[name][:0].dtype)
+        start = 8 + size + header[name]["data_offsets"][0] + first * x[:1].nbytes
+        left = memoryview(x.view(torch.uint8).numpy().reshape(-1))
+        while left:
+            if not (count := os.preadv(descriptor, [left], start)):
+                raise EOFError("the file was cut off")
+            start, left = start + count, left[count:]
+        return x.float()
+
+    weakref.finalize(read, os.close, descriptor)
+    return shapes, read, ids
 
 
 def _open_hdf5(file: Path) -> tuple[Shapes, Reader, Ids]:

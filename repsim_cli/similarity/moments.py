@@ -149,10 +149,14 @@ def _covariances(
         of_batch = [rank.of_single(x) for x in batch]
         single = [a & b for a, b in zip(single, of_batch, strict=True)] if single else of_batch
         for part in zip(*(x.split(AT_ONCE) for x in batch), strict=True):
-            x = torch.cat(part, 1).double()
+            if shift is None or total is None:
+                ends = [0, *itertools.accumulate(y.shape[1] for y in part)]
+                held = part[0].new_empty(AT_ONCE, ends[-1], dtype=torch.float64)
+            x = held[: len(part[0])]
+            for start, y in zip(ends, part, strict=False):
+                x[:, start : start + y.shape[1]] = y
             if shift is None or total is None:
                 shift, total = x.mean(0), x.new_zeros(x.shape[1])
-                ends = [0, *itertools.accumulate(y.shape[1] for y in part)]
                 strips = _strips(cells, {a: slice(*ends[i : i + 2]) for i, a in enumerate(chosen)}, x)
             x -= shift
             for strip in strips:

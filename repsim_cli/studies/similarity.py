@@ -57,6 +57,7 @@ from repsim_cli.studies.sample import counted, inputs, prepare
 from repsim_cli.studies.solved import solved
 
 STORED_ALONE = 0.4e9  # bytes of Python and its libraries where no model runs
+RESERVE = 0.01  # of the memory limit that cross products leave: page tables, fragments of the heap
 FULL = 0.9  # of the rows: a test on fewer gives a warning
 
 
@@ -235,7 +236,7 @@ class Similarity:
         # layers are decomposed one by one, once the rows have passed
         parts = {**parts, "rows": max(of_rows, 10.0 * least - parts["diagnostics"])}
         products = BYTES * sum(a * b for a, b in itertools.combinations_with_replacement(widths, 2))
-        left = int(self.hardware.memory_limit - sum(parts.values())) - 1
+        left = int((1 - RESERVE) * self.hardware.memory_limit - sum(parts.values()))
         return {**parts, "cross products": float(max(least, min(products, left)))}
 
     def plan(self) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import warnings
+from pathlib import Path
 
 import h5py
 import numpy as np
@@ -18,7 +19,7 @@ from conftest import TINY, perturb
 from repsim_cli import registry
 from repsim_cli.activations.capture import capture
 from repsim_cli.activations.hook_points import expand
-from repsim_cli.errors import BadInput
+from repsim_cli.errors import BadInput, RunFailed
 from repsim_cli.models.architectures import LENS
 from repsim_cli.models.checkpoints import SHIPPED
 from repsim_cli.models.configs import inline_config
@@ -640,6 +641,31 @@ def test_precomputed(tmp_path, kind):
     assert (source.rows, source.widths) == (20, [3, 5, 13])
     np.testing.assert_array_equal(source.read("h10", slice(5, 9)), ARRAYS["h10"][5:9])
     assert precomputed(path=file, layers=["h10", "h0"]).names == ["h10", "h0"]
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float16", "bfloat16", "float8_e4m3fn"])
+def test_rows_of_a_safetensors_file(dtype, tmp_path):
+    """Any part of them, in any type, with and without metadata; they are read, not mapped."""
+    x = torch.randn(4000, 300).to(getattr(torch, dtype))
+    safetensors.torch.save_file(
+        {"a": torch.zeros(3, 3), "h0": x}, file := tmp_path / "acts.safetensors", metadata={"by": "x"}
+    )
+    source = precomputed(path=str(file), layers=["h0"])
+    for rows in (slice(0, 4000), slice(17, 63), slice(3990, 4100), slice(3, 3)):
+        assert torch.equal(source.read("h0", rows), x[rows].float())
+    mapped = [line.split()[0] for line in Path("/proc/self/maps").read_text().splitlines() if line.endswith(file.name)]
+    of_maps = Path("/proc/self/smaps").read_text()
+    sizes = [int(of_maps.partition(place)[2].partition("Rss:")[2].split()[0]) for place in mapped]
+    assert sum(sizes) < x.nbytes / 1000 / 2
+
+
+def test_a_safetensors_file_that_was_cut_off_after_it_was_opened(tmp_path):
+    safetensors.torch.save_file({"h0": torch.ones(100, 10)}, file := tmp_path / "acts.safetensors")
+    source = precomputed(path=str(file))
+    with file.open("r+b") as opened:
+        opened.truncate(1000)
+    with pytest.raises(RunFailed, match=r"rows of 'h0' cannot be read, got '50 to 99' \(the file was cut off\)"):
+        source.read("h0", slice(50, 100))
 
 
 @pytest.mark.parametrize(
