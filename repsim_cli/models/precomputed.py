@@ -184,7 +184,7 @@ def _open_safetensors(file: Path) -> tuple[Shapes, Reader, Ids]:
         first, last, _ = rows.indices(shapes[name][0][0])
         x = torch.empty(last - first, *shapes[name][0][1:], dtype=slices[name][:0].dtype)
         start = 8 + size + header[name]["data_offsets"][0] + first * x[:1].nbytes
-        left = memoryview(x.view(torch.uint8).numpy().reshape(-1))
+        left = x.view(torch.uint8).numpy().reshape(-1).data
         while left:
             if not (count := os.preadv(descriptor, [left], start)):
                 raise EOFError("the file was cut off")
