@@ -228,11 +228,16 @@ def parser() -> argparse.ArgumentParser:
     sub = add(
         "report",
         _command("show", "report_command"),
-        "make one HTML page of a run, of several, or of a sweep",
+        "make one HTML page of a run, of several, or of a sweep; or list all runs",
         "repsim report latest",
+        "Make one HTML page of a run, of several, or of a sweep. Without RUN: index.html in the folder of all runs,\n"
+        "which lists them with search, thumbnails and links to their pages.",
     )
     sub.add_argument(
-        "runs", metavar="RUN", nargs="+", help="a path, `latest`, a name, or a sweep; several appear side by side"
+        "runs",
+        metavar="RUN",
+        nargs="*",
+        help="a path, `latest`, a name, or a sweep; several appear side by side; none: all runs in one list",
     )
     sub.add_argument(
         "--output", metavar="FILE", help="where the page goes (report.html in the folder of one run or sweep)"

@@ -251,6 +251,8 @@ def analyse_command(parsed: argparse.Namespace) -> int:
 def report_command(parsed: argparse.Namespace) -> int:
     from repsim_cli import report
 
+    if not parsed.runs:
+        return _overview(parsed)
     sweeps = [results.find_sweep(run) for run in parsed.runs]
     each = [
         [results.find(run)] if sweep is None else [sweep / job["job"] for job in results.jobs(sweep)]
@@ -263,6 +265,18 @@ def report_command(parsed: argparse.Namespace) -> int:
     if file.is_dir() or not file.parent.is_dir():
         raise BadInput(f"--output: no file can be written there, got '{file}'; name a file in a folder that exists")
     print(report.save(folders, file))
+    return 0
+
+
+def _overview(parsed: argparse.Namespace) -> int:
+    from repsim_cli import report
+
+    if parsed.output is not None:
+        raise BadInput(f"--output: of runs that are named, got '{parsed.output}' without any; name a RUN, or drop it")
+    root = results.outputs_root()
+    if not root.is_dir() or not results.runs(root):
+        raise BadInput(f"RUN: no run can be read, got none in {root}; start one with: repsim run")
+    print(report.save_overview(root))
     return 0
 
 

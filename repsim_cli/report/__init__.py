@@ -1,4 +1,5 @@
-"""Run folders -> one self-contained HTML page, from the files alone. Needs neither torch nor matplotlib.
+"""Run folders -> one self-contained HTML page, from the files alone, and a page that lists all runs. Needs neither
+torch nor matplotlib.
 
 Lines are drawn by uPlot 1.6.32 (MIT, 53 kB with its style, embedded); a heatmap is a canvas of one pixel per cell,
 scaled up by `assets/report/page.js`. Plotly's cartesian bundle is 1.5 MB and ECharts' smallest 0.5 MB, in every page.
@@ -17,6 +18,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from repsim_cli.report import overview
 from repsim_cli.report.record import record
 from repsim_cli.results import write
 
@@ -39,13 +41,25 @@ def page(folders: Sequence[Path]) -> str:
     """
     runs = [record(folder) for folder in folders]
     about = {"colours": json.loads(_asset("colours.json")), "licence": _asset("uPlot.LICENSE")}
-    styles, scripts = [_asset(name) for name in STYLES], [_asset(name) for name in SCRIPTS]
+    return _html(" and ".join(run["manifest"]["name"] for run in runs), {"runs": runs, **about}, STYLES, SCRIPTS)
+
+
+def save_overview(root: Path) -> Path:
+    """Writes the page that lists all runs under root, and returns its path."""
+    data = {"root": root.name, "runs": overview.listed(root, FILE)}
+    file = root / overview.FILE
+    write(file, _html(f"Runs in {root.name}", data, ("page.css",), ("overview.js",)).encode())
+    return file
+
+
+def _html(title: str, data: dict[str, Any], style_names: Sequence[str], script_names: Sequence[str]) -> str:
+    styles, scripts = [_asset(name) for name in style_names], [_asset(name) for name in script_names]
     parts = {
         "policy": f"default-src 'none'; img-src data:; style-src {_hashes(styles)}; script-src {_hashes(scripts)}; "
         "base-uri 'none'; form-action 'none'",
-        "title": _escaped(" and ".join(run["manifest"]["name"] for run in runs)),
+        "title": _escaped(title),
         "styles": "".join(f"<style>{text}</style>" for text in styles),
-        "data": embedded({"runs": runs, **about}),
+        "data": embedded(data),
         "scripts": "".join(f"<script>{text}</script>" for text in scripts),
     }
     return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], _asset("page.html"))

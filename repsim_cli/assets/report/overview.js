@@ -1,0 +1,78 @@
+// The page of all runs: a table from the JSON in #data, with search. Text reaches the page by textContent alone.
+"use strict";
+(() => {
+const DATA = JSON.parse(document.getElementById("data").textContent);
+const COLUMNS = {
+  name: "name", started: "started (UTC)", status: "status", models: "models", measures: "measures", study: "study", seed: "seed",
+  seconds: "time", warnings: "warnings",
+};
+
+function el(tag, attributes = {}, ...children) {
+  const made = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
+    else if (value !== null) made.setAttribute(name, value);
+  }
+  made.append(...children.filter((child) => child !== null));
+  return made;
+}
+
+const lasted = (s) => (s < 100 ? `${Number(s.toPrecision(3))} s` : s < 6000 ? `${(s / 60).toFixed(1)} min` : `${(s / 3600).toFixed(1)} h`);
+const link = (run) => run.page && run.page.split("/").map(encodeURIComponent).join("/");
+const listed = (names) => (names.length > 6 ? `${names.slice(0, 5).join(", ")} and ${names.length - 5} more` : names.join(", "));
+
+function cell(run, key) {
+  const value = run[key];
+  if (key === "name" && link(run)) return el("td", {}, el("a", { href: link(run) }, value));
+  if (key === "seconds") return el("td", { class: "number" }, lasted(value));
+  if (typeof value === "number") return el("td", { class: "number" }, String(value));
+  if (key === "started") return el("td", { class: "number" }, value);
+  if (key === "status") return el("td", { class: value === "complete" ? null : "fails", title: run.error }, value);
+  if (Array.isArray(value)) return el("td", { title: value.join(", ") }, listed(value));
+  return el("td", {}, value);
+}
+
+const rows = DATA.runs.map((run) => {
+  const picture = run.thumbnail && el("img", { src: `data:image/png;base64,${run.thumbnail}`, alt: `a figure of ${run.name}`, loading: "lazy" });
+  const shown = picture && link(run) ? el("a", { href: link(run), tabindex: "-1" }, picture) : picture;
+  const searched = [run.folder, run.error ?? "", ...Object.keys(COLUMNS).map((key) => [run[key]].flat().join(" "))].join(" ").toLowerCase();
+  return { run, searched, line: el("tr", {}, el("td", { class: "thumbnail" }, shown), ...Object.keys(COLUMNS).map((key) => cell(run, key))) };
+});
+const body = el("tbody", {}, ...rows.map(({ line }) => line));
+const count = el("p", { class: "quiet", role: "status" });
+const field = el("input", { type: "search", id: "search", placeholder: "a name, model, measure, study, status", oninput: search });
+
+function search() {
+  const words = field.value.toLowerCase().split(/\s+/).filter(Boolean);
+  let shown = 0;
+  for (const { searched, line } of rows) {
+    const found = words.every((word) => searched.includes(word));
+    line.classList.toggle("hidden", !found);
+    shown += found;
+  }
+  count.textContent = `${shown.toLocaleString("en")} of ${rows.length.toLocaleString("en")} ${rows.length === 1 ? "run" : "runs"}`;
+}
+
+const heads = Object.entries(COLUMNS).map(([key, text]) => el("th", { scope: "col", class: typeof DATA.runs[0]?.[key] === "number" ? "number" : null },
+  el("button", { type: "button", onclick: () => sort(key) }, text)));
+
+function sort(key) {
+  const head = heads[Object.keys(COLUMNS).indexOf(key)];
+  const down = head.getAttribute("aria-sort") === "ascending";
+  for (const other of heads) other.removeAttribute("aria-sort");
+  head.setAttribute("aria-sort", down ? "descending" : "ascending");
+  const of = ({ run }) => (Array.isArray(run[key]) ? run[key].join(" ") : run[key]);
+  const order = (a, b) => (typeof a === "number" ? a - b : String(a).localeCompare(String(b), "en", { numeric: true }));
+  rows.sort((a, b) => (down ? -1 : 1) * order(of(a), of(b)));
+  body.append(...rows.map(({ line }) => line));
+}
+
+document.getElementById("page").append(
+  el("header", {}, el("h1", {}, `Runs in ${DATA.root}`)),
+  el("main", {},
+    el("p", { class: "controls search" }, el("label", { for: "search" }, "Search", field)),
+    count,
+    el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Runs" },
+      el("table", {}, el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "figure"), ...heads)), body))));
+search();
+})();
