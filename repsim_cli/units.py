@@ -7,6 +7,7 @@ process: fast measures, permutations, the evaluation of stitched models, analyse
 
 import copy
 import itertools
+import logging
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -43,6 +44,7 @@ from repsim_cli.studies.training_view import TrainingView
 from repsim_cli.studies.universal_neurons import UniversalNeurons
 from repsim_cli.studies.views import Views
 
+log = logging.getLogger("repsim")
 RECORDED = (Similarity, Features, Probes, UniversalNeurons, Views)  # studies that read rows by `sample.opened`
 HELD = 2  # whole models that a worker keeps for stitching
 BASE = 1e9  # bytes of a worker without a model
@@ -80,13 +82,16 @@ def worker_bytes(models: Mapping[str, Any], hardware: Hardware) -> float:
     return BASE + max(weights, default=0.0)
 
 
-def _phases(checked: RunConfig, run: Run, driver: Any) -> None:
+def _phases(checked: RunConfig, run: Any, driver: Any) -> None:
     """What a phase leaves, the next one reads."""
     study = copy.copy(checked.study)  # the run itself chooses the models of groups among all
     kind = type(study)
     driver.perform(trainings(checked.models), "trainings")
     if kind in (Similarity, Stitching):
         study.choose(run)
+    if kind is Similarity and not study.cached:
+        log.warning("cache: it does not hold the activations of all models, which are left to the run itself")
+        return
     if kind in RECORDED:
         driver.perform(recordings(study.live), "activations")
     if kind in OF_SERIES:

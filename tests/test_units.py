@@ -2,10 +2,14 @@
 
 import contextlib
 import json
+import logging
+from types import SimpleNamespace
 
 import pytest
+from test_config import composed
 
 from repsim_cli import results, units
+from repsim_cli.config import of_keys, validate
 
 PAIRS = (
     "model=[tiny_a_step100,tiny_a,tiny_b]", "measure=[cka_unbiased,procrustes,gromov_wasserstein]", "extract.rows=60",
@@ -76,3 +80,18 @@ def test_units_leave_what_the_run_then_finds(repsim, tmp_path, monkeypatch, word
     # once more: all is there
     assert repsim("run", *words, "name=again", "hardware.executor=processes")[0] == 0
     assert not any(computed for _, computed in made[1].done)
+
+
+def test_activations_that_the_cache_would_drop_are_left_to_the_run(monkeypatch, caplog):
+    keys = validate(composed("model=[tiny_a,tiny_b]", "measure=[cka,procrustes]")).keys.model_dump()
+    checked, asked = of_keys(keys), []
+    driver = SimpleNamespace(perform=lambda given, label: asked.extend(unit.name for unit in given))
+    monkeypatch.setattr(logging.getLogger("repsim"), "propagate", True)
+    units._phases(checked, None, driver)
+    pairs = [f"procrustes of tiny_{i} and tiny_{j}" for i, j in ("aa", "ab", "bb")]
+    assert asked == ["activations of tiny_a", "activations of tiny_b", *pairs]
+    monkeypatch.setattr("repsim_cli.cache.limit", lambda: 1000)
+    asked.clear()
+    units._phases(checked, None, driver)
+    assert asked == []
+    assert "it does not hold the activations of all models, which are left to the run itself" in caplog.text

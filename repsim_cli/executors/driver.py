@@ -130,7 +130,7 @@ def drop_tokens() -> None:
 
 def passed(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     """The variables that workers get from this process."""
-    return {name: value for name, value in environment.items() if name.startswith(PASSED)}
+    return {name: value for name, value in environment.items() if name in PASSED}
 
 
 @contextmanager

@@ -25,7 +25,18 @@ from repsim_cli.errors import BadInput, RepsimError
 from repsim_cli.executors.base import Job, Record, Unit
 
 PACKAGES = ("repsim-cli", "torch", "transformers", "tokenizers", "numpy", "scipy")
-PASSED = ("REPSIM_CACHE", "HF_", "TRANSFORMERS_", "TOKENIZERS_", "OMP_WAIT_POLICY")  # beginnings of variables
+# variables of the driver that workers get: where models are found, never a token
+PASSED = (
+    "HF_DATASETS_CACHE",
+    "HF_DATASETS_OFFLINE",
+    "HF_ENDPOINT",
+    "HF_HOME",
+    "HF_HUB_CACHE",
+    "HF_HUB_OFFLINE",
+    "OMP_WAIT_POLICY",
+    "TOKENIZERS_PARALLELISM",
+    "TRANSFORMERS_OFFLINE",
+)
 MOST_LOG = 50_000  # characters of a unit's log
 
 

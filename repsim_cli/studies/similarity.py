@@ -304,14 +304,18 @@ class Similarity:
         """Bytes of the activations of live models in the cache."""
         return 4.0 * self._total() * sum(layer.width for layer in self.layers if layer.model in self.live)
 
+    @property
+    def cached(self) -> bool:
+        """Whether the activations of all live models stay in the cache."""
+        return self.cache and self._stored() <= cache.limit()
+
     def _turns(self) -> int:
         """How often each model runs: once, unless its activations do not stay in the cache."""
-        kept = self.cache and self._stored() <= cache.limit()
-        return 1 if kept or len(run_alone(self.live, self.hardware)) == len(self.live) else self._passes()
+        return 1 if self.cached or len(run_alone(self.live, self.hardware)) == len(self.live) else self._passes()
 
     def _beside(self) -> float:
         """Bytes of the rows of models that run one after the other, where the cache does not take them."""
-        if not self.by_block or (self.cache and self._stored() <= cache.limit()):
+        if not self.by_block or self.cached:
             return 0.0
         alone = run_alone(self.live, self.hardware)
         return 4.0 * self._total() * sum(layer.width for layer in self.layers if layer.model in alone)

@@ -151,6 +151,11 @@ def test_settings_that_cannot_be(repsim, monkeypatch):
     assert "hardware.executor: workers leave their results in the cache, got processes with cache=false; drop" in err
 
 
+def test_no_secret_goes_to_workers():
+    given = {"HF_TOKEN": "a secret", "HF_HOME": "/models", "AWS_SECRET_ACCESS_KEY": "another", "PATH": "/bin"}
+    assert driver.passed(given) == {"HF_HOME": "/models"}
+
+
 def test_locks_that_do_not_hold_are_noticed(begun, monkeypatch):
     jobs = []
     monkeypatch.setattr("repsim_cli.executors.processes.Processes.start", lambda self, job: jobs.append(job))
