@@ -1,6 +1,7 @@
 """Units of work on workers: what an engine costs, how it scales, and what kills leave.
 
-Command: python benchmarks/engines.py [overhead] [slots] [bits] [kills]    (needs pip install -e '.[ray]')
+Command: python benchmarks/engines.py [overhead] [slots] [bits] [kills] [processes] [ray] [slurm]
+    (ray needs pip install -e '.[ray]'; slurm a cluster: scripts/slurm_trial python benchmarks/engines.py bits slurm)
 
 overhead: 2000 units that do nothing but leave a file in the cache, on 2 workers: CPU time of the driver per unit, and
     the time from asking a worker to its answer.
@@ -36,7 +37,8 @@ from repsim_cli.settings import Hardware
 HERE = Path(__file__).parent
 ENGINES = {
     "processes": ["hardware.executor=processes"],
-    "Ray": ["hardware.executor=ray", "hardware.address=local"],
+    "ray": ["hardware.executor=ray", "hardware.address=local"],
+    "slurm": ["hardware.executor=slurm"],
 }
 PAIRS = [
     "model=[tiny_a_step100,tiny_a_step400,tiny_a,tiny_b,random_tiny]",
@@ -89,7 +91,7 @@ def driven(make: Any, folder: Path, units: list[Unit], name: str) -> tuple[float
 def overhead() -> None:
     print("| engine | driver's CPU per unit, ms | latency, ms | of it in the worker, ms |")
     print("| --- | --- | --- | --- |")
-    for name in ("processes", "ray"):
+    for name in ENGINES:
         hardware = Hardware(executor=name, processes=2, address="local")  # type: ignore[arg-type]
         units = [Unit(kind="write", name=f"unit {n}", args={"number": n}) for n in range(2000)]
         with tempfile.TemporaryDirectory() as folder:
@@ -202,10 +204,12 @@ def _killed(
 
 
 def workers_of(pid: int) -> list[psutil.Process]:
-    """The processes that work for a driver, here or as actors of its own Ray."""
+    """The processes that work for a driver: its own, actors of its own Ray, tasks of a SLURM on this machine."""
     try:
         below = psutil.Process(pid).children(recursive=True)
-        return [p for p in below if "spawn_main" in " ".join(p.cmdline()) or p.cmdline()[:1] == ["ray::Held.run"]]
+        pilots = [p for p in psutil.process_iter() if "repsim_cli.executors.pilot" in p.cmdline()]
+        own = [p for p in below if "spawn_main" in " ".join(p.cmdline()) or p.cmdline()[:1] == ["ray::Held.run"]]
+        return own + pilots
     except psutil.Error:
         return []
 
@@ -216,6 +220,8 @@ if __name__ == "__main__":
     os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
     sys.path.insert(0, str(HERE))
     os.environ["REPSIM_QUIET"] = "1"
-    for part in sys.argv[1:] or PARTS:
+    if chosen := [name for name in sys.argv[1:] if name in ENGINES]:
+        ENGINES = {name: ENGINES[name] for name in chosen}
+    for part in [name for name in sys.argv[1:] if name not in chosen] or PARTS:
         print(f"\n{part}")
         PARTS[part]()

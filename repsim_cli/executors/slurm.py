@@ -8,6 +8,7 @@ are called directly: units and their results are JSON lines in the shared cache,
 import json
 import logging
 import math
+import os
 import shlex
 import shutil
 import subprocess
@@ -134,7 +135,7 @@ class Slurm(Pool):
     def open(self, job: Job) -> None:
         _tidy()
         self.token, self.folder = job.token, root().resolve() / f"run-{job.token}"
-        self.folder.mkdir()
+        self.folder.mkdir(mode=0o700)  # orders name what the user works on
         (self.folder / JOB).write_text(json.dumps(asdict(job)))
         for number in range(self.count):
             pair = self._files[f"worker-{number}"] = files(self.folder, f"worker-{number}")
@@ -252,7 +253,7 @@ class Slurm(Pool):
                 self._lose(name, f"SLURM requeued the task {task} ({reason})")
             elif name in self._lives and time.monotonic() - self._seen[name] > SILENT:
                 del self._tasks[name]
-                slurm("scancel", task)
+                _cancel(task)
                 self._lose(name, f"no sign of life for {SILENT:.0f} s of SLURM's task {task}")
         self._say(found)
 
@@ -269,7 +270,7 @@ class Slurm(Pool):
 
     def stop(self) -> None:
         if self._arrays:
-            slurm("scancel", *self._arrays)
+            _cancel(*self._arrays)
         shutil.rmtree(getattr(self, "folder", ""), ignore_errors=True)
 
 
@@ -277,13 +278,21 @@ def _job_name(token: str) -> str:
     return f"repsim-{token[:12]}"
 
 
+def _cancel(*words: str) -> None:
+    """Never raises: workers also end when the driver's lock is gone."""
+    try:
+        slurm("scancel", *words)
+    except BadInput as error:
+        log.warning("SLURM cannot cancel %s: %s", " ".join(words), error)
+
+
 def _tidy() -> None:
     """Cancels what drivers that were killed left in the queue. Their workers end by themselves after their unit."""
     for folder in root().glob("run-*"):
         token = folder.name.removeprefix("run-")
-        if not (folder / JOB).is_file() or driven(token):
+        if not os.access(folder / JOB, os.R_OK) or driven(token):  # another user's, or of a driver that works
             continue
         name = f"--name={_job_name(token)}"
-        slurm("scancel", "--me", "--state=PENDING", name)
+        _cancel("--me", "--state=PENDING", name)
         if not slurm("squeue", "--me", "--noheader", name).strip():
             shutil.rmtree(folder, ignore_errors=True)

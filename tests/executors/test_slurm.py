@@ -14,11 +14,14 @@ from pathlib import Path
 import filelock
 import pytest
 from engine_units import begin, records, unit, writes
+from test_units import PAIRS, STITCHES, numbers
 
+from repsim_cli import results
 from repsim_cli.cache import root
 from repsim_cli.errors import BadInput
 from repsim_cli.executors import check_executor, pilot, slurm
 from repsim_cli.executors.lines import Lines
+from repsim_cli.executors.records import read_records
 from repsim_cli.executors.worker import packages, token_file
 from repsim_cli.settings import Hardware
 
@@ -152,6 +155,16 @@ def test_commands_that_fail(monkeypatch):
         slurm.slurm("sleep", "5")
 
 
+def test_what_cannot_be_cancelled_is_a_warning(monkeypatch, tmp_path, caplog):
+    (tmp_path / "scancel").write_text("#!/bin/sh\necho 'scancel: error: no controller' >&2; exit 1\n")
+    (tmp_path / "scancel").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    workers = slurm.Slurm(TWO, 1)
+    workers._arrays.append("7")
+    workers.stop()
+    assert caplog.messages == ["SLURM cannot cancel 7: scancel: error: no controller"]
+
+
 def computed(folder):
     return (folder / "computed").read_text().split("\n")[:-1]
 
@@ -256,3 +269,19 @@ def test_workers_that_cannot_take_part(cluster, begun, monkeypatch):
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     with pytest.raises(BadInput, match="workers end before they are ready, got SLURM's task .* not found"), begun(TWO):
         raise AssertionError
+
+
+@pytest.mark.slurm
+@pytest.mark.parametrize("words", [PAIRS, STITCHES])
+def test_one_and_two_workers_give_the_bits_of_the_run_alone(cluster, repsim, tmp_path, monkeypatch, words):
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    assert repsim("run", *words, "name=alone")[0] == 0
+    for workers in ("1", "2"):
+        monkeypatch.setenv("REPSIM_CACHE", str(tmp_path / f"cache-{workers}"))
+        asked = ("hardware.executor=slurm", f"hardware.processes={workers}", f"name=with-{workers}")
+        assert repsim("run", *words, *asked)[0] == 0
+        folder = results.find(f"with-{workers}")
+        assert numbers(folder) == numbers(results.find("alone"))
+        lines = read_records(folder)
+        assert lines
+        assert all(line["computed"] for line in lines)
