@@ -7,13 +7,13 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, is_dataclass, replace
 from types import NoneType, UnionType
-from typing import Annotated, Any, get_args, get_origin
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
-from repsim_cli import registry, schema1
+from repsim_cli import registry, schema1, tracking
 from repsim_cli.content import Facts, Results
 from repsim_cli.draw.frame import Figures, settings_of
 from repsim_cli.errors import BadConfig, BadInput, Unreachable
@@ -69,6 +69,8 @@ class RunKeys(BaseModel):
     claims: the names of published findings to test.
     figures: `overview` leaves out figures of single pairs of models and of standard errors, `all` draws them; or
         {which: overview, width: column, format: [png, svg, pdf], colours: NAME, titles: false, font: NAME}.
+    track: `tensorboard`, `mlflow` or `wandb`: the numbers, tables and figures of the run are logged there too, in files
+        on this machine unless the settings of these packages say otherwise (extras of these names); null: nowhere.
     groups: groups of models by name: {NAME: [LABEL, ...]}, or by a metric that they were saved with,
         {NAME: {top: 10, by: METRIC}} or {NAME: {bottom: 10, by: METRIC}}; null: none.
     base: the label of the model that others are compared with; null: none.
@@ -93,6 +95,7 @@ class RunKeys(BaseModel):
     analyses: Fields = {}
     claims: list[str] = []
     figures: str | Fields = "overview"
+    track: Literal["tensorboard", "mlflow", "wandb"] | None = None
     groups: dict[str, list[str] | Fields] | None = None
     base: str | None = None
     model: dict[str, Fields]
@@ -226,6 +229,8 @@ def _validated(plain: Fields, problems: list[str], misfits: list[str]) -> RunCon
             problems.append(f"{role}: the study {plain['study']} takes none, got {plain[role]!r}; set {role}=null")
     analyses = _analyses(problems, plain.get("analyses"))
     _figures(problems, plain.get("figures", {}))
+    if keys is not None:
+        _attempt(problems, "", lambda: tracking.check(keys.track))
     _attempt(problems, "", lambda: known(_texts(plain.get("claims"))))
     signature = inspect.signature(study.function).parameters
     options |= {needs: True for name in analyses if (needs := card_of(name).needs) in signature}

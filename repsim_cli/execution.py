@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from repsim_cli import tracking
 from repsim_cli.config import RunConfig
 from repsim_cli.findings import analyse
 from repsim_cli.results import Run
@@ -10,7 +11,7 @@ from repsim_cli.units import perform_ahead
 
 
 def perform(checked: RunConfig, run: Run, *, drawn: bool = True) -> None:
-    """Trains the models that are missing, measures, analyses, and draws the figures where asked to."""
+    """Trains the models that are missing, measures, analyses, and draws the figures and logs the run where asked to."""
     keys = checked.keys
     for label, why in checked.skipped.items():
         run.skip(label, why)
@@ -30,3 +31,6 @@ def perform(checked: RunConfig, run: Run, *, drawn: bool = True) -> None:
     if drawn:
         with run.stage("figures"):
             analyse.draw(run.folder, run.progress, whole=analyse.asked(run.folder).which == "all")
+    if keys.track is not None:
+        with run.stage("tracking"):
+            tracking.track(keys.track, run)

@@ -43,6 +43,7 @@ PAIRS = ".pairs"  # notes on pairs that are solved one by one, until the run end
 HOW = (
     "resume",
     "dry_run",
+    "track",
     *(
         f"hardware.{key}"
         for key in (

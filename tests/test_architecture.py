@@ -4,6 +4,7 @@ import ast
 import doctest
 import importlib
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ PACKAGE = ROOT / "repsim_cli"
 ORDER = [
     "errors", "files", "documents", "signals", "workers", "planning", "registry", "settings", "segments", "content", "schema1", "results",
     "cache", "executors", "data", "models", "activations", "measures", "similarity", "significance", "stitching", "training", "analysis",
-    "draw", "findings", "comparison", "export", "custom", "report", "studies", "config", "units", "execution", "presets", "api", "doctor", "cli", "__main__",
+    "draw", "findings", "comparison", "export", "custom", "report", "tracking", "studies", "config", "units", "execution", "presets", "api", "doctor", "cli", "__main__",
 ]  # fmt: skip
 
 
@@ -115,3 +116,13 @@ def test_docstring_examples():
     results = [doctest.testmod(importlib.import_module(name)) for name in names if not name.endswith("__main__")]
     assert sum(result.attempted for result in results) == sum(file.read_text().count(">>> ") for file in sources()) > 0
     assert not sum(result.failed for result in results)
+
+
+def test_every_package_says_who_uses_it():
+    """A comment beside each requirement names a file or folder that is there."""
+    declared = (ROOT / "pyproject.toml").read_text().split("\ndependencies = [")[1].split("[project.scripts]")[0]
+    lines = [line for line in declared.splitlines() if re.search(r'"[A-Za-z0-9_.\[\],-]+(>=[^"]*)?"', line)]
+    assert len(lines) > 40
+    for line in lines:
+        places = re.findall(r"[\w./-]+", line.partition("#")[2])
+        assert any((folder / place).exists() for place in places for folder in (ROOT, PACKAGE)), line
