@@ -229,8 +229,7 @@ def _validated(plain: Fields, problems: list[str], misfits: list[str]) -> RunCon
             problems.append(f"{role}: the study {plain['study']} takes none, got {plain[role]!r}; set {role}=null")
     analyses = _analyses(problems, plain.get("analyses"))
     _figures(problems, plain.get("figures", {}))
-    if keys is not None:
-        _attempt(problems, "", lambda: tracking.check(keys.track))
+    _attempt(problems, "", lambda: tracking.check(plain.get("track")))
     _attempt(problems, "", lambda: known(_texts(plain.get("claims"))))
     signature = inspect.signature(study.function).parameters
     options |= {needs: True for name in analyses if (needs := card_of(name).needs) in signature}

@@ -96,18 +96,20 @@ def wandb(record: Record) -> None:
     """Into wandb/ of the run folder, which `wandb sync` sends, unless WANDB_MODE=online is set."""
     import wandb
 
+    mode: Any = os.environ.get("WANDB_MODE", "offline")
     run = wandb.init(
         project=os.environ.get("WANDB_PROJECT", PROJECT),
         name=record.name,
         dir=str(record.folder),
         config=record.config,
-        mode=os.environ.get("WANDB_MODE", "offline"),
+        mode=mode,
         settings=wandb.Settings(console="off", silent=True),
     )
     try:
         run.summary.update(record.numbers)
         for sheet in record.tables():
-            table = wandb.Table(columns=sheet.columns, data=sheet.rows, allow_mixed_types=True)
+            given: dict[str, Any] = {"columns": sheet.columns, "data": sheet.rows}
+            table = wandb.Table(**given, allow_mixed_types=True)
             run.log({f"tables/{sheet.name}": table})
         for file in record.figures():
             run.log({f"figures/{file.stem}": wandb.Image(str(file))})
@@ -118,9 +120,9 @@ def wandb(record: Record) -> None:
 TRACKERS: dict[str, Callable[[Record], None]] = {"tensorboard": tensorboard, "mlflow": mlflow, "wandb": wandb}
 
 
-def check(name: str | None) -> None:
-    """Raises BadInput where the package of the tracker is not installed."""
-    if name is not None and find_spec(name) is None:
+def check(name: Any) -> None:
+    """Raises BadInput where the package of the tracker is not installed; names of none are found elsewhere."""
+    if name in [*TRACKERS] and find_spec(name) is None:
         raise BadInput(f"track: needs the package {name}, got none; pip install -e '.[{name}]'")
 
 
