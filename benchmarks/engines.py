@@ -11,6 +11,7 @@ bits:     a run of six models with Gromov-Wasserstein pairs, and one of stitches
 kills:    the same run, while random workers and the driver are killed: what was computed twice.
 """
 
+import contextlib
 import json
 import os
 import random
@@ -31,7 +32,7 @@ from repsim_cli.cache import key, using
 from repsim_cli.executors import Unit, executor_of
 from repsim_cli.executors.driver import driving
 from repsim_cli.executors.ray_cluster import Ray
-from repsim_cli.executors.records import read_records
+from repsim_cli.executors.records import FILE, read_records
 from repsim_cli.settings import Hardware
 
 HERE = Path(__file__).parent
@@ -188,16 +189,24 @@ def kills(count: int = 25) -> None:
 def _killed(
     asked: list[str], environment: dict[str, str], draw: random.Random, killed: Counter[str], count: int
 ) -> int:
-    """The exit code of a run during which its workers, or it itself, are killed."""
-    process = subprocess.Popen(asked, env=environment)
+    """The exit code of a run during which, after each unit or two, a worker or the run itself is killed."""
+    process, outputs = subprocess.Popen(asked, env=environment), Path(environment["REPSIM_OUTPUTS"])
+    seen = 0
     while process.poll() is None:
-        time.sleep(draw.uniform(4.0, 12.0))
+        time.sleep(0.2)
+        records = sum(len(file.read_bytes().splitlines()) for file in outputs.glob(f"*/*/{FILE}"))
+        if killed.total() >= count or records <= seen:
+            continue
+        seen = records
+        time.sleep(draw.uniform(0.0, 2.0))
         victims = workers_of(process.pid)
-        if killed.total() < count and victims and process.poll() is None:
-            if killed.total() % 5 == 4:
-                process.kill()
-                killed["run"] += 1
-            else:
+        if not victims or process.poll() is not None:
+            continue
+        if killed.total() % 5 == 4:
+            process.kill()
+            killed["run"] += 1
+        else:
+            with contextlib.suppress(psutil.Error):
                 draw.choice(victims).kill()
                 killed["worker"] += 1
     return process.returncode
