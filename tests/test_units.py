@@ -3,6 +3,7 @@
 import contextlib
 import json
 import logging
+from importlib.util import find_spec
 from types import SimpleNamespace
 
 import pytest
@@ -95,3 +96,20 @@ def test_activations_that_the_cache_would_drop_are_left_to_the_run(monkeypatch, 
     units._phases(checked, None, driver)
     assert asked == []
     assert "it does not hold the activations of all models, which are left to the run itself" in caplog.text
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("engine", ["processes", "ray"])
+def test_engines_leave_what_the_run_then_finds(repsim, tmp_path, monkeypatch, engine):
+    if engine == "ray" and find_spec("ray") is None:
+        pytest.skip("needs the extra `ray`")
+    assert repsim("run", *PAIRS, "name=alone")[0] == 0
+    alone = numbers(results.find("alone"))
+    for workers in (1, 2):
+        monkeypatch.setenv("REPSIM_CACHE", str(tmp_path / f"cache-{workers}"))
+        words = f"hardware.executor={engine}", f"hardware.processes={workers}", "hardware.address=local"
+        assert repsim("run", *PAIRS, f"name=on-{workers}", *words)[0] == 0
+        run = results.find(f"on-{workers}")
+        assert numbers(run) == alone
+        about = results.read_manifest(run)["executor"]
+        assert (about["name"], about["units"], about["computed"], about["attempts"]) == (engine, 15, 15, 15)

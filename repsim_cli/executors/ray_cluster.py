@@ -50,6 +50,8 @@ class Ray(Pool):
                 f"hardware.address: no Ray cluster answers, got '{self.address}' ({reason}); start one (ray start "
                 "--head), or set hardware.address=local"
             ) from None
+        except SystemExit:  # how Ray takes SIGTERM while it starts
+            raise KeyboardInterrupt from None
         finally:
             signal.signal(signal.SIGTERM, handler)  # Ray's own would end this process at once
         self._actor = ray.remote(Held)
