@@ -13,9 +13,9 @@ from repsim_cli.draw.frame import legend_beside, shades
 from repsim_cli.draw.heatmap import heatmap
 from repsim_cli.draw.lines import plain
 from repsim_cli.draw.panels import columns, panels
-from repsim_cli.findings.analysis import FEW, Finished, Job, Part, analysis
-from repsim_cli.findings.claims import Claim
-from repsim_cli.findings.evidence import LEVEL
+from repsim_cli.findings.analysis import FEW, Finished, Job, Part, analysis, asked
+from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
+from repsim_cli.findings.evidence import LEVEL, Evidence, by_units
 from repsim_cli.results import slug
 from repsim_cli.settings import Fraction
 
@@ -23,6 +23,7 @@ PANEL = (2.9, 2.6)  # inches
 SHARED = ["model", "layer", "dictionaries", "latents", "mean cosine, decoder", "mean cosine, encoder",
           "shared by decoder", "shared by encoder", "shared", "random directions: by decoder",
           "random directions: shared"]  # fmt: skip
+PUBLISHED = 0.7  # cosine from which latents are shared
 CODES = ["layer", "encoded", "decoded", "R²", "R² of the best affine map"]
 
 
@@ -49,6 +50,73 @@ def shared_row(matrix: Matrix, values: Float[np.ndarray, "sides m"], cosine: flo
     names = " and ".join(matrix.about["dictionaries"])
     means = values[:2].mean(1).tolist()
     return [matrix.rows.model, matrix.about["layer"], names, values.shape[1], *means, *found, chance[0], chance[2]]
+
+
+# ---- claims ----
+
+
+@claim(
+    "Paulo and Belrose 2025",
+    statistic="share of latents that two seeds share by decoder and encoder: mean over layers",
+    threshold=0.5,
+    published="below",
+    on="seeds",
+)
+def seeds_share_few_latents(shared: Sequence[float]) -> Weighed | Untestable:
+    """Sparse autoencoders that differ in their seed alone learn different features."""
+    if len(shared) < 2:
+        return Untestable(f"needs dictionaries of two seeds in two layers, got {len(shared)} layers with them")
+    return Weighed(float(np.mean(shared)), by_units(shared, 0.5, f"standard error over {len(shared)} layers"))
+
+
+@claim(
+    "Lan et al. 2024",
+    statistic="RSA of decoder rows of paired features minus that of random pairings: most significant pair of layers",
+    threshold=0.0,
+    on="spaces",
+)
+def feature_spaces_are_alike(spaces: Sequence[tuple[float, float]], pairings: int) -> Weighed | Untestable:
+    """Feature spaces of different models are similar under transformations that keep distances."""
+    if not spaces:
+        return Untestable("needs layers of two models with features that correlate")
+    p, gap = min((p, -gap) for gap, p in spaces)
+    least, count = 1 / (1 + pairings), len(spaces)
+    below = max(1 - p + least for _, p in spaces)
+    how = f"{pairings} random pairings, p times {count} for the pairs of layers"
+    return Weighed(-gap, Evidence(min(1.0, count * p), min(1.0, below), how, smallest=count * least))
+
+
+@claim(
+    "Thasarathan et al. 2025",
+    statistic="R² of held-out rows of a model from the shared code of another: mean over pairs of models and layers",
+    threshold=0.0,
+    on="codes",
+)
+def one_code_serves_other_models(values: Sequence[float]) -> Weighed | Untestable:
+    """The code of one model reconstructs activations of another."""
+    if len(values) < 2:
+        return Untestable("needs a dictionary of two models or more (options.universal)")
+    return Weighed(float(np.mean(values)), by_units(values, 0.0, f"standard error over {len(values)} reconstructions"))
+
+
+def seeds_of(run: Finished) -> list[float]:
+    """The share of latents that two seeds share, of every layer."""
+    layers: dict[tuple[str, str], list[float]] = {}
+    for matrix in run.measured(MATCHED):
+        if all(name.startswith("seed ") for name in matrix.about["dictionaries"]):
+            share = shares(run.array(matrix.values)[:3], PUBLISHED)[2]
+            layers.setdefault((matrix.rows.model, matrix.about["layer"]), []).append(share)
+    return [float(np.mean(each)) for each in layers.values()]
+
+
+def spaces_of(run: Finished) -> list[tuple[float, float]]:
+    """RSA beyond random pairings and its p, of every pair of layers."""
+    if SPACES not in run.results.tables:
+        return []
+    own, null, p = (
+        map(float, run.results.tables[SPACES].column(f"rsa{of}")) for of in ("", " of random pairings", " p")
+    )
+    return [(a - b, c) for a, b, c in zip(own, null, p, strict=True)]
 
 
 # ---- figures ----
@@ -149,4 +217,7 @@ def features(run: Finished, options: Features, claims: Sequence[Claim]) -> Part:
     ]
     tables = {"shared latents": Table(columns=SHARED, rows=shared)} if shared else {}
     tables |= {"cross-reconstruction": Table(columns=CODES, rows=codes)} if codes else {}
-    return Part(tables=tables)
+    across = [row[3] for row in codes if row[1] != row[2]]
+    given = {"seeds": (seeds_of(run),), "spaces": (spaces_of(run), run.options["pairings"]), "codes": (across,)}
+    verdicts = [each.verdict("dictionaries", *values) for on, values in given.items() for each in asked(claims, on)]
+    return Part(tables=tables, claims=verdicts)

@@ -11,8 +11,9 @@ from jaxtyping import Float, Int
 from repsim_cli.content import COUNTERPARTS, Axis, Curve, Matrix, Table
 from repsim_cli.draw.frame import legend_beside, several
 from repsim_cli.draw.lines import PANEL, of_layers, plain
-from repsim_cli.findings.analysis import Finished, Job, Part, analysis
-from repsim_cli.findings.claims import Claim
+from repsim_cli.findings.analysis import Finished, Job, Part, analysis, asked
+from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
+from repsim_cli.findings.evidence import by_jackknife, by_lone
 from repsim_cli.settings import Finite, Medium0
 
 SHARE, EXCESS = "share of universal neurons", "mean excess correlation"
@@ -20,6 +21,8 @@ MODELS = ["model", "neurons", "constant", "others", "mean correlation", "mean in
           "universal in rotated bases"]  # fmt: skip
 PAIRS = ["model", "other", "mean correlation", "mean in rotated bases", EXCESS, "above the threshold"]
 NEURONS = ["model", "layer", "neuron", "excess", "counterparts"]
+PAPER = "Gurnee et al. 2024, section 4.1"
+PUBLISHED = 0.5  # excess above which a neuron is universal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +85,44 @@ def by_layer(model: str, layers: Sequence[str], neurons: Neurons, threshold: flo
         )
 
 
+Excesses = Mapping[str, Mapping[str, Float[np.ndarray, " n"]]]  # of a model's neurons in each other model
+Means = Sequence[tuple[float, Float[np.ndarray, " rotations"]]]  # in the model's own basis and in rotated ones
+
+
+@claim(
+    PAPER,
+    statistic="largest correlation of a neuron with one of another model, minus that in rotated bases: mean",
+    threshold=0.0,
+    on="bases",
+)
+def neurons_match_better_than_rotated_bases(means: Means) -> Weighed:
+    """Neurons of models that differ in their seed correlate more than directions of a randomly rotated basis."""
+    own, rotated = np.mean([mean for mean, _ in means]), np.mean([each for _, each in means], axis=0)
+    evidence = by_lone(float(own), rotated.tolist(), f"spread over {len(rotated)} rotations")
+    return Weighed(float(own - rotated.mean()), evidence)
+
+
+def universal(excesses: Excesses) -> float:
+    """The share of universal neurons, mean over models."""
+    return float(np.mean([(np.mean([*others.values()], axis=0) > PUBLISHED).mean() for others in excesses.values()]))
+
+
+@claim(PAPER, statistic="share of universal neurons: mean over models", threshold=0.01, on="neurons")
+def one_percent_of_neurons_are_universal(excesses: Excesses) -> Weighed | Untestable:
+    """One to five percent of neurons are universal."""
+    if len(excesses) < 3:
+        return Untestable(f"needs three models for a standard error, got {len(excesses)}")
+    left_out = [
+        universal({
+            model: {other: values for other, values in others.items() if other != out}
+            for model, others in excesses.items() if model != out
+        })
+        for out in excesses
+    ]  # fmt: skip
+    value = universal(excesses)
+    return Weighed(value, by_jackknife(value, 0.01, left_out, f"standard error over {len(excesses)} models"))
+
+
 # ---- figures ----
 
 
@@ -139,6 +180,8 @@ def _examples(matrices: Sequence[Matrix], arrays: Sequence[np.ndarray], neurons:
 @analysis(studies=("universal_neurons",), unasked=lambda planned: True, figures=figures)
 def universal_neurons(run: Finished, options: UniversalNeurons, claims: Sequence[Claim]) -> Part:
     models, pairs, examples, curves = [], [], [], {}
+    of_bases: list[tuple[float, np.ndarray]] = []
+    excesses: dict[str, dict[str, np.ndarray]] = {}
     for model, matrices in _models(run).items():
         arrays = [run.array(matrix.values) for matrix in matrices]
         neurons = neurons_of(arrays)
@@ -150,6 +193,8 @@ def universal_neurons(run: Finished, options: UniversalNeurons, claims: Sequence
             [model, about["neurons"], about["constant"], len(matrices), *means.mean(0).tolist(),
              float(neurons.excess.mean()), float(above.mean()), float(controls.mean())]
         )  # fmt: skip
+        of_bases += [(float(own.mean()), rotated.mean(1)) for own, rotated in map(split, arrays)]
+        excesses[model] = {m.about["other"]: own for m, own in zip(matrices, neurons.excess, strict=True)}
         for matrix, mean, own in zip(matrices, means, neurons.excess, strict=True):
             share = float((own > options.threshold).mean())
             pairs.append([model, matrix.about["other"], *mean.tolist(), float(own.mean()), share])
@@ -162,4 +207,9 @@ def universal_neurons(run: Finished, options: UniversalNeurons, claims: Sequence
             "most universal neurons": Table(columns=NEURONS, rows=examples),
         },
         curves=curves,
+        claims=[
+            each.verdict("excess correlation", given)
+            for on, given in (("bases", of_bases), ("neurons", excesses))
+            for each in asked(claims, on)
+        ],
     )

@@ -549,6 +549,37 @@ def course(quantity, sign_of=1) -> Make:
     return made
 
 
+# neurons of four models, and dictionaries
+
+
+def bases(sign, rng):
+    rotated = rng.normal(0.4, 0.01, (6, 5))
+    return ([(float(rng.normal(0.4 + 0.1 * sign, 0.01)), own) for own in rotated],)
+
+
+def universal_neurons(sign, rng):
+    """Of 1000 neurons 50, none, or as many as the threshold over models."""
+    share = {TRUTH: np.full(4, 0.05), FALSEHOOD: np.zeros(4), NOISE: rng.normal(0.01, 0.004, 4).clip(0)}[sign]
+    return (
+        {a: {b: (np.arange(1000) < 1000 * share[i]) * 1.0 for b in "abcd" if b != a} for i, a in enumerate("abcd")},
+    )
+
+
+def seeds_of_dictionaries(sign, rng):
+    return (rng.normal(0.5 - 0.2 * sign, 0.05, 6).tolist(),)
+
+
+def paired_spaces(sign, rng):
+    """RSA of four pairs of layers against 199 random pairings."""
+    null, own = rng.normal(0, 0.05, (4, 199)), rng.normal(0.5 * sign, 0.05, 4)
+    p = (1 + (null >= own[:, None]).sum(1)) / 200
+    return list(zip((own - null.mean(1)).tolist(), p.tolist(), strict=True)), 199
+
+
+def reconstructions(sign, rng):
+    return (rng.normal(0.3 * sign, 0.1, 6).tolist(),)
+
+
 # noise has no clusters, does not reach full accuracy, and is no small head
 FALSE_OF_NOISE = ("clusters_are_the_groups", "all_models_reach_full_accuracy", "pythia_2_8b_has_a_small_head")
 TABLE: dict[str, Make] = {
@@ -627,6 +658,11 @@ TABLE: dict[str, Make] = {
     "distances_grow_as_loss_falls": course("loss", -1),
     "neighbours_change": overlaps,
     "couplings_are_not_the_identity": plans,
+    "neurons_match_better_than_rotated_bases": bases,
+    "one_percent_of_neurons_are_universal": universal_neurons,
+    "seeds_share_few_latents": seeds_of_dictionaries,
+    "feature_spaces_are_alike": paired_spaces,
+    "one_code_serves_other_models": reconstructions,
 }
 
 
@@ -675,6 +711,24 @@ def test_three_sizes_are_too_few():
     three = ALL["larger_models_converge_earlier"](five[:3])
     assert (three.verdict, three.value, three.p) == (UNTESTABLE, pytest.approx(1.0), 1 / 6)
     assert three.why == "no p below 0.17 can be reached (6 orders of the sizes); needs more"
+
+
+def test_too_few_models_layers_and_pairings():
+    few = {
+        "one_percent_of_neurons_are_universal": ({"a": {}, "b": {}},),
+        "seeds_share_few_latents": ([0.1],),
+        "feature_spaces_are_alike": ([], 99),
+        "one_code_serves_other_models": ([],),
+    }
+    whys = [ALL[name](*given).why for name, given in few.items()]
+    assert whys == [
+        "needs three models for a standard error, got 2",
+        "needs dictionaries of two seeds in two layers, got 1 layers with them",
+        "needs layers of two models with features that correlate",
+        "needs a dictionary of two models or more (options.universal)",
+    ]
+    nine = ALL["feature_spaces_are_alike"]([(0.1, 0.01)] * 9, 99)
+    assert (nine.verdict, nine.value, nine.p) == (UNTESTABLE, 0.1, 0.09)
 
 
 def test_errors_and_chance():

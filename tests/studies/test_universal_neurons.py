@@ -144,6 +144,12 @@ def test_the_tiny_study(repsim, newest):
     rows = [dict(zip(MODELS, row, strict=True)) for row in recorded(newest())["tables"]["universal neurons"]["rows"]]
     assert [row["model"] for row in rows] == ["tiny_a", "tiny_b"]
     assert all(row[EXCESS] > 0.02 and row["universal in rotated bases"] == 0 for row in rows)
+    assert {claim["name"]: claim["verdict"] for claim in recorded(newest())["claims"]} == {
+        "neurons_match_better_than_rotated_bases": "holds",
+        "one_percent_of_neurons_are_universal": "not testable here",
+    }
+    (excess,) = (claim["value"] for claim in recorded(newest())["claims"] if claim["value"] is not None)
+    assert excess == pytest.approx(np.mean([row[EXCESS] for row in rows]))
 
 
 def study(extract=None, **changes):
