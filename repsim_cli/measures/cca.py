@@ -11,7 +11,7 @@ from torch import Tensor
 
 from repsim_cli.errors import Degenerate
 from repsim_cli.measures import moments
-from repsim_cli.measures.alignments import directions
+from repsim_cli.measures.alignments import Align, directions
 from repsim_cli.measures.base import Card, Measure, Moments, Pairwise
 from repsim_cli.measures.bases import (
     AFFINE,
@@ -185,8 +185,8 @@ def weighted(
     return float(weights[0] @ rho / weights[0].sum()), float(weights[1] @ rho / weights[1].sum())
 
 
-def projection_weighted(variance: float | None) -> Measure:
-    """variance: the share of variance that the kept directions hold; None keeps all."""
+def projection_weighted(variance: float | None, aligned: Align | None = None) -> Measure:
+    """variance: the share of variance that the kept directions hold; None keeps all. aligned: its map."""
 
     def truncated(basis: Basis) -> Basis:
         return basis if variance is None else leading(basis, variance)
@@ -212,6 +212,7 @@ def projection_weighted(variance: float | None) -> Measure:
         compare=compare,
         compare_all=compare_all,
         permute=permuted,
+        aligned=aligned,
         moments=projection_weighted_of_moments(variance),
     )
 
@@ -247,7 +248,7 @@ def pwcca() -> Measure:
     >>> round(measures.get("pwcca")([[0.], [1.], [3.], [4.]], [[8.], [6.], [2.], [0.]]), 12)
     1.0
     """
-    return projection_weighted(None)
+    return projection_weighted(None, aligned=directions(thin_svd))
 
 
 @measures.register(

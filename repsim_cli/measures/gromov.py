@@ -406,7 +406,21 @@ def sinkhorn(cost: Square, epsilon: float, column: np.ndarray) -> tuple[Coupling
 
 
 def gromov_entropic(a: Space, b: Space, *, epsilon: float) -> float:
-    """gromov_objective where T = sinkhorn(its gradient at T, epsilon), reached from the uniform coupling."""
+    """gromov_objective of the entropic coupling."""
+    left, right = (side.distances for side in in_one_order(a, b))
+    return gromov_objective(left, right, blurred(a, b, epsilon))
+
+
+def coupled_entropic(x: Tensor, y: Tensor, *, cost_scale: CostScale, epsilon: float) -> RowCoupling:
+    """The entropic coupling of the rows of x with those of y."""
+    a, b = space(x, cost_scale=cost_scale), space(y, cost_scale=cost_scale)
+    mass = blurred(a, b, epsilon)
+    return RowCoupling(torch.from_numpy(mass if in_one_order(a, b)[0] is a else mass.T), "rows")
+
+
+def blurred(a: Space, b: Space, epsilon: float) -> Coupling:
+    """T = sinkhorn(gradient of gromov_objective at T, epsilon), reached from the uniform coupling, of the sides as
+    ordered by `in_one_order`. Raises Degenerate where it is not reached."""
     left, right = (side.distances for side in in_one_order(a, b))
     n = len(left)
     constant = 2 * ((left**2).mean(1)[:, None] + (right**2).mean(1)[None])
@@ -415,7 +429,7 @@ def gromov_entropic(a: Space, b: Space, *, epsilon: float) -> float:
         last = coupling
         coupling, column = sinkhorn(constant - 4 * left @ last @ right, epsilon, column)
         if np.linalg.norm(coupling - last) < 1e-11:
-            return gromov_objective(left, right, coupling)
+            return coupling
     raise Degenerate(f"transport: the entropic coupling did not converge, got epsilon {epsilon}; raise epsilon")
 
 
@@ -538,5 +552,6 @@ def gromov_wasserstein_entropic(*, cost_scale: CostScale = "mean", epsilon: Abov
         compare=partial(gromov_entropic, epsilon=epsilon),
         permute=permuted,
         squares=1,
+        aligned=partial(coupled_entropic, cost_scale=cost_scale, epsilon=epsilon),
         slow=Slow(products=18.0),
     )

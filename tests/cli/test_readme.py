@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import repsim_cli
+from repsim_cli.config import RunKeys
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -152,3 +153,19 @@ def test_python(place, block):
         "loader": [torch.randn(8, 3, 6, 6), torch.randn(8, 3, 6, 6)],
     }
     exec(block, given)
+
+
+def test_commands_of_the_gallery_name_what_there_is():
+    """They train for long, or need models that are not shipped: each experiment is planned in tests/test_config.py, and
+    every other key is one of the configuration."""
+    page = (ROOT / "docs" / "gallery.md").read_text().replace("\\\n", " ")
+    commands = [shlex.split(line) for line in re.findall(r"^    (repsim .*)$", page, re.M)]
+    assert len(commands) >= 10
+    keys = {*RunKeys.model_fields, "experiment"}
+    for _, command, *words in commands:
+        assert command == "run"
+        for word in words:
+            key, _, value = word.partition("=")
+            assert key.lstrip("+").split(".")[0] in keys, word
+            if key == "experiment":
+                assert (ROOT / "conf" / "experiment" / f"{value}.yaml").is_file(), word

@@ -11,7 +11,16 @@ from repsim_cli.errors import BadInput, Degenerate
 
 ROTATED = ["procrustes", "procrustes_size_and_shape", "shape_angular", "bures_similarity", "aligned_cosine"]
 MATCHED = ["neuronsim", "hard_correlation_match", "permutation_procrustes"]
-ALL = [*ROTATED, *MATCHED, "mean_cca", "svcca", "soft_matching", "gromov_wasserstein"]
+ALL = [
+    *ROTATED,
+    *MATCHED,
+    "mean_cca",
+    "svcca",
+    "pwcca",
+    "soft_matching",
+    "gromov_wasserstein",
+    "gromov_wasserstein_entropic",
+]
 
 
 def sides(seed, wide=5, narrow=3, dead=True):
@@ -41,12 +50,13 @@ def attained(name, x, y):
             "bures_similarity": inner,
             "aligned_cosine": float(torch.cosine_similarity(p, q).mean()),
         }.get(name, float((p - q).norm()))
-    if name in ("mean_cca", "svcca"):
+    if name in ("mean_cca", "svcca", "pwcca"):
         p, q = x @ found.left, y @ found.right
         for side in (p, q):
             torch.testing.assert_close(side.T @ side, torch.eye(side.shape[1], dtype=side.dtype))
         torch.testing.assert_close((p * q).sum(0), found.correlations)
-        return float((p * q).sum(0).mean())
+        weights = (p.T @ x).abs().sum(1) if name == "pwcca" else torch.ones(p.shape[1], dtype=p.dtype)
+        return float((p * q).sum(0) @ weights / weights.sum())
     if name in ("neuronsim", "hard_correlation_match"):
         r = torch.cosine_similarity(x[:, found.left], y[:, found.right], dim=0)
         return float(r.abs().mean() if name == "neuronsim" else r.mean())
