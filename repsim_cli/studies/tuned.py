@@ -1,5 +1,6 @@
 """What further training, an adapter or rounding changed: models against their base, layer by layer, token by token."""
 
+import gc
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -8,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from repsim_cli.activations.batching import most_places, passes
+from repsim_cli.activations.batching import Tally, most_places, passes
 from repsim_cli.activations.hook_points import LOGITS
 from repsim_cli.activations.inputs import named
 from repsim_cli.activations.remedies import Remedies
@@ -20,6 +21,7 @@ from repsim_cli.errors import BadInput, Degenerate, RunFailed
 from repsim_cli.measures import Measure
 from repsim_cli.models.loading import WHOLE, Loading
 from repsim_cli.models.shapes import Vocabulary
+from repsim_cli.models.sizes import all_at_once, resident_bytes
 from repsim_cli.models.source import AnySource, Source
 from repsim_cli.models.transformers import predicts_next
 from repsim_cli.registry import studies
@@ -45,9 +47,10 @@ UNITS = {
 class Tuned(Similarity):
     """Compares models with the model that they were made from (`base`), layer by layer and token by token.
 
-    All models run once over the same text, with their output heads. Every layer is compared with the same layer of the
-    base, by the measures of the run, and for every token by the norm of the difference over the norm in the base and by
-    the cosine. The distribution over the next token is compared with that of the base, KL(base || model) in nats.
+    All models run over the same text, with their output heads; where they do not fit into memory together, the base
+    runs with each of the others in turn. Every layer is compared with the same layer of the base, by the measures of
+    the run, and for every token by the norm of the difference over the norm in the base and by the cosine. The
+    distribution over the next token is compared with that of the base, KL(base || model) in nats.
 
     examples: how many tokens, and how many texts, are listed of each model: those that change most.
     Example: repsim run study=tuned model=[] +model.before='{kind: transformers, path: DIR}' +model.after='{kind:
@@ -119,6 +122,7 @@ class Tuned(Similarity):
         """Bytes, estimated: weights, a forward batch, rows of all layers, a pair of layers, and the logits of the base
         and of one other model at a time."""
         hardware, live = self.hardware, self.live.values()
+        turns = [[self.live[x.label] for x in [self.reference, *turn]] for turn in self._turns(self.tuned)]
         features = sum(layer.width for layer in self.layers)
         tokens = min(most_rows(self.models, self.extract), self.extract.sequences * places(self.live, self.extract))
         vocabulary = max(source.vocabulary for source in live)
@@ -126,7 +130,8 @@ class Tuned(Similarity):
         return {
             "Python and its libraries": 0.5e9,
             **passing(self.live, self.extract, hardware, features, together=True),
-            "output heads": 4.0 * sum(source.vocabulary * source.width for source in live),
+            "weights": max(resident_bytes(turn, hardware, together=True) for turn in turns),
+            "output heads": 4.0 * max(sum(source.vocabulary * source.width for source in turn) for turn in turns),
             "logits": 4.0 * 4 * most_places(places(self.live, self.extract), hardware) * vocabulary + 8.0 * 6 * CELLS,
             "rows": 4.0 * 3 * rows * features,
             "pairs of layers": 8.0 * 4 * rows**2 * squares,
@@ -135,7 +140,7 @@ class Tuned(Similarity):
 
     def plan(self) -> dict[str, Any]:
         """What a run would do: models, layers, measures, forward passes, memory in GB."""
-        length = usual_length(self.live, self.data, self.extract)
+        length, turns = usual_length(self.live, self.data, self.extract), self._turns(self.tuned)
         return {
             "models": shown(self.models, self.hardware),
             "base": self.base,
@@ -143,7 +148,9 @@ class Tuned(Similarity):
             "measures": list(self.measures),
             "estimate": self.extract.estimate,
             "outputs of": [label for label, source in self.live.items() if predicts_next(source)],
-            "forward passes, unless stored": len(self.live) * passes(self.extract.sequences, length, self.hardware),
+            "in memory together": [" and ".join([str(self.base), *(x.label for x in turn)]) for turn in turns],
+            "forward passes, unless stored": (len(self.tuned) + len(turns))
+            * passes(self.extract.sequences, length, self.hardware),
             "memory, GB": in_gb(self.memory(self.rows())),
             "time, roughly": times(self._times(), self.hardware, figures=len(self.measures) + 3),
         }
@@ -179,23 +186,31 @@ class Tuned(Similarity):
             keys = {x.label: content.of_change((str(self.base), x.label), self.measures) for x in self.tuned}
         with finished_units(run, "changes", keys) as (known, keep):
             missing = [reading for reading in self.tuned if reading.label not in known]
-            if missing:
-                for label, change in self._measured(run, missing, sequences, total).items():
+            counts = tally(run, {x.label: x.source for x in [self.reference, *missing]} if missing else {})
+            for turn in self._turns(missing):
+                for label, change in self._measured(run, turn, sequences, total, counts).items():
                     keep(label, change)
                     known[label] = change
+                gc.collect()
         return {reading.label: known[reading.label] for reading in self.tuned}
 
+    def _turns(self, tuned: Sequence[Reading]) -> list[list[Reading]]:
+        """Which of these models are in memory together, with the base: all, or one after the other."""
+        sources = [x.source for x in [self.reference, *tuned] if isinstance(x.source, Source)]
+        return [[*tuned]] if tuned and all_at_once(sources, self.hardware) else [[reading] for reading in tuned]
+
     def _measured(
-        self, run: Run, tuned: Sequence[Reading], sequences: Mapping[str, Sequences], total: int
+        self, run: Run, tuned: Sequence[Reading], sequences: Mapping[str, Sequences], total: int, counts: Tally
     ) -> dict[str, Tensors]:
-        """What changed in these models, from a single pass over the text, in which every model runs once."""
+        """What changed in these models, from a single pass over the text, in which each of them and the base run
+        once."""
         with run.stage("models"):
             readings, modules = self._opened(run, [self.reference, *tuned])
-        run.manifest["models_run"] = list(modules)
+        run.manifest["models_run"] = list(dict.fromkeys([*run.manifest["models_run"], *modules]))
         changes = {reading.label: Change() for reading in tuned}
         count, extract = len(self.reference.layers), self.extract
         with run.stage("activations, outputs and similarity"):
-            rows = self._paired(readings, modules, sequences, changes, run)
+            rows = self._paired(readings, modules, sequences, changes, run, counts)
             both = ((batch[:count] * len(tuned), batch[count:]) for batch in batches(rows, extract, total, self.seed))
             try:
                 compared, notices = estimate_counterparts(
@@ -257,11 +272,11 @@ class Tuned(Similarity):
         sequences: Mapping[str, Sequences],
         changes: Mapping[str, "Change"],
         run: Run,
+        counts: Tally,
     ) -> Iterator[Block]:
         """Rows of all layers, the base's first, a batch at a time; what changes token by token is noted on the way."""
         count, extract = len(self.reference.layers), self.extract
         remedies = Remedies(extract, rows_left(sequences[str(self.base)], extract))
-        counts = tally(run, {reading.label: reading.source for reading in readings})
         progress = partial(run.progress, label="activations and outputs", unit="batches")
 
         def stream(reading: Reading, progress: Any) -> Iterator[Block]:

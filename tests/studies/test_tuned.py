@@ -1,6 +1,7 @@
 """Models against their base: closed forms, a known perturbation, one pass per model, and what is refused."""
 
 import shutil
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +26,7 @@ from repsim_cli.errors import BadConfig, Degenerate, RunFailed
 from repsim_cli.models.checkpoints import SHIPPED
 from repsim_cli.models.transformers import predicts_next
 from repsim_cli.settings import Extract
+from repsim_cli.studies import tuned
 
 SHORT = ("study=tuned", "extract.skip=0", "extract.sequences=6", "extract.length=32", "extract.batch_rows=64",
          "hardware.batch_size=4", "hardware.threads=1", "measure=[cka,mutual_knn]", "base=tiny_a")  # fmt: skip
@@ -214,6 +216,33 @@ def test_every_model_runs_once_and_what_is_known_does_not_run(repsim, newest, mo
     assert (results.read_manifest(newest())["models_run"], len(passes)) == ([], 4 * batches)
     for path, content in both.items():
         assert path == "config.yaml" or (newest() / path).read_bytes() == content, path
+
+
+def test_the_base_and_one_model_at_a_time_give_the_same_bits(repsim, newest, monkeypatch):
+    load, alive, most = tuned.whole, [], []
+
+    def counted(source, how):
+        module = load(source, how)
+        alive.append(weakref.ref(module))
+        most.append(sum(one() is not None for one in alive))
+        return module
+
+    monkeypatch.setattr(tuned, "whole", counted)
+    found = {}
+    for resident in ("all", "one"):
+        words = [*SHORT, "model=[tiny_a,tiny_b,tiny_a_step400]", f"hardware.resident={resident}", "cache=false"]
+        code, _, err = repsim("run", *words, "measure=[cka]")
+        assert code == 0, err
+        written = results.read_manifest(newest())
+        assert written["models_run"] == ["tiny_a", "tiny_b", "tiny_a_step400"]
+        found[resident] = {path: (newest() / path).read_bytes() for path in written["files"] if path != "config.yaml"}
+        read = written["data"]["tokens_read"]
+    assert most == [1, 2, 3, 1, 2, 1, 2]
+    assert found["one"] == found["all"]
+    assert read["tiny_a"] == 2 * read["tiny_b"] == 2 * read["tiny_a_step400"]
+    _, out, _ = repsim("run", *words, "dry_run=true")
+    assert "in memory together: tiny_a and tiny_b, tiny_a and tiny_a_step400" in out
+    assert f"forward passes, unless stored: {4 * -(-6 // 4)}" in out
 
 
 def test_models_without_a_next_token_head(repsim, newest):
