@@ -6,6 +6,7 @@ what they gave for this batch, which is on disk. The rows of each block become a
 """
 
 import itertools
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -33,6 +34,7 @@ from repsim_cli.models.source import Source
 from repsim_cli.results import Progress
 from repsim_cli.settings import Extract, Hardware
 
+log = logging.getLogger("repsim")
 END = ""  # the step after all blocks
 FORMS: dict[str, Any] = {"Tensor": Tensor, "tuple": tuple, "list": list}  # of what blocks return
 Part = Callable[[Kept], nn.Module]
@@ -112,6 +114,13 @@ class _Unpadded(Exception):
     """Raised once it is seen that padding changes the activations."""
 
 
+class _TooLarge(Exception):
+    """Raised for a batch of so many sequences that does not fit into memory."""
+
+    def __init__(self, sequences: int):
+        self.sequences = sequences
+
+
 def run_by_block(
     reading: Reading,
     part: Part,
@@ -126,8 +135,40 @@ def run_by_block(
     """Completes the model's entry, which may hold finished blocks of an interrupted run with batches of the same size.
 
     part: the backbone in eval mode, on its device and in its dtype, with the weights of some modules alone.
-    windows: of the sequences (`windows_of`). tally: counts what is run.
+    windows: of the sequences (`windows_of`). tally: counts what is run. Where the device runs out of memory, the pass
+    starts again with batches half as large.
     """
+    while True:
+        try:
+            done = _run(reading, part, sequences, windows, extract, hardware, entry, progress)
+            break
+        except _TooLarge as error:
+            size = error.sequences
+        if size == 1:
+            raise RunFailed(
+                f"model.{reading.label}: one sequence does not fit into memory by block, got {extract.length} tokens; "
+                "lower extract.length, or use another dtype or device"
+            )
+        log.warning("model.%s: out of memory with %d sequences; starting with %d", reading.label, size, size // 2)
+        hardware = replace(hardware, batch_size=size // 2)
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+    done.finish()
+    if tally:
+        done.count(tally)
+
+
+def _run(
+    reading: Reading,
+    part: Part,
+    sequences: Sequences,
+    windows: Sequence[slice],
+    extract: Extract,
+    hardware: Hardware,
+    entry: Entry,
+    progress: Progress,
+) -> "_Pass":
+    """The pass after all of its steps. Raises _TooLarge."""
     one, other = (
         _Pass(reading, part, sequences, windows, extract, hardware, entry, padded=padded) for padded in (True, False)
     )
@@ -137,9 +178,7 @@ def run_by_block(
     except _Unpadded:
         done = other
         done.run(progress)
-    done.finish()
-    if tally:
-        done.count(tally)
+    return done
 
 
 class _Pass:
@@ -293,10 +332,7 @@ class _Pass:
                 try:
                     found = read(inputs, mask, **more)
                 except torch.OutOfMemoryError:
-                    raise RunFailed(
-                        f"a batch does not fit into the memory of {inputs.device}, got {len(inputs)} sequences; lower "
-                        "hardware.batch_size"
-                    ) from None
+                    raise _TooLarge(len(inputs)) from None
                 if stream is not None:
                     saved(seen[0], stream / file, self.stream)
                 return {point: found[point] for point in points}

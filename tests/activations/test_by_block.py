@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import warnings
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -248,8 +249,10 @@ def test_a_block_that_returns_something_else(output, kinds, tmp_path):
         by_block.saved(output, tmp_path / "file", None)
 
 
-def test_out_of_memory(typed, entry, monkeypatch):
-    source, given = typed("llama"), sequences([12] * 5)
+@pytest.mark.parametrize("fitting", [0, 1])
+def test_out_of_memory(fitting, typed, entry, caplog):
+    """Batches are halved until they fit; the rows are those of such batches."""
+    source, given, extract = typed("llama"), sequences([12] * 5), Extract(hook_points=["resid_post"], length=12)
 
     def part(kept):
         model = by_block.parts(source, False, Loading())(kept)
@@ -257,13 +260,17 @@ def test_out_of_memory(typed, entry, monkeypatch):
             model.get_submodule("layers.1").register_forward_hook(full)
         return model
 
-    def full(*_):
-        raise torch.OutOfMemoryError
+    def full(module, inputs, output):
+        if len(inputs[0]) > fitting:
+            raise torch.OutOfMemoryError
 
-    with pytest.raises(
-        RunFailed, match=r"model.m: a batch does not fit into the memory of cpu, got 2 sequences; lower"
-    ):
-        run(source, given, Extract(hook_points=["resid_post"], length=12), entry, part=part)
+    if not fitting:
+        with pytest.raises(RunFailed, match="model.m: one sequence does not fit into memory by block, got 12 tokens; "):
+            run(source, given, extract, entry, part=part)
+        return
+    found = run(source, given, extract, entry, part=part)
+    assert "model.m: out of memory with 2 sequences; starting with 1" in caplog.text
+    assert_same(found, ordinary(source, given, extract, replace(TWO, batch_size=1)))
 
 
 @pytest.fixture
