@@ -46,10 +46,8 @@ class Ray(Pool):
             )
         except (ConnectionError, RuntimeError, ValueError) as error:
             reason = " ".join(str(error).split())[:200]
-            raise BadInput(
-                f"hardware.address: no Ray cluster answers, got '{self.address}' ({reason}); start one (ray start "
-                "--head), or set hardware.address=local"
-            ) from None
+            advice = "use hardware.executor=processes" if where else "start one (ray start --head), or set local"
+            raise BadInput(f"hardware.address: no Ray cluster, got '{self.address}' ({reason}); {advice}") from None
         except SystemExit:  # how Ray takes SIGTERM while it starts
             raise KeyboardInterrupt from None
         finally:

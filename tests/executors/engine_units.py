@@ -97,3 +97,23 @@ def writes(count):
 
 def records(driving):
     return read_records(driving.run.folder)
+
+
+def end(config, threads):
+    """A worker that ends before it is ready."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def spoil(config, threads):
+    """Workers are refused once the first unit was tried."""
+    from repsim_cli.errors import BadInput
+
+    mark = Path(config["folder"]) / "spoilt"
+    if mark.exists():
+        raise BadInput("model.a.path: no such folder any more, got '/models/a'; check the path")
+
+    def perform(kind, args):
+        mark.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    return perform

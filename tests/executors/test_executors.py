@@ -8,12 +8,15 @@ from functools import partial
 from importlib.util import find_spec
 
 import filelock
+import psutil
 import pytest
 from engine_units import begin, records, unit, writes
 
 from repsim_cli.errors import BadInput, RunFailed
 from repsim_cli.executors import driver, worker
 from repsim_cli.settings import Hardware
+
+ALONE = Hardware(executor="processes", processes=1)
 
 
 @pytest.fixture
@@ -98,7 +101,7 @@ def test_a_unit_whose_worker_is_killed_runs_again(begun, tmp_path):
 
 def test_a_unit_that_kills_every_worker_is_given_up(begun):
     message = "unit 'deadly': it failed 6 times, got the process ended"
-    with begun(Hardware(executor="processes", processes=1)) as driving, pytest.raises(RunFailed, match=message):
+    with begun(ALONE) as driving, pytest.raises(RunFailed, match=message):
         driving.perform([unit("die", "deadly", name="deadly", times=99)], "units")
 
 
@@ -151,6 +154,31 @@ def test_settings_that_cannot_be(repsim, monkeypatch):
     assert "hardware.executor: workers leave their results in the cache, got processes with cache=false; drop" in err
 
 
+def test_workers_that_never_start_stop_the_run(begun):
+    message = "hardware.executor: workers end before they are ready, got the process ended"
+    with pytest.raises(BadInput, match=message), begun(ALONE, session="end"):
+        raise AssertionError
+
+
+def test_workers_that_take_too_long_stop_the_run(begun, monkeypatch):
+    monkeypatch.setattr("repsim_cli.executors.pool.Pool.patience", 0.0)
+    with pytest.raises(BadInput, match="hardware.executor: no worker was ready in 0 s, got 1 asked for"), begun(ALONE):
+        raise AssertionError
+
+
+def test_a_worker_that_is_refused_later_stops_the_run(begun):
+    message = "the worker on .* cannot take part: model.a.path: no such folder any more"
+    with begun(ALONE, session="spoil") as driving, pytest.raises(RunFailed, match=message):
+        driving.perform(writes(2), "units")
+
+
+def test_a_cache_that_cannot_be_made(begun, monkeypatch, tmp_path):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("REPSIM_CACHE", str(tmp_path / "file"))
+    with pytest.raises(BadInput, match="REPSIM_CACHE: cannot be written, got .*file .File exists.; set"), begun(ALONE):
+        raise AssertionError
+
+
 def test_no_secret_goes_to_workers():
     given = {"HF_TOKEN": "a secret", "HF_HOME": "/models", "AWS_SECRET_ACCESS_KEY": "another", "PATH": "/bin"}
     assert driver.passed(given) == {"HF_HOME": "/models"}
@@ -192,3 +220,13 @@ def test_ray(cluster, begun, tmp_path):
     computed = (tmp_path / "computed").read_text().split("\n")[:-1]
     twice = len(computed) - len(set(computed))
     assert twice <= sum(line["status"] == "lost" for line in lines)  # nothing but what was in flight
+
+
+@pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra `ray`")
+@pytest.mark.ray
+def test_no_ray_cluster(begun):
+    if any(process.info["name"] == "raylet" for process in psutil.process_iter(["name"])):
+        pytest.skip("a Ray cluster runs on this machine")
+    message = r"hardware.address: no Ray cluster, got 'auto' \(.*\); start one \(ray start --head\), or set local"
+    with pytest.raises(BadInput, match=message), begun(Hardware(executor="ray")):
+        raise AssertionError
