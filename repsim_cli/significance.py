@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
-import scipy.stats
+import scipy
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor

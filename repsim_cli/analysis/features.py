@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-import scipy.optimize
+import scipy
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
-import scipy.stats
+import scipy
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor

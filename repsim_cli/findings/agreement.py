@@ -6,8 +6,8 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import scipy
 import scipy.cluster.hierarchy as hierarchy
-import scipy.stats
 from scipy.spatial.distance import squareform
 
 from repsim_cli.content import Matrix, Side, Table

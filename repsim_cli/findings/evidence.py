@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import permutations
 
 import numpy as np
-import scipy.stats
+import scipy
 from jaxtyping import Float, Int
 
 ROUNDING = 1e-12  # by which equal statistics may differ

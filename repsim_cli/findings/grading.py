@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import scipy.stats
+import scipy
 from jaxtyping import Float
 
 from repsim_cli.content import Table

@@ -7,7 +7,7 @@ from itertools import permutations
 from typing import Any
 
 import numpy as np
-import scipy.stats
+import scipy
 from jaxtyping import Float
 
 from repsim_cli.content import Matrix, Side, Table

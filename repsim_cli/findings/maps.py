@@ -7,8 +7,7 @@ from itertools import combinations
 from typing import Any
 
 import numpy as np
-import scipy.integrate
-import scipy.stats
+import scipy
 from jaxtyping import Float
 
 from repsim_cli.content import CHANCE, DIAGNOSTICS, FEATURE_SHARE, ROWS_SHARE, Matrix, Measured

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import scipy.stats
+import scipy
 from jaxtyping import Float, Int
 
 from repsim_cli.content import Axis, Curve, Matrix, Table

@@ -13,7 +13,7 @@ from itertools import groupby
 from typing import Any
 
 import numpy as np
-import scipy.linalg
+import scipy
 from jaxtyping import Float, Int
 from scipy.sparse.csgraph import laplacian
 

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import scipy.stats
+import scipy
 
 from repsim_cli.content import BY_BLOCK, END_TO_END, Axis, Band, Curve, Matrix, Table, Verdict
 from repsim_cli.draw.heatmap import TIGHT, by_block

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import scipy.special
+import scipy
 from jaxtyping import Bool, Float, Int
 
 from repsim_cli.errors import Degenerate

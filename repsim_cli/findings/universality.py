@@ -7,8 +7,8 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
+import scipy
 import scipy.cluster.hierarchy as hierarchy
-import scipy.stats
 from jaxtyping import Float, Int
 
 from repsim_cli.content import GRID, Matrix, Side, Table

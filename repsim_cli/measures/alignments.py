@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-import scipy.optimize
+import scipy
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor

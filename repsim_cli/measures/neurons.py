@@ -6,7 +6,7 @@ Neurons are standardised once; the (d_x, d_y) correlations of several pairs of r
 from collections.abc import Callable, Sequence
 
 import numpy as np
-import scipy.optimize
+import scipy
 import torch
 from jaxtyping import Float
 from torch import Tensor

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
-import scipy.stats
+import scipy
 import torch
 from jaxtyping import Float
 from torch import Tensor

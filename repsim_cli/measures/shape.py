@@ -4,7 +4,7 @@ import math
 import warnings
 from typing import NamedTuple
 
-import scipy.optimize
+import scipy
 import torch
 from jaxtyping import Float
 from torch import Tensor

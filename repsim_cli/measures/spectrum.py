@@ -8,8 +8,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 
 import numpy as np
-import scipy.sparse
-import scipy.special
+import scipy
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
