@@ -39,7 +39,7 @@ def page(folders: Sequence[Path]) -> str:
 
     Raises BadInput where a run is damaged or its numbers changed since.
     """
-    runs = [record(folder) for folder in folders]
+    runs = [record(folder, len(folders)) for folder in folders]
     about = {"colours": json.loads(_asset("colours.json")), "licence": _asset("uPlot.LICENSE")}
     return _html(" and ".join(run["manifest"]["name"] for run in runs), {"runs": runs, **about}, STYLES, SCRIPTS)
 

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import math
 import shlex
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -10,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from repsim_cli.content import CHANCE, Matrix, Measured, Results
+from repsim_cli.content import CHANCE, Matrix, Measured, Results, Side
 from repsim_cli.draw.heatmap import colour_range, colours
 from repsim_cli.errors import BadInput
 from repsim_cli.results import (
@@ -26,15 +27,23 @@ from repsim_cli.results import (
 # of a matrix in results.json
 QUANTITIES = ("values", "se", "low", "high", "p", "p_family", "q", "calibrated", "tested", CHANCE)
 SHARES = ("p", "p_family", "q", "calibrated")  # of them, those from 0 to 1 whatever the measure
+NUMBERS = 1_100_000  # in a page: those of 60 models with 12 layers, four quantities of a symmetric measure
 MOST, LARGEST = 6_000_000, 400_000  # bytes of all figures in a page, and of an SVG there
+BOTH = 9_500_000  # bytes of numbers and figures
 ELSEWHERE = ("warnings", "timings", "peak_memory_mb_after", "command", "overrides", "files")  # in the page
 
 
-def record(folder: Path) -> dict[str, Any]:
-    """A run as strict JSON. A run without results (failed, interrupted) only has its manifest."""
+def record(folder: Path, among: int = 1) -> dict[str, Any]:
+    """A run as strict JSON. A run without results (failed, interrupted) only has its manifest.
+
+    among: runs of the page, which share its room. A run with more numbers than its share has block means of them.
+    """
     manifest = read_manifest(folder)
     whole = marked(read_results(folder)) if has_results(manifest) else Results(study=manifest["study"])
     remedied = [measured for by_remedy in whole.under_remedies().values() for measured in by_remedy.values()]
+    measures = [*whole.measures, *remedied]
+    count = sum(len(m.rows.layers) * len(m.columns.layers) * len(_paths(m)) for one in measures for m in one.matrices)
+    block = math.ceil(math.sqrt(count * among / NUMBERS)) or 1
     configured = (folder / "config.yaml").is_file()
     return {
         "folder": _name(folder),
@@ -44,11 +53,11 @@ def record(folder: Path) -> dict[str, Any]:
         "repeat": shlex.join(["repsim", "run", "--from", _name(folder)]),
         "config": list(flat(read_config(folder))) if configured else [],
         "config_text": (folder / "config.yaml").read_text() if configured else "",
-        "measures": [_measure(folder, measure) for measure in [*whole.measures, *remedied]],
+        "measures": [_measure(folder, measure, block) for measure in measures],
         "tables": [(name, asdict(table)) for name, table in whole.tables.items()],
         "curves": [(name, asdict(curve)) for name, curve in whole.curves.items()],
         "claims": [asdict(claim) for claim in whole.claims],
-        "figures": list(_figures(folder)),
+        "figures": list(_figures(folder, min(MOST, BOTH - 8 * count // block**2))),
         "others": [
             (key, json.dumps(value, indent=1, ensure_ascii=False))
             for key, value in (("analyses", whole.analyses), *whole.about.items())
@@ -76,10 +85,9 @@ def flat(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
         yield path, value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
 
 
-def _figures(folder: Path) -> Iterator[dict[str, Any]]:
-    """The figures of a run, standard errors last: name, and the PNG and SVG in base64; neither after MOST bytes, and no
-    SVG above LARGEST."""
-    left = MOST
+def _figures(folder: Path, left: int) -> Iterator[dict[str, Any]]:
+    """The figures of a run, standard errors last: name, and the PNG and SVG in base64; neither after `left` bytes, and
+    no SVG above LARGEST."""
     files = sorted((folder / "figures").glob("*.png"), key=lambda file: (file.stem.endswith("-se"), file.name))
     for file in files:
         png, vector = file.read_bytes(), file.with_suffix(".svg")
@@ -93,18 +101,56 @@ def _figures(folder: Path) -> Iterator[dict[str, Any]]:
         }
 
 
-def _measure(folder: Path, measure: Measured) -> dict[str, Any]:
-    """A measure's record with its arrays embedded, and the colours of each quantity."""
+def _measure(folder: Path, measure: Measured, block: int) -> dict[str, Any]:
+    """A measure's record with its arrays, or means over blocks of them, embedded, and the colours of each quantity."""
     arrays = {what: [_array(folder, m, what) for m in measure.matrices] for what in QUANTITIES}
     scales = {}
     for what, blocks in arrays.items():
         kept = [block.ravel() for block in blocks if block is not None]
         if kept:
             scales[what] = _scale(np.concatenate(kept), measure.card, what)
+    sides: dict[str, int] = {}  # the names of layers stand once, since a run of many models has thousands of matrices
     matrices = [
-        {**asdict(m), **{what: _base64(arrays[what][i]) for what in QUANTITIES}} for i, m in enumerate(measure.matrices)
+        {
+            **{side: sides.setdefault(_side(getattr(m, side), block), len(sides)) for side in ("rows", "columns")},
+            "n": m.n,
+            **{what: _base64(array, block) for what in QUANTITIES if (array := arrays[what][i]) is not None},
+        }
+        for i, m in enumerate(measure.matrices)
     ]
-    return {**asdict(measure), "matrices": matrices, "scales": scales}
+    about = {**vars(measure), "matrices": matrices, "sides": [json.loads(side) for side in sides]}
+    return {**about, "scales": scales, "block": block}
+
+
+def _side(side: Side, block: int) -> str:
+    return json.dumps({"model": side.model, "layers": spans(side.layers, block)})
+
+
+def spans(layers: list[str], block: int) -> list[str]:
+    """The names of every `block` layers in a row.
+
+    >>> spans(["embed", "resid_post@0", "resid_post@1"], 2)
+    ['embed to resid_post@0', 'resid_post@1']
+    """
+    parts = [layers[i : i + block] for i in range(0, len(layers), block)]
+    return [part[0] if len(part) == 1 else f"{part[0]} to {part[-1]}" for part in parts]
+
+
+def block_means(array: np.ndarray, block: int) -> np.ndarray:
+    """The means over blocks of `block` rows and columns, fewer in the last ones.
+
+    >>> block_means(np.array([[1.0, 2, 3], [4, 5, 6]]), 2)
+    array([[3. , 4.5]])
+    """
+    places = [np.arange(0, n, block) for n in array.shape]
+    sizes = [np.diff([*at, n]) for at, n in zip(places, array.shape, strict=True)]
+    return np.add.reduceat(np.add.reduceat(array, places[0], 0), places[1], 1) / np.outer(*sizes)
+
+
+def _paths(matrix: Matrix) -> dict[str, str]:
+    """The arrays of a matrix by quantity."""
+    paths = {what: matrix.details.get(CHANCE) if what == CHANCE else getattr(matrix, what) for what in QUANTITIES}
+    return {what: path for what, path in paths.items() if path is not None}
 
 
 def _scale(values: np.ndarray, card: dict[str, Any], what: str) -> dict[str, Any]:
@@ -113,7 +159,7 @@ def _scale(values: np.ndarray, card: dict[str, Any], what: str) -> dict[str, Any
 
 
 def _array(folder: Path, matrix: Matrix, what: str) -> np.ndarray | None:
-    path = matrix.details.get(CHANCE) if what == CHANCE else getattr(matrix, what)
+    path = _paths(matrix).get(what)
     if path is None:
         return None
     array = read_array(folder, path)
@@ -128,6 +174,7 @@ def _array(folder: Path, matrix: Matrix, what: str) -> np.ndarray | None:
     return array
 
 
-def _base64(array: np.ndarray | None) -> str | None:
+def _base64(array: np.ndarray, block: int) -> str:
     """Full precision: float64, little-endian, row by row."""
-    return None if array is None else base64.b64encode(np.ascontiguousarray(array, dtype="<f8").tobytes()).decode()
+    shown = array if block == 1 else block_means(array, block)
+    return base64.b64encode(np.ascontiguousarray(shown, dtype="<f8").tobytes()).decode()

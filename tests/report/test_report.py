@@ -149,10 +149,11 @@ def test_the_page_holds_every_number_in_full(tmp_path):
     found = results.read_results(folder)
     for measure, kept in zip(found.measures, run["measures"], strict=True):
         for m, shown in zip(measure.matrices, kept["matrices"], strict=True):
-            assert (vars(m.rows), vars(m.columns), m.n) == (shown["rows"], shown["columns"], shown["n"])
+            rows, columns = (kept["sides"][shown[side]] for side in ("rows", "columns"))
+            assert (vars(m.rows), vars(m.columns), m.n) == (rows, columns, shown["n"])
             for what in ("values", "se", "p"):
                 if getattr(m, what) is None:
-                    assert shown[what] is None
+                    assert what not in shown
                     continue
                 array = results.read_array(folder, getattr(m, what))
                 np.testing.assert_array_equal(np.frombuffer(base64.b64decode(shown[what])).reshape(array.shape), array)
@@ -563,6 +564,70 @@ def test_lines_over_the_same_steps_share_a_chart(tmp_path, opened):
     assert page.evaluate("[...document.querySelectorAll('#curves h3')].map((h) => h.textContent)") == ["loss, nats (9 curves)"]  # fmt: skip
     told = page.evaluate("[...document.querySelectorAll('#curves tbody tr')].map((r) => [...r.cells].map((c) => c.textContent))")  # fmt: skip
     assert told == [[f"stitch {i}", "6", str(5 + i)] for i in range(9)]
+
+
+def test_more_cells_than_a_page_holds_are_block_means(tmp_path, opened, monkeypatch):
+    """49 cells, five quantities: 245 numbers, where 70 are allowed. The page says where all of them are."""
+    folder = made(tmp_path / "run", measures=("cka", "procrustes"))
+    monkeypatch.setattr(sys.modules["repsim_cli.report.record"], "NUMBERS", 70)
+    page = opened(saved(folder))
+    (run,) = inside((folder / report.FILE).read_text())["runs"]
+    assert [m["block"] for m in run["measures"]] == [2, 2]
+    layers = [f"resid_post@{2 * i} to resid_post@{2 * i + 1}" for i in range(2)]
+    assert run["measures"][0]["sides"] == [
+        {"model": "small", "layers": [layers[0], "resid_post@2"]},
+        {"model": "large", "layers": [*layers, "resid_post@4"]},
+    ]
+    cell = f"large {layers[1]}  \u00d7  small resid_post@2\n"
+    shown = next(text.removeprefix(cell) for text, _ in hovered(page, steps=10) if text.startswith(cell))
+    both = [value(folder, "cka", ("large", f"resid_post@{i}"), ("small", "resid_post@2")) for i in (2, 3)]
+    assert float(shown.split(",")[0]) == pytest.approx(np.mean(both), abs=1e-12)
+    for part in ("#results", "#matrices"):
+        assert "Means over blocks of 2 by 2 layers" in page.evaluate(f"document.querySelector('{part}').textContent")
+
+
+def test_layers_in_order_of_depth_or_by_cluster(tmp_path, opened):
+    """By depth, first layers of both models come first; by cluster, the planted groups of layers stand together."""
+    folder = made(tmp_path / "run", measures=("cka",), sizes=[4, 4])
+    kinds = {"small": [0, 1, 0, 1], "large": [1, 0, 1, 0]}
+    with results.amending(folder) as run:
+        for m in results.read_results(folder).measures[0].matrices:
+            same = np.equal.outer(kinds[m.rows.model], kinds[m.columns.model])
+            run.write_array(m.values.rsplit("/", 1)[1].removesuffix(".npy"), np.where(same, 0.9, 0.1))
+    page = opened(saved(folder))
+
+    def order(name):
+        choose(page, "order", name)
+        page.evaluate("window.kept = []; URL.createObjectURL = (blob) => { kept.push(blob); return '#'; }; URL.revokeObjectURL = () => {};")  # fmt: skip
+        page.evaluate("document.querySelectorAll('#matrices .panel .downloads button')[1].click()")
+        page.evaluate("new Promise((done) => setTimeout(done, 50))")
+        lines = [line.split(",") for line in page.evaluate("kept[0].text()").splitlines()]
+        assert [line[0] for line in lines[1:]] == lines[0][1:]
+        values = np.array([line[1:] for line in lines[1:]], dtype=float)
+        return [tuple(name.split(" resid_post@")) for name in lines[0][1:]], values
+
+    assert [name for name, _ in order("by model")[0]] == ["small"] * 4 + ["large"] * 4
+    assert order("by depth")[0] == [(model, str(i)) for i in range(4) for model in ("small", "large")]
+    layers, values = order("by cluster")
+    groups = [kinds[model][int(i)] for model, i in layers]
+    assert groups in ([0] * 4 + [1] * 4, [1] * 4 + [0] * 4)
+    np.testing.assert_array_equal(values, np.kron([[0.9, 0.1], [0.1, 0.9]], np.ones((4, 4))))
+    shown = [drawn for text, drawn in hovered(page, steps=4) if "0.1" in text.split("\n")[1].split(",")[0]]
+    assert set(shown) == {colour("viridis", 0, 1, 0.1)}
+
+
+def test_long_tables_show_their_first_rows(tmp_path, opened):
+    folder = made(tmp_path / "run", measures=())
+    changed(folder, tables={"long": Table(columns=["i"], rows=[[i] for i in range(1234)])})
+    page = opened(saved(folder))
+    many = "document.querySelectorAll('#tables tbody tr').length"
+    assert page.evaluate(many) == 200
+    page.evaluate("for (let i = 0; i < 2; i += 1) document.querySelector('#tables th button').click()")
+    assert page.evaluate("document.querySelector('#tables td').textContent") == "1233"
+    note = "document.querySelector('#tables p.quiet')"
+    assert page.evaluate(f"{note}.textContent") == "200 of 1,234 rows. Show all"
+    page.evaluate(f"{note}.querySelector('button').click()")
+    assert (page.evaluate(many), page.evaluate(f"{note}.classList.contains('hidden')")) == (1234, True)
 
 
 def test_two_runs_open_on_a_measure_that_both_have(tmp_path, opened):

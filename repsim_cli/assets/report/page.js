@@ -3,6 +3,7 @@
 (() => {
 const DATA = JSON.parse(document.getElementById("data").textContent);
 const RUNS = DATA.runs.map((run, i) => ({ ...run, letter: letters(i) }));
+for (const { sides, matrices } of RUNS.flatMap((run) => run.measures)) for (const m of matrices) [m.rows, m.columns] = [sides[m.rows], sides[m.columns]];
 const MANY = RUNS.length > 1;
 const QUANTITIES = {
   values: "value", se: "standard error", low: "band from", high: "band to", p: "p value", p_family: "p value, family-wise",
@@ -65,7 +66,11 @@ function saved(name, type, content) {
   setTimeout(() => URL.revokeObjectURL(address), 10000);
 }
 
-const decoded = (base64) => Uint8Array.from(atob(base64), (c) => c.charCodeAt(0));
+function decoded(base64) {
+  const text = atob(base64), bytes = new Uint8Array(text.length);
+  for (let i = 0; i < bytes.length; i += 1) bytes[i] = text.charCodeAt(i);
+  return bytes;
+}
 
 function csv(columns, rows) {
   const cell = (value) => {
@@ -90,20 +95,25 @@ function before(a, b) {
   return (typeof a === "string") - (typeof b === "string") || words.compare(String(a), String(b));
 }
 
+const SHOWN = 200; // rows of a table until all are asked for: thousands make every change of the page slow
+
 // round: four digits are shown, and all of them where the mouse rests.
 function table(caption, columns, rows, { classes = () => null, tall = false, round = false } = {}) {
   const numeric = columns.map((_, c) => rows.some((r) => typeof r[c] === "number") && rows.every((r) => typeof r[c] !== "string"));
   const body = el("tbody");
-  const lines = rows.map((row) => ({
-    row,
-    line: el("tr", { class: classes(row) }, ...row.map((cell, c) => {
+  const line = (row) => el("tr", { class: classes(row) }, ...row.map((cell, c) => {
       const empty = cell === null || cell === undefined;
       const mark = Object.hasOwn(VERDICTS, cell) ? VERDICTS[cell] : "";
       const rounded = round && typeof cell === "number";
       const text = empty ? "\u2013" : rounded ? brief(cell) : typeof cell === "object" ? JSON.stringify(cell) : mark + String(cell);
       return el("td", { class: numeric[c] ? "number" : mark ? `verdict ${cell}` : null, title: rounded ? full(cell) : null }, text);
-    })),
-  }));
+    }));
+  const sorted = [...rows];
+  const rest = el("p", { class: "quiet" }, `${SHOWN} of ${counted(rows.length, "row")}. `, el("button", { type: "button", onclick: () => fill(rows.length) }, "Show all"));
+  function fill(many) {
+    body.replaceChildren(...sorted.slice(0, many).map(line));
+    rest.classList.toggle("hidden", body.rows.length === rows.length);
+  }
   const heads = columns.map((name, c) => el("th", { scope: "col", class: numeric[c] ? "number" : null },
     el("button", { type: "button", onclick: () => sort(c) }, name)));
   function sort(c) {
@@ -111,14 +121,14 @@ function table(caption, columns, rows, { classes = () => null, tall = false, rou
     for (const head of heads) head.removeAttribute("aria-sort");
     heads[c].setAttribute("aria-sort", down ? "descending" : "ascending");
     const missing = (cell) => cell === null || cell === undefined;
-    lines.sort((a, b) => missing(a.row[c]) - missing(b.row[c])
-      || (missing(a.row[c]) ? 0 : (down ? -1 : 1) * before(a.row[c], b.row[c])));
-    body.append(...lines.map(({ line }) => line));
+    sorted.sort((a, b) => missing(a[c]) - missing(b[c]) || (missing(a[c]) ? 0 : (down ? -1 : 1) * before(a[c], b[c])));
+    fill(body.rows.length);
   }
-  body.append(...lines.map(({ line }) => line));
+  fill(SHOWN);
   return el("div", {},
     el("div", { class: tall && rows.length > 14 ? "scroll tall" : "scroll", tabindex: "0", role: "region", "aria-label": caption },
       el("table", {}, el("caption", {}, caption), el("thead", {}, el("tr", {}, ...heads)), body)),
+    rest,
     downloads(caption, { csv: ["text/csv", () => csv(columns, rows)] }));
 }
 
@@ -128,11 +138,7 @@ function section(id, name, ...children) {
 
 // ---- matrices as one grid ----
 
-function numbers(text) {
-  const bytes = Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
-  const view = new DataView(bytes.buffer);
-  return Float64Array.from({ length: bytes.length / 8 }, (_, i) => view.getFloat64(8 * i, true));
-}
+const numbers = (text) => new Float64Array(decoded(text).buffer); // little-endian, as every machine that runs a browser
 
 // All blocks of a measure on two axes of layers; NaN where no block is. Symmetric blocks stand both ways.
 function grid(measure) {
@@ -151,12 +157,11 @@ function grid(measure) {
   const both = measure.matrices.flatMap((m) => [m.rows, m.columns]);
   const rows = axis(symmetric ? both : measure.matrices.map((m) => m.rows));
   const columns = symmetric ? rows : axis(measure.matrices.map((m) => m.columns));
-  const made = { rows, columns, scales: measure.scales, n: new Map() };
-  for (const what of Object.keys(QUANTITIES)) {
-    if (!Object.hasOwn(measure.scales, what)) continue;
+  const made = { rows, columns, scales: measure.scales };
+  const filled = (what) => {
     const cells = new Float64Array(rows.layers.length * columns.layers.length).fill(NaN);
     for (const m of measure.matrices) {
-      if (m[what] === null) continue;
+      if (!m[what]) continue;
       const block = numbers(m[what]);
       const r = m.rows.layers.map((name) => rows.places.get(layer(m.rows.model, name).key));
       const c = m.columns.layers.map((name) => columns.places.get(layer(m.columns.model, name).key));
@@ -166,7 +171,12 @@ function grid(measure) {
         if (mirrored) cells[j * columns.layers.length + i] = block[a * c.length + b];
       }));
     }
-    made[what] = cells;
+    return cells;
+  };
+  for (const what of Object.keys(QUANTITIES)) {
+    if (!Object.hasOwn(measure.scales, what)) continue;
+    const keep = (value) => Object.defineProperty(made, what, { value })[what];
+    Object.defineProperty(made, what, { configurable: true, get: () => keep(filled(what)) }); // decoded when first needed
   }
   return made;
 }
@@ -180,6 +190,88 @@ function gridOf(run, label) {
     grids.set(known, measure ? grid(measure) : null);
   }
   return grids.get(known);
+}
+
+// What comes next is decoded while nobody waits for it.
+function prefetch(left) {
+  if (!left.length) return;
+  const later = globalThis.requestIdleCallback ?? setTimeout;
+  later(() => {
+    const [run, label, what] = left.shift();
+    void gridOf(run, label)[what];
+    prefetch(left);
+  });
+}
+
+// The cells of these rows and columns, row by row.
+function picked(found, what, rows, columns) {
+  const all = found[what], wide = found.columns.layers.length;
+  const places = Int32Array.from(columns, (column) => found.columns.places.get(column.key));
+  const cells = new Float64Array(rows.length * columns.length);
+  rows.forEach((row, i) => {
+    const from = wide * found.rows.places.get(row.key);
+    for (let j = 0; j < places.length; j += 1) cells[i * places.length + j] = all[from + places[j]];
+  });
+  return cells;
+}
+
+// ---- the order of layers ----
+
+// By their share of the way through their model.
+function byDepth(layers) {
+  const among = new Map();
+  for (const { model } of layers) among.set(model, (among.get(model) ?? 0) + 1);
+  const passed = new Map();
+  const depths = layers.map(({ model }) => {
+    const i = passed.get(model) ?? 0;
+    passed.set(model, i + 1);
+    return i / Math.max(1, among.get(model) - 1);
+  });
+  return layers.map((_, i) => i).sort((i, j) => depths[i] - depths[j]).map((i) => layers[i]);
+}
+
+// The leaves of a tree of average linkage (nearest-neighbour chains), turned so that the closer ends meet. Of a measure
+// with two directions, their mean; pairs that were not compared are as far apart as any.
+function byCluster(layers, cells, larger) {
+  const n = layers.length, sign = larger ? 1 : -1, near = new Float64Array(n * n);
+  let least = Infinity;
+  for (let i = 0; i < n; i += 1) for (let j = 0; j < n; j += 1) {
+    const value = sign * (cells[i * n + j] + cells[j * n + i]) / 2;
+    near[i * n + j] = value;
+    if (value < least) least = value;
+  }
+  for (let i = 0; i < near.length; i += 1) if (Number.isNaN(near[i])) near[i] = least;
+  const given = near.slice(), leaves = layers.map((_, i) => [i]), alive = new Set(leaves.keys()), chain = [];
+  while (alive.size > 1) {
+    if (!chain.length) chain.push(alive.values().next().value);
+    const top = chain.at(-1), last = chain.at(-2);
+    let best = last;
+    for (const k of alive) if (k !== top && (best === undefined || near[top * n + k] > near[top * n + best])) best = k;
+    if (best !== last) {
+      chain.push(best);
+      continue;
+    }
+    chain.length -= 2;
+    alive.delete(top);
+    const [a, b] = [leaves[best], leaves[top]];
+    for (const k of alive) near[best * n + k] = near[k * n + best] = (a.length * near[best * n + k] + b.length * near[top * n + k]) / (a.length + b.length);
+    const turned = [[a, b], [a, b.toReversed()], [a.toReversed(), b], [a.toReversed(), b.toReversed()]];
+    const meet = ([x, y]) => given[x.at(-1) * n + y[0]];
+    leaves[best] = turned.reduce((x, y) => (meet(y) > meet(x) ? y : x)).flat();
+  }
+  return leaves[alive.values().next().value].map((i) => layers[i]);
+}
+
+const ORDERS = { model: "by model", depth: "by depth", cluster: "by cluster" };
+const square = (found) => found.rows.layers.length === found.columns.layers.length && found.rows.layers.every((layer) => found.columns.places.has(layer.key));
+const orders = new Map(); // of a grid that is there
+
+function ordered(found, side, order, larger) {
+  const { layers } = found[side];
+  if (order === "model" || (order === "cluster" && !square(found))) return layers;
+  if (order === "depth") return byDepth(layers);
+  if (!orders.has(found)) orders.set(found, byCluster(found.rows.layers, picked(found, "values", found.rows.layers, found.rows.layers), larger));
+  return orders.get(found);
 }
 
 function at(found, what, row, column) {
@@ -200,9 +292,10 @@ function colourTable(name) {
   return tables.get(name);
 }
 
-function colourAt(scale, value) {
+// The place of a value in its scale's table of colours.
+function shadeOf(scale, value) {
   const share = (value - scale.low) / Math.max(scale.high - scale.low, LEAST);
-  return colourTable(scale.colours)[Math.min(255, Math.max(0, Math.floor(256 * share)))];
+  return Math.min(255, Math.max(0, Math.floor(256 * share)));
 }
 
 function shared(scales) {
@@ -214,27 +307,26 @@ function shared(scales) {
 const tip = el("div", { class: "tip hidden", "aria-hidden": "true" });
 
 function heatmap(panel, view) {
-  const { rows, columns, value, scale } = panel;
+  const { rows, columns, values, scale, grouped } = panel;
   const main = el("canvas", { tabindex: "0", role: "application", "aria-roledescription": "heatmap", "aria-label": `${panel.title}: ${view.label}. Arrow keys move between layers, Page Up, Page Down, Home and End between models, Enter draws the row.` });
   const [rowFrame, cellFrame, rowTick, columnTick] = ["frame", "frame", "tick", "tick"].map((kind) => el("div", { class: `${kind} hidden` }));
   const map = el("div", { class: "map" }, main, rowTick, columnTick, rowFrame, cellFrame);
   const files = downloads(`${panel.title}, ${view.label}`, {
     png: ["image/png", () => new Promise((done) => main.toBlob(done))],
-    csv: ["text/csv", () => csv(["layer", ...columns.map(said)], rows.map((row) => [said(row), ...columns.map((column) => value(row, column))]))],
+    csv: ["text/csv", () => csv(["layer", ...columns.map(said)], rows.map((row, i) => [said(row), ...values.subarray(i * columns.length, (i + 1) * columns.length)]))],
   });
   const box = el("figure", { class: "panel" }, el("h3", {}, panel.title), map, colourBar(panel), files);
   const cells = document.createElement("canvas");
   cells.width = columns.length;
   cells.height = rows.length;
   const pixels = cells.getContext("2d").createImageData(columns.length, rows.length);
-  rows.forEach((row, i) => columns.forEach((column, j) => {
-    const found = value(row, column);
-    if (found === null || Number.isNaN(found)) return; // left transparent
-    pixels.data.set([...colourAt(scale, found), 255], 4 * (i * columns.length + j));
-  }));
+  const painted = new Uint32Array(pixels.data.buffer);
+  const shades = colourTable(scale.colours).map(([red, green, blue]) => (255 << 24) | (blue << 16) | (green << 8) | red);
+  for (let i = 0; i < values.length; i += 1) if (!Number.isNaN(values[i])) painted[i] = shades[shadeOf(scale, values[i])]; // others stay transparent
   cells.getContext("2d").putImageData(pixels, 0, 0);
   const rowPlaces = new Map(rows.map((row, i) => [row.key, i]));
   const columnPlaces = new Map(columns.map((column, j) => [column.key, j]));
+  const starts = new Map([rows, columns].map((layers) => [layers, grouped ? startsOf(layers) : [0]]));
   let left, top, side, ratio, width;
 
   function draw() {
@@ -244,7 +336,7 @@ function heatmap(panel, view) {
     pen.font = `11px ${FONT}`;
     const most = room < 420 ? 10 : 16;
     const breadth = (layers) => Math.ceil(Math.max(...labels(layers, most).map(({ text }) => pen.measureText(text).width)));
-    const around = (layers) => breadth(layers) + (modelsAlone(layers) ? 12 : 26);
+    const around = (layers) => breadth(layers) + (modelsAlone(layers) || !grouped ? 12 : 26);
     side = Math.min(36, room / columns.length);
     for (let pass = 0; pass < 2; pass += 1) { // what is written depends on the side, and the side on its breadth
       left = around(rows);
@@ -270,27 +362,29 @@ function heatmap(panel, view) {
 
   // What is written: layers as far as there is room, models alone where it is too narrow for layers.
   const apart = () => Math.max(1, Math.ceil(13 / side));
-  const modelsAlone = (layers) => apart() > 2 && startsOf(layers).length > 1;
+  const modelsAlone = (layers) => apart() > 2 && starts.get(layers).length > 1;
 
   function labels(layers, most) {
-    const starts = startsOf(layers), step = apart();
+    const begins = starts.get(layers), step = apart();
     if (modelsAlone(layers)) {
       const made = [];
-      starts.forEach((start, k) => {
-        const at = (start + (starts[k + 1] ?? layers.length)) / 2;
+      begins.forEach((start, k) => {
+        const at = (start + (begins[k + 1] ?? layers.length)) / 2;
         if (!made.length || (at - made.at(-1).at) * side >= 12) made.push({ at, text: middle(layers[start].model, 16) });
       });
       return made;
     }
-    return starts.flatMap((start, k) => {
-      const end = starts[k + 1] ?? layers.length;
+    const alone = Boolean(inBlocks(layers));
+    const name = ({ model, name }) => (grouped ? "" : `${model} `) + (alone ? name.replace(/^\w+@/, "") : name);
+    return begins.flatMap((start, k) => {
+      const end = begins[k + 1] ?? layers.length;
       const places = Array.from({ length: Math.ceil((end - start) / step) }, (_, i) => start + i * step);
-      return places.filter((i) => i === start || end - i >= step).map((i) => ({ at: i + 0.5, text: middle(inBlocks(layers) ? layers[i].name.replace(/^\w+@/, "") : layers[i].name, most) }));
+      return places.filter((i) => i === start || end - i >= step).map((i) => ({ at: i + 0.5, text: middle(name(layers[i]), grouped ? most : 20) }));
     });
   }
 
   function axisNames(pen, layers, across, most) {
-    const starts = startsOf(layers);
+    const begins = starts.get(layers);
     const write = (text, at, size, away, along) => {
       pen.save();
       pen.font = `${size}px ${FONT}`;
@@ -304,8 +398,8 @@ function heatmap(panel, view) {
       pen.restore();
     };
     for (const { at, text } of labels(layers, most)) write(text, at, 11, 5, false);
-    starts.forEach((start, k) => {
-      const end = starts[k + 1] ?? layers.length, name = layers[start].model;
+    if (grouped) begins.forEach((start, k) => {
+      const end = begins[k + 1] ?? layers.length, name = layers[start].model;
       if (start) {
         pen.fillStyle = "#ffffff";
         if (across) pen.fillRect(left + start * side - 0.75, top, 1.5, side * rows.length);
@@ -324,8 +418,9 @@ function heatmap(panel, view) {
   function mark() {
     const picked = view.picked ? rowPlaces.get(view.picked.row.key) : undefined;
     const own = view.picked ? columns.findIndex((column) => column.model === view.picked.column.model) : -1;
-    const many = own < 0 ? 0 : columns.filter((column) => column.model === view.picked.column.model).length;
-    put(rowFrame, picked !== undefined && many, left + own * side, top + picked * side, many * side, side);
+    const first = grouped ? own : 0;
+    const many = own < 0 ? 0 : grouped ? columns.filter((column) => column.model === view.picked.column.model).length : columns.length;
+    put(rowFrame, picked !== undefined && many, left + first * side, top + picked * side, many * side, side);
     const here = place();
     put(cellFrame, here, left + here?.j * side, top + here?.i * side, side, side);
     put(rowTick, here, left - 4, top + here?.i * side, 4, side);
@@ -571,6 +666,7 @@ function matrices() {
   const controls = el("div", { class: "controls" },
     labelled("Measure", select("measure", () => refresh(true))),
     labelled("Show", select("what", () => refresh(false))),
+    labelled("Order", select("order", () => refresh(false))),
     labelled("Rows: model", select("rows", () => refresh(false))),
     labelled("Columns: model", select("columns", () => refresh(false))),
     ...(MANY ? [labelled("First run", select("first", () => refresh(true))), labelled("Second run", select("second", () => refresh(true)))] : []));
@@ -582,6 +678,7 @@ function matrices() {
     shown = compared().map((run) => ({ run, found: gridOf(run, measure), record: run.measures.find((m) => m.label === measure) }));
     const there = shown.filter(({ found }) => found);
     fill("what", Object.entries(QUANTITIES).filter(([what]) => there.some(({ found }) => found[what])));
+    fill("order", Object.entries(ORDERS).filter(([order]) => order !== "cluster" || there.every(({ found }) => square(found))));
     for (const side of ["rows", "columns"]) {
       const models = unique(there.flatMap(({ found }) => found[side].layers.map((layer) => layer.model)));
       fill(side, [[ALL, "all models"], ...models.map((model, i) => [String(i), model])]);
@@ -602,13 +699,14 @@ function matrices() {
   }
 
   const chosenModel = (side) => (value(side) === ALL ? null : chosen.get(side).models[Number(value(side))]);
-  const kept = (layers, side) => layers.filter((layer) => chosenModel(side) === null || layer.model === chosenModel(side));
+  const kept = ({ found, record }, side) => inModel(ordered(found, side, value("order"), record.card.larger_is_closer), side);
+  const inModel = (layers, side) => layers.filter((layer) => chosenModel(side) === null || layer.model === chosenModel(side));
   const inView = (cell) => maps.length && ["rows", "columns"].every((side) => chosenModel(side) === null || cell[side === "rows" ? "row" : "column"].model === chosenModel(side));
 
   function start() {
-    for (const { found } of shown) {
-      if (!found) continue;
-      const rows = kept(found.rows.layers, "rows"), columns = kept(found.columns.layers, "columns");
+    for (const one of shown) {
+      if (!one.found) continue;
+      const { found } = one, rows = kept(one, "rows"), columns = kept(one, "columns");
       for (const first of rows) for (const column of columns) if (!Number.isNaN(at(found, "values", first, column))) return { row: first, column };
     }
     return null;
@@ -618,26 +716,27 @@ function matrices() {
   function parts(what) {
     const better = (record) => (what === "values" ? `${record.card.larger_is_closer ? "larger" : "smaller"} is closer` : "");
     const scales = shown.filter(({ found }) => found && found[what]).map(({ found }) => found.scales[what]);
-    const made = shown.map(({ run, found, record }) => {
+    const grouped = value("order") === "model";
+    const made = shown.map((one) => {
+      const { run, found, record } = one;
       if (!found) return { title: title(run), missing: "This run has no such measure." };
       if (!found[what]) return { title: title(run), missing: `This run has no ${QUANTITIES[what]}.` };
-      const rows = kept(found.rows.layers, "rows"), columns = kept(found.columns.layers, "columns");
+      const rows = kept(one, "rows"), columns = kept(one, "columns");
       if (!rows.length || !columns.length) return { title: title(run), missing: "This run has no such model." };
-      return { title: title(run), rows, columns, value: (r, c) => at(found, what, r, c), scale: shared(scales), note: `${record.card.label} ${what === "values" ? "" : QUANTITIES[what]} (${[better(record), "bright is " + (what === "values" ? "close" : "large")].filter(Boolean).join(", ")})` };
+      return { title: title(run), rows, columns, grouped, values: picked(found, what, rows, columns), scale: shared(scales), note: `${record.card.label} ${what === "values" ? "" : QUANTITIES[what]} (${[better(record), "bright is " + (what === "values" ? "close" : "large")].filter(Boolean).join(", ")})` };
     });
     if (!MANY || shown.some(({ found }) => !found || !found[what])) return made;
     const [first, other] = shown;
     const name = `${other.run.letter} minus ${first.run.letter}`;
-    const common = (side) => first.found[side].layers.filter((one) => other.found[side].places.has(one.key));
-    const difference = (r, c) => at(other.found, what, r, c) - at(first.found, what, r, c);
-    let most = LEAST;
-    for (const r of common("rows")) for (const c of common("columns")) {
-      const size = Math.abs(difference(r, c));
-      if (size > most) most = size;
-    }
-    const rows = kept(common("rows"), "rows"), columns = kept(common("columns"), "columns");
+    const common = (side) => ordered(first.found, side, value("order"), first.record.card.larger_is_closer).filter((one) => other.found[side].places.has(one.key));
+    const difference = (rows, columns) => {
+      const cells = picked(other.found, what, rows, columns), subtracted = picked(first.found, what, rows, columns);
+      return cells.map((cell, i) => cell - subtracted[i]);
+    };
+    const most = difference(common("rows"), common("columns")).reduce((size, cell) => Math.max(size, Math.abs(cell) || 0), LEAST); // NaN counts as 0
+    const rows = inModel(common("rows"), "rows"), columns = inModel(common("columns"), "columns");
     if (!rows.length || !columns.length) return [...made, { title: name, missing: "The runs have no such layers in common." }];
-    return [...made, { title: name, rows, columns, value: difference, scale: { low: -most, high: most, colours: "RdBu_r" }, note: "difference: red where it is above 0, blue below" }];
+    return [...made, { title: name, rows, columns, grouped, values: difference(rows, columns), scale: { low: -most, high: most, colours: "RdBu_r" }, note: "difference: red where it is above 0, blue below" }];
   }
 
   function cellLines({ row, column }, form) {
@@ -727,8 +826,13 @@ function matrices() {
     for (const name of ["first", "second"]) fill(name, RUNS.map((run, i) => [String(i), title(run)]));
     chosen.get("second").value = "1";
   }
-  return { box: section("matrices", "Matrices", controls, note, el("div", { class: MANY ? null : "beside" }, el("div", { class: "maps" }, panels, readout), row)), start: () => refresh(true) };
+  return { box: section("matrices", "Matrices", controls, note, el("div", { class: MANY ? null : "beside" }, el("div", { class: "maps" }, panels, readout), row)), start: () => {
+    refresh(true);
+    prefetch(RUNS.flatMap((run) => run.measures.flatMap((m) => Object.keys(m.scales).map((what) => [run, m.label, what]))));
+  } };
 }
+
+const averaged = ({ block }) => `Means over blocks of ${block} by ${block} layers: the page would be too large with every cell, which arrays/ of the run's folder has.`;
 
 // How to read a measure, from its card.
 function reading(record) {
@@ -739,6 +843,7 @@ function reading(record) {
   const estimates = { full: "one sample", per_batch: `mean over ${batches}`, ratio_of_sums: `HSIC summed over ${batches}`, moments: "second moments of all rows" };
   const settings = Object.entries(record.settings ?? {}).map(([name, value]) => `${name} = ${JSON.stringify(value)}`).join(", ");
   const facts = [
+    record.block > 1 ? averaged(record) : "",
     `${card.label}: ${card.larger_is_closer ? "larger" : "smaller"} is closer; range: ${bound(card.bounds[0], "no lower bound")} to ${bound(card.bounds[1], "no upper bound")}; ${card.symmetric ? "symmetric" : "not symmetric: the row is explained by the column"}.`,
     `${estimates[estimate.kind] ?? estimate.kind}, ${estimate.rows} of ${estimate.rows_available} ${estimate.unit ?? "rows"}${settings ? `; ${settings}` : ""}.`,
     chance ? `p values: ${drawn}; not corrected for the number of cells.` : "",
@@ -792,6 +897,7 @@ function answer() {
   const rows = RUNS.flatMap((run) => run.measures.flatMap((measure) => closest(measure).map((row) => ofRun(run, row))));
   const known = RUNS.some((run) => run.measures.some((m) => m.null));
   if (rows.length) parts.push(table("The closest layers of two models", runColumn(["measure", "model", "layer", "other model", "other layer", "value", "chance", "calibrated", "p, corrected"]), rows, { tall: true, round: true }));
+  parts.push(...unique(RUNS.flatMap((run) => run.measures.filter((m) => m.block > 1).map(averaged))).map((text) => el("p", { class: "quiet" }, text)));
   if (rows.length && !known) parts.push(el("p", { class: "quiet" }, "Chance is not known: nothing was tested. significance=permutation adds its level, calibrated scores and p values."));
   return section("results", "Results", ...parts);
 }
