@@ -244,7 +244,9 @@ def _open_table(file: Path) -> tuple[Shapes, Reader, Ids]:
     @cache
     def check(name: str) -> None:
         """Raises BadInput where vectors differ in length, or a row has none."""
-        widths = np.array(pyarrow.compute.list_value_length(table.column(name)), np.float64)  # nan: none
+        widths = np.array(
+            pyarrow.compute.call_function("list_value_length", [table.column(name)]), np.float64
+        )  # nan: none
         odd = np.flatnonzero(widths != widths[0])
         if len(odd):
             numbers = "none" if np.isnan(widths[odd[0]]) else f"{widths[odd[0]]:.0f} numbers"
