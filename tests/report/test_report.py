@@ -810,6 +810,21 @@ def test_print_opens_what_is_folded_and_folds_it_again(tmp_path, opened):
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(18, 23, 28)"
 
 
+def test_nothing_is_cut_off_in_print(tmp_path, opened):
+    """On A4, 718 pixels wide within its margins: a table of 13 columns fits, the numbers of a long curve are left out."""
+    folder = made(tmp_path / "run", measures=())
+    names = ["head", "tail", "head layer", "tail layer", "loss", "own loss", "penalty", "penalty se", "accuracy lost", "accuracy lost se", "KL", "KL se"]  # fmt: skip
+    row = ["gelu_trained_3l_a", "solu_trained_3l_b", "resid_post@0", "resid_post@10", *(0.0001234 for _ in range(8))]
+    long = Curve(x=Axis(name="step"), y=Axis(name="loss"), at=list(range(60)), lines={"loss": [0.1234] * 60})
+    changed(folder, tables={"stitching": Table(columns=names, rows=[row])}, curves={"loss": long})
+    page = opened(saved(folder), width=718)
+    page.call("Emulation.setEmulatedMedia", media="print", features=[])
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert page.evaluate("document.documentElement.scrollWidth") == 718
+    assert page.evaluate("document.querySelector('#summary table').offsetHeight") > 0
+    page.call("Emulation.setEmulatedMedia", media="", features=[])
+
+
 def test_150_layers_stay_fluid(tmp_path, opened):
     """8 models, 22,500 cells: the page stands within seconds, and the median hover takes no two frames."""
     sizes = (17, 18, 18, 19, 19, 19, 20, 20)

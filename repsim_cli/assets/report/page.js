@@ -886,7 +886,7 @@ function answer() {
     const m = run.manifest;
     const facts = [m.status, counted(Object.keys(m.models ?? {}).length, "model"), typeof m.rows === "number" ? counted(m.rows, "row") : null, m.seconds === undefined ? null : lasted(m.seconds)];
     const verdicts = run.claims.map((c) => el("li", {},
-      el("span", { class: `verdict ${c.verdict}` }, `${VERDICTS[c.verdict] ?? ""}${c.verdict}`), ` ${c.says} `,
+      el("span", { class: `verdict ${c.verdict}` }, `${VERDICTS[c.verdict] ?? ""}${c.verdict}`), `: ${c.says} `,
       el("span", { class: "quiet" }, `(${c.source}; ${c.measure}${c.value === null ? `: ${c.why}` : `: ${brief(c.value)}${c.se === null ? "" : ` \u00b1 ${brief(c.se)}`}, threshold ${brief(c.threshold)}${c.p === null ? "" : `, p = ${brief(c.p)}`}`})`)));
     return [
       ...(MANY ? [el("h3", {}, title(run))] : []),
@@ -918,7 +918,7 @@ function figures() {
     const heading = MANY ? `${run.letter}: ${name}` : name;
     if (!png) return el("p", { class: "quiet" }, `${heading}: in the run's folder, figures/`);
     const files = { png: ["image/png", () => decoded(png)], ...(svg ? { svg: ["image/svg+xml", () => decoded(svg)] } : {}) };
-    return el("figure", { class: "drawn" }, el("figcaption", {}, heading), el("img", { src: `data:image/png;base64,${png}`, alt: `Figure ${name}`, loading: "lazy" }), downloads(name, files));
+    return el("figure", { class: "drawn" }, el("figcaption", {}, heading), el("img", { src: `data:image/png;base64,${png}`, alt: `Figure ${name}`, decoding: "async" }), downloads(name, files));
   }));
   return parts.length ? section("figures", "Figures", el("div", { class: "gallery" }, ...parts)) : null;
 }
@@ -1000,7 +1000,7 @@ function curves() {
   }));
   const parts = names.flatMap((name) => RUNS.flatMap((run) => together(run).filter(([other]) => other === name).flatMap(([, curve]) => {
     const heading = MANY ? `${run.letter}: ${name}` : name;
-    const numbers = el("details", {}, el("summary", {}, overNames(curve) ? `Numbers: ${heading}` : "The curve's numbers"), curveTable(curve, heading));
+    const numbers = el("details", { class: curve.at.length > 8 ? "wide" : null }, el("summary", {}, overNames(curve) ? `Numbers: ${heading}` : "The curve's numbers"), curveTable(curve, heading));
     if (overNames(curve)) return [numbers];
     const drawn = stepChart(curve, heading);
     redraws.push(drawn.draw);
@@ -1080,7 +1080,7 @@ function main() {
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => themed(THEMES[theme]));
   let closed = [];
   addEventListener("beforeprint", () => {
-    closed = [...document.querySelectorAll("details:not([open])")];
+    closed = [...document.querySelectorAll("details:not([open], .wide)")];
     for (const part of closed) part.open = true;
     themed("light");
   });
