@@ -12,6 +12,7 @@ import tempfile
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,10 +44,12 @@ def run(words: list[str]) -> int:
         flags, overrides = _split(rest)
         check_torch()
         store()
+        jobs: list[tuple[Any, Any]] = []
         if {"--cfg", "-c"} & set(flags):
             _composed(flags, overrides, configs, config_name)
         elif not set(PRINTING) & set(flags):
-            plans = _check(flags, overrides, configs, config_name)
+            jobs = _checked(_composed(flags, overrides, configs, config_name))
+            plans = [plan_text(one.keys.name, one.plan(), one.misfits) for _, one in jobs if one.keys.dry_run]
             _say_untested(flags, overrides, configs, config_name)
             if plans:
                 print("\n\n".join(plans))
@@ -69,7 +72,7 @@ def run(words: list[str]) -> int:
         import hydra
         from hydra.errors import HydraException
 
-        if {"-m", "--multirun"} & set(flags):
+        if jobs and _is_sweep(flags, jobs[0][0]):
             followed_joblib()  # its launcher's processes
 
         os.environ["HYDRA_FULL_ERROR"] = "1"  # its errors are raised here and shortened to a line
@@ -78,7 +81,10 @@ def run(words: list[str]) -> int:
         code: Any = 0
         try:
             with signals.interruptible():
-                hydra.main(version_base="1.3", config_path=str(configs), config_name=config_name)(job)()
+                if len(jobs) == 1 and not _is_sweep(flags, jobs[0][0]):
+                    _alone(*jobs[0])
+                else:
+                    hydra.main(version_base="1.3", config_path=str(configs), config_name=config_name)(job)()
         except SystemExit as error:
             code = error.code
         except HydraException as error:
@@ -219,15 +225,33 @@ def _selected(group: str, words: list[str]) -> bool:
     return group in GROUPS and any(word.startswith(f"{group}=") for word in words)
 
 
-def _check(flags: dict[str, str | None], overrides: list[str], configs: Path, config_name: str) -> list[str]:
-    """Composes and validates every job of the command; returns the plans to print, for dry runs."""
+def _checked(composed: list[Any]) -> list[tuple[Any, Any]]:
+    """The configuration of each job with what it says, validated."""
+    from omegaconf import OmegaConf
+
     from repsim_cli.config import validate
 
-    plans = []
-    for config in map(validate, _composed(flags, overrides, configs, config_name)):
-        if config.keys.dry_run:
-            plans.append(plan_text(config.keys.name, config.plan(), config.misfits))
-    return plans
+    return [
+        (config, validate(OmegaConf.masked_copy(config, [key for key in config if key != "hydra"])))
+        for config in composed
+    ]
+
+
+def _is_sweep(flags: dict[str, str | None], config: Any) -> bool:
+    from hydra.types import RunMode
+
+    return bool({"-m", "--multirun"} & set(flags)) or config.hydra.mode == RunMode.MULTIRUN
+
+
+def _alone(config: Any, checked: Any) -> None:
+    """Runs the job of a command that is no sweep as Hydra does, which would compose its configuration twice more."""
+    from hydra._internal.callbacks import Callbacks
+    from hydra.core.utils import run_job
+    from hydra.types import HydraContext, RunMode
+
+    config.hydra.mode = RunMode.RUN
+    context = HydraContext(config_loader=None, callbacks=Callbacks(config))  # type: ignore[arg-type]  # of launchers
+    run_job(partial(job, checked=checked), config, "hydra.run.dir", None, context)
 
 
 def _composed(flags: dict[str, str | None], overrides: list[str], configs: Path, config_name: str) -> list[Any]:
@@ -246,7 +270,7 @@ def _composed(flags: dict[str, str | None], overrides: list[str], configs: Path,
     try:
         with initialize_config_dir(str(configs.resolve()), version_base="1.3"):
             for job_overrides in _jobs(overrides) if multirun else [overrides]:
-                composed.append(compose(config_name, [*job_overrides, *extra]))
+                composed.append(compose(config_name, [*job_overrides, *extra], return_hydra_config=True))
                 _check_labels(composed[-1], job_overrides)
     except (HydraException, ValueError) as error:  # Hydra raises both for overrides that make no sense
         raise BadInput(_hydra_line(error, overrides)) from None
@@ -360,14 +384,14 @@ def _run_keys() -> list[str]:
     return sorted({*content, *GROUPS} - {"defaults", "hydra"})
 
 
-def job(config: Any) -> None:
-    """One job: validate, run, record. Never raises, so that no job of a sweep stops another."""
+def job(config: Any, checked: Any = None) -> None:
+    """One job: validate unless done, run, record. Never raises, so that no job of a sweep stops another."""
     from hydra.core.hydra_config import HydraConfig
 
     status, folder = "failed", Path(HydraConfig.get().runtime.output_dir)
     try:
         with signals.interruptible():
-            status = _job(config, folder)
+            status = _job(config, checked, folder)
     except KeyboardInterrupt:
         status = "interrupted"
     except RepsimError as error:
@@ -399,13 +423,13 @@ def _job_name() -> str:
     return f"job {hydra.job.num} ({overrides[:120]}): "
 
 
-def _job(config: Any, folder: Path) -> str:
+def _job(config: Any, checked: Any, folder: Path) -> str:
     """Runs a job in its folder, or in that of the run that it resumes; returns how it ended."""
     from repsim_cli import report
     from repsim_cli.config import validate
     from repsim_cli.execution import perform
 
-    checked = validate(config)
+    checked = checked or validate(config)
     current, handler = None, logging.NullHandler()
     status, problem = "failed", "unknown"
     try:

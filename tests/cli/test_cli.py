@@ -168,6 +168,31 @@ def test_precomputed_activations_alone_and_beside_a_model(repsim, newest, tiny_f
     assert "error: model: models have different numbers of rows, got stored: 150, (data): 3" in err
 
 
+def test_one_job_is_composed_and_validated_once(repsim, tmp_path, monkeypatch):
+    """Each takes a tenth of a second, which every run would pay."""
+    from hydra._internal.config_loader_impl import ConfigLoaderImpl
+
+    from repsim_cli import config
+
+    calls = []
+
+    def counted(function):
+        return lambda *given, **named: (calls.append(function.__name__), function(*given, **named))[1]
+
+    monkeypatch.setattr(ConfigLoaderImpl, "load_configuration", counted(ConfigLoaderImpl.load_configuration))
+    monkeypatch.setattr(config, "validate", counted(config.validate))
+    for label in ("a", "b"):
+        np.savez(tmp_path / label, one=np.random.default_rng(0).normal(size=(30, 4)))
+    files = [f"model.{label}={{kind: precomputed, path: {tmp_path / label}.npz}}" for label in ("a", "b")]
+    words = ("run", "model=[]", *(f"+{file}" for file in files), "measure=[cka]", "extract.estimate=full")
+    assert repsim(*words)[0] == 0
+    assert calls == ["load_configuration", "validate"]
+    # a configuration may ask for a sweep as well, which Hydra starts
+    assert repsim(*words, "hydra.mode=MULTIRUN")[0] == 0
+    (sweep,) = (tmp_path / "outputs").glob("*/*-sweep")
+    assert [json.loads((job / "manifest.json").read_text())["status"] for job in sweep.glob("0-*")] == ["complete"]
+
+
 def test_sweeps_give_each_job_its_folder_and_status(repsim, newest, tmp_path, tiny_folder):
     code, _, err = repsim("run", "-m", "-q", *SMALL, local("a", tiny_folder("gpt2")), "seed=0,1", "measure=[cka]")
     assert code == 0, err
