@@ -161,13 +161,13 @@ def composed_once() -> Iterator[None]:
     are composed once, and the values that a command sets at known keys, or adds, are set in a copy."""
     compose, groups, known = hydra.compose, ("experiment", "model", "measure", "data", "significance"), {}
 
-    def quick(name: str, overrides: list[str]) -> Any:
+    def quick(name: str, overrides: list[str], **settings: bool) -> Any:
         words = [word for word in overrides if word.split("=")[0] in groups]
         if name != "config" or any("searchpath" in word for word in overrides):
-            return compose(name, overrides)
+            return compose(name, overrides, **settings)
         values = OverridesParser.create().parse_overrides([word for word in overrides if word not in words])
         if tuple(words) not in known:
-            known[tuple(words)] = compose(name, words)
+            known[tuple(words)] = compose(name, words, **settings)
         config = copy.deepcopy(known[tuple(words)])
         for value in values:
             parent, _, last = value.key_or_group.rpartition(".")
@@ -175,7 +175,7 @@ def composed_once() -> Iterator[None]:
             there = isinstance(node, DictConfig) and last in node.keys()  # noqa: SIM118 (values that are missing, too)
             known_place = value.is_force_add() or value.is_add() != there
             if value.is_delete() or value.is_sweep_override() or not known_place:
-                return compose(name, overrides)
+                return compose(name, overrides, **settings)
             with open_dict(config):
                 OmegaConf.update(config, value.key_or_group, value.value(), merge=False)
         return config
