@@ -1,6 +1,6 @@
 """Size of report pages with large maps, and what each interaction costs in Chromium.
 
-Command: python benchmarks/report_page.py     (about two minutes; needs Chromium)
+Command: python benchmarks/report_page.py     (about five minutes; needs Chromium)
 Runs with made-up numbers, two measures with standard errors: 60 models with 12 layers (518 400 cells, mirrored), 2
 models with 300 layers, and 200 models with 12 layers, which are shown as block means. Of each interaction the median
 and the largest of nine turns: time of the page's thread on the CPU, with layout and painting, and time on the clock
