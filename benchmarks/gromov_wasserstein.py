@@ -44,7 +44,8 @@ ORDERS = 5
 def layers(n: int, model: str = "modsum_l") -> dict[str, torch.Tensor]:
     """The representations (n, d) of an entry of conf/models.yaml, by layer."""
     entry = dict(entries("model")[model])
-    extract = Extract(**{**yaml.safe_load((conf_dir() / "extract" / "modsum.yaml").read_text()), "rows": n})
+    chosen = yaml.safe_load((conf_dir() / "extract" / "modsum.yaml").read_text())
+    extract = Extract(**{**chosen, "rows": n, "at_most": []})
     source = bind_model(model, entry)
     found, hardware = readings({model: source}, extract), Hardware(batch_size=512)
     if isinstance(source, Precomputed):

@@ -85,17 +85,18 @@ def test_units_leave_what_the_run_then_finds(repsim, tmp_path, monkeypatch, word
     assert not any(computed for _, computed in driver.done)  # all is there
 
 
-def test_activations_that_the_cache_would_drop_are_left_to_the_run(monkeypatch, caplog):
+def test_activations_that_the_cache_would_drop_are_left_to_the_run(tmp_path, monkeypatch, caplog):
+    run = results.create(tmp_path / "run", name="run", study="similarity", seed=0, command=[], overrides=[])
     keys = validate(composed("model=[tiny_a,tiny_b]", "measure=[cka,procrustes]")).keys.model_dump()
     checked, asked = of_keys(keys), []
     driver = SimpleNamespace(perform=lambda given, label: asked.extend(unit.name for unit in given))
     monkeypatch.setattr(logging.getLogger("repsim"), "propagate", True)
-    units._phases(checked, None, driver)
+    units._phases(checked, run, driver)
     pairs = [f"procrustes of tiny_{i} and tiny_{j}" for i, j in ("aa", "ab", "bb")]
     assert asked == ["activations of tiny_a", "activations of tiny_b", *pairs]
     monkeypatch.setattr("repsim_cli.cache.limit", lambda: 1000)
     asked.clear()
-    units._phases(checked, None, driver)
+    units._phases(checked, run, driver)
     assert asked == []
     assert "it does not hold the activations of all models, which are left to the run itself" in caplog.text
 

@@ -20,7 +20,7 @@ from repsim_cli.models.resnet import ResNetShape, fresh, loaded, ready, resnet9,
 from repsim_cli.settings import Extract, Hardware
 
 SHAPE = ResNetShape(widths=[4, 6, 8, 5], image_size=16, classes=10)
-EXTRACT = yaml.safe_load((Path(__file__).parents[2] / "conf/extract/resnet9.yaml").read_text())
+EXTRACT = {**yaml.safe_load((Path(__file__).parents[2] / "conf/extract/resnet9.yaml").read_text()), "at_most": []}
 
 
 def digits(side=16):
