@@ -33,6 +33,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 INCHES = {"column": 3.25, "page": 6.75}
 MARGIN = 0.05  # inches
 LEAST = 4.0  # points: smaller text inside axes is left out
+NARROWEST = 1.1  # inches: panels side by side are not made narrower
 KEY = "labels.txt"
 
 Width = Literal["column", "page"]
@@ -151,18 +152,11 @@ def _narrowed(figure: Any, width: float) -> None:
     """Makes the figure so many inches wide, with what stands around its axes. Text around axes keeps its size, tick
     labels that would touch are left out; text inside axes shrinks with them, down to where it cannot be read."""
     before, legends = figure.get_size_inches()[0], _without_legends_beside(figure)
-    _fold_titles(figure, width)
-    # text takes more of a small panel: only squares have to shrink in height as in width
-    taller = 0.3 if all(axes.get_aspect() == "auto" for axes in figure.axes) else 1.0
-    for turn in range(12):
-        surplus = figure.get_tightbbox().width - width
-        if -0.05 < surplus <= 0:
-            break
-        # what stands around the axes does not shrink with them; that ticks change with the size may take more turns
-        wide, high = figure.get_size_inches()
-        smaller = max(0.2, 1 - (surplus + 0.005 * (turn + 1)) / wide)
-        figure.set_size_inches(wide * smaller, high * smaller**taller)
-    scale = min(1.0, figure.get_size_inches()[0] / before)
+    if _are_alike(figure.axes):
+        scale = _stack(figure, width)
+    else:
+        _shrink(figure, width)
+        scale = min(1.0, figure.get_size_inches()[0] / before)
     for axes in figure.axes:
         for text in axes.texts:
             text.set_fontsize(text.get_fontsize() * scale)
@@ -183,13 +177,145 @@ def _narrowed(figure: Any, width: float) -> None:
         _legend_below(figure, legend, width)
 
 
-def _fold_titles(figure: Any, width: float) -> None:
-    """Breaks the names of panels into lines that stay over them when the figure is so many inches wide."""
-    share = 0.8 * width * figure.dpi / len({round(axes.get_position().x0, 2) for axes in figure.axes})
-    for title in (title for axes in figure.axes for title in (axes.title, axes._left_title, axes._right_title)):
-        wide = title.get_window_extent().width
-        if wide > share:
-            title.set_text(textwrap.fill(title.get_text(), max(8, int(len(title.get_text()) * share / wide))))
+def _shrink(figure: Any, width: float) -> None:
+    """Scales a figure until it is so many inches wide with what stands around its axes, which does not shrink."""
+    for axes in figure.axes:
+        _fold(_titles(axes), (width - _around(axes)[0]) / len({round(x.get_position().x0, 2) for x in figure.axes}))
+    if figure._suptitle is not None:
+        _fold([figure._suptitle], 0.9 * width)
+    for turn in range(12):  # that ticks change with the size may take more turns
+        surplus = figure.get_tightbbox().width - width
+        if -0.05 < surplus <= 0:
+            break
+        wide, high = figure.get_size_inches()
+        smaller = max(0.7, 1 - (surplus + 0.005 * (turn + 1)) / wide)
+        figure.set_size_inches(wide * smaller, high * smaller)
+
+
+def _are_alike(panels: Sequence[Any]) -> bool:
+    """Whether these are one panel, or panels of one size beside and below each other."""
+    boxes = [axes.get_position(original=True) for axes in panels]
+    places = {(round(box.x0, 3), round(box.y0, 3)) for box in boxes}
+    return len(places) == len(boxes) and all(
+        abs(box.width - boxes[0].width) + abs(box.height - boxes[0].height) < 0.01 for box in boxes
+    )
+
+
+def _stack(figure: Any, width: float) -> float:
+    """Places panels of one size anew in a figure so many inches wide: fewer side by side where they would be too small
+    to read, with the room that names and titles need between them. Returns the new width of a panel over the old."""
+    panels = figure.axes
+    box, size = panels[0].get_position(original=True), figure.get_size_inches()
+    wide, high = box.width * size[0], box.height * size[1]
+    columns = len({round(axes.get_position(original=True).x0, 3) for axes in panels})
+    _shorten_ticks(panels[0].yaxis, 0.5 * width)
+    new, left, between = 0.0, 0.0, 0.0
+    for across in range(columns, 0, -1):
+        _show_outer(panels, across)
+        sides = [_around(axes) for axes in panels]
+        left = max(side[0] for side in sides[::across])
+        right = max(side[1] for side in sides)
+        inner = [side[0] for i, side in enumerate(sides) if i % across]
+        between = max(inner, default=0.0) + right + 0.08
+        new = (width - left - right - (across - 1) * between) / across
+        if new >= min(NARROWEST, wide):
+            break
+    square = any(axes.get_aspect() != "auto" for axes in panels)
+    # text takes more of a small panel: only squares have to shrink in height as in width
+    high *= new / wide if square else min(1.0, new / wide) ** 0.3
+    for axes in panels:
+        _fold([axes.yaxis.label], high)
+        if across == 1 and left > new:  # long names leave little: texts may stand above and below these
+            for text in (*_titles(axes), axes.xaxis.label):
+                text.set(x=1, ha="right")
+            _fold([*_titles(axes), axes.xaxis.label], left + new)
+        else:
+            _fold(_titles(axes), new)
+            _fold([axes.xaxis.label], new + (between if across > 1 else 0))
+    top = 0.0
+    if figure._suptitle is not None and figure._suptitle.get_text():
+        _fold([figure._suptitle], width)
+        top = figure._suptitle.get_window_extent().height / figure.dpi + 0.05
+    down = -(-len(panels) // across)
+    for _ in range(2):  # what stands above and below panels depends on their size
+        sides = [_around(axes) for axes in panels]
+        lines = [sides[i * across : (i + 1) * across] for i in range(down)]
+        above, below = ([max(side[k] for side in line) for line in lines] for k in (3, 2))
+        total = top + sum(above) + sum(below) + down * high + 0.08 * (down - 1)
+        figure.set_size_inches(width, total)
+        edge = total - top
+        for number, axes in enumerate(panels):
+            row, column = divmod(number, across)
+            if column == 0:
+                edge -= above[row] + high
+            axes.set_position(((left + column * (new + between)) / width, edge / total, new / width, high / total))
+            if column == across - 1:
+                edge -= below[row] + 0.08
+    if top:
+        figure._suptitle.set(x=0, y=1 - (top - 0.05) / total, ha="left", va="bottom")
+    return min(1.0, new / wide)
+
+
+def _show_outer(panels: Sequence[Any], across: int) -> None:
+    """Of panels that share an axis, those at the left and at the bottom have its names; a label that only some panels
+    have stands below the last of them."""
+    labels = {axes.get_xlabel() for axes in panels} - {""}
+    alone = len(labels) == 1 and sum(bool(axes.get_xlabel()) for axes in panels) == 1
+    for number, axes in enumerate(panels):
+        if len(axes.get_shared_y_axes().get_siblings(axes)) > 1:
+            sizes = [label.get_fontsize() for label in panels[0].get_yticklabels()[:1]]
+            axes.tick_params(axis="y", labelleft=number % across == 0, **({"labelsize": sizes[0]} if sizes else {}))
+        if len(axes.get_shared_x_axes().get_siblings(axes)) > 1:
+            axes.tick_params(labelbottom=number + across >= len(panels))
+        if alone:
+            last = len(panels) - 1 - (len(panels) - 1) % across
+            axes.set_xlabel(*labels if number == last + (len(panels) - 1 - last) // 2 else ("",))
+
+
+def _around(axes: Any) -> tuple[float, float, float, float]:
+    """The inches that names, labels and titles take to the left, right, below and above of axes."""
+    box, whole = axes.get_window_extent(), axes.get_tightbbox(for_layout_only=True)
+    parts = box.x0 - whole.x0, whole.x1 - box.x1, box.y0 - whole.y0, whole.y1 - box.y1
+    left, right, below, above = (max(0.0, float(part)) / axes.figure.dpi for part in parts)
+    return left, right, below, above
+
+
+def _titles(axes: Any) -> list[Any]:
+    return [axes.title, axes._left_title, axes._right_title]
+
+
+def _fold(texts: Sequence[Any], inches: float) -> None:
+    """Breaks each line of the texts that is longer."""
+    for text in texts:
+        extent = text.get_window_extent()
+        long = max(extent.width, extent.height) if text.get_rotation() == 90 else extent.width
+        lines = text.get_text().split("\n")
+        most = int(max(map(len, lines)) * inches * text.figure.dpi / long) if long else 0
+        if long > inches * text.figure.dpi:
+            text.set_text("\n".join(textwrap.fill(line, max(8, most)) for line in lines))
+
+
+def _shorten_ticks(axis: Any, inches: float) -> None:
+    """Names beside an axis in smaller letters, and without their middle, where they would take more than this."""
+    labels = [label for label in axis.get_ticklabels() if label.get_text()]
+    long = max((label.get_window_extent().width for label in labels), default=0.0)
+    share = inches * axis.figure.dpi / long if long else 1.0
+    if share >= 1 or not all("\n" not in label.get_text() for label in labels):
+        return
+    size = labels[0].get_fontsize()
+    smaller = max(5.0, size * share)
+    most = int(max(len(label.get_text()) for label in labels) * share * size / smaller)
+    names = [shortened(label.get_text(), most) for label in axis.get_ticklabels()]
+    axis.set_ticks(axis.get_ticklocs(), names, fontsize=smaller)
+
+
+def shortened(name: str, most: int) -> str:
+    """The ends of a name that is too long for its place.
+
+    >>> shortened("gelu_trained", 12), shortened("gelu_trained_3l", 8)
+    ('gelu_trained', 'gelu…_3l')
+    """
+    return name if len(name) <= most else f"{name[: most // 2]}…{name[len(name) - (most - 1) // 2 :]}"
 
 
 def _without_legends_beside(figure: Any) -> list[Any]:

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from repsim_cli.draw.frame import shortened
+
 WRITTEN = 144  # cells up to which their values are written into them
 INCHES_PER_CELL = 0.32
 SMALLEST, LARGEST = 2.6, 11.0  # side of the matrix, inches
@@ -222,7 +224,7 @@ def outer_names(
     below: what is written below the names of an x axis."""
     room = inches * np.diff(ends) / ends[-1]
     size = float(np.clip(110 * min(r / len(name) for name, r in zip(models, room, strict=True)), 5, 9))
-    models = [_shortened(name, max(3, int(110 * r / size))) for name, r in zip(models, room, strict=True)]
+    models = [shortened(name, max(3, int(110 * r / size))) for name, r in zip(models, room, strict=True)]
     upright = which == "y"
     axis = axes.secondary_yaxis("left") if upright else axes.secondary_xaxis("bottom")
     axis.set_ticks((ends[:-1] + ends[1:] - 1) / 2, models, fontsize=size, parse_math=False, rotation=90 * upright)
@@ -232,11 +234,6 @@ def outer_names(
         axis.set_xlabel(below, fontsize=7, labelpad=1)
     axis.tick_params(length=0, pad=12 + 4.2 * layer_name)
     axis.spines[:].set_visible(False)
-
-
-def _shortened(name: str, most: int) -> str:
-    """The ends of a name that is too long for its place."""
-    return name if len(name) <= most else f"{name[: most // 2]}…{name[len(name) - (most - 1) // 2 :]}"
 
 
 def colour_range(values: np.ndarray, card: Mapping[str, Any], what: str) -> tuple[float, float]:
