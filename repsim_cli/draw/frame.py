@@ -179,17 +179,26 @@ def _narrowed(figure: Any, width: float) -> None:
 
 def _shrink(figure: Any, width: float) -> None:
     """Scales a figure until it is so many inches wide with what stands around its axes, which does not shrink."""
-    for axes in figure.axes:
-        _fold(_titles(axes), (width - _around(axes)[0]) / len({round(x.get_position().x0, 2) for x in figure.axes}))
+    titled = [axes for axes in figure.axes if any(title.get_text() for title in _titles(axes))]
+    columns = {round(axes.get_position().x0, 2) for axes in titled}
+    if titled:
+        first = min(axes.get_window_extent().x0 for axes in titled) / figure.dpi
+        left = first - min(axes.get_tightbbox(for_layout_only=True).x0 for axes in figure.axes) / figure.dpi
+        for axes in titled:
+            _fold(_titles(axes), 0.97 * (width - left) / len(columns))
     if figure._suptitle is not None:
         _fold([figure._suptitle], 0.9 * width)
+    # text takes more of a small panel: only squares have to shrink in height as in width
+    taller = 0.3 if all(axes.get_aspect() == "auto" for axes in figure.axes) else 1.0
     for turn in range(12):  # that ticks change with the size may take more turns
         surplus = figure.get_tightbbox().width - width
         if -0.05 < surplus <= 0:
             break
         wide, high = figure.get_size_inches()
         smaller = max(0.7, 1 - (surplus + 0.005 * (turn + 1)) / wide)
-        figure.set_size_inches(wide * smaller, high * smaller)
+        figure.set_size_inches(wide * smaller, high * smaller**taller)
+    for axes in figure.axes:
+        _fold([axes.yaxis.label], figure.get_size_inches()[1])
 
 
 def _are_alike(panels: Sequence[Any]) -> bool:
@@ -251,7 +260,7 @@ def _stack(figure: Any, width: float) -> float:
             axes.set_position(((left + column * (new + between)) / width, edge / total, new / width, high / total))
             if column == across - 1:
                 edge -= below[row] + 0.08
-    if top:
+    if top and figure._suptitle is not None:
         figure._suptitle.set(x=0, y=1 - (top - 0.05) / total, ha="left", va="bottom")
     return min(1.0, new / wide)
 
@@ -287,12 +296,12 @@ def _titles(axes: Any) -> list[Any]:
 def _fold(texts: Sequence[Any], inches: float) -> None:
     """Breaks each line of the texts that is longer."""
     for text in texts:
-        extent = text.get_window_extent()
-        long = max(extent.width, extent.height) if text.get_rotation() == 90 else extent.width
-        lines = text.get_text().split("\n")
-        most = int(max(map(len, lines)) * inches * text.figure.dpi / long) if long else 0
-        if long > inches * text.figure.dpi:
-            text.set_text("\n".join(textwrap.fill(line, max(8, most)) for line in lines))
+        lines, room = text.get_text().split("\n"), inches * text.figure.dpi
+        for most in range(max(map(len, lines)), 7, -1):
+            extent = text.get_window_extent()
+            if (extent.height if text.get_rotation() == 90 else extent.width) <= room:
+                break
+            text.set_text("\n".join(textwrap.fill(line, most) for line in lines))
 
 
 def _shorten_ticks(axis: Any, inches: float) -> None:

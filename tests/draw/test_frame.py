@@ -1,6 +1,8 @@
 """Styles of figures, and names in scripts that the font lacks."""
 
 import re
+from itertools import combinations
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,6 +10,7 @@ from matplotlib import font_manager
 from matplotlib.figure import Figure
 
 from repsim_cli.draw import frame
+from repsim_cli.draw.frame import Style, save
 from repsim_cli.draw.heatmap import colours, heatmap
 
 NAMES = ["層一", "レイヤー 2", "층", "طبقة", "plain"]
@@ -104,3 +107,22 @@ def test_panels_keep_their_names_without_titles():
     frame._untitled(made)
     assert [panel.get_title(loc="left") for panel in panels] == ["resid_post@0", "resid_post@1"]
     assert made.get_suptitle() == ""
+
+
+def test_panels_of_a_column_stand_below_each_other_and_keep_their_size(tmp_path):
+    made = Figure(figsize=(15.6, 3))
+    panels: Any = made.subplots(1, 6, sharey=True)
+    for number, axes in enumerate(panels):
+        axes.barh(range(4), [1, 2, 3, 4])
+        axes.set_title(f"resid_post@{number}", loc="left")
+    panels[0].set_yticks(range(4), [f"gelu_trained_{i} → solu_trained_{i}" for i in range(4)])
+    panels[3].set_xlabel("KL of the outputs from the tail's own, nats")
+    made.suptitle("Stitched models: stitch layer affine, 150 steps; bars: standard error over 200 sequences")
+    save(tmp_path, [("a", lambda: made)], style=Style(width="column", format=("png",)))
+    made.draw_without_rendering()
+    boxes = [axes.get_window_extent() for axes in panels]
+    assert made.get_tightbbox().width <= 3.25
+    assert min(box.width for box in boxes) >= 1.1 * made.dpi
+    assert min(box.height for box in boxes) >= made.dpi
+    outer = [axes.get_tightbbox() for axes in panels]
+    assert not [1 for a, b in combinations(outer, 2) if a.overlaps(b)]
