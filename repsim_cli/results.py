@@ -20,6 +20,7 @@ import shutil
 import subprocess
 import tempfile
 import time
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -273,7 +274,7 @@ def create(folder: Path, *, name: str, study: str, seed: int, command: list[str]
         try:
             candidate.mkdir(parents=True, exist_ok=True)
             # complete or absent, and never in place of another run's
-            whole = candidate / f".manifest.{os.getpid()}"
+            whole = candidate / f".manifest.{uuid.uuid4().hex}"
             try:
                 whole.write_text(dumps(manifest))
                 os.link(whole, candidate / "manifest.json")
