@@ -115,6 +115,7 @@ def wandb(record: Record) -> None:
             run.log({f"figures/{file.stem}": wandb.Image(str(file))})
     finally:
         run.finish()
+        wandb.teardown()  # the service writes the last records of an offline run after finish has returned
 
 
 TRACKERS: dict[str, Callable[[Record], None]] = {"tensorboard": tensorboard, "mlflow": mlflow, "wandb": wandb}
