@@ -26,7 +26,8 @@ from omegaconf import OmegaConf
 from repsim_cli import report, results
 from repsim_cli.activations.hook_points import KINDS
 from repsim_cli.activations.inputs import share_tokens
-from repsim_cli.config import bind_model, validate
+from repsim_cli.binding import bind_model
+from repsim_cli.config import validate
 from repsim_cli.content import Measured, Results
 from repsim_cli.data import memory as texts_in_memory
 from repsim_cli.data.base import Data

@@ -1,46 +1,54 @@
 """DictConfig -> a checked study, bound by the functions' signatures; all problems are reported at once, by key path."""
 
 import inspect
-import re
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, is_dataclass, replace
-from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, get_args, get_origin
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, Literal
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic import BaseModel, Field
 
 from repsim_cli import registry, schema1, tracking
+from repsim_cli.binding import (
+    MISSING,
+    STRICT,
+    Fields,
+    attempt,
+    bind,
+    checked,
+    component,
+    components,
+    data_function,
+    expanded,
+    give_up,
+    measure_function,
+    model_function,
+    validated,
+)
 from repsim_cli.content import Facts, Results
 from repsim_cli.draw.frame import Figures, settings_of
 from repsim_cli.errors import BadConfig, BadInput, Unreachable
 from repsim_cli.executors import check_executor
-from repsim_cli.files import explained
 from repsim_cli.findings.analyse import card_of, chosen
 from repsim_cli.findings.analysis import Planned
 from repsim_cli.findings.claims import known
-from repsim_cli.planning import checking, noting_under
-from repsim_cli.registry import Entry, Registry, did_you_mean
+from repsim_cli.planning import checking
+from repsim_cli.registry import did_you_mean
 from repsim_cli.results import GROUPS
 from repsim_cli.settings import (
     WORDS,
-    EveryData,
-    EveryModel,
     Extract,
     Group,
     Hardware,
     Ranked,
     Seed,
-    SeededModel,
     Significance,
 )
 
-MISSING = "???"
 ALL = "all"
-Fields = dict[str, Any]
 LONGEST = 512  # tokens of `extract.length=auto`
 # by unit, what `auto` means for language models: on real models, blocks are recognised best (benchmarks/remedies.py)
 USUAL: dict[str, Fields] = {
@@ -50,7 +58,6 @@ USUAL: dict[str, Fields] = {
 # `extract.sequences` and `extract.rows` where they are auto
 STRETCHES, SENTENCES, POOLED, ROWS = 64, 2048, 1024, 4096
 UNCHANGED: Fields = {"skip": 0, "normalise": "none"}
-STRICT = ConfigDict(extra="forbid", strict=True, frozen=True, protected_namespaces=(), allow_inf_nan=False)
 
 
 class RunKeys(BaseModel):
@@ -168,12 +175,12 @@ def of_keys(keys: Fields) -> RunConfig:
 
 def _validated(plain: Fields, problems: list[str], misfits: list[str]) -> RunConfig:
     named = isinstance(plain.get("study"), str)
-    study = _attempt(problems, "study: ", lambda: registry.studies.get(str(plain["study"]))) if named else None
+    study = attempt(problems, "study: ", lambda: registry.studies.get(str(plain["study"]))) if named else None
     if study is not None and isinstance(plain["measure"], dict):
         plain["measure"] = _every(plain["measure"], study.function)
-    keys = _attempt(problems, "", lambda: RunKeys.model_validate(plain))
+    keys = attempt(problems, "", lambda: validated(RunKeys, plain))
     if any(not isinstance(plain.get(group), dict) for group in GROUPS) or not named:
-        _give_up(problems)
+        give_up(problems)
     if study is None:
         raise BadConfig(problems)
     skip = plain.get("skip_unsuitable") is True
@@ -181,12 +188,12 @@ def _validated(plain: Fields, problems: list[str], misfits: list[str]) -> RunCon
 
     unreached: dict[str, Unreachable] = {}
     groups: dict[str, Callable[[], Any]] = {
-        "model": lambda: _expanded(problems, _models(problems, plain, unreached)),
-        "measure": lambda: _components(problems, "measure", {"measure": runnable}, registry.measures, _measure),
-        "data": lambda: _component(problems, "data", plain["data"], registry.data, _data),
+        "model": lambda: expanded(problems, _models(problems, plain, unreached)),
+        "measure": lambda: components(problems, "measure", {"measure": runnable}, registry.measures, measure_function),
+        "data": lambda: component(problems, "data", plain["data"], registry.data, data_function),
         "extract": lambda: _extract(problems, notes, plain["extract"], bound, remedied),
-        "significance": lambda: _bind(problems, "significance", Significance, plain["significance"]),
-        "hardware": lambda: _bind(problems, "hardware", Hardware, plain["hardware"]),
+        "significance": lambda: bind(problems, "significance", Significance, plain["significance"]),
+        "hardware": lambda: bind(problems, "hardware", Hardware, plain["hardware"]),
         "seed": lambda: plain.get("seed"),
         "cache": lambda: plain.get("cache"),
         "skip_unsuitable": lambda: skip,
@@ -200,7 +207,7 @@ def _validated(plain: Fields, problems: list[str], misfits: list[str]) -> RunCon
             bound[name] = make()
     if unreached and not plain["dry_run"]:
         problems.append(_out_of_reach(unreached, plain["model"]))
-    options = _checked(problems, "options", study.function, plain["options"], without={*groups, *ROLES})
+    options = checked(problems, "options", study.function, plain["options"], without={*groups, *ROLES})
     if "model" in bound:
         problems += _misplaced(plain["study"], study.function, bound["model"])
         problems += _unread(plain["study"], study.function, plain["model"])
@@ -216,7 +223,7 @@ def _validated(plain: Fields, problems: list[str], misfits: list[str]) -> RunCon
             f"hardware.by_block: the study {plain['study']} needs whole models, got always; set hardware.by_block=auto"
         )
     if plain["hardware"].get("executor", "none") != "none":
-        _attempt(problems, "", lambda: check_executor(plain["hardware"], plain.get("cache") is True))
+        attempt(problems, "", lambda: check_executor(plain["hardware"], plain.get("cache") is True))
     if "significance" not in wanted and plain["significance"].get("method", "none") != "none":
         problems.append(
             f"significance: the study {plain['study']} tests none, got {plain['significance']['method']}; "
@@ -229,20 +236,20 @@ def _validated(plain: Fields, problems: list[str], misfits: list[str]) -> RunCon
             problems.append(f"{role}: the study {plain['study']} takes none, got {plain[role]!r}; set {role}=null")
     analyses = _analyses(problems, plain.get("analyses"))
     _figures(problems, plain.get("figures", {}))
-    _attempt(problems, "", lambda: tracking.check(plain.get("track")))
-    _attempt(problems, "", lambda: known(_texts(plain.get("claims"))))
+    attempt(problems, "", lambda: tracking.check(plain.get("track")))
+    attempt(problems, "", lambda: known(_texts(plain.get("claims"))))
     signature = inspect.signature(study.function).parameters
     options |= {needs: True for name in analyses if (needs := card_of(name).needs) in signature}
-    _give_up(problems)
+    give_up(problems)
     if unreached:
         return RunConfig(keys, None, bound["model"], skipped, misfits=misfits, unknown=unreached)
-    instance = _attempt(problems, "", lambda: study.function(**bound, **options))
-    _give_up([*problems, *([] if plain["dry_run"] else misfits)])
+    instance = attempt(problems, "", lambda: study.function(**bound, **options))
+    give_up([*problems, *([] if plain["dry_run"] else misfits)])
     skipped |= getattr(instance, "skipped", {})
     facts = _facts(instance, bound.get("model", {}))
     planned = _planned(keys, instance, facts)
-    settled = _attempt(problems, "", lambda: chosen(planned, analyses, keys.claims))
-    _give_up(problems)
+    settled = attempt(problems, "", lambda: chosen(planned, analyses, keys.claims))
+    give_up(problems)
     options, claims = settled
     return RunConfig(keys, instance, bound.get("model", {}), skipped, options, claims, facts, misfits, notes)
 
@@ -256,9 +263,9 @@ def _figures(problems: list[str], given: Any) -> None:
     """Checks how figures are drawn. What is neither a word nor a mapping is a problem of the run's keys already."""
     if isinstance(given, str | dict):
         settings = settings_of(given)
-        figures = _bind(problems, "figures", Figures, settings)
+        figures = bind(problems, "figures", Figures, settings)
         if figures is not None and {"colours", "font"} & set(settings):
-            _attempt(problems, "figures.", figures.check)
+            attempt(problems, "figures.", figures.check)
 
 
 def _analyses(problems: list[str], given: Any) -> dict[str, Any]:
@@ -266,11 +273,11 @@ def _analyses(problems: list[str], given: Any) -> dict[str, Any]:
     the run's keys already."""
     bound: dict[str, Any] = {}
     for name, settings in given.items() if isinstance(given, dict) else ():
-        card = _attempt(problems, "analyses: ", lambda name=name: card_of(name))
+        card = attempt(problems, "analyses: ", lambda name=name: card_of(name))
         if not isinstance(settings, dict | None):
             problems.append(f"analyses.{name}: no settings, got {settings!r}; write {{SETTING: VALUE}}")
         elif card is not None:
-            bound[name] = _bind(problems, f"analyses.{name}", card.options, settings or {})
+            bound[name] = bind(problems, f"analyses.{name}", card.options, settings or {})
     return bound
 
 
@@ -311,12 +318,12 @@ def analyses_of(
     settings, tested = dict(asked.get("analyses") or {}), list(asked.get("claims") or [])
     problems: list[str] = []
     if changes:
-        anew = {*settings, *(claim.analysis for claim in _attempt(problems, "", lambda: known(tested)) or ())}
+        anew = {*settings, *(claim.analysis for claim in attempt(problems, "", lambda: known(tested)) or ())}
         before = {name: made["options"] for name, made in results.analyses.items() if name in anew and made["options"]}
         settings = before | settings
         tested += [verdict.name for verdict in results.claims if verdict.analysis in anew]
     bound = _analyses(problems, settings)
-    _give_up(problems)
+    give_up(problems)
     models = {label: Facts(**facts) for label, facts in manifest["facts"].items()}
     groups = {name: len(models) for name, models in manifest.get("groups", {}).items()}
     planned = Planned(
@@ -358,7 +365,7 @@ def _models(problems: list[str], plain: Fields, unreached: dict[str, Unreachable
     bound: dict[str, Any] = {}
     for label, entry in plain["model"].items():
         try:
-            model = _component(problems, f"model.{label}", entry, registry.models, _model)
+            model = component(problems, f"model.{label}", entry, registry.models, model_function)
             if isinstance(model, Series) and not model.local and model.make is None:
                 model.checkpoints[-1].open()
             bound[label] = model
@@ -452,7 +459,7 @@ def _runnable(problems: list[str], plain: Fields, study: Any, skip: bool) -> tup
             )
         measures.check_package(entry["kind"])
 
-    return _attempt(problems, "", lambda: suitable(plain["measure"], check, skip)) or ({}, {})
+    return attempt(problems, "", lambda: suitable(plain["measure"], check, skip)) or ({}, {})
 
 
 def _groups(problems: list[str], given: Any, labels: Sequence[str]) -> dict[str, Group] | None:
@@ -464,7 +471,7 @@ def _groups(problems: list[str], given: Any, labels: Sequence[str]) -> dict[str,
     for name, members in given.items():
         path = f"groups.{name}"
         if isinstance(members, dict):
-            ranked = _bind(problems, path, Ranked, members)
+            ranked = bind(problems, path, Ranked, members)
             if ranked is not None:
                 groups[name] = ranked
             continue
@@ -526,104 +533,6 @@ def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
         yield path, value
 
 
-def _give_up(problems: list[str]) -> None:
-    if problems:
-        raise BadConfig(list(dict.fromkeys(problems)))
-
-
-def _attempt(problems: list[str], prefix: str, step: Callable[[], Any]) -> Any:
-    """The step's value, or None; its problems are noted, each after the prefix of its key path."""
-    try:
-        return step()
-    except Unreachable:  # gathered over all models
-        raise
-    except BadConfig as error:
-        problems += [prefix + problem for problem in error.problems]
-    except BadInput as error:
-        problems.append(f"{prefix}{error}")
-    except ValidationError as error:
-        problems += [prefix + line for line in _explain(error)]
-    except OSError as error:
-        problems.append(f"{prefix}{explained(error)}")
-    return None
-
-
-def _explain(error: ValidationError) -> Iterator[str]:
-    """pydantic's errors as `key: what is wrong, got VALUE; what to do`."""
-    fields = RunKeys.model_fields if error.title == RunKeys.__name__ else error.title.split(",")
-    for problem in error.errors(include_url=False):
-        path = ".".join(str(part) for part in problem["loc"] if not str(part).startswith(("literal[", "list[")))
-        got, kind = repr(problem["input"])[:80], problem["type"]
-        if kind == "extra_forbidden":
-            yield f"{path}: unknown key, got {got}; {did_you_mean(path, fields)}"
-        elif kind == "string_pattern_mismatch":
-            yield f"{path}: wrong value, got {got}; use letters, digits and . _ - + @, a letter or digit first"
-        elif kind == "too_short":
-            yield f"{path}: too few, got {got}; give at least {problem.get('ctx', {})['min_length']}"
-        elif kind == "missing":
-            yield f"{path}: missing, got nothing; set it"
-        else:
-            what = problem["msg"].removeprefix("Input should be ").removeprefix("a valid ")
-            yield f"{path}: wrong value, got {got}; give {what}"
-
-
-def _checked(
-    problems: list[str], path: str, function: Callable, given: Fields, without: Collection[str] = ()
-) -> Fields:
-    """The keyword arguments for `function`, checked against its signature. An argument of type Data is a data entry;
-    one whose type is a dataclass is bound from keys of its own, by default from none; so is each value of a mapping of
-    names to a dataclass."""
-    from repsim_cli.data.base import Data
-
-    parameters = {k: p for k, p in inspect.signature(function).parameters.items() if k not in without}
-    given = dict(given)
-    fields: Any = {}
-    for key, parameter in parameters.items():
-        annotation = parameter.annotation
-        if annotation in (Data, Data | None):
-            if key in given and not (given[key] is None and annotation == Data | None):
-                given[key] = _component(problems, f"{path}.{key}", given[key], registry.data, _call)
-            annotation = Any
-        if (of_names := _of_names(annotation)) is not None:
-            annotation = dict[str, Any] | None if isinstance(annotation, UnionType) else dict[str, Any]
-            if isinstance(given.get(key), dict):
-                given[key] = {
-                    name: _keys(problems, f"{path}.{key}.{name}", of_names, inner) for name, inner in given[key].items()
-                }
-        nested, optional = _nested(annotation)
-        if nested is not None:
-            annotation = Any
-            inner = given.get(key, {} if parameter.default is parameter.empty else None)
-            if isinstance(inner, dict) or (key in given and not (optional and inner is None)):
-                given[key] = _keys(problems, f"{path}.{key}", nested, inner)
-        fields[key] = (annotation, ... if parameter.default is parameter.empty else parameter.default)
-    schema: Any = create_model(",".join(parameters) or "none", __config__=STRICT, **fields)
-    values = _attempt(problems, f"{path}.", lambda: schema.model_validate(given))
-    return {} if values is None else {k: getattr(values, k) for k in parameters}
-
-
-def _keys(problems: list[str], path: str, nested: Callable, inner: Any) -> Any:
-    """A dataclass bound from keys of its own."""
-    if isinstance(inner, dict):
-        return _bind(problems, path, nested, inner)
-    names = ", ".join(inspect.signature(nested).parameters)
-    problems.append(f"{path}: wrong value, got {inner!r}; give keys of {{{names}}}")
-
-
-def _of_names(annotation: Any) -> Any:
-    """The dataclass of an annotation `dict[str, X]` or `dict[str, X] | None`."""
-    kinds = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
-    inner = [get_args(kind)[1] for kind in kinds if get_origin(kind) is dict]
-    return inner[0] if inner and is_dataclass(inner[0]) else None
-
-
-def _nested(annotation: Any) -> tuple[Any, bool]:
-    """The dataclass of an annotation `X` or `X | None`, and whether None may stand in its place."""
-    kinds = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
-    inner = [kind for kind in kinds if kind is not NoneType]
-    return inner[0] if len(inner) == 1 and is_dataclass(inner[0]) else None, len(inner) < len(kinds)
-
-
 def _extract(
     problems: list[str], notes: list[str], given: Fields, bound: Fields, remedied: Collection[str]
 ) -> Extract | None:
@@ -651,7 +560,7 @@ def _extract(
         "at_most": [key for key in ("sequences", "rows") if given.get(key) == "auto"],
         **{key: usual.get(key, none) if key in remedied else none for key, none in UNCHANGED.items()},
     }
-    extract = _bind(
+    extract = bind(
         problems, "extract", Extract, given | {key: x for key, x in automatic.items() if given.get(key) == "auto"}
     )
     if extract is None or extract.length <= most:
@@ -661,138 +570,3 @@ def _extract(
         "all models read the same rows"
     )
     return replace(extract, length=most)
-
-
-def _bind(problems: list[str], path: str, function: Callable, given: Fields) -> Any:
-    before = len(problems)
-    arguments = _checked(problems, path, function, given)
-    if len(problems) > before:
-        return None
-    raised: list[str] = []
-    with noting_under(path):
-        value = _attempt(raised, "", lambda: function(**arguments))
-    # a problem with one argument starts with its name, and so continues the key path
-    problems += [f"{path}{'.' if re.split('[.,:]', p)[0] in arguments else ': '}{p}" for p in raised]
-    return value
-
-
-def _call(entry: Entry) -> Callable:
-    return entry.function
-
-
-def _model(entry: Entry) -> Callable:
-    """The function of a kind of model, which also takes the keys that every model has, and those of models with a
-    seed."""
-    from repsim_cli.models.source import Family, with_keys
-
-    own = inspect.signature(entry.function).parameters
-    common = inspect.signature(EveryModel).parameters
-    of_seeds = inspect.signature(SeededModel).parameters if "seed" in own else {}
-
-    def bound(**settings: Any) -> Any:
-        keys = EveryModel(**{key: settings.pop(key) for key in common})
-        several = SeededModel(**{key: settings.pop(key) for key in of_seeds})
-        if several.seeds is None:
-            return with_keys(entry.function(**settings), keys)
-        each = {str(seed): entry.function(**settings | {"seed": seed}) for seed in several.seeds}
-        return with_keys(Family(sources=each), keys)
-
-    taken = [*own.values(), *of_seeds.values(), *common.values()]
-    bound.__signature__ = inspect.Signature(taken)  # type: ignore[attr-defined]
-    return bound
-
-
-def _data(entry: Entry) -> Callable:
-    """The function of a kind of data, which also takes the keys that every text has."""
-    from repsim_cli.data.base import with_keys
-
-    common = inspect.signature(EveryData).parameters
-
-    def bound(**settings: Any) -> Any:
-        keys = EveryData(**{key: settings.pop(key) for key in common})
-        return with_keys(entry.function(**settings), keys)
-
-    own = inspect.signature(entry.function).parameters
-    bound.__signature__ = inspect.Signature([*own.values(), *common.values()])  # type: ignore[attr-defined]
-    return bound
-
-
-def _measure(entry: Entry) -> Callable:
-    from repsim_cli import measures
-
-    def bound(**settings: Any) -> Any:
-        return measures.get(entry.name, **settings)
-
-    bound.__signature__ = inspect.signature(entry.function)  # type: ignore[attr-defined]
-    return bound
-
-
-def _component(
-    problems: list[str], path: str, entry: Any, room: Registry, function: Callable[[Entry], Callable]
-) -> Any:
-    """`{kind: NAME, **keywords}` -> NAME's function called with the keywords."""
-    if isinstance(entry, dict) and (dotted := _dotted(path, entry)):
-        group, _, label = dotted.partition(".")
-        problems.append(
-            f"{group}: a label with a dot cannot be a key, got '{label}'; write '+{group}={{{label}: {{kind: ...}}}}'"
-        )
-        return None
-    if not isinstance(entry, dict) or not isinstance(entry.get("kind"), str):
-        problems.append(
-            f"{path}.kind: missing, got {entry!r}; write {{kind: NAME, ...}}, {did_you_mean('', room.names())}"
-        )
-        return None
-    registered = _attempt(problems, f"{path}.kind: ", lambda: room.get(entry["kind"]))
-    if registered is None or MISSING in entry.values():
-        return None
-    return _bind(problems, path, function(registered), {k: v for k, v in entry.items() if k != "kind"})
-
-
-def _dotted(path: str, entry: Fields) -> str | None:
-    """The key path of an entry whose label was read as several nested keys; None where it was not."""
-    while "kind" not in entry and len(entry) == 1:
-        ((key, inner),) = entry.items()
-        if not isinstance(inner, dict):
-            return None
-        path, entry = f"{path}.{key}", inner
-        if "kind" in entry:
-            return path
-    return None
-
-
-def _components(problems: list[str], group: str, keys: Fields, room: Registry, function: Callable) -> dict[str, Any]:
-    return {
-        label: _component(problems, f"{group}.{label}", entry, room, function) for label, entry in keys[group].items()
-    }
-
-
-def _expanded(problems: list[str], entries: Mapping[str, Any]) -> dict[str, Any]:
-    """The models by label, with the members of families in place of the families."""
-    from repsim_cli.models.source import Family
-
-    models: dict[str, Any] = {}
-    for label, model in entries.items():
-        members = {label: model}
-        if isinstance(model, Family):
-            members = {f"{label}_{key}": replace(member, entry=label) for key, member in model.sources.items()}
-        for name in sorted(members.keys() & models.keys()):
-            problems.append(f"model.{label}: two models have the same label, got '{name}' again; rename an entry")
-        models |= members
-    return models
-
-
-def bind_model(label: str, entry: Fields) -> Any:
-    """A model entry with checked settings. Raises BadConfig with every problem."""
-    problems: list[str] = []
-    bound = _component(problems, f"model.{label}", entry, registry.models, _model)
-    _give_up(problems)
-    return bound
-
-
-def bind_measure(name: str, settings: Fields) -> Any:
-    """A measure by name with checked settings. Raises BadConfig with every problem."""
-    problems: list[str] = []
-    entry = registry.measures.get(name)
-    bound = _bind(problems, name, _measure(entry), settings)
-    _give_up(problems)
-    return bound

@@ -14,7 +14,8 @@ PACKAGE = ROOT / "repsim_cli"
 ORDER = [
     "errors", "files", "documents", "signals", "workers", "planning", "registry", "settings", "segments", "content", "schema1", "results",
     "cache", "executors", "data", "models", "activations", "measures", "similarity", "significance", "stitching", "training", "analysis",
-    "draw", "findings", "comparison", "export", "custom", "report", "tracking", "studies", "config", "units", "execution", "presets", "api", "doctor", "cli", "__main__",
+    "draw", "findings", "comparison", "export", "custom", "report", "tracking", "studies", "binding", "config", "units", "execution",
+    "presets", "api", "doctor", "cli", "__main__",
 ]  # fmt: skip
 
 

@@ -13,8 +13,9 @@ import yaml
 from hydra import compose, initialize_config_dir
 
 from repsim_cli import measures, presets, registry
+from repsim_cli.binding import MISSING, checked, model_function
 from repsim_cli.cli import configs
-from repsim_cli.config import GROUPS, MISSING, RunKeys, _checked, _model, validate
+from repsim_cli.config import GROUPS, RunKeys, validate
 from repsim_cli.data.base import Data
 from repsim_cli.errors import BadConfig, BadInput
 from repsim_cli.settings import Extract, Hardware, Positive, Ranked, Significance
@@ -55,7 +56,7 @@ def components() -> Iterator[tuple[str, Any, dict[str, Any]]]:
         for label, entry in presets.entries(group).items():
             if entry != {"kind": "all"}:
                 component = room.get(entry["kind"])
-                function = _model(component) if group == "model" else component.function
+                function = model_function(component) if group == "model" else component.function
                 yield f"{group}.{label}", function, without_kind(entry)
     for group in ("data", *SETTINGS):
         for file in sorted((CONF / group).glob("*.yaml")):
@@ -75,7 +76,7 @@ def test_components_have_keys_and_values_that_their_functions_take():
         check_keys(name, function, given)
         values = {key: LATER.get(f"{key}={value}", value) for key, value in given.items() if value != MISSING}
         problems: list[str] = []
-        _checked(problems, name, function, values)
+        checked(problems, name, function, values)
         missing = [f"{name}.{key}: missing, got nothing; set it" for key in given.keys() - values.keys()]
         assert problems == missing, name
         seen.add(name)

@@ -14,7 +14,7 @@ from repsim_cli.activations.hook_points import (
     HookPoint,
     depth_of,
 )
-from repsim_cli.config import bind_model
+from repsim_cli.binding import bind_model
 from repsim_cli.data.images import Patches
 from repsim_cli.errors import BadInput
 from repsim_cli.models.architectures import REFUSED

@@ -14,7 +14,7 @@ ALL = "all"
 
 def measure_command(parsed: argparse.Namespace) -> int:
     check_torch()
-    from repsim_cli.config import bind_measure
+    from repsim_cli.binding import bind_measure
 
     settings = _settings(parsed.settings)
     if parsed.name == ALL and settings:

@@ -443,7 +443,7 @@ def test_claims_bring_their_analyses_and_without_groups_are_not_testable(repsim,
 
 def test_models_are_chosen_by_their_metrics(tmp_path):
     """In the run; models of no group are left out."""
-    from repsim_cli.config import registry as rooms
+    from repsim_cli import registry as rooms
 
     shipped = rooms.models.get("shipped").function
     scores = {"tiny_a": 0.2, "tiny_a_step100": 0.9, "tiny_a_step400": 0.5, "tiny_b": 0.7, "copy": 0.1}

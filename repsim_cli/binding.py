@@ -1,0 +1,253 @@
+"""Plain values -> a function's arguments, checked against its signature; all problems are gathered, by key path."""
+
+import inspect
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import is_dataclass, replace
+from types import NoneType, UnionType
+from typing import Any, get_args, get_origin
+
+from pydantic import BaseModel, ConfigDict, ValidationError, create_model
+
+from repsim_cli import registry
+from repsim_cli.errors import BadConfig, BadInput, Unreachable
+from repsim_cli.files import explained
+from repsim_cli.planning import noting_under
+from repsim_cli.registry import Entry, Registry, did_you_mean
+from repsim_cli.settings import EveryData, EveryModel, SeededModel
+
+MISSING = "???"
+Fields = dict[str, Any]
+STRICT = ConfigDict(extra="forbid", strict=True, frozen=True, protected_namespaces=(), allow_inf_nan=False)
+
+
+def give_up(problems: list[str]) -> None:
+    if problems:
+        raise BadConfig(list(dict.fromkeys(problems)))
+
+
+def attempt(problems: list[str], prefix: str, step: Callable[[], Any]) -> Any:
+    """The step's value, or None; its problems are noted, each after the prefix of its key path."""
+    try:
+        return step()
+    except Unreachable:  # gathered over all models
+        raise
+    except BadConfig as error:
+        problems += [prefix + problem for problem in error.problems]
+    except BadInput as error:
+        problems.append(f"{prefix}{error}")
+    except OSError as error:
+        problems.append(f"{prefix}{explained(error)}")
+    return None
+
+
+def validated(schema: type[BaseModel], given: Fields) -> Any:
+    """The values as the schema. Raises BadConfig with every problem."""
+    try:
+        return schema.model_validate(given)
+    except ValidationError as error:
+        raise BadConfig([*_explain(error, schema.model_fields)]) from None
+
+
+def _explain(error: ValidationError, fields: Collection[str]) -> Iterator[str]:
+    """pydantic's errors as `key: what is wrong, got VALUE; what to do`."""
+    for problem in error.errors(include_url=False):
+        path = ".".join(str(part) for part in problem["loc"] if not str(part).startswith(("literal[", "list[")))
+        got, kind = repr(problem["input"])[:80], problem["type"]
+        if kind == "extra_forbidden":
+            yield f"{path}: unknown key, got {got}; {did_you_mean(path, fields)}"
+        elif kind == "string_pattern_mismatch":
+            yield f"{path}: wrong value, got {got}; use letters, digits and . _ - + @, a letter or digit first"
+        elif kind == "too_short":
+            yield f"{path}: too few, got {got}; give at least {problem.get('ctx', {})['min_length']}"
+        elif kind == "missing":
+            yield f"{path}: missing, got nothing; set it"
+        else:
+            what = problem["msg"].removeprefix("Input should be ").removeprefix("a valid ")
+            yield f"{path}: wrong value, got {got}; give {what}"
+
+
+def checked(problems: list[str], path: str, function: Callable, given: Fields, without: Collection[str] = ()) -> Fields:
+    """The keyword arguments for `function`, checked against its signature. An argument of type Data is a data entry;
+    one whose type is a dataclass is bound from keys of its own, by default from none; so is each value of a mapping of
+    names to a dataclass."""
+    from repsim_cli.data.base import Data
+
+    parameters = {k: p for k, p in inspect.signature(function).parameters.items() if k not in without}
+    given = dict(given)
+    fields: Any = {}
+    for key, parameter in parameters.items():
+        annotation = parameter.annotation
+        if annotation in (Data, Data | None):
+            if key in given and not (given[key] is None and annotation == Data | None):
+                given[key] = component(
+                    problems, f"{path}.{key}", given[key], registry.data, lambda entry: entry.function
+                )
+            annotation = Any
+        if (of_names := _of_names(annotation)) is not None:
+            annotation = dict[str, Any] | None if isinstance(annotation, UnionType) else dict[str, Any]
+            if isinstance(given.get(key), dict):
+                given[key] = {
+                    name: _keys(problems, f"{path}.{key}.{name}", of_names, inner) for name, inner in given[key].items()
+                }
+        nested, optional = _nested(annotation)
+        if nested is not None:
+            annotation = Any
+            inner = given.get(key, {} if parameter.default is parameter.empty else None)
+            if isinstance(inner, dict) or (key in given and not (optional and inner is None)):
+                given[key] = _keys(problems, f"{path}.{key}", nested, inner)
+        fields[key] = (annotation, ... if parameter.default is parameter.empty else parameter.default)
+    schema: Any = create_model("arguments", __config__=STRICT, **fields)
+    values = attempt(problems, f"{path}.", lambda: validated(schema, given))
+    return {} if values is None else {k: getattr(values, k) for k in parameters}
+
+
+def _keys(problems: list[str], path: str, nested: Callable, inner: Any) -> Any:
+    """A dataclass bound from keys of its own."""
+    if isinstance(inner, dict):
+        return bind(problems, path, nested, inner)
+    names = ", ".join(inspect.signature(nested).parameters)
+    problems.append(f"{path}: wrong value, got {inner!r}; give keys of {{{names}}}")
+
+
+def _of_names(annotation: Any) -> Any:
+    """The dataclass of an annotation `dict[str, X]` or `dict[str, X] | None`."""
+    kinds = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
+    inner = [get_args(kind)[1] for kind in kinds if get_origin(kind) is dict]
+    return inner[0] if inner and is_dataclass(inner[0]) else None
+
+
+def _nested(annotation: Any) -> tuple[Any, bool]:
+    """The dataclass of an annotation `X` or `X | None`, and whether None may stand in its place."""
+    kinds = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
+    inner = [kind for kind in kinds if kind is not NoneType]
+    return inner[0] if len(inner) == 1 and is_dataclass(inner[0]) else None, len(inner) < len(kinds)
+
+
+def bind(problems: list[str], path: str, function: Callable, given: Fields) -> Any:
+    before = len(problems)
+    arguments = checked(problems, path, function, given)
+    if len(problems) > before:
+        return None
+    raised: list[str] = []
+    with noting_under(path):
+        value = attempt(raised, "", lambda: function(**arguments))
+    # a problem with one argument starts with its name, and so continues the key path
+    problems += [f"{path}{'.' if re.split('[.,:]', p)[0] in arguments else ': '}{p}" for p in raised]
+    return value
+
+
+def component(problems: list[str], path: str, entry: Any, room: Registry, function: Callable[[Entry], Callable]) -> Any:
+    """`{kind: NAME, **keywords}` -> NAME's function called with the keywords."""
+    if isinstance(entry, dict) and (dotted := _dotted(path, entry)):
+        group, _, label = dotted.partition(".")
+        problems.append(
+            f"{group}: a label with a dot cannot be a key, got '{label}'; write '+{group}={{{label}: {{kind: ...}}}}'"
+        )
+        return None
+    if not isinstance(entry, dict) or not isinstance(entry.get("kind"), str):
+        problems.append(
+            f"{path}.kind: missing, got {entry!r}; write {{kind: NAME, ...}}, {did_you_mean('', room.names())}"
+        )
+        return None
+    registered = attempt(problems, f"{path}.kind: ", lambda: room.get(entry["kind"]))
+    if registered is None or MISSING in entry.values():
+        return None
+    return bind(problems, path, function(registered), {k: v for k, v in entry.items() if k != "kind"})
+
+
+def _dotted(path: str, entry: Fields) -> str | None:
+    """The key path of an entry whose label was read as several nested keys; None where it was not."""
+    while "kind" not in entry and len(entry) == 1:
+        ((key, inner),) = entry.items()
+        if not isinstance(inner, dict):
+            return None
+        path, entry = f"{path}.{key}", inner
+        if "kind" in entry:
+            return path
+    return None
+
+
+def components(problems: list[str], group: str, keys: Fields, room: Registry, function: Callable) -> dict[str, Any]:
+    return {
+        label: component(problems, f"{group}.{label}", entry, room, function) for label, entry in keys[group].items()
+    }
+
+
+def expanded(problems: list[str], entries: Mapping[str, Any]) -> dict[str, Any]:
+    """The models by label, with the members of families in place of the families."""
+    from repsim_cli.models.source import Family
+
+    models: dict[str, Any] = {}
+    for label, model in entries.items():
+        members = {label: model}
+        if isinstance(model, Family):
+            members = {f"{label}_{key}": replace(member, entry=label) for key, member in model.sources.items()}
+        for name in sorted(members.keys() & models.keys()):
+            problems.append(f"model.{label}: two models have the same label, got '{name}' again; rename an entry")
+        models |= members
+    return models
+
+
+def model_function(entry: Entry) -> Callable:
+    """The function of a kind of model, which also takes the keys that every model has, and those of models with a
+    seed."""
+    from repsim_cli.models.source import Family, with_keys
+
+    own = inspect.signature(entry.function).parameters
+    common = inspect.signature(EveryModel).parameters
+    of_seeds = inspect.signature(SeededModel).parameters if "seed" in own else {}
+
+    def bound(**settings: Any) -> Any:
+        keys = EveryModel(**{key: settings.pop(key) for key in common})
+        several = SeededModel(**{key: settings.pop(key) for key in of_seeds})
+        if several.seeds is None:
+            return with_keys(entry.function(**settings), keys)
+        each = {str(seed): entry.function(**settings | {"seed": seed}) for seed in several.seeds}
+        return with_keys(Family(sources=each), keys)
+
+    taken = [*own.values(), *of_seeds.values(), *common.values()]
+    bound.__signature__ = inspect.Signature(taken)  # type: ignore[attr-defined]
+    return bound
+
+
+def data_function(entry: Entry) -> Callable:
+    """The function of a kind of data, which also takes the keys that every text has."""
+    from repsim_cli.data.base import with_keys
+
+    common = inspect.signature(EveryData).parameters
+
+    def bound(**settings: Any) -> Any:
+        keys = EveryData(**{key: settings.pop(key) for key in common})
+        return with_keys(entry.function(**settings), keys)
+
+    own = inspect.signature(entry.function).parameters
+    bound.__signature__ = inspect.Signature([*own.values(), *common.values()])  # type: ignore[attr-defined]
+    return bound
+
+
+def measure_function(entry: Entry) -> Callable:
+    from repsim_cli import measures
+
+    def bound(**settings: Any) -> Any:
+        return measures.get(entry.name, **settings)
+
+    bound.__signature__ = inspect.signature(entry.function)  # type: ignore[attr-defined]
+    return bound
+
+
+def bind_model(label: str, entry: Fields) -> Any:
+    """A model entry with checked settings. Raises BadConfig with every problem."""
+    problems: list[str] = []
+    bound = component(problems, f"model.{label}", entry, registry.models, model_function)
+    give_up(problems)
+    return bound
+
+
+def bind_measure(name: str, settings: Fields) -> Any:
+    """A measure by name with checked settings. Raises BadConfig with every problem."""
+    problems: list[str] = []
+    entry = registry.measures.get(name)
+    bound = bind(problems, name, measure_function(entry), settings)
+    give_up(problems)
+    return bound
