@@ -117,15 +117,15 @@ class Result:
 
         tables = []
         for measured in self.results.measures:
-            for found in measured.matrices:
-                pairs = [(a, b) for a in found.rows.layers for b in found.columns.layers]
+            for matrix in measured.matrices:
+                pairs = [(a, b) for a in matrix.rows.layers for b in matrix.columns.layers]
                 table = pandas.DataFrame(pairs, columns=["layer", "other_layer"])
                 table.insert(0, "measure", measured.label)
-                table.insert(1, "model", found.rows.model)
-                table.insert(3, "other_model", found.columns.model)
-                table["value"] = self._array(found.values).ravel()
+                table.insert(1, "model", matrix.rows.model)
+                table.insert(3, "other_model", matrix.columns.model)
+                table["value"] = self._array(matrix.values).ravel()
                 for name in ("se", "p", "p_family", "q", "calibrated"):
-                    if (path := getattr(found, name)) is not None:
+                    if (path := getattr(matrix, name)) is not None:
                         table[name] = self._array(path).ravel()
                 tables.append(table)
         return pandas.concat(tables, ignore_index=True) if tables else pandas.DataFrame()
@@ -244,8 +244,8 @@ def compare(
             if value not in values:
                 raise BadInput(f"{key}: unknown, got '{value}'; use {', '.join(values[:-1])} or {values[-1]}")
         known, data = _modules(given, data, layers, forward, maps)
-        found = {label: _entry(label, value) for label, value in known.items()}
-        config = _config(found, data, measures, layers, rows, significance, device, batch_size, seed, settings)
+        entries = {label: _entry(label, value) for label, value in known.items()}
+        config = _config(entries, data, measures, layers, rows, significance, device, batch_size, seed, settings)
         if folder is not None:
             return Result(_performed(Path(folder).expanduser(), config, progress, drawn=True))
         scratch = Path(tempfile.mkdtemp(prefix="repsim-"))

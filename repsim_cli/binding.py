@@ -194,9 +194,9 @@ def model_function(entry: Entry) -> Callable:
     seed."""
     from repsim_cli.models.source import Family, with_keys
 
-    own = inspect.signature(entry.function).parameters
+    parameters = inspect.signature(entry.function).parameters
     common = inspect.signature(EveryModel).parameters
-    of_seeds = inspect.signature(SeededModel).parameters if "seed" in own else {}
+    of_seeds = inspect.signature(SeededModel).parameters if "seed" in parameters else {}
 
     def bound(**settings: Any) -> Any:
         keys = EveryModel(**{key: settings.pop(key) for key in common})
@@ -206,7 +206,7 @@ def model_function(entry: Entry) -> Callable:
         each = {str(seed): entry.function(**settings | {"seed": seed}) for seed in several.seeds}
         return with_keys(Family(sources=each), keys)
 
-    taken = [*own.values(), *of_seeds.values(), *common.values()]
+    taken = [*parameters.values(), *of_seeds.values(), *common.values()]
     bound.__signature__ = inspect.Signature(taken)  # type: ignore[attr-defined]
     return bound
 
@@ -221,8 +221,8 @@ def data_function(entry: Entry) -> Callable:
         keys = EveryData(**{key: settings.pop(key) for key in common})
         return with_keys(entry.function(**settings), keys)
 
-    own = inspect.signature(entry.function).parameters
-    bound.__signature__ = inspect.Signature([*own.values(), *common.values()])  # type: ignore[attr-defined]
+    parameters = inspect.signature(entry.function).parameters
+    bound.__signature__ = inspect.Signature([*parameters.values(), *common.values()])  # type: ignore[attr-defined]
     return bound
 
 

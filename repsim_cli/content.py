@@ -232,7 +232,7 @@ class Results:
     def under_remedies(self) -> dict[str, dict[str, Measured]]:
         """By the label of the measure and the remedy, the measure as if it had been run so; empty where none was."""
         by_label = {measured.label: measured for measured in self.measures}
-        found: dict[str, dict[str, Measured]] = {}
+        measures: dict[str, dict[str, Measured]] = {}
         for matrix in self.matrices.values():
             if matrix.about.get("kind") == REMEDY and matrix.about["measure"] in by_label:
                 label, remedy = matrix.about["measure"], matrix.about["remedy"]
@@ -241,8 +241,8 @@ class Results:
                 like = dataclasses.replace(
                     base, label=f"{label}, {remedy}", matrices=[], null=None, estimate={**estimate, "rows": matrix.n}
                 )
-                found.setdefault(label, {}).setdefault(remedy, like).matrices.append(matrix)
-        return found
+                measures.setdefault(label, {}).setdefault(remedy, like).matrices.append(matrix)
+        return measures
 
     def without(self, analysis: str) -> "Results":
         """The same without what this analysis made."""

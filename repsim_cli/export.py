@@ -34,9 +34,9 @@ def sheets(folder: Path) -> Iterator[Sheet]:
 
     Raises BadInput for a damaged run.
     """
-    found = read_results(folder)
+    results = read_results(folder)
     pairs: list[list[Any]] = []
-    for measured in found.measures:
+    for measured in results.measures:
         for matrix in measured.matrices:
             name = f"{measured.label}-{matrix.rows.model}-{matrix.columns.model}"
             about = f"{measured.card['label']}: layers of {matrix.rows.model} by layers of {matrix.columns.model}"
@@ -45,13 +45,13 @@ def sheets(folder: Path) -> Iterator[Sheet]:
     columns = ["measure", "model", "layer", "other_model", "other_layer", "value", *ERRORS]
     if pairs:
         yield Sheet("pairs", "all pairs of layers", columns, pairs, long=True)
-    for name, matrix in found.matrices.items():
+    for name, matrix in results.matrices.items():
         if read_array(folder, matrix.values, mapped=True).ndim == 2:
             yield _matrix(folder, f"matrix-{name}", matrix.label or name, matrix)
-    for name, table in found.tables.items():
+    for name, table in results.tables.items():
         yield Sheet(f"table-{name}", name, table.columns, table.rows)
-    if found.curves:
-        points = [[name, *point] for name, curve in found.curves.items() for point in _points(curve)]
+    if results.curves:
+        points = [[name, *point] for name, curve in results.curves.items() for point in _points(curve)]
         yield Sheet("curves", "all curves", ["curve", "line", "x", "y"], points, long=True)
 
 

@@ -37,9 +37,9 @@ class Record:
     @cached_property
     def numbers(self) -> dict[str, float]:
         """The mean, lowest and highest value of each pair of models by each measure, and each claim's statistic."""
-        found = results.read_results(self.folder)
+        whole = results.read_results(self.folder)
         numbers: dict[str, float] = {}
-        for measured in found.measures:
+        for measured in whole.measures:
             for matrix in measured.matrices:
                 values = results.read_array(self.folder, matrix.values)
                 values = values[np.isfinite(values)]
@@ -47,7 +47,7 @@ class Record:
                 for word, function in (("mean", np.mean), ("lowest", np.min), ("highest", np.max)):
                     if values.size:
                         numbers[f"{where}/{word}"] = float(function(values))
-        for claim in found.claims:
+        for claim in whole.claims:
             if claim.value is not None and math.isfinite(claim.value):
                 numbers[f"claims/{claim.name}/{claim.measure}"] = float(claim.value)
         return numbers

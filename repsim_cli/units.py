@@ -326,8 +326,8 @@ def _block(whole: Similarity, study: Similarity, models: Sequence[str], symmetri
     if (wanted := whole.wanted()) is None:
         return block
     places = zip(whole.readings, places_of(whole.readings), strict=True)
-    own = torch.cat([torch.arange(place.start, place.stop) for reading, place in places if reading.label in at])
-    return block & wanted[own][:, own]
+    at_rows = torch.cat([torch.arange(place.start, place.stop) for reading, place in places if reading.label in at])
+    return block & wanted[at_rows][:, at_rows]
 
 
 def _stitch(session: Session, run: Run, tail: str, head: int) -> bool:

@@ -95,11 +95,11 @@ def padding_of(
     shorter = np.flatnonzero(lengths < lengths.max())
     if not len(shorter):
         return PADDING
-    one = shorter[np.argsort(lengths[shorter], kind="stable")[[len(shorter) // 2]]]
-    alone = int(lengths[one[0]])
+    median = shorter[np.argsort(lengths[shorter], kind="stable")[[len(shorter) // 2]]]
+    alone = int(lengths[median[0]])
     padded = min(alone + ADDED, int(lengths.max()))
     tolerance = torch.finfo(dtype).eps ** 0.5
-    for x, y in zip(run(sequences.take(one, alone)), run(sequences.take(one, padded)), strict=True):
+    for x, y in zip(run(sequences.take(median, alone)), run(sequences.take(median, padded)), strict=True):
         if not ((x - y).norm(dim=1) <= tolerance * x.norm(dim=1)).all():
             return 0.0
     return PADDING

@@ -169,11 +169,11 @@ def _run(
     progress: Progress,
 ) -> "_Pass":
     """The pass after all of its steps. Raises _TooLarge."""
-    one, other = (
+    filled, other = (
         _Pass(reading, part, sequences, windows, extract, hardware, entry, padded=padded) for padded in (True, False)
     )
     try:
-        done = other if other.done() else one
+        done = other if other.done() else filled
         done.run(progress)
     except _Unpadded:
         done = other
@@ -211,11 +211,11 @@ class _Pass:
 
     def behind(self, number: int) -> dict[str, int]:
         """By the path of each stack, its last block before a step, whose stream that step needs."""
-        found = {}
+        last = {}
         for i, step in enumerate(self.steps[:number] if number < len(self.steps) else ()):
             if step.block != END:
-                found[step.block.rpartition(".")[0]] = i
-        return found
+                last[step.block.rpartition(".")[0]] = i
+        return last
 
     def done(self) -> int:
         """How many steps need not be run again."""
@@ -320,7 +320,7 @@ class _Pass:
             read = stack.enter_context(capture(rest, self.source, wanted))
             batch = itertools.count()
 
-            def one(inputs: Tensor, mask: Any, **more: Tensor) -> dict[HookPoint, Tensor]:
+            def run(inputs: Tensor, mask: Any, **more: Tensor) -> dict[HookPoint, Tensor]:
                 file = f"{next(batch):06d}"
                 outputs.start(
                     {
@@ -330,14 +330,14 @@ class _Pass:
                 )
                 seen.clear()
                 try:
-                    found = read(inputs, mask, **more)
+                    activations = read(inputs, mask, **more)
                 except torch.OutOfMemoryError:
                     raise _TooLarge(len(inputs)) from None
                 if stream is not None:
                     saved(seen[0], stream / file, self.stream)
-                return {point: found[point] for point in points}
+                return {point: activations[point] for point in points}
 
-            yield one
+            yield run
 
     def _check_outside(self, point: HookPoint, outputs: Outputs, *_: Any) -> None:
         """Raises RunFailed for a module that runs between blocks, which has no input of its own then."""

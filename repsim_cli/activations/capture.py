@@ -167,10 +167,10 @@ def shapes(source: Source, points: Sequence[HookPoint]) -> dict[HookPoint, tuple
         inputs = torch.zeros(2, config.num_channels, height, width, device="meta")
     try:
         with capture(skeleton, source, points) as read:
-            found = read(inputs, None)
+            outputs = read(inputs, None)
     except Exception:  # of any model: what depends on values, as the choice of experts, has none here
         return {}
-    return {point: (x.shape[1], x.shape[2]) for point, x in found.items() if x.ndim == 3}
+    return {point: (x.shape[1], x.shape[2]) for point, x in outputs.items() if x.ndim == 3}
 
 
 def _by_position(x: Tensor, inputs: torch.Size) -> Tensor:

@@ -115,8 +115,8 @@ class Diagnosis:
             x = kept.pop(i)[: filled[i]]
             # the order of sums over blocks shows in the last digits of float64, and must not in the results
             means = [float((s / n).float()) if n else None for s, n in zip(sums[i], counts[i], strict=True)]
-            found = spread(x) or (None,) * 4
-            self.rows[layers[i]] = [layers[i].model, layers[i].name, *x.shape, *found, *means]
+            shares = spread(x) or (None,) * 4
+            self.rows[layers[i]] = [layers[i].model, layers[i].name, *x.shape, *shares, *means]
 
     def tables(self, layers: Sequence[Layer]) -> dict[str, Table]:
         """A table with a row per layer, in this order; None where there is no number."""

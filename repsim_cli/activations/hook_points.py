@@ -143,11 +143,11 @@ def _matching(pattern: str, source: Source) -> list[str]:
     for prefix in (getattr(source.skeleton, "base_model_prefix", ""), "language_model"):
         spelled += [name.removeprefix(f"{prefix}.") for name in spelled if prefix and name.startswith(f"{prefix}.")]
     for name in spelled:
-        found = [path for path in modules if path and _matches(path, name)]
-        running = [path for path in found if not isinstance(modules[path], CONTAINERS)]
+        paths = [path for path in modules if path and _matches(path, name)]
+        running = [path for path in paths if not isinstance(modules[path], CONTAINERS)]
         if running:
             return running
-        if found:
+        if paths:
             raise BadInput(f"a list of modules has no output, got 'module:{pattern}'; write 'module:{pattern}.*'")
     raise BadInput(f"no such module, got 'module:{pattern}'; {_nearest(spelled[-1], modules)}")
 

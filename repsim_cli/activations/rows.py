@@ -108,10 +108,10 @@ def readings(models: Mapping[str, AnySource], extract: Extract) -> list[Reading]
                 f"attn_out, or {maps[0].kind}.h* with extract.unit=sequence"
             )
         guessed = any(point.kind in INNER for point in points) or source.modality == "images"
-        found = shapes(source, points) if guessed else {}
+        read = shapes(source, points) if guessed else {}
         if source.modality == "images" and not _of_any_places(source, extract):
-            _check_places(label, source, found)
-        layers = [Layer(label, str(point), _width(point, source, extract, found.get(point))) for point in points]
+            _check_places(label, source, read)
+        layers = [Layer(label, str(point), _width(point, source, extract, read.get(point))) for point in points]
         chosen.append(Reading(label, source, points, layers))
     return chosen
 
@@ -131,12 +131,12 @@ def _width(point: HookPoint, source: Source, extract: Extract, shape: tuple[int,
     return wide * ((places if source.modality == "images" else None) or source.context or extract.length)
 
 
-def _check_places(label: str, source: Source, found: Mapping[HookPoint, tuple[int, int]]) -> None:
-    for point, (places, _) in found.items():
+def _check_places(label: str, source: Source, read: Mapping[HookPoint, tuple[int, int]]) -> None:
+    for point, (places, _) in read.items():
         if places != source.context:
-            own = "of any size" if source.context == 1 else f"of {source.context} places"
+            given = "of any size" if source.context == 1 else f"of {source.context} places"
             raise BadInput(
-                f"extract.unit, model.{label}: {point} has places of its own, got {places} for images {own}; use "
+                f"extract.unit, model.{label}: {point} has places of its own, got {places} for images {given}; use "
                 "extract=pooled"
             )
 

@@ -19,9 +19,9 @@ def feature_maps(
 ) -> list[Map]:
     """The map of every hook point, for each image. before: places of the model's input before its patches."""
     with capture(model, source, points) as read:
-        found = read(pixels, None)
-    first = {point: before if x.shape[1] == source.context else 0 for point, x in found.items()}
-    return [in_plane(found[point], first[point], str(point)) for point in points]
+        outputs = read(pixels, None)
+    first = {point: before if x.shape[1] == source.context else 0 for point, x in outputs.items()}
+    return [in_plane(outputs[point], first[point], str(point)) for point in points]
 
 
 def in_plane(x: Float[Tensor, "b s d"], before: int, name: str) -> Map:

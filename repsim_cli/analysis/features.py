@@ -75,7 +75,7 @@ def matched(a: Mapping[str, Float[Tensor, "m d"]], b: Mapping[str, Float[Tensor,
     if len(a["decoder"]) > len(b["decoder"]):
         a, b = b, a
     values = {side: cosines(a[side], b[side], absolute) for side in ("decoder", "encoder")}
-    partners = {side: one_to_one(own) for side, own in values.items()}
+    partners = {side: one_to_one(cosine) for side, cosine in values.items()}
     decoder, encoder = (values[side][partners[side]] for side in ("decoder", "encoder"))
     return Matched(decoder, encoder, partners["decoder"][1] == partners["encoder"][1])
 
@@ -149,10 +149,13 @@ def cross_reconstruction(
     dictionaries: Sequence[Dictionary], rows: Sequence[Tensor], held_out: Sequence[Tensor]
 ) -> Float[np.ndarray, "models models"]:
     """R^2 of the held-out rows of each model (column) from the code of each model (row)."""
-    codes = [coded(own, x) for own, x in zip(dictionaries, held_out, strict=True)]
+    codes = [coded(dictionary, x) for dictionary, x in zip(dictionaries, held_out, strict=True)]
     return np.array(
         [
-            [explained(y, own.decode(code), x.mean(0)) for own, x, y in zip(dictionaries, rows, held_out, strict=True)]
+            [
+                explained(y, dictionary.decode(code), x.mean(0))
+                for dictionary, x, y in zip(dictionaries, rows, held_out, strict=True)
+            ]
             for code in codes
         ]
     )

@@ -41,7 +41,7 @@ class CrossMoments:
             self.widths = [[x.shape[1] for x in layers] for layers in batch]
             self._shift = [x.mean(0) for x in models]  # so that the correction for the mean cancels no digits
             self._total = [torch.zeros_like(shift) for shift in self._shift]
-            self._within = [[x.new_zeros(d, d) for d in own] for x, own in zip(models, self.widths, strict=True)]
+            self._within = [[x.new_zeros(d, d) for d in sizes] for x, sizes in zip(models, self.widths, strict=True)]
             self._across = {
                 (a, b): models[a].new_zeros(models[a].shape[1], models[b].shape[1])
                 for a, b in combinations(range(len(models)), 2)
@@ -49,8 +49,8 @@ class CrossMoments:
         for x, shift, total in zip(models, self._shift, self._total, strict=True):
             x -= shift
             total += x.sum(0)
-        for x, own, squares in zip(models, self.widths, self._within, strict=True):
-            for part, square in zip(x.split(own, 1), squares, strict=True):
+        for x, sizes, squares in zip(models, self.widths, self._within, strict=True):
+            for part, square in zip(x.split(sizes, 1), squares, strict=True):
                 square.addmm_(part.T, part)
         for (a, b), product in self._across.items():
             product.addmm_(models[a].T, models[b])
@@ -106,7 +106,7 @@ def counterparts(
     models = range(len(moments.widths))
     lengths, varying = zip(*(moments.lengths(model) for model in models), strict=True)
 
-    def found(model: int, other: int) -> Counterparts:
+    def best_of(model: int, other: int) -> Counterparts:
         scale = torch.where(varying[model], 1 / lengths[model].clamp_min(TINY), 0.0)
         best, neuron = torch.full_like(scale, -1.0), torch.zeros_like(scale, dtype=torch.long)
         rotated = best.repeat(rotations, 1)
@@ -114,11 +114,11 @@ def counterparts(
         for layer, (products, square) in enumerate(
             zip(moments.across(model, other), moments.within(other), strict=True)
         ):
-            products, own = products * scale[:, None], slice(first, first + len(square))
-            correlations = torch.where(varying[other][own], products / lengths[other][own].clamp_min(TINY), 0.0)
-            first = own.stop
+            products, span = products * scale[:, None], slice(first, first + len(square))
+            correlations = torch.where(varying[other][span], products / lengths[other][span].clamp_min(TINY), 0.0)
+            first = span.stop
             largest, place = _strength(correlations, absolute).max(1)
-            neuron = torch.where(largest > best, own.start + place, neuron)
+            neuron = torch.where(largest > best, span.start + place, neuron)
             best = best.maximum(largest)
             for draw in range(rotations):
                 q = torch.from_numpy(rotation(len(square), [seed, draw, other, layer])).to(square)
@@ -129,7 +129,7 @@ def counterparts(
         return Counterparts(*(x.cpu().numpy() for x in values))
 
     pairs = list(permutations(models, 2))
-    return {pairs[i]: found(*pairs[i]) for i in progress(range(len(pairs)))}
+    return {pairs[i]: best_of(*pairs[i]) for i in progress(range(len(pairs)))}
 
 
 def _strength(correlations: Tensor, absolute: bool) -> Tensor:

@@ -100,8 +100,8 @@ class Writers:
         if point == "mlp_out" or self.attention == "whole":
             return singular_values(output[None], gram=not gradient), min(output.shape), output.shape[1]
         assert self.source.architecture is not None
-        own = self.source.architecture.heads.get(layer)
-        width = own.value_width if own else self.source.head_width
+        heads_of_layer = self.source.architecture.heads.get(layer)
+        width = heads_of_layer.value_width if heads_of_layer else self.source.head_width
         heads = output.unflatten(1, (-1, width)).transpose(0, 1)
         if self.attention == "heads":
             return singular_values(heads, gram=not gradient), min(heads.shape[1:]), width
@@ -129,7 +129,7 @@ def _owner(model: nn.Module, module: nn.Module | None) -> Any:
     """The module itself, or where it is a hook point of TransformerLens, the layer whose output it sees."""
     if module is None or type(module).__name__ != "HookPoint":
         return module
-    name = next(name for name, found in model.named_modules() if found is module)
+    name = next(name for name, other in model.named_modules() if other is module)
     above = model.get_submodule(name.rpartition(".")[0])
     return getattr(above, "original_component", above)
 

@@ -154,8 +154,8 @@ def hook_points(source: Source, stack: str | None, table: Architecture) -> tuple
 
 def modules(source: Source) -> list[str]:
     """The modules as globs, in the model's order."""
-    found = source.skeleton_modules.items()
-    running = (path for path, module in found if path and not isinstance(module, CONTAINERS))
+    modules = source.skeleton_modules.items()
+    running = (path for path, module in modules if path and not isinstance(module, CONTAINERS))
     globs = list(dict.fromkeys(re.sub(r"(?<=\.)\d+(?=\.|$)", "*", path) for path in running))
     return [*globs[:GLOBS], *([f"and {len(globs) - GLOBS} more"] if len(globs) > GLOBS else [])]
 

@@ -113,8 +113,8 @@ def settings(function: Callable, without: Collection[str] = ()) -> dict[str, Set
     """The keyword arguments of a component, or the fields of a dataclass; those of its bases are described there."""
     classes = [*reversed(inspect.getmro(function))] if isinstance(function, type) else [function]
     meaning = {key: text for source in classes for key, text in parsed(source.__doc__).settings.items()}
-    own = fields(function) if isinstance(function, type) and is_dataclass(function) else ()
-    made = {each.name: each.default_factory() for each in own if each.default_factory is not MISSING}
+    declared = fields(function) if isinstance(function, type) and is_dataclass(function) else ()
+    made = {each.name: each.default_factory() for each in declared if each.default_factory is not MISSING}
     return {
         key: Setting(meaning.get(key, ""), parameter.annotation, made.get(key, parameter.default))
         for key, parameter in inspect.signature(function).parameters.items()

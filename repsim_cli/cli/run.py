@@ -49,7 +49,11 @@ def run(words: list[str]) -> int:
             _composed(flags, overrides, configs, config_name)
         elif not set(PRINTING) & set(flags):
             jobs = _checked(_composed(flags, overrides, configs, config_name))
-            plans = [plan_text(one.keys.name, one.plan(), one.misfits) for _, one in jobs if one.keys.dry_run]
+            plans = [
+                plan_text(checked.keys.name, checked.plan(), checked.misfits)
+                for _, checked in jobs
+                if checked.keys.dry_run
+            ]
             _say_untested(flags, overrides, configs, config_name)
             if plans:
                 print("\n\n".join(plans))

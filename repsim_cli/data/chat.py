@@ -135,8 +135,8 @@ def chatting(tokenizer: Any) -> Chat:
             f"tokenizer: the text is found by character offsets, got {type(tokenizer).__name__} without any; "
             "save a fast tokenizer (tokenizer.json), or set data.chat=false"
         )
-    before, found, after = _rendered(tokenizer, STAND_IN).partition(STAND_IN)
-    if not found:
+    before, text, after = _rendered(tokenizer, STAND_IN).partition(STAND_IN)
+    if not text:
         raise BadInput(
             f"tokenizer: the chat template does not repeat the text, got {before!r:.160} of '{_name(tokenizer)}'; "
             "set data.chat=false"

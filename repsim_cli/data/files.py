@@ -108,10 +108,10 @@ class _Unpacked(io.RawIOBase):
 def decoded(file: Path, encoding: str | None = None) -> tuple[str, str]:
     """The text of a file, and its encoding: as given, by its byte order mark, UTF-8, or sniffed."""
     raw = file.read_bytes()
-    found = encoding or next((name for mark, name in MARKS.items() if raw.startswith(mark)), None)
-    if found is not None:
-        with refusing(f"{file}: not {found}", file.name, "set data.encoding"):
-            return raw.decode(found), found
+    known = encoding or next((name for mark, name in MARKS.items() if raw.startswith(mark)), None)
+    if known is not None:
+        with refusing(f"{file}: not {known}", file.name, "set data.encoding"):
+            return raw.decode(known), known
     try:
         return raw.decode(), "utf-8"
     except UnicodeDecodeError:

@@ -169,8 +169,8 @@ class Examples(Data):
         """`label`, of tables `group`, of data in the style of HANS `heuristic` and `subcase`; without what some example
         lacks."""
         examples, _ = self.examples()
-        found = {name: [getattr(example, name) for example in examples] for name in ("label", "group", *TAGS)}
-        return {name: labels for name, labels in found.items() if None not in labels}
+        tags = {name: [getattr(example, name) for example in examples] for name in ("label", "group", *TAGS)}
+        return {name: labels for name, labels in tags.items() if None not in labels}
 
     def ids_of_examples(self) -> list[str] | None:
         ids = [example.id for example in self.examples()[0]]
@@ -208,12 +208,12 @@ class Examples(Data):
         tally = Tally(Counter(dropped))
         passages = (segmented(i, examples[i].texts) for i in draw(len(examples), extract.sequences, seed).tolist())
         made = list(stretches(passages, tokenizers, extract, tally, whole=False))
-        found = aligned(made, tokenizers, extract, tally, self.source, len(examples))
+        sequences = aligned(made, tokenizers, extract, tally, self.source, len(examples))
         if codes is None:
-            return found
+            return sequences
         return {
             label: replace(given, labels=Labels(np.asarray(codes)[given.example], self.names))
-            for label, given in found.items()
+            for label, given in sequences.items()
         }
 
 

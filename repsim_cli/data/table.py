@@ -70,15 +70,15 @@ def table(
     columns = {"text": text, "second": second, "label": label, "group": group, "id": id}
     given = {key: column for key, column in columns.items() if column is not None}
     source, rows = _opened(path, given, header, delimiter, encoding, split, subset)
-    found = list(_examples(rows, given))
+    read = list(_examples(rows, given))
     if groups is not None:
-        known = {example.group for example in found if isinstance(example, Example)}
+        known = {example.group for example in read if isinstance(example, Example)}
         for name in groups:
             if name not in known:
                 raise BadInput(f"groups: no such group, got '{name}'; {did_you_mean(name, filter(None, known))}")
-        found = [example for example in found if not isinstance(example, Example) or example.group in groups]
-    names = sorted({example.label for example in found if isinstance(example, Example) and example.label is not None})
-    examples = Examples(lambda: iter(found), tuple(names), source)
+        read = [example for example in read if not isinstance(example, Example) or example.group in groups]
+    names = sorted({example.label for example in read if isinstance(example, Example) and example.label is not None})
+    examples = Examples(lambda: iter(read), tuple(names), source)
     ids = Counter(example.id for example in examples.examples()[0])  # refuses an empty table
     if id is not None and (twice := next((each for each, count in ids.items() if count > 1), None)) is not None:
         raise BadInput(

@@ -74,8 +74,8 @@ class Treebank(Data):
         """Parts of speech (`upos`, universal, and `xpos`, of the treebank) and relations (`deprel`), where there are
         any."""
         sentences = [] if self.annotated is None else [words for words in self.annotated() if words]
-        found = {name: [[getattr(word, name) for word in words] for words in sentences] for name in LABELS}
-        return {name: labels for name, labels in found.items() if any(set(some) != {NO_LABEL} for some in labels)}
+        tags = {name: [[getattr(word, name) for word in words] for words in sentences] for name in LABELS}
+        return {name: labels for name, labels in tags.items() if any(set(some) != {NO_LABEL} for some in labels)}
 
     def sequences(self, tokenizer: Any, extract: Extract, seed: int) -> Sequences:
         if extract.unit in WORDS:

@@ -64,17 +64,17 @@ def heatmap(
 
     side = inches(max(values.shape))
     height, width = (max(side * n / max(values.shape), 1.2) for n in values.shape)
-    one = width + BAR + BAR_GAP
-    total = one if beside is None else 2 * one + APART
+    matrix_width = width + BAR + BAR_GAP
+    total = matrix_width if beside is None else 2 * matrix_width + APART
     # labels stand outside this canvas; the figure is cropped to what is drawn
     figure = Figure(figsize=(total, height))
     parts = [(values, bar_label, limits, colours)]
     parts += [] if beside is None else [(beside.values, beside.label, beside.limits, beside.colours)]
     for number, (cells, label, (low, high), scale) in enumerate(parts):
-        left = number * (one + APART)
+        left = number * (matrix_width + APART)
         axes = figure.add_axes((left / total, 0, width / total, 1), label=MATRIX)
         image = axes.imshow(cells, cmap=scale, vmin=low, vmax=high, aspect="auto")
-        bar = figure.add_axes(((left + one - BAR) / total, 0.1, BAR / total, 0.8))
+        bar = figure.add_axes(((left + matrix_width - BAR) / total, 0.1, BAR / total, 0.8))
         figure.colorbar(image, cax=bar).set_label(label)
         for axis, names, room in ((axes.yaxis, rows, height), (axes.xaxis, columns, width)):
             _name_layers(axis, names, room, starts)

@@ -34,11 +34,11 @@ class Lines:
             text = stream.read()
         end = text.rfind(b"\n") + 1
         self.read += end
-        found = []
+        records = []
         for line in text[:end].splitlines():
             with suppress(json.JSONDecodeError, UnicodeDecodeError):
-                found.append(json.loads(line))
-        return found
+                records.append(json.loads(line))
+        return records
 
     def skip(self) -> None:
         """Passes over the lines that are there."""

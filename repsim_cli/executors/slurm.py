@@ -238,12 +238,12 @@ class Slurm(Pool):
         """Finds the workers that ended, wait again, or are silent."""
         try:
             options = ("--me", "--noheader", "--array", "--states=all", "--format=%i|%T|%r")
-            found = states(slurm("squeue", *options, f"--name={_job_name(self.token)}"))
+            tasks = states(slurm("squeue", *options, f"--name={_job_name(self.token)}"))
         except BadInput as error:  # its controller restarts, or is busy
             log.warning("SLURM's queue cannot be read: %s", error)
             return
         for name, task in list(self._tasks.items()):
-            state, reason = found.get(task, ("gone", ""))
+            state, reason = tasks.get(task, ("gone", ""))
             self._read(name)
             if state == "gone" or state in ENDED:
                 del self._tasks[name]
@@ -255,11 +255,11 @@ class Slurm(Pool):
                 del self._tasks[name]
                 _cancel(task)
                 self._lose(name, f"no sign of life for {SILENT:.0f} s of SLURM's task {task}")
-        self._say(found)
+        self._say(tasks)
 
-    def _say(self, found: Mapping[str, tuple[str, str]]) -> None:
+    def _say(self, tasks: Mapping[str, tuple[str, str]]) -> None:
         """Logs why there is no worker, when that changes."""
-        said = "; ".join(sorted({f"{state} ({reason})" for state, reason in found.values()}))
+        said = "; ".join(sorted({f"{state} ({reason})" for state, reason in tasks.values()}))
         if not self._lives and said != self._said:
             log.info("no worker runs yet; SLURM: %s", said or "no job")
         self._said = said

@@ -38,7 +38,7 @@ def chosen(planned: Planned, given: Mapping[str, Any], claims: Sequence[str]) ->
             options[name] = given[name]
         elif planned.study in card.studies and (name in of_claims or card.unasked(planned)):
             options[name] = card.options()
-    for name, own in options.items():
+    for name, settings in options.items():
         if planned.study not in cards[name].studies:
             problems.append(f"analyses.{name}: it is about {_of_other_studies(cards[name], planned)}")
             continue
@@ -47,12 +47,12 @@ def chosen(planned: Planned, given: Mapping[str, Any], claims: Sequence[str]) ->
             problems.append(
                 f"options.within: {key} needs the layers of all models, got pairs within models alone; drop one"
             )
-        if hasattr(own, "check") and (name in given or cards[name].unasked(planned)):
+        if hasattr(settings, "check") and (name in given or cards[name].unasked(planned)):
             try:
-                own.check(planned)
+                settings.check(planned)
             except BadInput as error:
                 # a problem with one setting starts with its name, and so continues the key path
-                key = re.split("[.,:]", str(error))[0] in {setting.name for setting in dataclasses.fields(own)}
+                key = re.split("[.,:]", str(error))[0] in {setting.name for setting in dataclasses.fields(settings)}
                 problems.append(f"analyses.{name}{'.' if key else ': '}{error}")
     if problems:
         raise BadConfig(list(dict.fromkeys(problems)))
@@ -77,17 +77,17 @@ def analyse(run: Run, options: Mapping[str, Any], claims: Sequence[Claim], level
     finished = Finished(folder=run.folder, manifest=run.manifest, results=whole.of_study(), level=level)
     code = results.code()
     try:
-        for name, own in options.items():
+        for name, settings in options.items():
             tested = [claim for claim in claims if claim.analysis == name]
             try:
-                part = card_of(name).compute(finished, own, tested)
+                part = card_of(name).compute(finished, settings, tested)
             except (BadInput, Degenerate) as error:
                 raise RunFailed(f"{ANALYSES}{name}: {error}") from error
             part = dataclasses.replace(part, claims=noted(part.claims, finished, tested))
             for warning in part.warnings:
                 run.warn(warning)
             kept = whole.without(name).without_claims({claim.name for claim in tested})
-            whole = added(run, kept, name, part, {"options": dataclasses.asdict(own), "code": code})
+            whole = added(run, kept, name, part, {"options": dataclasses.asdict(settings), "code": code})
     finally:
         run.write_results(whole)
     return whole
@@ -145,11 +145,11 @@ def draw(
     whole: all figures, not those of the overview alone. only: those of these analyses. into: the folder of the files;
     None: figures/ of the run.
     """
-    found = results.read_results(folder)
+    before = results.read_results(folder)
     manifest = results.read_facts(folder)
-    for matrix in [*found.matrices.values(), *(matrix for x in found.measures for matrix in x.matrices)]:
+    for matrix in [*before.matrices.values(), *(matrix for x in before.measures for matrix in x.matrices)]:
         results.read_array(folder, matrix.values, mapped=True)  # no figure is drawn of a damaged run
-    drawn = [card_of(name).figures for name in found.analyses if only is None or name in only]
+    drawn = [card_of(name).figures for name in before.analyses if only is None or name in only]
     kinds = [figures for figures in drawn if figures is not None]
 
     def jobs(shown: Results) -> list[tuple[str, Any]]:
@@ -157,6 +157,6 @@ def draw(
         return [job for figures in kinds for job in figures(run, whole)]
 
     # files are named by the models' labels, figures show these with their marks
-    names, makers = jobs(found), jobs(results.marked(found))
+    names, makers = jobs(before), jobs(results.marked(before))
     both = [(name, make) for (name, _), (_, make) in zip(names, makers, strict=True)]
     return save(into or folder / "figures", both, progress, style or asked(folder)) if both else []

@@ -114,7 +114,7 @@ class Finished:
             values[rows, columns] = self.array(matrix.values)
             if measured.card["symmetric"] and rows != columns:
                 values[columns, rows] = values[rows, columns].T
-        names = [name for own in layers.values() for name in own]
+        names = [name for of_model in layers.values() for name in of_model]
         widths = [width for model in layers for width in self.models[model].widths]
         return LayerMap(measured, values, names, widths, places)
 

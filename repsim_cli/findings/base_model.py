@@ -140,17 +140,17 @@ def _beside_base(layers: LayerMap, base: str) -> Any:
 def _tabled(label: str, lines: Mapping[str, Mapping[str, np.ndarray]], whole: Map) -> Iterator[list[Any]]:
     """Means over the models of a training and over a third of its layers."""
     for entry in dict.fromkeys(whole.entry(model) for model in lines):
-        own = [line for model, line in lines.items() if whole.entry(model) == entry]
-        third = len(own[0][BASE]) // 3
+        of_entry = [line for model, line in lines.items() if whole.entry(model) == entry]
+        third = len(of_entry[0][BASE]) // 3
         if third == 0:
             continue
         parts = {"lower": slice(third), "middle": slice(third, -third), "upper": slice(-third, None)}
         for part, layers in parts.items():
             means = [
-                float(np.mean([line[name][layers] for line in own])) if name in own[0] else None
+                float(np.mean([line[name][layers] for line in of_entry])) if name in of_entry[0] else None
                 for name in (BASE, SEEDS, OTHERS)
             ]
-            yield [label, entry, len(own), part, *means]
+            yield [label, entry, len(of_entry), part, *means]
 
 
 @analysis(
@@ -178,8 +178,8 @@ def base_model(run: Finished, options: BaseModel, claims: Sequence[Claim]) -> Pa
                 about={"quantity": name, "model": model},
             )
         rows += _tabled(label, by_model, whole)
-    verdicts = [one.verdict(label, whole, whole.values[name])
-                for one in asked(claims, "map") for name, label in labels.items()]  # fmt: skip
-    verdicts += [one.verdict(labels.get("cka", "cka"), whole) for one in asked(claims, "cka")]
+    verdicts = [claim.verdict(label, whole, whole.values[name])
+                for claim in asked(claims, "map") for name, label in labels.items()]  # fmt: skip
+    verdicts += [claim.verdict(labels.get("cka", "cka"), whole) for claim in asked(claims, "cka")]
     tables = {TABLE: Table(columns=COLUMNS, rows=rows)} if rows else {}
     return Part(curves=lines, tables=tables, claims=verdicts)

@@ -112,16 +112,16 @@ class Parted:
 
     @property
     def tuned(self) -> dict[str, Blocks]:
-        return {label: own for label, own in self.models.items() if label != self.base}
+        return {label: blocks for label, blocks in self.models.items() if label != self.base}
 
     @property
     def divided(self) -> dict[str, Blocks]:
         """The fine-tuned models with a boundary: in a smooth gradient two groups of least cost mean nothing."""
-        return {label: own for label, own in self.tuned.items() if own.clearness > 0}
+        return {label: blocks for label, blocks in self.tuned.items() if blocks.clearness > 0}
 
     def gap(self, kept: slice | np.ndarray = slice(None)) -> float:
         """The mean distance between some blocks: of the fine-tuned models minus the base."""
-        means = {label: _mean(own.apart[kept][:, kept]) for label, own in self.models.items()}
+        means = {label: _mean(blocks.apart[kept][:, kept]) for label, blocks in self.models.items()}
         return float(np.mean([means[label] for label in self.tuned])) - means[str(self.base)]
 
 
@@ -148,7 +148,7 @@ def base_has_no_blocks(parted: Parted) -> Fact | Untestable:
     groups = parted.models[str(parted.base)].groups
     if groups > 1:
         return Fact(float(groups), FAILS, "more than one group is found in about 5 % of gradients and noise")
-    after = max(own.groups for own in parted.tuned.values())
+    after = max(blocks.groups for blocks in parted.tuned.values())
     why = f"by the same rule a fine-tuned model has {'none either' if after == 1 else f'{after} groups'}"
     return Fact(1.0, HOLDS if after > 1 else UNCLEAR, why)
 
@@ -158,7 +158,7 @@ def fine_tuning_parts_blocks(parted: Parted) -> Weighed | Untestable:
     """Fine-tuned models have major differences among blocks, which the pre-trained one has not."""
     if parted.base not in parted.models or not parted.tuned:
         return Untestable(NO_BASE)
-    depths = {len(own.apart) for own in parted.models.values()}
+    depths = {len(blocks.apart) for blocks in parted.models.values()}
     if len(depths) > 1:
         return Untestable("the models have different numbers of blocks")
     places = np.arange(depths.pop())
@@ -178,12 +178,12 @@ def boundary_is_at_two_thirds(parted: Parted) -> Weighed | Untestable:
     divided = parted.divided.values()
     if not divided:
         return Untestable(f"needs a fine-tuned model with {NO_BOUNDARY}")
-    depths = np.array([len(own.apart) for own in divided])
+    depths = np.array([len(blocks.apart) for blocks in divided])
 
     def away(places: Int[np.ndarray, "k models"]) -> Float[np.ndarray, " k"]:
         return np.abs((places + 1) / depths - DEPTH).mean(1)
 
-    return Weighed(*over_places([own.cut - 1 for own in divided], (depths - 1).tolist(), away, "of the boundary"))
+    return Weighed(*over_places([blocks.cut - 1 for blocks in divided], (depths - 1).tolist(), away, "of the boundary"))
 
 
 @claim(
@@ -245,11 +245,11 @@ def gromov_wasserstein_is_clearest(parted: ByMeasure) -> Weighed | Untestable:
     """GW clearly demarcates the sub-network blocks; other baselines fail to reveal such clear block structures."""
     if GW not in parted or len(parted) < 2:
         return Untestable(f"needs the measure {GW}, and others")
-    others = [own.tuned for name, own in parted.items() if name != GW]
-    own = {label: blocks for label, blocks in parted[GW].tuned.items() if all(label in other for other in others)}
-    if len(own) < 2:
+    others = [other.tuned for name, other in parted.items() if name != GW]
+    clear = {label: blocks for label, blocks in parted[GW].tuned.items() if all(label in other for other in others)}
+    if len(clear) < 2:
         return Untestable("needs two fine-tuned models")
-    gaps = [blocks.clearness - max(other[label].clearness for other in others) for label, blocks in own.items()]
+    gaps = [blocks.clearness - max(other[label].clearness for other in others) for label, blocks in clear.items()]
     how = f"standard error over {len(gaps)} fine-tuned models"
     return Weighed(float(np.mean(gaps)), by_units(gaps, 0.0, how))
 
@@ -264,17 +264,17 @@ def cka_has_the_same_boundary(parted: ByMeasure) -> Weighed | Untestable:
     """CKA produces block structures similar to those of the GW distance."""
     if absent := [name for name in (GW, CKA) if name not in parted]:
         return Untestable(f"needs the measure {absent[0]}")
-    own, other = (parted[name].divided for name in (GW, CKA))
-    pairs = [(own[label], other[label]) for label in own if label in other]
+    by_gw, other = (parted[name].divided for name in (GW, CKA))
+    pairs = [(by_gw[label], other[label]) for label in by_gw if label in other]
     if not pairs:
         return Untestable(f"needs a fine-tuned model with {NO_BOUNDARY} under both")
-    tables = [_agreements(len(own.apart)) for own, _ in pairs]
+    tables = [_agreements(len(first.apart)) for first, _ in pairs]
 
     def mean(places: Int[np.ndarray, "k sides"]) -> Float[np.ndarray, " k"]:
         sides = zip(tables, places[:, ::2].T, places[:, 1::2].T, strict=True)
-        return np.mean([table[one, other] for table, one, other in sides], axis=0)
+        return np.mean([table[left, other] for table, left, other in sides], axis=0)
 
-    at = [own.cut - 1 for pair in pairs for own in pair]
+    at = [blocks.cut - 1 for pair in pairs for blocks in pair]
     return Weighed(*over_places(at, [len(table) for table in tables for _ in range(2)], mean, "of the boundaries"))
 
 
@@ -286,19 +286,19 @@ def tables(run: Finished, every: Mapping[str, Parted]) -> dict[str, Table]:
     rows = []
     for measure, parted in every.items():
         layers = run.maps[measure]
-        for label, own in parted.models.items():
+        for label, blocks in parted.models.items():
             names, values = outputs(layers, layers.places[label])
             steps = neighbours(values)
             largest = int((steps.argmin if layers.measure.larger_is_closer else steps.argmax)())
-            numbers = [own.groups, own.clearness, own.mean, parted.sparsity.get(label)]
-            rows.append([measure, label, names[own.cut - 1], own.cut / len(names), names[largest], *numbers])
+            numbers = [blocks.groups, blocks.clearness, blocks.mean, parted.sparsity.get(label)]
+            rows.append([measure, label, names[blocks.cut - 1], blocks.cut / len(names), names[largest], *numbers])
     on_measures = []
     for label in dict.fromkeys(label for parted in every.values() for label in parted.models):
-        own = [parted.models[label] for parted in every.values() if label in parted.models]
-        cuts = [each.cut for each in own]
+        blocks = [parted.models[label] for parted in every.values() if label in parted.models]
+        cuts = [each.cut for each in blocks]
         most, there = Counter(cuts).most_common(1)[0]
         near = sum(abs(cut - most) <= 1 for cut in cuts)
-        mean = agreed(list(combinations(own, 2))) if len(own) > 1 else None
+        mean = agreed(list(combinations(blocks, 2))) if len(blocks) > 1 else None
         on_measures.append([label, f"{OUTPUT}@{most - 1}", len(cuts), there, near, mean])
     over_seeds = [row for measure, parted in every.items() for row in _over_seeds(measure, parted)]
     by_name = {TABLE: rows, AGREEMENT: on_measures, STABILITY: over_seeds}
@@ -308,11 +308,11 @@ def tables(run: Finished, every: Mapping[str, Parted]) -> dict[str, Table]:
 def _over_seeds(measure: str, parted: Parted) -> Iterator[list[Any]]:
     """Of every entry with two seeds the mean agreement over pairs of them."""
     for entry in dict.fromkeys(parted.entries.values()):
-        own = [blocks for label, blocks in parted.models.items() if parted.entries.get(label) == entry]
-        pairs = list(combinations(own, 2))
+        of_entry = [blocks for label, blocks in parted.models.items() if parted.entries.get(label) == entry]
+        pairs = list(combinations(of_entry, 2))
         if pairs:
             of_segments = float(np.mean([agreement(a.labels, b.labels) for a, b in pairs]))
-            yield [measure, entry, len(own), agreed(pairs), of_segments]
+            yield [measure, entry, len(of_entry), agreed(pairs), of_segments]
 
 
 def outputs(layers: LayerMap, place: slice) -> tuple[list[str], Square]:
@@ -380,12 +380,12 @@ def boundaries(run: Finished, options: Boundaries, claims: Sequence[Claim]) -> P
     entries = {label: about.entry for label, about in run.models.items() if about.entry}
     every: dict[str, Parted] = {}
     for label, layers in run.maps.items():
-        found = {
+        divided = {
             model: blocks_of(outputs(layers, place)[1], layers.measure.larger_is_closer)
             for model, place in layers.places.items()
             if _outputs(layers.names[place]) >= FEWEST
         }
-        models = {model: own for model, own in found.items() if own is not None}
+        models = {model: blocks for model, blocks in divided.items() if blocks is not None}
         every[label] = Parted(models=models, base=run.base, sparsity=sparsity, entries=entries)
     by_name = {run.maps[label].measure.name: parted for label, parted in every.items()}
     verdicts = [each.verdict(label, parted) for label, parted in every.items() for each in asked(claims, "blocks")]

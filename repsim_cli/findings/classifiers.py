@@ -33,7 +33,9 @@ class Classifiers:
 )
 def seeds_differ_beyond_their_training(classifiers: Sequence[Metrics]) -> Weighed | Untestable:
     """Seeds are alike in distribution and differ on HANS."""
-    both = np.array([[own[OVERLAP], own["accuracy"]] for own in classifiers if {"accuracy", OVERLAP} <= own.keys()])
+    both = np.array(
+        [[scores[OVERLAP], scores["accuracy"]] for scores in classifiers if {"accuracy", OVERLAP} <= scores.keys()]
+    )
     if len(both) < 3:
         return Untestable(f"needs three classifiers with {OVERLAP}, got {len(both)}")
 
@@ -48,9 +50,9 @@ def seeds_differ_beyond_their_training(classifiers: Sequence[Metrics]) -> Weighe
 
 def by_model(metrics: Mapping[str, Metrics]) -> Table:
     """A row per model: accuracy where it was trained to be right, and by heuristic and label."""
-    given = [name for name in next(iter(metrics.values())) if all(name in own for own in metrics.values())]
+    given = [name for name in next(iter(metrics.values())) if all(name in scores for scores in metrics.values())]
     names = [name for name in given if name.count("_") == 0 or name.endswith("entailment")]
-    rows = [[label, *(own[name] for name in names)] for label, own in metrics.items()]
+    rows = [[label, *(scores[name] for name in names)] for label, scores in metrics.items()]
     return Table(columns=["model", *names], rows=rows)
 
 

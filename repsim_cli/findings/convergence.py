@@ -146,4 +146,4 @@ def convergence(run: Finished, options: Convergence, claims: Sequence[Claim]) ->
     for curve in run.results.curves.values():
         if curve.about.get("larger_is_closer"):
             by_measure.setdefault(curve.about["measure"], []).append(curve)
-    return Part(claims=[one.verdict(label, curves) for label, curves in by_measure.items() for one in claims])
+    return Part(claims=[claim.verdict(label, curves) for label, curves in by_measure.items() for claim in claims])

@@ -76,8 +76,8 @@ def by_chance(value: float, others: Float[np.ndarray, " k"], how: str) -> Eviden
     """others: the statistic under every order of the labels, or under those that were drawn; `value` is one of them."""
     near = ROUNDING * max(1.0, abs(value))
 
-    def beyond(one: float) -> tuple[float, float]:
-        return float((others >= one - near).mean()), float((others <= one + near).mean())
+    def beyond(statistic: float) -> tuple[float, float]:
+        return float((others >= statistic - near).mean()), float((others <= statistic + near).mean())
 
     smallest = min(beyond(float(others.max()))[0], beyond(float(others.min()))[1])
     return Evidence(*beyond(value), how, smallest)
@@ -107,8 +107,8 @@ def arrangements(codes: Int[np.ndarray, " m"], seed: int) -> tuple[Int[np.ndarra
 def all_of(parts: Sequence[Evidence], how: str) -> Evidence:
     """That every part lies above its threshold; below: that some part does not, corrected for their number."""
     return Evidence(
-        max(one.above for one in parts), min(1.0, len(parts) * min(one.below for one in parts)), how,
-        smallest=max(one.smallest for one in parts),
+        max(part.above for part in parts), min(1.0, len(parts) * min(part.below for part in parts)), how,
+        smallest=max(part.smallest for part in parts),
     )  # fmt: skip
 
 
@@ -117,12 +117,12 @@ def orders(sizes: Sequence[int]) -> tuple[list[Orders], str]:
     how many there are, in words: all of them, or of more than 5040 the observed one and 1999 drawn."""
     if math.prod(map(math.factorial, sizes)) <= ALL:
         each = [np.array(list(permutations(range(size)))) for size in sizes]
-        at = np.indices([len(one) for one in each]).reshape(len(each), -1)
-        found = [one[places] for one, places in zip(each, at, strict=True)]
-        return found, f"{len(found[0]):,}"
+        at = np.indices([len(permuted) for permuted in each]).reshape(len(each), -1)
+        combined = [permuted[places] for permuted, places in zip(each, at, strict=True)]
+        return combined, f"{len(combined[0]):,}"
     rng = np.random.default_rng(0)
     drawn = [rng.permuted(np.tile(np.arange(size), (DRAWN, 1)), axis=1) for size in sizes]
-    return [np.concatenate([np.arange(len(one[0]))[None], one]) for one in drawn], f"{DRAWN + 1:,} drawn"
+    return [np.concatenate([np.arange(len(permuted[0]))[None], permuted]) for permuted in drawn], f"{DRAWN + 1:,} drawn"
 
 
 def over_places(
@@ -144,15 +144,15 @@ def over_places(
 
 def ranks(values: Sequence[float | int] | np.ndarray) -> Float[np.ndarray, " n"]:
     """Ranks, centred and of norm 1: the inner product of two is Spearman's rho. NaN where all are equal."""
-    found = scipy.stats.rankdata(values)
-    found = found - found.mean()
-    norm = np.linalg.norm(found)
-    return found / norm if norm else np.full(len(found), np.nan)
+    ranked = scipy.stats.rankdata(values)
+    ranked = ranked - ranked.mean()
+    norm = np.linalg.norm(ranked)
+    return ranked / norm if norm else np.full(len(ranked), np.nan)
 
 
 def correlated(sides: Sequence[tuple[np.ndarray, np.ndarray]], what: str) -> tuple[float, Evidence]:
     """Mean over the pairs of sequences of Spearman's rho, and its p over orders of each second sequence."""
-    permuted, count = orders([len(one) for one, _ in sides])
+    permuted, count = orders([len(x) for x, _ in sides])
     rhos = np.mean([ranks(y)[order] @ ranks(x) for (x, y), order in zip(sides, permuted, strict=True)], axis=0)
     value = float(np.mean([ranks(x) @ ranks(y) for x, y in sides]))
     return value, by_chance(value, rhos, f"{count} orders of {what}")
@@ -166,17 +166,17 @@ def over_cells(
 ) -> tuple[float, Evidence]:
     """Mean over the matrices of the weighted sum of their cells above the diagonal, and its p over orders of the layers
     of each. weights(n): of the cells, in the order of np.triu_indices."""
-    permuted, count = orders([len(one) for one in squares])
+    permuted, count = orders([len(square) for square in squares])
 
     def sums(square: Square, order: Orders) -> Iterator[np.ndarray]:
         a, b = np.triu_indices(len(square), k=1)
-        own = weights(len(square))
+        of_cells = weights(len(square))
         for part in np.array_split(order, -(-len(order) * len(a) // CELLS)):
-            yield square[part[:, a], part[:, b]] @ own
+            yield square[part[:, a], part[:, b]] @ of_cells
 
-    found = np.mean([np.concatenate([*sums(x, order)]) for x, order in zip(squares, permuted, strict=True)], axis=0)
+    means = np.mean([np.concatenate([*sums(x, order)]) for x, order in zip(squares, permuted, strict=True)], axis=0)
     value = float(np.mean([next(sums(x, np.arange(len(x))[None]))[0] for x in squares]))
-    return value, by_chance(value, found, f"{count} orders of the layers of each model")
+    return value, by_chance(value, means, f"{count} orders of the layers of each model")
 
 
 def thirds(curve: Float[np.ndarray, " n"]) -> tuple[float, Evidence]:

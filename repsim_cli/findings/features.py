@@ -46,10 +46,10 @@ def shares(values: Float[np.ndarray, "sides m"], cosine: float) -> list[float]:
 
 
 def shared_row(matrix: Matrix, values: Float[np.ndarray, "sides m"], cosine: float) -> list[Any]:
-    found, chance = shares(values[:3], cosine), shares(values[3:], cosine)
+    shared, chance = shares(values[:3], cosine), shares(values[3:], cosine)
     names = " and ".join(matrix.about["dictionaries"])
     means = values[:2].mean(1).tolist()
-    return [matrix.rows.model, matrix.about["layer"], names, values.shape[1], *means, *found, chance[0], chance[2]]
+    return [matrix.rows.model, matrix.about["layer"], names, values.shape[1], *means, *shared, chance[0], chance[2]]
 
 
 # ---- claims ----
@@ -113,10 +113,10 @@ def spaces_of(run: Finished) -> list[tuple[float, float]]:
     """RSA beyond random pairings and its p, of every pair of layers."""
     if SPACES not in run.results.tables:
         return []
-    own, null, p = (
+    measured, null, p = (
         map(float, run.results.tables[SPACES].column(f"rsa{of}")) for of in ("", " of random pairings", " p")
     )
-    return [(a - b, c) for a, b, c in zip(own, null, p, strict=True)]
+    return [(a - b, c) for a, b, c in zip(measured, null, p, strict=True)]
 
 
 # ---- figures ----
@@ -128,9 +128,12 @@ def figures(run: Finished, whole: bool) -> Iterator[Job]:
         yield "shared-latents", partial(_matched, run, matrices, run.results.analyses["features"]["options"])
     rows = run.results.tables[SPACES].rows if SPACES in run.results.tables else []
     for pair in dict.fromkeys((row[0], row[2]) for row in rows):
-        own = [row for row in rows if (row[0], row[2]) == pair]
-        if len(own) > 1:
-            yield f"feature-spaces-{slug(pair[0])}-{slug(pair[1])}", partial(_spaces, run.results.tables[SPACES], own)
+        of_pair = [row for row in rows if (row[0], row[2]) == pair]
+        if len(of_pair) > 1:
+            yield (
+                f"feature-spaces-{slug(pair[0])}-{slug(pair[1])}",
+                partial(_spaces, run.results.tables[SPACES], of_pair),
+            )
     crosses = run.measured(CROSS)
     for matrix in crosses if whole else crosses[-FEW:]:
         yield f"cross-reconstruction-{slug(matrix.about['layer'])}", partial(_cross, run, matrix)
@@ -145,9 +148,9 @@ def _matched(run: Finished, matrices: Sequence[Matrix], options: Mapping[str, An
     names = list(dict.fromkeys(matrix.about["layer"] for matrix in matrices))
     colours = dict(zip(names, shades(len(names)), strict=True))
     for number, (panel, model) in enumerate(zip(axes, models, strict=True)):
-        own = [matrix for matrix in matrices if matrix.rows.model == model]
-        for layer in dict.fromkeys(matrix.about["layer"] for matrix in own):
-            arrays = [run.array(matrix.values) for matrix in own if matrix.about["layer"] == layer]
+        of_model = [matrix for matrix in matrices if matrix.rows.model == model]
+        for layer in dict.fromkeys(matrix.about["layer"] for matrix in of_model):
+            arrays = [run.array(matrix.values) for matrix in of_model if matrix.about["layer"] == layer]
             for side, style in ((0, "-"), (3, ":")):
                 line = np.mean([(values[side][:, None] >= at).mean(0) for values in arrays], axis=0)
                 panel.plot(at, line, color=colours[layer], ls=style, linewidth=1.3)

@@ -76,14 +76,14 @@ def left_out(
     """The score without each model in turn, NaN where it has none; of no more than two models, none."""
     if models.count < 3:
         return np.empty(0)
-    found = []
+    scores = []
     for i in range(models.count):
         some = models.only(np.delete(np.arange(models.count), i))
         try:
-            found.append(score(some) if applies(some) else np.nan)
+            scores.append(score(some) if applies(some) else np.nan)
         except Degenerate:
-            found.append(np.nan)
-    return np.array(found)
+            scores.append(np.nan)
+    return np.array(scores)
 
 
 # ---- ranks ----
@@ -179,19 +179,19 @@ class Cost(NamedTuple):
 
 def costs(table: Table) -> dict[str, Cost]:
     """By measure, over all data: mean seconds per pair, and the largest number of rows that is needed."""
-    found: dict[str, Cost] = {}
+    by_measure: dict[str, Cost] = {}
     for label in dict.fromkeys(table.column("measure")):
         series: dict[str, list[tuple[int, float, float]]] = {}
         for measure, data, rows, _, seconds, rho in table.rows:
             if measure == label:
                 series.setdefault(data, []).append((rows, seconds, rho))
         largest = [max(each) for each in series.values()]
-        found[label] = Cost(
+        by_measure[label] = Cost(
             float(np.mean([seconds for _, seconds, _ in largest])),
             max(rows for rows, _, _ in largest),
             max(rows_needed([(rows, rho) for rows, _, rho in each]) for each in series.values()),
         )
-    return found
+    return by_measure
 
 
 def rows_needed(series: Sequence[tuple[int, float]]) -> int:

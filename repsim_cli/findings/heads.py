@@ -48,12 +48,12 @@ def _side(models: list[dict[str, Any]], name: str) -> Side:
     model = models[labels.index(label)]
     heads, layers = model["heads"], model["layers"]
     if at:
-        numbers = [one.partition("@")[2] for one in layers]
+        numbers = [layer_name.partition("@")[2] for layer_name in layers]
         if layer not in numbers:
             raise BadInput(f"--heads: '{label}' has no such layer, got '{name}'; known: {', '.join(numbers)}")
         first += numbers.index(layer) * heads
         layers = [layers[numbers.index(layer)]]
-    names = [f"{one.partition('@')[2]}.h{head}" for one in layers for head in range(heads)]
+    names = [f"{layer_name.partition('@')[2]}.h{head}" for layer_name in layers for head in range(heads)]
     return Side(slice(first, first + len(names)), names, list(range(0, len(names), heads)))
 
 

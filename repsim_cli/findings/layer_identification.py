@@ -97,9 +97,9 @@ def figures(run: Finished, whole: bool) -> Iterator[Job]:
             f"identification-{slug(network)}",
             partial(_shares, [row for row in rows if row["models"] == network], run.level),
         )
-    found = run.measured(FOUND) if whole else []
-    for network, point in dict.fromkeys((matrix.about["models"], matrix.about["hook point"]) for matrix in found):
-        here = [m for m in found if (m.about["models"], m.about["hook point"]) == (network, point)]
+    matrices = run.measured(FOUND) if whole else []
+    for network, point in dict.fromkeys((matrix.about["models"], matrix.about["hook point"]) for matrix in matrices):
+        here = [m for m in matrices if (m.about["models"], m.about["hook point"]) == (network, point)]
         yield f"identified-{slug(point)}-{slug(network)}", partial(_found, run, here, point)
 
 

@@ -107,7 +107,7 @@ def fine_tuning_delocalizes_the_top(whole: Map) -> Weighed | Untestable:
         if label != whole.base:
             by_training.setdefault(whole.entry(label), []).append(score)
     several = len(by_training) > 1
-    others = [float(np.mean(own)) for own in by_training.values()] if several else [*by_training.values(), []][0]
+    others = [float(np.mean(scores)) for scores in by_training.values()] if several else [*by_training.values(), []][0]
     if len(others) < 2:
         return Untestable(f"needs two trained models of the base's depth beside it, got {len(others)}")
     what = "trainings" if several and len(top) > len(others) + 1 else "fine-tuned models"
@@ -145,4 +145,4 @@ def localization(run: Finished, options: Localization, claims: Sequence[Claim]) 
         lines |= curves("localization", f"localization: {NEURONS} - {WHOLE}", difference, named[NEURONS])
     whole, labels = map_of(run)
     measure = " and ".join(labels.get(name, name) for name in (NEURONS, WHOLE))
-    return Part(curves=lines, claims=[one.verdict(measure, whole) for one in claims])
+    return Part(curves=lines, claims=[claim.verdict(measure, whole) for claim in claims])

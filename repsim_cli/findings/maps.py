@@ -591,11 +591,11 @@ def maps(run: Finished, options: Maps, claims: Sequence[Claim]) -> Part:
         "map": lambda values: (whole, values),
     }
     verdicts = [
-        one.verdict(label, *given(whole.values[name]))
+        claim.verdict(label, *given(whole.values[name]))
         for kind, given in of_each.items()
-        for one in asked(claims, kind)
+        for claim in asked(claims, kind)
         for name, label in labels.items()
     ]
-    pairs = [one.verdict(" and ".join(labels.get(name, name) for name in one.on.split(" and ")), whole)
-             for one in claims if one.on not in of_each]  # fmt: skip
+    pairs = [claim.verdict(" and ".join(labels.get(name, name) for name in claim.on.split(" and ")), whole)
+             for claim in claims if claim.on not in of_each]  # fmt: skip
     return Part(claims=[*verdicts, *pairs])

@@ -27,8 +27,8 @@ def all_models_reach_full_accuracy(metrics: Mapping[str, Mapping[str, float]]) -
     """Models 0, E and L reach 100 % validation accuracy."""
     accuracies = {
         f"{name.removesuffix('_accuracy')} of {label}": value
-        for label, own in metrics.items()
-        for name, value in own.items()
+        for label, scores in metrics.items()
+        for name, value in scores.items()
         if name.endswith("_accuracy")
     }
     if not accuracies:

@@ -244,10 +244,10 @@ def probes(run: Finished, options: Probes, claims: Sequence[Claim]) -> Part:
         curves |= {} if number else dict(by_layer(run, matrix))
         probe, errors, control = matrix.about["probe"], run.array(matrix.values), run.array(matrix.details["control"])
         for target, by_place, of_control in zip(matrix.columns.layers, errors.T, control.T, strict=True):
-            found = nearest(matrix.rows.layers, by_place, of_control)
-            error, given = found[-2:]
+            best = nearest(matrix.rows.layers, by_place, of_control)
+            error, given = best[-2:]
             guess = None if number else largest.get(target)
-            rows.append([matrix.rows.model, target, probe, *found, given - error, guess])
+            rows.append([matrix.rows.model, target, probe, *best, given - error, guess])
             lowest.setdefault(probe, {})[matrix.rows.model, target] = error
     tested = verdicts(claims, lowest, run.results.about["rows held out"], run.trained)
     return Part(tables={"nearest to the targets": Table(columns=COLUMNS, rows=rows)}, curves=curves, claims=tested)

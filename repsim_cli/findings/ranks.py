@@ -165,6 +165,6 @@ def ranks(run: Finished, options: Ranks, claims: Sequence[Claim]) -> Part:
     measure = similarity[0].about["measure"]
     ranked = [curve for curve in curves if curve.about["quantity"] in ("parameters", "gradients")]
     matthews_table = table(similarity, ranked, options)
-    verdicts = [one.verdict(measure, curves) for one in asked(claims, "curves")]
-    verdicts += [one.verdict(measure, matthews_table) for one in asked(claims, "table")]
+    verdicts = [claim.verdict(measure, curves) for claim in asked(claims, "curves")]
+    verdicts += [claim.verdict(measure, matthews_table) for claim in asked(claims, "table")]
     return Part(tables={TABLE: matthews_table}, claims=verdicts)

@@ -111,13 +111,13 @@ def resi(run: Finished, options: Resi, claims: Sequence[Claim]) -> Part:
 
 def scores(run: Finished, tests: Mapping[str, str]) -> dict[str, dict[str, float]]:
     """By test, the average precision of every measure, averaged over samples and hook points."""
-    found: dict[str, dict[str, list[float]]] = {}
+    precisions: dict[str, dict[str, list[float]]] = {}
     for case in cases_of(run, "accuracy"):
         for each in graded(case) if case.of in tests else ():
             if each.test == "separation":
                 for measure, (value, _) in each.of.items():
-                    found.setdefault(case.of, {}).setdefault(measure, []).append(value)
+                    precisions.setdefault(case.of, {}).setdefault(measure, []).append(value)
     return {
         test: {measure: float(np.mean(values)) for measure, values in measures.items()}
-        for test, measures in found.items()
+        for test, measures in precisions.items()
     }

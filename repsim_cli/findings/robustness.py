@@ -97,25 +97,25 @@ def robustness(run: Finished, options: Robustness, claims: Sequence[Claim]) -> P
         raise BadInput("the run has no maps under remedies, got none; run it again with analyses.robustness={}")
     remedies = list(dict.fromkeys(name for maps in whole.values() for name in maps))
     for label, maps in whole.items():
-        base, found = maps[NONE], changes(maps)
+        base, changed = maps[NONE], changes(maps)
         names = [f"{model} {name}" for model, place in base.places.items() for name in base.names[place]]
-        for name, change in found.items():
+        for name, change in changed.items():
             size = np.abs(change)
             known, many = int(np.isfinite(size).sum()), int((size > options.change).sum())
             a, b = np.unravel_index(np.nanargmax(size), size.shape) if known else (0, 0)
             largest = float(change[a, b]) if known else None
             rows.append([label, name, known, many, many / known if known else None, largest, names[a], names[b]])
-        largest = np.nanmax([np.nan_to_num(np.abs(change), nan=-1.0) for change in found.values()], axis=0)
+        largest = np.nanmax([np.nan_to_num(np.abs(change), nan=-1.0) for change in changed.values()], axis=0)
         for place in np.argsort(-largest, axis=None, kind="stable")[: options.most].tolist():
             a, b = divmod(place, len(names))
             if largest[a, b] > options.change:
                 values = [float(maps[name].values[a, b]) if name in maps else None for name in remedies]
                 cells.append([label, names[a], names[b], *values])
-        count = sum((np.nan_to_num(np.abs(maps[name].values - base.values)) > options.change) for name in found)
+        count = sum((np.nan_to_num(np.abs(maps[name].values - base.values)) > options.change) for name in changed)
         side = Side(model="layers", layers=names)
         matrices[f"remedies that change a cell, {label}"] = (
             np.asarray(count, float),
-            Matrix(rows=side, columns=side, label="remedies that change a cell", bounds=[0.0, float(len(found))]),
+            Matrix(rows=side, columns=side, label="remedies that change a cell", bounds=[0.0, float(len(changed))]),
         )
     tables = {
         "robustness": Table(columns=COLUMNS, rows=rows),

@@ -81,8 +81,8 @@ def courses_of(table: Table, measure: str, larger_is_closer: bool) -> Courses:
     courses: dict[str, dict[str, list[float | None]]] = {}
     for row in rows:
         row["distance"] *= sign
-        own = courses.setdefault(row["model"], {name: [] for name in names[2:]})
-        for name, values in own.items():
+        course = courses.setdefault(row["model"], {name: [] for name in names[2:]})
+        for name, values in course.items():
             values.append(row[name])
     return courses
 

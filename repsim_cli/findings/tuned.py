@@ -87,9 +87,9 @@ def _histogram(run: Finished, divergences: Sequence[Matrix]) -> Any:
     values = {matrix.rows.model: np.maximum(run.array(matrix.values)[0], LEAST) for matrix in divergences}
     ends = [np.log10(max(x.max() for x in values.values()) * 1.01), np.log10(min(x.min() for x in values.values()))]
     edges = np.logspace(ends[1], max(ends[0], ends[1] + 1), BINS + 1)
-    for (model, own), colour in zip(values.items(), several(len(values)), strict=True):
-        shares = np.histogram(own, edges)[0] / len(own)
-        axes.stairs(shares, edges, color=colour, label=f"{model}, mean {own.mean():.2g}")
+    for (model, divergence), colour in zip(values.items(), several(len(values)), strict=True):
+        shares = np.histogram(divergence, edges)[0] / len(divergence)
+        axes.stairs(shares, edges, color=colour, label=f"{model}, mean {divergence.mean():.2g}")
     axes.set_xscale("log")
     axes.set_xlabel(f"KL({run.base} || model) of the next token, nats", fontsize=8, parse_math=False)
     axes.set_ylabel("share of tokens", fontsize=8)

@@ -97,9 +97,9 @@ Means = Sequence[tuple[float, Float[np.ndarray, " rotations"]]]  # in the model'
 )
 def neurons_match_better_than_rotated_bases(means: Means) -> Weighed:
     """Neurons of models that differ in their seed correlate more than directions of a randomly rotated basis."""
-    own, rotated = np.mean([mean for mean, _ in means]), np.mean([each for _, each in means], axis=0)
-    evidence = by_lone(float(own), rotated.tolist(), f"spread over {len(rotated)} rotations")
-    return Weighed(float(own - rotated.mean()), evidence)
+    neurons, rotated = np.mean([mean for mean, _ in means]), np.mean([each for _, each in means], axis=0)
+    evidence = by_lone(float(neurons), rotated.tolist(), f"spread over {len(rotated)} rotations")
+    return Weighed(float(neurons - rotated.mean()), evidence)
 
 
 def universal(excesses: Excesses) -> float:
@@ -193,11 +193,11 @@ def universal_neurons(run: Finished, options: UniversalNeurons, claims: Sequence
             [model, about["neurons"], about["constant"], len(matrices), *means.mean(0).tolist(),
              float(neurons.excess.mean()), float(above.mean()), float(controls.mean())]
         )  # fmt: skip
-        of_bases += [(float(own.mean()), rotated.mean(1)) for own, rotated in map(split, arrays)]
-        excesses[model] = {m.about["other"]: own for m, own in zip(matrices, neurons.excess, strict=True)}
-        for matrix, mean, own in zip(matrices, means, neurons.excess, strict=True):
-            share = float((own > options.threshold).mean())
-            pairs.append([model, matrix.about["other"], *mean.tolist(), float(own.mean()), share])
+        of_bases += [(float(excess.mean()), rotated.mean(1)) for excess, rotated in map(split, arrays)]
+        excesses[model] = {m.about["other"]: excess for m, excess in zip(matrices, neurons.excess, strict=True)}
+        for matrix, mean, excess in zip(matrices, means, neurons.excess, strict=True):
+            share = float((excess > options.threshold).mean())
+            pairs.append([model, matrix.about["other"], *mean.tolist(), float(excess.mean()), share])
         examples += _examples(matrices, arrays, neurons, options.examples)
         curves |= dict(by_layer(model, about["layers"], neurons, options.threshold))
     return Part(

@@ -148,8 +148,8 @@ def _below(similar: Float[np.ndarray, "m m"], first: Int[np.ndarray, " m"]) -> f
     count, others = int(first.sum()), int((1 - first).sum())
     within = np.einsum("ki,ij,kj->k", base, off, base) / (count * (count - 1))
     gaps = within - np.einsum("ki,ij,kj->k", base, off, 1 - base) / (count * others)
-    own = gaps[(base == first).all(1).argmax()]
-    return float((gaps >= own - ROUNDING * max(1.0, abs(own))).mean())
+    observed = gaps[(base == first).all(1).argmax()]
+    return float((gaps >= observed - ROUNDING * max(1.0, abs(observed))).mean())
 
 
 def verdicts(
@@ -184,8 +184,8 @@ def _cells(run: Finished) -> Iterator[tuple[str, dict[str, Any], list[Matrix]]]:
     """By measure, its card and its matrices."""
     every = run.measured(GRID)
     for label in dict.fromkeys(matrix.about["measure"] for matrix in every):
-        own = [matrix for matrix in every if matrix.about["measure"] == label]
-        yield label, own[0].about["card"], own
+        of_label = [matrix for matrix in every if matrix.about["measure"] == label]
+        yield label, of_label[0].about["card"], of_label
 
 
 def _compared(run: Finished, matrix: Matrix, sign: float) -> Compared:
@@ -217,19 +217,19 @@ def rows_of(run: Finished, label: str, card: Mapping[str, Any], matrices: Sequen
 def of_factors(cells: Sequence[Mapping[str, Any]]) -> Iterator[list[Any]]:
     """The weakest verdict of the values of a factor under a measure, and their mean share of the seeds."""
     for measure, factor in dict.fromkeys((cell["measure"], cell["factor"]) for cell in cells):
-        own = [cell for cell in cells if (cell["measure"], cell["factor"]) == (measure, factor)]
-        shares = [cell["share of seeds"] for cell in own]
+        of_factor = [cell for cell in cells if (cell["measure"], cell["factor"]) == (measure, factor)]
+        shares = [cell["share of seeds"] for cell in of_factor]
         known = [share for share in shares if share is not None]
         mean = float(np.mean(known)) if len(known) == len(shares) else None
-        yield [measure, factor, len(own), mean, weakest([cell["verdict"] for cell in own])]
+        yield [measure, factor, len(of_factor), mean, weakest([cell["verdict"] for cell in of_factor])]
 
 
 def by_weight(factors: Sequence[Sequence[Any]], weights: Mapping[str, float]) -> Iterator[list[Any]]:
     """Of every factor the share of the weight of all measures that has each verdict."""
     for factor in dict.fromkeys(row[1] for row in factors):
-        own = [(weights.get(row[0], 0.0) if weights else 1.0, row[-1]) for row in factors if row[1] == factor]
-        total = sum(weight for weight, _ in own)
-        yield [factor, *(sum(weight for weight, said in own if said == one) / total for one in MARKERS)]
+        weighted = [(weights.get(row[0], 0.0) if weights else 1.0, row[-1]) for row in factors if row[1] == factor]
+        total = sum(weight for weight, _ in weighted)
+        yield [factor, *(sum(weight for weight, said in weighted if said == verdict) / total for verdict in MARKERS)]
 
 
 def agreement_of(similar: Float[np.ndarray, "measures cells"]) -> Float[np.ndarray, "measures measures"]:
@@ -279,10 +279,17 @@ def _figure(table: Table, value: str | None) -> Any:
     axes.tick_params(length=2)
     if value:
         for factor in factors:
-            own = [i for i, key in enumerate(columns) if key[0] == factor]
-            axes.axvline(own[-1] + 0.5, color="white", linewidth=2)
+            of_factor = [i for i, key in enumerate(columns) if key[0] == factor]
+            axes.axvline(of_factor[-1] + 0.5, color="white", linewidth=2)
             axes.text(
-                sum(own) / len(own), -0.62, factor, ha="left", va="bottom", rotation=40, fontsize=8, parse_math=False
+                sum(of_factor) / len(of_factor),
+                -0.62,
+                factor,
+                ha="left",
+                va="bottom",
+                rotation=40,
+                fontsize=8,
+                parse_math=False,
             )
     handles = [axes.plot([], [], color="black", label=verdict, **_mark(verdict))[0] for verdict in MARKERS]
     axes.legend(handles=handles, ncols=4, fontsize=8, frameon=False, loc="lower left", borderpad=0,
@@ -310,10 +317,10 @@ def universality(run: Finished, options: Universality, claims: Sequence[Claim]) 
     rows, signed, cells = [], [], list(_cells(run))
     options.check_measures([label for label, _, _ in cells])
     for label, card, matrices in cells:
-        own = list(rows_of(run, label, card, matrices))
+        of_label = list(rows_of(run, label, card, matrices))
         sign = 1.0 if card["larger_is_closer"] else -1.0
-        rows += own
-        signed.append([sign * row[COLUMNS.index("similarity")] for row in own])
+        rows += of_label
+        signed.append([sign * row[COLUMNS.index("similarity")] for row in of_label])
     weights = trust([label for label, _, _ in cells]) if options.weights is None else options.weights
     factors = list(of_factors([dict(zip(COLUMNS, row, strict=True)) for row in rows]))
     tables = {

@@ -73,8 +73,8 @@ class Scores(NamedTuple):
 
     def changes(self, task: str, variant: str) -> Float[np.ndarray, " seeds"]:
         """Variant minus reference, seed by seed where both have as many, else of the means."""
-        own, whole = self.values[task][variant], self.values[task][self.reference]
-        return own - whole if len(own) == len(whole) else np.array([own.mean() - whole.mean()])
+        changed, whole = self.values[task][variant], self.values[task][self.reference]
+        return changed - whole if len(changed) == len(whole) else np.array([changed.mean() - whole.mean()])
 
     def frozen(self, task: str, end: str) -> dict[int, str]:
         """The variants of a task named `END N`, by N."""
@@ -148,15 +148,15 @@ def a_third_of_the_blocks_is_enough(scores: Scores) -> Weighed | Untestable:
 def _lost(scores: Scores, chosen: Mapping[str, str]) -> Weighed | Untestable:
     """What a variant of each task loses; of a single task with a single seed, with the error of its evaluation rows."""
     gaps = {task: [-scores.changes(task, variant)] for task, variant in chosen.items()}
-    found = _over_tasks(scores, gaps, HALF_A_POINT)
+    loss = _over_tasks(scores, gaps, HALF_A_POINT)
     ((task, variant), *more) = chosen.items()
     rows = scores.rows.get(task)
-    if not isinstance(found, Untestable) or more or rows is None:
-        return found
-    own, whole = (float(scores.values[task][name].mean()) for name in (variant, scores.reference))
+    if not isinstance(loss, Untestable) or more or rows is None:
+        return loss
+    changed, whole = (float(scores.values[task][name].mean()) for name in (variant, scores.reference))
     how = f"standard error over {rows:,} evaluation examples, as if each model had its own"
-    error = of_rows(own, whole, rows) or 0.0
-    return Weighed(whole - own, by_error(whole - own, HALF_A_POINT, error, math.inf, how))
+    error = of_rows(changed, whole, rows) or 0.0
+    return Weighed(whole - changed, by_error(whole - changed, HALF_A_POINT, error, math.inf, how))
 
 
 def _over_tasks(scores: Scores, by_task: Mapping[str, Sequence[np.ndarray]], threshold: float) -> Weighed | Untestable:
@@ -219,10 +219,10 @@ def _changes(table: Table, metric: str, reference: str) -> Any:
     axes = figure.add_axes((0, 0, 1, 1))
     styles = zip(variants, cycled(COLOURS, len(variants)), cycled(MARKERS, len(variants)), strict=True)
     for number, (variant, colour, marker) in enumerate(styles):
-        own = [record for record in compared if record["variant"] == variant]
-        at = [tasks.index(record["task"]) * group + (GROUP + pitch) / 2 + number * pitch for record in own]
-        heights = [100 * record["change"] for record in own]
-        errors = [100 * (record["standard error of rows"] or 0.0) for record in own]
+        of_variant = [record for record in compared if record["variant"] == variant]
+        at = [tasks.index(record["task"]) * group + (GROUP + pitch) / 2 + number * pitch for record in of_variant]
+        heights = [100 * record["change"] for record in of_variant]
+        errors = [100 * (record["standard error of rows"] or 0.0) for record in of_variant]
         axes.errorbar(at, heights, errors, fmt=marker, color=colour, markersize=5, elinewidth=1, label=variant)
     axes.axhline(0, color="0.3", linewidth=0.8)
     for edge in range(1, len(tasks)):
@@ -252,11 +252,11 @@ def variants(run: Finished, options: Variants, claims: Sequence[Claim]) -> Part:
     for task, entries in options.models.items():
         values[task] = {}
         for variant, entry in entries.items():
-            own = seeds(entry, run.models)
-            if lacking := [label for label in own if options.metric not in metrics[label]]:
+            labels = seeds(entry, run.models)
+            if lacking := [label for label in labels if options.metric not in metrics[label]]:
                 known = ", ".join(metrics[lacking[0]])
                 raise BadInput(f"metric: '{lacking[0]}' was saved without it, got {options.metric}; known: {known}")
-            values[task][variant] = np.array([metrics[label][options.metric] for label in own])
+            values[task][variant] = np.array([metrics[label][options.metric] for label in labels])
     references = {task: seeds(entries[options.reference], run.models)[0] for task, entries in options.models.items()}
     shares = options.metric == "accuracy"
     rows = {task: evaluated.get(label) if shares else None for task, label in references.items()}
@@ -264,5 +264,5 @@ def variants(run: Finished, options: Variants, claims: Sequence[Claim]) -> Part:
     scores = Scores(values, options.reference, blocks, rows)
     return Part(
         tables={TABLE: tabled(scores)},
-        claims=[one.verdict(options.metric, scores) for one in claims],
+        claims=[claim.verdict(options.metric, scores) for claim in claims],
     )

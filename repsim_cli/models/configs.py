@@ -174,14 +174,14 @@ def source(
 
     table = architecture(config, skeleton)
     # what attention modules say of themselves; configs call it by other names, or say it for each layer
-    own = next(iter(table.heads.values()), None) if table else None
-    if own is None:
+    attention = next(iter(table.heads.values()), None) if table else None
+    if attention is None:
         keys = getattr(config, "num_key_value_heads", None) or heads
-        own = Heads(heads, keys, *(2 * [getattr(config, "head_dim", None) or (width // heads if heads else 0)]))
+        attention = Heads(heads, keys, *(2 * [getattr(config, "head_dim", None) or (width // heads if heads else 0)]))
     return Source(
         layers=(table and table.depth) or layers,
-        heads=own.queries,
-        kv_heads=own.keys,
+        heads=attention.queries,
+        kv_heads=attention.keys,
         width=width,
         context=context,
         parameters=sum(p.numel() for p in skeleton.parameters()),
@@ -192,8 +192,8 @@ def source(
         tokenizer=(lambda: patch_grid(config, _preprocessor(where, revision))) if kind == "images" else checked,
         load=ready,
         identity=lambda: {**identity(), "config_hash": config_hash(config.to_dict())},
-        head_width=own.width,
-        rotary=rotary(config, own.width),
+        head_width=attention.width,
+        rotary=rotary(config, attention.width),
         modality=kind,
         # others take token types for word ids (GPT-2) or have a single type (RoBERTa); XLNet's config has no number
         segments=getattr(config, "type_vocab_size", 1) > 1 or config.model_type == "xlnet",

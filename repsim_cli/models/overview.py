@@ -36,12 +36,12 @@ def _stack(table: Any) -> dict[str, Any]:
     missing = {kind: why for (kind, _), why in table.missing.items()}
     there = {"embed", *table.block, *(["final_norm"] if table.final_norm else [])}
     reasons = {"final_norm": "no norm follows the blocks", **table.lacks}
-    found = {
+    kinds = {
         "lacks": {kind: reasons[kind] for kind in USUAL if kind not in there},
         "some": {kind: missing[kind] for kind in USUAL if kind in missing},
         "more": [kind for kind in MORE if kind in there],
     }
-    return {name: value for name, value in found.items() if value}
+    return {name: value for name, value in kinds.items() if value}
 
 
 def read() -> dict[str, Any]:

@@ -31,7 +31,7 @@ def part_of(kind: Any, kept: Kept) -> Any:
                 module._is_hf_initialized = True  # nothing in it is to be filled
         there = self.state_dict().keys()
         tied = self.all_tied_weights_keys
-        self.all_tied_weights_keys = {one: other for one, other in tied.items() if {one, other} <= there}
+        self.all_tied_weights_keys = {name: other for name, other in tied.items() if {name, other} <= there}
 
     return type(kind.__name__, (kind,), {"__init__": init, "__module__": kind.__module__})
 

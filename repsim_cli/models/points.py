@@ -298,8 +298,8 @@ def by_structure(skeleton: nn.Module, sides: Sequence[str] = ()) -> Architecture
     """
     if sides:
         stacks = {side: _largest(skeleton, f"{side}.") for side in sides}
-        found = {side: stack for side, stack in stacks.items() if stack is not None}
-        return Architecture("", {}, stacks=found, guessed=True) if len(found) == len(sides) else None
+        largest = {side: stack for side, stack in stacks.items() if stack is not None}
+        return Architecture("", {}, stacks=largest, guessed=True) if len(largest) == len(sides) else None
     return _largest(skeleton, "")
 
 

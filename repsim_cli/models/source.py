@@ -222,7 +222,7 @@ def with_keys(model: Model, keys: EveryModel) -> Model:
     if keys == EveryModel():
         return model
     if isinstance(model, Family):
-        return replace(model, sources={name: _with_keys_of(one, keys) for name, one in model.sources.items()})
+        return replace(model, sources={name: _with_keys_of(member, keys) for name, member in model.sources.items()})
     if isinstance(model, Precomputed):
         key, value = next((key, value) for key, value in vars(keys).items() if value is not None)
         raise BadInput(f"{key}: stored activations have none, got {value}; drop it (`layers` selects arrays)")

@@ -68,16 +68,16 @@ def _compare_with_pieces(tokenizer: Any, folder: Path) -> None:
     from sentencepiece import SentencePieceProcessor
 
     expected = SentencePieceProcessor(model_file=str(file)).encode(SENTENCE, out_type=str)
-    if (found := tokenizer.tokenize(SENTENCE)) != expected:
-        _warn_of_pieces(str(file), " ".join(found), " ".join(expected))
+    if (pieces := tokenizer.tokenize(SENTENCE)) != expected:
+        _warn_of_pieces(str(file), " ".join(pieces), " ".join(expected))
 
 
 @functools.cache
-def _warn_of_pieces(file: str, found: str, expected: str) -> None:
+def _warn_of_pieces(file: str, pieces: str, expected: str) -> None:
     log.warning(
         "%s: transformers splits text in another way than the file, got %s for %s; save the tokenizer as "
         "tokenizer.json with the library that the model comes from",
         file,
-        found,
+        pieces,
         expected,
     )

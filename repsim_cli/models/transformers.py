@@ -377,5 +377,5 @@ def _loaded(
 
 def _backbone(config: Any) -> Any:
     """The class of AutoModel for a config."""
-    found = library().MODEL_MAPPING[type(config)]
-    return found[0] if isinstance(found, tuple | list) else found
+    loaded = library().MODEL_MAPPING[type(config)]
+    return loaded[0] if isinstance(loaded, tuple | list) else loaded

@@ -62,7 +62,7 @@ def _html(title: str, data: dict[str, Any], style_names: Sequence[str], script_n
         "data": embedded(data),
         "scripts": "".join(f"<script>{text}</script>" for text in scripts),
     }
-    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], _asset("page.html"))
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _asset("page.html"))
 
 
 def embedded(value: Any) -> str:

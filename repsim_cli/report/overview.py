@@ -17,8 +17,8 @@ SIZE = (240, 160)  # of a thumbnail, pixels at most
 
 def listed(root: Path, page: str) -> list[dict[str, Any]]:
     """The runs under root, newest first, as strict JSON. page: the name of a run's own page in its folder."""
-    found = list(reversed(runs(root)))
-    return [_described(folder, root, page, thumbnail=i < MOST) for i, folder in enumerate(found)]
+    newest_first = list(reversed(runs(root)))
+    return [_described(folder, root, page, thumbnail=i < MOST) for i, folder in enumerate(newest_first)]
 
 
 def _described(folder: Path, root: Path, page: str, *, thumbnail: bool) -> dict[str, Any]:

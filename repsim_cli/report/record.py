@@ -42,7 +42,9 @@ def record(folder: Path, among: int = 1) -> dict[str, Any]:
     whole = marked(read_results(folder)) if has_results(manifest) else Results(study=manifest["study"])
     remedied = [measured for by_remedy in whole.under_remedies().values() for measured in by_remedy.values()]
     measures = [*whole.measures, *remedied]
-    count = sum(len(m.rows.layers) * len(m.columns.layers) * len(_paths(m)) for one in measures for m in one.matrices)
+    count = sum(
+        len(m.rows.layers) * len(m.columns.layers) * len(_paths(m)) for measured in measures for m in measured.matrices
+    )
     block = math.ceil(math.sqrt(count * among / NUMBERS)) or 1
     configured = (folder / "config.yaml").is_file()
     return {

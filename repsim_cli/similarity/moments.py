@@ -165,12 +165,12 @@ def _covariances(
             rows += len(x)
     if shift is None or total is None:
         raise BadInput("extract: no row is left, got none; give more text")
-    found: dict[Cell, Tensor] = {}
+    products: dict[Cell, Tensor] = {}
     for strip in strips:
         strip.sums.addr_(total[strip.rows], total[strip.columns], alpha=-1 / rows)
-        found |= dict(zip(strip.cells, strip.sums.split(strip.widths, 1), strict=True))
+        products |= dict(zip(strip.cells, strip.sums.split(strip.widths, 1), strict=True))
     means = (shift + total / rows).split([stop - start for start, stop in itertools.pairwise(ends)])
-    return found, {a: _Layer(rows, *each) for a, *each in zip(chosen, means, single, strict=True)}
+    return products, {a: _Layer(rows, *each) for a, *each in zip(chosen, means, single, strict=True)}
 
 
 class _Strip(NamedTuple):

@@ -122,7 +122,7 @@ class Content:
 
     def of_change(self, models: tuple[str, str], measures: Mapping[str, Measure]) -> str | None:
         """The key of what differs between two models, under all of these measures; None where it cannot be cached."""
-        rows = {reading.label: own for reading, own in zip(self.readings, self.models, strict=True)}
+        rows = {reading.label: layers for reading, layers in zip(self.readings, self.models, strict=True)}
         described = {label: self._measure(measure) for label, measure in measures.items()}
         if any(rows[model] is None for model in models) or any(x["its code"] is None for x in described.values()):
             return None

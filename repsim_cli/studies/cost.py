@@ -96,10 +96,10 @@ def moments_time(measures: Iterable[Measure], widths: list[int], pairs: int, row
 def neurons_time(widths: Sequence[Sequence[int]], rows: int, rotations: int, hardware: Hardware) -> float:
     """Seconds for the products of all neurons of different models in float64, and for rotations of all layers. widths:
     of the layers of each model."""
-    neurons = [sum(own) for own in widths]
+    neurons = [sum(layers) for layers in widths]
     pairs = sum(neurons) ** 2 - sum(count**2 for count in neurons)
-    squares, cubes = (sum(width**power for own in widths for width in own) for power in (2, 3))
-    rotated = sum((sum(neurons) - sum(own)) * sum(width**2 for width in own) for own in widths)
+    squares, cubes = (sum(width**power for layers in widths for width in layers) for power in (2, 3))
+    rotated = sum((sum(neurons) - sum(layers)) * sum(width**2 for width in layers) for layers in widths)
     return 2 * (rows * (pairs + 2 * squares) + rotations * (2 * rotated + 40 * cubes)) / _speed(hardware)
 
 

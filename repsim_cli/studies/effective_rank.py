@@ -104,7 +104,7 @@ class EffectiveRank:
         self.attention: Attention = attention
         self.normaliser: Normaliser = normaliser
         self.gradients = gradients
-        self.writers = {label: self._writers(label, one) for label, one in self.convergence.trainings.items()}
+        self.writers = {label: self._writers(label, training) for label, training in self.convergence.trainings.items()}
 
     @property
     def readings(self) -> list[Reading]:
@@ -148,25 +148,25 @@ class EffectiveRank:
                 point=point,
                 model=label,
                 parameters=training.live[label].parameters,
-                steps=[one.step for one in training.series.checkpoints],
+                steps=[checkpoint.step for checkpoint in training.series.checkpoints],
                 layers=[f"{point}@{layer}" for layer in range(training.live[label].layers)],
                 values={
                     rank.step: rank.values for rank in ranks if (rank.model, rank.of, rank.point) == (label, of, point)
                 },
             )
 
-    def _ranks(self, run: Run, training: Training, found: Opened) -> list[Rank]:
+    def _ranks(self, run: Run, training: Training, opened: Opened) -> list[Rank]:
         """Proportional effective ranks of all layers of a checkpoint, from the cache where they are there."""
         sequences = training.tokens if self.gradients else None
         parts = {
             "code": CODE,
-            "weights": found.identity["weights_hash"],
-            "config": found.identity.get("config_hash"),
+            "weights": opened.identity["weights_hash"],
+            "config": opened.identity.get("config_hash"),
             "attention": self.attention,
             "normaliser": self.normaliser,
             "gradients of": sequences.hash() if sequences else None,
         }
-        step = found.checkpoint.step
+        step = opened.checkpoint.step
         with run.stage("ranks"), ExitStack() as held:
             entry = None
             if training.cache:
@@ -177,7 +177,7 @@ class EffectiveRank:
             if entry is not None and entry.complete:
                 values = entry.meta["values"]
             else:
-                values = self._computed(self.writers[training.label], found, sequences)
+                values = self._computed(self.writers[training.label], opened, sequences)
                 if entry is not None:
                     try:
                         entry.folder.mkdir(parents=True, exist_ok=True)
@@ -187,10 +187,10 @@ class EffectiveRank:
         return [Rank(training.label, step, of, point, layers) for of, point, layers in values]
 
     def _computed(
-        self, writers: Writers, found: Opened, sequences: Sequences | None
+        self, writers: Writers, opened: Opened, sequences: Sequences | None
     ) -> list[tuple[str, str, list[float]]]:
         """(parameters or gradients, kind of matrix, a value per layer)."""
-        source, device = found.source, self.hardware.device
+        source, device = opened.source, self.hardware.device
         if sequences is None:
             backbone: nn.Module = source.load(False).to(device)
             kinds = {"parameters": False}

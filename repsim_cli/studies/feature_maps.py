@@ -39,9 +39,9 @@ def kept_maps(run: Run, study: "Similarity", sequences: Mapping[str, Sequences])
         codes, firsts = np.unique(given.labels.codes, return_index=True)
         pixels = torch.from_numpy(given.inputs[firsts])
         model = named(reading.label, source.load, False)
-        found = feature_maps(model, source, reading.points, pixels, tokenizer.before)
+        maps = feature_maps(model, source, reading.points, pixels, tokenizer.before)
         stem = f"feature_maps-{number:02d}-{slug(reading.label)}"
-        values = torch.cat([x.flatten(1) for x in found], 1).double().numpy()
+        values = torch.cat([x.flatten(1) for x in maps], 1).double().numpy()
         classes = [given.labels.names[code] for code in codes]
         matrices[f"feature maps of {reading.label}"] = Matrix(
             rows=Side(model="images", layers=classes),
@@ -50,7 +50,7 @@ def kept_maps(run: Run, study: "Similarity", sequences: Mapping[str, Sequences])
             n=len(firsts),
             label="mean over channels",
             details={"images": run.write_array(f"{stem}-images", seen(pixels.numpy(), tokenizer))},
-            about={"kind": FEATURE_MAPS, "shapes": [list(x.shape[1:]) for x in found]},
+            about={"kind": FEATURE_MAPS, "shapes": [list(x.shape[1:]) for x in maps]},
         )
     return matrices
 

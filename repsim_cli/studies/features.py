@@ -196,7 +196,7 @@ class Features:
 
     @property
     def _widest(self) -> int:
-        given = [own.width for of_layer in self.given.values() for own in of_layer.values()]
+        given = [dictionary.width for of_layer in self.given.values() for dictionary in of_layer.values()]
         return max([self.recipe.width, *given])
 
     def plan(self) -> dict[str, Any]:
@@ -242,9 +242,9 @@ class Features:
         with run.stage("dictionaries"):
             known = {layer: self._known(run, layer, seen[layer], held_out[layer]) for layer in rows}
         quality_rows = [
-            [layer.model, layer.name, one.name, one.dictionary.width, one.quality.explained, one.quality.active,
-             1 - float(one.quality.alive.mean())]
-            for layer, ones in known.items() for one in ones
+            [layer.model, layer.name, each.name, each.dictionary.width, each.quality.explained, each.quality.active,
+             1 - float(each.quality.alive.mean())]
+            for layer, ones in known.items() for each in ones
         ]  # fmt: skip
         tables = {"dictionaries": Table(columns=QUALITY, rows=quality_rows), **tables}
         with run.stage("shared latents"):
@@ -275,22 +275,22 @@ class Features:
             for seed in range(self.seed, self.seed + self.seeds)
         }
         read = self.given.get((layer.model, layer.name), {})
-        for name, own in read.items():
-            _check_width(name, own, layer, seen.shape[1])
-        every = {**made, **{name: own.to(self.hardware.device) for name, own in read.items()}}
-        return [Known(name, own, quality(own, seen, held_out)) for name, own in every.items()]
+        for name, dictionary in read.items():
+            _check_width(name, dictionary, layer, seen.shape[1])
+        every = {**made, **{name: dictionary.to(self.hardware.device) for name, dictionary in read.items()}}
+        return [Known(name, dictionary, quality(dictionary, seen, held_out)) for name, dictionary in every.items()]
 
     def _shared(self, run: Run, layer: Layer, known: Sequence[Known]) -> Any:
         """The matched latents of every two dictionaries of a layer, of those that are alive."""
         for first, second in combinations(known, 2):
-            a, b = (directions(one.dictionary, one.quality.alive) for one in (first, second))
+            a, b = (directions(each.dictionary, each.quality.alive) for each in (first, second))
             if not (len(a["decoder"]) and len(b["decoder"])):
                 run.warn(f"{layer}: no latent of {first.name} or of {second.name} is alive; they are not matched")
                 continue
-            found = matched(a, b, self.absolute)
+            pairs = matched(a, b, self.absolute)
             chance = matched(a, random_directions(b, self.seed), self.absolute)
             name = f"{layer.model} {layer.name}, {first.name} and {second.name}"
-            values = np.stack([*_stacked(found), *_stacked(chance)])
+            values = np.stack([*_stacked(pairs), *_stacked(chance)])
             sides = [f"{of}{what}" for of in ("", "random ") for what in ("decoder", "encoder", "agree")]
             yield (
                 f"matched latents of {name}",
@@ -309,26 +309,26 @@ class Features:
         firsts = {layer: ones[0].dictionary for layer, ones in known.items() if ones}
         if len({layer.model for layer in firsts}) < 2:
             return
-        codes = {layer: coded(own, rows[layer]) for layer, own in firsts.items()}
+        codes = {layer: coded(dictionary, rows[layer]) for layer, dictionary in firsts.items()}
         pairs = [(a, b) for a, b in combinations(firsts, 2) if a.model != b.model]
         notices: Notices = {}
         for a, b in run.progress(pairs, label="feature spaces", unit="pairs of layers"):
             with noticed(notices, ["feature spaces"]):
-                found = spaces(
+                compared = spaces(
                     (codes[a], codes[b]),
                     (firsts[a].decoder, firsts[b].decoder),
                     least=self.least_correlation,
                     pairings=self.pairings,
                     seed=self.seed,
                 )
-            if found is None:
+            if compared is None:
                 run.warn(f"{a} and {b}: too few features correlate by {self.least_correlation}; they are left out")
                 continue
             each = []
             for name in MEASURES:
-                value, null = found.values[name], found.null[name]
+                value, null = compared.values[name], compared.null[name]
                 each += [value, float(null.mean()), (1 + int((null >= value).sum())) / (1 + len(null))]
-            yield [a.model, a.name, b.model, b.name, found.pairs, found.correlation, *each]
+            yield [a.model, a.name, b.model, b.name, compared.pairs, compared.correlation, *each]
         for label, warned in notices.items():
             for notice in warned:
                 run.warn(f"{label}: {notice}")
@@ -365,5 +365,5 @@ def _check_width(name: str, dictionary: Dictionary, layer: Layer, width: int) ->
         )
 
 
-def _stacked(found: Matched) -> list[np.ndarray]:
-    return [found.decoder, found.encoder, found.agree.astype(float)]
+def _stacked(pair: Matched) -> list[np.ndarray]:
+    return [pair.decoder, pair.encoder, pair.agree.astype(float)]

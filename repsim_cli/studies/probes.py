@@ -224,15 +224,15 @@ class Probes:
         done: list[Any] = json.loads(file.read_text()) if file.is_file() else []
         finished = {tuple(unit) for unit, _ in done}
         left = [unit for unit in self.units() if unit not in finished]
-        found = Parallel(n_jobs=min(self.hardware.workers, len(left) or 1), return_as="generator_unordered")(
+        computed = Parallel(n_jobs=min(self.hardware.workers, len(left) or 1), return_as="generator_unordered")(
             delayed(fit_unit)(
                 unit, rows[unit.model, unit.layer], targets, tuple(self.probes), splits[unit.split], self.seed
             )
             for unit in left
         )
         saved = time.monotonic()
-        for _, one in zip(run.progress(left, label="probes", unit="fits"), found, strict=True):
-            done.append(one)
+        for _, fitted in zip(run.progress(left, label="probes", unit="fits"), computed, strict=True):
+            done.append(fitted)
             if time.monotonic() - saved > SAVE_EVERY:
                 write(file, json.dumps(done).encode())
                 saved = time.monotonic()
@@ -289,12 +289,12 @@ class Probes:
                         error, fitted, given = (
                             float(np.mean(values))
                             for values in (
-                                [one.error for one in fit],
-                                [one.fitted_error for one in fit],
-                                [one.error for one in shuffled],
+                                [each.error for each in fit],
+                                [each.fitted_error for each in fit],
+                                [each.error for each in shuffled],
                             )
                         )
-                        converged = all(one.converged for one in fit)
+                        converged = all(each.converged for each in fit)
                         rows.append([label, layer, target, probe, error, fitted, given, converged, given - error])
         largest = {
             name: float(np.mean([largest_class(classes, split) for split in splits]))
@@ -325,10 +325,10 @@ class Probes:
 
 def _described(targets: Targets, largest: Mapping[str, float]) -> Iterator[list[Any]]:
     for name, classes in targets.classes.items():
-        found, counts = np.unique(classes, return_counts=True)
-        most = found[counts.argmax()]
+        values, counts = np.unique(classes, return_counts=True)
+        most = values[counts.argmax()]
         said = targets.names[name][most] if name in targets.names else str(most)
-        yield [name, len(found), said, float(counts.max() / len(classes)), largest[name]]
+        yield [name, len(values), said, float(counts.max() / len(classes)), largest[name]]
 
 
 def labels_of(
@@ -371,10 +371,10 @@ def labels_of(
         raise BadInput(f"options.keep_together: no other labels are left as targets, got '{together}'; drop it")
     classes, names = {}, {}
     for name, labels in chosen.items():
-        found, classes[name] = np.unique(labels, return_inverse=True)
-        names[name] = found.tolist()
-        if len(found) < 2:
-            raise BadInput(f"options.labels: all rows have the same {name}, got '{found[0]}'; choose other labels")
+        values, classes[name] = np.unique(labels, return_inverse=True)
+        names[name] = values.tolist()
+        if len(values) < 2:
+            raise BadInput(f"options.labels: all rows have the same {name}, got '{values[0]}'; choose other labels")
     return Targets(classes, names, documents, units, typed=bool(of_words))
 
 

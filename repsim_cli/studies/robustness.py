@@ -78,14 +78,14 @@ def _under(
         groups=study.together(),
         identities=run.manifest["models"],
     )
-    found = {}
+    matrices = {}
     for label, matrix in made.items():
         measure = label.removesuffix(f", {name}")
         record = measure_record(run, study.readings, label, measures[label], matrix, {}, None, wanted=study.wanted())
         about = {"kind": REMEDY, "measure": measure, "remedy": name}
         for part in record.matrices:
-            found[f"{label}, {part.rows.model}, {part.columns.model}"] = replace(part, about=about)
-    return found
+            matrices[f"{label}, {part.rows.model}, {part.columns.model}"] = replace(part, about=about)
+    return matrices
 
 
 def _suitable(run: Run, study: "Similarity", name: str, extract: Extract, total: int) -> dict[str, Measure]:

@@ -318,8 +318,8 @@ def opened(
         alone = run_alone({label: r.source for label, r in running.items() if isinstance(r.source, Source)}, hardware)
         if alone:
             lacking = [running[label] for label in alone if label not in entries]
-            own = entries_of(run.folder / "activations", lacking, sequences, identities, extract, hardware.dtype)
-            entries = {**entries, **held.enter_context(own)}
+            opened = entries_of(run.folder / "activations", lacking, sequences, identities, extract, hardware.dtype)
+            entries = {**entries, **held.enter_context(opened)}
             for label in alone:
                 record_alone(run, study, running.pop(label), entries[label], sequences, counts)
         with run.stage("models"):

@@ -82,7 +82,7 @@ class TrainingView:
         return {
             "models": {label: next(iter(plan["models"].values())) for label, plan in each.items()},
             "checkpoints": {
-                label: ", ".join(str(one.step) for one in training.series.checkpoints)
+                label: ", ".join(str(checkpoint.step) for checkpoint in training.series.checkpoints)
                 for label, training in self.trainings.items()
             },
             "layers": sum(plan["layers"] for plan in each.values()),
@@ -90,7 +90,7 @@ class TrainingView:
             "forward passes": sum(
                 plan["forward passes"] * len(self.trainings[label].series.checkpoints) for label, plan in each.items()
             ),
-            **({"processes": self.hardware.workers} if any(one.slow for one in self.measures.values()) else {}),
+            **({"processes": self.hardware.workers} if any(measure.slow for measure in self.measures.values()) else {}),
             "memory, GB": max((plan["memory, GB"] for plan in each.values()), key=lambda memory: memory["in all"]),
             "time, roughly": times(self.times(), self.hardware),
         }
@@ -142,7 +142,7 @@ class TrainingView:
             number, source = step.checkpoint.step, step.checkpoint.open()
             with run.stage("similarity"):
                 try:
-                    found, notices = estimate_all_pairs(
+                    estimates, notices = estimate_all_pairs(
                         training.measures,
                         lambda seen, step=step: step.rows(),
                         names=[f"{layer} at step {number}" for layer in training.layers],
@@ -155,7 +155,7 @@ class TrainingView:
                     raise RunFailed(str(error)) from error
             for notice in notices:
                 run.warn(notice)
-            for label, matrix in found.items():
+            for label, matrix in estimates.items():
                 matrices[label][number] = matrix.values.cpu().numpy()
                 self.counts = {"rows": matrix.rows, "batches": matrix.batches}
             metrics[number] = source.metrics() if source.metrics is not None else {}
@@ -183,7 +183,7 @@ class TrainingView:
             point=", ".join(self.extract.hook_points),
             model=training.label,
             parameters=training.live[training.label].parameters,
-            steps=[one.step for one in training.series.checkpoints],
+            steps=[checkpoint.step for checkpoint in training.series.checkpoints],
             layers=[layer.name for layer in training.layers],
             values={step: _to_others(matrix).tolist() for step, matrix in by_step.items()},
             bounds=card.bounds,

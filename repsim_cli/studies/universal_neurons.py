@@ -129,10 +129,11 @@ class UniversalNeurons:
                 moments.add([batch[start:end] for start, end in pairwise(ends)])
             tables = rows.tables([layer for reading in self.readings for layer in reading.layers])
         varying = [moments.lengths(model)[1].cpu().numpy() for model in range(len(self.readings))]
-        for reading, own in zip(self.readings, varying, strict=True):
-            if not own.any():
+        for reading, vary in zip(self.readings, varying, strict=True):
+            if not vary.any():
                 raise RunFailed(
-                    f"model.{reading.label}: no neuron varies over the rows, got {len(own)} constant ones; leave it out"
+                    f"model.{reading.label}: no neuron varies over the rows, got {len(vary)} constant ones; "
+                    "leave it out"
                 )
         with run.stage("counterparts"):
             made = counterparts(
@@ -142,11 +143,11 @@ class UniversalNeurons:
                 absolute=self.absolute,
                 progress=partial(run.progress, label="counterparts", unit="pairs of models"),
             )
-        matrices = dict(self._matrix(run, pair, found, varying, moments) for pair, found in made.items())
+        matrices = dict(self._matrix(run, pair, best, varying, moments) for pair, best in made.items())
         return Results(study="universal_neurons", matrices=matrices, tables=tables)
 
     def _matrix(
-        self, run: Run, pair: tuple[int, int], found: Counterparts, varying: Sequence[np.ndarray], moments: CrossMoments
+        self, run: Run, pair: tuple[int, int], best: Counterparts, varying: Sequence[np.ndarray], moments: CrossMoments
     ) -> tuple[str, Matrix]:
         """A row for each property of the neurons of a model, a column for each neuron that varies."""
         a, b = pair
@@ -157,10 +158,10 @@ class UniversalNeurons:
             [
                 layers[kept],
                 neurons[kept],
-                layers_of_others[found.neuron[kept]],
-                neurons_of_others[found.neuron[kept]],
-                found.correlation[kept],
-                *found.rotated[:, kept],
+                layers_of_others[best.neuron[kept]],
+                neurons_of_others[best.neuron[kept]],
+                best.correlation[kept],
+                *best.rotated[:, kept],
             ]
         )
         properties = ["layer", "neuron", "layer of the counterpart", "counterpart", "correlation"]

@@ -224,11 +224,11 @@ class Universality:
             places = places_of(cell.chance.readings)
             statistics = made[id(cell.chance)].statistics
             values = torch.cat([statistics["tested"][None], statistics["null"]]).cpu().numpy()
-            own = np.array([between(one, places, bound.card)[0, 1] for one in values])
-            if not np.isfinite(own).all():
+            similarities = np.array([between(draw, places, bound.card)[0, 1] for draw in values])
+            if not np.isfinite(similarities).all():
                 raise RunFailed(f"{label}: a value is not finite; please report this with the run's config")
-            tested.append(own[0])
-            nulls.append(own[1:])
+            tested.append(similarities[0])
+            nulls.append(similarities[1:])
         family = max_t(sign * torch.tensor(tested), sign * torch.from_numpy(np.stack(nulls, 1)))
         for cell, observed, null, p_family in zip(self.cells, tested, nulls, family.tolist(), strict=True):
             name = f"{label}, {cell.factor}, {cell.value}"
@@ -270,14 +270,14 @@ def _seeds(where: str, entry: str, model: Mapping[str, AnySource]) -> dict[str, 
     entries = {label: getattr(source, "entry", "") or label for label, source in model.items()}
     if entry not in entries.values():
         raise BadInput(f"{where}: no such entry of model, got '{entry}'; {did_you_mean(entry, set(entries.values()))}")
-    found: dict[str, Source] = {}
-    for label in (label for label, own in entries.items() if own == entry):
+    seeds: dict[str, Source] = {}
+    for label in (label for label, name in entries.items() if name == entry):
         source = model[label]
         if not isinstance(source, Source):
             raise BadInput(f"model.{label}: stored activations have no untrained twin, got {entry}; use a model")
         named(label, shape_key, source)
-        found[label] = source
-    return found
+        seeds[label] = source
+    return seeds
 
 
 def _check_seeds(where: str, seeds: int, others: int, alpha: float) -> None:

@@ -210,7 +210,7 @@ def loss_of(
     batch, source = [x[chosen] for x in rows], int(draw.integers(len(rows)))
     values = autoencoder.encode(batch[source], source)
     code, directions = largest(values, recipe.k), autoencoder.directions()
-    left = [x - code @ own - bias for x, own, bias in zip(batch, directions, autoencoder.biases, strict=True)]
+    left = [x - code @ decoder - bias for x, decoder, bias in zip(batch, directions, autoencoder.biases, strict=True)]
     loss = torch.stack([x.square().mean() for x in left]).sum()
     with torch.no_grad():
         autoencoder.idle.add_(1).mul_(~(code > 0).any(0))
@@ -220,8 +220,8 @@ def loss_of(
         best = values[:, dead].topk(min(count, max(1, batch[source].shape[1] // 2)), dim=1)
         of_dead = torch.zeros_like(values[:, dead]).scatter(1, best.indices, best.values)
         further = [
-            (x.detach() - of_dead @ own[dead]).square().mean() / x.detach().square().mean().clamp_min(LEAST)
-            for x, own in zip(left, directions, strict=True)
+            (x.detach() - of_dead @ decoder[dead]).square().mean() / x.detach().square().mean().clamp_min(LEAST)
+            for x, decoder in zip(left, directions, strict=True)
         ]
         loss = loss + recipe.auxiliary * torch.stack(further).sum()
     return loss

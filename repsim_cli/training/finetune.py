@@ -179,7 +179,10 @@ def adamw(model: nn.Module, rate: float, weight_decay: float) -> torch.optim.Ada
     trained = [(name, weights) for name, weights in model.named_parameters() if weights.requires_grad]
     decays = [weights.ndim > 1 and "bias" not in name for name, weights in trained]
     groups = [
-        {"params": [weights for (_, weights), own in zip(trained, decays, strict=True) if own == wanted], **settings}
+        {
+            "params": [weights for (_, weights), decay in zip(trained, decays, strict=True) if decay == wanted],
+            **settings,
+        }
         for wanted, settings in ((True, {"weight_decay": weight_decay}), (False, {"weight_decay": 0.0}))
     ]
     return torch.optim.AdamW([group for group in groups if group["params"]], lr=rate, fused=True)

@@ -150,13 +150,13 @@ def finetuned(
         words_of(plain, tokenizer)
     recipes = {"recipe": recipe, **({} if shared is None else {"shared.recipe": shared.recipe})}
     if is_dry():  # a model from the cache needs no such device, wherever it was trained
-        for key, own in recipes.items():
-            check_device(f"{key}.device", own.device)
+        for key, settings_of in recipes.items():
+            check_device(f"{key}.device", settings_of.device)
     bare = source(settings, tokens, lambda eager, how=WHOLE: nn.Module(), dict, None)
     if recipe.sparsity is not None:
         blocks_of(settings, bare.skeleton)
-    for key, own in recipes.items():
-        check_length(f"{key}.length", own, bare)
+    for key, settings_of in recipes.items():
+        check_length(f"{key}.length", settings_of, bare)
     is_frozen = frozen(bare, recipe.freeze) if recipe.freeze is not None else None
 
     @functools.cache
@@ -242,12 +242,12 @@ def finetuned(
                 return logits_of(model, of, segments=bare.segments, batch_size=recipe.batch_size)
 
             def scores() -> Metrics:
-                found = in_distribution(
+                metrics = in_distribution(
                     answers(sequences("evaluate")), sequences("evaluate").labels, scored["evaluate"]
                 )
                 if recipe.sparsity is not None:
-                    found |= achieved(blocks_of(model.config, model.base_model))[0]
-                return found
+                    metrics |= achieved(blocks_of(model.config, model.base_model))[0]
+                return metrics
 
             def keep(step: int) -> None:
                 if step not in recipe.kept:

@@ -130,8 +130,8 @@ def split_of(rows: int, share: float, seed: int) -> Split:
 
 def largest_class(classes: Int[np.ndarray, " n"], split: Split) -> float:
     """The error of always giving the most frequent class of the fitted rows."""
-    found, counts = np.unique(classes[split.fitted], return_counts=True)
-    return float(np.mean(classes[split.held_out] != found[counts.argmax()]))
+    values, counts = np.unique(classes[split.fitted], return_counts=True)
+    return float(np.mean(classes[split.held_out] != values[counts.argmax()]))
 
 
 class ProbeFit(NamedTuple):

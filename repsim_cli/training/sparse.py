@@ -120,7 +120,7 @@ def _block(table: Architecture, backbone: nn.Module, layer: int) -> Block | None
     )
     known = [modules[place.module] for place in places if place is not None]
     linear = [each for each in modules[f"{table.blocks}.{layer}"].modules() if isinstance(each, nn.Linear)]
-    others = [each for each in linear if not any(each is one for one in known)]
+    others = [each for each in linear if not any(each is module for module in known)]
     if len(known) != 4 or len(linear) != 6 or len(others) != 2 or layer not in table.heads:
         return None
     value, output, first, last = (each for each in known if isinstance(each, nn.Linear))
