@@ -12,6 +12,7 @@ from typing import Any
 
 from repsim_cli.errors import BadInput
 from repsim_cli.executors.base import Executor, Job, Record, Unit
+from repsim_cli.planning import unfit
 from repsim_cli.settings import Hardware
 
 EXECUTORS = {
@@ -30,16 +31,15 @@ def executor_of(hardware: Hardware, threads: int, memory: float = 0.0) -> Execut
 
 
 def check_executor(hardware: Mapping[str, Any], cache: bool) -> None:
-    """Raises BadInput where units cannot run on this executor: without its package, its command, or the cache."""
+    """Raises BadInput where units cannot run on this executor; that its package or command is missing is only noted, as
+    `unfit`, so that a run can be planned on another machine."""
     name = hardware["executor"]
     package = PACKAGES.get(name)
     if package is not None and find_spec(package) is None:
-        raise BadInput(f"hardware.executor: {name} needs the package {package}, got none; pip install -e '.[{name}]'")
+        unfit(f"hardware.executor: {name} needs the package {package}, got none; pip install -e '.[{name}]'")
     command = COMMANDS.get(name)
     if command is not None and shutil.which(command) is None:
-        raise BadInput(
-            f"hardware.executor: {name} needs the command {command}, got none; run on a machine of the cluster"
-        )
+        unfit(f"hardware.executor: {name} needs the command {command}, got none; run on a machine of the cluster")
     if name == "slurm" and hardware.get("processes") is None:
         raise BadInput("hardware.processes: SLURM is asked for so many workers, got null; set hardware.processes=8")
     if name == "slurm" and hardware.get("gpus_per_worker", 1) % 1:

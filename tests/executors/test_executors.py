@@ -154,6 +154,15 @@ def test_settings_that_cannot_be(repsim, monkeypatch):
     assert "hardware.executor: workers leave their results in the cache, got processes with cache=false; drop" in err
 
 
+def test_a_run_is_planned_where_its_executor_cannot_be_had(repsim, monkeypatch):
+    monkeypatch.setattr("repsim_cli.executors.find_spec", lambda name: None)
+    monkeypatch.setattr("repsim_cli.executors.COMMANDS", {"slurm": "no-such-command"})
+    for name, lacking in (("ray", "the package ray"), ("slurm", "the command no-such-command")):
+        code, out, err = repsim("run", f"hardware={name}", "hardware.processes=2", "dry_run=true")
+        assert (code, err) == (0, "")
+        assert f"does not run here\n    hardware.executor: {name} needs {lacking}, got none;" in out
+
+
 def test_workers_that_never_start_stop_the_run(begun):
     message = "hardware.executor: workers end before they are ready, got the process ended"
     with pytest.raises(BadInput, match=message), begun(ALONE, session="end"):
