@@ -138,16 +138,19 @@ def _speed(hardware: Hardware, dtype: str = "float32") -> float:
 
 @functools.cache
 def speed_of(device: str, dtype: str = "float32", threads: int | None = None) -> tuple[float, str]:
-    """Operations per second of a matrix product, the best of several, and how this is known. threads: of the CPU."""
+    """Operations per second of a matrix product, the best of several, and how this is known. threads: of the CPU, whose
+    own time counts, so that other load on the machine does not."""
     try:
         x = torch.rand(SIDE, SIDE, device=device, dtype=getattr(torch, dtype))
     except (RuntimeError, AssertionError):
         return ASSUMED[dtype], f"assumed for '{device}', which this machine lacks"
     best, before = float("inf"), torch.get_num_threads()
-    torch.set_num_threads(threads or before)
+    on_cpu, side_by_side = x.device.type == "cpu", threads or before
+    clock = time.process_time if on_cpu else time.perf_counter
+    torch.set_num_threads(side_by_side)
     for _ in range(4):  # the first warms up
-        start = time.perf_counter()
+        start = clock()
         (x @ x)[0, 0].item()
-        best = min(best, time.perf_counter() - start)
+        best = min(best, (clock() - start) / (side_by_side if on_cpu else 1))
     torch.set_num_threads(before)
-    return 2 * SIDE**3 / best, f"measured on '{device}'"
+    return 2 * SIDE**3 / best, f"measured on '{device}'" + on_cpu * " in CPU time, as if nothing else ran"
