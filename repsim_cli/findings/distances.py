@@ -193,7 +193,7 @@ def _distances(run: Finished, matrix: Matrix) -> Any:
     names = []
     for place, (kind, pairs) in enumerate(by_kind.items()):
         values, colour = whole[tuple(np.array(pairs).T)], cycled(COLOURS, place + 1)[place]
-        names.append(f"{kind[0]} –\n{kind[1]}\n{len(values)} pairs")
+        names.append(f"{kind[0]} –\n{kind[1]}\n{len(values)} pair{'s' if len(values) != 1 else ''}")
         if len(values) >= VIOLIN and np.ptp(values):
             drawn: Any = axes.violinplot(values, [place], widths=0.8, showextrema=False)
             drawn["bodies"][0].set(facecolor=colour, alpha=0.2)

@@ -20,7 +20,7 @@ from typing import Any
 
 from repsim_cli.report import overview
 from repsim_cli.report.record import record
-from repsim_cli.results import write
+from repsim_cli.results import version, write
 
 FILE = "report.html"
 ASSETS = Path(str(resources.files("repsim_cli"))) / "assets" / "report"
@@ -46,8 +46,10 @@ def page(folders: Sequence[Path]) -> str:
 
 def save_overview(root: Path) -> Path:
     """Writes the page that lists all runs under root, and returns its path."""
-    data = {"root": root.name, "runs": overview.listed(root, FILE)}
-    file = root / overview.FILE
+    file, made_by = root / overview.FILE, version("repsim-cli")
+    before = _data(file)
+    known = {run["folder"]: run for run in before["runs"]} if before.get("made_by") == made_by else {}
+    data = {"root": root.name, "made_by": made_by, "runs": overview.listed(root, FILE, known)}
     write(file, _html(f"Runs in {root.name}", data, ("page.css",), ("overview.js",)).encode())
     return file
 
@@ -63,6 +65,14 @@ def _html(title: str, data: dict[str, Any], style_names: Sequence[str], script_n
         "scripts": "".join(f"<script>{text}</script>" for text in scripts),
     }
     return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _asset("page.html"))
+
+
+def _data(file: Path) -> dict[str, Any]:
+    """The data of a page that was written before; empty where there is none that can be read."""
+    try:
+        return json.loads(re.findall(r'<script type="application/json" id="data">(.*)</script>', file.read_text())[0])
+    except (OSError, ValueError, IndexError):
+        return {}
 
 
 def embedded(value: Any) -> str:

@@ -20,6 +20,7 @@ from repsim_cli import comparison, report, results
 from repsim_cli.cli import show
 from repsim_cli.content import Axis, Band, Curve, Matrix, Measured, Results, Side, Table, Verdict
 from repsim_cli.errors import BadInput
+from repsim_cli.report import overview
 
 HOSTILE = "<script>window.pwned=1</script></script><!--'\"&amp;\u2028\u2029`${1}<img src=x onerror=window.pwned=1>"
 CARDS = {
@@ -433,9 +434,7 @@ def test_a_click_draws_the_row(tmp_path, opened):
         page.evaluate("document.querySelector('#row h3').textContent")
         == f"{' '.join(row)} against the layers of {column[0]}"
     )
-    told = page.evaluate(
-        "[...document.querySelectorAll('#row tbody tr')].map((r) => [...r.cells].map((c) => c.textContent))"
-    )
+    told = page.evaluate("[...document.querySelectorAll('#row tbody tr')].map((r) => [...r.cells].map((c) => c.title || c.textContent))")  # fmt: skip
     assert [layer for layer, *_ in told] == [f"resid_post@{k}" for k in range({"small": 3, "large": 5}[column[0]])]
     for layer, *numbers in told:
         assert [float(n) for n in numbers] == [value(folder, "cka", row, (column[0], layer), w) for w in ("values", "se", "p")]  # fmt: skip
@@ -528,6 +527,10 @@ def test_the_answer_comes_first_and_figures_are_shown(tmp_path, opened):
     assert ids[-2:] == ["configuration", "repeat"]
     assert ids.index("tables") < ids.index("summary")
     assert page.evaluate("document.querySelector('#results .verdict').textContent") == "\u2713 holds"
+    told = page.evaluate("document.querySelector('#results li').textContent")
+    assert told.endswith("cka: 0.25 \u00b1 0.13, threshold 0, p = 0.031)")
+    heads = page.evaluate("[...document.querySelectorAll('#results th')].map((h) => h.textContent)")
+    assert heads == ["measure", "model", "layer", "other model", "other layer", "value", "p, corrected"]
     shown = page.evaluate("[...document.querySelectorAll('#results tbody tr')].map((r) => [...r.cells].map((c) => c.title || c.textContent))")  # fmt: skip
     assert [row[0] for row in shown] == ["cka", "procrustes"]
     for (label, a, layer, b, other, number, *_), best in zip(shown, (max, min), strict=True):
@@ -872,11 +875,29 @@ def test_the_page_of_all_runs_lists_them_newest_first(two_runs, repsim):
     assert whole["page"] == "2026/one/report.html"
     assert whole["models"] == ["small", "large"]
     assert whole["warnings"] == 1
+    assert whole["seconds"] == results.read_manifest(two_runs / "2026" / "one")["seconds"]
     picture = matplotlib.image.imread(io.BytesIO(base64.b64decode(whole["thumbnail"])))
     assert picture.shape[:2] == (160, 80)  # within 240 x 160, of the map of all models
     assert abs(float(picture[0, 0, 0]) - 0.8) < 0.02
     assert "<script>window.pwned" not in page
     assert "</script><!--" not in page
+
+
+def test_the_page_of_all_runs_reads_what_changed_alone(two_runs, monkeypatch):
+    """Of two runs one changes: the other is taken from the page that stands there, with the same content."""
+    first = inside(report.save_overview(two_runs).read_text())
+    read = []
+    monkeypatch.setattr(overview, "_config", lambda folder: read.append(folder.name) or {})
+    assert inside(report.save_overview(two_runs).read_text()) == first
+    assert read == []
+    with results.amending(two_runs / "2026" / "one") as run:
+        run.warn("another")
+    broken, whole = inside(report.save_overview(two_runs).read_text())["runs"]
+    assert read == ["one"]
+    assert (broken, whole["warnings"]) == (first["runs"][0], 2)
+    (two_runs / "index.html").write_text("<p>no page of ours")
+    report.save_overview(two_runs)
+    assert read == ["one", "two", "one"]
 
 
 def test_no_run_has_no_page_of_all_runs(tmp_path, repsim):

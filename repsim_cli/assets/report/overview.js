@@ -17,16 +17,15 @@ function el(tag, attributes = {}, ...children) {
   return made;
 }
 
-const lasted = (s) => (s < 100 ? `${Number(s.toPrecision(3))} s` : s < 6000 ? `${(s / 60).toFixed(1)} min` : `${(s / 3600).toFixed(1)} h`);
+const NUMBERS = new Set(["started", "seed", "seconds", "warnings"]);
+const lasted = (s) => (s < 100 ? `${Number(s.toPrecision(s < 10 ? 2 : 3))} s` : s < 6000 ? `${(s / 60).toFixed(1)} min` : `${(s / 3600).toFixed(1)} h`);
 const link = (run) => run.page && run.page.split("/").map(encodeURIComponent).join("/");
 const listed = (names) => (names.length > 6 ? `${names.slice(0, 5).join(", ")} and ${names.length - 5} more` : names.join(", "));
 
 function cell(run, key) {
   const value = run[key];
   if (key === "name" && link(run)) return el("td", {}, el("a", { href: link(run) }, value));
-  if (key === "seconds") return el("td", { class: "number" }, lasted(value));
-  if (typeof value === "number") return el("td", { class: "number" }, String(value));
-  if (key === "started") return el("td", { class: "number" }, value);
+  if (NUMBERS.has(key)) return el("td", { class: "number" }, value === null ? "\u2013" : key === "seconds" ? lasted(value) : String(value));
   if (key === "status") return el("td", { class: value === "complete" ? null : "fails", title: run.error }, value);
   if (Array.isArray(value)) return el("td", { title: value.join(", ") }, listed(value));
   return el("td", {}, value);
@@ -53,7 +52,7 @@ function search() {
   count.textContent = `${shown.toLocaleString("en")} of ${rows.length.toLocaleString("en")} ${rows.length === 1 ? "run" : "runs"}`;
 }
 
-const heads = Object.entries(COLUMNS).map(([key, text]) => el("th", { scope: "col", class: typeof DATA.runs[0]?.[key] === "number" ? "number" : null },
+const heads = Object.entries(COLUMNS).map(([key, text]) => el("th", { scope: "col", class: NUMBERS.has(key) ? "number" : null },
   el("button", { type: "button", onclick: () => sort(key) }, text)));
 
 function sort(key) {
@@ -63,7 +62,7 @@ function sort(key) {
   head.setAttribute("aria-sort", down ? "descending" : "ascending");
   const of = ({ run }) => (Array.isArray(run[key]) ? run[key].join(" ") : run[key]);
   const order = (a, b) => (typeof a === "number" ? a - b : String(a).localeCompare(String(b), "en", { numeric: true }));
-  rows.sort((a, b) => (down ? -1 : 1) * order(of(a), of(b)));
+  rows.sort((a, b) => (of(a) === null) - (of(b) === null) || (down ? -1 : 1) * order(of(a), of(b)));
   body.append(...rows.map(({ line }) => line));
 }
 

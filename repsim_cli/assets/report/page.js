@@ -37,7 +37,13 @@ const full = (value) => (value === null || Number.isNaN(value) ? "no value" : St
 const short = (value) => (value === null || Number.isNaN(value) ? "no value" : String(Number(value.toPrecision(6))));
 const brief = (value) => (value === null || Number.isNaN(value) ? "no value" : String(Number(value.toPrecision(4))));
 const counted = (n, what) => `${n.toLocaleString("en")} ${what}${n === 1 ? "" : "s"}`;
-const lasted = (seconds) => (seconds < 100 ? `${brief(seconds)} s` : seconds < 6000 ? `${(seconds / 60).toFixed(1)} min` : `${(seconds / 3600).toFixed(1)} h`);
+const lasted = (seconds) => (seconds < 100 ? `${Number(seconds.toPrecision(seconds < 10 ? 2 : 3))} s` : seconds < 6000 ? `${(seconds / 60).toFixed(1)} min` : `${(seconds / 3600).toFixed(1)} h`);
+// As far as the error lets it be known: two digits of the error.
+const measured = (value, se) => {
+  if (!se) return brief(value);
+  const places = Math.min(12, Math.max(0, 1 - Math.floor(Math.log10(se))));
+  return `${value.toFixed(places)} \u00b1 ${se.toFixed(places)}`;
+};
 const layer = (model, name) => ({ model, name, key: JSON.stringify([model, name]) });
 const said = (layer) => `${layer.model} ${layer.name}`;
 const unique = (list) => [...new Set(list)];
@@ -106,7 +112,7 @@ function table(caption, columns, rows, { classes = () => null, tall = false, rou
       const mark = Object.hasOwn(VERDICTS, cell) ? VERDICTS[cell] : "";
       const rounded = round && typeof cell === "number";
       const text = empty ? "\u2013" : rounded ? brief(cell) : typeof cell === "object" ? JSON.stringify(cell) : mark + String(cell);
-      return el("td", { class: numeric[c] ? "number" : mark ? `verdict ${cell}` : null, title: rounded ? full(cell) : null }, text);
+      return el("td", { class: numeric[c] ? "number" : mark ? `verdict ${cell}` : text.length > 60 ? "long" : null, title: rounded ? full(cell) : null }, text);
     }));
   const sorted = [...rows];
   const rest = el("p", { class: "quiet" }, `${SHOWN} of ${counted(rows.length, "row")}. `, el("button", { type: "button", onclick: () => fill(rows.length) }, "Show all"));
@@ -503,7 +509,7 @@ function colourBar(panel) {
     pen.fillStyle = `rgb(${colour.join(",")})`;
     pen.fillRect(i, 0, 1, 1);
   });
-  return el("div", { class: "bar" }, short(panel.scale.low), canvas, short(panel.scale.high), el("span", { class: "quiet" }, [panel.note, inBlocks([...panel.rows, ...panel.columns])].filter(Boolean).join("; blocks of ")));
+  return el("div", { class: "bar" }, brief(panel.scale.low), canvas, brief(panel.scale.high), el("span", { class: "quiet" }, [panel.note, inBlocks([...panel.rows, ...panel.columns])].filter(Boolean).join("; blocks of ")));
 }
 
 // ---- lines ----
@@ -548,7 +554,7 @@ function chart(names, lines, xLabel, yLabel, marked = null, band = "one standard
       bands,
       axes: [
         { ...axis, label: xLabel, ...(named ? { space: 16, rotate: -90, size: 14 + 7 * most, incrs: [1, 2, 5, 10, 20, 50, 100], values: (_, splits) => splits.map((i) => (Number.isInteger(i) && names[i] !== undefined ? middle(String(names[i]), 16) : "")) } : {}) },
-        { ...axis, label: yLabel, size: 64 },
+        { ...axis, label: middle(yLabel, 34), size: 64, values: ticks },
       ],
       hooks: {
         setCursor: [({ cursor }) => tell(cursor.idx ?? marked)],
@@ -570,11 +576,14 @@ function chart(names, lines, xLabel, yLabel, marked = null, band = "one standard
   }
 
   function tell(i) {
-    below.textContent = i === null || i === undefined ? "" : `${names[i]}: ${lines.map((line) => `${lines.length > 1 ? `${line.label} ` : ""}${full(line.y[i] ?? null)}`).join("; ")}`;
+    below.textContent = i === null || i === undefined ? "" : `${names[i]}: ${lines.map((line) => `${lines.length > 1 ? `${line.label} ` : ""}${short(line.y[i] ?? null)}`).join("; ")}`;
   }
 
   return { box, draw };
 }
+
+// As many digits as tell neighbouring ticks apart.
+const ticks = (_, values, axis, space, step) => values.map((value) => value.toLocaleString("en", { maximumFractionDigits: Math.min(12, Math.max(0, 1 - Math.floor(Math.log10(step)))) }));
 
 const axisName = (axis) => (axis.unit ? `${axis.name}, ${axis.unit}` : axis.name);
 
@@ -616,7 +625,7 @@ function stepChart(curve, heading) {
       bands,
       axes: [
         { ...axis, label: `${axisName(curve.x)} (logarithmic)`, filter: (_, splits) => splits, splits: () => powers(curve.at), values: (_, splits) => splits.map((step) => step.toLocaleString("en")) },
-        { ...axis, label: axisName(curve.y), size: 64 },
+        { ...axis, label: middle(axisName(curve.y), 34), size: 64, values: ticks },
       ],
       hooks: { setCursor: [({ cursor }) => tell(cursor.idx)] },
     }, data, host);
@@ -625,7 +634,7 @@ function stepChart(curve, heading) {
 
   function tell(i) {
     const each = [...(mean ? [["mean", mean]] : []), ...(several ? names.map((name, k) => [name, values[k]]) : [])];
-    below.textContent = i === null || i === undefined ? "" : `${x} ${curve.at[i]}: ${each.map(([name, line]) => `${name} ${full(line[i] ?? null)}`).join("; ")}`;
+    below.textContent = i === null || i === undefined ? "" : `${x} ${curve.at[i]}: ${each.map(([name, line]) => `${name} ${short(line[i] ?? null)}`).join("; ")}`;
   }
 
   return { box, draw };
@@ -811,7 +820,7 @@ function matrices() {
       });
     }
     row.append(el("h3", {}, `${said(own)} against the layers of ${column.model}`), line.box,
-      el("details", {}, el("summary", {}, "The row's numbers"), table(`${said(own)} against the layers of ${column.model}`, columns, rows, { tall: true })));
+      el("details", {}, el("summary", {}, "The row's numbers"), table(`${said(own)} against the layers of ${column.model}`, columns, rows, { tall: true, round: true })));
     line.draw();
   }
 
@@ -840,12 +849,12 @@ function reading(record) {
   const drawn = chance?.permutations ? `${chance.permutations} random pairings${chance.share < 1 ? ` of ${chance.segments} segments, one per document, with ${short(100 * chance.share)} % of the rows` : ""}` : "closed form";
   const bound = (value, other) => (value === null ? other : short(value));
   const batches = `${estimate.batches} ${estimate.batches === 1 ? "batch" : "batches"}`;
-  const estimates = { full: "one sample", per_batch: `mean over ${batches}`, ratio_of_sums: `HSIC summed over ${batches}`, moments: "second moments of all rows" };
+  const estimates = { full: "One sample", per_batch: `Mean over ${batches}`, ratio_of_sums: `HSIC summed over ${batches}`, moments: "Second moments of all rows" };
   const settings = Object.entries(record.settings ?? {}).map(([name, value]) => `${name} = ${JSON.stringify(value)}`).join(", ");
   const facts = [
     record.block > 1 ? averaged(record) : "",
     `${card.label}: ${card.larger_is_closer ? "larger" : "smaller"} is closer; range: ${bound(card.bounds[0], "no lower bound")} to ${bound(card.bounds[1], "no upper bound")}; ${card.symmetric ? "symmetric" : "not symmetric: the row is explained by the column"}.`,
-    `${estimates[estimate.kind] ?? estimate.kind}, ${estimate.rows} of ${estimate.rows_available} ${estimate.unit ?? "rows"}${settings ? `; ${settings}` : ""}.`,
+    `${estimates[estimate.kind] ?? estimate.kind}, ${estimate.rows.toLocaleString("en")} of ${estimate.rows_available.toLocaleString("en")} ${estimate.unit ?? "rows"}${settings ? `; ${settings}` : ""}.`,
     chance ? `p values: ${drawn}; not corrected for the number of cells.` : "",
     card.note,
     (card.invariant_to ?? []).length ? `Unchanged by: ${card.invariant_to.join(", ").replaceAll("_", " ")}.` : "",
@@ -870,7 +879,7 @@ function summary() {
     ["seed", manifests.map((m) => m.seed)],
     ["device", manifests.map((m) => m.device ?? null)],
     ["models", manifests.map(models)],
-    ["rows", manifests.map((m) => (m.rows !== null && typeof m.rows === "object" ? Object.entries(m.rows).map(([what, n]) => `${n} of ${what}`).join(", ") : (m.rows ?? null)))],
+    ["rows", manifests.map((m) => (m.rows !== null && typeof m.rows === "object" ? Object.entries(m.rows).map(([what, n]) => `${n.toLocaleString("en")} of ${what}`).join(", ") : (m.rows?.toLocaleString("en") ?? null)))],
     ["remedies", manifests.map((m) => (m.remedies ? Object.entries(m.remedies).map(([what, value]) => `${what.replaceAll("_", " ")}: ${typeof value === "number" ? short(value) : value}`).join(", ") : null))],
     ["measures", RUNS.map((run) => run.measures.map((m) => m.label).join(", ") || null)],
     ["claims", RUNS.map((run) => unique(run.claims.map((c) => c.verdict)).map((verdict) => `${run.claims.filter((c) => c.verdict === verdict).length} ${verdict}`).join(", ") || null)],
@@ -887,7 +896,7 @@ function answer() {
     const facts = [m.status, counted(Object.keys(m.models ?? {}).length, "model"), typeof m.rows === "number" ? counted(m.rows, "row") : null, m.seconds === undefined ? null : lasted(m.seconds)];
     const verdicts = run.claims.map((c) => el("li", {},
       el("span", { class: `verdict ${c.verdict}` }, `${VERDICTS[c.verdict] ?? ""}${c.verdict}`), `: ${c.says} `,
-      el("span", { class: "quiet" }, `(${c.source}; ${c.measure}${c.value === null ? `: ${c.why}` : `: ${brief(c.value)}${c.se === null ? "" : ` \u00b1 ${brief(c.se)}`}, threshold ${brief(c.threshold)}${c.p === null ? "" : `, p = ${brief(c.p)}`}`})`)));
+      el("span", { class: "quiet" }, `(${c.source}; ${c.measure}${c.value === null ? `: ${c.why}` : `: ${measured(c.value, c.se)}, threshold ${brief(c.threshold)}${c.p === null ? "" : `, p = ${Number(c.p.toPrecision(2))}`}`})`)));
     return [
       ...(MANY ? [el("h3", {}, title(run))] : []),
       el("p", {}, facts.filter(Boolean).join(", "), m.error ? `: ${m.error}` : ""),
@@ -896,7 +905,7 @@ function answer() {
   });
   const rows = RUNS.flatMap((run) => run.measures.flatMap((measure) => closest(measure).map((row) => ofRun(run, row))));
   const known = RUNS.some((run) => run.measures.some((m) => m.null));
-  if (rows.length) parts.push(table("The closest layers of two models", runColumn(["measure", "model", "layer", "other model", "other layer", "value", "chance", "calibrated", "p, corrected"]), rows, { tall: true, round: true }));
+  if (rows.length) parts.push(table("The closest layers of two models", ...withoutEmpty(runColumn(["measure", "model", "layer", "other model", "other layer", "value", "chance", "calibrated", "p, corrected"]), rows), { tall: true, round: true }));
   parts.push(...unique(RUNS.flatMap((run) => run.measures.filter((m) => m.block > 1).map(averaged))).map((text) => el("p", { class: "quiet" }, text)));
   if (rows.length && !known) parts.push(el("p", { class: "quiet" }, "Chance is not known: nothing was tested. significance=permutation adds its level, calibrated scores and p values."));
   return section("results", "Results", ...parts);
@@ -918,7 +927,7 @@ function figures() {
     const heading = MANY ? `${run.letter}: ${name}` : name;
     if (!png) return el("p", { class: "quiet" }, `${heading}: in the run's folder, figures/`);
     const files = { png: ["image/png", () => decoded(png)], ...(svg ? { svg: ["image/svg+xml", () => decoded(svg)] } : {}) };
-    return el("figure", { class: "drawn" }, el("figcaption", {}, heading), el("img", { src: `data:image/png;base64,${png}`, alt: `Figure ${name}`, decoding: "async" }), downloads(name, files));
+    return el("figure", { class: "drawn" }, el("figcaption", {}, heading), el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": `Figure ${heading}` }, el("img", { src: `data:image/png;base64,${png}`, alt: `Figure ${name}`, decoding: "async" })), downloads(name, files));
   }));
   return parts.length ? section("figures", "Figures", el("div", { class: "gallery" }, ...parts)) : null;
 }
@@ -926,6 +935,12 @@ function figures() {
 function warnings() {
   const found = RUNS.flatMap((run) => run.manifest.warnings.map((text) => `${MANY ? `${run.letter}: ` : ""}${text}`));
   return section("warnings", "Warnings", found.length ? el("ul", { class: "plain" }, ...found.map((text) => el("li", { class: "warning" }, text))) : el("p", {}, "None."));
+}
+
+// Columns and rows without the columns that are empty in every row.
+function withoutEmpty(columns, rows) {
+  const kept = columns.map((_, c) => c).filter((c) => rows.some((row) => row[c] !== null && row[c] !== undefined));
+  return [kept.map((c) => columns[c]), rows.map((row) => kept.map((c) => row[c]))];
 }
 
 const ofRun = (run, row) => (MANY ? [run.letter, ...row] : row);
@@ -969,7 +984,7 @@ function layerCharts(run) {
       const label = curve.about.pairs_of?.join(" \u2013 ") ?? curve.about.model ?? "";
       const band = Object.values(curve.bands)[0];
       if (curve.mean) return [{ label, y: curve.mean, low: band?.low, high: band?.high }];
-      return Object.entries(curve.lines).map(([way, y]) => ({ label: `${label}, ${way}`, y: [...y, ...Array(longest.at.length - y.length).fill(null)] }));
+      return Object.entries(curve.lines).map(([way, y]) => ({ label: Object.keys(curve.lines).length > 1 ? `${label}, ${way}` : label, y: [...y, ...Array(longest.at.length - y.length).fill(null)] }));
     });
     const said = members.map((curve) => Object.values(curve.bands)[0]?.of).find(Boolean);
     return [name, chart(longest.at, lines, "layer", axisName(longest.y), null, said)];
