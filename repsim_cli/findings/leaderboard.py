@@ -1,4 +1,5 @@
-"""The grades of measures that come with the package: those of `experiment=grounding`, written by scripts/grades."""
+"""The grades of measures that come with the package: of language models by `experiment=grounding`, of image models
+by `experiment=grounding_images`, written by scripts/grades."""
 
 import csv
 from collections.abc import Iterable
@@ -9,7 +10,8 @@ FILE = Path(str(resources.files("repsim_cli"))) / "assets" / "grades.csv"
 
 
 def leaderboard() -> dict[str, dict[str, str]]:
-    """By measure, the best first, the columns of the table `measures by grade`."""
+    """By measure, the best on language first, the columns of the table `measures by grade`; `images`, `images low` and
+    `images high` are the mean rank on images and its band."""
     with FILE.open(newline="") as stream:
         rows = csv.DictReader(line for line in stream if not line.startswith("#"))
         return {row["measure"]: row for row in rows}
@@ -22,11 +24,15 @@ def grade(measure: str) -> str:
     ''
     """
     graded = leaderboard()
-    return f" [mean rank {graded[measure]['mean rank']} of {len(graded)}]" if measure in graded else ""
+    if measure not in graded:
+        return ""
+    row = graded[measure]
+    return f" [mean rank {row['mean rank']} of {len(graded)}, on images {row['images']}]"
 
 
 def trust(measures: Iterable[str]) -> dict[str, float]:
-    """By measure, the share of the graded measures that it is better than on average; a half without a grade.
+    """By measure, the share of the graded measures that it is better than on average, on language; a half without a
+    grade.
 
     >>> trust(["no such measure"])
     {'no such measure': 0.5}

@@ -311,14 +311,14 @@ def test_the_list_of_measures_says_what_each_allows(repsim):
 
 
 def test_the_list_of_measures_shows_their_grades(repsim):
-    """The mean rank of every measure that experiment=grounding could grade."""
+    """The mean ranks of every measure that experiment=grounding and experiment=grounding_images could grade."""
     lines = dict(line.split(None, 1) for line in repsim("list", "measure")[1].splitlines())
     graded = leaderboard()
     assert graded.keys() < set(ROOMS["measure"].names())
     assert len(graded) > 50
     for name, row in graded.items():
-        assert f" [mean rank {row['mean rank']} of {len(graded)}]" in lines[name]
-        assert 1 <= float(row["mean rank"]) <= len(graded)
+        assert f" [mean rank {row['mean rank']} of {len(graded)}, on images {row['images']}]" in lines[name]
+        assert all(1 <= float(row[key]) <= len(graded) for key in ("mean rank", "images"))
     assert "mean rank" not in lines["attention_js"]
     assert [float(row["mean rank"]) for row in graded.values()] == sorted(
         float(x["mean rank"]) for x in graded.values()
