@@ -4,11 +4,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from itertools import combinations
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import scipy
 from jaxtyping import Float
+from scipy.cluster import hierarchy
+from scipy.spatial.distance import squareform
 
 from repsim_cli.content import CHANCE, DIAGNOSTICS, FEATURE_SHARE, ROWS_SHARE, Matrix, Measured
 from repsim_cli.draw.heatmap import (
@@ -384,10 +386,11 @@ def figures(run: Finished, whole: bool) -> Iterator[Job]:
 
 
 def _grid(run: Finished, measured: Measured, quantity: str) -> Any:
-    """The matrices of all pairs of models in one."""
+    """The matrices of all pairs of models in one, its layers in the order of the analysis."""
     layers = {matrix.rows.model: matrix.rows.layers for matrix in measured.matrices}
     models = list(layers)
     ends = np.cumsum([0, *map(len, layers.values())])
+    larger, order = measured.card["larger_is_closer"], run.results.analyses["maps"]["options"].get("order", "model")
 
     def joined(quantity: str) -> np.ndarray:
         whole = np.full((ends[-1], ends[-1]), np.nan)
@@ -399,15 +402,23 @@ def _grid(run: Finished, measured: Measured, quantity: str) -> Any:
                 whole[ends[j] : ends[j + 1], ends[i] : ends[i + 1]] = block.T
         return whole
 
-    names = [name for model in models for name in layers[model]]
+    at = ORDERS[order](np.diff(ends), joined("values") if larger else -joined("values"))
+    cells = np.ix_(at, at)
+    everywhere = [(model, name) for model in models for name in layers[model]]
+    owners, names = map(list, zip(*(everywhere[i] for i in at), strict=True))
     values = quantity == "values"
-    p = joined(tested(measured.null)[0]) if values and measured.null else None
-    score = joined("calibrated") if values and matrix_has(measured, "calibrated") else None
-    owners = [model for model in models for _ in layers[model]]
-    level = _level(run, measured, joined("values"), owners, owners) if values else None
-    figure, _ = _measured(joined(quantity), p, names, names, measured, quantity, ends[:-1].tolist(), score, level)
+    p = joined(tested(measured.null)[0])[cells] if values and measured.null else None
+    score = joined("calibrated")[cells] if values and matrix_has(measured, "calibrated") else None
+    level = _level(run, measured, joined("values")[cells], owners, owners) if values else None
     shown, said = by_block(names)
+    mixed = order != "model"
+    labels = [f"{model} {name}" for model, name in zip(owners, shown, strict=True)] if mixed else names
+    starts = (0,) if mixed else ends[:-1].tolist()
+    figure, _ = _measured(joined(quantity)[cells], p, labels, labels, measured, quantity, starts, score, level)
     for number, each in enumerate(pair(figure)):
+        if mixed:
+            each.set_xlabel(", ".join(filter(None, [f"layers by {order}", said])), fontsize=7)
+            continue
         for end in ends[1:-1]:
             each.axhline(end - 0.5, color="white", linewidth=1.2)
             each.axvline(end - 0.5, color="white", linewidth=1.2)
@@ -416,6 +427,36 @@ def _grid(run: Finished, measured: Measured, quantity: str) -> Any:
     if values:
         _diagnose(run, figure, list(zip(owners, names, strict=True)))
     return figure
+
+
+def by_depth(counts: Sequence[int] | np.ndarray, closeness: np.ndarray) -> np.ndarray:
+    """Places of all layers by their share of the way through their model. counts: the layers of each model.
+
+    >>> by_depth([2, 3], np.eye(5)).tolist()
+    [0, 2, 3, 1, 4]
+    """
+    return np.argsort(np.concatenate([np.linspace(0, 1, count) for count in counts]), kind="stable")
+
+
+def by_cluster(counts: Sequence[int] | np.ndarray, closeness: np.ndarray) -> np.ndarray:
+    """Places of all layers as the leaves of a tree of average linkage, neighbours as close as the tree allows. Pairs
+    that were not compared are as far apart as any.
+
+    >>> by_cluster([4], np.array([[3, 0, 2, 0], [0, 3, 0, 2], [2, 0, 3, 1], [0, 2, 1, 3]])).tolist()
+    [0, 2, 3, 1]
+    """
+    both = (closeness + closeness.T) / 2
+    apart = np.nanmax(both) - np.where(np.isnan(both), np.nanmin(both), both)
+    np.fill_diagonal(apart, 0)
+    return hierarchy.leaves_list(hierarchy.linkage(squareform(apart, checks=False), "average", optimal_ordering=True))
+
+
+Order = Literal["model", "depth", "cluster"]
+ORDERS: dict[Order, Callable[[Any, np.ndarray], np.ndarray]] = {
+    "model": lambda counts, closeness: np.arange(len(closeness)),
+    "depth": by_depth,
+    "cluster": by_cluster,
+}
 
 
 def matrix_has(measured: Measured, quantity: str) -> bool:
@@ -574,7 +615,15 @@ def _calibrated(score: np.ndarray, card: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Maps:
-    """Heatmaps of every measure over all layers of all models. It has no settings."""
+    """Heatmaps of every measure over all layers of all models.
+
+    order: of the layers: by `model`; by `depth`, their share of the way through their model; or by `cluster`, the
+        leaves of a tree of average linkage.
+
+    Example: repsim analyse RUN '+analyses.maps={order: cluster}'
+    """
+
+    order: Order = "model"
 
 
 @analysis(
