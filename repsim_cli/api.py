@@ -230,8 +230,8 @@ def compare(
     batch_size: texts or sequences per forward pass.
     seed: of the sample and the permutations.
     settings: further keys of a run, such as {"extract.sequences": 256}.
-    folder: a new folder for the run, with figures and report; None: it lasts as long as the result, and has them
-        when it is saved.
+    folder: a new or empty folder for the run, with figures and report; None: it lasts as long as the result, and has
+        them when it is saved.
     progress: called as progress(items, label=, unit=), gives the items.
     Raises BadInput for what cannot be compared, before any model runs.
     Example: repsim_cli.compare({"a": "openai-community/gpt2", "b": model}, texts).frame()
@@ -264,9 +264,9 @@ def _performed(folder: Path, config: dict[str, Any], progress: Progress, *, draw
     Raises BadInput, or RunFailed.
     """
     checked = validate(OmegaConf.create(config))
-    if folder.exists():
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise BadInput(f"folder: it exists, got '{folder}'; name a new one")
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     keys = checked.keys
     run = results.create(folder, name=keys.name, study=keys.study, seed=keys.seed, command=[], overrides=[])
     run.progress = progress
@@ -432,7 +432,11 @@ def _config(
     unit = _unit(bound, rows)
     extract = _yaml(conf_dir() / "extract" / f"{unit}.yaml")
     if len(stored) == len(bound):
+        for key, value, none in (("data", data, None), ("rows", rows, "auto")):
+            if value != none:
+                raise BadInput(f"{key}: of models that run, got {str(value)!r:.60} with stored activations; drop it")
         extract |= {"estimate": "full", "rows": min(model.rows for model in bound.values())}
+        extract["at_most"] = [] if "extract.rows" in settings else ["rows"]  # ids may be in one file alone
     elif layers:
         extract["hook_points"] = [_hook_point(name) for name in layers]
     config = {

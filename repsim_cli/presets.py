@@ -47,7 +47,7 @@ def _labels(text: str) -> list[tuple[str, list[str]]]:
     return labels
 
 
-STORED = (".npz", ".safetensors", ".hdf5", ".h5", ".parquet")  # activations
+STORED = (".npy", ".npz", ".safetensors", ".hdf5", ".h5", ".parquet")  # activations
 FILES = (".gguf", *STORED)
 
 
@@ -64,6 +64,8 @@ def entry_of(name: str) -> dict[str, Any]:
         return known[name]
     if name.startswith((".", "/", "~")) or name.endswith(FILES) or local(name).exists():
         place = local(name)
+        if place.is_file() and not name.endswith(FILES):
+            raise BadInput(f"MODEL: unknown kind of file, got '{name}'; use a folder, or {', '.join(FILES)}")
         stored = "precomputed" if place.suffix in STORED or (place / "dataset_info.json").is_file() else None
         return {"kind": stored or ("transformer_lens" if is_native(place) else "transformers"), "path": str(place)}
     if name.count("/") == 1:

@@ -294,6 +294,18 @@ def create(folder: Path, *, name: str, study: str, seed: int, command: list[str]
     raise BadInput(f"{folder}: a thousand runs have this name, got no free one; set name=NAME")
 
 
+def unused(folder: Path) -> Path:
+    """Makes this folder, or one with a number appended where it exists, and no other process takes the same."""
+    candidate, number = folder, 1
+    while True:
+        try:
+            candidate.mkdir(parents=True)
+            return candidate
+        except FileExistsError:
+            number += 1
+            candidate = folder.with_name(f"{folder.name}-{number}")
+
+
 def claim(folder: Path) -> Any:
     """The folder's lock. Raises BadInput where another process writes there."""
     import filelock

@@ -64,6 +64,7 @@ def test_the_same_bits_as_both_commands(of_texts, repsim, newest, tmp_path):
             ["tiny_a", "tiny_c"],
             "models.tiny_c: MODEL: neither a model nor a folder, got 'tiny_c'; did you mean 'tiny_b'",
         ),
+        (["tiny_a", "TABLE"], "models.a_csv: MODEL: unknown kind of file, got '.*a.csv'; use a folder, or .gguf, .npy"),
         (["tiny_a", "tiny_b", "--data", "nowhere.txt"], "data: neither a file nor a data set, got 'nowhere.txt'"),
         (
             ["tiny_a", "tiny_b", "--column", "review"],
@@ -77,7 +78,7 @@ def test_the_same_bits_as_both_commands(of_texts, repsim, newest, tmp_path):
             ["tiny_a", "tiny_b", "--data", "TABLE", "--column", "stars"],
             "a.csv: it has no examples, got 1 with an empty text",
         ),
-        (["tiny_a", "tiny_b", "--measure", "ckaa"], "measures: no such measure, got 'ckaa'; did you mean 'cka'"),
+        (["tiny_a", "tiny_b", "--measure", "rsa, ckaa"], "measures: no such measure, got 'ckaa'; did you mean 'cka'"),
     ],
 )
 def test_bad_words(repsim, words, message, tmp_path):
@@ -87,6 +88,31 @@ def test_bad_words(repsim, words, message, tmp_path):
         assert code == 2
         assert re.search(message, err), err
         assert err.count("\n") == 1
+
+
+def test_comparisons_of_one_second_have_a_folder_each(repsim, tmp_path, monkeypatch):
+    import datetime
+
+    class Stopped(datetime.datetime):
+        @classmethod
+        def now(cls, tz=None):
+            return cls(2026, 1, 1, tzinfo=tz)
+
+    monkeypatch.setattr(datetime, "datetime", Stopped)
+    np.save(tmp_path / "a.npy", np.random.default_rng(0).normal(size=(20, 3)))
+    first = tmp_path / "outputs/2026-01-01/00-00-00-compare"
+    first.mkdir(parents=True)
+    (first / "manifest.json").touch()
+    code, _, err = repsim("compare", tmp_path / "a.npy", tmp_path / "a.npy", "--measure", "cka")
+    assert code == 0, err
+    assert repsim("compare", tmp_path / "a.npy", "nowhere.npy", "--measure", "cka")[0] == 2
+    assert sorted(each.name for each in first.parent.iterdir()) == [first.name, f"{first.name}-2"]
+
+
+def test_two_rows_are_too_few():
+    """Biased CKA is 1 for any two rows of any models."""
+    with pytest.raises(BadInput, match="data: cka needs at least 3 rows, got 2; give more text"):
+        repsim_cli.compare({"a": np.eye(2), "b": np.ones((2, 2)) - np.eye(2)}, measures=["cka"])
 
 
 def test_fewer_texts_than_usual_are_a_warning_only_where_more_were_requested():

@@ -284,7 +284,7 @@ def compare_command(parsed: argparse.Namespace) -> int:
     """Of two runs their numbers, of two models their layers."""
     both = (parsed.first, parsed.second)
     runs = [name for name in both if _exists(results.find, name)]
-    models = [name for name in both if name not in runs and _exists(entry_of, name)]
+    models = [name for name in both if name not in runs and (Path(name).exists() or _exists(entry_of, name))]
     if runs and models:
         raise BadInput(
             f"compare: a run and a model cannot be compared, got the run '{runs[0]}' and the model '{models[0]}'; give "
@@ -314,14 +314,18 @@ def _compare_models(parsed: argparse.Namespace) -> int:
     if parsed.column and not parsed.data:
         raise BadInput(f"--column: of a table, got '{parsed.column}' without one; name it with --data")
     data = {"path": parsed.data, "text": parsed.column} if parsed.column else parsed.data
-    result = api.compare(
-        models,
-        data,
-        measures=parsed.measure.split(",") if parsed.measure else api.MEASURES,
-        rows=parsed.rows,
-        folder=place,
-        progress=Bar(),
-    )
+    place = results.unused(place)
+    try:
+        result = api.compare(
+            models,
+            data,
+            measures=[name.strip() for name in parsed.measure.split(",")] if parsed.measure else api.MEASURES,
+            rows=parsed.rows,
+            folder=place,
+            progress=Bar(),
+        )
+    finally:
+        results.drop_empty(place)
     families = list(result.manifest["models"]) != list(models)
     print(summary(result.folder) if families else "\n".join(_answer(result, *models)))
     return 0

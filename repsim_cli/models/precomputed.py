@@ -40,8 +40,8 @@ def precomputed(
     array per sentence a row is a word, paired by sentence and word, and the layers are embed, layer@0, layer@1, ...
     A folder of files of vLLM is such: a prompt is a sentence, a token a word.
 
-    path: an .npz, .safetensors, .hdf5, .h5 or .parquet file, a folder written by `Dataset.save_to_disk`, or a folder of
-        the .safetensors files that vLLM's extract_hidden_states writes.
+    path: an .npy (one layer), .npz, .safetensors, .hdf5, .h5 or .parquet file, a folder written by
+        `Dataset.save_to_disk`, or a folder of the .safetensors files that vLLM's extract_hidden_states writes.
     layers: the names of the arrays or columns, in the order of the layers; null: all, in natural order (h9 before h10).
     ids: the array or column of the ids, text or whole numbers; null: `ids` or `id`, where there is one.
     layer_ids: of files of vLLM, the eagle_aux_hidden_state_layer_ids that it was started with: 0 is the embeddings, 1
@@ -61,6 +61,7 @@ def precomputed(
         known = ["embed" if number == 0 else f"resid_post@{number - 1}" for number in layer_ids]
         return _of_sentences(_prompt_file(place, prompts, known), layers, known)
     openers = {
+        ".npy": _open_npy,
         ".npz": _open_npz,
         ".safetensors": _open_safetensors,
         ".hdf5": _open_hdf5,
@@ -82,13 +83,13 @@ def precomputed(
         if name not in shapes:
             raise BadInput(f"layers: no such array, got '{name}'; {did_you_mean(name, shapes)}")
         shape, kind = shapes[name]
+        if name in IDS and len(shape) < 2:
+            raise BadInput(f"ids: '{name}' must be text or whole numbers, got {kind} {shape}; write it as such")
         if len(shape) != 2 or 0 in shape or kind not in FLOATS:
-            raise BadInput(f"path: array '{name}' must be (n, d) of floats, got {kind} {shape}; write it in this form")
-    if not names and openers.get(file.suffix, _open_table) is _open_table:
-        has = ", ".join(integers) or "no column of text or whole numbers either"
-        raise BadInput(
-            f"path: no column of vectors in '{path}', got {has}; write the vector of a row as a list of floats"
-        )
+            raise BadInput(
+                f"path: array '{name}' must be (n, d) of floats, got {kind} {shape}; write it in this form, or name "
+                "the others in `layers`"
+            )
     if not names:
         raise BadInput(f"path: no arrays at its top level, got '{path}'; write one (n, d) array per layer")
     rows = {shapes[name][0][0] for name in names}
@@ -157,9 +158,18 @@ Ids = Mapping[str, Callable[[], Sequence[Any]]]
 IDS = ("ids", "id")
 
 
+def _open_npy(file: Path) -> tuple[Shapes, Reader, Ids]:
+    """One layer, which has no name in the file."""
+    array = np.load(file, mmap_mode="r", allow_pickle=False)
+    return {"rows": (array.shape, array.dtype.name)}, lambda _, rows: _floats(np.array(array[rows])), {}
+
+
 def _open_npz(file: Path) -> tuple[Shapes, Reader, Ids]:
     arrays = npz_arrays(file)
     shapes = {name: (array.shape, array.dtype.name) for name, array in arrays.items()}
+    arrays = {
+        name: np.char.decode(array, "utf-8") if array.dtype.kind == "S" else array for name, array in arrays.items()
+    }
     ids = {name: array.tolist for name, array in arrays.items() if array.ndim == 1 and array.dtype.kind in "iuU"}
     return shapes, lambda name, rows: _floats(arrays[name][rows]), ids
 
@@ -229,7 +239,7 @@ def _open_table(file: Path) -> tuple[Shapes, Reader, Ids]:
     shapes: Shapes = {}
     ids: dict[str, Callable[[], Sequence[Any]]] = {}
     for name, column in zip(table.column_names, table.columns, strict=True):
-        kind = column.type
+        kind = column.type.value_type if pyarrow.types.is_dictionary(column.type) else column.type
         if pyarrow.types.is_fixed_size_list(kind) or pyarrow.types.is_list(kind) or pyarrow.types.is_large_list(kind):
             width = len(column[0]) if len(column) and column[0].is_valid else 0
             shapes[name] = (
@@ -240,6 +250,14 @@ def _open_table(file: Path) -> tuple[Shapes, Reader, Ids]:
             )
         elif pyarrow.types.is_integer(kind) or pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind):
             ids[name] = column.to_pylist
+        elif name in IDS:
+            shapes[name] = ((len(column),), str(kind))
+    if not any(len(shape) > 1 for shape, _ in shapes.values()):
+        names = table.column_names
+        has = ", ".join(names[:5]) + (f", ... ({len(names)} in all)" if len(names) > 5 else "") or "no column"
+        raise BadInput(
+            f"path: no column of vectors in '{file}', got {has}; write the vector of a row as a list of floats"
+        )
 
     @cache
     def check(name: str) -> None:

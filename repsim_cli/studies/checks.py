@@ -16,6 +16,8 @@ from repsim_cli.studies.grouped import check_metrics
 
 T = TypeVar("T")
 
+FEWEST = 3  # rows; after centring, two rows are alike in all representations
+
 
 def suitable(measures: Mapping[str, T], check: Callable[[T], None], skip: bool) -> tuple[dict[str, T], dict[str, str]]:
     """The measures that `check` accepts, and by label why each of the others is skipped.
@@ -77,8 +79,8 @@ def check_widths(bound: Measure, layers: Sequence[Layer], rows: int) -> None:
 
 def check_rows(bound: Measure, layers: Sequence[Layer], rows: int) -> None:
     """Checks that so many rows at a time are enough, once they are counted."""
-    if rows < bound.rows_needed:
-        raise BadInput(f"data: {bound.name} needs at least {bound.rows_needed} rows, got {rows}; give more text")
+    if rows < (needed := max(bound.rows_needed, FEWEST)):
+        raise BadInput(f"data: {bound.name} needs at least {needed} rows, got {rows}; give more text")
     check_widths(bound, layers, rows)
 
 

@@ -139,13 +139,49 @@ def test_bad_ids(tmp_path, ids, settings, message):
         ({"x": [[1.0, 2.0], [3.0]]}, "path: vectors of 'x' must have one length, got 1 numbers in row 1 and 2 in row 0; drop"),
         ({"x": [[1.0, 2.0], None]}, "path: vectors of 'x' must have one length, got none in row 1 and 2 in row 0; drop"),
         ({"id": ["a", "b"], "text": ["c", "d"]}, "path: no column of vectors in '.*', got id, text; write the vector of a"),
-        ({"x": [1.0, 2.0]}, "path: no column of vectors in '.*', got no column of text or whole numbers either; write"),
+        ({"x": [1.0, 2.0]}, "path: no column of vectors in '.*', got x; write the vector of a row"),
+        ({"id": [0.5, 1.5], "x": [[1.0], [2.0]]}, r"ids: 'id' must be text or whole numbers, got double \(2,\); write it"),
+        ({"id": ["a", "b"], **{f"d{i}": [0.0, 1.0] for i in range(9)}}, r"got id, d0, d1, d2, d3, ... \(10 in all\); wr"),
     ],
 )  # fmt: skip
 def test_bad_columns(tmp_path, columns, message):
     pandas.DataFrame(columns).to_parquet(tmp_path / "a.parquet")
     with pytest.raises(BadInput, match=message):
         precomputed(path=str(tmp_path / "a.parquet"))
+
+
+def test_categories_and_bytes_are_ids(tmp_path):
+    pandas.DataFrame({"id": pandas.Categorical(NAMES), "x": X.tolist()}).to_parquet(tmp_path / "a.parquet")
+    for place in (tmp_path / "a.parquet", npz(tmp_path / "b", NAMES.astype(bytes), x=X)):
+        assert precomputed(path=str(place)).ids == NAMES.tolist()
+
+
+def test_an_array_alone_is_a_layer(tmp_path):
+    np.save(tmp_path / "a.npy", X)
+    source = precomputed(path=str(tmp_path / "a.npy"))
+    assert (source.names, source.widths, source.rows) == (["rows"], [5], 30)
+    np.testing.assert_array_equal(source.read("rows", slice(3, 9)), X[3:9])
+    np.save(tmp_path / "b.npy", X[0])
+    with pytest.raises(
+        BadInput, match=r"path: array 'rows' must be \(n, d\) of floats, got float32 \(5,\); write it in th"
+    ):
+        precomputed(path=str(tmp_path / "b.npy"))
+    np.save(tmp_path / "c.npy", np.array([None]), allow_pickle=True)
+    with pytest.raises(BadInput, match="path: not a complete .npy file of numbers, got .*Python objects"):
+        precomputed(path=str(tmp_path / "c.npy"))
+
+
+def test_what_stored_rows_do_not_take(tmp_path):
+    """Rows are as they are: settings of models that run would change nothing. Fewer shared ids are no surprise twice."""
+    both = [str(npz(tmp_path / "a", NAMES, x=X)), str(npz(tmp_path / "b", NAMES[:20], y=Y[:20]))]
+    with pytest.raises(BadInput, match="data: of models that run, got 'embedded' with stored activations; drop it"):
+        repsim_cli.compare(both, "embedded", measures=["cka"])
+    with pytest.raises(BadInput, match="rows: of models that run, got 'words' with stored activations; drop it"):
+        repsim_cli.compare(both, measures=["cka"], rows="words")
+    found = repsim_cli.compare(both, measures=["cka"])
+    assert [text.split(":")[0] for text in found.warnings] == ["model.a"]
+    found = repsim_cli.compare(both, measures=["cka"], settings={"extract.rows": 25})
+    assert "extract.rows: 25 rows were requested, the data have 20; all are used" in found.warnings
 
 
 def test_bad_folders(tmp_path):
