@@ -2,11 +2,14 @@
 
 Command: python benchmarks/by_block.py FOLDER [BATCHES]     (root; FOLDER gets 13.5 GB of weights, deleted at the end)
 
-Writes a Llama of the 7B shape in bfloat16, then runs, each in a cgroup (v1) of 6 GB that holds its page cache too, and
-each with none of the weights in the page cache:
+Writes a Llama of the 7B shape in bfloat16 and measures what no run can avoid: the arithmetic of its blocks with weights
+in memory, and one sequential read of the files. Then it runs, each in a cgroup (v1) of 6 GB that holds its page cache
+too, and each with none of the weights in the page cache:
   repsim run, all 32 blocks and the embeddings, cka_unbiased, 8 sequences of 128 tokens in 8 batches (or BATCHES);
+  the same with the hash of the weights remembered, and nothing else in the cache;
   the same tokens through the model whose weights accelerate leaves on the disk (device_map "disk").
-Prints per process: bytes read from the disk, in multiples of the weights; the most anonymous memory; CPU and wall time.
+Prints per process: bytes read from the disk, in multiples of the weights; the most anonymous memory; CPU and wall time;
+and the stages of a run that take more than a second.
 """
 
 import json
@@ -124,6 +127,35 @@ def offloaded(folder: str, batches: str) -> None:
             model(input_ids=one[None], use_cache=False)
 
 
+def arithmetic(batches: int) -> tuple[float, float]:
+    """CPU and wall seconds of all blocks of the model, with weights in memory."""
+    import torch
+    import transformers
+
+    model: Any = transformers.AutoModel.from_config(
+        transformers.AutoConfig.for_model(**{**SHAPE, "num_hidden_layers": 1}), dtype=torch.bfloat16
+    )
+    ids = torch.randint(3, 500, (batches + 1, LENGTH), generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        for i, sequence in enumerate(ids):
+            if i == 1:  # the first warms up
+                cpu, wall = time.process_time(), time.monotonic()
+            model(input_ids=sequence[None], use_cache=False)
+    count = SHAPE["num_hidden_layers"]
+    return count * (time.process_time() - cpu), count * (time.monotonic() - wall)
+
+
+def read(folder: Path) -> float:
+    """Wall seconds to read the files once, in order."""
+    forget(folder)
+    start, buffer = time.monotonic(), bytearray(2**24)
+    for file in sorted(folder.glob("*.safetensors")):
+        with file.open("rb", buffering=0) as opened:
+            while opened.readinto(buffer):
+                pass
+    return time.monotonic() - start
+
+
 def main(folder: Path, batches: int) -> None:
     weights = folder / "llama-7b"
     try:
@@ -135,12 +167,25 @@ def main(folder: Path, batches: int) -> None:
         places = {"REPSIM_OUTPUTS": f"{folder}/outputs", "REPSIM_CACHE": f"{folder}/cache"}
         commands = {
             "repsim, by block": [sys.executable, "-m", "repsim_cli", *words],
+            "repsim, by block, hash remembered": [sys.executable, "-m", "repsim_cli", *words],
             "accelerate, disk": [sys.executable, __file__, "--offloaded", str(weights), str(batches)],
         }
         print(f"weights: {size / 1e9:.2f} GB; load before: {os.getloadavg()[0]:.1f}")
+        cpu, wall = arithmetic(batches)
+        print(
+            f"blocks alone: CPU {cpu:.0f} s, wall {wall:.0f} s; one sequential read: wall {read(weights):.0f} s",
+            flush=True,
+        )
         for name, command in commands.items():
             forget(weights)
+            for entries in (folder / "cache").glob("*"):
+                if entries.name != "hashes":
+                    shutil.rmtree(entries)
             used = limited(command, places)
+            for manifest in (folder / "outputs").rglob("manifest.json"):
+                stages = json.loads(manifest.read_text())["timings"]
+                print(", ".join(f"{stage} {seconds:.0f} s" for stage, seconds in stages.items() if seconds > 1))
+                shutil.rmtree(manifest.parent)
             print(
                 f"{name}: read {used.read / 1e9:.1f} GB ({used.read / size:.2f} x the weights), anonymous memory "
                 f"at most {used.anonymous / 1e9:.2f} GB, CPU {used.cpu:.0f} s, wall {used.wall:.0f} s, load after "

@@ -5,6 +5,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
+from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
@@ -25,6 +26,7 @@ from repsim_cli.activations.capture import capture
 from repsim_cli.activations.hook_points import expand, heads_of
 from repsim_cli.activations.maps import Maps
 from repsim_cli.activations.rows import Layer, Reading
+from repsim_cli.activations.stored import Recorder
 from repsim_cli.data.base import Sequences
 from repsim_cli.errors import BadInput, RepsimError, RunFailed
 from repsim_cli.models.loading import like_inputs
@@ -106,6 +108,12 @@ def word_map(pattern: Float[Tensor, "h s s"], of: Int[Tensor, " s"], special: Sp
     return words / words.sum(2, keepdim=True) if special == "drop_renormalise" else words
 
 
+def windows_of(sequences: Mapping[str, Sequences], hardware: Hardware) -> list[slice]:
+    """Windows of sentences whose maps go through the models at a time, the same for all models."""
+    lengths = np.max([lengths_of(given.mask) for given in sequences.values()], axis=0)
+    return windows(lengths, most_places(max(given.mask.shape[1] for given in sequences.values()), hardware))
+
+
 def maps(
     readings: Sequence[Reading],
     modules: Mapping[str, nn.Module],
@@ -115,20 +123,19 @@ def maps(
     progress: Callable[[Sequence[Any]], Iterator[Any]],
     first: int = 0,
     tally: Tally | None = None,
+    recorders: Mapping[str, Recorder] = MappingProxyType({}),
 ) -> Iterator[Maps]:
-    """The maps of all heads of all models, one window of sentences (`batching`) at a time, from window `first` on.
+    """The maps of all heads of these models, one window of sentences (`batching`) at a time, from window `first` on.
 
-    modules: with eager attention, on their devices. tally: counts what is run. Raises RunFailed for a model without
-    attention weights.
+    modules: with eager attention, on their devices. sequences: of all models of the run, with maps of one size
+    (`check_units`). tally: counts what is run. recorders: of models whose maps are read from a file, or run and written
+    to one; a model whose maps are all in files needs no module. Raises RunFailed for a model without attention weights.
     """
     layers = head_places(readings)
-    check_units({label: units(given, special) for label, given in sequences.items()}, sequences)
-    lengths = np.max([lengths_of(given.mask) for given in sequences.values()], axis=0)
-    most = most_places(max(given.mask.shape[1] for given in sequences.values()), hardware)
-    whole = windows(lengths, most)
+    sizes = units(sequences[readings[0].label], special).max(1) + 1
     with ExitStack() as stack:
-        forwards = [
-            _Forward(
+        forwards = {
+            r.label: _Forward(
                 reading=r,
                 source=source,
                 read=stack.enter_context(capture(modules[r.label], source, r.points)),
@@ -139,12 +146,20 @@ def maps(
                 tally=tally,
             )
             for r in readings
-            if isinstance(source := r.source, Source)
-        ]
-        for window in progress(whole[first:]):
-            sentences = [torch.cat(parts) for parts in zip(*(each.maps(window) for each in forwards), strict=True)]
-            counts = [heads.shape[1] for heads in sentences]
-            yield Maps(torch.cat([heads.flatten(1) for heads in sentences], 1), counts, layers)
+            if isinstance(source := r.source, Source) and r.label in modules
+        }
+
+        def cells(label: str, window: slice) -> Tensor:
+            recorder = recorders.get(label)
+            if recorder and (stored := recorder.read(window)):
+                return stored[0].to(hardware.device)
+            made = torch.cat([heads.flatten(1) for heads in forwards[label].maps(window)], 1)
+            if recorder:
+                recorder.write(window, [made])
+            return made
+
+        for window in progress(windows_of(sequences, hardware)[first:]):
+            yield Maps(torch.cat([cells(r.label, window) for r in readings]), sizes[window].tolist(), layers)
 
 
 @dataclass(kw_only=True)

@@ -1,30 +1,44 @@
 """Similarity of the attention of every layer of every model with that of every layer of every model."""
 
+from collections import deque
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
 
-from repsim_cli.activations.attention import Special, attention_readings, check_units, head_places, maps, units
-from repsim_cli.activations.batching import most_places, passes
-from repsim_cli.activations.inputs import check_modality, named, tokenizers
+from repsim_cli import results
+from repsim_cli.activations.attention import (
+    Special,
+    attention_readings,
+    check_units,
+    head_places,
+    maps,
+    units,
+    windows_of,
+)
+from repsim_cli.activations.batching import Tally, most_places, passes
+from repsim_cli.activations.cached import Identities, entries_of
+from repsim_cli.activations.inputs import check_modality, tokenizers
 from repsim_cli.activations.maps import Maps
-from repsim_cli.activations.rows import devices, loading
+from repsim_cli.activations.rows import Reading, devices
+from repsim_cli.activations.stored import Recorder, window_name
 from repsim_cli.content import Matrix, Results, Side
 from repsim_cli.data.base import Data, Sequences
 from repsim_cli.errors import BadInput, Degenerate, RunFailed
 from repsim_cli.measures import Measure, OfAttention
+from repsim_cli.models.sizes import all_at_once, resident_bytes
 from repsim_cli.models.source import AnySource, Source
 from repsim_cli.registry import studies
 from repsim_cli.results import STATE, Run, slug
 from repsim_cli.settings import Extract, Hardware
 from repsim_cli.similarity import SimilarityMatrix, estimate_attention, joined
-from repsim_cli.studies.bounds import check_memory, in_gb, usual_length
+from repsim_cli.studies.bounds import check_disk, check_memory, disk_gb, in_gb, shown, usual_length
 from repsim_cli.studies.cached import Content, finished
 from repsim_cli.studies.cost import forward_time, speed_of, times
 from repsim_cli.studies.matrices import resumed
 from repsim_cli.studies.record import measure_record
-from repsim_cli.studies.sample import identified, inputs, prepare, tally
+from repsim_cli.studies.sample import free, identified, inputs, loaded, prepare, tally
 
 STAGE = "attention and similarity"
 
@@ -33,8 +47,9 @@ STAGE = "attention and similarity"
 class Attention:
     """Compares the attention maps of all layers of all models, by words, in one pass over the sentences.
 
-    The maps are not stored: the pass keeps sums over pairs of heads, and an interrupted run resumes from the last ones
-    saved. `base` is the model that others were fine-tuned from.
+    The pass keeps sums over pairs of heads, and an interrupted run resumes from the last ones saved. Models that do not
+    fit into memory together run one after the other; their maps are in files of the run folder until the pass is over.
+    `base` is the model that others were fine-tuned from.
 
     special: tokens that belong to no word ([CLS], separators) are left out and the rows renormalised
         (`drop_renormalise`), or are words of their own (`keep`).
@@ -82,6 +97,12 @@ class Attention:
         self.devices = devices(hardware, list(model))
         advice = "lower hardware.batch_size or extract.length, or use fewer models"
         check_memory(sum(self.memory().values()), hardware, advice)
+        check_disk(
+            self.stored(),
+            results.outputs_root(),
+            "REPSIM_OUTPUTS: the maps of models that run one after the other",
+            "hardware.resident=all needs none, or lower extract.sequences",
+        )
         self.tokenizers = tokenizers(self.models, data, extract)
 
     def memory(self) -> dict[str, float]:
@@ -90,20 +111,31 @@ class Attention:
         cells = most_places(self.extract.length, self.hardware) * self.extract.length
         return {
             "Python and its libraries": 0.5e9,
-            "weights": sum(4.0 * source.parameters for source in self.models.values()),
+            "weights": max(resident_bytes(turn, self.hardware, together=True) for turn in self._turns()),
             "maps": 4.0 * cells * (2 * max(heads.values()) + 2 * sum(heads.values())),
             "sums": 8.0 * 8 * sum(heads.values()) ** 2,
         }
+
+    def _turns(self) -> list[list[Source]]:
+        """Which models are in memory together."""
+        models = [*self.models.values()]
+        return [models] if all_at_once(models, self.hardware) else [[source] for source in models]
+
+    def stored(self) -> float:
+        """Bytes of the maps in files, estimated."""
+        heads = sum(layer.width for layer in self.layers)
+        return 4.0 * heads * self._cells() if len(self._turns()) > 1 else 0.0
+
+    def _cells(self) -> float:
+        """Cells of the maps of a head, estimated: a word has two tokens or so, with the special ones."""
+        return self.extract.sequences * (usual_length(self.models, self.data, self.extract) / 2) ** 2
 
     def plan(self) -> dict[str, Any]:
         """What a run would do: models, layers, heads, pairs, forward passes, memory in GB."""
         count, heads, extract = len(self.layers), sum(layer.width for layer in self.layers), self.extract
         return {
-            "models": {
-                label: f"{source.model_type}, {source.layers} blocks of {source.heads} heads, "
-                f"{source.parameters:,} parameters"
-                for label, source in self.models.items()
-            },
+            "models": shown(self.models, self.hardware, self.devices),
+            "in memory together": "all models" if len(self._turns()) == 1 else "one model",
             "layers": count,
             "pairs of layers": count * (count + 1) // 2,
             "pairs of heads": heads * (heads + 1) // 2,
@@ -113,18 +145,18 @@ class Attention:
             "forward passes": len(self.models)
             * passes(extract.sequences, usual_length(self.models, self.data, extract), self.hardware),
             "memory, GB": in_gb(self.memory()),
+            "disk, GB": disk_gb({"maps": self.stored()}),
             "time, roughly": times(self.times(heads), self.hardware, figures=3 * len(self.measures)),
         }
 
     def times(self, heads: int) -> dict[str, float]:
         """Seconds, roughly: every pair of heads reads every cell of every sentence, some with a logarithm."""
         sentences, length = self.extract.sequences, usual_length(self.models, self.data, self.extract)
-        cells = sentences * (length / 2) ** 2  # a word has two tokens or so, with the special ones
         speed = speed_of(self.hardware.device, threads=self.hardware.threads)[0]
         each = sum(40.0 if label.endswith("_js") else 2.0 for label in self.measures)
         return {
             "forward passes": forward_time(self.models.values(), sentences, length, self.hardware),
-            "similarity": each * cells * heads**2 / 2 / speed,
+            "similarity": each * self._cells() * heads**2 / 2 / speed,
         }
 
     def run(self, run: Run) -> Results:
@@ -142,7 +174,7 @@ class Attention:
         with finished(run, self.measures, content) as known:
             if known.missing:
                 missing = {label: self.measures[label] for label in known.missing}
-                known.keep(self._matrices(run, missing, sequences))
+                known.keep(self._matrices(run, missing, sequences, identities))
             matrices = {label: known.matrices[label] for label in self.measures}
         for notice in joined(matrices.values()):
             run.warn(notice)
@@ -150,29 +182,62 @@ class Attention:
             return self._results(run, matrices)
 
     def _matrices(
-        self, run: Run, measures: Mapping[str, OfAttention], sequences: Mapping[str, Sequences]
+        self,
+        run: Run,
+        measures: Mapping[str, OfAttention],
+        sequences: Mapping[str, Sequences],
+        identities: Identities,
     ) -> dict[str, SimilarityMatrix]:
-        run.manifest["models_run"], hardware = list(self.models), self.hardware
-        with run.stage("models"):
-            modules = {
-                label: named(label, partial(source.load, how=loading(hardware, self.devices[label])), True)
-                for label, source in self.models.items()
-            }
+        run.manifest["models_run"] = list(self.models)
+        counts, alone = tally(run, self.models), len(self._turns()) > 1
         file = run.folder / STATE
         state, save = resumed(file)
+        with ExitStack() as held:
+            recorders = {}
+            if alone:
+                given = (run.folder / "maps", self.readings, sequences, identities, self.extract, self.hardware.dtype)
+                entries = held.enter_context(entries_of(*given))
+                recorders = {label: Recorder(entry) for label, entry in entries.items()}
+                for reading in self.readings:
+                    self._record(run, reading, sequences, recorders[reading.label], counts)
+            with run.stage("models"):
+                modules = {} if alone else {reading.label: loaded(reading, self) for reading in self.readings}
+            progress = partial(run.progress, label=STAGE, unit="batches")
 
-        progress, counts = partial(run.progress, label=STAGE, unit="batches"), tally(run, self.models)
+            def stream(seen: int) -> Iterator[Maps]:
+                given = (self.readings, modules, sequences, self.special, self.hardware, progress)
+                return maps(*given, seen, counts, recorders)
 
-        def stream(seen: int) -> Iterator[Maps]:
-            return maps(self.readings, modules, sequences, self.special, self.hardware, progress, seen, counts)
-
-        with run.stage(STAGE):
-            try:
-                matrices, _ = estimate_attention(measures, stream, head_places(self.readings), state=state, save=save)
-            except Degenerate as error:
-                raise RunFailed(str(error)) from error
+            with run.stage(STAGE):
+                try:
+                    matrices, _ = estimate_attention(
+                        measures, stream, head_places(self.readings), state=state, save=save
+                    )
+                except Degenerate as error:
+                    raise RunFailed(str(error)) from error
         file.unlink(missing_ok=True)
         return matrices
+
+    def _record(
+        self, run: Run, reading: Reading, sequences: Mapping[str, Sequences], recorder: Recorder, counts: Tally
+    ) -> None:
+        """Runs a model that is in memory no longer than that, and writes its maps into files."""
+        label, names = reading.label, {window_name(window) for window in windows_of(sequences, self.hardware)}
+        if names <= set(recorder.entry.files):
+            return
+        with run.stage("models"):
+            modules = {label: loaded(reading, self)}
+        with run.stage("attention"):
+            progress = partial(run.progress, label=f"attention of {label}", unit="batches")
+            given = ([reading], modules, sequences, self.special, self.hardware, progress)
+            deque(maps(*given, tally=counts, recorders={label: recorder}), maxlen=0)
+        modules.clear()
+        free()
+        if not names <= set(recorder.entry.files):
+            raise RunFailed(
+                f"model.{label}: its maps cannot be kept while the next model runs, got no room at "
+                f"{recorder.entry.folder}; free space there, or use hardware.resident=all"
+            )
 
     def _results(self, run: Run, matrices: Mapping[str, SimilarityMatrix]) -> Results:
         measures, of_heads = [], {}

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from repsim_cli import cache
 from repsim_cli.activations.batching import most_places
 from repsim_cli.data.base import Data
 from repsim_cli.models.sizes import placement, resident_bytes, weight_bytes
@@ -40,6 +41,12 @@ def check_disk(need: float, folder: Path, what: str, advice: str) -> None:
 def free_bytes(folder: Path) -> int:
     """Bytes that are free on the disk on which the folder is, or would be."""
     return shutil.disk_usage(next(place for place in [folder, *folder.parents] if place.exists())).free
+
+
+def disk_gb(parts: Mapping[str, float]) -> dict[str, float]:
+    """Bytes that a run writes by part, those of 0 left out, and what is free on the disk of the cache, in GB."""
+    sizes = {part: size for part, size in parts.items() if size}
+    return {part: round(size / 1e9, 3) for part, size in {**sizes, "free": free_bytes(cache.root())}.items()}
 
 
 def in_gb(memory: Mapping[str, float]) -> dict[str, float]:

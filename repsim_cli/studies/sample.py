@@ -244,10 +244,18 @@ def identified(run: Run, study: Study) -> Identities:
     return identities
 
 
-def _loaded(reading: Reading, study: Study) -> nn.Module:
+def loaded(reading: Reading, study: Study) -> nn.Module:
+    """The model on its device, which reads what the study reads."""
     assert isinstance(reading.source, Source)
     how = loading(study.hardware, study.devices[reading.label])
     return named(reading.label, partial(reading.source.load, how=how), reading.eager)
+
+
+def free() -> None:
+    """Memory of models to which nothing refers any more."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def record_alone(
@@ -267,16 +275,14 @@ def record_alone(
         return
     progress = partial(run.progress, label=f"activations of {label}", unit="batches")
     with run.stage("models"):
-        modules = {label: _loaded(reading, study)}
+        modules = {label: loaded(reading, study)}
     with run.stage("activations"):
         for _ in blocks(
             [reading], modules, {label: Recorder(entry)}, sequences, extract, hardware, progress, tally=counts
         ):
             pass
     modules.clear()
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+    free()
     if not entry.complete:
         raise RunFailed(
             f"model.{label}: its rows cannot be kept while the next model runs, got no room at {entry.folder}; free "
@@ -323,7 +329,7 @@ def opened(
             for label in alone:
                 record_alone(run, study, running.pop(label), entries[label], sequences, counts)
         with run.stage("models"):
-            modules = {label: _loaded(reading, study) for label, reading in running.items()}
+            modules = {label: loaded(reading, study) for label, reading in running.items()}
         given = next(iter(sequences.values()), None)
         rows = Rows(
             readings=study.readings,

@@ -1,6 +1,8 @@
 """Attention: maps by words, the measures against golden values and slow versions, the study from end to end."""
 
+import gc
 import json
+import weakref
 from itertools import pairwise
 from pathlib import Path
 
@@ -408,6 +410,47 @@ def test_an_interrupted_run_goes_on_with_the_same_bits(repsim, newest, words, mo
     assert len(seen) == 4  # two sums of the first run, one that was broken off, and that one again
     assert {f.name: f.read_bytes() for f in (folder / "arrays").iterdir()} == expected
     assert not (folder / results.STATE).exists()
+
+
+def test_one_model_at_a_time_gives_the_same_bits(repsim, newest, words, monkeypatch):
+    """Also where the run is killed before its second model runs, and resumes."""
+    load, alive, most, loads = attention.loaded, [], [], []
+
+    def counted(reading, study):
+        loads.append(reading.label)
+        if len(loads) == 4:
+            raise KeyboardInterrupt
+        module = load(reading, study)
+        gc.collect()
+        alive.append(weakref.ref(module))
+        most.append(sum(model() is not None for model in alive))
+        return module
+
+    monkeypatch.setattr(attention, "loaded", counted)
+    words = [*words, "measure=[attention_norm]", "cache=false"]
+    assert repsim("run", *words)[0] == 0
+    expected = {file.name: file.read_bytes() for file in (newest() / "arrays").iterdir()}
+    read = results.read_manifest(newest())["data"]
+    words.append("hardware.resident=one")
+    assert repsim("run", *words)[0] == 130
+    code, _, err = repsim("run", *words, "resume=latest")
+    assert code == 0, err
+    assert loads == ["gpt", "bert", "gpt", "bert", "bert"]
+    assert most == [1, 2, 1, 1]
+    assert {file.name: file.read_bytes() for file in (newest() / "arrays").iterdir()} == expected
+    assert results.read_manifest(newest())["data"] == read
+    assert not (newest() / "maps").exists()
+    code, out, _ = repsim("run", *words, "dry_run=true")
+    assert "in memory together: one model" in out
+    assert "    maps: 0.0" in out
+
+
+def test_maps_that_cannot_be_kept_are_refused(repsim, words, monkeypatch):
+    monkeypatch.setattr(attention.Recorder, "write", lambda *given: None)
+    code, _, err = repsim("run", *words, "measure=[attention_js]", "hardware.resident=one", "cache=false")
+    assert code == 1
+    assert "model.gpt: its maps cannot be kept while the next model runs, got no room at " in err
+    assert "use hardware.resident=all" in err
 
 
 def test_finished_matrices_are_not_computed_again(repsim, newest, words, monkeypatch):
