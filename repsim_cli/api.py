@@ -11,7 +11,7 @@ import os
 import shutil
 import tempfile
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -194,7 +194,7 @@ def load(run: str | os.PathLike[str]) -> Result:
 
 
 def compare(
-    models: Mapping[str, Any] | Sequence[str],
+    models: Mapping[str, Any] | Sequence[Any],
     data: Any = None,
     *,
     measures: Sequence[str] = MEASURES,
@@ -212,13 +212,13 @@ def compare(
 ) -> Result:
     """Compares all layers of all models under every measure.
 
-    models: by label, or a list of names: folders, .gguf files, hub ids, names of `repsim list model`, transformers
+    models: by label, or a list: folders, .gguf files, hub ids, names of `repsim list model`, transformers
         models or (model, tokenizer), arrays (n, d) or {layer: array}, entries of a configuration ({"kind": ...}), or
         any torch module with batches as data.
     data: texts, (text, label) pairs, a file of text or a table, a name of `repsim list data`, a hub id, a
         datasets.Dataset with a column `text`, or the settings of a table ({"path": FILE, "text": COLUMN}; see
         `repsim describe table`); None: text that ships with the package. With modules: batches (tensors, tuples whose
-        first item is the input, dicts), as from a DataLoader, or one tensor. With arrays: None.
+        first item is the input, dicts), as from a DataLoader, a torch Dataset, or one tensor. With arrays: None.
     measures: names of `repsim list measure`.
     layers: hook points such as `resid_post` or `mlp_out`, or names or globs of modules; none: the residual stream of
         transformers, and of modules all that have weights and no parts.
@@ -237,14 +237,18 @@ def compare(
     Example: repsim_cli.compare({"a": "openai-community/gpt2", "b": model}, texts).frame()
     """
     with _held():
-        given = labelled(models) if isinstance(models, Sequence) else dict(models)
+        given = dict(models) if isinstance(models, Mapping) else labelled(models)
+        measures, layers = ([each] if isinstance(each, str) else each for each in (measures, layers))
         if not given:
             raise BadInput("models: none is named, got {}; name two")
         for key, value, values in (("rows", rows, ROWS), ("maps", maps, get_args(Maps))):
             if value not in values:
                 raise BadInput(f"{key}: unknown, got '{value}'; use {', '.join(values[:-1])} or {values[-1]}")
-        known, data = _modules(given, data, layers, forward, maps)
-        entries = {label: _entry(label, value) for label, value in known.items()}
+        kept = _modules(given, data, layers, forward, maps, batch_size)
+        entries = {label: _entry(label, kept.get(label, model)) for label, model in given.items()}
+        if kept:
+            _check_batches(entries, kept, data)
+            data = None
         config = _config(entries, data, measures, layers, rows, significance, device, batch_size, seed, settings)
         if folder is not None:
             return Result(_performed(Path(folder).expanduser(), config, progress, drawn=True))
@@ -297,16 +301,17 @@ def _held() -> Any:
             room.HELD.update(held)
 
 
-def labelled(names: Sequence[str]) -> dict[str, str]:
-    """The names by labels that can be keys: of a path its last part without the suffix of a file, numbered where two
-    are the same.
+def labelled(names: Sequence[Any]) -> dict[str, Any]:
+    """The names by labels that can be keys: of a path its last part without the suffix of a file, of an object its
+    class, numbered where two are the same.
 
     >>> labelled(["a/gpt2.v2", "b/gpt2.v2", "rows.parquet"])
     {'gpt2_v2': 'a/gpt2.v2', 'gpt2_v2_2': 'b/gpt2.v2', 'rows': 'rows.parquet'}
     """
-    by_label: dict[str, str] = {}
+    by_label: dict[str, Any] = {}
     for name in names:
-        last = name.rstrip("/").split("/")[-1]
+        text = os.fspath(name) if isinstance(name, str | os.PathLike) else type(name).__name__
+        last = text.rstrip("/").split("/")[-1]
         last = next((last.removesuffix(suffix) for suffix in FILES if last.endswith(suffix)), last)
         label = "".join(c if c.isalnum() or c in "-_" else "_" for c in last) or "model"
         by_label[label if label not in by_label else f"{label}_{len(by_label) + 1}"] = name
@@ -314,24 +319,44 @@ def labelled(names: Sequence[str]) -> dict[str, str]:
 
 
 def _modules(
-    models: Mapping[str, Any], data: Any, layers: Sequence[str], forward: Forward | None, maps: Any
-) -> tuple[dict[str, Any], Any]:
-    """The models with stored activations in place of torch modules, and the data of the others.
+    models: Mapping[str, Any], data: Any, layers: Sequence[str], forward: Forward | None, maps: Any, batch_size: int
+) -> dict[str, Precomputed]:
+    """The activations of torch modules on batches, by label; of none where no module reads batches.
 
     Raises BadInput where there are modules and no batches.
     """
     from torch import Tensor, nn
+    from torch.utils.data import DataLoader, Dataset, IterableDataset
 
     plain = [model for model in models.values() if isinstance(model, nn.Module) and not _is_transformers(model)]
     if not plain and not _are_batches(data):
-        return dict(models), data
+        return {}
     if data is None or isinstance(data, str):
         raise BadInput(f"data: a torch module takes batches, got {data!r}; give a DataLoader, or a tensor")
     whole = {label: model[0] if isinstance(model, tuple) else model for label, model in models.items()}
     live = {label: model for label, model in whole.items() if isinstance(model, nn.Module)}
-    batches = [data] if isinstance(data, Tensor) else data
-    kept = models_in_memory.of_modules(live, batches, layers, forward=forward, maps=maps)
-    return {label: kept.get(label, model) for label, model in models.items()}, None
+    if isinstance(data, Dataset) and not isinstance(data, IterableDataset):
+        data = DataLoader(data, batch_size)
+    batches = [data] if isinstance(data, Tensor | np.ndarray) else data
+    return models_in_memory.of_modules(live, batches, layers, forward=forward, maps=maps)
+
+
+def _check_batches(entries: Mapping[str, dict[str, Any]], kept: Collection[str], data: Any) -> None:
+    """Raises BadInput for models whose rows are not those of the batches that the modules have read."""
+    from torch.utils.data import DataLoader, SequentialSampler
+
+    for label, entry in entries.items():
+        if label in kept:
+            continue
+        if not isinstance(bind_model(label, entry), Precomputed):
+            raise BadInput(
+                f"models.{label}: a model of texts beside modules, got batches; give arrays of the same rows"
+            )
+        if isinstance(data, DataLoader) and not isinstance(data.sampler, SequentialSampler):
+            raise BadInput(
+                f"data: rows of '{label}' are paired with batches in order, got a DataLoader with a "
+                f"{type(data.sampler).__name__}; give one with shuffle=False"
+            )
 
 
 def _is_transformers(model: Any) -> bool:

@@ -311,6 +311,45 @@ def test_modules_that_give_no_rows(images):
         repsim_cli.compare({"net": Net()}, [])
 
 
+def test_batches_in_other_forms(images):
+    """A numpy array, a Dataset, a layer by its name alone, and modules without labels give the same values."""
+    net = Net()
+
+    def values(models, data):
+        return repsim_cli.compare(models, data, measures="cka", layers="second").matrix("Net").values
+
+    expected = values({"Net": net}, images)
+    for models, data in [({"Net": net}, images.numpy()), ([net], TensorDataset(images)), ([net], [images.numpy()])]:
+        np.testing.assert_allclose(values(models, data), expected, atol=1e-6)
+
+
+def test_rows_of_others_are_those_of_the_batches(images):
+    rows, loader = images.flatten(1), DataLoader(TensorDataset(images), batch_size=16, shuffle=True)
+    with pytest.raises(
+        BadInput, match="data: rows of 'x' are paired with batches in order, got .* RandomSampler; give"
+    ):
+        repsim_cli.compare({"net": Net(), "x": rows}, loader)
+    with pytest.raises(
+        BadInput, match="models.x: a model of texts beside modules, got batches; give arrays of the same"
+    ):
+        repsim_cli.compare({"net": Net(), "x": "tiny_a"}, images)
+    repsim_cli.compare({"net": Net(), "x": rows}, images, layers=["head"], measures=["cka"])
+
+
+def test_batches_that_modules_do_not_take(images):
+    with pytest.raises(RuntimeError) as failed:
+        repsim_cli.compare({"net": Net()}, images[:, :1])
+    assert failed.value.__notes__[0].startswith(
+        "data: the module failed on a batch, got a Tensor; give batches as from"
+    )
+    with pytest.raises(BadInput, match="layers: no module with weights and no parts, got 0; name some"):
+        repsim_cli.compare({"net": nn.Sequential(nn.ReLU())}, images)
+    with pytest.raises(
+        BadInput, match=r"layer '0': its first dimension is not the batch, got \(5, 7, 3\) for 7 items; ch"
+    ):
+        repsim_cli.compare({"net": nn.Sequential(nn.Linear(2, 3))}, [torch.zeros(7, 5, 2)], forward=lambda net, x: net(x.transpose(0, 1)))  # fmt: skip
+
+
 def test_arrays():
     draw = np.random.default_rng(0)
     x = draw.normal(size=(200, 6))

@@ -139,7 +139,7 @@ def of_modules(
     run where they are, in eval mode, without gradients; their modes, hooks and the state of random numbers are left as
     they were.
 
-    batches: tensors, or tuples or lists whose first item is the input, or dicts of keywords.
+    batches: tensors or numpy arrays, or tuples or lists whose first item is the input, or dicts of keywords.
     layers: names of modules, or globs such as `layer*.conv2`; none: every module with weights that has no parts.
     forward: forward(module, batch), for other signatures; None: module(batch) or module(**batch).
     maps: of outputs (b, channels, height, width) and (b, places, features): a row per item, flattened or averaged over
@@ -248,7 +248,12 @@ def _named(module: nn.Module, layers: Sequence[str]) -> list[str]:
     """The modules of these names and globs, in the module's order."""
     parts = {name: part for name, part in module.named_modules() if name}
     if not layers:
-        return [name for name, part in parts.items() if not list(part.children()) and list(part.parameters())]
+        simple = [name for name, part in parts.items() if not list(part.children()) and list(part.parameters())]
+        if not simple:
+            raise BadInput(
+                f"layers: no module with weights and no parts, got {', '.join(parts) or 'no parts'}; name some"
+            )
+        return simple
     for pattern in layers:
         if not any(fnmatchcase(name, pattern) for name in parts):
             raise BadInput(f"layers: no such module, got '{pattern}'; {did_you_mean(pattern, parts)}")
@@ -287,19 +292,45 @@ def _rows(
     ]
     try:
         _call(module, batch, forward)
+    except BadInput:
+        raise
+    except Exception as error:
+        error.add_note(
+            f"data: the module failed on a batch, got a {type(batch).__name__}; give batches as from a DataLoader, "
+            "whose first item is the input, or forward=lambda module, batch: module(...)"
+        )
+        raise
     finally:
         for handle in handles:
             handle.remove()
+    items = _items(batch)
     for name in names:
         if name not in seen:
             raise BadInput(f"layer '{name}': it did not run, got no output of it; choose another layer")
+        if items and seen[name].ndim and len(seen[name]) % items:
+            raise BadInput(
+                f"layer '{name}': its first dimension is not the batch, got {tuple(seen[name].shape)} for {items} "
+                "items; choose another layer, or put the batch first"
+            )
     return {name: _as_rows(name, x, maps) for name, x in seen.items()}
+
+
+def _items(batch: Any) -> int:
+    """How many items a batch has; 0 where that is not known."""
+    first = next(iter(batch.values() if isinstance(batch, Mapping) else batch), None) if _is_group(batch) else batch
+    return len(first) if isinstance(first, Tensor | np.ndarray) and first.ndim else 0
+
+
+def _is_group(batch: Any) -> bool:
+    return isinstance(batch, tuple | list | Mapping)
 
 
 def _call(module: nn.Module, batch: Any, forward: Forward | None) -> None:
     device = next((weights.device for weights in module.parameters()), torch.device("cpu"))
     if isinstance(batch, tuple | list) and forward is None:
         batch = batch[0]
+    if isinstance(batch, np.ndarray) and forward is None:
+        batch = torch.from_numpy(batch)
     if isinstance(batch, Tensor):
         batch = batch.to(device)
     elif isinstance(batch, Mapping):
