@@ -40,6 +40,7 @@ from repsim_cli.registry import did_you_mean
 
 LOCK, STATE = ".lock", "state.safetensors"
 PAIRS = ".pairs"  # notes on pairs that are solved one by one, until the run ends
+SO_FAR = ".so_far.npz"  # the maps as far as they are known, until the run ends
 # keys that results do not depend on
 HOW = (
     "resume",
@@ -233,6 +234,7 @@ class Run:
 
     def close(self) -> None:
         """Records the hash of every file, and releases the folder."""
+        (self.folder / SO_FAR).unlink(missing_ok=True)
         self.manifest["files"] = {
             str(file.relative_to(self.folder)): sha256(file)
             for file in sorted(self.folder.rglob("*"))
@@ -322,8 +324,8 @@ def reopen(folder: Path) -> Run:
     """A run that did not end, to resume. Raises BadInput where another process writes there."""
     manifest = read_manifest(folder)
     lock = claim(folder)
-    for left in folder.rglob(".*.partial"):
-        left.unlink()
+    for left in [*folder.rglob(".*.partial"), folder / SO_FAR]:
+        left.unlink(missing_ok=True)
     manifest.pop("files", None)  # they are written again
     manifest["resumed"].append(datetime.now(UTC).isoformat(timespec="seconds"))
     manifest.update(status="running", error=None)

@@ -115,7 +115,9 @@ def parser() -> argparse.ArgumentParser:
         "repsim show latest",
     )
     sub.add_argument("run", metavar="RUN", help="a path, `latest`, or a name")
-    sub.add_argument("--follow", action="store_true", help="of a running run: print its log as it comes, until it ends")
+    sub.add_argument(
+        "--follow", action="store_true", help="of a running run: its log and its maps so far, until it ends"
+    )
 
     sub = add(
         "compare",
@@ -242,6 +244,7 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument(
         "--output", metavar="FILE", help="where the page goes (report.html in the folder of one run or sweep)"
     )
+    sub.add_argument("--follow", action="store_true", help="of a running run: its maps so far; the page reloads itself")
 
     sub = add(
         "measure",

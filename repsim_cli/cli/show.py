@@ -2,12 +2,12 @@
 
 import argparse
 import importlib.util
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from repsim_cli import results
+from repsim_cli.cli.follow import follow
 from repsim_cli.cli.terminal import Bar, check_torch
 from repsim_cli.content import DIAGNOSTICS, Matrix, Measured, Table, Verdict
 from repsim_cli.errors import BadInput
@@ -82,7 +82,6 @@ def _cell(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}" if isinstance(value, float) else str(value)
 
 
-FOLLOWED = 1.0  # seconds between two looks at a running run
 SHOWN_MEASURES, SHOWN_PAIRS, SHOWN_ROWS = 6, 12, 24  # the most that are printed in full
 AUDIT = "audit of pairs by another solver"  # a table that another table summarises
 
@@ -131,7 +130,7 @@ def show_command(parsed: argparse.Namespace) -> int:
         return _show_sweep(folder)
     folder = results.find(parsed.run)
     if parsed.follow:
-        _follow(folder)
+        follow(folder)
     print(summary(folder))
     for name, seconds in results.read_manifest(folder)["timings"].items():
         print(f"  {name}: {seconds:.1f} s")
@@ -160,23 +159,6 @@ def _unit_lines(folder: Path) -> Iterator[str]:
     if about:
         cost = f", cost {about['cost']:.4g}" if "cost" in about else ""
         yield f"  units took {about['node_hours']:.4g} node-hours on {', '.join(about['nodes'])}{cost}"
-
-
-def _follow(folder: Path) -> None:
-    """Prints the log of a run until it ends: its stages, warnings and errors."""
-    log, shown = folder / "repsim.log", 0
-    while True:
-        ended = results.read_manifest(folder)["status"] != "running"  # before the log: nothing comes after it
-        if log.is_file():
-            with log.open("rb") as lines:
-                lines.seek(shown)
-                new = lines.read()
-            whole = new if ended else new[: new.rfind(b"\n") + 1]
-            shown += len(whole)
-            print(whole.decode(errors="replace"), end="", flush=True)
-        if ended:
-            return
-        time.sleep(FOLLOWED)
 
 
 def _show_sweep(folder: Path) -> int:
@@ -253,6 +235,8 @@ def report_command(parsed: argparse.Namespace) -> int:
 
     if not parsed.runs:
         return _overview(parsed)
+    if parsed.follow and (len(parsed.runs) > 1 or results.find_sweep(parsed.runs[0]) is not None):
+        raise BadInput(f"--follow: of a single run, got {' '.join(parsed.runs)}; name one run")
     sweeps = [results.find_sweep(run) for run in parsed.runs]
     each = [
         [results.find(run)] if sweep is None else [sweep / job["job"] for job in results.jobs(sweep)]
@@ -264,6 +248,9 @@ def report_command(parsed: argparse.Namespace) -> int:
     file = (sweeps[0] or folders[0]) / report.FILE if parsed.output is None else Path(parsed.output)
     if file.is_dir() or not file.parent.is_dir():
         raise BadInput(f"--output: no file can be written there, got '{file}'; name a file in a folder that exists")
+    if parsed.follow:
+        print(f"{file} reloads itself until the run ends")
+        report.save_while_running(folders[0], file)
     print(report.save(folders, file))
     return 0
 
@@ -271,6 +258,8 @@ def report_command(parsed: argparse.Namespace) -> int:
 def _overview(parsed: argparse.Namespace) -> int:
     from repsim_cli import report
 
+    if parsed.follow:
+        raise BadInput("--follow: of a run that is named, got no RUN; e.g. repsim report latest --follow")
     if parsed.output is not None:
         raise BadInput(f"--output: of runs that are named, got '{parsed.output}' without any; name a RUN, or drop it")
     root = results.outputs_root()

@@ -13,16 +13,19 @@ import hashlib
 import html
 import json
 import re
+import time
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from repsim_cli import results
 from repsim_cli.report import overview
 from repsim_cli.report.record import record
 from repsim_cli.results import version, write
 
 FILE = "report.html"
+RELOAD = 5  # seconds between two pages of a running run
 ASSETS = Path(str(resources.files("repsim_cli"))) / "assets" / "report"
 STYLES, SCRIPTS = ("uPlot.min.css", "page.css"), ("uPlot.iife.min.js", "page.js")
 ESCAPED = {ord(c): f"\\u{ord(c):04x}" for c in "<>&"}
@@ -34,14 +37,24 @@ def save(folders: Sequence[Path], file: Path) -> Path:
     return file
 
 
-def page(folders: Sequence[Path]) -> str:
-    """The page of one or several runs; its bytes depend on their files alone.
+def save_while_running(folder: Path, file: Path) -> None:
+    """Writes the page of a run every few seconds, as one that reloads itself, until the run ends."""
+    while results.read_manifest(folder)["status"] == "running":
+        write(file, page([folder], reload=True).encode())
+        time.sleep(RELOAD)
+
+
+def page(folders: Sequence[Path], *, reload: bool = False) -> str:
+    """The page of one or several runs; its bytes depend on their files alone. reload: whether a browser reads it again
+    every few seconds.
 
     Raises BadInput where a run is damaged or its numbers changed since.
     """
     runs = [record(folder, len(folders)) for folder in folders]
     about = {"colours": json.loads(_asset("colours.json")), "licence": _asset("uPlot.LICENSE")}
-    return _html(" and ".join(run["manifest"]["name"] for run in runs), {"runs": runs, **about}, STYLES, SCRIPTS)
+    return _html(
+        " and ".join(run["manifest"]["name"] for run in runs), {"runs": runs, **about}, STYLES, SCRIPTS, reload=reload
+    )
 
 
 def save_overview(root: Path) -> Path:
@@ -54,11 +67,14 @@ def save_overview(root: Path) -> Path:
     return file
 
 
-def _html(title: str, data: dict[str, Any], style_names: Sequence[str], script_names: Sequence[str]) -> str:
+def _html(
+    title: str, data: dict[str, Any], style_names: Sequence[str], script_names: Sequence[str], *, reload: bool = False
+) -> str:
     styles, scripts = [_asset(name) for name in style_names], [_asset(name) for name in script_names]
     parts = {
         "policy": f"default-src 'none'; img-src data:; style-src {_hashes(styles)}; script-src {_hashes(scripts)}; "
         "base-uri 'none'; form-action 'none'",
+        "reload": f'<meta http-equiv="refresh" content="{RELOAD}">' if reload else "",
         "title": _escaped(title),
         "styles": "".join(f"<style>{text}</style>" for text in styles),
         "data": embedded(data),

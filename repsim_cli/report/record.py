@@ -4,13 +4,15 @@ import base64
 import json
 import math
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from repsim_cli import so_far
 from repsim_cli.content import CHANCE, Matrix, Measured, Results, Side
 from repsim_cli.draw.heatmap import colour_range, colours
 from repsim_cli.errors import BadInput
@@ -41,7 +43,10 @@ def record(folder: Path, among: int = 1) -> dict[str, Any]:
     manifest = read_manifest(folder)
     whole = marked(read_results(folder)) if has_results(manifest) else Results(study=manifest["study"])
     remedied = [measured for by_remedy in whole.under_remedies().values() for measured in by_remedy.values()]
-    measures = [*whole.measures, *remedied]
+    maps = so_far.read(folder) if manifest["status"] == "running" else []
+    known = [so_far.by_pairs(given) for given in maps]
+    arrays = {name: array for _, by_name in known for name, array in by_name.items()}
+    measures = [*whole.measures, *remedied, *(measured for measured, _ in known)]
     count = sum(
         len(m.rows.layers) * len(m.columns.layers) * len(_paths(m)) for measured in measures for m in measured.matrices
     )
@@ -55,7 +60,8 @@ def record(folder: Path, among: int = 1) -> dict[str, Any]:
         "repeat": shlex.join(["repsim", "run", "--from", _name(folder)]),
         "config": list(flat(read_config(folder))) if configured else [],
         "config_text": (folder / "config.yaml").read_text() if configured else "",
-        "measures": [_measure(folder, measure, block) for measure in measures],
+        "measures": [_measure(measure, block, partial(_array, folder, arrays)) for measure in measures],
+        "so_far": {given.measured.label: given.state for given in maps},
         "tables": [(name, asdict(table)) for name, table in whole.tables.items()],
         "curves": [(name, asdict(curve)) for name, curve in whole.curves.items()],
         "claims": [asdict(claim) for claim in whole.claims],
@@ -103,12 +109,12 @@ def _figures(folder: Path, left: int) -> Iterator[dict[str, Any]]:
         }
 
 
-def _measure(folder: Path, measure: Measured, block: int) -> dict[str, Any]:
+def _measure(measure: Measured, block: int, read: Callable[[Matrix, str], np.ndarray | None]) -> dict[str, Any]:
     """A measure's record with its arrays, or means over blocks of them, embedded, and the colours of each quantity."""
-    arrays = {what: [_array(folder, m, what) for m in measure.matrices] for what in QUANTITIES}
+    arrays = {what: [read(m, what) for m in measure.matrices] for what in QUANTITIES}
     scales = {}
     for what, blocks in arrays.items():
-        kept = [block.ravel() for block in blocks if block is not None]
+        kept = [array[~np.isnan(array)] for array in blocks if array is not None]
         if kept:
             scales[what] = _scale(np.concatenate(kept), measure.card, what)
     sides: dict[str, int] = {}  # the names of layers stand once, since a run of many models has thousands of matrices
@@ -160,10 +166,11 @@ def _scale(values: np.ndarray, card: dict[str, Any], what: str) -> dict[str, Any
     return {"low": low, "high": high, "colours": "cividis" if what in SHARES else colours(card, what, "viridis")}
 
 
-def _array(folder: Path, matrix: Matrix, what: str) -> np.ndarray | None:
+def _array(folder: Path, so_far: Mapping[str, np.ndarray], matrix: Matrix, what: str) -> np.ndarray | None:
+    """so_far: the arrays of a running run, which may have gaps."""
     path = _paths(matrix).get(what)
-    if path is None:
-        return None
+    if path is None or path in so_far:
+        return so_far.get(path or "")
     array = read_array(folder, path)
     shape = (len(matrix.rows.layers), len(matrix.columns.layers))
     if array.shape != shape or array.dtype != np.float64:

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from repsim_cli.errors import BadInput
+from repsim_cli.errors import BadInput, Degenerate
 from repsim_cli.measures import Measure
 from repsim_cli.measures.base import MeasureWarning, within
 from repsim_cli.measures.inner import Products
@@ -24,6 +25,7 @@ from repsim_cli.similarity.pairs import (
     Statistics,
     Wanted,
     all_pairs,
+    array,
     blamed,
     hsic_products,
     of_hsic,
@@ -161,6 +163,9 @@ def estimate_all_pairs(
             means.setdefault(key, Mean.like(value.cpu())).add(value.cpu())
         each(seen - 1, {label: values[label,] for label in measures})
         save(saved(means, seen, rows, notices))
+        if work is not None:
+            for label, measure in measures.items():
+                work.show(label, partial(_so_far, measure if summed else None, means[label,].mean, names), seen)
     if not rows:
         raise BadInput("extract: no batch could be filled, got too few rows; lower batch_rows or add data")
     matrices = {}
@@ -207,6 +212,18 @@ def of_sums(measure: Measure, hsic: Matrix, names: Sequence[str]) -> Matrix:
     diagonal = hsic.diagonal()
     with blamed(measure, hsic, names):
         return within(measure.card, of_hsic(measure).value(Products(hsic, diagonal, diagonal, (), ())))
+
+
+def _so_far(summed: Measure | None, mean: Tensor, names: Sequence[str]) -> np.ndarray:
+    """The values of a mean over some batches, of HSIC for the measure `summed`; NaN where that has no value yet."""
+    if summed is None:
+        return array(mean)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", MeasureWarning)
+            return array(of_sums(summed, mean, names))
+    except Degenerate:
+        return np.full(mean.shape, np.nan)
 
 
 def saved(means: Mapping[Any, Mean], seen: int, rows: int, notices: Notices) -> State:

@@ -33,7 +33,7 @@ from repsim_cli.measures.inner import (
 )
 from repsim_cli.results import slug
 from repsim_cli.similarity.known import AUDIT, VALUES, Cell, KnownPairs
-from repsim_cli.similarity.processes import Turn, Work, opened, solve_all
+from repsim_cli.similarity.processes import Turn, Work, hidden, opened, solve_all
 
 Matrix = Float[Tensor, "r r"]
 Wanted = Bool[Tensor, "r r"]
@@ -139,6 +139,7 @@ def all_pairs(
     under the number of the batch; by default in this process.
     """
     names = names or [f"representation {r}" for r in range(len(representations))]
+    show = work.show if work is not None and batch == 0 else hidden
     for measure in measures.values():
         measure.check(names, [x.shape for x in representations], labels)
     matrices = {}
@@ -147,6 +148,7 @@ def all_pairs(
         with blamed(measure, prepared.cross, names), issued_by([label]):
             values = inner_values(measure, prepared.cross, prepared.norms, states[measure.row], states[measure.column])
         matrices[label] = within(measure.card, values)
+        show(label, partial(array, matrices[label]), 0)
         observe(label, measure, prepared, matrices[label])
     rows = [x for x in representations if isinstance(x, Tensor)]
     for group in by_preparation(measures):
@@ -162,11 +164,12 @@ def all_pairs(
             if measure.slow is None:
                 known = None if work is None else work.known.get(label)
                 with issued_by([label]):
-                    values = pairs(measure, states, states, names, wanted, known, batch)
+                    values = pairs(measure, states, states, names, wanted, known, batch, partial(show, label))
             else:
                 values, details = slow_pairs(measure, measure.slow, kept, prepared, wanted, work, batch, label)
                 prepared = replace(prepared, details=details)
             matrices[label] = within(measure.card, values)
+            show(label, partial(array, matrices[label]), 0)
             observe(label, measure, prepared, matrices[label])
         if work is not None:
             work.drop_inputs()
@@ -269,10 +272,12 @@ def pairs(
     wanted: Wanted | None = None,
     known: KnownPairs | None = None,
     batch: int = 0,
+    show: Callable[[Callable[[], np.ndarray], int], None] = lambda values, done: None,
 ) -> Matrix:
     """A measure that is not an inner product, for all pairs of prepared representations; NaN where not wanted.
 
-    known: the pairs of the batch in the cache, where they are compared one by one.
+    known: the pairs of the batch in the cache, where they are compared one by one. show: is given the values after each
+    row, and 0.
     """
     if measure.compare_all is not None:
         return measure.compare_all(rows, columns)
@@ -291,7 +296,12 @@ def pairs(
                 values[a, b] = at(f"{names[a]} and {names[b]}", partial(measure.compare, x, y))
             if known is not None and not caught:  # what is warned of is computed and warned of each time
                 known.add(VALUES, batch, (a, b), [float(values[a, b])])
+        show(partial(array, values), 0)
     return values
+
+
+def array(values: Tensor) -> np.ndarray:
+    return values.cpu().numpy()
 
 
 def note_name(label: str) -> str:
@@ -324,7 +334,8 @@ def slow_pairs(
     note, known = note_name(label), None if work is None else work.known.get(label)
     noted = np.full(shape, np.nan) if work is None else work.notes(batch, note, shape)
     turn = Turn(VALUES, batch, _later(cells, count, work, known, batch), known)
-    solve_all(solve, states, cells, noted, name=measure.name, names=names, work=work, turn=turn)
+    show = partial(work.show if work is not None and batch == 0 else hidden, label, lambda: noted[..., 0], 0)
+    solve_all(solve, states, cells, noted, name=measure.name, names=names, work=work, turn=turn, show=show)
     numbers = np.array(noted)
     if measure.card.symmetric:
         below = np.tril_indices(count, -1)

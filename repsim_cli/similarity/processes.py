@@ -34,7 +34,12 @@ WORTH = 5.0  # seconds of work that must be left: a process takes about two to s
 BLOCK = 0.25  # seconds of work in one message
 AHEAD = 2  # messages waiting in a process
 
+Show = Callable[[str, Callable[[], np.ndarray], int], None]
 Solve = Callable[[Any, Any], Solved]
+
+
+def hidden(label: str, values: Callable[[], np.ndarray], done: int) -> None:
+    """Shows nothing."""
 
 
 class Turn(NamedTuple):
@@ -91,6 +96,7 @@ class Work:
     call: names the notes of one of several calls in the same folder (see `of`).
     known: the pairs in the cache, by the label of the measure.
     batches: how many the run has, for the time left.
+    show: is given a measure's label, its values so far, and the batches that they are the mean of.
     """
 
     folder: Path
@@ -100,6 +106,7 @@ class Work:
     call: str = ""
     known: Mapping[str, KnownPairs] = field(default_factory=dict)
     batches: int = 1
+    show: Show = hidden
     _pool: "list[Worker]" = field(default_factory=list)
 
     def __enter__(self) -> "Work":
@@ -270,8 +277,9 @@ def solve_all(
     names: Sequence[str],
     work: Work | None = None,
     turn: Turn = ALONE,
+    show: Callable[[], None] = lambda: None,
 ) -> None:
-    """Fills noted[a, b] with the value and its details, where they are still missing."""
+    """Fills noted[a, b] with the value and its details, where they are still missing. show: called after each pair."""
     kind, batch, later, known = turn
     if known is not None:
         # the pairs that this run noted before it was killed, and those that other runs solved
@@ -300,3 +308,4 @@ def solve_all(
             noted[a, b, 0] = solved.value
             if known is not None:
                 known.add(kind, batch, (a, b), [solved.value, *solved.details])
+            show()

@@ -42,7 +42,7 @@ from repsim_cli.similarity.moments import passes_of
 from repsim_cli.similarity.pairs import Batch
 from repsim_cli.similarity.processes import filed
 from repsim_cli.studies.cached import Content, digest, finished, kept_tables, known_pairs
-from repsim_cli.studies.record import measure_record, places_of
+from repsim_cli.studies.record import measure_record, places_of, so_far
 from repsim_cli.studies.sample import Rows, Study, batch_labels, identified, layers_of, opened
 from repsim_cli.training.state import SAVE_EVERY
 
@@ -247,6 +247,16 @@ def estimated(
             seed=rows.seed,
             known=known,
             batches=count,
+            show=so_far(
+                run,
+                rows.readings,
+                measures,
+                rows.extract.estimate,
+                rows=len(rows.numbers(0)),
+                available=rows.total,
+                batches=count,
+                wanted=wanted,
+            ),
         ) as work,
         scratch(run.folder / PACKED) as packs,
     ):

@@ -13,6 +13,7 @@ from repsim_cli.measures import Measure
 from repsim_cli.measures.base import is_cosine
 from repsim_cli.results import Run, slug
 from repsim_cli.similarity import SimilarityMatrix, Wanted
+from repsim_cli.so_far import Writer
 
 
 def places_of(readings: Sequence[Reading]) -> list[slice]:
@@ -74,6 +75,27 @@ def measure_record(
                 )
             )
     return _measured(run, label, measure, matrix.estimate, matrix.rows, matrix.batches, null, matrices, available)
+
+
+def so_far(
+    run: Run,
+    readings: Sequence[Reading],
+    measures: Mapping[str, Measure],
+    estimate: str,
+    *,
+    rows: int,
+    available: int,
+    batches: int,
+    wanted: Wanted | None,
+) -> Writer:
+    """What keeps the maps of the run in its folder while they are computed. rows: of a batch. available: of the run."""
+    names = [(reading.label, layer.name) for reading in readings for layer in reading.layers]
+    cells = len(names) ** 2 if wanted is None else int(wanted.sum())
+    records = {
+        label: _measured(run, label, measure, estimate, rows, batches, None, [], available=available)
+        for label, measure in measures.items()
+    }
+    return Writer(folder=run.folder, names=names, measures=records, rows=rows, batches=batches, cells=cells)
 
 
 def blocks_record(

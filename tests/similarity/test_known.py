@@ -10,11 +10,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from repsim_cli import cache, measures, registry, results
+from repsim_cli import cache, measures, registry, results, so_far
 from repsim_cli.content import to_json
 from repsim_cli.measures import gromov
 from repsim_cli.measures.base import MeasureWarning, Pairwise
 from repsim_cli.models.precomputed import precomputed
+from repsim_cli.report.record import record
 from repsim_cli.settings import Extract, Hardware, Significance
 from repsim_cli.similarity import known
 from repsim_cli.studies import cached, matrices
@@ -440,6 +441,46 @@ def test_a_state_that_lacks_a_measure_is_begun_again(compared, monkeypatch, tmp_
     compared("ab", ["procrustes"], estimate="per_batch", cache=False)
     monkeypatch.setattr(matrices, "resumed", lambda file, always=False: (saved["state"], lambda state: None))
     assert compared("ab", ["cka", "procrustes"], estimate="per_batch", cache=False)[0] == fresh
+
+
+def test_a_run_shows_its_maps_and_ends_with_the_same_bits(compared, monkeypatch):
+    """Of a slow, a pairwise and a fast measure: every map is part of the results, the last one is all of them, the page
+    has them while the run computes, and nothing is left when it ends."""
+    names = {"gromov_wasserstein": measures.get("gromov_wasserstein", audit=0.0)}
+    names |= {name: measures.get(name) for name in ("procrustes", "cka")}
+    seen, pages = [], []
+    monkeypatch.setattr(so_far, "EVERY", np.inf)
+    fresh, _ = compared("ab", names, cache=False, rows=24)
+    monkeypatch.setattr(so_far, "EVERY", 0.0)
+    monkeypatch.setattr(so_far, "SHARE", np.inf)
+    write = so_far.Writer._write
+
+    def watched(self):
+        write(self)
+        seen.append({given.measured.label: given for given in so_far.read(self.folder)})
+        if len(seen) % 10 == 0:
+            pages.append(record(self.folder))
+
+    monkeypatch.setattr(so_far.Writer, "_write", watched)
+    again, run = compared("ab", names, cache=False, rows=24)
+    assert again == fresh
+    assert not (run.folder / results.SO_FAR).exists()
+    whole = {m["label"]: {x["values"]: np.load(run.folder / x["values"]) for x in m["matrices"]} for m in again[0]["measures"]}  # fmt: skip
+    for label in names:
+        given = seen[-1][label]
+        assert given.state == "all cells"
+        for mine, final in zip(so_far.by_pairs(given)[1].values(), whole[label].values(), strict=True):
+            np.testing.assert_array_equal(mine, final)
+        for values in (maps[label].values for maps in seen if label in maps):
+            there = np.isfinite(values)
+            np.testing.assert_array_equal(values[there], given.values[there])
+    solved = [
+        int(np.isfinite(maps["gromov_wasserstein"].values).sum()) for maps in seen if "gromov_wasserstein" in maps
+    ]
+    assert solved == sorted(solved)
+    assert {1, 3, 5, 7} <= set(solved)  # a layer and itself; then a pair, which stands both ways
+    assert pages[0]["so_far"].keys() <= set(names)
+    assert {m["label"] for m in pages[-1]["measures"]} == set(names)
 
 
 def test_the_cache_command_lists_them(compared, repsim):

@@ -10,7 +10,7 @@ import psutil
 import pytest
 import torch
 
-from repsim_cli import cli, measures, results
+from repsim_cli import cli, measures, results, so_far
 from repsim_cli.errors import Degenerate, RunFailed
 from repsim_cli.measures import gromov
 from repsim_cli.similarity import Work, all_pairs, estimate_all_pairs, processes
@@ -253,6 +253,7 @@ def test_a_killed_run_goes_on(repsim, newest, tmp_path, at_once, monkeypatch):
     if not process:
         # the run's own process sleeps after each pair, so that it is killed between them
         monkeypatch.setattr("repsim_cli.cli.run.Bar", lambda: slowly)
+        monkeypatch.setattr(so_far, "EVERY", 0.0)
         quiet = os.open(os.devnull, os.O_WRONLY)
         os.dup2(quiet, 1)
         os.dup2(quiet, 2)
@@ -273,6 +274,7 @@ def test_a_killed_run_goes_on(repsim, newest, tmp_path, at_once, monkeypatch):
     assert not psutil.wait_procs(children, timeout=10)[1]
     (folder,) = results.runs(tmp_path / "killed")
     assert results.read_manifest(folder)["status"] == "killed"
+    assert (folder / results.SO_FAR).exists()
     assert done < 21
     monkeypatch.setattr(processes, "WORTH", 1e9)
     code, _, err = repsim(*SMALL, "resume=latest")
@@ -280,6 +282,7 @@ def test_a_killed_run_goes_on(repsim, newest, tmp_path, at_once, monkeypatch):
     assert f"resuming {folder}" in err
     assert numbers(folder) == numbers(whole)
     assert not (folder / results.PAIRS).exists()
+    assert not (folder / results.SO_FAR).exists()
     found = json.loads((folder / "results.json").read_text())
     (record,) = found["measures"]
     block = next(one for one in record["matrices"] if one["rows"]["model"] != one["columns"]["model"])

@@ -900,11 +900,12 @@ function answer() {
     return [
       ...(MANY ? [el("h3", {}, title(run))] : []),
       el("p", {}, facts.filter(Boolean).join(", "), m.error ? `: ${m.error}` : ""),
+      ...Object.entries(run.so_far).map(([label, state]) => el("p", {}, `${label} so far: ${state}. The run is still computing.`)),
       ...(verdicts.length ? [el("ul", { class: "plain" }, ...verdicts)] : []),
     ];
   });
   const rows = RUNS.flatMap((run) => run.measures.flatMap((measure) => closest(measure).map((row) => ofRun(run, row))));
-  const known = RUNS.some((run) => run.measures.some((m) => m.null));
+  const known = RUNS.some((run) => run.measures.some((m) => m.null) || Object.keys(run.so_far).length);
   if (rows.length) parts.push(table("The closest layers of two models", ...withoutEmpty(runColumn(["measure", "model", "layer", "other model", "other layer", "value", "chance", "calibrated", "p, corrected"]), rows), { tall: true, round: true }));
   parts.push(...unique(RUNS.flatMap((run) => run.measures.filter((m) => m.block > 1).map(averaged))).map((text) => el("p", { class: "quiet" }, text)));
   if (rows.length && !known) parts.push(el("p", { class: "quiet" }, "Chance is not known: nothing was tested. significance=permutation adds its level, calibrated scores and p values."));
@@ -916,7 +917,7 @@ function closest(measure) {
   return measure.matrices.filter((m) => m.rows.model !== m.columns.model).map((m) => {
     const values = numbers(m.values), wide = m.columns.layers.length;
     let best = 0;
-    for (let i = 1; i < values.length; i += 1) if (sign * values[i] > sign * values[best]) best = i;
+    for (let i = 1; i < values.length; i += 1) if (Number.isNaN(values[best]) || sign * values[i] > sign * values[best]) best = i;
     const at = (array) => (array ? numbers(array)[best] : null);
     return [measure.label, m.rows.model, m.rows.layers[Math.floor(best / wide)], m.columns.model, m.columns.layers[best % wide], values[best], at(m.chance), at(m.calibrated), at(m.p_family ?? m.p)];
   });
@@ -948,7 +949,7 @@ const runColumn = (columns) => (MANY ? ["run", ...columns] : columns);
 
 function pairs() {
   const rows = RUNS.flatMap((run) => run.measures.flatMap((measure) => measure.matrices.map((m) => {
-    const values = numbers(m.values);
+    const values = numbers(m.values).filter((value) => !Number.isNaN(value)); // gaps in a running run
     return ofRun(run, [measure.label, m.rows.model, m.columns.model, values.reduce((a, b) => a + b, 0) / values.length, values.reduce((a, b) => Math.min(a, b)), values.reduce((a, b) => Math.max(a, b)), m.n]);
   })));
   if (!rows.length) return null;

@@ -1,0 +1,87 @@
+"""`repsim show RUN --follow`: the log of a running run, and its maps as far as they are known."""
+
+import math
+import os
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from repsim_cli import results, so_far
+from repsim_cli.report.record import block_means
+
+FOLLOWED = 1.0  # seconds between two looks at a running run
+LINES = 30.0  # seconds between two lines about the same map, elsewhere than on a terminal
+SHADES = " ░▒▓█"  # from far to close
+UNKNOWN = "·"
+
+
+def follow(folder: Path) -> None:
+    """Prints the log of a run until it ends: its stages, warnings and errors. A terminal also draws its maps so far, in
+    place of those before; elsewhere a line says how far each is."""
+    log, shown, told = folder / "repsim.log", 0, -LINES
+    terminal, below = sys.stdout.isatty(), []
+    while True:
+        ended = results.read_manifest(folder)["status"] != "running"  # before the log: nothing comes after it
+        new = b""
+        if log.is_file():
+            with log.open("rb") as lines:
+                lines.seek(shown)
+                new = lines.read()
+            new = new if ended else new[: new.rfind(b"\n") + 1]
+            shown += len(new)
+        maps = [] if ended else so_far.read(folder)
+        if terminal:
+            text, below = redrawn(new.decode(errors="replace"), below, terminal_maps(maps, shutil.get_terminal_size()))
+        else:
+            text = new.decode(errors="replace")
+            if maps and time.monotonic() >= told + LINES:
+                text, told = text + "".join(f"{known(given)}\n" for given in maps), time.monotonic()
+        print(text, end="", flush=True)
+        if ended:
+            return
+        time.sleep(FOLLOWED)
+
+
+def redrawn(new: str, below: list[str], now: list[str]) -> tuple[str, list[str]]:
+    """What a terminal prints for `now` to stand under the new lines in place of `below`; and what stands there then."""
+    if not new and now == below:
+        return "", below
+    above = f"\x1b[{len(below)}F\x1b[J" if below else ""
+    return above + new + "".join(f"{line}\n" for line in now), now
+
+
+def known(given: so_far.Map) -> str:
+    """How far the map is, and its range."""
+    cells = given.values[np.isfinite(given.values)]
+    spread = f", mean {cells.mean():.3f}, lowest {cells.min():.3f}, highest {cells.max():.3f}" if cells.size else ""
+    return f"{given.measured.label}: {given.state}{spread}"
+
+
+def terminal_maps(maps: Sequence[so_far.Map], size: os.terminal_size) -> list[str]:
+    """Lines that say how far each map is, and draw the one of which the least is known in shades: each the mean of the
+    known cells of a block of layers."""
+    if not maps:
+        return []
+    names = list(dict.fromkeys(model for model, _ in maps[0].names))
+    wide = min(16, max(len(name) for name in names))
+    lines = [known(given) for given in maps[: size.lines // 3]]
+    drawn = min(maps, key=lambda given: np.isfinite(given.values).sum())
+    room = max(1, min((size.columns - wide - 3) // 2, size.lines - len(lines) - 3))
+    block = math.ceil(len(drawn.names) / room)
+    with np.errstate(invalid="ignore"):  # 0 / 0 where a block has no known cell
+        means = block_means(np.nan_to_num(drawn.values), block) / block_means(1.0 * np.isfinite(drawn.values), block)
+    low, high = np.nanmin(means, initial=np.inf), np.nanmax(means, initial=-np.inf)
+    shares = (means - low) / (high - low) if high > low else 0 * means + 1
+    closeness = shares if drawn.measured.larger_is_closer or high <= low else 1 - shares
+    models = [model for model, _ in drawn.names[::block]]
+    for i, row in enumerate(closeness):
+        cells = (2 * (UNKNOWN if np.isnan(x) else SHADES[min(4, int(5 * x))]) for x in row)
+        name = models[i] if i == 0 or models[i] != models[i - 1] else ""
+        lines.append(f"{name[:wide]:{wide}} {''.join(cells)}")
+    averaged = f"; means of {block} x {block} layers" if block > 1 else ""
+    lines.append(f"{drawn.measured.label}: {SHADES[-1]} close, {UNKNOWN} not known yet{averaged}")
+    return [line[: size.columns - 1] for line in lines]
