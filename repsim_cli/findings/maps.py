@@ -390,7 +390,8 @@ def _grid(run: Finished, measured: Measured, quantity: str) -> Any:
     layers = {matrix.rows.model: matrix.rows.layers for matrix in measured.matrices}
     models = list(layers)
     ends = np.cumsum([0, *map(len, layers.values())])
-    larger, order = measured.card["larger_is_closer"], run.results.analyses["maps"]["options"].get("order", "model")
+    larger = measured.card["larger_is_closer"]
+    order = run.results.analyses["maps"].get("options", {}).get("order", "model")
 
     def joined(quantity: str) -> np.ndarray:
         whole = np.full((ends[-1], ends[-1]), np.nan)
