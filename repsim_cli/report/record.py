@@ -42,11 +42,15 @@ def record(folder: Path, among: int = 1) -> dict[str, Any]:
     """
     manifest = read_manifest(folder)
     whole = marked(read_results(folder)) if has_results(manifest) else Results(study=manifest["study"])
-    remedied = [measured for by_remedy in whole.under_remedies().values() for measured in by_remedy.values()]
+    remedied = {
+        measured.label: (base, remedy, measured)
+        for base, by_remedy in whole.under_remedies().items()
+        for remedy, measured in by_remedy.items()
+    }
     maps = so_far.read(folder) if manifest["status"] == "running" else []
     known = [so_far.by_pairs(given) for given in maps]
     arrays = {name: array for _, by_name in known for name, array in by_name.items()}
-    measures = [*whole.measures, *remedied, *(measured for measured, _ in known)]
+    measures = [*whole.measures, *(x for *_, x in remedied.values()), *(measured for measured, _ in known)]
     count = sum(
         len(m.rows.layers) * len(m.columns.layers) * len(_paths(m)) for measured in measures for m in measured.matrices
     )
@@ -61,6 +65,7 @@ def record(folder: Path, among: int = 1) -> dict[str, Any]:
         "config": list(flat(read_config(folder))) if configured else [],
         "config_text": (folder / "config.yaml").read_text() if configured else "",
         "measures": [_measure(measure, block, partial(_array, folder, arrays)) for measure in measures],
+        "remedied": {label: {"base": base, "remedy": remedy} for label, (base, remedy, _) in remedied.items()},
         "so_far": {given.measured.label: given.state for given in maps},
         "tables": [(name, asdict(table)) for name, table in whole.tables.items()],
         "curves": [(name, asdict(curve)) for name, curve in whole.curves.items()],

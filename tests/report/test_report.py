@@ -479,6 +479,40 @@ def test_standard_errors_and_single_pairs_can_be_shown(tmp_path, opened):
         assert drawn == colour("cividis", 0, most, value(folder, "cka", row, column, "se"))
 
 
+def test_maps_under_remedies_can_be_shown(tmp_path, opened):
+    """A switch beside the measure, where it has them; all share the colours of one scale."""
+    folder = made(tmp_path / "run", measures=("cka", "procrustes"), models=("small",))
+    own, _ = results.read_results(folder).measures
+    with results.amending(folder) as run:
+        treated = {
+            f"cka, {remedy}, small, small": replace(
+                own.matrices[0],
+                values=run.write_array(f"cka-{i}", 0.5 * results.read_array(folder, own.matrices[0].values)),
+                se=None,
+                p=None,
+                about={"kind": "remedy", "measure": "cka", "remedy": remedy},
+            )
+            for i, remedy in enumerate(("none", "skip 4"))
+        }
+    changed(folder, matrices=treated)
+    page = opened(saved(folder))
+    listed = "[...document.querySelector('select[name={}]').options].map((o) => o.textContent)"
+    assert page.evaluate(listed.format("measure")) == ["cka", "procrustes"]
+    assert page.evaluate(listed.format("remedy")) == ["as run", "none", "skip 4"]
+    assert page.evaluate(listed.format("what")) == ["value", "standard error", "p value"]
+    choose(page, "remedy", "skip 4")
+    assert page.evaluate(listed.format("what")) == ["value"]
+    for text, drawn in hovered(page, steps=3):
+        row, column, numbers = read(text)
+        half = 0.5 * value(folder, "cka", row, column)
+        assert float(numbers["values"]) == half
+        assert drawn == colour("viridis", 0, 1, half)
+    choose(page, "measure", "procrustes")
+    hidden = "document.querySelector('select[name=remedy]').parentElement.classList.contains('hidden')"
+    assert page.evaluate(hidden)
+    assert page.evaluate(READOUT).startswith("Point at")
+
+
 def test_a_click_draws_the_row(tmp_path, opened):
     folder = made(tmp_path / "run")
     page = opened(saved(folder))

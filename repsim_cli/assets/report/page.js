@@ -11,7 +11,7 @@ const QUANTITIES = {
   tested: "value on the permuted rows", chance: "level of chance",
 };
 const VERDICTS = { holds: "\u2713 ", fails: "\u2717 ", unclear: "? ", "not testable here": "\u2013 " };
-const ALL = ""; // every model, in the selectors
+const ALL = ""; // every model, or no remedy, in the selectors
 const LEAST = 1e-12; // of a colour scale's range
 const FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Noto Sans', 'DejaVu Sans', sans-serif";
 const redraws = []; // what depends on the width or the theme
@@ -650,7 +650,7 @@ function powers(steps) {
 // ---- the section of the matrices ----
 
 function matrices() {
-  const labels = unique(RUNS.flatMap((run) => run.measures.map((m) => m.label)));
+  const labels = unique(RUNS.flatMap((run) => run.measures.map((m) => m.label).filter((label) => !Object.hasOwn(run.remedied, label))));
   if (!labels.length) return null;
   const view = { hover: null, picked: null, label: "" };
   const panels = el("div", { class: "panels" });
@@ -674,6 +674,7 @@ function matrices() {
   const labelled = (text, control) => el("label", {}, text, control);
   const controls = el("div", { class: "controls" },
     labelled("Measure", select("measure", () => refresh(true))),
+    labelled("Remedy", select("remedy", () => refresh(true))),
     labelled("Show", select("what", () => refresh(false))),
     labelled("Order", select("order", () => refresh(false))),
     labelled("Rows: model", select("rows", () => refresh(false))),
@@ -683,7 +684,10 @@ function matrices() {
   const compared = () => (MANY ? ["first", "second"].map((name) => RUNS[Number(value(name))]) : RUNS);
 
   function refresh(anew) {
-    const measure = value("measure");
+    const remedies = unique(compared().flatMap((run) => Object.values(run.remedied).filter(({ base }) => base === value("measure")).map(({ remedy }) => remedy)));
+    fill("remedy", [[ALL, "as run"], ...remedies.map((remedy) => [remedy, remedy])]);
+    chosen.get("remedy").parentElement.classList.toggle("hidden", !remedies.length);
+    const measure = value("measure") + (value("remedy") === ALL ? "" : `, ${value("remedy")}`);
     shown = compared().map((run) => ({ run, found: gridOf(run, measure), record: run.measures.find((m) => m.label === measure) }));
     const there = shown.filter(({ found }) => found);
     fill("what", Object.entries(QUANTITIES).filter(([what]) => there.some(({ found }) => found[what])));
@@ -724,7 +728,8 @@ function matrices() {
   // What is shown: each run, and the difference on the layers that both have.
   function parts(what) {
     const better = (record) => (what === "values" ? `${record.card.larger_is_closer ? "larger" : "smaller"} is closer` : "");
-    const scales = shown.filter(({ found }) => found && found[what]).map(({ found }) => found.scales[what]);
+    const like = ({ remedied }, { label }) => label === value("measure") || remedied[label]?.base === value("measure"); // one scale under all remedies
+    const scales = compared().flatMap((run) => run.measures.filter((m) => like(run, m)).map((m) => m.scales[what])).filter(Boolean);
     const grouped = value("order") === "model";
     const made = shown.map((one) => {
       const { run, found, record } = one;
@@ -732,7 +737,7 @@ function matrices() {
       if (!found[what]) return { title: title(run), missing: `This run has no ${QUANTITIES[what]}.` };
       const rows = kept(one, "rows"), columns = kept(one, "columns");
       if (!rows.length || !columns.length) return { title: title(run), missing: "This run has no such model." };
-      return { title: title(run), rows, columns, grouped, values: picked(found, what, rows, columns), scale: shared(scales), note: `${record.card.label} ${what === "values" ? "" : QUANTITIES[what]} (${[better(record), "bright is " + (what === "values" ? "close" : "large")].filter(Boolean).join(", ")})` };
+      return { title: title(run), rows, columns, grouped, values: picked(found, what, rows, columns), scale: shared(scales), note: `${[record.card.label, value("remedy"), what === "values" ? "" : QUANTITIES[what]].filter(Boolean).join(", ")} (${[better(record), "bright is " + (what === "values" ? "close" : "large")].filter(Boolean).join(", ")})` };
     });
     if (!MANY || shown.some(({ found }) => !found || !found[what])) return made;
     const [first, other] = shown;
@@ -802,7 +807,7 @@ function matrices() {
       return { label: title(run), y, low: band(-1), high: band(1) };
     });
     const marked = names.indexOf(column.name);
-    line = chart(names, lines, `layer of ${column.model}`, value("measure"), marked < 0 ? null : marked);
+    line = chart(names, lines, `layer of ${column.model}`, shown.find(({ record }) => record).record.label, marked < 0 ? null : marked);
     const columns = ["layer"], rows = names.map((name) => [name]);
     for (const { run, found } of has) {
       for (const [what, quantity] of Object.entries(QUANTITIES)) {
