@@ -21,9 +21,9 @@ from repsim_cli.findings.evidence import ROUNDING, arrangements, ranks
 from repsim_cli.findings.leaderboard import trust
 from repsim_cli.registry import did_you_mean
 
-SAME, RELATED, UNRELATED, UNCLEAR = "same", "related", "unrelated", "unclear"
-WEAKEST = (UNRELATED, UNCLEAR, RELATED, SAME)  # a factor has the first that one of its values has
-MARKERS = {SAME: "o", RELATED: "^", UNRELATED: "x", UNCLEAR: "$?$"}
+SAME, RELATED, UNTRAINED, UNRELATED, UNCLEAR = "same", "related", "as untrained", "unrelated", "unclear"
+WEAKEST = (UNRELATED, UNTRAINED, UNCLEAR, RELATED, SAME)  # a factor has the first that one of its values has
+MARKERS = {SAME: "o", RELATED: "^", UNTRAINED: "_", UNRELATED: "x", UNCLEAR: "$?$"}
 CELLS, FACTORS, AGREEMENT = "universality", "universality of factors", "agreement on the grid"
 WEIGHTED = "universality by weight of measures"
 COLUMNS = [
@@ -39,8 +39,10 @@ class Universality:
     """The verdict of every measure on every factor of a run of `study=universality`.
 
     `same`: not less similar than seeds of the base, and more similar than chance and than untrained twins. `related`:
-    less similar than seeds, but more than both. `unrelated`: less similar than seeds, and not more than chance, or less
-    than untrained twins. `unclear`: an interval spans a border. A factor has the weakest verdict of its values.
+    less similar than seeds, but more than both. `as untrained`: less similar than seeds and than untrained twins, but
+    more than chance: the input may be what they share. `unrelated`: less similar than seeds, and not more than chance.
+    `unclear`: an interval spans a border. A factor has the weakest verdict of its values. For
+    single models, without seeds beside them, the verdict leaves seeds out and is never `same`.
 
     weights: how far each measure is trusted, {MEASURE: WEIGHT}; the others weigh nothing; empty: all alike; null: the
         share of the graded measures that it is better than on average, by the shipped grades (a half without a grade).
@@ -78,7 +80,7 @@ class Compared(NamedTuple):
 
 class Judged(NamedTuple):
     """The similarity of the base and a value with its interval, that of seeds and of untrained twins, and one-sided p
-    values: more than untrained twins, less than these, less than seeds of the base."""
+    values: more than untrained twins, less than these, less than seeds of the base. NaN: not known of single models."""
 
     similarity: float
     low: float
@@ -102,14 +104,17 @@ def among(similar: Float[np.ndarray, "m m"]) -> Float[np.ndarray, " pairs"]:
 def judge(cell: Compared, level: float = 0.95) -> Judged:
     """p of less than seeds: the mean over pairs of seeds minus the mean over pairs of a seed and a model of the value,
     over all ways to call as many of all models the base. Exact where models of the value are further seeds. Interval
-    and comparison with untrained twins: t, with errors from the jackknife over models."""
+    and comparison with untrained twins: t, with errors from the jackknife over models; of two single models the error
+    of the twins alone, so that p is about these two."""
     first = (np.arange(len(cell.similar)) < cell.base).astype(int)
-    value, error = _with_error(cell.similar, first)
+    single = len(first) == 2
+    value, error = (float(cell.similar[0, 1]), 0.0) if single else _with_error(cell.similar, first)
     twins = np.ones(len(cell.untrained), int) if cell.shapes == len(cell.untrained) else (
         np.arange(len(cell.untrained)) < cell.shapes).astype(int)  # fmt: skip
     baseline, its_error = _with_error(cell.untrained, twins)
-    freedom = min(cell.base, len(first) - cell.base, *np.bincount(twins, minlength=2)[np.unique(twins)].tolist()) - 1
-    half = error * float(scipy.stats.t.ppf((1 + level) / 2, min(cell.base, len(first) - cell.base) - 1))
+    models, fresh = min(cell.base, len(first) - cell.base), np.bincount(twins)[np.unique(twins)].min()
+    freedom = int(fresh if single else min(models, fresh)) - 1
+    half = math.nan if single else error * float(scipy.stats.t.ppf((1 + level) / 2, models - 1))
     difference, spread = value - baseline, math.hypot(error, its_error)
     z = difference / spread if spread else math.copysign(math.inf, difference) if difference else 0.0
     return Judged(
@@ -120,7 +125,7 @@ def judge(cell: Compared, level: float = 0.95) -> Judged:
         untrained=baseline,
         above=float(scipy.stats.t.sf(z, freedom)),
         under=float(scipy.stats.t.cdf(z, freedom)),
-        below=_below(cell.similar, first),
+        below=math.nan if single else _below(cell.similar, first),
     )
 
 
@@ -159,16 +164,18 @@ def verdicts(
     below: Float[np.ndarray, " cells"],
     alpha: float,
 ) -> list[str]:
-    """The verdict of every cell from its corrected p: above chance, above and under untrained twins, below seeds.
+    """The verdict of every cell from its corrected p: above chance, above and under untrained twins, below seeds (NaN
+    where there are none).
 
     >>> p = lambda *values: np.array(values)
-    >>> verdicts(p(.01, .01, .9, .01), p(.01, .01, .9, .3), p(.9, .9, .1, .7), p(.4, .01, .01, .01), 0.05)
-    ['same', 'related', 'unrelated', 'unclear']
+    >>> chance, above, under = p(.01, .01, .01, .9, .01), p(.01, .01, .9, .9, .3), p(.9, .9, .01, .1, .7)
+    >>> verdicts(chance, above, under, p(.4, .01, .01, .01, .01), 0.05)
+    ['same', 'related', 'as untrained', 'unrelated', 'unclear']
     """
-    higher = (chance <= alpha) & (above <= alpha)
-    lower = (chance > alpha) | (under <= alpha)
-    less = below <= alpha
-    return np.select([~less & higher, less & higher, less & lower], [SAME, RELATED, UNRELATED], UNCLEAR).tolist()
+    by_chance, less = chance > alpha, (below <= alpha) | np.isnan(below)
+    higher, lower = ~by_chance & (above <= alpha), ~by_chance & (under <= alpha)
+    cases = {SAME: ~less & higher, RELATED: less & higher, UNTRAINED: less & lower, UNRELATED: less & by_chance}
+    return np.select([*cases.values()], [*cases], UNCLEAR).tolist()
 
 
 def weakest(some: Sequence[str]) -> str:
@@ -176,8 +183,11 @@ def weakest(some: Sequence[str]) -> str:
 
 
 def corrected(p: Sequence[float]) -> Float[np.ndarray, " cells"]:
-    """For the values of all factors under a measure (Benjamini and Hochberg 1995)."""
-    return scipy.stats.false_discovery_control(p)
+    """For the values of all factors under a measure (Benjamini and Hochberg 1995); NaN where there is no p."""
+    adjusted, known = np.array(p, float), np.isfinite(p)
+    if known.any():
+        adjusted[known] = scipy.stats.false_discovery_control(adjusted[known])
+    return adjusted
 
 
 def _cells(run: Finished) -> Iterator[tuple[str, dict[str, Any], list[Matrix]]]:
@@ -202,15 +212,19 @@ def rows_of(run: Finished, label: str, card: Mapping[str, Any], matrices: Sequen
     said = verdicts(chance, above, under, below, run.results.about["alpha"])
     for i, (matrix, cell) in enumerate(zip(matrices, judged, strict=True)):
         by_chance = sign * float(run.array(matrix.details["null"]).mean())
-        floor, seeds = max(by_chance, cell.untrained), float(cell.seeds.mean())
-        share = (cell.similarity - floor) / (seeds - floor) if seeds > floor else None
-        low, high = sorted(sign * end for end in (cell.low, cell.high))
-        least, largest = sorted(sign * float(end) for end in (cell.seeds.min(), cell.seeds.max()))
+        about: Sequence[float | None] = [None] * 5  # of single models
+        share = below_seeds = None
+        if len(cell.seeds):
+            floor, seeds = max(by_chance, cell.untrained), float(cell.seeds.mean())
+            share = (cell.similarity - floor) / (seeds - floor) if seeds > floor else None
+            low, high = sorted(sign * end for end in (cell.low, cell.high))
+            least, largest = sorted(sign * float(end) for end in (cell.seeds.min(), cell.seeds.max()))
+            about, below_seeds = (low, high, sign * seeds, least, largest), float(below[i])
         yield [
             label, matrix.about["factor"], matrix.about["value"],
             f"{matrix.about['seeds']} x {len(matrix.rows.layers) - matrix.about['seeds']}",
-            sign * cell.similarity, low, high, sign * seeds, least, largest,
-            sign * cell.untrained, sign * by_chance, float(chance[i]), float(above[i]), float(below[i]), share, said[i],
+            sign * cell.similarity, *about,
+            sign * cell.untrained, sign * by_chance, float(chance[i]), float(above[i]), below_seeds, share, said[i],
         ]  # fmt: skip
 
 
@@ -292,7 +306,7 @@ def _figure(table: Table, value: str | None) -> Any:
                 parse_math=False,
             )
     handles = [axes.plot([], [], color="black", label=verdict, **_mark(verdict))[0] for verdict in MARKERS]
-    axes.legend(handles=handles, ncols=4, fontsize=8, frameon=False, loc="lower left", borderpad=0,
+    axes.legend(handles=handles, ncols=len(MARKERS), fontsize=8, frameon=False, loc="lower left", borderpad=0,
                 bbox_to_anchor=(0, 1 + (0.75 if value else 0.06) / height), columnspacing=1,
                 handletextpad=0.2)  # fmt: skip
     return figure
@@ -300,8 +314,8 @@ def _figure(table: Table, value: str | None) -> Any:
 
 def _mark(verdict: str) -> dict[str, Any]:
     hollow = {"markerfacecolor": "none"} if verdict == SAME else {}
-    return {"marker": MARKERS[verdict], "markersize": 8, "markeredgewidth": 1.6 if verdict in (SAME, UNRELATED) else 0,
-            "linestyle": "none", **hollow}  # fmt: skip
+    edge = 1.6 if verdict in (SAME, UNTRAINED, UNRELATED) else 0
+    return {"marker": MARKERS[verdict], "markersize": 8, "markeredgewidth": edge, "linestyle": "none", **hollow}
 
 
 def _agreement(run: Finished, matrix: Matrix) -> Any:

@@ -41,7 +41,7 @@ class Factor:
     """What models differ in, and nothing else.
 
     base: the entry of `model` that the others differ from; its seeds are the ceiling.
-    values: {NAME: ENTRY of `model`}, two or more, each with two seeds or more.
+    values: {NAME: ENTRY of `model`}, two or more, each with two seeds or more, or single models as the base is.
     """
 
     base: str
@@ -282,10 +282,13 @@ def _seeds(where: str, entry: str, model: Mapping[str, AnySource]) -> dict[str, 
 
 def _check_seeds(where: str, seeds: int, others: int, alpha: float) -> None:
     """Raises BadInput where models below the seeds' ceiling could not be told, or where nothing tells how models of a
-    value vary."""
+    value vary. Single models have no such ceiling."""
+    if seeds == others == 1:
+        return
     if min(seeds, others) < 2:
         raise BadInput(
-            f"{where}: two seeds or more are needed of it and of its base, got {others} and {seeds}; add some"
+            f"{where}: two seeds or more are needed of it and of its base, or one of each, got {others} and {seeds}; "
+            "add some"
         )
     least = 1 / math.comb(seeds + others, others)
     if least > alpha:

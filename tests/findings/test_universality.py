@@ -8,7 +8,15 @@ import pytest
 from repsim_cli.errors import BadInput
 from repsim_cli.findings import universality
 from repsim_cli.findings.analysis import Planned
-from repsim_cli.findings.universality import RELATED, SAME, UNCLEAR, UNRELATED, Compared, Universality
+from repsim_cli.findings.universality import (
+    RELATED,
+    SAME,
+    UNCLEAR,
+    UNRELATED,
+    UNTRAINED,
+    Compared,
+    Universality,
+)
 
 ALPHA, DRAWS = 0.05, 60
 
@@ -47,7 +55,7 @@ def grid(rng, across, *, seeds=0.8, within=None, untrained=0.3, chance=0.01, bas
         ({"across": 0.8}, SAME),
         ({"across": 0.55}, RELATED),
         ({"across": 0.05, "chance": 0.7}, UNRELATED),  # no more than chance
-        ({"across": 0.05}, UNRELATED),  # more than chance, but less than untrained twins
+        ({"across": 0.05}, UNTRAINED),  # more than chance, but less than untrained twins
         ({"across": 0.3}, UNCLEAR),  # less than seeds, as much as untrained twins
         ({"across": 0.8, "seeds": 0.8, "untrained": 0.8}, UNCLEAR),  # seeds are no closer than untrained twins
     ],
@@ -56,6 +64,16 @@ def test_planted_verdicts_are_found(settings, verdict):
     rng = np.random.default_rng(0)
     said = list(itertools.chain.from_iterable(grid(rng, **settings) for _ in range(6)))
     assert said.count(verdict) / len(said) >= 0.9
+
+
+@pytest.mark.parametrize(
+    ("across", "chance", "verdict"),
+    [(0.8, 0.01, RELATED), (0.8, 0.7, UNRELATED), (0.05, 0.01, UNTRAINED), (0.3, 0.01, UNCLEAR)],
+)
+def test_single_models_are_never_called_the_same(across, chance, verdict):
+    said = grid(np.random.default_rng(0), across, base=1, value=1, chance=chance, cells=60)
+    assert said.count(verdict) / len(said) >= 0.8
+    assert SAME not in said
 
 
 def test_further_seeds_are_called_less_no_more_often_than_alpha():
@@ -122,8 +140,8 @@ def test_a_factor_has_the_weakest_verdict_and_measures_their_weight():
     ]
     factors = list(universality.of_factors(cells))
     assert factors == [["cka", "width", 2, 0.75, RELATED], ["rsa", "width", 2, None, SAME]]
-    assert list(universality.by_weight(factors, {})) == [["width", 0.5, 0.5, 0.0, 0.0]]
-    assert list(universality.by_weight(factors, {"cka": 3.0, "rsa": 1.0})) == [["width", 0.25, 0.75, 0.0, 0.0]]
+    assert list(universality.by_weight(factors, {})) == [["width", 0.5, 0.5, 0.0, 0.0, 0.0]]
+    assert list(universality.by_weight(factors, {"cka": 3.0, "rsa": 1.0})) == [["width", 0.25, 0.75, 0.0, 0.0, 0.0]]
     assert [universality.weakest(some) for some in ([SAME, UNCLEAR], [RELATED, UNRELATED], [UNCLEAR, UNRELATED])] == [
         UNCLEAR, UNRELATED, UNRELATED,
     ]  # fmt: skip

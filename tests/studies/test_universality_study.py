@@ -8,6 +8,7 @@ import torch
 from recorded import recorded
 
 from repsim_cli import measures, registry, results
+from repsim_cli.findings.universality import MARKERS
 from repsim_cli.models.transformers import shape_key, untrained
 from repsim_cli.significance import max_t
 from repsim_cli.studies.universality import between
@@ -84,7 +85,7 @@ def test_every_value_is_compared_with_seeds_twins_and_chance(repsim, newest):
     assert [row[:3] for row in record["tables"]["universality of factors"]["rows"]] == [
         [measure, "any", 2] for measure in ("cka_unbiased", "procrustes", "linear_regression")
     ]
-    assert not {row["verdict"] for row in rows} - {"same", "related", "unrelated", "unclear"}
+    assert not {row["verdict"] for row in rows} - {*MARKERS}
     # two steps of training change nothing
     assert {row["verdict"] for row in rows} == {"unclear"}
     for name in ("factors", "values"):
@@ -95,13 +96,30 @@ def test_every_value_is_compared_with_seeds_twins_and_chance(repsim, newest):
     assert code == 0, err
     again = recorded(newest())["tables"]
     assert again["universality"] == record["tables"]["universality"]
-    assert again["universality by weight of measures"]["rows"] == [["any", 0.0, 0.0, 0.0, 1.0]]
+    assert again["universality by weight of measures"]["rows"] == [["any", 0.0, 0.0, 0.0, 0.0, 1.0]]
     code, _, err = repsim("analyse", folder, "+analyses.universality.weights={procrust: 1.0}")
     assert code == 1
     assert "analyses.universality: weights: no such measure, got 'procrust'; did you mean 'procrustes'?" in err
     code, out, err = repsim("run", *WORDS, f"+options.factors={{any: {FACTOR}}}", "dry_run=true")
     assert code == 0, err
     assert "any: ['half', 'more']" in out
+
+
+def test_single_models_are_judged_without_seeds(repsim, newest):
+    words = [word for word in WORDS if not word.startswith(("+model", "measure"))]
+    for label, width, seed in (("small", 16, 0), ("narrow", 8, 3), ("other", 16, 4)):
+        words.append(f"+model.{label}={entry(width, seed)}")
+    values = "{base: small, values: {half: narrow, more: other}}"
+    code, _, err = repsim("run", *words, "measure=[cka_unbiased,procrustes]", f"+options.factors={{any: {values}}}")
+    assert code == 0, err
+    table = recorded(newest())["tables"]["universality"]
+    rows = [dict(zip(table["columns"], row, strict=True)) for row in table["rows"]]
+    assert [row["models"] for row in rows] == ["1 x 1"] * 4
+    unknown = ("low", "high", "seeds", "least of seeds", "largest of seeds", "p below seeds", "share of seeds")
+    for row in rows:
+        assert {row[name] for name in unknown} == {None}
+        assert row["verdict"] in {*MARKERS} - {"same"}
+        assert 0 < row["p against untrained"] < 1
 
 
 def test_similarity_of_models_is_that_of_closest_layers():
@@ -136,7 +154,7 @@ def test_untrained_twins_have_the_shape_and_random_weights():
         ([f"+options.factors={{any: {FACTOR}}}", "significance=none"], "significance.method: similarity is compared with random pairings of rows, got none; use significance=permutation"),
         ([f"+options.factors={{any: {FACTOR}}}", "cache=false"], "cache: each model is read in several comparisons, got false; leave it true"),
         ([f"+options.factors={{any: {FACTOR}}}", "significance.alpha=0.01"], "options.factors.any.values.half: 3 models against 3 seeds of the base have no p below 0.05, got alpha 0.01; 7 seeds of the base are needed, or more of the value"),
-        ([f"+options.factors={{any: {FACTOR}}}", "model.narrow.seeds=[3]"], "options.factors.any.values.half: two seeds or more are needed of it and of its base, got 1 and 3; add some"),
+        ([f"+options.factors={{any: {FACTOR}}}", "model.narrow.seeds=[3]"], "options.factors.any.values.half: two seeds or more are needed of it and of its base, or one of each, got 1 and 3; add some"),
         ([f"+options.factors={{any: {FACTOR}}}", "+options.twins=2"], "options.twins: wrong value, got 2; give greater than or equal to 3"),
         ([f"+options.factors={{any: {FACTOR.replace('narrow', 'elmo_original')}}}", "model=[elmo_original]", "model.elmo_original.path=/nowhere"], "model.elmo_original"),
         ([f"+options.factors={{any: {FACTOR}}}", "+analyses.universality.weights={cka_unbaised: 1}"], "analyses.universality.weights: no such measure, got 'cka_unbaised'; did you mean 'cka_unbiased'?"),
