@@ -621,7 +621,7 @@ class Maps:
     order: of the layers: by `model`; by `depth`, their share of the way through their model; or by `cluster`, the
         leaves of a tree of average linkage.
 
-    Example: repsim analyse RUN '+analyses.maps={order: cluster}'
+    Example: repsim run '+analyses.maps={order: cluster}'
     """
 
     order: Order = "model"
