@@ -620,8 +620,6 @@ class Maps:
 
     order: of the layers: by `model`; by `depth`, their share of the way through their model; or by `cluster`, the
         leaves of a tree of average linkage.
-
-    Example: repsim run '+analyses.maps={order: cluster}'
     """
 
     order: Order = "model"
