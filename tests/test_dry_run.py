@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+import re
 
 import pytest
 from test_config import EXPERIMENTS, composed
@@ -64,6 +65,11 @@ def test_a_published_study_is_planned_without_a_hub(no_hub, name):
     assert not config.unknown
     assert not no_hub
     assert "GFLOP/s in float32, " in str(plan.get("time, roughly")) or name in UNTIMED
+    assert name in UNTIMED or all(plan[part] for part in ("memory, GB", "disk, GB", "operations"))
+    models_shown = plan.get("models", {}).values() if name not in {"pythia_architecture"} else []
+    assert all(
+        ("parameters" in str(shown) and " GB in " in str(shown)) or "precomputed" in shown for shown in models_shown
+    )
 
 
 def test_the_numbers_of_published_models():
@@ -107,6 +113,34 @@ def test_a_plan_says_what_does_not_fit_and_the_run_is_refused(repsim, tmp_path):
     assert (code, out) == (2, "")
     for line, problem in zip(err.splitlines(), problems, strict=True):
         assert line.startswith(f"error: {problem}")
+    assert not (tmp_path / "outputs").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "advice"),
+    [
+        (["study=outputs", "model=[tiny_a,tiny_b]", "measure=[]"], "would do, or use smaller models"),
+        (["experiment=tiny/ptb_attention", "hardware.resident=one"], "or lower hardware.batch_size or extract.length"),
+        (["experiment=tiny/ptb_attention", "hardware.resident=all"], "would do, hardware.resident=one needs less, or lower"),
+        (["study=pretrain", "model=[]", "measure=[]", "data=embedded_train", "+options.recipe={config: {model_type: gpt_neox, hidden_size: 64, num_hidden_layers: 6, num_attention_heads: 4, intermediate_size: 256}}"], "or lower options.recipe.batch_size"),
+    ],
+)  # fmt: skip
+def test_every_study_says_which_setting_would_fit(repsim, tmp_path, words, advice):
+    words = ["run", *words, "hardware.memory_gb=0.1"]
+    code, out, err = repsim(*words, "dry_run=true")
+    assert (code, err) == (0, "")
+    misfit = out.partition("  does not run here\n")[2].strip()
+    need = re.match(r"hardware.memory_gb: the run needs about (\S+) GB, got a limit of 0.10 GB; ", misfit)
+    assert need, out
+    assert advice in misfit
+    enough = re.search(r"hardware.memory_gb=(\S+) would do", misfit)
+    assert enough, misfit
+    assert 0 < float(enough[1]) - float(need[1]) < 0.2
+    words[-1] = enough[0].split()[0]
+    assert "does not run here" not in repsim(*words, "dry_run=true")[1]
+    words[-1] = "hardware.memory_gb=0.1"
+    code, out, err = repsim(*words)
+    assert (code, out, err) == (2, "", f"error: {misfit}\n")
     assert not (tmp_path / "outputs").exists()
 
 
@@ -323,16 +357,18 @@ def test_the_time_of_forward_passes(speed):
     blocks = 124_439_808 - 50257 * 768
     tokens = 1000 * 128
     expected = 2 * tokens * (blocks + 2 * 12 * 128 * 768) / (speed / 2)
-    found = cost.forward_time([source], 1000, 128, Hardware(batch_size=1000))
-    assert found == pytest.approx(expected, rel=1e-3)
-    assert cost.forward_time([source, source], 1000, 128, Hardware(batch_size=1000)) == pytest.approx(2 * found)
-    head = cost.forward_time([source], 1000, 128, Hardware(batch_size=1000), vocabularies=True)
-    assert head - found == pytest.approx(2 * tokens * 50257 * 768 / (speed / 2))
+    found = cost.forward_cost([source], 1000, 128, Hardware(batch_size=1000))
+    assert found.seconds == pytest.approx(expected, rel=1e-3)
+    assert found.operations == pytest.approx(expected * speed / 2)
+    both = cost.forward_cost([source, source], 1000, 128, Hardware(batch_size=1000))
+    assert (both.operations, both.seconds) == pytest.approx((2 * found.operations, 2 * found.seconds))
+    head = cost.forward_cost([source], 1000, 128, Hardware(batch_size=1000), vocabularies=True)
+    assert head.seconds - found.seconds == pytest.approx(2 * tokens * 50257 * 768 / (speed / 2))
 
 
 def test_the_time_of_pairs(speed):
     def seconds(name, pairs=1, rows=1000, **settings):
-        return cost.pairs_time([measures.get(name)], [64, 64], pairs, rows, Hardware(processes=1), **settings)
+        return cost.pairs_cost([measures.get(name)], [64, 64], pairs, rows, Hardware(processes=1), **settings).seconds
 
     for name in ("cka", "procrustes", "gromov_wasserstein"):
         assert seconds(name, pairs=100) > seconds(name)
@@ -342,14 +378,22 @@ def test_the_time_of_pairs(speed):
     each = seconds("gromov_wasserstein", pairs=11) - seconds("gromov_wasserstein", pairs=10)
     assert each == pytest.approx(20 * 2e9 / speed, rel=1e-6)
     assert seconds("gromov_wasserstein", rows=2000) == pytest.approx(8 * seconds("gromov_wasserstein"), rel=0.2)
-    moments = cost.moments_time([measures.get("cka")], [64, 64], 3, 10_000, Hardware())
-    assert moments == pytest.approx((2 * 10_000 * 128**2 + 3 * 40 * 64**3) / speed)
+    moments = cost.moments_cost([measures.get("cka")], [64, 64], 3, 10_000, Hardware())
+    assert moments.operations == 2 * 10_000 * 128**2 + 3 * 40 * 64**3
+    assert moments.seconds == pytest.approx(moments.operations / speed)
+    # each worker is a core of the CPU: the operations are the same, the seconds fewer
+    several = [
+        cost.pairs_cost([measures.get("gromov_wasserstein")], [64, 64], 100, 100, Hardware(processes=count))
+        for count in (1, 4)
+    ]
+    assert several[0].operations == several[1].operations
+    assert several[0].seconds > 3 * several[1].seconds
 
 
 def test_more_work_takes_longer(speed):
     def seconds(*words):
         study = validate(composed(*words, "dry_run=true")).study
-        return sum(study.times(*([100] if words[0].startswith("model") else [])).values())
+        return sum(part.seconds for part in study.costs(*([100] if words[0].startswith("model") else [])).values())
 
     small = ("model=[tiny_a]", "extract.sequences=64")
     assert seconds("model=[tiny_a]", "extract.sequences=640") > 5 * seconds(*small)
@@ -363,5 +407,6 @@ def test_more_work_takes_longer(speed):
 
 def test_the_time_of_training(speed):
     """pretrain_width_64: three passes of 6 blocks of 12 x 64^2 weights, and what each call costs."""
-    found = cost.training_time(6, 64, 1_024_000, 1000, Hardware())
-    assert found == pytest.approx(6 * 1_024_000 * 6 * 12 * 64**2 / (speed / 2) + 4 * cost.CALL * 6000)
+    found = cost.training_cost(6, 64, 1_024_000, 1000, Hardware())
+    assert found.operations == 6 * 1_024_000 * 6 * 12 * 64**2
+    assert found.seconds == pytest.approx(found.operations / (speed / 2) + 4 * cost.CALL * 6000)

@@ -33,9 +33,9 @@ from repsim_cli.registry import studies
 from repsim_cli.results import STATE, Run, slug
 from repsim_cli.settings import Extract, Hardware
 from repsim_cli.similarity import SimilarityMatrix, estimate_attention, joined
-from repsim_cli.studies.bounds import check_disk, check_memory, disk_gb, in_gb, shown, usual_length
+from repsim_cli.studies.bounds import check_disk, check_memory, enough, shown, usual_length
 from repsim_cli.studies.cached import Content, finished
-from repsim_cli.studies.cost import forward_time, speed_of, times
+from repsim_cli.studies.cost import Cost, forward_cost, needs, products
 from repsim_cli.studies.matrices import resumed
 from repsim_cli.studies.record import measure_record
 from repsim_cli.studies.sample import free, identified, inputs, loaded, prepare, tally
@@ -95,8 +95,10 @@ class Attention:
         self.readings = attention_readings(model, extract)
         self.layers = [layer for reading in self.readings for layer in reading.layers]
         self.devices = devices(hardware, list(model))
-        advice = "lower hardware.batch_size or extract.length, or use fewer models"
-        check_memory(sum(self.memory().values()), hardware, advice)
+        need = sum(self.memory().values())
+        one = "hardware.resident=one needs less, " if len(self.models) > 1 and len(self._turns()) == 1 else ""
+        advice = f"{enough(need)}, {one}or lower hardware.batch_size or extract.length, or use fewer models"
+        check_memory(need, hardware, advice)
         check_disk(
             self.stored(),
             results.outputs_root(),
@@ -144,19 +146,22 @@ class Attention:
             "sentences, at most": extract.sequences,
             "forward passes": len(self.models)
             * passes(extract.sequences, usual_length(self.models, self.data, extract), self.hardware),
-            "memory, GB": in_gb(self.memory()),
-            "disk, GB": disk_gb({"maps": self.stored()}),
-            "time, roughly": times(self.times(heads), self.hardware, figures=3 * len(self.measures)),
+            **needs(
+                self.costs(heads),
+                self.hardware,
+                memory=self.memory(),
+                disk={"maps": self.stored()},
+                figures=3 * len(self.measures),
+            ),
         }
 
-    def times(self, heads: int) -> dict[str, float]:
-        """Seconds, roughly: every pair of heads reads every cell of every sentence, some with a logarithm."""
+    def costs(self, heads: int) -> dict[str, Cost]:
+        """Every pair of heads reads every cell of every sentence, some with a logarithm."""
         sentences, length = self.extract.sequences, usual_length(self.models, self.data, self.extract)
-        speed = speed_of(self.hardware.device, threads=self.hardware.threads)[0]
         each = sum(40.0 if label.endswith("_js") else 2.0 for label in self.measures)
         return {
-            "forward passes": forward_time(self.models.values(), sentences, length, self.hardware),
-            "similarity": each * self._cells() * heads**2 / 2 / speed,
+            "forward passes": forward_cost(self.models.values(), sentences, length, self.hardware),
+            "similarity": products(each * self._cells() * heads**2 / 2, self.hardware),
         }
 
     def run(self, run: Run) -> Results:

@@ -3,11 +3,12 @@
 import bisect
 import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from repsim_cli import cache
 from repsim_cli.activations.batching import most_places
+from repsim_cli.activations.rows import Reading
 from repsim_cli.data.base import Data
 from repsim_cli.models.sizes import placement, resident_bytes, weight_bytes
 from repsim_cli.models.source import AnySource, Source
@@ -43,10 +44,15 @@ def free_bytes(folder: Path) -> int:
     return shutil.disk_usage(next(place for place in [folder, *folder.parents] if place.exists())).free
 
 
-def disk_gb(parts: Mapping[str, float]) -> dict[str, float]:
-    """Bytes that a run writes by part, those of 0 left out, and what is free on the disk of the cache, in GB."""
-    sizes = {part: size for part, size in parts.items() if size}
-    return {part: round(size / 1e9, 3) for part, size in {**sizes, "free": free_bytes(cache.root())}.items()}
+def disk_gb(parts: Mapping[str, float], activations: float = 0.0) -> dict[str, str]:
+    """What a run writes, by part, in GB, those of 0 left out, and what is free on the disk of the cache. parts: bytes.
+    activations: bytes of those in the cache, which takes none beyond its limit."""
+    limit, sizes = cache.limit(), {**parts, "free": float(free_bytes(cache.root()))}
+    shown = {part: f"{size / 1e9:.3g}" for part, size in sizes.items() if size}
+    if not activations:
+        return shown
+    exceeding = f"none, {activations / 1e9:.3g} exceed its {limit / 1e9:.3g}"
+    return {"activations in the cache": exceeding if activations > limit else f"{activations / 1e9:.3g}", **shown}
 
 
 def in_gb(memory: Mapping[str, float]) -> dict[str, float]:
@@ -77,6 +83,19 @@ def most_rows(models: Mapping[str, AnySource], extract: Extract) -> int:
     return min([*stored, *([sys.maxsize if extract.unit in WORDS else read] if live else [])])
 
 
+def all_rows(models: Mapping[str, AnySource], data: Data, extract: Extract) -> int:
+    """Rows of the run, at most; of words as many as there are places."""
+    live = {label: source for label, source in models.items() if isinstance(source, Source)}
+    read = extract.sequences * usual_length(live, data, extract)
+    return min([most_rows(models, extract), *([read] if live else [])])
+
+
+def activations(models: Mapping[str, AnySource], readings: Iterable[Reading], data: Data, extract: Extract) -> float:
+    """Bytes of the rows of the live models."""
+    live = [reading for reading in readings if isinstance(reading.source, Source)]
+    return 4.0 * all_rows(models, data, extract) * sum(layer.width for reading in live for layer in reading.layers)
+
+
 def passing(
     live: Mapping[str, Source], extract: Extract, hardware: Hardware, features: int, *, together: bool = False
 ) -> dict[str, float]:
@@ -96,6 +115,11 @@ def check_memory(need: float, hardware: Hardware, advice: str) -> None:
             f"hardware.memory_gb: the run needs about {need / 1e9:.2f} GB, got a limit of {limit / 1e9:.2f} GB; "
             f"{advice}"
         )
+
+
+def enough(need: float) -> str:
+    """The limit with which a run that needs so many bytes would fit."""
+    return f"hardware.memory_gb={need / 1e9 + 0.1:.1f} would do"
 
 
 def check_rows_fit(
@@ -128,7 +152,7 @@ def other_settings(
     """Which settings would make a run with these parts of memory, in bytes, fit."""
     need, forward = sum(parts.values()), parts.get("forward", 0.0)
     excess = need - hardware.memory_limit
-    advice = [f"hardware.memory_gb={need / 1e9 + 0.1:.1f} would do"]
+    advice = [enough(need)]
     batch = int((forward - excess) * hardware.batch_size / forward) if forward else 0
     if 1 <= batch < hardware.batch_size and hardware.batch_tokens is None:
         advice.insert(0, f"hardware.batch_size={batch} would fit")

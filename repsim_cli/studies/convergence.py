@@ -27,7 +27,7 @@ from repsim_cli.settings import Extract, Hardware, Significance
 from repsim_cli.similarity import Counterparts, estimate_counterparts
 from repsim_cli.studies.bounds import most_rows
 from repsim_cli.studies.checks import suitable
-from repsim_cli.studies.cost import times
+from repsim_cli.studies.cost import Cost, needs
 from repsim_cli.studies.record import blocks_record
 from repsim_cli.studies.sample import batch_labels, diagnosis_of, prepare, tally
 from repsim_cli.studies.similarity import Similarity
@@ -127,9 +127,11 @@ class Convergence:
             "forward passes": sum(
                 plan["forward passes"] * len(self.trainings[label].series.checkpoints) for label, plan in each.items()
             ),
-            "memory, GB": max((plan["memory, GB"] for plan in each.values()), key=lambda memory: memory["in all"]),
-            "time, roughly": times(self.times(), self.hardware),
+            **self.needs(self.costs()),
         }
+
+    def needs(self, costs: Mapping[str, Cost]) -> dict[str, Any]:
+        return needs_of_trainings(self.trainings.values(), costs, self.hardware)
 
     @property
     def measures(self) -> dict[str, Measure]:
@@ -139,14 +141,14 @@ class Convergence:
     def readings(self) -> list[Reading]:
         return [reading for training in self.trainings.values() for reading in training.readings]
 
-    def times(self) -> dict[str, float]:
-        """Seconds, roughly: every checkpoint is run once, and compared with the last one layer by layer."""
-        parts: dict[str, float] = {}
+    def costs(self) -> dict[str, Cost]:
+        """Every checkpoint is run once, and compared with the last one layer by layer."""
+        parts: dict[str, Cost] = {}
         for training in self.trainings.values():
             count = len(training.series.checkpoints)
             others = (count + 1) / 2 if self.pairs else 1 + self.previous
-            for part, seconds in training.times(int(len(training.layers) * others)).items():
-                parts[part] = parts.get(part, 0.0) + count * seconds
+            for part, each in training.costs(int(len(training.layers) * others)).items():
+                parts[part] = parts.get(part, Cost()) + count * each
         return parts
 
     def run(self, run: Run) -> Results:
@@ -177,6 +179,19 @@ class Convergence:
 
     def gaps(self) -> list[Gap]:
         return [gap for training in self.trainings.values() for gap in training.gaps]
+
+
+def needs_of_trainings(
+    trainings: Iterable["Training"], costs: Mapping[str, Cost], hardware: Hardware
+) -> dict[str, Any]:
+    """The end of the plan of trainings that are visited one after the other."""
+    trainings = list(trainings)
+    return needs(
+        costs,
+        hardware,
+        memory=max((each.memory(each.rows()) for each in trainings), key=lambda parts: sum(parts.values())),
+        activations=sum(len(each.series.checkpoints) * each.stored() for each in trainings),
+    )
 
 
 def measures(trainings: Mapping[str, "Training"]) -> dict[str, Measure]:

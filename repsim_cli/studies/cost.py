@@ -6,6 +6,8 @@ The constants were fitted to single measures of 1000 rows and to short runs, on 
 import functools
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -13,6 +15,7 @@ from repsim_cli.activations.batching import passes
 from repsim_cli.measures import InnerProduct, Measure
 from repsim_cli.models.source import Source
 from repsim_cli.settings import Hardware
+from repsim_cli.studies.bounds import disk_gb, in_gb
 
 SIDE = 1024  # of the matrices whose product is timed
 ASSUMED = {"float32": 1e13, "float16": 1e14, "bfloat16": 1e14}  # operations per second of a GPU that this machine lacks
@@ -21,14 +24,33 @@ CALL = 3e-4  # seconds of a block's forward pass beside its operations
 START, FIGURE = 6.0, 0.4  # seconds
 
 
-def forward_time(
+@dataclass(frozen=True)
+class Cost:
+    """The operations of a part of a run, and the seconds that they take, roughly."""
+
+    operations: float = 0.0
+    seconds: float = 0.0
+
+    def __add__(self, other: "Cost") -> "Cost":
+        return Cost(self.operations + other.operations, self.seconds + other.seconds)
+
+    def __rmul__(self, times: float) -> "Cost":
+        return Cost(times * self.operations, times * self.seconds)
+
+
+def products(operations: float, hardware: Hardware, *, efficiency: float = 1.0) -> Cost:
+    """Matrix products in float32. efficiency: relative to a large one."""
+    return Cost(operations, operations / (efficiency * _speed(hardware)))
+
+
+def forward_cost(
     models: Iterable[Source], sequences: int, length: int, hardware: Hardware, *, vocabularies: bool = False
-) -> float:
-    """Seconds for a forward pass of so many sequences through each model. vocabularies: through its output head too."""
+) -> Cost:
+    """A forward pass of so many sequences through each model. vocabularies: through its output head too."""
     models, count = list(models), passes(sequences, length, hardware)
     operations = forward_operations(models, sequences, length, vocabularies=vocabularies)
     calls = CALL * count * sum(model.layers for model in models)
-    return operations / (EFFICIENCY * _speed(hardware, hardware.dtype)) + calls
+    return Cost(operations, operations / (EFFICIENCY * _speed(hardware, hardware.dtype)) + calls)
 
 
 def forward_operations(models: Iterable[Source], sequences: int, length: int, *, vocabularies: bool = False) -> float:
@@ -42,13 +64,13 @@ def forward_operations(models: Iterable[Source], sequences: int, length: int, *,
     return operations
 
 
-def training_time(layers: int, width: int, tokens: int, steps: int, hardware: Hardware) -> float:
-    """Seconds to train a model on so many tokens in total: three forward passes of blocks of 12 width^2 weights."""
-    operations = 6.0 * tokens * layers * 12 * width**2
-    return operations / (EFFICIENCY * _speed(hardware)) + 4 * CALL * steps * layers
+def training_cost(layers: int, width: int, tokens: int, steps: int, hardware: Hardware) -> Cost:
+    """To train a model on so many tokens in total: three forward passes of blocks of 12 width^2 weights."""
+    calls = Cost(0.0, 4 * CALL * steps * layers)
+    return products(6.0 * tokens * layers * 12 * width**2, hardware, efficiency=EFFICIENCY) + calls
 
 
-def pairs_time(
+def pairs_cost(
     measures: Iterable[Measure],
     widths: list[int],
     pairs: int,
@@ -57,56 +79,76 @@ def pairs_time(
     *,
     batches: float = 1.0,
     permutations: int = 0,
-) -> float:
-    """Seconds for so many pairs of layers of these widths, on so many rows in each of the batches.
+) -> Cost:
+    """So many pairs of layers of these widths, on so many rows in each of the batches.
 
     Inner products cost a Gram matrix per layer and a sum over cells per pair; slow measures as many products of square
     matrices as they declare; all others a product and a decomposition per pair.
     """
-    speed, n, d = _speed(hardware), float(rows), sum(widths) / len(widths)
-    seconds = 0.0
+    n, d, whole = float(rows), sum(widths) / len(widths), Cost()
+    count = batches * pairs * (1 + permutations)
     for measure in measures:
         inner = isinstance(measure, InnerProduct)
         prepared = len(widths) * (2 * n**2 * d + 400 * n**2 + (0 if inner else 20 * n * d**2))
+        whole += batches * products(prepared, hardware)
         if measure.slow:
             workers = min(hardware.workers, max(pairs, 1)) * speed_of("cpu", threads=1)[0]
-            each = 2 * n**3 * measure.slow.products * speed / workers
-        elif inner:
-            each = 2 * n**2
+            operations = count * 2 * n**3 * measure.slow.products
+            whole += Cost(operations, operations / workers)
         else:
-            each = 4 * n * d**2 + 20 * d**3 + 1e5 * n
-        seconds += batches * (prepared + pairs * each * (1 + permutations)) / speed
-    return seconds
+            each = 2 * n**2 if inner else 4 * n * d**2 + 20 * d**3 + 1e5 * n
+            whole += products(count * each, hardware)
+    return whole
 
 
-def distances_time(widths: list[int], rows: int, hardware: Hardware) -> float:
-    """Seconds for the distances of all rows of these layers, in float64, and their histograms with and without
-    each tenth of the rows."""
-    return rows**2 * (4.0 * sum(widths) + 7000 * len(widths)) / _speed(hardware)
+def distances_cost(widths: list[int], rows: int, hardware: Hardware) -> Cost:
+    """The distances of all rows of these layers, in float64, and their histograms with and without each tenth of the
+    rows."""
+    return products(rows**2 * (4.0 * sum(widths) + 7000 * len(widths)), hardware)
 
 
-def moments_time(measures: Iterable[Measure], widths: list[int], pairs: int, rows: int, hardware: Hardware) -> float:
-    """Seconds for exact second moments: half of all covariances, in float64 at half the speed, and one or two
-    decompositions per pair."""
+def moments_cost(measures: Iterable[Measure], widths: list[int], pairs: int, rows: int, hardware: Hardware) -> Cost:
+    """Exact second moments: half of all covariances, in float64 at half the speed, and one or two decompositions per
+    pair."""
     features, count = float(sum(widths)), len(list(measures))
-    operations = 2 * rows * features**2 + count * pairs * 40 * (features / len(widths)) ** 3
-    return operations / _speed(hardware)
+    return products(2 * rows * features**2 + count * pairs * 40 * (features / len(widths)) ** 3, hardware)
 
 
-def neurons_time(widths: Sequence[Sequence[int]], rows: int, rotations: int, hardware: Hardware) -> float:
-    """Seconds for the products of all neurons of different models in float64, and for rotations of all layers. widths:
-    of the layers of each model."""
+def neurons_cost(widths: Sequence[Sequence[int]], rows: int, rotations: int, hardware: Hardware) -> Cost:
+    """The products of all neurons of different models in float64, and rotations of all layers. widths: of the layers
+    of each model."""
     neurons = [sum(layers) for layers in widths]
     pairs = sum(neurons) ** 2 - sum(count**2 for count in neurons)
     squares, cubes = (sum(width**power for layers in widths for width in layers) for power in (2, 3))
     rotated = sum((sum(neurons) - sum(layers)) * sum(width**2 for width in layers) for layers in widths)
-    return 2 * (rows * (pairs + 2 * squares) + rotations * (2 * rotated + 40 * cubes)) / _speed(hardware)
+    return products(2.0 * (rows * (pairs + 2 * squares) + rotations * (2 * rotated + 40 * cubes)), hardware)
 
 
-def dictionaries_time(features: int, width: int, rows: int, hardware: Hardware) -> float:
-    """Seconds to train dictionaries of so many features in all, each on so many rows: three passes through an encoder
-    and a decoder."""
-    return 3 * 4.0 * features * width * rows / (EFFICIENCY * _speed(hardware))
+def dictionaries_cost(features: int, width: int, rows: int, hardware: Hardware) -> Cost:
+    """To train dictionaries of so many features in all, each on so many rows: three passes through an encoder and a
+    decoder."""
+    return products(3 * 4.0 * features * width * rows, hardware, efficiency=EFFICIENCY)
+
+
+def needs(
+    costs: Mapping[str, Cost],
+    hardware: Hardware,
+    *,
+    memory: Mapping[str, float],
+    disk: Mapping[str, float] | None = None,
+    activations: float = 0.0,
+    figures: int = 10,
+) -> dict[str, Any]:
+    """What every plan ends with: memory and disk, operations and time.
+
+    memory, disk: bytes by part. activations: bytes of those in the cache.
+    """
+    return {
+        "memory, GB": in_gb(memory),
+        "disk, GB": disk_gb(disk or {}, activations),
+        "operations": {part: f"{each.operations:.2g}" for part, each in costs.items()},
+        "time, roughly": times({part: each.seconds for part, each in costs.items()}, hardware, figures=figures),
+    }
 
 
 def times(parts: Mapping[str, float], hardware: Hardware, *, figures: int = 10) -> dict[str, str]:

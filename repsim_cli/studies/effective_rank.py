@@ -21,7 +21,6 @@ from repsim_cli.registry import studies
 from repsim_cli.results import Run
 from repsim_cli.settings import Extract, Hardware
 from repsim_cli.studies.convergence import Convergence, Missing, Opened, Training
-from repsim_cli.studies.cost import times
 from repsim_cli.training.pretrain import add_loss_gradients
 
 HEAD = "AutoModelForCausalLM"
@@ -124,11 +123,11 @@ class EffectiveRank:
 
     def plan(self) -> dict[str, Any]:
         kinds = ["parameters", *(["gradients"] if self.gradients else [])]
-        parts = self.convergence.times()
+        parts = self.convergence.costs()
         if self.gradients:  # a backward pass costs two forward ones, and needs one of its own
             parts["gradients"] = 3 * parts["forward passes"]
         plan = {**self.convergence.plan(), "ranks of": kinds, "attention": self.attention}
-        return {**plan, "time, roughly": times(parts, self.hardware)}
+        return {**plan, **self.convergence.needs(parts)}
 
     def run(self, run: Run) -> Results:
         ranks: list[Rank] = []

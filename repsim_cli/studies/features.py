@@ -32,9 +32,9 @@ from repsim_cli.registry import did_you_mean, studies
 from repsim_cli.results import Run, slug
 from repsim_cli.settings import ALL_REMEDIES, Extract, Hardware, Medium, Share, Tries
 from repsim_cli.similarity.estimates import Notices, noticed
-from repsim_cli.studies.bounds import check_rows_fit, in_gb, most_rows, passing, shown, usual_length
+from repsim_cli.studies.bounds import activations, check_rows_fit, most_rows, passing, shown, usual_length
 from repsim_cli.studies.cached import digest
-from repsim_cli.studies.cost import dictionaries_time, forward_time, times
+from repsim_cli.studies.cost import Cost, dictionaries_cost, forward_cost, needs
 from repsim_cli.studies.sample import counted, inputs, prepare, sample
 from repsim_cli.training.dictionaries import Dictionary, DictionaryRecipe, folders, load, trained_dictionary
 
@@ -210,18 +210,27 @@ class Features:
             "latents of each": self.recipe.width,
             "rows, at most": self.most,
             "forward passes, unless stored": len(self.live) * passes(self.extract.sequences, length, self.hardware),
-            "memory, GB": in_gb(self.memory(self.most)),
-            "time, roughly": times(self._times(), self.hardware, figures=3),
+            **needs(
+                self._costs(),
+                self.hardware,
+                memory=self.memory(self.most),
+                disk={"dictionaries": 4.0 * 2 * self.recipe.width * self._features},
+                activations=self.cache * activations(self.models, self.readings, self.data, self.extract),
+                figures=3,
+            ),
         }
 
-    def _times(self) -> dict[str, float]:
+    @property
+    def _features(self) -> int:
+        """Features of all layers of which dictionaries are trained, counted for each dictionary."""
+        return sum(layer.width for layer in self.layers) * (self.seeds + self.universal)
+
+    def _costs(self) -> dict[str, Cost]:
         length = usual_length(self.live, self.data, self.extract)
-        features = sum(layer.width for layer in self.layers)
         seen = self.recipe.steps * self.recipe.batch_size
-        trainings = features * (self.seeds + self.universal)
         return {
-            "forward passes": forward_time(self.live.values(), self.extract.sequences, length, self.hardware),
-            "training": dictionaries_time(trainings, self.recipe.width, seen, self.hardware),
+            "forward passes": forward_cost(self.live.values(), self.extract.sequences, length, self.hardware),
+            "training": dictionaries_cost(self._features, self.recipe.width, seen, self.hardware),
         }
 
     def run(self, run: Run) -> Results:

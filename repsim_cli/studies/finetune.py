@@ -8,6 +8,8 @@ from repsim_cli.errors import BadInput
 from repsim_cli.models.source import AnySource, Source
 from repsim_cli.registry import studies
 from repsim_cli.results import Run
+from repsim_cli.settings import Hardware
+from repsim_cli.studies.bounds import disk_gb, shown
 from repsim_cli.training.encoder import RECORD
 from repsim_cli.training.trained import kept
 
@@ -35,12 +37,10 @@ class Finetune:
 
     def plan(self) -> dict[str, Any]:
         return {
-            "models": {
-                label: f"{x.model_type}, {x.layers} blocks of {x.width}, {x.parameters:,} parameters"
-                for label, x in self.models.items()
-            },
+            "models": shown(self.models, Hardware()),
             "labels": list(next(iter(self.models.values())).labels),
             "weights": "trained where they are not in the cache",
+            "disk, GB": disk_gb({"weights": sum(4.0 * source.parameters for source in self.models.values())}),
             "time, roughly": "not estimated; see the comment above the entry in conf/models.yaml",
         }
 

@@ -35,10 +35,10 @@ from repsim_cli.models.source import AnySource
 from repsim_cli.registry import did_you_mean, studies
 from repsim_cli.results import Run, slug
 from repsim_cli.settings import Extract, Hardware, Seed, Several
-from repsim_cli.studies.bounds import check_rows_fit, passing, shown, usual_length
+from repsim_cli.studies import cost
+from repsim_cli.studies.bounds import activations, check_rows_fit, passing, shown, usual_length
 from repsim_cli.studies.cached import Content, finished_units
 from repsim_cli.studies.checks import check_measure, suitable
-from repsim_cli.studies.cost import forward_time, pairs_time, times
 from repsim_cli.studies.readers import Predicted, Reader, Sample, predictions, reader_of
 from repsim_cli.studies.record import card_record
 from repsim_cli.studies.sample import counted, identified, opened, prepare
@@ -111,15 +111,16 @@ class Grounding:
     def plan(self) -> dict[str, Any]:
         extract, hardware = self.extract, self.hardware
         pairs = {name: _pairs(reader) for name, reader in self.samples.items()}
-        seconds: dict[str, float] = dict.fromkeys(("forward passes", "similarity"), 0.0)
-        forward = 0
+        costs = {"forward passes": cost.Cost(), "similarity": cost.Cost()}
+        forward, stored = 0, 0.0
         for name, reader in self.samples.items():
             length = usual_length(reader.live, reader.data, extract)
             widths = [layer.width for reading in reader.readings for layer in reading.layers]
+            stored += 2 * activations(reader.live, reader.readings, reader.data, extract)
             forward += 2 * len(reader.live) * passes(extract.sequences, length, hardware)
-            seconds["forward passes"] += 2 * forward_time(reader.live.values(), extract.sequences, length, hardware)
+            costs["forward passes"] += 2 * cost.forward_cost(reader.live.values(), extract.sequences, length, hardware)
             for label, bound in self.measures.items():
-                seconds["similarity"] += 2 * pairs_time([bound], widths, pairs[name], self.rows_of(label), hardware)
+                costs["similarity"] += 2 * cost.pairs_cost([bound], widths, pairs[name], self.rows_of(label), hardware)
         return {
             "models": shown(self.models, self.hardware),
             "tests": {
@@ -132,7 +133,7 @@ class Grounding:
             "measures": list(self.measures),
             "pairs of layers": sum(pairs.values()),
             "forward passes": forward,
-            "time, roughly": times(seconds, hardware, figures=2),
+            **cost.needs(costs, hardware, memory=self.memory(extract.rows), activations=self.cache * stored, figures=2),
         }
 
     def run(self, run: Run) -> Results:

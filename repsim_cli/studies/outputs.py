@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from repsim_cli.activations.batching import lengths_of, of_similar_length, passes
+from repsim_cli.activations.batching import lengths_of, most_places, of_similar_length, passes
 from repsim_cli.activations.inputs import check_modality, named, tokenizers
 from repsim_cli.activations.outputs import output_padding, outputs
 from repsim_cli.activations.rows import devices
@@ -22,8 +22,8 @@ from repsim_cli.models.source import AnySource, Source
 from repsim_cli.registry import did_you_mean, studies
 from repsim_cli.results import Run, slug
 from repsim_cli.settings import Extract, Hardware
-from repsim_cli.studies.bounds import usual_length
-from repsim_cli.studies.cost import forward_time, times
+from repsim_cli.studies.bounds import check_memory, other_settings, places, shown, usual_length
+from repsim_cli.studies.cost import Cost, forward_cost, needs
 from repsim_cli.studies.sample import inputs, prepare, tally
 
 CLASSIFIERS = ("output_jsd", "disagreement", "accuracy_difference")
@@ -75,6 +75,7 @@ class Outputs:
             raise BadInput(f"data: classifiers read examples, got running text ({data.source}); use e.g. data=mnli")
         self.data, self.extract, self.hardware, self.seed = data, extract, hardware, seed
         self.devices = devices(hardware, list(model))
+        check_memory(sum(self.memory().values()), hardware, other_settings(self.memory(), hardware, self.models))
         self.tokenizers = tokenizers(self.models, data, extract)
 
     def _check_heads(self) -> None:
@@ -97,19 +98,34 @@ class Outputs:
         length = usual_length(self.models, self.data, self.extract)
         batches = passes(self.extract.sequences, length, self.hardware)
         return {
-            "models": {label: f"{x.model_type}, {x.parameters:,} parameters" for label, x in self.models.items()},
+            "models": shown(self.models, self.hardware, self.devices),
             "head": HEADS[self.classify],
             "measures": self.measures,
             "pairs of models": len(self.models) * (len(self.models) - 1) // 2,
             "sequences, at most": self.extract.sequences,
             "forward passes": batches * len(self.models),
-            "time, roughly": times({"forward passes": self._forward_time()}, self.hardware, figures=len(self.measures)),
+            **needs({"forward passes": self._costs()}, self.hardware, memory=self.memory(), figures=len(self.measures)),
         }
 
-    def _forward_time(self) -> float:
+    def memory(self) -> dict[str, float]:
+        """Bytes, estimated: weights in float32, and the outputs of a batch of all models, with copies in float64 of
+        two."""
+        hardware, head = self.hardware, {label: source.vocabulary for label, source in self.models.items()}
+        if self.classify:
+            head = {label: len(source.labels) for label, source in self.models.items()}
+        batch = most_places(places(self.models, self.extract), hardware)
+        return {
+            "Python and its libraries": 0.5e9,
+            "weights": sum(4.0 * source.parameters for source in self.models.values()),
+            "output heads": sum(4.0 * head[label] * source.width for label, source in self.models.items()),
+            "forward": 4.0 * 4 * batch * max(source.width for source in self.models.values()),
+            "outputs": 4.0 * batch * (sum(head.values()) + 4 * max(head.values())),
+        }
+
+    def _costs(self) -> Cost:
         length, count = usual_length(self.models, self.data, self.extract), self.extract.sequences
         heads = not self.classify
-        return forward_time(self.models.values(), count, length, self.hardware, vocabularies=heads)
+        return forward_cost(self.models.values(), count, length, self.hardware, vocabularies=heads)
 
     def run(self, run: Run) -> Results:
         hardware = self.hardware

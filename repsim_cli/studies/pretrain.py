@@ -11,7 +11,8 @@ from repsim_cli.errors import BadInput
 from repsim_cli.registry import studies
 from repsim_cli.results import STATE, Run
 from repsim_cli.settings import Hardware
-from repsim_cli.studies.cost import times, training_time
+from repsim_cli.studies.bounds import check_memory, enough
+from repsim_cli.studies.cost import Cost, needs, training_cost
 from repsim_cli.training.pretrain import PretrainRecipe, corpus, pretrain
 
 LABELS = {"loss": "nats per token", "accuracy": "share of next tokens ranked first"}
@@ -38,6 +39,8 @@ class Pretrain:
             raise BadInput("data.chat: pre-training reads running text, got true; set data.chat=false")
         self.data, self.hardware, self.seed, self.recipe = data, hardware, seed, recipe
         self.settings = recipe.settings()
+        need = sum(self.memory().values())
+        check_memory(need, hardware, f"{enough(need)}, or lower options.recipe.batch_size")
 
     def plan(self) -> dict[str, Any]:
         return {
@@ -45,13 +48,33 @@ class Pretrain:
             "steps": self.recipe.steps,
             "tokens": self.recipe.tokens,
             "kept steps": self.recipe.kept,
-            "time, roughly": times({"training": self._time()}, Hardware(), figures=2),
+            **needs({"training": self._costs()}, Hardware(), memory=self.memory(), disk=self.disk(), figures=2),
         }
 
-    def _time(self) -> float:
+    @property
+    def _parameters(self) -> int:
+        """Of blocks of 12 width^2 weights, and the embeddings."""
+        shape = self.settings
+        return shape.hidden_size * (12 * shape.num_hidden_layers * shape.hidden_size + shape.vocab_size)
+
+    def memory(self) -> dict[str, float]:
+        """Bytes, estimated: weights, gradients and two moments of each; activations and outputs of a batch."""
+        shape, tokens = self.settings, self.recipe.batch_size * self.recipe.length
+        return {
+            "Python and its libraries": 0.5e9,
+            "weights": 4.0 * 4 * self._parameters,
+            "forward": 4.0 * tokens * 24 * shape.num_hidden_layers * shape.hidden_size,
+            "outputs": 4.0 * 3 * tokens * shape.vocab_size,
+        }
+
+    def disk(self) -> dict[str, float]:
+        """Bytes of the kept steps, in float16, and of the state from which a training resumes."""
+        return {"kept steps": 2.0 * self._parameters * len(self.recipe.kept), "state": 4.0 * 3 * self._parameters}
+
+    def _costs(self) -> Cost:
         shape, recipe = self.settings, self.recipe
         layers, width = shape.num_hidden_layers, shape.hidden_size
-        return training_time(layers, width, recipe.tokens, recipe.steps, Hardware())  # always on the CPU
+        return training_cost(layers, width, recipe.tokens, recipe.steps, Hardware())  # always on the CPU
 
     def run(self, run: Run) -> Results:
         if self.hardware.threads:

@@ -17,8 +17,8 @@ from repsim_cli.models.source import AnySource, Precomputed, Source
 from repsim_cli.registry import did_you_mean, studies
 from repsim_cli.results import Run, slug, write
 from repsim_cli.settings import ALL_REMEDIES, Extract, Fraction, Hardware, Small
-from repsim_cli.studies.bounds import check_rows_fit, in_gb, most_rows, shown, usual_length
-from repsim_cli.studies.cost import forward_time, speed_of, times
+from repsim_cli.studies.bounds import activations, check_rows_fit, most_rows, shown, usual_length
+from repsim_cli.studies.cost import Cost, forward_cost, needs, speed_of
 from repsim_cli.studies.sample import counted, inputs, prepare, sample
 from repsim_cli.training.probes import (
     ERRORS,
@@ -164,18 +164,23 @@ class Probes:
             "probes": list(self.probes),
             "fits, with controls": 2 * len(self.layers) * len(self.names) * len(self.probes) * self.splits,
             "rows, at most": self.most,
-            "memory, GB": in_gb(self.memory(self.most)),
-            "time, roughly": times(self.times(), self.hardware),
+            **needs(
+                self.costs(),
+                self.hardware,
+                memory=self.memory(self.most),
+                activations=self.cache * activations(self.models, self.readings, self.data, self.extract),
+            ),
         }
 
-    def times(self) -> dict[str, float]:
-        """Seconds, roughly: a linear probe is a decomposition, another one a training of a second or two."""
+    def costs(self) -> dict[str, Cost]:
+        """A linear probe is a decomposition, another one a training of a second or two."""
         length = usual_length(self.live, self.data, self.extract)
         slow = sum(unit.probe != LINEAR for unit in self.units())
-        features = sum(4.0 * self.most * layer.width**2 + 40.0 * layer.width**3 for layer in self.layers)
+        linear = self.splits * sum(4.0 * self.most * layer.width**2 + 40.0 * layer.width**3 for layer in self.layers)
+        speed, trained = speed_of("cpu")[0], slow * FIT * self.most / 3000
         return {
-            "forward passes": forward_time(self.live.values(), self.extract.sequences, length, self.hardware),
-            "fits": self.splits * features / speed_of("cpu")[0] + slow * FIT * self.most / 3000 / self.hardware.workers,
+            "forward passes": forward_cost(self.live.values(), self.extract.sequences, length, self.hardware),
+            "fits": Cost(linear + trained * speed, linear / speed + trained / self.hardware.workers),
         }
 
     def run(self, run: Run) -> Results:

@@ -29,10 +29,10 @@ from repsim_cli.settings import ALL_REMEDIES, WORDS, Extract, Group, Hardware, S
 from repsim_cli.similarity.grams import Shape, in_groups, kernels_of
 from repsim_cli.similarity.moments import BYTES, passes_of
 from repsim_cli.studies.bounds import (
+    activations,
+    all_rows,
     check_disk,
     check_rows_fit,
-    free_bytes,
-    in_gb,
     most_rows,
     passing,
     places,
@@ -48,7 +48,7 @@ from repsim_cli.studies.checks import (
     suitable,
     warn_of_few_rows,
 )
-from repsim_cli.studies.cost import forward_operations, forward_time, moments_time, pairs_time, speed_of, times
+from repsim_cli.studies.cost import Cost, forward_cost, moments_cost, needs, pairs_cost
 from repsim_cli.studies.feature_maps import check_feature_maps, kept_maps
 from repsim_cli.studies.grouped import chosen, listed, of_groups
 from repsim_cli.studies.matrices import Clusters, Matrices, clusters_of, matrices_of, records
@@ -258,10 +258,14 @@ class Similarity:
             **({"rows, at most": most} if (most := most_rows(self.models, extract)) < sys.maxsize else {}),
             "passes over the rows": self._form(),
             **({"processes": self.hardware.workers} if self.slow else {}),
-            "memory, GB": in_gb(self.memory(self.rows())),
-            "disk, GB": self._disk(),
-            "operations": {part: f"{count:.2g}" for part, count in self._operations(pairs).items()},
-            "time, roughly": times(self.times(pairs), self.hardware, figures=len(self.measures)),
+            **needs(
+                self.costs(pairs),
+                self.hardware,
+                memory=self.memory(self.rows()),
+                disk=self.disk(),
+                activations=self.stored(),
+                figures=len(self.measures),
+            ),
         }
 
     def _by_block(self) -> list[str]:
@@ -296,18 +300,16 @@ class Similarity:
         return f"{self._passes()}, for {count} cross products of {products / 1e9:.3g} GB{at_a_time}"
 
     def _total(self) -> int:
-        """Rows of the run, at most; of words as many as there are places."""
-        read = self.extract.sequences * usual_length(self.live, self.data, self.extract)
-        return min([most_rows(self.models, self.extract), *([read] if self.live else [])])
+        return all_rows(self.models, self.data, self.extract)
 
-    def _stored(self) -> float:
-        """Bytes of the activations of live models in the cache."""
-        return 4.0 * self._total() * sum(layer.width for layer in self.layers if layer.model in self.live)
+    def stored(self) -> float:
+        """Bytes of the activations of live models, where the cache is on."""
+        return self.cache * activations(self.models, self.readings, self.data, self.extract)
 
     @property
     def cached(self) -> bool:
         """Whether the activations of all live models stay in the cache."""
-        return self.cache and self._stored() <= cache.limit()
+        return self.cache and self.stored() <= cache.limit()
 
     def _turns(self) -> int:
         """How often each model runs: once, unless its activations do not stay in the cache."""
@@ -320,43 +322,31 @@ class Similarity:
         alone = run_alone(self.live, self.hardware)
         return 4.0 * self._total() * sum(layer.width for layer in self.layers if layer.model in alone)
 
-    def _disk(self) -> dict[str, Any]:
-        """In GB, of activations in the cache and prepared layers in the run folder, and what is free."""
-        stored, limit = self._stored() if self.cache else 0.0, cache.limit()
-        fits = f"{stored / 1e9:.3g}" if stored <= limit else f"none, {stored / 1e9:.3g} exceed its {limit / 1e9:.3g}"
+    def disk(self) -> dict[str, float]:
+        """Bytes in the run folder, of packed Gram matrices and prepared layers."""
         states = 2.0 * BYTES * sum(layer.width**2 for layer in self.layers)
         return {
-            **({"activations in the cache": fits} if stored else {}),
-            **({"packed Gram matrices": f"{self._packed() / 1e9:.3g}"} if self._packed() else {}),
-            **({"prepared layers": f"{states / 1e9:.3g}"} if self.extract.estimate == "moments" else {}),
-            "free": f"{free_bytes(cache.root()) / 1e9:.3g}",
+            "packed Gram matrices": self._packed(),
+            "prepared layers": states if self.extract.estimate == "moments" else 0.0,
         }
 
-    def _operations(self, pairs: int) -> dict[str, float]:
-        """Of forward passes, and of similarity as if all were products in float32."""
-        extract = self.extract
-        length = usual_length(self.live, self.data, extract)
-        forward = self._turns() * forward_operations(self.live.values(), extract.sequences, length)
-        speed = speed_of(self.hardware.device, threads=self.hardware.threads)[0]
-        return {"forward passes": forward, "similarity": self.times(pairs)["similarity"] * speed}
-
-    def times(self, pairs: int) -> dict[str, float]:
-        """Seconds, roughly, for so many pairs of layers."""
+    def costs(self, pairs: int) -> dict[str, Cost]:
+        """Of so many pairs of layers, roughly."""
         extract, hardware = self.extract, self.hardware
         length = usual_length(self.live, self.data, extract)
         total = self._total()
         widths, bounds = [layer.width for layer in self.layers], list(self.measures.values())
         permutations = self.significance.permutations if self.significance.method == "permutation" else 0
         if extract.estimate == "moments":
-            similarity = moments_time(bounds, widths, pairs, total, hardware)
+            similarity = moments_cost(bounds, widths, pairs, total, hardware)
         elif extract.estimate == "full":
-            similarity = pairs_time(bounds, widths, pairs, self.rows(), hardware, permutations=permutations)
+            similarity = pairs_cost(bounds, widths, pairs, self.rows(), hardware, permutations=permutations)
         else:
             rows, batches = extract.batch_rows, max(total / extract.batch_rows, 1.0)
-            similarity = pairs_time(bounds, widths, pairs, rows, hardware, batches=batches, permutations=permutations)
+            similarity = pairs_cost(bounds, widths, pairs, rows, hardware, batches=batches, permutations=permutations)
         return {
-            "forward passes": self._turns() * forward_time(self.live.values(), extract.sequences, length, hardware),
-            "similarity": similarity * (len(REMEDIES) if self.robustness else 1),
+            "forward passes": self._turns() * forward_cost(self.live.values(), extract.sequences, length, hardware),
+            "similarity": (len(REMEDIES) if self.robustness else 1) * similarity,
         }
 
     def run(self, run: Run) -> Results:

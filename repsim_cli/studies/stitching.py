@@ -35,8 +35,8 @@ from repsim_cli.stitching.evaluate import (
 from repsim_cli.stitching.layers import check_layer
 from repsim_cli.stitching.models import EMBED, Layer, Whole, check_stitchable, layer_name, open_whole, scrambled
 from repsim_cli.stitching.train import StitchFit, StitchRecipe, fit_key, fit_stitches
-from repsim_cli.studies.bounds import check_memory, in_gb, shown, usual_length
-from repsim_cli.studies.cost import forward_time, times
+from repsim_cli.studies.bounds import check_memory, enough, shown, usual_length
+from repsim_cli.studies.cost import Cost, forward_cost, needs
 from repsim_cli.studies.grouped import check_metrics, chosen, listed, of_groups
 from repsim_cli.studies.sample import inputs, prepare
 
@@ -127,8 +127,9 @@ class Stitching:
         self.tokenizers = tokenizers(self.models, data, self.extract)
         if isinstance(data, Examples):
             classification(self.models, data.names, labels)
-        advice = "lower hardware.batch_size or extract.length, or use fewer models"
-        check_memory(sum(self.memory().values()), hardware, advice)
+        need = sum(self.memory().values())
+        advice = f"{enough(need)}, or lower hardware.batch_size or extract.length, or use fewer models"
+        check_memory(need, hardware, advice)
 
     @property
     def auto(self) -> Any:
@@ -244,8 +245,7 @@ class Stitching:
             "tokens per step, at most": recipe.batch * length if steps else 0,
             "training tokens of each, at most": steps * recipe.batch * length,
             "evaluation tokens, at most": self._evaluated() * length,
-            "memory, GB": in_gb(self.memory()),
-            "time, roughly": times(self.times(steps), self.hardware),
+            **needs(self.costs(steps), self.hardware, memory=self.memory()),
         }
 
     def _planned(self) -> tuple[int, int]:
@@ -258,16 +258,16 @@ class Stitching:
     def _evaluated(self) -> int:
         return min(self.evaluation or self.extract.sequences, self.extract.sequences)
 
-    def times(self, steps: int) -> dict[str, float]:
-        """Seconds, roughly: a step is a forward pass of head and tail and a backward pass of the tail; evaluating,
+    def costs(self, steps: int) -> dict[str, Cost]:
+        """A step is a forward pass of head and tail and a backward pass of the tail; evaluating,
         every model runs once, and a tail, on average half a model, for every stitch."""
         length, count = usual_length(self.models, self.data, self.extract), len(self.models)
         vocabularies = self.auto.endswith("LM")
         stitches = self._planned()[1]
 
-        def each(sequences: int) -> float:
+        def each(sequences: int) -> Cost:
             models = self.models.values()
-            return forward_time(models, sequences, length, self.hardware, vocabularies=vocabularies) / count
+            return 1 / count * forward_cost(models, sequences, length, self.hardware, vocabularies=vocabularies)
 
         return {
             "training of stitches": 2.5 * stitches * each(steps * self.recipe.batch),

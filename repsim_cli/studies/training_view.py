@@ -17,8 +17,8 @@ from repsim_cli.registry import studies
 from repsim_cli.results import Run
 from repsim_cli.settings import Extract, Hardware
 from repsim_cli.similarity import Work, estimate_all_pairs
-from repsim_cli.studies.convergence import Gap, Missing, Training, gap_table, measures, skipped
-from repsim_cli.studies.cost import times
+from repsim_cli.studies.convergence import Gap, Missing, Training, gap_table, measures, needs_of_trainings, skipped
+from repsim_cli.studies.cost import Cost
 from repsim_cli.studies.record import blocks_record
 from repsim_cli.studies.sample import batch_labels, prepare
 
@@ -91,17 +91,16 @@ class TrainingView:
                 plan["forward passes"] * len(self.trainings[label].series.checkpoints) for label, plan in each.items()
             ),
             **({"processes": self.hardware.workers} if any(measure.slow for measure in self.measures.values()) else {}),
-            "memory, GB": max((plan["memory, GB"] for plan in each.values()), key=lambda memory: memory["in all"]),
-            "time, roughly": times(self.times(), self.hardware),
+            **needs_of_trainings(self.trainings.values(), self.costs(), self.hardware),
         }
 
-    def times(self) -> dict[str, float]:
-        """Seconds, roughly: all pairs of layers of every checkpoint."""
-        parts: dict[str, float] = {}
+    def costs(self) -> dict[str, Cost]:
+        """All pairs of layers of every checkpoint."""
+        parts: dict[str, Cost] = {}
         for training in self.trainings.values():
             count = len(training.layers)
-            for part, seconds in training.times(count * (count + 1) // 2).items():
-                parts[part] = parts.get(part, 0.0) + len(training.series.checkpoints) * seconds
+            for part, each in training.costs(count * (count + 1) // 2).items():
+                parts[part] = parts.get(part, Cost()) + len(training.series.checkpoints) * each
         return parts
 
     def run(self, run: Run) -> Results:

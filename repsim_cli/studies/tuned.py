@@ -28,9 +28,9 @@ from repsim_cli.registry import studies
 from repsim_cli.results import Run, quiet, slug
 from repsim_cli.settings import Extract, Hardware, Medium, Significance
 from repsim_cli.similarity import estimate_counterparts
-from repsim_cli.studies.bounds import in_gb, most_rows, passing, places, shown, usual_length
+from repsim_cli.studies.bounds import most_rows, passing, places, shown, usual_length
 from repsim_cli.studies.cached import Content, Tensors, finished_units
-from repsim_cli.studies.cost import forward_time, pairs_time, times
+from repsim_cli.studies.cost import Cost, forward_cost, needs, pairs_cost
 from repsim_cli.studies.sample import batch_labels, identified, prepare, tally
 from repsim_cli.studies.similarity import Similarity
 
@@ -124,7 +124,6 @@ class Tuned(Similarity):
         hardware, live = self.hardware, self.live.values()
         turns = [[self.live[x.label] for x in [self.reference, *turn]] for turn in self._turns(self.tuned)]
         features = sum(layer.width for layer in self.layers)
-        tokens = min(most_rows(self.models, self.extract), self.extract.sequences * places(self.live, self.extract))
         vocabulary = max(source.vocabulary for source in live)
         squares = max(measure.slow.squares if measure.slow else measure.squares for measure in self.measures.values())
         return {
@@ -135,7 +134,7 @@ class Tuned(Similarity):
             "logits": 4.0 * 4 * most_places(places(self.live, self.extract), hardware) * vocabulary + 8.0 * 6 * CELLS,
             "rows": 4.0 * 3 * rows * features,
             "pairs of layers": 8.0 * 4 * rows**2 * squares,
-            "changes": 8.0 * 3 * tokens * sum(len(reading.layers) for reading in self.tuned),
+            "changes": self._changes_bytes(),
         }
 
     def plan(self) -> dict[str, Any]:
@@ -151,21 +150,31 @@ class Tuned(Similarity):
             "in memory together": [" and ".join([str(self.base), *(x.label for x in turn)]) for turn in turns],
             "forward passes, unless stored": (len(self.tuned) + len(turns))
             * passes(self.extract.sequences, length, self.hardware),
-            "memory, GB": in_gb(self.memory(self.rows())),
-            "time, roughly": times(self._times(), self.hardware, figures=len(self.measures) + 3),
+            **needs(
+                self._costs(),
+                self.hardware,
+                memory=self.memory(self.rows()),
+                disk={"changes of every token": self._changes_bytes()},
+                figures=len(self.measures) + 3,
+            ),
         }
 
-    def _times(self) -> dict[str, float]:
+    def _changes_bytes(self) -> float:
+        """Bytes of what is noted of every token, in float64."""
+        tokens = min(most_rows(self.models, self.extract), self.extract.sequences * places(self.live, self.extract))
+        return 8.0 * 3 * tokens * sum(len(reading.layers) for reading in self.tuned)
+
+    def _costs(self) -> dict[str, Cost]:
         extract, hardware, rows = self.extract, self.hardware, self.rows()
         length = usual_length(self.live, self.data, extract)
         total = min(most_rows(self.models, extract), extract.sequences * length)
         pairs = len(self.layers) - len(self.reference.layers)
         widths = [layer.width for layer in self.layers]
         count = 1.0 if extract.estimate == "full" else max(total / rows, 1.0)
-        forward = forward_time(self.live.values(), extract.sequences, length, hardware, vocabularies=True)
+        forward = forward_cost(self.live.values(), extract.sequences, length, hardware, vocabularies=True)
         return {
             "forward passes": forward,
-            "similarity": pairs_time(self.measures.values(), widths, pairs, rows, hardware, batches=count),
+            "similarity": pairs_cost(self.measures.values(), widths, pairs, rows, hardware, batches=count),
         }
 
     def run(self, run: Run) -> Results:

@@ -18,8 +18,8 @@ from repsim_cli.models.source import AnySource, Source
 from repsim_cli.registry import studies
 from repsim_cli.results import Run, slug
 from repsim_cli.settings import Extract, Hardware, Several
-from repsim_cli.studies.bounds import check_memory, in_gb, most_rows, other_settings, passing, shown, usual_length
-from repsim_cli.studies.cost import forward_time, neurons_time, times
+from repsim_cli.studies.bounds import activations, check_memory, most_rows, other_settings, passing, shown, usual_length
+from repsim_cli.studies.cost import Cost, forward_cost, needs, neurons_cost
 from repsim_cli.studies.sample import counted, inputs, opened, prepare
 
 LEAST = 3  # rows
@@ -102,17 +102,22 @@ class UniversalNeurons:
             "neurons, at most": sum(map(sum, self.widths)),
             "rotations": self.rotations,
             "forward passes, unless stored": len(self.live) * passes(self.extract.sequences, length, self.hardware),
-            "memory, GB": in_gb(self.memory()),
-            "time, roughly": times(self._times(), self.hardware, figures=3),
+            **needs(
+                self._costs(),
+                self.hardware,
+                memory=self.memory(),
+                activations=self.cache * activations(self.models, self.readings, self.data, self.extract),
+                figures=3,
+            ),
         }
 
-    def _times(self) -> dict[str, float]:
+    def _costs(self) -> dict[str, Cost]:
         extract, hardware = self.extract, self.hardware
         length = usual_length(self.live, self.data, extract)
         total = min(most_rows(self.models, extract), extract.sequences * length)
         return {
-            "forward passes": forward_time(self.live.values(), extract.sequences, length, hardware),
-            "correlations": neurons_time(self.widths, total, self.rotations, hardware),
+            "forward passes": forward_cost(self.live.values(), extract.sequences, length, hardware),
+            "correlations": neurons_cost(self.widths, total, self.rotations, hardware),
         }
 
     def run(self, run: Run) -> Results:

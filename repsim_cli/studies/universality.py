@@ -26,8 +26,8 @@ from repsim_cli.results import Run
 from repsim_cli.settings import ALL_REMEDIES, Extract, Hardware, Seed, Significance
 from repsim_cli.significance import max_t
 from repsim_cli.similarity import SimilarityMatrix
-from repsim_cli.studies.bounds import usual_length
-from repsim_cli.studies.cost import forward_time, times
+from repsim_cli.studies.bounds import activations, shown, usual_length
+from repsim_cli.studies.cost import Cost, forward_cost, needs
 from repsim_cli.studies.matrices import clusters_of, matrices_of
 from repsim_cli.studies.record import card_record, places_of
 from repsim_cli.studies.sample import inputs, prepare
@@ -160,18 +160,24 @@ class Universality:
     def plan(self) -> dict[str, Any]:
         pairs = {id(part): len(part.layers) * (len(part.layers) + 1) // 2 for part in self.parts}
         length = usual_length(self.live, self.data, self.extract)
-        times_of = {
-            "forward passes": forward_time(self.live.values(), self.extract.sequences, length, self.hardware),
-            "similarity": sum(part.times(pairs[id(part)])["similarity"] for part in self.parts),
+        costs = {
+            "forward passes": forward_cost(self.live.values(), self.extract.sequences, length, self.hardware),
+            "similarity": sum((part.costs(pairs[id(part)])["similarity"] for part in self.parts), Cost()),
         }
         return {
             "factors": {name: [cell.value for cell in self.cells if cell.factor == name]
                         for name in dict.fromkeys(cell.factor for cell in self.cells)},
-            "models": len(self.live),
+            "models": shown(self.live, self.hardware),
             "measures": list(self.measures),
             "pairs of layers": sum(pairs.values()),
             "forward passes": len(self.live) * passes(self.extract.sequences, length, self.hardware),
-            "time, roughly": times(times_of, self.hardware, figures=3),
+            **needs(
+                costs,
+                self.hardware,
+                memory=max((part.memory(part.rows()) for part in self.parts), key=lambda need: sum(need.values())),
+                activations=activations(self.live, self.readings, self.data, self.extract),
+                figures=3,
+            ),
         }  # fmt: skip
 
     def run(self, run: Run) -> Results:

@@ -33,8 +33,8 @@ from repsim_cli.models.source import AnySource, Source
 from repsim_cli.registry import did_you_mean, studies
 from repsim_cli.results import Run, slug
 from repsim_cli.settings import ALL_REMEDIES, Above0, Extract, Hardware, Medium, NotNegative, Positive, Tries
-from repsim_cli.studies.bounds import check_rows_fit, in_gb, most_rows, passing, shown, usual_length
-from repsim_cli.studies.cost import distances_time, forward_time, times
+from repsim_cli.studies.bounds import activations, check_rows_fit, most_rows, passing, shown, usual_length
+from repsim_cli.studies.cost import Cost, distances_cost, forward_cost, needs
 from repsim_cli.studies.sample import counted, inputs, prepare, sample
 
 SAMPLES, PAIRS = 3, 5  # drawn where none are named, as published
@@ -226,17 +226,22 @@ class Views:
             "rows, at most": self.most,
             "rows of the batch": self.batch,
             "forward passes, unless stored": forward * len(self.live),
-            "memory, GB": in_gb(self.memory(self.most)),
-            "time, roughly": times(self.times(), self.hardware, figures=2 * len(self.views) * len(self.models)),
+            **needs(
+                self.costs(),
+                self.hardware,
+                memory=self.memory(self.most),
+                activations=self.cache * activations(self.models, self.readings, self.data, self.extract),
+                figures=2 * len(self.views) * len(self.models),
+            ),
         }
 
-    def times(self) -> dict[str, float]:
-        """Seconds, roughly; of couplings, Gromov-Wasserstein of a batch from all starts."""
+    def costs(self) -> dict[str, Cost]:
+        """Of couplings, Gromov-Wasserstein of a batch from all starts."""
         hardware, widths = self.hardware, [layer.width for layer in self.layers]
         length = usual_length(self.live, self.data, self.extract)
-        parts = {"forward passes": forward_time(self.live.values(), self.extract.sequences, length, hardware)}
+        parts = {"forward passes": forward_cost(self.live.values(), self.extract.sequences, length, hardware)}
         if self.histograms:
-            parts["distances"] = distances_time(widths, self.most, hardware)
+            parts["distances"] = distances_cost(widths, self.most, hardware)
         return parts
 
     def run(self, run: Run) -> Results:
