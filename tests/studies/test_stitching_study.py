@@ -69,7 +69,7 @@ CLAIMS = known(
         ({"evaluation": 24}, r"options.evaluation: no sequences are left to train on, got 24 of 24; raise extract.sequences"),
         ({"recipe": {"warm_up": 4}}, r"warm_up: as long as the training, got 4; lower it, or raise steps"),
         ({"hardware": Hardware(dtype="float16")}, r"hardware.dtype: gradients underflow, got float16; use bfloat16 or float32"),
-        ({"hardware": Hardware(memory_gb=0.1)}, r"hardware.memory_gb: the run needs about 0.5\d GB, got a limit of 0.10 GB; lower hardware.batch_size"),
+        ({"hardware": Hardware(memory_gb=0.1)}, r"hardware.memory_gb: the run needs about 0.5\d GB, got a limit of 0.10 GB; hardware.memory_gb=0.6 would do, or lower hardware.batch_size"),
         ({"pairs": [["a"]]}, r"options.pairs: not a head and a tail, got \['a'\]; write \[\[HEAD, TAIL\], ...\]"),
         ({"pairs": [["a", "c"]]}, r"options.pairs: no such model, got 'c'; known: a, b"),
         ({"models": {"a": model(n_layer=1), "b": model()}, "pairs": [["a", "b"]], "hook_points": ["resid_post@-1"]}, r"extract.layers: no pair of models shares a layer, got all; use all, or grid"),
