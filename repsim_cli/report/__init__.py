@@ -14,7 +14,7 @@ import html
 import json
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,8 @@ RELOAD = 5  # seconds between two pages of a running run
 ASSETS = Path(str(resources.files("repsim_cli"))) / "assets" / "report"
 STYLES, SCRIPTS = ("uPlot.min.css", "page.css"), ("uPlot.iife.min.js", "page.js")
 ESCAPED = {ord(c): f"\\u{ord(c):04x}" for c in "<>&"}
+# characters that turn the text beside them around, such as a number behind a name; they are shown as their codes
+TURNING = {i: f"\\u{i:04x}" for i in (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))}
 
 
 def save(folders: Sequence[Path], file: Path) -> Path:
@@ -97,7 +99,16 @@ def embedded(value: Any) -> str:
     >>> embedded({"label": "</script>&\\u2028"})
     '{"label": "\\\\u003c/script\\\\u003e\\\\u0026\\\\u2028"}'
     """
-    return json.dumps(value, allow_nan=False).translate(ESCAPED)
+    return json.dumps(_still(value), allow_nan=False).translate(ESCAPED)
+
+
+def _still(value: Any) -> Any:
+    """The value with TURNING characters as their codes."""
+    if isinstance(value, str):
+        return value if value.isascii() else value.translate(TURNING)
+    if isinstance(value, Mapping):
+        return {_still(key): _still(inner) for key, inner in value.items()}
+    return [_still(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
 def _asset(name: str) -> str:
@@ -109,4 +120,4 @@ def _hashes(texts: Sequence[str]) -> str:
 
 
 def _escaped(text: str) -> str:
-    return html.escape(text).encode("ascii", "xmlcharrefreplace").decode()
+    return html.escape(_still(text)).encode("ascii", "xmlcharrefreplace").decode()

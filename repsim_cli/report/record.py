@@ -32,6 +32,7 @@ SHARES = ("p", "p_family", "q", "calibrated")  # of them, those from 0 to 1 what
 NUMBERS = 1_100_000  # in a page: those of 60 models with 12 layers, four quantities of a symmetric measure
 MOST, LARGEST = 6_000_000, 400_000  # bytes of all figures in a page, and of an SVG there
 BOTH = 9_500_000  # bytes of numbers and figures
+LEAVES, SHORT = 60, 300  # of a fact of a study that stands in a table, and characters of each
 ELSEWHERE = ("warnings", "timings", "peak_memory_mb_after", "command", "overrides", "files")  # in the page
 
 
@@ -56,6 +57,9 @@ def record(folder: Path, among: int = 1) -> dict[str, Any]:
     )
     block = math.ceil(math.sqrt(count * among / NUMBERS)) or 1
     configured = (folder / "config.yaml").is_file()
+    about = {key: value for key, value in {"analyses": whole.analyses, **whole.about}.items() if value}
+    facts = {key: list(flat(value, key)) for key, value in about.items()}
+    short = {key for key, leaves in facts.items() if len(leaves) <= LEAVES and all(len(x) <= SHORT for _, x in leaves)}
     return {
         "folder": _name(folder),
         "manifest": {key: value for key, value in manifest.items() if key != "files"},
@@ -71,10 +75,9 @@ def record(folder: Path, among: int = 1) -> dict[str, Any]:
         "curves": [(name, asdict(curve)) for name, curve in whole.curves.items()],
         "claims": [asdict(claim) for claim in whole.claims],
         "figures": list(_figures(folder, min(MOST, BOTH - 8 * count // block**2))),
+        "facts": [leaf for key in facts if key in short for leaf in facts[key]],
         "others": [
-            (key, json.dumps(value, indent=1, ensure_ascii=False))
-            for key, value in (("analyses", whole.analyses), *whole.about.items())
-            if value
+            (key, json.dumps(value, indent=1, ensure_ascii=False)) for key, value in about.items() if key not in short
         ],
     }
 

@@ -160,7 +160,7 @@ def test_the_page_holds_every_number_in_full(tmp_path):
                 np.testing.assert_array_equal(np.frombuffer(base64.b64decode(shown[what])).reshape(array.shape), array)
     assert run["config"] == [["name", "study"], ["seed", "0"], ["model.m", ""], ["analyses", "{}"]]
     assert run["command"] == "repsim run name="
-    assert dict(run["others"]) == {"own": '{\n "key": ""\n}'}
+    assert (run["facts"], run["others"]) == ([["own.key", ""]], [])
     assert run["manifest"]["timings"].keys() == {"data"}
 
 
@@ -634,17 +634,30 @@ def test_the_answer_comes_first_and_figures_are_shown(tmp_path, opened):
 
 
 def test_a_table_is_saved_as_csv(tmp_path, opened):
-    page = opened(saved(made(tmp_path / "run")))
+    page = opened(saved(made(tmp_path / "run")), dark=True)
     page.evaluate("window.kept = []; URL.createObjectURL = (blob) => { kept.push(blob); return '#'; }; URL.revokeObjectURL = () => {};")  # fmt: skip
-    page.evaluate("document.querySelector('#tables .downloads button').click()")
-    page.evaluate("new Promise((done) => setTimeout(done, 50))")
+
+    def click(selector, number, until):
+        page.evaluate(f"document.querySelectorAll('{selector}')[{number}].click()")
+        page.evaluate(f"new Promise((done) => {{ const look = () => (kept.length < {until} ? setTimeout(look, 5) : done()); look(); }})")  # fmt: skip
+
+    click("#tables .downloads button", 0, 1)
     assert page.evaluate("kept[0].text()") == "name,value\nh10,2.5\nh1,\nh9,-1\nh2,10\n"
-    page.evaluate("document.querySelectorAll('#matrices .panel .downloads button')[1].click()")
-    page.evaluate("new Promise((done) => setTimeout(done, 50))")
+    click("#matrices .panel .downloads button", 1, 2)
     lines = page.evaluate("kept[1].text()").splitlines()
     assert lines[0].split(",")[:2] == ["layer", "small resid_post@0"]
     assert len(lines) == 1 + 8
     assert float(lines[1].split(",")[2]) == value(tmp_path / "run", "cka", ("small", "resid_post@0"), ("small", "resid_post@1"))  # fmt: skip
+    for number in (0, 1):
+        click("#row .chart .downloads button", number, 3 + number)
+    first, *rest = page.evaluate("kept[3].text()").splitlines()
+    assert first == 'layer of small,study,"study, band from","study, band to"'
+    whole = [value(tmp_path / "run", "cka", ("small", "resid_post@0"), ("small", f"resid_post@{i}")) for i in range(3)]
+    assert [float(line.split(",")[1]) for line in rest] == whole
+    text = page.evaluate("kept[2].arrayBuffer().then((b) => btoa(String.fromCharCode(...new Uint8Array(b))))")
+    picture = matplotlib.image.imread(io.BytesIO(base64.b64decode(text)))
+    assert (picture[..., 3] == 1).all()
+    assert tuple(np.round(255 * picture[0, 0, :3])) == (18, 23, 28)  # the paper of the dark page
 
 
 def test_lines_over_the_same_steps_share_a_chart(tmp_path, opened):
@@ -868,6 +881,30 @@ def test_hostile_names_are_text(tmp_path, opened):
     assert f"loss{HOSTILE}" in page.evaluate("[...document.querySelectorAll('caption')].map((c) => c.textContent)")
     options = page.evaluate("[...document.querySelectorAll('select[name=rows] option')].map((o) => o.textContent)")
     assert options == ["all models", "<b>a</b>", HOSTILE, "__proto__"]
+
+
+LONG = "n" * 10_000
+TURNED = "a\u202e\u2067b\u200f"
+
+
+def test_long_and_turning_names_keep_their_place(tmp_path, opened):
+    """Names of 10,000 characters leave the page as wide as a phone; names that turn text around are shown as codes."""
+    folder = made(tmp_path / "run", extra=LONG[:900], models=(LONG, TURNED), layer=TURNED, measures=("cka",))
+    page = opened(saved(folder), width=390, height=844, mobile=True)
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+    shown = "a\\u202e\\u2067b\\u200f"
+    options = page.evaluate("[...document.querySelectorAll('select[name=rows] option')].map((o) => o.textContent)")
+    assert options[2] == shown
+    assert not set(TURNED) - {"a", "b"} & set(page.evaluate("document.documentElement.textContent + document.title"))
+    assert page.evaluate("Math.max(...[...document.querySelectorAll('td')].map((c) => c.textContent.length))") == 1000
+    assert max(len(t) for t in page.evaluate("[...document.querySelectorAll('td')].map((c) => c.title)")) >= len(LONG)
+    (text, _), *_ = hovered(page, steps=2)
+    assert f"{shown}@" in text
+    listed = report.save_overview(tmp_path)
+    assert not set(TURNED) - {"a", "b"} & set(listed.read_text())
+    page = opened(listed, width=390, height=844, mobile=True)
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+    assert page.evaluate("document.querySelector('tbody').offsetHeight") < 2000
 
 
 def test_the_policy_stops_what_is_not_of_the_page(tmp_path, chromium):

@@ -20,15 +20,16 @@ function el(tag, attributes = {}, ...children) {
 const NUMBERS = new Set(["started", "seed", "seconds", "warnings"]);
 const lasted = (s) => (s < 100 ? `${Number(s.toPrecision(s < 10 ? 2 : 3))} s` : s < 6000 ? `${(s / 60).toFixed(1)} min` : `${(s / 3600).toFixed(1)} h`);
 const link = (run) => run.page && run.page.split("/").map(encodeURIComponent).join("/");
+const cut = (text) => (text.length > 200 ? `${text.slice(0, 199)}\u2026` : text);
 const listed = (names) => (names.length > 6 ? `${names.slice(0, 5).join(", ")} and ${names.length - 5} more` : names.join(", "));
 
 function cell(run, key) {
   const value = run[key];
-  if (key === "name" && link(run)) return el("td", {}, el("a", { href: link(run) }, value));
+  if (key === "name" && link(run)) return el("td", {}, el("a", { href: link(run), title: value }, cut(value)));
   if (NUMBERS.has(key)) return el("td", { class: "number" }, value === null ? "\u2013" : key === "seconds" ? lasted(value) : String(value));
   if (key === "status") return el("td", { class: value === "complete" ? null : "fails", title: run.error }, value);
-  if (Array.isArray(value)) return el("td", { title: value.join(", ") }, listed(value));
-  return el("td", {}, value);
+  if (Array.isArray(value)) return el("td", { title: value.join(", ") }, cut(listed(value)));
+  return el("td", { title: value }, cut(value));
 }
 
 const rows = DATA.runs.map((run) => {

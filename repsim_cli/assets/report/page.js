@@ -86,6 +86,15 @@ function csv(columns, rows) {
   return [columns, ...rows].map((row) => row.map(cell).join(",")).join("\n") + "\n";
 }
 
+// A canvas as it stands on the page, whose colour is behind it.
+function picture(canvas) {
+  const whole = el("canvas", { width: canvas.width, height: canvas.height }), pen = whole.getContext("2d");
+  pen.fillStyle = css("--paper");
+  pen.fillRect(0, 0, whole.width, whole.height);
+  pen.drawImage(canvas, 0, 0);
+  return new Promise((done) => whole.toBlob(done));
+}
+
 // files: {suffix: [type, function that gives the content]}
 function downloads(name, files) {
   return el("div", { class: "downloads" }, ...Object.entries(files).map(([suffix, [type, content]]) =>
@@ -101,6 +110,7 @@ function before(a, b) {
   return (typeof a === "string") - (typeof b === "string") || words.compare(String(a), String(b));
 }
 
+const LONGEST = 1000; // characters of a cell; all are where the mouse rests, and in the CSV
 const SHOWN = 200; // rows of a table until all are asked for: thousands make every change of the page slow
 
 // round: four digits are shown, and all of them where the mouse rests.
@@ -112,7 +122,8 @@ function table(caption, columns, rows, { classes = () => null, tall = false, rou
       const mark = Object.hasOwn(VERDICTS, cell) ? VERDICTS[cell] : "";
       const rounded = round && typeof cell === "number";
       const text = empty ? "\u2013" : rounded ? brief(cell) : typeof cell === "object" ? JSON.stringify(cell) : mark + String(cell);
-      return el("td", { class: numeric[c] ? "number" : mark ? `verdict ${cell}` : text.length > 60 ? "long" : null, title: rounded ? full(cell) : null }, text);
+      const cut = text.length > LONGEST;
+      return el("td", { class: numeric[c] ? "number" : mark ? `verdict ${cell}` : text.length > 60 ? "long" : null, title: rounded ? full(cell) : cut ? text : null }, cut ? middle(text, LONGEST) : text);
     }));
   const sorted = [...rows];
   const rest = el("p", { class: "quiet" }, `${SHOWN} of ${counted(rows.length, "row")}. `, el("button", { type: "button", onclick: () => fill(rows.length) }, "Show all"));
@@ -318,7 +329,7 @@ function heatmap(panel, view) {
   const [rowFrame, cellFrame, rowTick, columnTick] = ["frame", "frame", "tick", "tick"].map((kind) => el("div", { class: `${kind} hidden` }));
   const map = el("div", { class: "map" }, main, rowTick, columnTick, rowFrame, cellFrame);
   const files = downloads(`${panel.title}, ${view.label}`, {
-    png: ["image/png", () => new Promise((done) => main.toBlob(done))],
+    png: ["image/png", () => picture(main)],
     csv: ["text/csv", () => csv(["layer", ...columns.map(said)], rows.map((row, i) => [said(row), ...values.subarray(i * columns.length, (i + 1) * columns.length)]))],
   });
   const box = el("figure", { class: "panel" }, el("h3", {}, panel.title), map, colourBar(panel), files);
@@ -413,7 +424,7 @@ function heatmap(panel, view) {
       }
       if (modelsAlone(layers)) return;
       pen.font = `12px ${FONT}`;
-      let fits = name.length;
+      let fits = Math.min(name.length, 200);
       while (fits > 3 && pen.measureText(middle(name, fits)).width > (end - start) * side - 8) fits -= 1;
       const outside = across ? main.height / ratio - top - side * rows.length - 9 : left - 9;
       write(middle(name, fits), (start + end) / 2, 12, outside, true);
@@ -523,7 +534,13 @@ function chart(names, lines, xLabel, yLabel, marked = null, band = "one standard
   const keys = lines.map((line, i) => `${line.label}${lines.length > 1 ? ` (${["solid", "dashed", "dotted", "dash-dot"][(i + Math.floor(i / 4)) % 4]})` : ""}`);
   const banded = lines.some((line) => line.low);
   const caption = el("figcaption", {}, `${keys.join("; ")}${banded ? `; band: ${band}` : ""}`);
-  const box = el("figure", { class: "chart", "aria-label": `${yLabel} by ${xLabel}` }, caption, host, below);
+  const bands = lines.flatMap(({ label, low, high }) => (low ? [[`${label}, band from`, low], [`${label}, band to`, high]] : []));
+  const columns = [...lines.map(({ label, y }) => [label, y]), ...bands];
+  const files = downloads(`${yLabel} by ${xLabel}`, {
+    png: ["image/png", () => picture(host.querySelector("canvas"))],
+    csv: ["text/csv", () => csv([xLabel, ...columns.map(([name]) => name)], names.map((name, i) => [name, ...columns.map(([, values]) => values[i])]))],
+  });
+  const box = el("figure", { class: "chart", "aria-label": `${yLabel} by ${xLabel}` }, caption, host, below, files);
   let plot = null;
 
   function draw() {
@@ -595,7 +612,8 @@ function stepChart(curve, heading) {
   const several = names.length > 1, mean = curve.mean ?? (several ? null : values[0]);
   const band = several ? Object.values(curve.bands).at(-1) : undefined;
   const parts = [...(several ? [`thin: ${names[0]} (dark) to ${names.at(-1)} (bright)`] : []), ...(several && mean ? ["thick: their mean"] : []), ...(band ? [`band: ${band.of}`] : [])];
-  const box = el("figure", { class: "chart", "aria-label": `${heading} by ${x}` }, el("figcaption", {}, parts.join("; ")), host, below);
+  const files = downloads(`${heading} by ${x}`, { png: ["image/png", () => picture(host.querySelector("canvas"))] });
+  const box = el("figure", { class: "chart", "aria-label": `${heading} by ${x}` }, el("figcaption", {}, parts.join("; ")), host, below, files);
   let plot = null;
 
   function draw() {
@@ -1032,6 +1050,7 @@ function curves() {
 
 function others() {
   const found = RUNS.flatMap((run) => run.others.map(([name, text]) => el("details", {}, el("summary", {}, `${MANY ? `${run.letter}: ` : ""}${name}`), el("pre", { tabindex: "0" }, text))));
+  if (RUNS.some((run) => run.facts.length)) found.unshift(byKey("Facts of the study, and options of its analyses", "facts"));
   return found.length ? section("others", "More results", ...found) : null;
 }
 
