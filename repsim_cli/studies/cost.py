@@ -34,7 +34,7 @@ class Cost:
     def __add__(self, other: "Cost") -> "Cost":
         return Cost(self.operations + other.operations, self.seconds + other.seconds)
 
-    def __rmul__(self, times: float) -> "Cost":
+    def __rmul__(self, times: int | float) -> "Cost":
         return Cost(times * self.operations, times * self.seconds)
 
 
