@@ -45,7 +45,14 @@ class Coupling(NamedTuple):
     of: str
 
 
-Alignment = Rotation | Directions | Matching | Coupling
+class Couplings(NamedTuple):
+    """Two couplings, which make one objective together."""
+
+    rows: Coupling
+    neurons: Coupling
+
+
+Alignment = Rotation | Directions | Matching | Coupling | Couplings
 Align = Callable[[Tensor, Tensor], Alignment]
 
 

@@ -203,7 +203,7 @@ class Measure(ABC):
 
     def align(self, x: Any, y: Any) -> Any:
         """The map between two representations (n, d_x), (n, d_y) with paired rows that attains the measure's value: a
-        `Rotation`, `Directions`, a `Matching` of neurons, or a `Coupling`.
+        `Rotation`, `Directions`, a `Matching` of neurons, a `Coupling`, or `Couplings` of rows and neurons.
 
         Raises BadInput where the measure has none, Degenerate for input that it does not take.
         """

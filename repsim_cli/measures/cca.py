@@ -113,7 +113,7 @@ def gaussian_mutual_information() -> Measure:
     >>> round(measures.get("gaussian_mutual_information")(x, y), 6)
     0.143841
     """
-    return Pairwise(prepare=thin_svd, compare=mutual_information, permute=permuted)
+    return Pairwise(prepare=thin_svd, compare=mutual_information, permute=permuted, aligned=directions(thin_svd))
 
 
 @measures.register(
@@ -276,4 +276,4 @@ def pwsim(*, variance: Variance = 0.99) -> Measure:
     >>> round(measures.get("pwsim")([[0.], [1.], [3.], [4.]], [[8.], [6.], [2.], [0.]]), 12)
     1.0
     """
-    return projection_weighted(variance)
+    return projection_weighted(variance, aligned=directions(lambda x: leading(thin_svd(x), variance)))

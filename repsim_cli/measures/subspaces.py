@@ -13,6 +13,7 @@ from torch import Tensor
 
 from repsim_cli.errors import Degenerate
 from repsim_cli.measures import moments
+from repsim_cli.measures.alignments import directions
 from repsim_cli.measures.base import Card, InnerProduct, Measure, Moments
 from repsim_cli.measures.bases import AFFINE, alive, decomposed, thin_svd, tolerated, working
 from repsim_cli.measures.hsic import CENTRED
@@ -91,7 +92,7 @@ def yanai_cca() -> Measure:
     >>> round(measures.get("yanai_cca")([[0.], [1.], [0.]], [[0.], [0.], [2.]]), 12)
     0.25
     """
-    return InnerProduct(row=PROJECTOR, column=PROJECTOR, value=over_smaller)
+    return InnerProduct(row=PROJECTOR, column=PROJECTOR, value=over_smaller, aligned=directions(thin_svd))
 
 
 @measures.register(
@@ -117,7 +118,7 @@ def pillai_trace() -> Measure:
     >>> round(measures.get("pillai_trace")([[0.], [1.], [0.]], [[0.], [0.], [2.]]), 12)
     0.25
     """
-    return InnerProduct(row=PROJECTOR, column=PROJECTOR, value=squared_correlations)
+    return InnerProduct(row=PROJECTOR, column=PROJECTOR, value=squared_correlations, aligned=directions(thin_svd))
 
 
 @measures.register(
@@ -146,7 +147,7 @@ def eigenspace_overlap() -> Measure:
     >>> round(measures.get("eigenspace_overlap")(x, y), 12)
     0.5
     """
-    return InnerProduct(row=PROJECTOR, column=PROJECTOR, value=over_larger)
+    return InnerProduct(row=PROJECTOR, column=PROJECTOR, value=over_larger, aligned=directions(thin_svd))
 
 
 def explained(products: Products) -> Matrix:

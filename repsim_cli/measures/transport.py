@@ -5,12 +5,15 @@ Co-optimal transport is not convex: a value is the best of several starts, as fo
 
 from collections.abc import Iterator
 from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from repsim_cli.measures.alignments import Coupling as OfOneKind
+from repsim_cli.measures.alignments import Couplings
 from repsim_cli.measures.assignment import Coupling, coupling_of, matching, plan
 from repsim_cli.measures.base import Card, Measure, Pairwise, Slow
 from repsim_cli.measures.gromov import (
@@ -46,18 +49,27 @@ def couplings(n: int, starts: int, seed: int) -> Iterator[Coupling]:
     yield from mixtures(n, starts - 2, seed)
 
 
-def alternate(a: Space, b: Space, samples: Coupling, alpha: float) -> float:
-    """The augmented objective after alternating between the best coupling of features and the best one of rows."""
+class Solution(NamedTuple):
+    value: float
+    samples: Coupling
+    features: Coupling
+
+
+def alternate(a: Space, b: Space, samples: Coupling, alpha: float) -> Solution:
+    """The least augmented objective, alternating between the best coupling of features and the best one of rows."""
     left, right, x, y = a.distances, b.distances, a.rows, b.rows
-    value = np.inf
+    best = Solution(np.inf, samples, samples)
     for _ in range(STEPS):
         features = plan(-2 * x.T @ samples @ y)
         cost = x**2 @ features.sum(1)[:, None] + (y**2 @ features.sum(0))[None] - 2 * x @ features @ y.T
         samples = descend(samples, left, right, alpha, (1 - alpha) * cost).coupling if alpha else plan(cost)
-        last, value = value, augmented_objective(a, b, samples, features, alpha)
-        if value >= last - SETTLED * last:
+        value = augmented_objective(a, b, samples, features, alpha)
+        settled = value >= best.value - SETTLED * best.value
+        if value < best.value:
+            best = Solution(value, samples, features)
+        if settled:
             break
-    return min(last, value)
+    return best
 
 
 def augmented_objective(a: Space, b: Space, samples: Coupling, features: Coupling, alpha: float) -> float:
@@ -65,11 +77,26 @@ def augmented_objective(a: Space, b: Space, samples: Coupling, features: Couplin
     return rows + (1 - alpha) * coot_objective(a.rows, b.rows, samples, features)
 
 
-def augmented(a: Space, b: Space, *, alpha: float, starts: int, seed: int) -> float:
-    a, b = in_one_order(a, b)
+def augmented(a: Space, b: Space, **settings: Any) -> float:
+    return best_augmented(*in_one_order(a, b), **settings).value
+
+
+def best_augmented(a: Space, b: Space, *, alpha: float, starts: int, seed: int) -> Solution:
+    """The best of all starts, of sides as `in_one_order` gives them."""
     # uniform features, which match the rows by their means, are cheap to try
     by_means = plan(-2 * a.rows.mean(1)[:, None] * b.rows.mean(1)[None])
-    return min(alternate(a, b, start, alpha) for start in [by_means, *couplings(len(a.rows), starts, seed)])
+    tried = [alternate(a, b, start, alpha) for start in [by_means, *couplings(len(a.rows), starts, seed)]]
+    return min(tried, key=lambda solution: solution.value)
+
+
+def both_coupled(x: Tensor, y: Tensor, *, cost_scale: CostScale, **settings: Any) -> Couplings:
+    """The couplings of the rows and of the neurons of the least objective."""
+    a, b = space(x, cost_scale=cost_scale), space(y, cost_scale=cost_scale)
+    left, right = in_one_order(a, b)
+    found = best_augmented(left, right, **settings)
+    masses = (torch.from_numpy(np.asarray(mass)) for mass in (found.samples, found.features))
+    rows, neurons = (mass if left is a else mass.T for mass in masses)
+    return Couplings(rows=OfOneKind(rows, "rows"), neurons=OfOneKind(neurons, "neurons"))
 
 
 def in_double(x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
@@ -77,13 +104,23 @@ def in_double(x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
 
 
 def assignment_distance(a: Float[Tensor, "n d"], b: Float[Tensor, "n d"]) -> float:
+    cost = distances_between(a, b)
+    return float(np.sum(plan(cost) * cost))
+
+
+def assigned(x: Float[Tensor, "n d"], y: Float[Tensor, "n d"]) -> OfOneKind:
+    """The coupling of the rows of least mean distance."""
+    return OfOneKind(torch.from_numpy(np.asarray(plan(distances_between(x, y)))), "rows")
+
+
+def distances_between(a: Float[Tensor, "n d"], b: Float[Tensor, "n d"]) -> Float[np.ndarray, "n n"]:
+    """Euclidean, from each row of a to each of b."""
     n = len(a)
     both = torch.cat([a, b])
     both = both - both.mean(0)
     norms = both.square().sum(1)
     squared = torch.addmm(norms[:n, None] + norms[None, n:], both[:n], both[n:].T, alpha=-2)
-    cost = exact_where_close(squared, norms, both, slice(0, n), slice(n, 2 * n)).sqrt_().cpu().numpy()
-    return float(np.sum(plan(cost) * cost))
+    return exact_where_close(squared, norms, both, slice(0, n), slice(n, 2 * n)).sqrt_().cpu().numpy()
 
 
 @measures.register(
@@ -113,7 +150,7 @@ def wasserstein() -> Measure:
     >>> measures.get("wasserstein")([[0.], [5.]], [[5.], [1.]])
     0.5
     """
-    return Pairwise(prepare=in_double, compare=assignment_distance, slow=Slow(products=1.5))
+    return Pairwise(prepare=in_double, compare=assignment_distance, aligned=assigned, slow=Slow(products=1.5))
 
 
 @measures.register(
@@ -199,5 +236,6 @@ def augmented_measure(*, cost_scale: CostScale, alpha: float, starts: int, seed:
         compare=partial(augmented, alpha=alpha, starts=starts, seed=seed),
         permute=permuted,
         squares=1,
+        aligned=partial(both_coupled, cost_scale=cost_scale, alpha=alpha, starts=starts, seed=seed),
         slow=Slow(products=starts * (38.0 if alpha else 13.0)),
     )

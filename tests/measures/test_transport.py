@@ -60,7 +60,7 @@ def test_best_of_the_published_starts(entry):
             for start in starts
         ]
     else:
-        found = [transport.alternate(a, b, start, entry["settings"]["alpha"]) for start in starts]
+        found = [transport.alternate(a, b, start, entry["settings"]["alpha"]).value for start in starts]
         assert found[0] == pytest.approx(entry["from_identity"], abs=1e-6)
     assert min(found) <= entry["value"] + entry["atol"]
 
