@@ -281,9 +281,10 @@ def _figure(table: Table, value: str | None) -> Any:
     axes = figure.add_axes((0, 0, width / (width + 0.6), 1))
     axes.patch.set(facecolor="white", edgecolor="0.75", hatch="////")  # where there is no share
     image = axes.imshow(shares, cmap="cividis", vmin=SHOWN[0], vmax=SHOWN[1], aspect="auto")
-    beside = figure.add_axes(((width + 0.2) / (width + 0.6), 0, 0.12 / (width + 0.6), 1))
-    bar = figure.colorbar(image, cax=beside, extend="both", ticks=SHOWN)
-    bar.ax.set_yticklabels(["untrained or chance", "seeds of the base"], fontsize=7)
+    if np.isfinite(shares).any():
+        beside = figure.add_axes(((width + 0.2) / (width + 0.6), 0, 0.12 / (width + 0.6), 1))
+        bar = figure.colorbar(image, cax=beside, extend="both", ticks=SHOWN)
+        bar.ax.set_yticklabels(["untrained or chance", "seeds of the base"], fontsize=7)
     for (row, column), verdict in said.items():
         share = shares[row, column]
         ink = "black" if np.isnan(share) or share > 0.55 else "white"
@@ -305,10 +306,10 @@ def _figure(table: Table, value: str | None) -> Any:
                 fontsize=8,
                 parse_math=False,
             )
+    above = 0.2 + 0.045 * max(map(len, factors)) if value else 0.06  # inches, of the names of factors
     handles = [axes.plot([], [], color="black", label=verdict, **_mark(verdict))[0] for verdict in MARKERS]
     axes.legend(handles=handles, ncols=len(MARKERS), fontsize=8, frameon=False, loc="lower left", borderpad=0,
-                bbox_to_anchor=(0, 1 + (0.75 if value else 0.06) / height), columnspacing=1,
-                handletextpad=0.2)  # fmt: skip
+                bbox_to_anchor=(0, 1 + above / height), columnspacing=1, handletextpad=0.2)  # fmt: skip
     return figure
 
 
