@@ -27,7 +27,7 @@ from sklearn.neural_network import MLPClassifier
 from threadpoolctl import threadpool_limits
 
 from repsim_cli.activations.rows import batches, blocks, readings
-from repsim_cli.config import bind_model
+from repsim_cli.binding import bind_model
 from repsim_cli.data.modular import modular_pairs
 from repsim_cli.measures import assignment
 from repsim_cli.measures.gromov import Space, best_gromov, in_one_order, lower_bounds, space
