@@ -47,7 +47,7 @@ class Style:
     width: of a `column` of a paper (3.25 inches) or of a `page` (6.75 inches), where text keeps its size; null: as
         large as the content asks for.
     format: the files of each figure: png, svg, pdf.
-    colours: the colour map of maps of similarity, by matplotlib's name.
+    colours: the colour map of maps, by matplotlib's name; standard errors and shares keep theirs, signed values too.
     titles: whether figures have titles; papers have captions instead.
     font: the family of the text; characters that it lacks come from other fonts.
     """
@@ -78,7 +78,7 @@ class Figures(Style):
     width: of a `column` of a paper (3.25 inches) or of a `page` (6.75 inches), where text keeps its size; null: as
         large as the content asks for.
     format: the files of each figure: png, svg, pdf; the report shows the png.
-    colours: the colour map of maps of similarity, by matplotlib's name.
+    colours: the colour map of maps, by matplotlib's name; standard errors and shares keep theirs, signed values too.
     titles: whether figures have titles; papers have captions instead.
     font: the family of the text; characters that it lacks come from other fonts.
 

@@ -259,11 +259,16 @@ def colours(card: Mapping[str, Any], what: str, scale: str = "") -> str:
     """
     if what == "se":
         return "cividis"
+    return chosen(small_is_bright=not card["larger_is_closer"], scale=scale)
+
+
+def chosen(*, small_is_bright: bool = False, scale: str = "") -> str:
+    """The colour map of the style of figures, or the same the other way round."""
     if not scale:
         from matplotlib import rcParams
 
         scale = rcParams["image.cmap"]
-    if card["larger_is_closer"]:
+    if not small_is_bright:
         return scale
     return scale.removesuffix("_r") if scale.endswith("_r") else f"{scale}_r"
 

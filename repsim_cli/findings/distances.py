@@ -13,7 +13,7 @@ from scipy.spatial.distance import squareform
 
 from repsim_cli.content import Matrix, Side, Table
 from repsim_cli.draw.frame import COLOURS, cycled
-from repsim_cli.draw.heatmap import add_tree, heatmap
+from repsim_cli.draw.heatmap import add_tree, chosen, heatmap
 from repsim_cli.draw.lines import PANEL, plain
 from repsim_cli.errors import BadInput
 from repsim_cli.findings.analysis import Finished, Job, Part, Planned, analysis
@@ -224,7 +224,7 @@ def _models(run: Finished, matrix: Matrix) -> Any:
     title = f"Distances between models: {name}\nclusters against groups, adjusted Rand:\n{', '.join(agreed)}"
     limits = (float(apart.min()), float(apart.max()))
     # a model and itself stand apart: white, below the scale of different models
-    scale = colormaps["viridis_r"].with_extremes(under="white")
+    scale = colormaps[chosen(small_is_bright=True)].with_extremes(under="white")
     figure, axes = heatmap(values, names, names, title, matrix.label, limits, scale, "{:.2f}")
     colours = cycled(COLOURS[::2] + COLOURS[1::2], len(run.groups))
     of_models = dict(zip(matrix.rows.layers, codes(run.groups), strict=True))

@@ -173,7 +173,7 @@ def _strip(run: Finished, kept: Sequence[Matrix]) -> Any:
         planes = [pixels, *(_planes(run.array(matrix.values)[image], matrix)[name] for name in names)]
         for column, plane in enumerate(planes):
             axes = placed(bottom + 0.01, CELL - 0.02, LEFT + column * CELL + 0.01, CELL - 0.02)
-            axes.imshow(plane if column else pixels.squeeze(), cmap="gray" if column == 0 else "viridis", aspect="auto")
+            axes.imshow(plane if column else pixels.squeeze(), cmap=None if column else "gray", aspect="auto")
             axes.set_axis_off()
         middle = (bottom + CELL / 2) / height
         figure.text((LEFT - 0.08) / width, middle, matrix.columns.model, ha="right", va="center", fontsize=8,

@@ -10,7 +10,7 @@ from jaxtyping import Float
 
 from repsim_cli.content import CROSS, MATCHED, SPACES, Matrix, Table
 from repsim_cli.draw.frame import legend_beside, shades
-from repsim_cli.draw.heatmap import heatmap
+from repsim_cli.draw.heatmap import chosen, heatmap
 from repsim_cli.draw.lines import plain
 from repsim_cli.draw.panels import columns, panels
 from repsim_cli.findings.analysis import FEW, Finished, Job, Part, analysis, asked
@@ -185,7 +185,7 @@ def _spaces(table: Table, rows: Sequence[Sequence[Any]]) -> Any:
         title=f"paired features of {rows[0][0]} (rows) and {rows[0][2]} (columns)",
         bar_label="RSA of decoder directions (crossed out: p > 0.05)",
         limits=(min(0.0, float(np.nanmin(values))), max(float(np.nanmax(values)), 0.05)),
-        colours="viridis",
+        colours=chosen(),
         form="{:.2f}",
         crossed=~(p <= LEVEL),
     )
@@ -201,7 +201,7 @@ def _cross(run: Finished, matrix: Matrix) -> Any:
         title=f"{matrix.about['layer']}: encoded (rows), decoded (columns)",
         bar_label=matrix.label,
         limits=(min(0.0, float(values.min())), 1.0),
-        colours="viridis",
+        colours=chosen(),
         form="{:.2f}",
     )
     return figure

@@ -142,7 +142,7 @@ def _found(run: Finished, matrices: Sequence[Matrix], point: str) -> Any:
     across = columns(len(matrices))
     figure, axes = panels(len(matrices), across, SMALL, SMALL, gaps=(0.1, 0.25))
     for number, (axis, matrix) in enumerate(zip(axes, matrices, strict=True)):
-        axis.imshow(run.array(matrix.values), cmap="viridis", vmin=0, vmax=1)
+        axis.imshow(run.array(matrix.values), vmin=0, vmax=1)
         count = len(matrix.rows.layers)
         axis.set_xticks(range(count), range(count) if number + across >= len(matrices) else [""] * count, fontsize=5)
         axis.set_yticks(range(count), range(count) if number % across == 0 else [""] * count, fontsize=5)

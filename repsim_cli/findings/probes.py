@@ -9,7 +9,7 @@ import numpy as np
 import scipy
 
 from repsim_cli.content import BY_BLOCK, END_TO_END, Axis, Band, Curve, Matrix, Table, Verdict
-from repsim_cli.draw.heatmap import TIGHT, by_block
+from repsim_cli.draw.heatmap import TIGHT, by_block, chosen
 from repsim_cli.draw.lines import of_layers
 from repsim_cli.findings.analysis import Finished, Job, Part, analysis
 from repsim_cli.findings.claims import FAILS, Claim, Untestable, Weighed, claim, judged
@@ -28,7 +28,6 @@ SOME = 6  # targets times probes up to which the overview has the curves of each
 PAPER = "Gao et al. 2024, table 4"
 CELL = 0.115, 0.17  # inches
 GAP, SMALLEST = 0.16, 1.5
-COLOURS = "viridis_r"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,7 +180,7 @@ def _model(run: Finished, matrices: Sequence[Matrix]) -> Any:
     for (matrix, control), top in zip(rows, tops, strict=True):
         axes = figure.add_axes((0, 1 - (top + height) / total, 1, height / total))
         values = run.array(matrix.details["control"] if control else matrix.values).T
-        image = axes.imshow(values, cmap=COLOURS, vmin=0, vmax=1, aspect="auto")
+        image = axes.imshow(values, cmap=chosen(small_is_bright=True), vmin=0, vmax=1, aspect="auto")
         axes.set_yticks(range(len(targets)), targets, fontsize=7, parse_math=False)
         axes.set_xticks([])
         axes.tick_params(length=2)

@@ -9,7 +9,7 @@ import numpy as np
 
 from repsim_cli.content import Curve, Results, Table
 from repsim_cli.draw.frame import DPI, legend_beside
-from repsim_cli.draw.heatmap import by_block, heatmap
+from repsim_cli.draw.heatmap import by_block, chosen, heatmap
 from repsim_cli.draw.lines import gaps
 from repsim_cli.findings.analysis import Finished, Job, Part, analysis
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
@@ -286,7 +286,7 @@ def _grid(records: Records, metric: str) -> Any:
         title=f"{records[0]['head']} → {records[0]['tail']}",
         bar_label=label,
         limits=(low, high),
-        colours="viridis_r",
+        colours=chosen(small_is_bright=True),
         form="{:.2f}",
         crossed=np.isnan(values),
     )

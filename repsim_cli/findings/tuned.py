@@ -9,7 +9,7 @@ import numpy as np
 
 from repsim_cli.content import COSINE, KL, NEXT, RELATIVE, Axis, Band, Curve, Matrix, Numbers, Table
 from repsim_cli.draw.frame import legend_beside, several
-from repsim_cli.draw.heatmap import by_block, heatmap
+from repsim_cli.draw.heatmap import by_block, chosen, heatmap
 from repsim_cli.draw.lines import PANEL, of_layers, plain
 from repsim_cli.findings.analysis import FEW, Finished, Job, Part, analysis
 from repsim_cli.findings.claims import Claim
@@ -111,7 +111,7 @@ def _map(run: Finished, relative: Sequence[Matrix]) -> Any:
         title=title,
         bar_label="norm of the difference / norm in the base",
         limits=(0.0, max(float(values.max()), 1e-12)),
-        colours="viridis_r",
+        colours=chosen(small_is_bright=True),
         form="{:.2g}",
     )
     return figure

@@ -1,10 +1,12 @@
 """Drawing primitives: names that do not touch, scales that tell values apart, chance beside the numbers."""
 
 from itertools import combinations
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib import rc_context
 from matplotlib.colors import to_rgb
 
 from repsim_cli.content import Axis, Curve, Matrix, Results, Side
@@ -86,6 +88,19 @@ def test_both_ways_of_stitching_one_family_have_colours_of_their_own():
     assert [text.get_text() for text in legend.get_texts()] == ["run_a → run_c", "run_c → run_a"]
     assert len({to_rgb(line.get_color()) for line in legend.get_lines()}) == 2
     assert overlaps(figure) == []
+
+
+def test_maps_of_all_kinds_have_the_chosen_colours():
+    """Small penalties are bright, as small distances are; no finding names the default map for itself."""
+    metric = next(iter(stitching.METRICS))
+    sides = {"head": "a", "tail": "b", "head layer": "resid_post@0", "tail layer": "resid_post@1"}
+    for chosen, expected in (("magma", "magma_r"), ("magma_r", "magma")):
+        with rc_context({"image.cmap": chosen}):
+            figure = stitching._grid([sides | {stitching.METRICS[metric][0]: 0.5}], metric)
+        assert figure.axes[0].images[0].get_cmap().name == expected
+    folder = Path(stitching.__file__).parent
+    named = {file.stem for file in folder.glob("*.py") if "viridis" in file.read_text()}
+    assert named == {"classifiers"}  # points of seeds, not a map
 
 
 def square(count):
