@@ -5,7 +5,6 @@ Groups of layers are read one after another. Of each batch of a layer only the t
 bits as from rows.
 """
 
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -21,6 +20,7 @@ from repsim_cli.measures.inner import Kernel, Tiles, cells_of_tiles, states_of, 
 from repsim_cli.similarity.pairs import Grams
 
 Stream = Callable[[Sequence[int]], Iterable[Sequence[Tensor]]]
+Keep = Callable[[Sequence[int], Callable[[Path], None]], Path]
 
 
 class Shape(NamedTuple):
@@ -59,7 +59,7 @@ def in_groups(widths: Sequence[int], most: float) -> list[list[int]]:
 
 
 def packed(
-    folder: Path,
+    keep: Keep,
     measures: Mapping[str, Measure],
     groups: Sequence[Sequence[int]],
     stream: Stream,
@@ -70,13 +70,14 @@ def packed(
 ) -> Callable[[int], Iterator[list[Grams]]]:
     """The batches of all layers, from batch k on, in a form that `estimate_all_pairs` takes instead of rows.
 
-    stream(layers): a fresh stream of batches of these layers. folder: of the files, made anew.
+    stream(layers): a fresh stream of batches of these layers. keep(layers, save): the folder of the files of a group,
+    which save(folder) makes where an earlier run has not.
     """
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
     kernels = kernels_of(measures) or []
-    files = [[_files(folder / f"{layer:05d}-{k}", shape) for k in range(len(kernels))] for layer in range(len(names))]
-    for group in groups:
+
+    def save(group: Sequence[int], folder: Path) -> None:
+        folder.mkdir()
+        files = {layer: [_new(stem, shape) for stem in _stems(folder, layer, kernels)] for layer in group}
         for batch, rows in enumerate(stream(group)):
             for layer, x in zip(group, rows, strict=True):
                 states = at(names[layer], partial(states_of, kernels, x, {}))
@@ -85,6 +86,9 @@ def packed(
                     cells[batch] = tiles.cells.cpu().numpy()
                     diagonal[batch, :-1] = tiles.diagonal.cpu().numpy()
                     diagonal[batch, -1] = states[kernel].features.scale
+
+    folders = {layer: folder for group in groups for folder in [keep(group, partial(save, group))] for layer in group}
+    files = [[_opened(stem) for stem in _stems(folders[a], a, kernels)] for a in range(len(names))]
 
     def batches(first: int) -> Iterator[list[Grams]]:
         for batch in range(first, shape.batches):
@@ -96,13 +100,23 @@ def packed(
 Files = tuple[np.ndarray, np.ndarray]  # cells of every batch; their diagonals, each followed by the scale
 
 
-def _files(stem: Path, shape: Shape) -> Files:
-    """New arrays that are mapped from files."""
+def _stems(folder: Path, layer: int, kernels: Sequence[Kernel]) -> list[str]:
+    """Of the paths of a layer's files, for each kernel."""
+    return [str(folder / f"{layer:05d}-{k}") for k in range(len(kernels))]
+
+
+def _new(stem: str, shape: Shape) -> Files:
+    """Empty arrays that are mapped from files."""
     widths = {"cells": (np.float32, cells_of_tiles(shape.rows, shape.tile)), "diagonal": (np.float64, shape.rows + 1)}
     cells, diagonal = (
-        np.lib.format.open_memmap(stem.with_name(f"{stem.name}-{part}.npy"), "w+", dtype, (shape.batches, width))
+        np.lib.format.open_memmap(f"{stem}-{part}.npy", "w+", dtype, (shape.batches, width))
         for part, (dtype, width) in widths.items()
     )
+    return cells, diagonal
+
+
+def _opened(stem: str) -> Files:
+    cells, diagonal = (np.load(f"{stem}-{part}.npy", mmap_mode="c") for part in ("cells", "diagonal"))
     return cells, diagonal
 
 

@@ -1,10 +1,10 @@
 """The matrices of all layers of all models: estimated over the rows of a run, cached, and recorded with their tests."""
 
+import json
 import shutil
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -17,12 +17,13 @@ from torch import Tensor
 from repsim_cli import significance as judging
 from repsim_cli.activations.cached import Identities
 from repsim_cli.activations.rows import Reading, row_beginnings, row_documents, row_numbers, rows_of
+from repsim_cli.cache import Entry, key
 from repsim_cli.content import CHANCE, Measured, Table
 from repsim_cli.data.base import Sequences
 from repsim_cli.errors import Degenerate, RunFailed
 from repsim_cli.measures import Measure
 from repsim_cli.models.source import PrecomputedWords
-from repsim_cli.results import STATE, Run, slug, write
+from repsim_cli.results import STATE, Progress, Run, dumps, slug, write
 from repsim_cli.segments import BOTH, Segments, segments
 from repsim_cli.settings import Extract, Significance
 from repsim_cli.similarity import (
@@ -37,7 +38,7 @@ from repsim_cli.similarity import (
     note_name,
     of_sums,
 )
-from repsim_cli.similarity.grams import Shape, packed
+from repsim_cli.similarity.grams import Keep, Shape, packed
 from repsim_cli.similarity.moments import passes_of
 from repsim_cli.similarity.pairs import Batch
 from repsim_cli.similarity.processes import filed
@@ -46,7 +47,8 @@ from repsim_cli.studies.record import measure_record, places_of, so_far
 from repsim_cli.studies.sample import Rows, Study, batch_labels, identified, layers_of, opened
 from repsim_cli.training.state import SAVE_EVERY
 
-PACKED = ".packed"  # the folder of tiles, in that of the run, while batches are compared
+PACKED = "packed"  # the folder of tiles, in that of the run, until all batches are compared
+ROWS = "diagnostics.json"  # of the layers of a group, beside their tiles
 CLOSEST = ["measure", "model a", "model b", "layer a", "layer b", "value", "p", "calibrated"]
 Matrices = dict[str, SimilarityMatrix]
 
@@ -62,15 +64,6 @@ def resumed(file: Path, always: bool = False) -> tuple[State | None, Callable[[S
             saved = time.monotonic()
 
     return safetensors.torch.load_file(file) if file.is_file() else None, save
-
-
-@contextmanager
-def scratch(folder: Path) -> Iterator[Path]:
-    """The folder, which is removed with all that is in it, however this ends."""
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,35 +224,32 @@ def estimated(
     progress = partial(run.progress, label="activations and similarity", unit="batches")
     count = 1 if rows.extract.estimate == "full" else rows.total // rows.extract.batch_rows
 
-    def batches(packs: Path, seen: int) -> Iterable[Batch]:
+    def batches(seen: int) -> Iterable[Batch]:
         if rows.groups is None:
             return rows.stream(progress, seen=seen)
-        rows.record(progress)
-        stream = partial(rows.of_layers, progress=progress)
         shape, device = Shape(count, len(rows.numbers(0)), rows.hardware.tile), rows.hardware.device
-        return packed(packs, measures, rows.groups, stream, shape, names=names, device=device)(seen)
+        keep = kept_tiles(run, rows, measures, shape, progress)
+        stream = partial(rows.of_layers, progress=progress)
+        return packed(keep, measures, rows.groups, stream, shape, names=names, device=device)(seen)
 
-    with (
-        Work(
-            folder=run.folder,
-            processes=rows.hardware.workers,
-            progress=run.progress,
-            seed=rows.seed,
-            known=known,
+    with Work(
+        folder=run.folder,
+        processes=rows.hardware.workers,
+        progress=run.progress,
+        seed=rows.seed,
+        known=known,
+        batches=count,
+        show=so_far(
+            run,
+            rows.readings,
+            measures,
+            rows.extract.estimate,
+            rows=len(rows.numbers(0)),
+            available=rows.total,
             batches=count,
-            show=so_far(
-                run,
-                rows.readings,
-                measures,
-                rows.extract.estimate,
-                rows=len(rows.numbers(0)),
-                available=rows.total,
-                batches=count,
-                wanted=wanted,
-            ),
-        ) as work,
-        scratch(run.folder / PACKED) as packs,
-    ):
+            wanted=wanted,
+        ),
+    ) as work:
         null = None
         if trading is not None:
             null = judging.drawn(
@@ -275,7 +265,7 @@ def estimated(
             )
         matrices, _ = estimate_all_pairs(
             measures,
-            partial(batches, packs),
+            batches,
             names=names,
             estimate=rows.extract.estimate,
             tile=rows.hardware.tile,
@@ -293,10 +283,37 @@ def estimated(
             kept = np.load(_per_batch_file(run, label), mmap_mode="r")[: matrix.batches]
             se = judging.without_each(kept, partial(of_sums, measures[label], names=names))
             matrices[label] = replace(matrix, se=se)
+    shutil.rmtree(run.folder / PACKED, ignore_errors=True)
     file.unlink(missing_ok=True)  # first: a run without it starts at the first batch and writes all files again
     for label in matrices:
         _per_batch_file(run, label).unlink(missing_ok=True)
     return matrices
+
+
+def kept_tiles(run: Run, rows: Rows, measures: Mapping[str, Measure], shape: Shape, progress: Progress) -> Keep:
+    """Tiles of finished groups of layers, with their diagnostics, stay in the run's folder until the run is complete:
+    one that was cut off resumes with the next group."""
+    layers, diagnosis = layers_of(rows.readings), rows.diagnosis
+    parts = {"models": rows.identities, "measures": list(measures), "shape": shape, "groups": rows.groups}
+    entry = Entry("packed", key({**parts, "diagnosed": diagnosis is not None}), home=run.folder / PACKED)
+    entry.load()
+
+    def keep(group: Sequence[int], save: Callable[[Path], None]) -> Path:
+        name, own = f"{group[0]:05d}+{len(group)}", [layers[a] for a in group]
+
+        def whole(folder: Path) -> None:
+            rows.record(progress)
+            save(folder)
+            if diagnosis is not None:
+                (folder / ROWS).write_text(dumps([diagnosis.rows[layer] for layer in own]))
+
+        if name not in entry.files:
+            entry.write(name, whole)
+        if diagnosis is not None:
+            diagnosis.rows |= dict(zip(own, json.loads((entry.files[name] / ROWS).read_text()), strict=True))
+        return entry.files[name]
+
+    return keep
 
 
 def by_moments(run: Run, rows: Rows, measures: Mapping[str, Measure], room: float) -> Matrices:

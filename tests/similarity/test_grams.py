@@ -1,5 +1,7 @@
 """Layers whose rows do not fit into memory together: the same bits from the tiles of their Gram matrices in files."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,7 @@ from repsim_cli import measures, results
 from repsim_cli.measures.inner import cells_of_tiles, products, products_of_tiles, states_of, tiles_of
 from repsim_cli.similarity import estimate_all_pairs, grams
 from repsim_cli.similarity.grams import Shape, packed
+from repsim_cli.studies.sample import Rows
 from repsim_cli.studies.similarity import Similarity
 
 NAMES = ["cka", "cka_unbiased"]
@@ -46,7 +49,14 @@ def test_estimates_from_tiles_are_those_from_rows(tmp_path, estimate):
     settings = {"names": names, "estimate": estimate, "tile": 64}
     expected, _ = estimate_all_pairs(bound, lambda seen: stream(range(4)), **settings)
     read.clear()
-    batches = packed(tmp_path / "tiles", bound, [[0, 1], [2], [3]], stream, Shape(3, size, 64), names=names)
+
+    def keep(group, save):
+        folder = tmp_path / str(group[0])
+        if not folder.exists():
+            save(folder)
+        return folder
+
+    batches = packed(keep, bound, [[0, 1], [2], [3]], stream, Shape(3, size, 64), names=names)
     assert read == [[0, 1], [2], [3]]
     found, _ = estimate_all_pairs(bound, batches, **settings)
     for name in NAMES:
@@ -54,7 +64,7 @@ def test_estimates_from_tiles_are_those_from_rows(tmp_path, estimate):
         assert (found[name].rows, found[name].batches) == (420, 3)
         if estimate == "per_batch":
             assert torch.equal(found[name].se, expected[name].se)
-    size_of_files = sum(file.stat().st_size for file in (tmp_path / "tiles").iterdir())
+    size_of_files = sum(file.stat().st_size for file in tmp_path.rglob("*.npy"))
     assert size_of_files == pytest.approx(Shape(3, size, 64).size * 4 * 2, rel=0.01)
 
 
@@ -113,15 +123,41 @@ def test_the_plan_chooses_what_fits(repsim, tmp_path):
     assert "hardware.memory_gb=0.8 needs none, or read fewer layers or less text" in out
 
 
-def test_a_run_that_fails_leaves_no_tiles(repsim, newest, monkeypatch):
-    def broken(*_):
-        raise RuntimeError("broken")
+def test_a_killed_run_resumes_with_the_tiles_of_finished_groups(repsim, newest, monkeypatch):
+    """Killed before its last group, and again while batches are compared: the same bits and diagnostics, and every
+    group is read once."""
+    words = ["run", "model=[tiny_a]", "measure=[cka]", "extract.sequences=8", "extract.batch_rows=200"]
+    words += ["extract.normalise=none", "cache=false", "hardware.threads=1"]
+    groups = [[0, 1], [2, 3], [4, 5]]
+    monkeypatch.setattr(Similarity, "together", lambda self, rows=None: groups)
+    assert repsim(*words)[0] == 0
+    expected, tables = values_of(newest()), recorded(newest())["tables"]
+    of_layers, grams_of, read, kills = Rows.of_layers, grams._grams, [], []
 
-    monkeypatch.setattr(grams, "_grams", broken)
-    monkeypatch.setattr(Similarity, "together", lambda self, rows=None: [[0, 1], [2, 3], [4, 5]])
-    code, _, err = repsim("run", "model=[tiny_a]", "measure=[cka]", "extract.sequences=4", "extract.batch_rows=100")
-    assert (code, "RuntimeError: broken" in err) == (1, True)
-    assert not [file for file in newest().iterdir() if "packed" in file.name]
+    def killed(where, step, *given):
+        if where not in kills:
+            kills.append(where)
+            raise KeyboardInterrupt
+        return step(*given)
+
+    def counted(self, chosen, progress):
+        if chosen == groups[-1]:
+            killed("groups", list)
+        read.append(list(chosen))
+        return of_layers(self, chosen, progress)
+
+    monkeypatch.setattr(Rows, "of_layers", counted)
+    monkeypatch.setattr(grams, "_grams", partial(killed, "batches", grams_of))
+    assert repsim(*words)[0] == 130
+    assert read == groups[:2]
+    assert repsim(*words, "resume=latest")[0] == 130
+    assert (newest() / "packed").is_dir()
+    code, _, err = repsim(*words, "resume=latest")
+    assert code == 0, err
+    assert (read, kills) == (groups, ["groups", "batches"])
+    assert all(np.array_equal(a, b) for a, b in zip(values_of(newest()), expected, strict=True))
+    assert recorded(newest())["tables"] == tables
+    assert not (newest() / "packed").exists()
 
 
 class Usage(int):
