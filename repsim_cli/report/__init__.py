@@ -48,15 +48,14 @@ def save_while_running(folder: Path, file: Path) -> None:
 
 def page(folders: Sequence[Path], *, reload: bool = False) -> str:
     """The page of one or several runs; its bytes depend on their files alone. reload: whether a browser reads it again
-    every few seconds.
+    every few seconds, until the reader pauses that.
 
     Raises BadInput where a run is damaged or its numbers changed since.
     """
     runs = [record(folder, len(folders)) for folder in folders]
     about = {"colours": json.loads(_asset("colours.json")), "licence": _asset("uPlot.LICENSE")}
-    return _html(
-        " and ".join(run["manifest"]["name"] for run in runs), {"runs": runs, **about}, STYLES, SCRIPTS, reload=reload
-    )
+    title = " and ".join(run["manifest"]["name"] for run in runs)
+    return _html(title, {"runs": runs, "reload": RELOAD if reload else None, **about}, STYLES, SCRIPTS)
 
 
 def save_overview(root: Path) -> Path:
@@ -69,14 +68,11 @@ def save_overview(root: Path) -> Path:
     return file
 
 
-def _html(
-    title: str, data: dict[str, Any], style_names: Sequence[str], script_names: Sequence[str], *, reload: bool = False
-) -> str:
+def _html(title: str, data: dict[str, Any], style_names: Sequence[str], script_names: Sequence[str]) -> str:
     styles, scripts = [_asset(name) for name in style_names], [_asset(name) for name in script_names]
     parts = {
         "policy": f"default-src 'none'; img-src data:; style-src {_hashes(styles)}; script-src {_hashes(scripts)}; "
         "base-uri 'none'; form-action 'none'",
-        "reload": f'<meta http-equiv="refresh" content="{RELOAD}">' if reload else "",
         "title": _escaped(title),
         "styles": "".join(f"<style>{text}</style>" for text in styles),
         "data": embedded(data),

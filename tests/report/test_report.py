@@ -318,9 +318,8 @@ def test_a_line_says_how_far_a_map_is(running, repsim, monkeypatch):
     assert out.startswith("cka: 7 of 9 cells, mean 0.643, lowest 0.250, highest 1.000\nstudy: failed")
 
 
-def test_the_page_of_a_running_run_reloads_itself(running, repsim, monkeypatch, opened):
-    file, refresh = running.folder / "report.html", '<meta http-equiv="refresh" content="5">'
-    pages = []
+def test_the_page_of_a_running_run_reloads_itself(running, repsim, monkeypatch, chromium, opened):
+    file, pages = running.folder / "report.html", []
 
     def passes(seconds):
         pages.append(file.read_text())
@@ -328,11 +327,18 @@ def test_the_page_of_a_running_run_reloads_itself(running, repsim, monkeypatch, 
 
     monkeypatch.setattr(report.time, "sleep", passes)
     assert repsim("report", "one", "--follow")[:2] == (0, f"{file} reloads itself until the run ends\n{file}\n")
-    assert refresh in pages[0]
-    assert refresh not in file.read_text()
-    assert inside(file.read_text())["runs"][0]["so_far"] == {}
+    assert inside(pages[0])["reload"] == 5
+    ended = inside(file.read_text())
+    assert (ended["reload"], ended["runs"][0]["so_far"]) == (None, {})
     file.write_text(pages[0])
+    timers = "window.timers = new Map(); window.setTimeout = (call, ms) => (timers.set(timers.size + 1, [ms, `${call}`]), timers.size); window.clearTimeout = (i) => timers.delete(i);"  # fmt: skip
+    script = chromium.call("Page.addScriptToEvaluateOnNewDocument", source=timers)
     page = opened(file)
+    page.call("Page.removeScriptToEvaluateOnNewDocument", **script)
+    assert page.evaluate("[...timers.values()]") == [[5000, "() => location.reload()"]]
+    pause = "document.querySelector('header button')"
+    assert page.evaluate(f"{pause}.click(), [timers.size, {pause}.textContent]") == [0, "Resume reloading"]
+    assert page.evaluate(f"{pause}.click(), [timers.size, {pause}.textContent]") == [1, "Pause reloading"]
     told = page.evaluate("document.querySelector('#results').textContent")
     assert "cka so far: 7 of 9 cells. The run is still computing." in told
     assert "Chance is not known" not in told

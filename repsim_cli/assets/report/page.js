@@ -722,7 +722,8 @@ function matrices() {
     maps = parts(what).map((panel) => (panel.missing ? { box: el("figure", { class: "panel" }, el("h3", {}, panel.title), el("p", {}, panel.missing)), draw() {}, mark() {} } : heatmap(panel, view)));
     panels.append(...maps.map((map) => map.box));
     for (const map of maps) map.draw();
-    note.replaceChildren(...there.slice(0, 1).map(({ record }) => reading(record)));
+    const notes = new Map(there.map(({ run, record }) => [reading(record).textContent, [run, record]]));
+    note.replaceChildren(...[...notes.values()].flatMap(([run, record]) => [...(notes.size > 1 ? [el("h3", {}, title(run))] : []), reading(record)]));
     if (anew || !view.picked || !inView(view.picked)) view.picked = start();
     line = null;
     drawRow();
@@ -1090,6 +1091,17 @@ function themed(theme) {
   for (const redraw of redraws) redraw();
 }
 
+// The page of a running run is read again every few seconds, unless the reader pauses that.
+function reloading() {
+  let waiting = setTimeout(() => location.reload(), 1000 * DATA.reload);
+  const button = el("button", { type: "button", onclick: () => {
+    clearTimeout(waiting);
+    waiting = waiting ? 0 : setTimeout(() => location.reload(), 1000 * DATA.reload);
+    button.textContent = waiting ? "Pause reloading" : "Resume reloading";
+  } }, "Pause reloading");
+  return button;
+}
+
 function main() {
   const heat = matrices();
   const sections = [answer(), warnings(), heat?.box, figures(), claims(), studyTables(), pairs(), curves(), summary(), timings(), others(), configuration(), repeat()].filter(Boolean);
@@ -1102,7 +1114,7 @@ function main() {
   const page = document.getElementById("page");
   page.append(
     el("a", { class: "skip", href: "#results" }, "Skip to the results"),
-    el("header", {}, el("h1", {}, RUNS.map(title).join(" \u00b7 ")), toggle),
+    el("header", {}, el("h1", {}, RUNS.map(title).join(" \u00b7 ")), ...(DATA.reload ? [reloading()] : []), toggle),
     el("nav", { "aria-label": "Sections" }, el("ul", {}, ...sections.map((part) => el("li", {}, el("a", { href: `#${part.id}` }, part.getAttribute("aria-label")))))),
     el("main", {}, ...sections),
     el("footer", {}, el("p", { class: "quiet" }, "Made by repsim from manifest.json, config.yaml, results.json and arrays/ alone; the numbers are theirs in full precision. This page loads nothing."),
