@@ -216,9 +216,10 @@ def compare(
         models or (model, tokenizer), arrays (n, d) or {layer: array}, entries of a configuration ({"kind": ...}), or
         any torch module with batches as data.
     data: texts, (text, label) pairs, a file of text or a table, a name of `repsim list data`, a hub id, a
-        datasets.Dataset with a column `text`, or the settings of a table ({"path": FILE, "text": COLUMN}; see
-        `repsim describe table`); None: text that ships with the package. With modules: batches (tensors, tuples whose
-        first item is the input, dicts), as from a DataLoader, a torch Dataset, or one tensor. With arrays: None.
+        datasets.Dataset or pandas.DataFrame with a column `text`, or the settings of a table ({"path": FILE, "text":
+        COLUMN}; see `repsim describe table`); None: text that ships with the package. With modules: batches (tensors,
+        tuples whose first item is the input, dicts), as from a DataLoader, a torch Dataset, or one tensor. With arrays:
+        None.
     measures: names of `repsim list measure`.
     layers: hook points such as `resid_post` or `mlp_out`, or names or globs of modules; none: the residual stream of
         transformers, and of modules all that have weights and no parts.
@@ -237,6 +238,8 @@ def compare(
     Example: repsim_cli.compare({"a": "openai-community/gpt2", "b": model}, texts).frame()
     """
     with _held():
+        if isinstance(models, str):
+            raise BadInput(f"models: a list or a mapping, got '{models}'; write ['{models}']")
         given = dict(models) if isinstance(models, Mapping) else labelled(models)
         measures, layers = ([each] if isinstance(each, str) else each for each in (measures, layers))
         if not given:
@@ -404,6 +407,10 @@ def _data(given: Any) -> dict[str, Any]:
     """The entry of a configuration for texts. Raises BadInput for what is none."""
     if given is None:
         given = "embedded"
+    # of datasets and pandas, where an iteration would give rows or names of columns
+    columns = getattr(given, "column_names", getattr(given, "columns", None))
+    if isinstance(columns, Mapping):
+        raise BadInput(f"data: several splits, got {', '.join(map(str, columns))}; give one of them")
     if isinstance(given, Mapping):
         return {"kind": "table", **given}
     if isinstance(given, str | os.PathLike):
@@ -419,9 +426,9 @@ def _data(given: Any) -> dict[str, Any]:
             return {"kind": "table", "path": name}
         names = [each.stem for each in (conf_dir() / "data").glob("*.yaml")]
         raise BadInput(f"data: neither a file nor a data set, got '{name}'; {did_you_mean(name, names)}")
-    if hasattr(given, "column_names"):
-        if "text" not in given.column_names:
-            raise BadInput(f"data: no column 'text', got {', '.join(given.column_names)}; rename one")
+    if columns is not None:
+        if "text" not in columns:
+            raise BadInput(f"data: no column 'text', got {', '.join(map(str, columns))}; rename one")
         given = given["text"]
     items = list(given) if isinstance(given, Iterable) else []
     held: Data

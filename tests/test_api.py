@@ -3,6 +3,7 @@
 import json
 import re
 
+import datasets
 import numpy as np
 import pandas
 import pytest
@@ -350,6 +351,32 @@ def test_batches_that_modules_do_not_take(images):
         repsim_cli.compare({"net": nn.Sequential(nn.Linear(2, 3))}, [torch.zeros(7, 5, 2)], forward=lambda net, x: net(x.transpose(0, 1)))  # fmt: skip
 
 
+def test_tables_in_memory_are_read_by_their_column(of_texts):
+    frame = pandas.DataFrame({"label": 1, "text": TEXTS})
+    found = repsim_cli.compare({"a": "tiny_a", "b": str(shipped_folder("tiny_b"))}, frame, settings=SMALL)
+    np.testing.assert_array_equal(found.matrix("a", "b").values, of_texts.matrix("a", "b").values)
+    split = datasets.Dataset.from_dict({"text": TEXTS})
+    for data, message in (
+        (frame.rename(columns={"text": "review"}), "data: no column 'text', got label, review; rename one"),
+        (datasets.DatasetDict({"train": split}), "data: several splits, got train; give one of them"),
+    ):
+        with pytest.raises(BadInput, match=message):
+            repsim_cli.compare(["tiny_a", "tiny_b"], data)
+    with pytest.raises(BadInput, match=r"models: a list or a mapping, got 'tiny_a'; write \['tiny_a'\]"):
+        repsim_cli.compare("tiny_a")
+
+
+def test_arrays_of_other_types():
+    x = np.random.default_rng(0).normal(size=(50, 4))
+    for kind in (">f4", ">f8", np.longdouble, np.float16):
+        assert repsim_cli.compare({"a": x, "b": x.astype(kind)}, measures=["cka"]).matrix("a", "b").values > 0.999
+    for kind in (object, int, complex):
+        with pytest.raises(
+            BadInput, match=r"models.b: array 'rows': not \(n, d\) of floats, got .* \(50, 4\); give it"
+        ):
+            repsim_cli.compare({"a": x, "b": x.astype(kind)}, measures=["cka"])
+
+
 def test_arrays():
     draw = np.random.default_rng(0)
     x = draw.normal(size=(200, 6))
@@ -359,7 +386,7 @@ def test_arrays():
     assert found.matrix("y", "x").rows == ["l1", "l2"]
     assert found.matrix("y", "x").values[0, 0] == pytest.approx(1.0)
     for wrong, message in [
-        ({"x": np.arange(6).reshape(2, 3)}, "models.x: array 'rows': not \\(n, d\\) of floats, got torch.int64 \\(2, 3\\)"),
+        ({"x": np.arange(6).reshape(2, 3)}, "models.x: array 'rows': not \\(n, d\\) of floats, got int64 \\(2, 3\\)"),
         ({"x": {"a": x, "b": x[:5]}}, "models.x: arrays: layers have different numbers of rows, got \\[5, 200\\]"),
         ({"x": 3}, "models.x: not a model, got int; give a folder"),
         ({}, "models: none is named, got {}"),

@@ -107,11 +107,14 @@ def of_arrays(arrays: Mapping[str, Any]) -> Precomputed:
     """Float arrays or tensors (n, d) by layer, in order, with paired rows. Raises BadInput for others."""
     rows: dict[str, Tensor] = {}
     for name, array in arrays.items():
-        x = array.detach().cpu() if isinstance(array, Tensor) else torch.from_numpy(np.array(array))
-        if x.ndim != 2 or 0 in x.shape or not x.is_floating_point():
+        x = array.detach().cpu() if isinstance(array, Tensor) else np.array(array)
+        floats = x.is_floating_point() if isinstance(x, Tensor) else x.dtype.kind == "f"
+        if x.ndim != 2 or 0 in x.shape or not floats:
             raise BadInput(
                 f"array '{name}': not (n, d) of floats, got {x.dtype} {tuple(x.shape)}; give it in this form"
             )
+        if isinstance(x, np.ndarray):  # torch knows neither foreign byte orders nor longer floats
+            x = torch.from_numpy(x.astype(np.dtype(f"f{min(x.itemsize, 8)}"), copy=False))
         rows[name] = x
     counts = sorted({len(x) for x in rows.values()})
     if len(counts) != 1:
