@@ -4,6 +4,7 @@ import io
 import re
 import textwrap
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -21,6 +22,7 @@ STYLE: dict[str, Any] = {
     "axes.titlesize": 10,
     "pdf.fonttype": 42,  # the fonts themselves, as publishers ask for, instead of outlines
 }
+COLUMN: dict[str, Any] = {"font.size": 8, "axes.titlesize": 8, "axes.labelsize": 8}  # about that of captions
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 MARKERS = "osD^v<>P"
 PLAIN = "DejaVu Sans"  # comes with matplotlib
@@ -32,9 +34,16 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 INCHES = {"column": 3.25, "page": 6.75}
 MARGIN = 0.05  # inches
+APART = 3.0  # pixels between tick labels
 LEAST = 4.0  # points: smaller text inside axes is left out
 NARROWEST = 1.1  # inches: panels side by side are not made narrower
+ROWS = 24  # of a legend
+LETTER = 0.6  # the mean width of a letter over the size of the text
+NAMES = 0.3  # the share of the width that names beside matrices take at most
 KEY = "labels.txt"
+MATRIX, SMALL_MATRIX = "matrix", "small matrix"  # the labels of the axes of matrices, which are drawn for their room
+TRIES = 4  # drawings of a matrix until its names fit beside it
+_AVAILABLE: ContextVar[float | None] = ContextVar("available", default=None)
 
 Width = Literal["column", "page"]
 Suffix = Literal["png", "svg", "pdf"]
@@ -102,6 +111,11 @@ def settings_of(given: str | Mapping[str, Any]) -> dict[str, Any]:
     return {key: tuple(value) if isinstance(value, list) else value for key, value in given.items()}
 
 
+def available() -> float | None:
+    """The inches that matrices and the colour bars beside them have in all; None: as many as they ask for."""
+    return _AVAILABLE.get()
+
+
 def save(
     folder: Path,
     jobs: Sequence[tuple[str, Callable[[], Any]]],
@@ -118,15 +132,12 @@ def save(
 
     style.check()
     written = []
-    settings: Any = {**matplotlib.rcParamsDefault, **STYLE, "image.cmap": style.colours}
+    smaller = COLUMN if style.width == "column" else {}
+    settings: Any = {**matplotlib.rcParamsDefault, **STYLE, **smaller, "image.cmap": style.colours}
     with matplotlib.rc_context(settings):
         for name, make in progress(jobs, label="figures", unit="figures"):
-            figure = _legible(make, style.font, folder / KEY)
+            figure = _fitted(make, style, folder / KEY)
             folder.mkdir(parents=True, exist_ok=True)  # not before: of what cannot be drawn nothing is left
-            if not style.titles:
-                _untitled(figure)
-            if style.width:
-                _narrowed(figure, INCHES[style.width] - 2 * MARGIN)
             box = figure.get_tightbbox()
             room = (INCHES[style.width] - box.width) / 2 if style.width else 2 * MARGIN
             box = box.padded(max(0, room), MARGIN if style.width else 2 * MARGIN)
@@ -136,6 +147,24 @@ def save(
                 write(folder / f"{name}.{suffix}", stream.getvalue())
                 written.append(folder / f"{name}.{suffix}")
     return written
+
+
+def _fitted(make: Callable[[], Any], style: Style, key: Path) -> Any:
+    """A figure in this style. One of matrices is drawn anew until these leave room for the names around them."""
+    width = INCHES[style.width] - 2 * MARGIN if style.width else None
+    left, figure = width, None
+    for _ in range(TRIES):
+        token = _AVAILABLE.set(left)
+        try:
+            figure = _legible(make, style.font, key)
+        finally:
+            _AVAILABLE.reset(token)
+        if not style.titles:
+            _untitled(figure)
+        if width is None or left is None or (surplus := _narrowed(figure, width)) <= 0:
+            break
+        left -= surplus
+    return figure
 
 
 def _untitled(figure: Any) -> None:
@@ -148,11 +177,16 @@ def _untitled(figure: Any) -> None:
             axes.set_title("", loc=place)
 
 
-def _narrowed(figure: Any, width: float) -> None:
+def _narrowed(figure: Any, width: float) -> float:
     """Makes the figure so many inches wide, with what stands around its axes. Text around axes keeps its size, tick
-    labels that would touch are left out; text inside axes shrinks with them, down to where it cannot be read."""
+    labels that would touch are left out; text inside axes shrinks with them, down to where it cannot be read. Returns
+    by how many inches a figure of matrices, which is not scaled, is still too wide."""
     before, legends = figure.get_size_inches()[0], _without_legends_beside(figure)
-    if _are_alike(figure.axes):
+    matrices = [axes for axes in figure.axes if axes.get_label() in (MATRIX, SMALL_MATRIX)]
+    surplus, scale = 0.0, 1.0
+    if matrices:
+        surplus = _surround(figure, matrices, width)
+    elif _are_alike(figure.axes):
         scale = _stack(figure, width)
     else:
         _shrink(figure, width)
@@ -169,16 +203,54 @@ def _narrowed(figure: Any, width: float) -> None:
             extent = label.get_window_extent()
             low, high = (extent.x0, extent.x1) if axis.axis_name == "x" else (-extent.y1, -extent.y0)
             low, high = min(low, high), max(low, high)
-            if end is not None and end[0] < high and low < end[1]:
+            if end is not None and end[0] < high + APART and low < end[1] + APART:
                 label.set_visible(False)
             else:
                 end = low, high
     for legend in legends:
         _legend_below(figure, legend, width)
+    return surplus
+
+
+def _surround(figure: Any, matrices: Sequence[Any], width: float) -> float:
+    """Folds the titles and labels around matrices, and moves what stands above another matrix clear of it. Returns the
+    inches by which all is wider than this."""
+    for part in (part for axes in matrices for part in (axes, *axes.child_axes)):
+        for axis, turned in ((part.xaxis, 90), (part.yaxis, 0)):
+            if all(label.get_rotation() == turned for label in axis.get_ticklabels()):
+                _shorten_ticks(axis, NAMES * width)
+    for axes in figure.axes:
+        _fold([axes.yaxis.label], 1.4 * axes.get_window_extent().height / figure.dpi)
+    pair = [axes for axes in matrices if axes.get_label() == MATRIX]
+    if len(pair) == 2 and pair[0].get_position().y0 > pair[1].get_position().y1:
+        _part(figure, *pair)
+    least = min(axes.get_tightbbox(for_layout_only=True).x0 for axes in figure.axes)
+    titled = matrices[:1] if pair else []
+    for axes in titled:  # flush with the names beside the matrix
+        box = axes.get_window_extent()
+        axes._left_title.set_x((least - box.x0) / box.width)
+        _fold(_titles(axes), width)
+    if figure._suptitle is not None:
+        figure._suptitle.set(x=least / figure.get_window_extent().width, ha="left")
+        _fold([figure._suptitle], width)
+    return figure.get_tightbbox().width - width
+
+
+def _part(figure: Any, upper: Any, lower: Any) -> None:
+    """Moves axes above each other apart by what stands below the upper ones."""
+    width, height = figure.get_size_inches()
+    places = [(axes, axes.get_position(original=True)) for axes in figure.axes]
+    more = _around(upper)[2] + 0.12 - (upper.get_position().y0 - lower.get_position().y1) * height
+    middle, total = lower.get_position().y1, height + more
+    figure.set_size_inches(width, total)
+    for axes, box in places:
+        bottom = box.y0 * height + (more if box.y0 >= middle else 0)
+        axes.set_position((box.x0, bottom / total, box.width, box.height * height / total))
 
 
 def _shrink(figure: Any, width: float) -> None:
-    """Scales a figure until it is so many inches wide with what stands around its axes, which does not shrink."""
+    """Scales a figure of unlike panels until it is so many inches wide with what stands around its axes, which does not
+    shrink."""
     titled = [axes for axes in figure.axes if any(title.get_text() for title in _titles(axes))]
     columns = {round(axes.get_position().x0, 2) for axes in titled}
     if titled:
@@ -305,9 +377,10 @@ def _fold(texts: Sequence[Any], inches: float) -> None:
 
 
 def _shorten_ticks(axis: Any, inches: float) -> None:
-    """Names beside an axis in smaller letters, and without their middle, where they would take more than this."""
+    """Names across an axis in smaller letters, and without their middle, where they would take more than this."""
     labels = [label for label in axis.get_ticklabels() if label.get_text()]
-    long = max((label.get_window_extent().width for label in labels), default=0.0)
+    extents = [label.get_window_extent() for label in labels]
+    long = max((box.width if axis.axis_name == "y" else box.height for box in extents), default=0.0)
     share = inches * axis.figure.dpi / long if long else 1.0
     if share >= 1 or not all("\n" not in label.get_text() for label in labels):
         return
@@ -339,18 +412,23 @@ def _without_legends_beside(figure: Any) -> list[Any]:
 
 
 def _legend_below(figure: Any, legend: Any, width: float) -> None:
-    """The legend again, below all that is there, in as many columns as fit into a width in inches."""
+    """The legend again, below all that is there, in as many columns as fit into a width in inches; names are shortened
+    where it would have more than ROWS rows."""
     names = [text.get_text() for text in legend.get_texts()]
     below = figure.get_tightbbox().y0 / figure.get_size_inches()[1]
-    size = legend.get_texts()[0].get_fontsize()
-    for columns in range(min(len(names), 6), 0, -1):
+    size, least = legend.get_texts()[0].get_fontsize(), -(-len(names) // ROWS)
+    for columns in range(max(least, min(len(names), 6)), least - 1, -1):
+        if columns == least:
+            most = int(72 * width / (LETTER * size * columns)) - 7  # for the line before each name
+            names = [shortened(name, max(5, most)) for name in names]
         again = figure.legend(
             legend.legend_handles, names, title=legend.get_title().get_text() or None, title_fontsize=size,
             fontsize=size, frameon=False, loc="upper center", bbox_to_anchor=(0.5, below), ncols=columns,
+            columnspacing=1.0,
         )  # fmt: skip
         for text in again.get_texts():
             text.set_parse_math(False)
-        if columns == 1 or again.get_window_extent().width <= width * figure.dpi:
+        if columns == least or again.get_window_extent().width <= width * figure.dpi:
             return
         again.remove()
 

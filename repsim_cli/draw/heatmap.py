@@ -8,18 +8,20 @@ from typing import Any
 
 import numpy as np
 
-from repsim_cli.draw.frame import shortened
+from repsim_cli.draw.frame import MATRIX, SMALL_MATRIX, available, shortened
+from repsim_cli.draw.panels import headline
 
 WRITTEN = 144  # cells up to which their values are written into them
 INCHES_PER_CELL = 0.32
 SMALLEST, LARGEST = 2.6, 11.0  # side of the matrix, inches
 BAR, BAR_GAP = 0.15, 0.15  # width of the colour bar and its distance, inches
+MOST = 24  # characters of a model's name that stands across its axis
 TICK, TIGHT = 0.15, 0.09  # inches that a layer's name needs, and at least where heads stand together
-TREE = 0.9  # inches that a tree takes
-MATRIX = "matrix"  # the label of the axes of a matrix
+TREE = 0.7  # inches that a tree takes
 APART = 0.85  # inches between two matrices, for the labels of a colour bar
 STRIP, STRIP_GAP = 0.09, 0.04  # height of a strip above a matrix and its distance, inches
 SMALL, ACROSS = 1.9, 4  # side of a small matrix in inches, and how many stand side by side
+HALF, SMALLER = 1.7, 1.2  # inches below which two matrices, and small ones, do not stand side by side
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,33 +64,45 @@ def heatmap(
     """
     from matplotlib.figure import Figure
 
-    side = inches(max(values.shape))
-    height, width = (max(side * n / max(values.shape), 1.2) for n in values.shape)
+    cell = inches(max(values.shape)) / max(values.shape)
+    height, width = (max(cell * n, 1.2) for n in values.shape)
+    aside = beside is not None
+    if (limit := available()) is not None:
+        half = (limit - APART) / 2 - BAR - BAR_GAP
+        aside = aside and half >= min(HALF, width)
+        most = max(0.5, half if aside else limit - BAR - BAR_GAP)
+        cell, height, width = (size * min(1.0, most / width) for size in (cell, height, width))
     matrix_width = width + BAR + BAR_GAP
-    total = matrix_width if beside is None else 2 * matrix_width + APART
-    # labels stand outside this canvas; the figure is cropped to what is drawn
-    figure = Figure(figsize=(total, height))
     parts = [(values, bar_label, limits, colours)]
     parts += [] if beside is None else [(beside.values, beside.label, beside.limits, beside.colours)]
+    across = len(parts) if aside else 1
+    down = len(parts) // across
+    total, tall = across * matrix_width + (across - 1) * APART, down * height + (down - 1) * APART
+    # labels stand outside this canvas; the figure is cropped to what is drawn
+    figure = Figure(figsize=(total, tall))
     for number, (cells, label, (low, high), scale) in enumerate(parts):
-        left = number * (matrix_width + APART)
-        axes = figure.add_axes((left / total, 0, width / total, 1), label=MATRIX)
+        left = number * (matrix_width + APART) if aside else 0.0
+        bottom = 0.0 if aside else (len(parts) - 1 - number) * (height + APART)
+        axes = figure.add_axes((left / total, bottom / tall, width / total, height / tall), label=MATRIX)
         image = axes.imshow(cells, cmap=scale, vmin=low, vmax=high, aspect="auto")
-        bar = figure.add_axes(((left + matrix_width - BAR) / total, 0.1, BAR / total, 0.8))
-        figure.colorbar(image, cax=bar).set_label(label)
-        for axis, names, room in ((axes.yaxis, rows, height), (axes.xaxis, columns, width)):
-            _name_layers(axis, names, room, starts)
+        upright = (bottom + 0.1 * height) / tall, 0.8 * height / tall
+        bar = figure.add_axes(((left + matrix_width - BAR) / total, upright[0], BAR / total, upright[1]))
+        figure.colorbar(image, cax=bar).set_label(label, fontsize=None if limit is None else 7)
+        if limit is not None:
+            bar.tick_params(labelsize=7)
+        for axis, names, length in ((axes.yaxis, rows, height), (axes.xaxis, columns, width)):
+            _name_layers(axis, names, length, starts)
         axes.tick_params(axis="x", rotation=0 if max(map(len, columns)) < 3 else 90)
         axes.tick_params(length=2)
-        if number:
+        if number and aside:
             axes.set_yticks([])
-        elif chance is not None:
+        if not number and chance is not None:
             _mark(bar, chance)
         if values.size <= WRITTEN:
-            _write(axes, image, cells, form, side / max(values.shape))
+            _write(axes, image, cells, form, cell)
         if crossed is not None and crossed.any():
             i, j = crossed.nonzero()
-            points = 72 * side / max(values.shape)
+            points = 72 * cell
             for ink, thick in (("white", points / 5), ("black", points / 11)):
                 axes.scatter(j, i, marker="x", s=(0.8 * points) ** 2, c=ink, linewidths=min(1.6, thick))
     first = pair(figure)[0]
@@ -102,7 +116,10 @@ def pair(figure: Any) -> list[Any]:
 
 
 def _name_layers(axis: Any, names: list[str], room: float, starts: Sequence[int]) -> None:
-    """As many names as there is room for, in inches; those of heads together."""
+    """As many names as there is room for, in inches; those of heads together; none where models leave no room."""
+    if len(starts) > 1 and room < TICK * len(starts):
+        axis.set_ticks([])
+        return
     if TICK * len(names) > room >= TIGHT * len(heads := together(names)) and len(heads) < len(names):
         axis.set_ticks(*zip(*heads, strict=True), fontsize=6, parse_math=False)
         return
@@ -156,30 +173,33 @@ def small_heatmaps(
     from matplotlib.figure import Figure
 
     low, high = colour_range(np.concatenate([values.ravel() for _, values, _, _ in matrices]), card, "values")
-    across = min(ACROSS, len(matrices))
+    across, side = min(ACROSS, len(matrices)), SMALL
+    if (limit := available()) is not None:
+        across = max(1, min(across, int(limit / SMALLER)))
+        side = min(SMALL, limit / across)
     down = -(-len(matrices) // across)
-    figure = Figure(figsize=(across * SMALL, down * SMALL))
-    grid = figure.subplots(down, across, squeeze=False, gridspec_kw={"wspace": 0.12, "hspace": 0.25})
+    figure = Figure(figsize=(across * side, down * side))
+    gaps = {"wspace": 0.12 * SMALL / side, "hspace": 0.25 * SMALL / side}
+    grid = figure.subplots(down, across, squeeze=False, gridspec_kw=gaps, subplot_kw={"label": SMALL_MATRIX})
     for axes in grid.flat[len(matrices) :]:
         axes.remove()
     used = list(grid.flat[: len(matrices)])
     image: Any = None
     for number, (axes, (name, values, rows, columns)) in enumerate(zip(used, matrices, strict=True)):
         image = axes.imshow(values, cmap=colours(card, "values"), vmin=low, vmax=high)
-        axes.set_title(name, fontsize=7, pad=3, parse_math=False)
+        axes.set_title(shortened(name, int(11 * side)), fontsize=7, pad=3, parse_math=False)
         first, lowest = number % across == 0, number + across >= len(matrices)
         for axis, layers, shown in ((axes.yaxis, rows, first), (axes.xaxis, columns, lowest)):
             names, _ = by_block(layers)
-            step = max(1, int(np.ceil(TICK * len(names) / (0.8 * SMALL))))
+            step = max(1, int(np.ceil(TICK * len(names) / (0.7 * side))))
             at = range(0, len(names), step)
             axis.set_ticks(at, [names[i] for i in at] if shown else [], fontsize=5, parse_math=False)
         axes.tick_params(axis="x", rotation=90)
         axes.tick_params(length=1.5)
-    bar = figure.colorbar(image, ax=used, fraction=BAR / (across * SMALL), pad=0.02)
+    bar = figure.colorbar(image, ax=used, fraction=BAR / (across * side), pad=0.1 / (across * side))
     bar.set_label(bar_label(card), fontsize=7)
     bar.ax.tick_params(labelsize=6)
-    place = {"x": 0.125, "y": 0.9 + 0.25 / (down * SMALL), "ha": "left", "va": "bottom"}
-    figure.suptitle(title, fontsize=9, parse_math=False, **place)
+    headline(figure, title, 0.22)
     return figure, used
 
 
@@ -217,22 +237,32 @@ def inches(cells: int) -> float:
     return float(np.clip(INCHES_PER_CELL * cells, SMALLEST, LARGEST))
 
 
-def outer_names(
-    axes: Any, which: str, models: list[str], ends: np.ndarray, inches: float, layer_name: int, below: str = ""
-) -> None:
-    """Model names below (x) or left of (y) the layer names, in the size that the narrowest model leaves room for.
-    below: what is written below the names of an x axis."""
-    room = inches * np.diff(ends) / ends[-1]
-    size = float(np.clip(110 * min(r / len(name) for name, r in zip(models, room, strict=True)), 5, 9))
-    models = [shortened(name, max(3, int(110 * r / size))) for name, r in zip(models, room, strict=True)]
+def outer_names(axes: Any, which: str, models: list[str], ends: np.ndarray, layer_name: int, below: str = "") -> None:
+    """Model names below (x) or left of (y) the layer names, along the axis in the size that the narrowest model leaves
+    room for, or across it where there is little; every second or third of very many. below: what is written below the
+    names of an x axis."""
     upright = which == "y"
+    extent = axes.get_window_extent()
+    room = (extent.height if upright else extent.width) / axes.figure.dpi * np.diff(ends) / ends[-1]
+    size = float(100 * min(r / len(name) for name, r in zip(models, room, strict=True)))
+    along = size >= 5
+    step = 1
+    if along:
+        size = min(9.0, size)
+    else:
+        size = float(np.clip(60 * room.min(), 5, 7))
+        step = int(np.ceil(size / 60 / room.min()))
     axis = axes.secondary_yaxis("left") if upright else axes.secondary_xaxis("bottom")
-    axis.set_ticks((ends[:-1] + ends[1:] - 1) / 2, models, fontsize=size, parse_math=False, rotation=90 * upright)
+    middles = (ends[:-1] + ends[1:] - 1) / 2
+    names = [shortened(name, MOST) for name in models] if not along else models
+    turned = 90 * (upright == along)
+    axis.set_ticks(middles[::step], names[::step], fontsize=size, parse_math=False, rotation=turned)
     for label in axis.get_yticklabels() if upright else ():
         label.set_verticalalignment("center")
     if below and not upright:
         axis.set_xlabel(below, fontsize=7, labelpad=1)
-    axis.tick_params(length=0, pad=12 + 4.2 * layer_name)
+    inner = axes.get_yticks() if upright else axes.get_xticks()
+    axis.tick_params(length=0, pad=12 + 4.2 * layer_name if len(inner) else 2)
     axis.spines[:].set_visible(False)
 
 
@@ -274,21 +304,20 @@ def chosen(*, small_is_bright: bool = False, scale: str = "") -> str:
 
 
 def add_tree(figure: Any, axes: Any, linkage: np.ndarray, label: str) -> Any:
-    """The tree of a matrix whose rows come in the order of its leaves, to the right of the colour bar: its axes."""
+    """The tree of a matrix whose columns come in the order of its leaves, above it: its axes."""
     from scipy.cluster.hierarchy import dendrogram
 
-    width = figure.get_size_inches()[0]
-    box = axes.get_position()
-    right = max(part.get_tightbbox().x1 for part in figure.axes) / figure.dpi  # of the colour bar's label
-    tree = figure.add_axes(((right + 0.15) / width, box.y0, TREE / width, box.height))
-    drawn = dendrogram(linkage, orientation="right", no_plot=True)
+    height, box = figure.get_size_inches()[1], axes.get_position()
+    tree = figure.add_axes((box.x0, box.y1 + 0.1 / height, box.width, TREE / height))
+    drawn = dendrogram(linkage, no_plot=True)
     for along, depth in zip(drawn["icoord"], drawn["dcoord"], strict=True):
         # leaves stand at 5, 15, 25 ... in the tree, at 0, 1, 2 ... in the matrix
-        tree.plot(depth, (np.asarray(along) - 5) / 10, color="0.25", linewidth=1)
-    tree.set_ylim(axes.get_ylim())
-    tree.set_xlim(0, None)
-    tree.set_yticks([])
-    tree.set_xlabel(label, fontsize=7)
+        tree.plot((np.asarray(along) - 5) / 10, depth, color="0.25", linewidth=1)
+    tree.set_xlim(axes.get_xlim())
+    tree.set_ylim(0, None)
+    tree.set_xticks([])
+    tree.set_ylabel(label, fontsize=7)
     tree.tick_params(labelsize=6, length=2)
-    tree.spines[["top", "right", "left"]].set_visible(False)
+    tree.spines[["top", "right", "bottom"]].set_visible(False)
+    axes.set_title(axes.get_title(loc="left"), loc="left", pad=6 + 72 * (0.1 + TREE), parse_math=False)
     return tree

@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from scipy.spatial.distance import squareform
 
 from repsim_cli.content import Matrix, Side, Table
-from repsim_cli.draw.frame import COLOURS, cycled
+from repsim_cli.draw.frame import COLOURS, cycled, legend_beside
 from repsim_cli.draw.heatmap import add_tree, chosen, heatmap
 from repsim_cli.draw.lines import PANEL, plain
 from repsim_cli.errors import BadInput
@@ -231,12 +231,12 @@ def _models(run: Finished, matrix: Matrix) -> Any:
     for axis in (axes.xaxis, axes.yaxis):
         for label in axis.get_ticklabels():
             label.set_color(colours[of_models[label.get_text()]])
-    beside = add_tree(figure, axes, merges, "distance")
-    beside.set_xlim(0.9 * merges[0, 2], None)
-    height = figure.get_size_inches()[1]
-    for i, (group, colour) in enumerate(zip(run.groups, colours, strict=True)):
-        place = {"fontsize": 8, "va": "top", "parse_math": False, "transform": beside.transAxes}
-        beside.text(0, -(0.55 + 0.18 * i) / height, f"■ {group}", color=colour, **place)
+    above = add_tree(figure, axes, merges, "distance")
+    above.set_ylim(0.9 * merges[0, 2], None)
+    handles = [
+        above.plot([], [], "s", color=colour, label=group)[0] for group, colour in zip(run.groups, colours, strict=True)
+    ]
+    legend_beside(above, handles=handles)
     return figure
 
 

@@ -22,7 +22,6 @@ from repsim_cli.draw.heatmap import (
     colour_range,
     colours,
     heatmap,
-    inches,
     outer_names,
     pair,
     small_heatmaps,
@@ -423,8 +422,8 @@ def _grid(run: Finished, measured: Measured, quantity: str) -> Any:
         for end in ends[1:-1]:
             each.axhline(end - 0.5, color="white", linewidth=1.2)
             each.axvline(end - 0.5, color="white", linewidth=1.2)
-        for which in "x" if number else "xy":
-            outer_names(each, which, models, ends, inches(len(names)), max(map(len, shown)), said)
+        for which in "x" if number and each.get_position().y0 == pair(figure)[0].get_position().y0 else "xy":
+            outer_names(each, which, models, ends, max(map(len, shown)), said)
     if values:
         _diagnose(run, figure, list(zip(owners, names, strict=True)))
     return figure

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from repsim_cli.content import Table
-from repsim_cli.draw.frame import shades
+from repsim_cli.draw.frame import legend_beside, shades
 from repsim_cli.draw.lines import gaps
+from repsim_cli.draw.panels import headline
 from repsim_cli.draw.steps import PANEL
 from repsim_cli.findings.analysis import Finished, Job, Part, analysis
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
@@ -116,8 +117,8 @@ def _view(table: Table, measure: str) -> Any:
     panels[0].set_xscale("symlog", linthresh=1, linscale=0.4)
     panels[0].set_xlim(0)
     panels[0].set_ylabel(table.columns[3], fontsize=8)
-    panels[0].set_title(measure, loc="left", parse_math=False)
-    panels[-1].legend(fontsize=7, frameon=False)
+    headline(figure, measure, 0.08)
+    legend_beside(panels[-1])
     return figure
 
 

@@ -2,7 +2,6 @@
 
 from itertools import combinations
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -107,13 +106,13 @@ def square(count):
     return np.random.default_rng(0).uniform(size=(count, count))
 
 
-def test_a_tree_stands_clear_of_the_colour_bar():
+def test_a_tree_stands_above_its_matrix():
     names = [f"model_{i}" for i in range(4)]
     figure, axes = heatmap(square(4), names, names, "", "distance\nof models", (1e-7, 3e-7), "viridis", "{:.2f}")
-    boxes: Any = [part.get_tightbbox() for part in figure.axes]
-    right = max(box.x1 for box in boxes)
+    top = max(part.get_window_extent().y1 for part in figure.axes)
     tree = add_tree(figure, axes, np.array([[0, 1, 0.1, 2], [2, 3, 0.2, 2], [4, 5, 0.3, 4]]), "distance")
-    assert tree.get_window_extent().x0 > right
+    assert tree.get_window_extent().y0 > top
+    assert tree.get_xlim() == axes.get_xlim()
 
 
 def test_chance_is_marked_on_the_colour_bar_and_the_calibrated_map_stands_beside():
