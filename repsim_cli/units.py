@@ -19,12 +19,15 @@ import torch
 
 from repsim_cli.activations.cached import cached
 from repsim_cli.activations.inputs import named, paired
+from repsim_cli.activations.rows import Reading, windows_of
+from repsim_cli.activations.stored import Recorder, activations_key, gather
+from repsim_cli.cache import Entry
 from repsim_cli.config import RunConfig, of_keys
 from repsim_cli.data.base import Sequences
 from repsim_cli.errors import Degenerate, RunFailed
 from repsim_cli.executors import Unit, executor_of
 from repsim_cli.executors.driver import driving
-from repsim_cli.models.sizes import weight_bytes
+from repsim_cli.models.sizes import goes_by_block, weight_bytes
 from repsim_cli.models.source import Series, Source
 from repsim_cli.results import Run, quiet
 from repsim_cli.settings import Hardware
@@ -93,7 +96,10 @@ def _phases(checked: RunConfig, run: Any, driver: Any) -> None:
         log.warning("cache: it does not hold the activations of all models, which are left to the run itself")
         return
     if kind in RECORDED:
-        driver.perform(recordings(study.live), "activations")
+        count = (Hardware(**checked.keys.hardware).processes or 1) // max(len(study.live), 1)
+        if count > 1:
+            driver.perform(shardings(study.live, count), "shards of activations")
+        driver.perform(recordings(study.live, count), "activations")
     if kind in OF_SERIES:
         driver.perform(checkpoints(study.trainings), "checkpoints")
     if kind is Similarity:
@@ -108,9 +114,26 @@ def trainings(models: Mapping[str, Any]) -> list[Unit]:
     return [Unit(kind="model", name=f"training of {label}", args={"label": label}) for label in made]
 
 
-def recordings(live: Mapping[str, Source]) -> list[Unit]:
-    """A unit per model: its rows."""
-    return [Unit(kind="activations", name=f"activations of {label}", args={"label": label}) for label in live]
+def shardings(live: Mapping[str, Source], count: int) -> list[Unit]:
+    """So many units per model, where there are more workers than models: each every so-many-th window of its rows."""
+    return [
+        Unit(
+            kind="shard",
+            name=f"shard {number} of activations of {label}",
+            args={"label": label, "number": number, "count": count},
+            group=label,
+        )
+        for label in live
+        for number in range(count)
+    ]
+
+
+def recordings(live: Mapping[str, Source], shards: int = 1) -> list[Unit]:
+    """A unit per model: its rows, taken from so many shards."""
+    return [
+        Unit(kind="activations", name=f"activations of {label}", args={"label": label, "shards": shards})
+        for label in live
+    ]
 
 
 def checkpoints(trainings: Mapping[str, Training]) -> list[Unit]:
@@ -193,6 +216,14 @@ class Session:
             self._facts = {key: run.manifest[key] for key in ("data",) if key in run.manifest}
         return sequences
 
+    def read(self, run: Run, label: str) -> tuple[Any, Reading, dict[str, Any]]:
+        """The study of a single model, what is read of it, and its identity by label."""
+        assert self.sequences is not None  # notes what the manifest says of the data
+        run.manifest |= self._facts
+        study = self.of([label])
+        (reading,) = study.readings
+        return study, reading, self.identities(run, study)
+
     def identities(self, run: Run, study: Any) -> dict[str, Any]:
         """The identities of the models of a study, hashed once."""
         if lacking := {label: model for label, model in study.models.items() if label not in self._identities}:
@@ -264,15 +295,32 @@ def _train(session: Session, run: Run, label: str) -> bool:
     return begun
 
 
-def _record(session: Session, run: Run, label: str) -> bool:
-    sequences, study = session.sequences, session.of([label])
-    run.manifest |= session._facts
-    (reading,) = study.readings
-    identities = session.identities(run, study)
+def _shard(session: Session, run: Run, label: str, number: int, count: int) -> bool:
+    study, reading, identities = session.read(run, label)
+    if goes_by_block(study.models[label], study.hardware):  # its weights are read once for all rows
+        return False
+    sequences, dtype = session.sequences, study.hardware.dtype
+    whole = activations_key(identities[label], sequences[label], study.extract, reading.points, dtype)
+    with cached([reading], sequences, identities, study.extract, dtype, run.warn, (number, count)) as entries:
+        if label not in entries or entries[label].complete or Entry("activations", whole).known:
+            return False
+        windows = windows_of(sequences, study.extract, study.hardware)[number::count]
+        record_alone(run, study, reading, entries[label], sequences, tally(run, study.models), windows)
+        return True
+
+
+def _record(session: Session, run: Run, label: str, shards: int) -> bool:
+    sequences = session.sequences
+    study, reading, identities = session.read(run, label)
     with cached([reading], sequences, identities, study.extract, study.hardware.dtype, run.warn) as entries:
         if label not in entries or entries[label].complete:  # without an entry: the run's own process streams it
             return False
-        record_alone(run, study, reading, entries[label], sequences, tally(run, study.models))
+        entry = entries[label]
+        if shards > 1 and not goes_by_block(study.models[label], study.hardware):
+            gather(entry, shards)
+            windows = windows_of(sequences, study.extract, study.hardware)
+            Recorder(entry).finish([layer.name for layer in reading.layers], windows)
+        record_alone(run, study, reading, entry, sequences, tally(run, study.models))
         return True
 
 
@@ -340,6 +388,7 @@ def _stitch(session: Session, run: Run, tail: str, head: int) -> bool:
 
 KINDS: dict[str, Callable[..., bool]] = {
     "model": _train,
+    "shard": _shard,
     "activations": _record,
     "checkpoint": _checkpoint,
     "pairs": _solve,

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import logging
+import shutil
 from importlib.util import find_spec
 from types import SimpleNamespace
 
@@ -11,6 +12,8 @@ from test_config import composed
 
 from repsim_cli import results, units
 from repsim_cli.config import of_keys, validate
+from repsim_cli.studies import sample
+from repsim_cli.studies.sample import loaded
 
 PAIRS = (
     "model=[tiny_a,tiny_b]", "measure=[cka_unbiased,procrustes,gromov_wasserstein]", "extract.rows=60",
@@ -25,6 +28,12 @@ STITCHES = (
 STEPS = (
     "study=convergence", "model=[tiny_a_series]", "measure=[cka_unbiased]", "extract.sequences=8", "extract.layers=[0,-1]",
     "extract.batch_rows=256", "hardware.threads=1",
+)  # fmt: skip
+
+
+SHARDS = (
+    "model=[tiny_a,tiny_b]", "measure=[cka_unbiased]", "extract.sequences=7", "extract.batch_rows=128",
+    "extract.layers=[0,-1]", "hardware.batch_size=1", "hardware.processes=5", "hardware.threads=1",
 )  # fmt: skip
 
 
@@ -65,6 +74,7 @@ def numbers(folder):
         ((*PAIRS, "study=similarity", "options.within=true"), {"activations": 2, "pairs": 4}),
         (STITCHES, {"stitches": 6}),
         (STEPS, {"checkpoint": 3}),
+        (SHARDS, {"shard": 4, "activations": 2}),
     ],
 )
 def test_units_leave_what_the_run_then_finds(repsim, tmp_path, monkeypatch, words, count):
@@ -83,6 +93,25 @@ def test_units_leave_what_the_run_then_finds(repsim, tmp_path, monkeypatch, word
     assert manifest.get("models_run", []) == []  # the run itself loads no model for rows
     driver.again()
     assert not any(computed for _, computed in driver.done)  # all is there
+
+
+def test_shards_are_put_together_without_the_model(repsim, tmp_path, monkeypatch):
+    loads = []
+    monkeypatch.setattr(
+        sample, "loaded", lambda reading, study: (loads.append(reading.label), loaded(reading, study))[1]
+    )
+    monkeypatch.setattr(units, "driving", here)
+    made.clear()
+    assert repsim("run", *SHARDS, "hardware.executor=processes")[0] == 0
+    assert loads == ["tiny_a"] * 2 + ["tiny_b"] * 2
+    (driver,) = made
+    # a shard that is lost is computed by the unit that puts them together
+    shutil.rmtree(tmp_path / "cache" / "activations")
+    first, *_, whole = (unit for unit in driver.units if unit.args["label"] == "tiny_a")
+    assert [driver.work(unit.kind, unit.args) for unit in (first, whole)] == [True, True]
+    assert loads[4:] == ["tiny_a"] * 2
+    left = [file for file in (tmp_path / "cache" / "activations").iterdir() if file.is_dir()]
+    assert len(left) == 1  # no shard remains
 
 
 def test_activations_that_the_cache_would_drop_are_left_to_the_run(tmp_path, monkeypatch, caplog):

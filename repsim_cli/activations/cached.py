@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from repsim_cli.activations.rows import Reading, rows_run
-from repsim_cli.activations.stored import activations_key, from_entry
+from repsim_cli.activations.stored import activations_key, from_entry, shard_key
 from repsim_cli.cache import Entry, limit, trim, using
 from repsim_cli.data.base import Sequences
 from repsim_cli.settings import Extract
@@ -26,8 +26,12 @@ def cached(
     extract: Extract,
     dtype: str,
     warn: Callable[[str], None],
+    shard: tuple[int, int] | None = None,
 ) -> Iterator[dict[str, Entry]]:
-    """The entries of live models, by label; without those that do not fit. Empty where the cache cannot be used."""
+    """The entries of live models, by label; without those that do not fit. Empty where the cache cannot be used.
+
+    shard: those of this one of so many shards of each model.
+    """
     if not live:
         yield {}
         return
@@ -41,6 +45,8 @@ def cached(
             log.info("cache: %s needs %.1f GB, more than the limit; streamed", label, size / 1e9)
             continue
         keys[label] = activations_key(identities[label], sequences[label], extract, reading.points, dtype)
+        if shard is not None:
+            keys[label] = shard_key(keys[label], *shard)
     with ExitStack() as stack:
         try:
             entries = stack.enter_context(using("activations", list(keys.values())))

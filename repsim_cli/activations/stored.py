@@ -1,6 +1,7 @@
 """Activations in the cache: an entry per model, data and hook points, with a file per window of sequences."""
 
 import logging
+import shutil
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from repsim_cli.activations.hook_points import HookPoint
-from repsim_cli.cache import Entry, key
+from repsim_cli.cache import Entry, key, using
 from repsim_cli.data.base import Sequences
 from repsim_cli.models.source import Precomputed
 from repsim_cli.settings import WORDS, Extract
@@ -44,6 +45,11 @@ def activations_key(
     )
 
 
+def shard_key(activations: str, number: int, count: int) -> str:
+    """The key of the windows number, number + count, ... of the activations of this key."""
+    return key({"activations": activations, "shard": [number, count]})
+
+
 def window_name(window: slice) -> str:
     return f"{window.start:08d}+{window.stop - window.start}"
 
@@ -52,14 +58,19 @@ class Recorder:
     """Writes a model's rows into an entry as they are computed, and reads those that an earlier run wrote.
 
     Where the cache cannot be written (full, read-only), the run warns once and continues without it.
+
+    only: the windows of a shard; the others have no rows. None: all.
     """
 
-    def __init__(self, entry: Entry):
+    def __init__(self, entry: Entry, only: Sequence[slice] | None = None):
         self.entry = entry
+        self.only = None if only is None else {window_name(window) for window in only}
         self.writing = True
 
     def read(self, window: slice) -> list[Tensor] | None:
         name = window_name(window)
+        if self.only is not None and name not in self.only:
+            return []
         if name not in self.entry.files:
             return None
         tensors = safetensors.torch.load_file(self.entry.files[name])
@@ -78,7 +89,7 @@ class Recorder:
 
     def finish(self, layers: Sequence[str], windows: Sequence[slice]) -> None:
         """Completes the entry, if it has every window; called after the last one."""
-        names = [window_name(window) for window in windows]
+        names = [name for name in map(window_name, windows) if self.only is None or name in self.only]
         if not self.writing or not set(names) <= set(self.entry.files):
             return
         rows, widths = {}, []
@@ -90,6 +101,17 @@ class Recorder:
             self.entry.finish(names=list(layers), widths=widths, rows=rows)
         except OSError as error:
             log.warning("cache: %s cannot be written (%s); continuing without it", self.entry.folder, error.strerror)
+
+
+def gather(entry: Entry, shards: int) -> None:
+    """Takes the windows of a model's shards into its entry. Raises OSError where it cannot be written."""
+    for number in range(shards):
+        name = shard_key(entry.key, number, shards)
+        with using("activations", [name]) as opened:
+            for window, file in opened[name].files.items():
+                if window not in entry.files:
+                    entry.write(window, file.rename)
+            shutil.rmtree(opened[name].folder, ignore_errors=True)
 
 
 def from_entry(entry: Entry, identity: dict[str, Any]) -> Precomputed:

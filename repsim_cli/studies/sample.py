@@ -259,10 +259,16 @@ def free() -> None:
 
 
 def record_alone(
-    run: Run, study: Study, reading: Reading, entry: Entry, sequences: Mapping[str, Sequences], counts: Tally
+    run: Run,
+    study: Study,
+    reading: Reading,
+    entry: Entry,
+    sequences: Mapping[str, Sequences],
+    counts: Tally,
+    only: Sequence[slice] | None = None,
 ) -> None:
     """Runs a model that is in memory no longer than that, and completes its entry. Raises RunFailed where the rows
-    cannot be written."""
+    cannot be written. only: the windows of a shard, of a model that is not run by block."""
     if entry.complete:
         return
     label, extract, hardware = reading.label, study.extract, study.hardware
@@ -278,7 +284,7 @@ def record_alone(
         modules = {label: loaded(reading, study)}
     with run.stage("activations"):
         for _ in blocks(
-            [reading], modules, {label: Recorder(entry)}, sequences, extract, hardware, progress, tally=counts
+            [reading], modules, {label: Recorder(entry, only)}, sequences, extract, hardware, progress, tally=counts
         ):
             pass
     modules.clear()
