@@ -97,20 +97,30 @@ def planned(words: Sequence[str]) -> Any:
         return validate(compose("config", [*words, "dry_run=true"])).study
 
 
-def recordings(study: Any, cached: bool = True) -> list[Work]:
-    """A unit per model, which reads its weights and writes its rows."""
+def written(study: Any, label: str) -> float:
+    """Bytes of the rows of a model."""
+    return 4.0 * study._total() * sum(layer.width for layer in study.layers if layer.model == label)
+
+
+def recordings(study: Any, cached: bool = True, workers: int = 1) -> list[Work]:
+    """A unit per model, or as many shards of it as there are workers for it, which reads its weights and writes its
+    rows."""
     sequences, length = study.extract.sequences, usual_length(study.live, study.data, study.extract)
-    units = []
-    for label, model in study.live.items():
-        widths = sum(layer.width for layer in study.layers if layer.model == label)
-        units.append(
-            Work(
-                forward_operations([model], sequences, length) / EFFICIENCY,
-                4.0 * model.parameters + 4.0 * study._total() * widths * cached,
-                CALL * model.layers * passes(sequences, length, study.hardware),
-            )
+    shards = max(1, workers // len(study.live))
+    return [
+        Work(
+            forward_operations([model], sequences, length) / EFFICIENCY / shards,
+            4.0 * model.parameters + written(study, label) * cached / shards,
+            CALL * model.layers * passes(sequences, length, study.hardware) / shards,
         )
-    return units
+        for label, model in study.live.items()
+        for _ in range(shards)
+    ]
+
+
+def gatherings(study: Any, workers: int) -> list[Work]:
+    """A unit per model in shards, which reads them to hash them anew."""
+    return [Work(0.0, written(study, label)) for label in study.live] if workers // len(study.live) > 1 else []
 
 
 def trainings(study: Any) -> list[Work]:
@@ -159,10 +169,12 @@ def phase(units: Sequence[Work], workers: int, speed: float, nodes: int) -> tupl
 def row(name: str, place: Place, study: Any, *, trained: bool = False, solved: bool = False) -> str:
     """Of the table of costs."""
     phases = [(trainings(study), place.workers, place.speed)] if trained else []
-    phases += [(recordings(study, place.cached), place.workers, place.speed)]
+    phases += [(recordings(study, place.cached, place.workers), place.workers, place.speed)]
+    if gathered := gatherings(study, place.workers):
+        phases += [(gathered, place.workers, place.speed)]
     phases += [(solvings(study), place.cores, core())] if solved else []
     took = [phase(units, workers, speed, place.nodes) for units, workers, speed in phases]
-    read = 0.0 if solved or not place.cached else study._stored()
+    read = 0.0 if solved or not place.cached else study.stored()
     count = len(study.layers)
     similarity = 0.0 if solved else study.costs(count * (count + 1) // 2)["similarity"].operations
     took += [(similarity / place.speed + read / PER_NODE, "the run itself, on one node")]
@@ -229,7 +241,7 @@ def check() -> None:
             spent = sum(line["cpu_seconds"] for line in read_records(run) if line["kind"] == kind)
             files = [file for file in (Path(folder) / "cache" / "activations").rglob("*") if file.is_file()]
             held = sum(file.stat().st_size for file in files)
-        print(f"| {name} | {expected:.1f} | {spent:.1f} | {study._stored() / 1e6:.1f} | {held / 1e6:.1f} |")
+        print(f"| {name} | {expected:.1f} | {spent:.1f} | {study.stored() / 1e6:.1f} | {held / 1e6:.1f} |")
 
 
 PARTS = {"costs": costs, "check": check}
