@@ -621,6 +621,30 @@ def test_curves_of_groups_and_of_few_steps_are_charted(tmp_path, opened):
     assert told == "resid_post@1: one \u2013 one 0.1; one \u2013 two 0.4"
 
 
+def test_curves_of_layers_stand_at_the_layers_names(tmp_path, opened):
+    """Models of one quantity share a chart, each value at its layer; curves without a quantity have charts of their own."""
+    folder = made(tmp_path / "run", measures=())
+
+    def curve(at, values, **about):
+        return Curve(x=Axis(name="layer"), y=Axis(name="v"), at=at, lines={"line": values}, about=about)
+
+    curves = {
+        "q, a": curve(["x", "y"], [1.0, 2.0], quantity="q", model="a"),
+        "q, b": curve(["embed", "y", "z"], [3.0, 4.0, 5.0], quantity="q", model="b"),
+        "first": curve(["r", "s"], [6.0, 7.0], model="a"),
+        "second": curve(["t"], [8.0]),
+    }
+    changed(folder, curves=curves)
+    page = opened(saved(folder))
+    assert page.evaluate("[...document.querySelectorAll('#curves h3')].map((h) => h.textContent)") == ["q", "first", "second"]  # fmt: skip
+    page.evaluate("window.kept = []; URL.createObjectURL = (blob) => { kept.push(blob); return '#'; }; URL.revokeObjectURL = () => {};")  # fmt: skip
+    page.evaluate("document.querySelectorAll('#curves .chart .downloads button')[1].click()")
+    look = "const look = () => (kept.length ? done(kept[0].text()) : setTimeout(look, 5)); look();"
+    assert page.evaluate(f"new Promise((done) => {{ {look} }})") == "layer,a,b\nembed,,3\ny,2,4\nz,,5\nx,1,\n"
+    captions = page.evaluate("[...document.querySelectorAll('#curves figcaption')].map((c) => c.textContent)")
+    assert captions == ["a (solid); b (dashed)", "a", "line"]
+
+
 def test_the_answer_comes_first_and_figures_are_shown(tmp_path, opened):
     """Claims and the closest layers before the maps, every figure with its files, metadata last."""
     folder = made(tmp_path / "run", measures=("cka", "procrustes"))

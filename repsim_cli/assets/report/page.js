@@ -998,21 +998,24 @@ function curveTable(curve, caption) {
 
 const overNames = (curve) => curve.at.some((place) => typeof place === "string");
 
-// Curves over layers, those of one quantity and hook point in one chart: its name and it.
+// Curves over layers, those of one quantity and hook point in one chart: its name and it. Values stand at their layers'
+// names, which models of different depths share in part.
 function layerCharts(run) {
-  const among = run.curves.map(([, curve]) => curve).filter(overNames);
-  const group = (curve) => [curve.about.quantity, curve.about.point, curve.about.pairs_of ? "by groups" : null].filter(Boolean).join(", ");
+  const among = run.curves.filter(([, curve]) => overNames(curve));
+  const group = ([name, { about }]) => (about.quantity ? [about.quantity, about.point, about.pairs_of ? "by groups" : null].filter(Boolean).join(", ") : name);
   return unique(among.map(group)).map((name) => {
-    const members = among.filter((curve) => group(curve) === name);
-    const longest = members.reduce((a, b) => (b.at.length > a.at.length ? b : a));
+    const members = among.filter((one) => group(one) === name).map(([, curve]) => curve);
+    const places = unique(members.toSorted((a, b) => b.at.length - a.at.length).flatMap(({ at }) => at));
     const lines = members.flatMap((curve) => {
+      const there = places.map((place) => curve.at.indexOf(place));
+      const placed = (values) => values && there.map((i) => (i < 0 ? null : values[i]));
       const label = curve.about.pairs_of?.join(" \u2013 ") ?? curve.about.model ?? "";
       const band = Object.values(curve.bands)[0];
-      if (curve.mean) return [{ label, y: curve.mean, low: band?.low, high: band?.high }];
-      return Object.entries(curve.lines).map(([way, y]) => ({ label: Object.keys(curve.lines).length > 1 ? `${label}, ${way}` : label, y: [...y, ...Array(longest.at.length - y.length).fill(null)] }));
+      if (curve.mean) return [{ label, y: placed(curve.mean), low: placed(band?.low), high: placed(band?.high) }];
+      return Object.entries(curve.lines).map(([way, y]) => ({ label: Object.keys(curve.lines).length > 1 ? [label, way].filter(Boolean).join(", ") : label || way, y: placed(y) }));
     });
     const said = members.map((curve) => Object.values(curve.bands)[0]?.of).find(Boolean);
-    return [name, chart(longest.at, lines, "layer", axisName(longest.y), null, said)];
+    return [name, chart(places, lines, "layer", axisName(members[0].y), null, said)];
   });
 }
 
