@@ -81,7 +81,10 @@ def _draw_models(panel: Any, curves: Sequence[Curve], line: str) -> None:
     longest = max((curve.at for curve in curves), key=len)
     names, said = by_block(longest)
     for name, level in curves[0].about.get("levels", {}).items():
-        panel.axhline(level, color="grey", linestyle=":", linewidth=1.2, label=name)
+        low, middle, high = level if isinstance(level, list) else [level] * 3
+        panel.axhline(middle, color="grey", linestyle=":", linewidth=1.2, label=name)
+        if low < high:
+            panel.axhspan(low, high, color="grey", alpha=0.12, linewidth=0)
     for number, (curve, colour) in enumerate(zip(curves, several(len(curves)), strict=True)):
         for low, high in _bands(curve, line):
             panel.fill_between(range(len(curve.at)), low, high, color=colour, alpha=0.15, linewidth=0)

@@ -17,7 +17,7 @@ from repsim_cli.errors import BadInput
 from repsim_cli.findings.analysis import Finished, Job, LayerMap, Part, Planned, analysis, asked
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
 from repsim_cli.findings.evidence import thirds
-from repsim_cli.findings.maps import Map, map_of
+from repsim_cli.findings.maps import Map, chance_levels, map_of
 from repsim_cli.results import slug
 
 Places = Mapping[str, slice]
@@ -164,7 +164,7 @@ def base_model(run: Finished, options: BaseModel, claims: Sequence[Claim]) -> Pa
     whole, labels = map_of(run)
     for label, layers in run.maps.items() if run.base in run.models else ():
         by_model = compared(layers.values, whole, str(run.base))
-        name = f"{label} with {run.base}"
+        name, levels = f"{label} with {run.base}", chance_levels(run, layers)
         for model, values in by_model.items():
             lines[f"{name}, {model}"] = Curve(
                 x=Axis(name="layer"),
@@ -175,7 +175,7 @@ def base_model(run: Finished, options: BaseModel, claims: Sequence[Claim]) -> Pa
                 ),
                 at=layers.names[layers.places[str(run.base)]],
                 lines={way: line.tolist() for way, line in values.items()},
-                about={"quantity": name, "model": model},
+                about={"quantity": name, "model": model, **({"levels": levels} if levels else {})},
             )
         rows += _tabled(label, by_model, whole)
     verdicts = [claim.verdict(label, whole, whole.values[name])

@@ -11,7 +11,7 @@ from repsim_cli.draw.lines import of_layers
 from repsim_cli.findings.analysis import Finished, Job, LayerMap, Part, analysis
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
 from repsim_cli.findings.evidence import by_lone, correlated
-from repsim_cli.findings.maps import Map, map_of
+from repsim_cli.findings.maps import Map, chance_levels, map_of
 
 WHOLE, NEURONS = "svcca", "neuronsim"
 BOTH = f"{NEURONS} and {WHOLE}"
@@ -47,15 +47,21 @@ def localized(
     return {way: single[way] - distributed[way] for way in single}
 
 
-def curves(quantity: str, label: str, means: Mapping[str, np.ndarray], layers: LayerMap) -> dict[str, Curve]:
-    """By name, a curve per model. label: of the axis."""
+def curves(
+    quantity: str,
+    label: str,
+    means: Mapping[str, np.ndarray],
+    layers: LayerMap,
+    levels: Mapping[str, list[float]] | None = None,
+) -> dict[str, Curve]:
+    """By name, a curve per model. label: of the axis. levels: what chance gives, by what that is."""
     return {
         f"{quantity}, {model}": Curve(
             x=Axis(name="layer"),
             y=Axis(name=label),
             at=layers.names[place],
             lines={way: values[place].tolist() for way, values in means.items()},
-            about={"quantity": quantity, "model": model},
+            about={"quantity": quantity, "model": model, **({"levels": dict(levels)} if levels else {})},
         )
         for model, place in layers.places.items()
     }
@@ -138,7 +144,8 @@ def localization(run: Finished, options: Localization, claims: Sequence[Claim]) 
     lines: dict[str, Curve] = {}
     for label, layers in run.maps.items():
         mean = f"mean {label}"
-        lines |= curves(mean, f"{mean} over all other layers", other_means(layers.values), layers)
+        means, levels = other_means(layers.values), chance_levels(run, layers)
+        lines |= curves(mean, f"{mean} over all other layers", means, layers, levels)
     named = {layers.measure.name: layers for layers in run.maps.values()}
     if {NEURONS, WHOLE} <= set(named):
         difference = localized(named[NEURONS].values, named[WHOLE].values)

@@ -27,7 +27,7 @@ from repsim_cli.draw.heatmap import (
     small_heatmaps,
 )
 from repsim_cli.findings import sub_networks
-from repsim_cli.findings.analysis import Finished, Job, Part, analysis, asked
+from repsim_cli.findings.analysis import Finished, Job, LayerMap, Part, analysis, asked
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
 from repsim_cli.findings.evidence import (
     arrangements,
@@ -376,12 +376,13 @@ def figures(run: Finished, whole: bool) -> Iterator[Job]:
             yield f"{stem}-all", partial(_grid, run, measured, "values")
         if complete and whole and matrices[0].se is not None:
             yield f"{stem}-all-se", partial(_grid, run, measured, "se")
+        limits = cache(partial(_limits, run, measured))
         for matrix in matrices if each and len(models) > 1 else ():
             if drawn_with_layers and matrix.rows == matrix.columns:
                 continue
             i, j = (models.index(side.model) for side in (matrix.rows, matrix.columns))
             name = f"{stem}-{i:02d}-{j:02d}-{slug(models[i])}-{slug(models[j])}"
-            yield name, partial(_pair, run, measured, matrix, drawn_with_layers)
+            yield name, partial(_pair, run, measured, matrix, drawn_with_layers, limits)
 
 
 def _grid(run: Finished, measured: Measured, quantity: str) -> Any:
@@ -463,24 +464,39 @@ def matrix_has(measured: Measured, quantity: str) -> bool:
     return all(getattr(matrix, quantity) is not None for matrix in measured.matrices)
 
 
-def _level(
+def chance_in(
     run: Finished, measured: Measured, values: np.ndarray, rows: Sequence[str], columns: Sequence[str]
 ) -> tuple[Chance | None, str]:
-    """What these values of a measure would be by chance, for the colour bar, and what the title says of it: from the
-    null, or else from models with fresh weights. rows, columns: the model of each layer."""
+    """What these values of a measure would be by chance, and what that is: from the null, or else from models with
+    fresh weights. rows, columns: the model of each layer."""
     drawn = [run.array(matrix.details[CHANCE]) for matrix in measured.matrices if CHANCE in matrix.details]
     if drawn and measured.null:
         cells = np.concatenate([part.ravel() for part in drawn])
-        said = f"▸ beside the colours: chance, closer than {100 * (1 - measured.null['alpha']):g} % of random pairings"
-        return _marked_at(cells), said
-    if measured.null:
-        return None, ""
+        return _marked_at(cells), f"chance, closer than {100 * (1 - measured.null['alpha']):g} % of random pairings"
     untrained = [model for model, facts in run.manifest.get("facts", {}).items() if not facts.get("trained", True)]
     fresh = [np.isin(side, untrained) for side in (rows, columns)]
     across = values[fresh[0][:, None] != fresh[1]]
-    if (across := across[np.isfinite(across)]).size:
-        return _marked_at(across), "▸ beside the colours: between a trained and an untrained model"
-    return None, "chance is not known here (significance=permutation tests it)"
+    if not measured.null and (across := across[np.isfinite(across)]).size:
+        return _marked_at(across), "between a trained and an untrained model"
+    return None, ""
+
+
+def chance_levels(run: Finished, layers: LayerMap) -> dict[str, list[float]]:
+    """For curves of a measure: lowest, median and highest cell by chance, by what that is; empty where it is not
+    known."""
+    owners = [model for model, place in layers.places.items() for _ in layers.names[place]]
+    chance, said = chance_in(run, layers.measure, layers.values, owners, owners)
+    return {} if chance is None else {said: [chance.low, chance.middle, chance.high]}
+
+
+def _level(
+    run: Finished, measured: Measured, values: np.ndarray, rows: Sequence[str], columns: Sequence[str]
+) -> tuple[Chance | None, str]:
+    """The mark of chance for the colour bar, and what the title says of it."""
+    chance, said = chance_in(run, measured, values, rows, columns)
+    if chance is not None:
+        return chance, f"▸ beside the colours: {said}"
+    return None, "" if measured.null else "chance is not known here (significance=permutation tests it)"
 
 
 def _marked_at(cells: np.ndarray) -> Chance:
@@ -513,8 +529,21 @@ def _panels(run: Finished, measured: Measured) -> Any:
     return figure
 
 
-def _pair(run: Finished, measured: Measured, matrix: Matrix, ordered: bool) -> Any:
-    """ordered: layers are drawn in the order of the network, not in that of the file."""
+def _limits(run: Finished, measured: Measured) -> tuple[float, float]:
+    """Of the colours of all pairs of models, so that their figures can be compared."""
+    arrays = [run.array(matrix.values) for matrix in measured.matrices]
+    ends = np.array([end for values in arrays for end in (values.min(), values.max())])
+    return colour_range(ends, measured.card, "values")
+
+
+def _pair(
+    run: Finished,
+    measured: Measured,
+    matrix: Matrix,
+    ordered: bool,
+    limits: Callable[[], tuple[float, float]],
+) -> Any:
+    """ordered: layers are drawn in the order of the network, not in that of the file. limits: of the colours."""
     orders = [
         in_order(side.layers) if ordered else list(range(len(side.layers))) for side in (matrix.rows, matrix.columns)
     ]
@@ -527,7 +556,7 @@ def _pair(run: Finished, measured: Measured, matrix: Matrix, ordered: bool) -> A
     score = None if matrix.calibrated is None else run.array(matrix.calibrated)[cells]
     models = matrix.rows.model, matrix.columns.model
     level = _level(run, measured, values, [models[0]] * len(down), [models[1]] * len(across))
-    figure, axes = _measured(values, p, down, across, measured, "values", (0,), score, level)
+    figure, axes = _measured(values, p, down, across, measured, "values", (0,), score, level, limits())
     _, said = by_block([*down, *across])
     axes.set_ylabel(models[0], parse_math=False)
     for each in pair(figure):
@@ -570,9 +599,11 @@ def _measured(
     starts: Sequence[int] = (0,),
     score: np.ndarray | None = None,
     level: tuple[Chance | None, str] | None = None,
+    limits: tuple[float, float] | None = None,
 ) -> tuple[Any, Any]:
     """A heatmap of a measure's values or standard errors, in the colours of its card; chance is crossed out. score:
-    the calibrated scores, drawn beside it. level: of chance, and what is said of it."""
+    the calibrated scores, drawn beside it. level: of chance, and what is said of it. limits: of the colours, by default
+    those of these values."""
     card, estimate = measured.card, measured.estimate
     batches = "1 batch" if estimate["batches"] == 1 else f"{estimate['batches']:,} batches"
     alpha = measured.null["alpha"] if p is not None and measured.null else 1.0
@@ -592,7 +623,7 @@ def _measured(
         title=f"{card['label']}{': standard error' if quantity == 'se' else ''}\n{', '.join(parts)}{crosses}"
         + "".join(f"\n{line}" for line in (treated, level[1] if level else "") if line),
         bar_label="standard error" if quantity == "se" else bar_label(card),
-        limits=colour_range(values, card, quantity),
+        limits=limits or colour_range(values, card, quantity),
         colours=colours(card, quantity),
         form="{:.2g}" if quantity == "se" or card.get("reads") == "outputs" else "{:.2f}",
         starts=starts,

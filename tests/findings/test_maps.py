@@ -7,8 +7,11 @@ import pytest
 from test_analyse import SMALL
 
 from repsim_cli import results
+from repsim_cli.content import CHANCE, Matrix, Measured, Results, Side
 from repsim_cli.draw.heatmap import pair
+from repsim_cli.draw.lines import by_layer
 from repsim_cli.findings.analysis import Finished
+from repsim_cli.findings.localization import Localization, localization
 from repsim_cli.findings.maps import figures
 
 
@@ -39,3 +42,55 @@ def test_an_order_that_does_not_exist(repsim, finished):
     code, _, err = repsim("analyse", finished(*SMALL), "+analyses.maps={order: size}")
     assert code == 2
     assert "analyses.maps.order: wrong value, got 'size'; give 'model', 'depth' or 'cluster'" in err
+
+
+def run_of(tmp_path, null=None, trained=True):
+    """Two models of two layers under a distance, with the level of chance where it was tested."""
+    layers, values = ["resid_post@0", "resid_post@1"], {"a": 1.0, "b": 4.0}
+    sides = {model: Side(model=model, layers=layers) for model in values}
+    matrices = []
+    for row, column in ("aa", "ab", "bb"):
+        stem = row + column
+        np.save(tmp_path / f"{stem}.npy", np.full((2, 2), values[row] * values[column]))
+        np.save(tmp_path / f"{stem}-chance.npy", [[3.0, 5.0], [5.0, 8.0]])
+        details = {CHANCE: f"{stem}-chance.npy"} if null else {}
+        matrices.append(Matrix(rows=sides[row], columns=sides[column], values=f"{stem}.npy", details=details))
+    card = {"label": "distance", "larger_is_closer": False, "bounds": [0.0, None], "symmetric": True}
+    measured = Measured(
+        name="procrustes", label="procrustes", settings={}, card=card, matrices=matrices, null=null,
+        estimate={"kind": "full", "rows": 9, "batches": 1},
+    )  # fmt: skip
+    facts = {model: {"kind": "live", "family": "llama", "layers": layers, "widths": [4, 4]} for model in values}
+    facts["b"]["trained"] = trained
+    manifest = {"facts": facts, "models": list(values)}
+    results = Results(study="similarity", measures=[measured], analyses={"maps": {}})
+    return Finished(folder=tmp_path, manifest=manifest, results=results)
+
+
+@pytest.mark.parametrize(
+    ("null", "trained", "levels"),
+    [
+        ({"alpha": 0.05}, True, {"chance, closer than 95 % of random pairings": [3.0, 5.0, 8.0]}),
+        (None, False, {"between a trained and an untrained model": [4.0, 4.0, 4.0]}),
+        (None, True, {}),
+    ],
+)
+def test_curves_over_layers_have_the_level_of_chance(tmp_path, null, trained, levels):
+    """From the null, or else from the untrained model; as a line, with a band where it differs between cells."""
+    curves = localization(run_of(tmp_path, null, trained), Localization(), []).curves
+    assert [curve.about.get("levels", {}) for curve in curves.values()] == [levels, levels]
+    panel = by_layer([*curves.values()]).axes[0]
+    lines = {line.get_label(): line.get_ydata() for line in panel.lines}
+    spans = [patch.get_extents().height for patch in panel.patches]
+    for name, (low, middle, high) in levels.items():
+        assert list(lines[name]) == [middle, middle]
+        assert len(spans) == (low < high)
+
+
+def test_pairs_of_models_have_one_scale_of_colours(tmp_path):
+    jobs = dict(figures(run_of(tmp_path), True))
+    pairs = [name for name in jobs if name != "procrustes-all"]
+    assert len(pairs) == 3
+    for name in pairs:
+        (image,) = pair(jobs[name]())[0].images
+        assert image.get_clim() == (0.0, 16.0)
