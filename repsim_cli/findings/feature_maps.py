@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import combinations, groupby
+from textwrap import fill
 from typing import Any
 
 import numpy as np
@@ -137,9 +138,10 @@ def network(run: Finished, layers: LayerMap, trained: bool) -> Network | None:
 
 # ---- figures ----
 
-CELL = 0.36  # side of a feature map, inches
-PANEL, GAP, LEFT = 0.62, 0.15, 1.25  # height of a panel of distances, space between panels, room for names
-NAMES = 0.52  # room for the names of layers
+# inches; a ResNet9 fits on a page
+CELL = 0.19  # side of a feature map
+PANEL, GAP, LEFT = 0.5, 0.15, 1.2  # height of a panel of distances, space between panels, room for names
+NAMES = 0.6  # room for the names of layers
 BARS = 0.8  # of the step between two layers
 
 
@@ -166,39 +168,38 @@ def _strip(run: Finished, kept: Sequence[Matrix]) -> Any:
     def placed(bottom: float, high: float, left: float = LEFT, across: float = wide) -> Any:
         return figure.add_axes((left / width, bottom / height, across / width, high / height))
 
+    blocks = [len(list(group)) for _, group in groupby(names, key=block_of)]
+    ends = np.cumsum(blocks)[:-1]
+    several = len(blocks) > 1 and None not in map(block_of, names)
+    shown = ["image", *(f"{block_of(name)}.{point_of(name)}" if several else name for name in names)]
     colours = dict(zip((matrix.columns.model for matrix in same), cycled(COLOURS, len(same)), strict=True))
     for row, matrix in enumerate(same):
         bottom = height - (row + 1) * CELL
         pixels = run.array(matrix.details["images"])[image]
         planes = [pixels, *(_planes(run.array(matrix.values)[image], matrix)[name] for name in names)]
         for column, plane in enumerate(planes):
-            axes = placed(bottom + 0.01, CELL - 0.02, LEFT + column * CELL + 0.01, CELL - 0.02)
+            axes = placed(bottom + 0.005, CELL - 0.01, LEFT + column * CELL + 0.005, CELL - 0.01)
             axes.imshow(plane if column else pixels.squeeze(), cmap=None if column else "gray", aspect="auto")
-            axes.set_axis_off()
-        middle = (bottom + CELL / 2) / height
-        figure.text((LEFT - 0.08) / width, middle, matrix.columns.model, ha="right", va="center", fontsize=8,
-                    color=colours[matrix.columns.model], parse_math=False)  # fmt: skip
+            axes.set(xticks=[], yticks=[])
+            axes.spines[:].set_visible(False)
+            if column == 0:
+                axes.set_ylabel(matrix.columns.model, rotation=0, ha="right", va="center", fontsize=7,
+                                color=colours[matrix.columns.model], parse_math=False)  # fmt: skip
     top = height - len(same) * CELL
+    below = placed(top, CELL)
+    below.set(frame_on=False, yticks=[], xlim=(-1.5, len(names) - 0.5))
+    below.set_xticks(np.arange(-1, len(names)), shown, rotation=90, fontsize=7, parse_math=False)
+    below.tick_params(length=0, pad=2)
     panels = [placed(top - NAMES - (i + 1) * (PANEL + GAP) + GAP, PANEL) for i in range(maps)]
-    blocks = [len(list(group)) for _, group in groupby(names, key=block_of)]
-    ends = np.cumsum(blocks)[:-1]
-    several = len(blocks) > 1 and None not in map(block_of, names)
     for panel, layers in zip(panels, run.maps.values(), strict=True):
         _distances(panel, layers, names, colours)
         for end in ends if several else ():
             panel.axvline(end - 0.5, color="0.8", linewidth=0.8, zorder=0)
-    shown = [f"{block_of(name)}.{point_of(name)}" if several else name for name in names]
-    for column, name in enumerate(["image", *shown]):
-        at = ((LEFT + (column + 0.5) * CELL) / width, (top - 0.04) / height)
-        figure.text(*at, name, rotation=90, ha="center", va="top", fontsize=7, parse_math=False)
     rows = next(iter(run.maps.values())).measure.estimate["rows"] if run.maps else 0
     what = f"First image of class {kept[0].rows.layers[image]}; maps: mean over channels, each on its own scale"
-    bars = (
-        f"Bars: how far a layer is from the one before ({rows:,} images); triangles: where a contiguous segment begins"
-    )
-    figure.text(
-        LEFT / width, 1 + 0.06 / height, f"{what}\n{bars}", ha="left", va="bottom", fontsize=8, parse_math=False
-    )
+    bars = f"Bars: how far a layer is from the one before ({rows:,} images); triangles: where a segment begins"
+    at = {"x": LEFT / width, "y": 1 + 0.06 / height, "ha": "left", "va": "bottom"}
+    figure.suptitle(f"{what}\n{bars}", **at, fontsize=8, parse_math=False)
     return figure
 
 
@@ -211,6 +212,8 @@ def _planes(values: Float[np.ndarray, " cells"], matrix: Matrix) -> dict[str, Fl
 
 def _distances(panel: Any, layers: LayerMap, names: Sequence[str], colours: Mapping[str, str]) -> None:
     """Bars between the layers that they are of, a colour per model."""
+    from matplotlib.transforms import ScaledTranslation
+
     thick, larger_is_closer = BARS / len(colours), layers.measure.larger_is_closer
     squares = [_ordered(layers, model, names) for model in colours]
     most = layers.measure.card["bounds"][1]
@@ -232,9 +235,11 @@ def _distances(panel: Any, layers: LayerMap, names: Sequence[str], colours: Mapp
     panel.spines[["top", "right"]].set_visible(False)
     label = layers.measure.card["label"]
     said = f"{most:.3g} − {label}" if larger_is_closer else label
-    panel.set_ylabel(f"{said}, 1e{power}" if power else said, fontsize=7, rotation=0, ha="right", va="center",
-                     parse_math=False)  # fmt: skip
-    panel.yaxis.set_label_coords(-0.32 / (panel.get_position().width * panel.figure.get_figwidth()), 0.5)
+    said = fill(f"{said}, 1e{power}" if power else said, 18)
+    panel.set_ylabel(said, fontsize=7, rotation=0, ha="right", va="center", parse_math=False)
+    # the same place whatever the ticks and the width
+    beside = ScaledTranslation(-0.32, 0, panel.figure.dpi_scale_trans)
+    panel.yaxis.set_label_coords(0, 0.5, transform=panel.transAxes + beside)
 
 
 def _ordered(layers: LayerMap, model: str, names: Sequence[str]) -> Square:

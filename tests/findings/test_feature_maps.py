@@ -1,5 +1,7 @@
 """The strip of feature maps: what the study keeps, what is drawn of it, and what is refused."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -8,7 +10,9 @@ from recorded import recorded
 from repsim_cli import registry, results
 from repsim_cli.analysis.feature_maps import feature_maps, in_plane
 from repsim_cli.content import FEATURE_MAPS, Matrix, Side
+from repsim_cli.draw.frame import Style
 from repsim_cli.errors import RunFailed
+from repsim_cli.findings.analyse import draw
 from repsim_cli.findings.feature_maps import Network, _planes
 from repsim_cli.models.resnet import ResNetShape, resnet9
 from repsim_cli.settings import Extract
@@ -106,6 +110,11 @@ def test_the_tiny_study(repsim, newest, monkeypatch, tmp_path):
     before = figure.read_bytes()
     assert b"4.pool" in before
     assert b"resnet9_tiny_random" in before
+    style = Style(width="page", format=("svg",), titles=False)
+    (page,) = draw(folder, only=["feature_maps"], into=tmp_path / "page", style=style)
+    widths = [float(width) for width in re.findall(rb'<image [^>]*width="([\d.]+)"', page.read_bytes())]
+    assert len(widths) == 2 * 28
+    assert 0.7 * 6.75 * 72 < sum(widths[:28]) < 6.75 * 72
     figure.unlink()
     assert repsim("plot", str(folder))[0] == 0
     assert figure.read_bytes() == before
