@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float
 
 from repsim_cli.content import COMPARED, COSTS, TRUNCATED, UNMEASURED, Measured, Table
-from repsim_cli.draw.frame import COLOURS
+from repsim_cli.draw.frame import COLOURS, OPTIONS
 from repsim_cli.errors import BadInput
 from repsim_cli.findings import scores
 from repsim_cli.findings.analysis import Finished, Job, Part, analysis
@@ -219,24 +219,25 @@ def _costs(table: Table) -> Any:
 
     rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
     rows = sorted((row for row in rows if row["seconds per pair"] is not None), key=lambda row: row["seconds per pair"])
-    figure = Figure(figsize=(6.5, 4.5))
+    figure = Figure(figsize=(6.5, 4.5), dpi=OPTIONS["png"]["dpi"])  # names are placed by their width in the file
     axes = figure.add_axes((0, 0, 1, 1))
     best, front = np.inf, []
     for row in rows:
         if row["mean rank"] < best:
             best = row["mean rank"]
             front.append(row)
-    axes.plot(*_places(front), color=COLOURS[1], linewidth=1, zorder=1)
+    lines = axes.plot(*_places(front), color=COLOURS[1], linewidth=1, zorder=1)
     axes.plot(*_places(rows), "o", color=COLOURS[0], markersize=4)
     axes.plot(*_places(front), "o", color=COLOURS[1], markersize=5)
     axes.set_xscale("log")
     axes.invert_yaxis()
-    marks = axes.transData.transform(np.transpose(_places(rows)))
+    axes.autoscale_view()  # now, since names are placed by what is where
     for row in front:
-        _label(axes, row, marks, fontsize=6, color=COLOURS[1])
+        style = {"fontsize": 6, "color": COLOURS[1]}
+        _ = _label(axes, row, rows, lines, **style) or _label(axes, row, rows, [], **style)
     for row in rows:
         if row not in front:
-            _label(axes, row, marks, fontsize=5, color="0.35")
+            _label(axes, row, rows, lines, fontsize=5, color="0.35")
     axes.set_xlabel("seconds of CPU time per pair of layers")
     axes.set_ylabel("mean rank")
     title = "Grade and cost of measures; line: none is both faster and better; names where there is room"
@@ -245,21 +246,29 @@ def _costs(table: Table) -> Any:
     return figure
 
 
-def _label(axes: Any, row: Mapping[str, Any], marks: Float[np.ndarray, "k 2"], **style: Any) -> None:
-    """Names a measure beside its mark, on a side where its name meets no other name or mark, if there is one."""
-    at = (row["seconds per pair"], row["mean rank"])
-    inside = axes.get_window_extent()
-    for across, down in itertools.product((3, -3), (2, -2)):
+def _label(axes: Any, row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], lines: Any, **style: Any) -> bool:
+    """Names a measure beside its mark, where its name meets no other name, no mark and none of the lines; False where
+    there is no room."""
+    at, inside = (row["seconds per pair"], row["mean rank"]), axes.get_window_extent()
+    marks = axes.transData.transform(np.transpose(_places(rows)))
+    paths = [line.get_path().transformed(axes.transData) for line in lines]
+    for across, down in itertools.product((3, -3, 0), (2, -2, 0)):
+        if not across and not down:
+            continue
         name = axes.annotate(
-            row["measure"], at, (across, down), textcoords="offset points", parse_math=False,
-            ha="left" if across > 0 else "right", va="bottom" if down > 0 else "top", **style,
+            row["measure"], at, (across, down) if across and down else (1.3 * across, 2 * down),
+            textcoords="offset points",
+            ha={3: "left", 0: "center", -3: "right"}[across], va={2: "bottom", 0: "center", -2: "top"}[down],
+            parse_math=False, **style,
         )  # fmt: skip
-        box = name.get_window_extent()
+        box = name.get_window_extent().padded(1)
         names = (other.get_window_extent() for other in axes.texts if other is not name)
-        met = any(box.overlaps(other) for other in names) or box.count_contains(marks)
+        crossed = any(path.intersects_bbox(box, filled=False) for path in paths)
+        met = crossed or box.padded(3).count_contains(marks) or any(box.overlaps(other) for other in names)
         if inside.containsx(box.x0) and inside.containsx(box.x1) and not met:
-            return
+            return True
         name.remove()
+    return False
 
 
 def _places(rows: Sequence[Mapping[str, Any]]) -> tuple[list[float], list[float]]:

@@ -1,16 +1,21 @@
 """Grades of a run: measures in both directions, groups, runs without them, a real run."""
 
+import io
+import itertools
+
 import numpy as np
 import pytest
 from recorded import recorded
 from test_scores import ACCURACY, GROUPS, LAYERS, noise, oracle
 
 from repsim_cli import results
-from repsim_cli.content import Facts, Measured, Results
+from repsim_cli.content import Facts, Measured, Results, Table
+from repsim_cli.draw.frame import OPTIONS
 from repsim_cli.errors import BadInput
 from repsim_cli.findings import grades
 from repsim_cli.findings.analysis import Finished, LayerMap
 from repsim_cli.findings.grades import Grades
+from repsim_cli.findings.leaderboard import leaderboard
 from repsim_cli.findings.scores import SCORES
 
 
@@ -78,3 +83,16 @@ def test_a_run_is_graded(repsim, newest):
     assert scores["cka_unbiased", "identification"] == pytest.approx(np.mean(same))
     assert scores["cka_unbiased", "order of layers"] > 0.5
     assert len(tables["measures by grade"]["rows"]) == 3
+
+
+def test_names_of_measures_meet_nothing():
+    """In the figure of costs, once it is drawn, of half of the shipped grades."""
+    rows = [[name, float(row["images"]), float(row["seconds per pair"])] for name, row in leaderboard().items()][::2]
+    figure = grades._costs(Table(columns=["measure", "mean rank", "seconds per pair"], rows=rows))
+    figure.savefig(io.BytesIO(), format="png", **OPTIONS["png"])
+    texts = figure.axes[0].texts
+    boxes = [text.get_window_extent() for text in texts]
+    marks = figure.axes[0].transData.transform([(seconds, rank) for _, rank, seconds in rows])
+    assert len(texts) > 20
+    assert not any(a.overlaps(b) for a, b in itertools.combinations(boxes, 2))
+    assert not any(box.count_contains(marks) for box in boxes)
