@@ -313,6 +313,8 @@ def _stack(figure: Any, width: float) -> float:
         else:
             _fold(_titles(axes), new)
             _fold([axes.xaxis.label], new + (between if across > 1 else 0))
+    grown = max(_around(axes)[0] for axes in panels[::across]) - left  # by labels that were folded
+    left, new = left + grown, new - grown / across
     top = 0.0
     if figure._suptitle is not None and figure._suptitle.get_text():
         _fold([figure._suptitle], width)

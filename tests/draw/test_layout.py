@@ -70,12 +70,14 @@ def small(count: int, layers: int, stem: str = "m") -> Any:
     return small_heatmaps(matrices, CARD, f"CKA (unbiased) with {LONG}, resid_post by block")[0]
 
 
-def curves(count: int, layers: int, stem: str = "m", kind: str = "", ways: int = 1) -> list[Curve]:
+def curves(
+    count: int, layers: int, stem: str = "m", kind: str = "", ways: int = 1, measure: str = "cka"
+) -> list[Curve]:
     line = VALUES[kind](np.linspace(0, 1, layers)).tolist()
     return [
         Curve(
             x=Axis(name="layer"),
-            y=Axis(name="mean cka over all other layers"),
+            y=Axis(name=f"mean {measure} over all other layers"),
             at=[f"resid_post@{i}" for i in range(layers)],
             lines={way: [value / (1 + i + k) for value in line] for k, way in enumerate(("row", "column")[:ways])},
             bands={"row": Band(low=line, high=line, of="95 % over draws")} if i else {},
@@ -120,6 +122,7 @@ KINDS: dict[str, Callable[[], Any]] = {
     "small maps": lambda: small(5, 200, LONG),
     "layers of 60 models": lambda: by_layer(curves(60, 4, LONG, "negative", ways=2)),
     "200 layers": lambda: by_layer(curves(2, 200, LONG, "tiny")),
+    "long label": lambda: by_layer(curves(2, 6, measure="cka_unbiased_without_the_first_places")),
     "quantities": lambda: quantities([curves(2, 12, LONG)] * 3, ()),
     "convergence of 60 models": lambda: convergence._means(trained(60, [9601, 9801, 10001], LONG)),
     "training view": lambda: view(3, LONG),
