@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from repsim_cli import signals
+from repsim_cli import results, signals
 
 AT_IMPORT = """
 import importlib.abc, os, sys
@@ -65,6 +65,13 @@ def test_jobs_are_interrupted(ours, number):
         os.kill(os.getpid(), number)
     assert signals.interrupted()
     assert signal.getsignal(number) is signal.SIG_DFL
+
+
+def test_a_comparison_records_its_interruption(ours, repsim, newest, monkeypatch):
+    monkeypatch.setattr("repsim_cli.api.perform", lambda *given, **how: os.kill(os.getpid(), signal.SIGTERM))
+    code, _, err = repsim("compare", "tiny_a", "tiny_b")
+    assert (code, err) == (signals.INTERRUPTED, "interrupted\n")
+    assert results.read_manifest(newest())["status"] == "interrupted"
 
 
 def test_what_is_ignored_stays_ignored(ours):

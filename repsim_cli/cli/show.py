@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from repsim_cli import results
+from repsim_cli import results, signals
 from repsim_cli.cli.follow import follow
 from repsim_cli.cli.terminal import Bar, check_torch
 from repsim_cli.content import DIAGNOSTICS, Matrix, Measured, Table, Verdict
@@ -305,14 +305,15 @@ def _compare_models(parsed: argparse.Namespace) -> int:
     data = {"path": parsed.data, "text": parsed.column} if parsed.column else parsed.data
     place = results.unused(place)
     try:
-        result = api.compare(
-            models,
-            data,
-            measures=[name.strip() for name in parsed.measure.split(",")] if parsed.measure else api.MEASURES,
-            rows=parsed.rows,
-            folder=place,
-            progress=Bar(),
-        )
+        with signals.interruptible():
+            result = api.compare(
+                models,
+                data,
+                measures=[name.strip() for name in parsed.measure.split(",")] if parsed.measure else api.MEASURES,
+                rows=parsed.rows,
+                folder=place,
+                progress=Bar(),
+            )
     finally:
         results.drop_empty(place)
     families = list(result.manifest["models"]) != list(models)
