@@ -6,9 +6,10 @@ Command: python benchmarks/engines.py [overhead] [slots] [bits] [kills] [process
 overhead: 2000 units that do nothing but leave a file in the cache, on 2 workers: CPU time of the driver per unit, and
     the time from asking a worker to its answer.
 slots:    4000 units that sleep for a second, on 200 threads of 4 Ray actors: efficiency against 20 s.
-bits:     a run of six models with Gromov-Wasserstein pairs, and one of stitches, on 1 and 2 workers of each engine:
+bits:     a run of six models with Gromov-Wasserstein pairs, and one of stitches, on 1, 2 and 4 workers of each engine:
           their numbers against those of the run alone, wall time and efficiency.
-kills:    the same run, while random workers and the driver are killed: what was computed twice.
+kills:    small units on 2 workers, while 50 times a random worker or the driver is killed: values, and what was
+    computed twice though it was complete.
 """
 
 import contextlib
@@ -21,10 +22,12 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 
 from repsim_cli import results
@@ -32,31 +35,42 @@ from repsim_cli.cache import key, using
 from repsim_cli.executors import Unit, executor_of
 from repsim_cli.executors.driver import driving
 from repsim_cli.executors.ray_cluster import Ray
-from repsim_cli.executors.records import FILE, read_records
+from repsim_cli.executors.records import read_records
 from repsim_cli.settings import Hardware
 
 HERE = Path(__file__).parent
+LOG, UNITS, PAUSE = "log", 4, 0.3  # of kills: what units write, units for each kill, seconds that a unit sleeps
 ENGINES = {
     "processes": ["hardware.executor=processes"],
     "ray": ["hardware.executor=ray", "hardware.address=local"],
     "slurm": ["hardware.executor=slurm"],
 }
 PAIRS = [
-    "model=[tiny_a_step100,tiny_a_step400,tiny_a,tiny_b,random_tiny]",
-    "+model.random_tiny.seeds=[0,1]",
+    "model=[random_tiny]",
+    "+model.random_tiny.seeds=[0,1,2,3,4,5]",
     "measure=[cka_unbiased,gromov_wasserstein]",
     "extract.estimate=full",
     "extract.rows=200",
+    "extract.layers=[0,-1]",
     "hardware.threads=1",
 ]
 STITCHES = [
-    "model=[tiny_a,tiny_b]",
+    "model=[random_tiny]",
+    "+model.random_tiny.seeds=[0,1]",
     "study=stitching",
-    "extract.layers=[1,2]",
-    "extract.sequences=200",
-    "+options.recipe={steps: 60, warm_up: 10}",
+    "extract.layers=[1]",
+    "extract.sequences=64",
+    "+options.evaluation=16",
+    "+options.recipe={steps: 20, warm_up: 2}",
     "hardware.threads=1",
 ]
+
+
+def distance(number: int) -> str:
+    """The Procrustes distance of two random matrices, all of its bits."""
+    x, y = np.random.default_rng(number).standard_normal((2, 200, 100))
+    nuclear = np.linalg.svd(x.T @ y, compute_uv=False).sum()
+    return float((x * x).sum() + (y * y).sum() - 2 * nuclear).hex()
 
 
 def session(config: Any, threads: int) -> Any:
@@ -71,18 +85,32 @@ def session(config: Any, threads: int) -> Any:
             entry.finish()
             return True
 
+    def solve(number: int, folder: str) -> bool:
+        with using("tried", [key({"number": number})]) as entries:
+            (entry,) = entries.values()
+            if entry.complete:
+                return False
+            with open(Path(folder) / LOG, "a", buffering=1) as log:
+                log.write(f"begin {number}\n")
+                value = distance(number)
+                time.sleep(PAUSE)
+                entry.write("value", lambda path: path.write_text(value))
+                entry.finish()
+                log.write(f"end {number}\n")
+            return True
+
     def sleep(seconds: float) -> bool:
         time.sleep(seconds)
         return True
 
-    kinds = {"write": write, "sleep": sleep}
+    kinds = {"write": write, "solve": solve, "sleep": sleep}
     return lambda kind, args: kinds[kind](**args)
 
 
 def driven(make: Any, folder: Path, units: list[Unit], name: str) -> tuple[float, float, Any]:
     """Wall and CPU seconds of the driver while the units run, and the run."""
     os.environ["REPSIM_CACHE"] = str(folder / "cache")
-    run = results.create(folder / "run", name="tried", study="none", seed=0, command=[], overrides=[])
+    run = results.create(folder / f"run-{os.getpid()}", name="tried", study="none", seed=0, command=[], overrides=[])
     with driving(make, run, name=name, session="engines:session", config={}, threads=1) as driver:
         begin, cpu = time.monotonic(), time.process_time()
         driver.perform(units, "units")
@@ -144,7 +172,7 @@ def bits() -> None:
             alone = numbers(newest(folder))
             for engine, choice in ENGINES.items():
                 single = 0.0
-                for workers in (1, 2):
+                for workers in (1, 2, 4):
                     wall = measured(f"{engine}-{workers}", [*words, *choice, f"hardware.processes={workers}"])
                     run = newest(folder)
                     timings = results.read_manifest(run)["timings"]
@@ -155,72 +183,99 @@ def bits() -> None:
                     print(f"| {what} | {engine} | {workers} | {wall:.1f} | {units:.1f} | {efficiency} | {same} |")
 
 
-def kills(count: int = 25) -> None:
-    """For each engine, so many kills of random workers, and once in five of the run itself, which then resumes. A run
-    that ends before is started again, with an empty cache."""
-    for engine, choice in ENGINES.items():
-        draw, killed, facts = random.Random(0), Counter[str](), Counter[str]()
-        with tempfile.TemporaryDirectory() as place:
-            folder = Path(place)
-            asked, environment = command(folder / "alone", "cache", PAIRS)
-            subprocess.run(asked, env=environment, check=True)
-            alone = numbers(newest(folder / "alone"))
-            while killed.total() < count:
-                own = folder / str(facts["runs"])
-                words, again = [*PAIRS, *choice, "hardware.processes=2"], list[str]()
-                while code := _killed(*command(own, "cache", [*words, *again]), draw, killed, count):
-                    if code != -signal.SIGKILL:
-                        raise SystemExit(f"{engine}: exit code {code}, see {own}")
-                    again = ["resume=latest"]
-                done = read_records(newest(own))
-                computed = Counter(line["unit"] for line in done if line["computed"])
-                facts["runs"] += 1
-                facts["differ"] += numbers(newest(own)) != alone
-                facts["computed"] += len(computed)
-                facts["twice"] += sum(times > 1 for times in computed.values())
-                facts["lost"] += sum(line["status"] == "lost" for line in done)
-        print(
-            f"{engine}: {killed['worker']} workers and {killed['run']} runs killed; {facts['runs']} runs completed, "
-            f"{facts['differ']} with other numbers; {facts['computed']} units computed, {facts['twice']} of them "
-            f"twice, {facts['lost']} attempts lost with their worker"
-        )
+def kills(count: int = 50) -> None:
+    """For each engine, so many kills of random workers amid their units, and once in five of the driver, after which
+    another one starts on the same cache."""
+    print("| engine | workers killed | drivers killed | units | begun again | computed twice | other values |")
+    print("| --- | --- | --- | --- | --- | --- | --- |")
+    for engine in ENGINES:
+        with tempfile.TemporaryDirectory() as place, served(engine) as address:
+            folder, numbers = Path(place), range(UNITS * count)
+            killed = killing(
+                [sys.executable, __file__, "drive", engine, place, address, str(len(numbers))], folder, count
+            )
+            lines = [line.split() for line in (folder / LOG).read_text().splitlines()]
+            os.environ["REPSIM_CACHE"] = str(folder / "cache")
+            with using("tried", keys := [key({"number": number}) for number in numbers]) as entries:
+                values = [entries[named].files["value"].read_text() for named in keys]
+        begun, ended, twice = Counter[str](), set[str](), 0
+        for what, number in lines:
+            if what == "end":
+                ended.add(number)
+                continue
+            begun[number] += 1
+            twice += number in ended
+        again = begun.total() - len(begun)
+        other = sum(value != distance(number) for number, value in zip(numbers, values, strict=True))
+        print(f"| {engine} | {killed['worker']} | {killed['driver']} | {len(begun)} | {again} | {twice} | {other} |")
 
 
-def _killed(
-    asked: list[str], environment: dict[str, str], draw: random.Random, killed: Counter[str], count: int
-) -> int:
-    """The exit code of a run during which, after each unit or two, a worker or the run itself is killed."""
-    process, outputs = subprocess.Popen(asked, env=environment), Path(environment["REPSIM_OUTPUTS"])
-    seen = 0
-    while process.poll() is None:
-        time.sleep(0.2)
-        records = sum(len(file.read_bytes().splitlines()) for file in outputs.glob(f"*/*/{FILE}"))
-        if killed.total() >= count or records <= seen:
-            continue
-        seen = records
-        time.sleep(draw.uniform(0.0, 2.0))
-        victims = workers_of(process.pid)
-        if not victims or process.poll() is not None:
-            continue
-        if killed.total() % 5 == 4:
-            process.kill()
-            killed["run"] += 1
-        else:
-            with contextlib.suppress(psutil.Error):
-                draw.choice(victims).kill()
-                killed["worker"] += 1
-    return process.returncode
+@contextlib.contextmanager
+def served(engine: str) -> Iterator[str]:
+    """The address of a cluster that outlives its drivers, which Ray needs for that."""
+    if engine != "ray":
+        yield "local"
+        return
+    from ray.cluster_utils import Cluster
 
-
-def workers_of(pid: int) -> list[psutil.Process]:
-    """The processes that work for a driver: its own, actors of its own Ray, tasks of a SLURM on this machine."""
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    node = {"num_cpus": 1, "object_store_memory": 100 * 10**6}
+    cluster = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
+    for _ in range(2):
+        cluster.add_node(**node)
     try:
-        below = psutil.Process(pid).children(recursive=True)
-        pilots = [p for p in psutil.process_iter() if "repsim_cli.executors.pilot" in p.cmdline()]
-        own = [p for p in below if "spawn_main" in " ".join(p.cmdline()) or p.cmdline()[:1] == ["ray::Held.run"]]
-        return own + pilots
-    except psutil.Error:
-        return []
+        yield cluster.address
+    finally:
+        cluster.shutdown()
+
+
+def drive(engine: str, folder: str, address: str, count: str) -> None:
+    """A driver of small units, in a process of its own."""
+    hardware = Hardware(executor=engine, processes=2, address=address)  # type: ignore[arg-type]
+    units = [Unit(kind="solve", name=f"unit {n}", args={"number": n, "folder": folder}) for n in range(int(count))]
+    driven(partial(executor_of, hardware, 1), Path(folder), units, engine)
+
+
+def killing(asked: list[str], folder: Path, count: int) -> Counter[str]:
+    """What was killed until a driver came to its end: each time that a unit or two have begun, one victim."""
+    draw, killed, seen = random.Random(0), Counter[str](), 0
+    (log := folder / LOG).touch()
+    while True:
+        process = subprocess.Popen(asked)
+        while process.poll() is None:
+            time.sleep(0.05)
+            begun = log.read_text().count("begin")
+            if killed.total() >= count or begun < seen + 2:
+                continue
+            seen = begun
+            time.sleep(draw.uniform(0.0, PAUSE))
+            if killed.total() % 5 == 4:
+                process.kill()
+                killed["driver"] += 1
+            elif victims := workers_of(folder):
+                with contextlib.suppress(psutil.Error):
+                    draw.choice(victims).kill()
+                    killed["worker"] += 1
+        if process.returncode != -signal.SIGKILL:
+            break
+    if process.returncode:
+        raise SystemExit(f"{asked}: exit code {process.returncode}")
+    return killed
+
+
+def workers_of(folder: Path) -> list[psutil.Process]:
+    """The processes that work for a driver that this process has started: its own, actors of Ray, tasks of a SLURM on
+    this machine whose cache is in the folder."""
+    workers = []
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            if "spawn_main" in (words := " ".join(process.cmdline())) or words.startswith("ray::Held"):
+                workers.append(process)
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if "repsim_cli.executors.pilot" in (words := process.cmdline()) and str(folder) in " ".join(words):
+                workers.append(process)
+    return workers
 
 
 PARTS = {"overhead": overhead, "slots": slots, "bits": bits, "kills": kills}
@@ -229,6 +284,8 @@ if __name__ == "__main__":
     os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
     sys.path.insert(0, str(HERE))
     os.environ["REPSIM_QUIET"] = "1"
+    if sys.argv[1:2] == ["drive"]:
+        sys.exit(drive(*sys.argv[2:]))
     if chosen := [name for name in sys.argv[1:] if name in ENGINES]:
         ENGINES = {name: ENGINES[name] for name in chosen}
     for part in [name for name in sys.argv[1:] if name not in chosen] or PARTS:

@@ -207,7 +207,8 @@ class Hardware:
         (extra `ray`); the tasks of a job array of `slurm`. Their number is `processes` (null, but not with SLURM: as
         many as there are CPUs for). They share the cache.
     address: of the Ray cluster: `auto` (the one of this machine), `local` (a new one, for this run), or HOST:PORT.
-    gpus_per_worker: GPUs of each worker of a cluster where `device` is a GPU; with Ray, four share one at 0.25.
+    gpus_per_worker: GPUs of each worker of a cluster where `device` is a GPU; with Ray, four share one at 0.25. null:
+        with Ray, by the plan, as many as fit share one like this machine's; with SLURM, 1.
     partition: of SLURM; null: its default. Each worker asks for `threads` CPUs and `memory_gb`; other options of sbatch
         are read from its variables (SBATCH_QOS, SBATCH_CONSTRAINT ...).
     account: of SLURM; null: the user's default.
@@ -233,7 +234,7 @@ class Hardware:
     stream: Literal["bfloat16", "float16"] | None = None
     executor: Literal["none", "processes", "ray", "slurm"] = "none"
     address: str = "auto"
-    gpus_per_worker: Above0 = 1.0
+    gpus_per_worker: Above0 | None = None
     partition: str | None = None
     account: str | None = None
     timeout_min: Positive | None = None

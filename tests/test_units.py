@@ -135,13 +135,14 @@ def test_activations_that_the_cache_would_drop_are_left_to_the_run(tmp_path, mon
 def test_engines_leave_what_the_run_then_finds(repsim, tmp_path, monkeypatch, engine):
     if engine == "ray" and find_spec("ray") is None:
         pytest.skip("needs the extra `ray`")
-    assert repsim("run", *PAIRS, "name=alone")[0] == 0
+    pairs = (*PAIRS, "hardware.batch_size=1")
+    assert repsim("run", *pairs, "name=alone")[0] == 0
     alone = numbers(results.find("alone"))
-    for workers in (1, 2):
+    for workers, count in ((1, 8), (4, 12)):  # four workers share the rows of two models
         monkeypatch.setenv("REPSIM_CACHE", str(tmp_path / f"cache-{workers}"))
         words = f"hardware.executor={engine}", f"hardware.processes={workers}", "hardware.address=local"
-        assert repsim("run", *PAIRS, f"name=on-{workers}", *words)[0] == 0
+        assert repsim("run", *pairs, f"name=on-{workers}", *words)[0] == 0
         run = results.find(f"on-{workers}")
         assert numbers(run) == alone
         about = results.read_manifest(run)["executor"]
-        assert (about["name"], about["units"], about["computed"], about["attempts"]) == (engine, 8, 8, 8)
+        assert (about["name"], about["units"], about["computed"], about["attempts"]) == (engine, count, count, count)

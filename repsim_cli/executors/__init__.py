@@ -42,7 +42,7 @@ def check_executor(hardware: Mapping[str, Any], cache: bool) -> None:
         unfit(f"hardware.executor: {name} needs the command {command}, got none; run on a machine of the cluster")
     if name == "slurm" and hardware.get("processes") is None:
         raise BadInput("hardware.processes: SLURM is asked for so many workers, got null; set hardware.processes=8")
-    if name == "slurm" and hardware.get("gpus_per_worker", 1) % 1:
+    if name == "slurm" and (hardware.get("gpus_per_worker") or 1) % 1:
         raise BadInput(
             f"hardware.gpus_per_worker: SLURM gives whole GPUs, got {hardware['gpus_per_worker']}; set a whole number"
         )

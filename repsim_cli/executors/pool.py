@@ -18,9 +18,19 @@ class Lost(Exception):
     """A worker ended before its answer. The message says what is known of why."""
 
 
-def fitting(cpus: float, room: float, threads: int, memory: float) -> int:
-    """How many workers of so many threads and bytes a machine of so many CPUs and bytes takes."""
-    return int(min(cpus // threads, room // max(memory, 1.0)))
+def fitting(cpus: float, room: float, threads: int, memory: float, gpus: float = 0.0, share: float = 0.0) -> int:
+    """How many workers of so many threads, bytes and GPUs (`share`) a machine of so many CPUs, bytes and GPUs takes."""
+    most = int(min(cpus // threads, room // max(memory, 1.0)))
+    return min(most, int(gpus) * int(1 / share) if share <= 1 else int(gpus // share)) if share else most
+
+
+def share(memory: float, gpu: float) -> float:
+    """Of a GPU with so many bytes, for a worker of `memory` bytes: 1 / N where N of them fit, in Ray's steps of 0.0001.
+
+    >>> share(20e9, 85e9), share(25e9, 85e9), share(60e9, 85e9)
+    (0.25, 0.3333, 1.0)
+    """
+    return int(1e4 / max(gpu // max(memory, 1.0), 1)) / 1e4
 
 
 class Pool(Executor):

@@ -7,12 +7,23 @@ from dataclasses import asdict
 from importlib import import_module
 from typing import Any
 
+import torch
+
 from repsim_cli.errors import BadInput
 from repsim_cli.executors.base import Job, Unit
-from repsim_cli.executors.pool import Held, Lost, Pool, fitting
+from repsim_cli.executors.pool import Held, Lost, Pool, fitting, share
 from repsim_cli.settings import Hardware
 
 STORE = 100 * 10**6  # bytes of the object store of a cluster of our own: records are small
+
+
+def gpus_of(hardware: Hardware, memory: float) -> float:
+    """Of each worker; where it is not set, the share of this machine's GPU that `memory` bytes are."""
+    if not hardware.device.startswith("cuda"):
+        return 0.0
+    if hardware.gpus_per_worker is not None or hardware.shard == "auto":
+        return hardware.gpus_per_worker or 1.0
+    return share(memory, float(torch.cuda.get_device_properties(hardware.device).total_memory))
 
 
 class Ray(Pool):
@@ -24,7 +35,7 @@ class Ray(Pool):
     def __init__(self, hardware: Hardware, threads: int, memory: float = 0.0, slots: int = 1):
         super().__init__(hardware.processes or 0, slots)
         self.address, self.threads, self.memory = hardware.address, threads, memory
-        self.gpus = hardware.gpus_per_worker if hardware.device.startswith("cuda") else 0.0
+        self.gpus = gpus_of(hardware, memory)
         self._ray: Any = None
         self._actors: dict[str, Any] = {}
 
@@ -55,8 +66,12 @@ class Ray(Pool):
         self._actor = ray.remote(Held)
         if not self.count:
             nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-            fits = [fitting(node.get("CPU", 0), node.get("memory", 0), self.threads, self.memory) for node in nodes]
-            self.count = sum(fits) or 1
+            asked = self.threads, self.memory
+            has = [
+                (node.get("CPU", 0.0), node.get("memory", 0.0), *asked, node.get("GPU", 0.0), self.gpus)
+                for node in nodes
+            ]
+            self.count = sum(fitting(*each) for each in has) or 1
 
     def about(self) -> str:
         has = {name: amount for name, amount in self._ray.cluster_resources().items() if ":" not in name}

@@ -73,7 +73,7 @@ def slurm(*words: str, given: str = "") -> str:
 
 def request(hardware: Hardware, threads: int) -> list[str]:
     """The options of sbatch for a worker."""
-    gpus = int(hardware.gpus_per_worker) if hardware.device.startswith("cuda") else 0
+    gpus = int(hardware.gpus_per_worker or 1) if hardware.device.startswith("cuda") else 0
     return [
         *("--nodes=1", "--ntasks=1", f"--cpus-per-task={threads}"),
         *([f"--gres=gpu:{gpus}"] if gpus else []),

@@ -6,6 +6,7 @@ import sys
 import threading
 from functools import partial
 from importlib.util import find_spec
+from types import SimpleNamespace
 
 import filelock
 import psutil
@@ -13,7 +14,7 @@ import pytest
 from engine_units import begin, records, unit, writes
 
 from repsim_cli.errors import BadInput, RunFailed
-from repsim_cli.executors import driver, worker
+from repsim_cli.executors import driver, pool, ray_cluster, worker
 from repsim_cli.settings import Hardware
 
 ALONE = Hardware(executor="processes", processes=1)
@@ -207,6 +208,36 @@ def test_refused_workers_stop_the_run_before_it_starts(begun):
     message = "the worker on .* cannot take part: model.a.path: no such folder"
     with pytest.raises(BadInput, match=message), begun(session="refuse"):
         raise AssertionError
+
+
+@pytest.mark.parametrize(
+    ("settings", "gigabytes", "gpus"),
+    [
+        ({"device": "cpu"}, 20, 0.0),
+        ({}, 20, 0.25),
+        ({}, 25, 0.3333),
+        ({}, 60, 1.0),
+        ({}, 100, 1.0),  # by block
+        ({"gpus_per_worker": 0.5}, 20, 0.5),
+        ({"shard": "auto"}, 100, 1.0),
+        ({"shard": "auto", "gpus_per_worker": 4.0}, 100, 4.0),
+    ],
+)
+def test_gpus_of_a_worker_by_the_plan(monkeypatch, settings, gigabytes, gpus):
+    """Of a machine with GPUs of 85 GB."""
+    gpu = SimpleNamespace(total_memory=85 * 10**9)
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda device: gpu)
+    hardware = Hardware(**{"executor": "ray", "device": "cuda", **settings})
+    assert ray_cluster.Ray(hardware, 1, gigabytes * 1e9).gpus == gpus
+
+
+@pytest.mark.parametrize(
+    ("gpus", "share", "count"),
+    [(0.0, 0.0, 8), (4.0, 1.0, 4), (2.0, 0.3333, 6), (4.0, 2.0, 2), (0.0, 0.5, 0), (8.0, 0.25, 8)],
+)
+def test_workers_that_fit_a_machine(gpus, share, count):
+    """Of 16 CPUs and 100 GB, with 2 threads and 12 GB each."""
+    assert pool.fitting(16.0, 100e9, 2, 12e9, gpus, share) == count
 
 
 @pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra `ray`")
