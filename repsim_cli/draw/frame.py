@@ -34,7 +34,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 INCHES = {"column": 3.25, "page": 6.75}
 MARGIN = 0.05  # inches
-APART = 3.0  # pixels between tick labels
+APART = 2.0  # pixels between tick labels
 LEAST = 4.0  # points: smaller text inside axes is left out
 NARROWEST = 1.1  # inches: panels side by side are not made narrower
 ROWS = 24  # of a legend

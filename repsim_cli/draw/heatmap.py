@@ -116,8 +116,8 @@ def pair(figure: Any) -> list[Any]:
 
 
 def _name_layers(axis: Any, names: list[str], room: float, starts: Sequence[int]) -> None:
-    """As many names as there is room for, in inches; those of heads together; none where models leave no room."""
-    if len(starts) > 1 and room < TICK * len(starts):
+    """As many names as there is room for, in inches; those of heads together; none where models have room for one each."""
+    if len(starts) > 1 and room < 2 * TICK * len(starts):
         axis.set_ticks([])
         return
     if TICK * len(names) > room >= TIGHT * len(heads := together(names)) and len(heads) < len(names):
@@ -250,7 +250,7 @@ def outer_names(axes: Any, which: str, models: list[str], ends: np.ndarray, laye
     if along:
         size = min(9.0, size)
     else:
-        size = float(np.clip(60 * room.min(), 5, 7))
+        size = float(np.clip(45 * room.min(), 5, 7))
         step = int(np.ceil(size / 60 / room.min()))
     axis = axes.secondary_yaxis("left") if upright else axes.secondary_xaxis("bottom")
     middles = (ends[:-1] + ends[1:] - 1) / 2
