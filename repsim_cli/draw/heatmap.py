@@ -116,7 +116,7 @@ def pair(figure: Any) -> list[Any]:
 
 
 def _name_layers(axis: Any, names: list[str], room: float, starts: Sequence[int]) -> None:
-    """As many names as there is room for, in inches; those of heads together; none where models have room for one each."""
+    """As many names as there is room for, in inches; those of heads together; none where a model has room for one."""
     if len(starts) > 1 and room < 2 * TICK * len(starts):
         axis.set_ticks([])
         return
