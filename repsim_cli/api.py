@@ -38,7 +38,7 @@ from repsim_cli.findings.analysis import Finished
 from repsim_cli.models import memory as models_in_memory
 from repsim_cli.models.memory import Forward, Maps
 from repsim_cli.models.source import Precomputed, Source
-from repsim_cli.presets import FILES, conf_dir, entries, entry_of
+from repsim_cli.presets import FILES, conf_dir, entries, entry_of, shipped
 from repsim_cli.registry import did_you_mean
 from repsim_cli.results import Progress, quiet
 
@@ -417,7 +417,7 @@ def _data(given: Any) -> dict[str, Any]:
         name = os.fspath(given)
         file = conf_dir() / "data" / f"{name}.yaml"
         if file.is_file():
-            return _yaml(file)
+            return shipped(file)
         place = Path(name).expanduser()
         if place.exists():
             tabular = place.is_dir() or place.suffix in (".csv", ".tsv")
@@ -462,7 +462,7 @@ def _config(
         if name not in known:
             raise BadInput(f"measures: no such measure, got '{name}'; {did_you_mean(name, known)}")
     unit = _unit(bound, rows)
-    extract = _yaml(conf_dir() / "extract" / f"{unit}.yaml")
+    extract = shipped(conf_dir() / "extract" / f"{unit}.yaml")
     if len(stored) == len(bound):
         for key, value, none in (("data", data, None), ("rows", rows, "auto")):
             if value != none:
@@ -472,7 +472,7 @@ def _config(
     elif layers:
         extract["hook_points"] = [_hook_point(name) for name in layers]
     config = {
-        key: value for key, value in _yaml(conf_dir() / "config.yaml").items() if key not in ("defaults", "hydra")
+        key: value for key, value in shipped(conf_dir() / "config.yaml").items() if key not in ("defaults", "hydra")
     }
     config |= {
         "name": "compare",
@@ -480,8 +480,8 @@ def _config(
         "measure": {name: dict(known[name]) for name in measures},
         "data": _data(data),
         "extract": extract,
-        "significance": _yaml(_preset("significance", significance)),
-        "hardware": {**_yaml(conf_dir() / "hardware" / "cpu.yaml"), "device": device, "batch_size": batch_size},
+        "significance": shipped(_preset("significance", significance)),
+        "hardware": {**shipped(conf_dir() / "hardware" / "cpu.yaml"), "device": device, "batch_size": batch_size},
         "seed": seed,
         "cache": not stored,
     }
@@ -515,9 +515,3 @@ def _preset(group: str, name: str) -> Path:
         names = [each.stem for each in (conf_dir() / group).glob("*.yaml")]
         raise BadInput(f"{group}: no such name, got '{name}'; {did_you_mean(name, names)}")
     return file
-
-
-def _yaml(file: Path) -> dict[str, Any]:
-    import yaml
-
-    return yaml.safe_load(file.read_text())

@@ -264,15 +264,22 @@ def to_json(results: Results) -> dict[str, Any]:
     return {"schema": SCHEMA, **dataclasses.asdict(results)}
 
 
+@functools.cache
+def _adapter() -> Any:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(Results)
+
+
 def from_json(document: Mapping[str, Any]) -> Results:
     """Raises Unreadable where a key is missing, or a value has another type than its field."""
-    from pydantic import TypeAdapter, ValidationError
+    from pydantic import ValidationError
 
     for key in (part.name for part in dataclasses.fields(Results)):
         if key not in document:
             raise Unreadable(f"no {key}, got {shown(list(document))}")
     try:
-        return TypeAdapter(Results).validate_python(document)
+        return _adapter().validate_python(document)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         path = ".".join(map(str, first["loc"]))

@@ -76,7 +76,12 @@ def entry_of(name: str) -> dict[str, Any]:
 @cache
 def entries(group: str) -> dict[str, Any]:
     """The entries of a table, by label."""
+    return shipped(conf_dir() / TABLES[group])
+
+
+def shipped(file: Path) -> dict[str, Any]:
+    """The keys of a file of `conf`."""
     import yaml
 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    return yaml.load((conf_dir() / TABLES[group]).read_text(), loader)
+    return yaml.load(file.read_text(), loader)

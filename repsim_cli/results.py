@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -447,6 +448,7 @@ def code() -> dict[str, Any]:
     return {"version": version("repsim-cli"), **(git_state() or {"commit": None, "dirty": None})}
 
 
+@cache
 def version(package: str) -> str | None:
     try:
         return metadata.version(package)

@@ -20,7 +20,18 @@ from torch import Tensor
 from repsim_cli.errors import BadInput
 from repsim_cli.measures import Card, InnerProduct, Measure
 from repsim_cli.measures.base import inner_values, is_cosine
-from repsim_cli.measures.inner import AnyKernel, Features, Matrix, Packed, State, packed, products, tile_of, unpacked
+from repsim_cli.measures.inner import (
+    AnyKernel,
+    Features,
+    Matrix,
+    Packed,
+    State,
+    gram_tile,
+    packed,
+    products,
+    tile_of,
+    unpacked,
+)
 from repsim_cli.segments import Segments
 from repsim_cli.settings import Significance
 from repsim_cli.similarity import Beside, Key, SimilarityMatrix, Statistics, all_pairs, pairs
@@ -418,10 +429,10 @@ def standardised(prepared: PreparedProducts) -> dict[str, Tensor]:
 
 def _square(kernel: AnyKernel, state: State, n: int) -> Float[Tensor, "n n"]:
     """The whole (n, n) matrix of a representation."""
-    values = state.features.values
     if isinstance(kernel, Packed):
-        return unpacked(values, n)
-    return kernel.cells(state.fit, values @ values.T, slice(0, n), slice(0, n))
+        return unpacked(state.features.values, n)
+    whole = slice(0, n)
+    return kernel.cells(state.fit, gram_tile(state.features, whole, whole), whole, whole)
 
 
 def permuted(
@@ -465,7 +476,7 @@ def _alias(kernel: AnyKernel) -> AnyKernel:
 
 def _moved(kernel: AnyKernel, state: State, order: Tensor, n: int) -> State:
     """The state of the reordered rows; the tensors of a fit have an entry per row."""
-    values, scale = state.features.values, state.features.scale
+    values, scale, gram = state.features.values, state.features.scale, state.features.gram
     if isinstance(kernel, Packed):
         return State(Features(packed(unpacked(values, n)[order][:, order]), scale))
     fit = state.fit
@@ -473,7 +484,7 @@ def _moved(kernel: AnyKernel, state: State, order: Tensor, n: int) -> State:
         fit = fit[order]
     elif fit is not None:
         fit = type(fit)(*(part[order] if isinstance(part, Tensor) else part for part in fit))
-    return State(Features(values[order], scale), fit)
+    return State(Features(values[order], scale, None if gram is None else gram[order][:, order]), fit)
 
 
 def p_values(observed: Float[Tensor, "r c"], null: Float[Tensor, "k r c"], card: Card) -> Float[Tensor, "r c"]:
@@ -535,7 +546,7 @@ def _block(kernel: AnyKernel, state: State, rows: slice, columns: slice, n: int)
     features = state.features
     if isinstance(kernel, Packed):
         return tile_of(features.values, n, rows, columns)
-    return kernel.cells(state.fit, features.block(rows) @ features.block(columns).T, rows, columns)
+    return kernel.cells(state.fit, gram_tile(features, rows, columns), rows, columns)
 
 
 def bands(

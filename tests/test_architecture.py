@@ -12,7 +12,8 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "repsim_cli"
 ORDER = [
-    "errors", "files", "documents", "signals", "workers", "planning", "registry", "settings", "segments", "content", "schema1", "results", "so_far",
+    "errors", "files", "documents", "signals", "workers", "planning", "registry", "settings", "segments", "symmetric", "content", "schema1", "results",
+    "so_far",
     "cache", "executors", "data", "models", "activations", "measures", "similarity", "significance", "stitching", "training", "analysis",
     "draw", "findings", "comparison", "export", "custom", "report", "tracking", "studies", "binding", "config", "units", "execution",
     "presets", "api", "doctor", "cli", "__main__",

@@ -14,11 +14,11 @@ from torch import Tensor
 from repsim_cli.activations.rows import Block, Layer
 from repsim_cli.content import DIAGNOSED, DIAGNOSTICS, PLACES, Table
 from repsim_cli.data.base import draw
+from repsim_cli.symmetric import gram_matrix, strips
 
 MOST = 2048  # rows that shares of the variance rest on
 CELLS = 2**22  # of wide layers, such as flattened maps, about as many rows as have so many cells, but FEWEST at least
 FEWER = 1024  # of them, that the participation ratio rests on: its cost is that of a product with d x d weights
-STRIPS = 4  # of the matrix of products, of which the lower ones are shorter
 FEWEST = 100  # rows of which 1 % is at least one
 
 
@@ -35,39 +35,35 @@ class Spread(NamedTuple):
 def spread(x: Float[Tensor, "n d"]) -> Spread | None:
     """Participation ratio: (tr C)^2 / tr C^2 of the covariance matrix C, from 1 (a single direction) to d.
 
-    None where all rows are equal. Sums along rows or features are in the precision of x, sums of these in float64.
+    Of C or of the products of rows, whichever is smaller. None where all rows are equal. Sums along rows or features
+    are in the precision of x, sums of these in float64.
     """
-    n = len(x)
-    centred = x - x[0]  # exactly 0 where all rows are equal
-    centred -= centred.mean(0)
-    largest = _largest(centred)
-    if largest <= 1e-7 * _largest(x):  # what rounding in float32 leaves of equal rows
+    n, size = len(x), _largest(x)
+    few = n <= min(x.shape[1], FEWER)
+    largest, features, rows, gram = 0.0, [], *x.new_zeros(2, dtype=torch.float64)
+    for strip in strips(x) if few else [slice(None)]:
+        centred = x[:, strip] - x[0, strip]  # exactly 0 where all rows are equal
+        centred -= centred.mean(0)
+        largest = max(largest, _largest(centred))
+        squares = centred.div_(size or 1).square()
+        features.append(squares.sum(0).double())
+        rows = rows + squares.sum(1).double()
+        thin = centred[:: -(-n // FEWER)]
+        gram = gram + gram_matrix(thin if few or thin.shape[1] > len(thin) else thin.T).double()
+    if largest <= 1e-7 * size:  # what rounding in float32 leaves of equal rows
         return None
-    squares = centred.div_(largest).square()
-    features, rows = squares.sum(0).double(), squares.sum(1).double()
+    variances = torch.cat(features)
     return Spread(
-        feature=int(features.argmax()),
-        share=float(features.max() / features.sum()),
+        feature=int(variances.argmax()),
+        share=float(variances.max() / variances.sum()),
         rows_share=float(rows.topk(n // FEWEST).values.sum() / rows.sum()) if n >= FEWEST else None,
-        participation=participation_ratio(centred[:: -(-n // FEWER)]),
+        participation=float(gram.trace() ** 2 / gram.square().sum()),
     )
 
 
 def _largest(x: Tensor) -> float:
     least, most = x.aminmax()
     return max(-float(least), float(most))
-
-
-def participation_ratio(x: Float[Tensor, "n d"]) -> float:
-    """(tr C)^2 / tr C^2 of centred rows: of x'x or xx', whichever is smaller, the cells on and above the diagonal."""
-    x = x if x.shape[1] <= len(x) else x.T
-    trace, total, width = 0.0, 0.0, -(-x.shape[1] // STRIPS)
-    for start in range(0, x.shape[1], width):
-        cells = x[:, start : start + width].T @ x[:, start:]
-        trace += float(cells.diagonal().sum(dtype=torch.float64))
-        cells.square_()
-        total += 2 * float(cells.sum(dtype=torch.float64)) - float(cells[:, :width].sum(dtype=torch.float64))
-    return trace**2 / total
 
 
 class Diagnosis:
@@ -104,7 +100,7 @@ class Diagnosis:
                 inside = chosen[i][(chosen[i] >= block.first) & (chosen[i] < block.first + count)] - block.first
                 if i not in kept:  # whole at first: many small pieces would leave the heap in fragments
                     kept[i] = x.new_empty(len(chosen[i]), x.shape[1])
-                kept[i][filled[i] : filled[i] + len(inside)] = x[inside.to(x.device)]
+                torch.index_select(x, 0, inside.to(x.device), out=kept[i][filled[i] : filled[i] + len(inside)])
                 filled[i] += len(inside)
                 at = torch.full((count,), PLACES) if places is None else places[block.first : block.first + count]
                 norms = torch.linalg.vector_norm(x, dim=1).double().cpu()

@@ -9,7 +9,7 @@ from repsim_cli import results
 from repsim_cli.cli.configs import COMPONENT_KEY, as_typed
 from repsim_cli.errors import BadInput
 from repsim_cli.files import readable, walk
-from repsim_cli.presets import GROUPS, TABLES, conf_dir, described
+from repsim_cli.presets import GROUPS, TABLES, conf_dir, described, shipped
 from repsim_cli.registry import did_you_mean
 
 VALUED = ("--config-dir", "-cd", "--cfg", "-c", "--package", "-p", "--info", "-i")
@@ -72,7 +72,7 @@ def repeated(words: list[str], scratch: Path) -> tuple[list[str], Path, str]:
     experiment = next((word for word in words if word.startswith("experiment=")), None)
     if experiment:
         raise BadInput(f"--from: the run's configuration is complete, got {experiment} as well; give one of them")
-    default = yaml.safe_load((conf_dir() / "config.yaml").read_text())
+    default = shipped(conf_dir() / "config.yaml")
     rest = words[:at] + words[at + 2 :]
     choices = [entry for entry in default["defaults"] if isinstance(entry, dict)]
     anew = [entry for entry in choices if _selected(next(iter(entry)), rest)]
@@ -222,7 +222,5 @@ def _given(key: str, overrides: list[str]) -> str:
 
 def _run_keys() -> list[str]:
     """The keys of the default configuration."""
-    import yaml
-
-    content = yaml.safe_load((conf_dir() / "config.yaml").read_text())
+    content = shipped(conf_dir() / "config.yaml")
     return sorted({*content, *GROUPS} - {"defaults", "hydra"})

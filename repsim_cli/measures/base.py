@@ -16,9 +16,11 @@ from torch import Tensor
 from repsim_cli.activations.maps import Maps
 from repsim_cli.errors import BadInput, Degenerate
 from repsim_cli.measures.inner import AnyKernel, CentredRows, Matrix, Products, State, products, states_of
+from repsim_cli.symmetric import gram_matrix, strips
 
 Labels = Sequence[int] | np.ndarray | Tensor | None  # n class codes
 CACHED = 1 << 17  # cells
+FEW = 512  # rows, of which the whole Gram matrix is held
 LARGEST = 1e60  # absolute value in float64: sums of fourth powers of larger ones overflow
 
 Invariance = Literal[
@@ -508,6 +510,8 @@ def blocks(x: Float[Tensor, "n d"]) -> Iterator[slice]:
 def centred_rows(x: Float[Tensor, "n d"]) -> CentredRows:
     """`centred` rows without a copy, as features of every kernel on their Gram matrix."""
     n, dtype = len(x), torch.promote_types(x.dtype, torch.float32)
+    if n <= min(x.shape[1], FEW) and (wide := _wide(x)) is not None:
+        return wide
     sums, largest = x.new_zeros(x.shape[1], dtype=torch.float64), 0.0
     for rows in blocks(x):
         block = x[rows].to(dtype)
@@ -528,6 +532,29 @@ def centred_rows(x: Float[Tensor, "n d"]) -> CentredRows:
         raise Degenerate("all rows are equal, got a constant representation; drop this layer or change the data")
     scale = _inverse_is_exact(size * unit, dtype)
     return CentredRows(x, mean, (-rest / scale).to(dtype), scale, norms * (unit / scale) ** 2)
+
+
+def _wide(x: Float[Tensor, "n d"]) -> CentredRows | None:
+    """Few rows of many features: centred, and their Gram matrix, strip by strip, so that they are read once.
+
+    None where rows differ by little beside their mean, or by so much or little that squares would not do.
+    """
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    means, rests, gram = [], [], None
+    for strip in strips(x):
+        part = x[:, strip].to(dtype)
+        means.append(part.mean(0))
+        near = part - means[-1]
+        rests.append(near.mean(0))
+        product = gram_matrix(near.sub_(rests[-1]))
+        gram = product if gram is None else gram.double() + product
+    assert gram is not None
+    mean, norms = torch.cat(means), gram.diagonal().double()
+    size = math.sqrt(max(float(norms.mean()), 0.0))
+    if not 1e-12 < size < 1e15 or not size > 1e-4 * float(torch.linalg.vector_norm(mean)):
+        return None
+    scale = _inverse_is_exact(size, dtype)
+    return CentredRows(x, mean, torch.cat(rests) / -scale, scale, norms / scale**2, gram.div_(scale**2).to(dtype))
 
 
 def _inverse_is_exact(scale: float, dtype: torch.dtype) -> float:

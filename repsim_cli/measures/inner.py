@@ -14,8 +14,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from repsim_cli.symmetric import DIAGONAL, halved
+
 STRIP = 1 << 13  # terms of a float32 sum
-DIAGONAL = 128  # rows of a tile on the diagonal
 ALIGNED = 16  # numbers
 ROWS = 64  # representations in a block of the product, of which only the upper half is computed
 Matrix = Float[Tensor, "a b"]
@@ -25,10 +26,12 @@ class Features(NamedTuple):
     """A prepared representation; scale: the factor that was divided out.
 
     For a `Kernel`, values @ values.T is the Gram matrix; for a `Packed` matrix, values are its cells.
+    gram: the Gram matrix, where it is known.
     """
 
     values: Float[Tensor, "n k"] | Float[Tensor, " cells"]
     scale: float = 1.0
+    gram: Float[Tensor, "n n"] | None = None
 
     @property
     def rows(self) -> int:
@@ -42,7 +45,7 @@ class CentredRows(NamedTuple):
     """The rows of x minus the means, over the scale, computed on demand: no copy is held.
 
     mean: exact where rows are near it. rest: minus the remainder that its rounding leaves, over the scale.
-    norms: the squared norms of the rows.
+    norms: the squared norms of the rows. gram: the Gram matrix of few, wide rows.
     """
 
     x: Float[Tensor, "n d"]
@@ -50,6 +53,7 @@ class CentredRows(NamedTuple):
     rest: Float[Tensor, " d"]
     scale: float
     norms: Float[Tensor, " n"]
+    gram: Float[Tensor, "n n"] | None = None
 
     @property
     def rows(self) -> int:
@@ -65,6 +69,13 @@ class CentredRows(NamedTuple):
 
 
 AnyFeatures = Features | CentredRows
+
+
+def gram_tile(features: AnyFeatures, rows: slice, columns: slice) -> Float[Tensor, "a b"]:
+    """Of the Gram matrix, a copy."""
+    if features.gram is not None:
+        return features.gram[rows, columns].clone()
+    return features.block(rows) @ features.block(columns).T
 
 
 def unchanged(fit: Any, gram: Tensor, rows: slice, columns: slice) -> Tensor:
@@ -161,20 +172,26 @@ def _tiles(states: Mapping[Any, Sequence[State]], n: int, tile: int) -> Blocks:
     for start in range(0, n, side):
         band = slice(start, min(start + side, n))
         # computed once for all tiles of these rows
-        held = {make: [state.features.block(band) for state in states[of[0]]] for make, of in by_features.items()}
+        held = {
+            make: [state.features.block(band) if state.features.gram is None else None for state in states[of[0]]]
+            for make, of in by_features.items()
+        }
         for rows, columns in band_tiles(band, n):
             shape = (rows.stop - rows.start, columns.stop - columns.start)
             cells = shape[0] * shape[1]
             blocks = {kernel: buffer[:, :cells] for kernel, buffer in buffers.items()}
             for make, (first, *others) in by_features.items():
                 for r, block in enumerate(held[make]):
-                    left = block[rows.start - start : rows.stop - start]
-                    if columns.start < band.stop:
-                        right = block[columns.start - start : columns.stop - start]
+                    gram, features = blocks[first][r].view(shape), states[first][r].features
+                    if features.gram is not None:
+                        gram.copy_(features.gram[rows, columns])
                     else:
-                        right = states[first][r].features.block(columns)
-                    gram = blocks[first][r].view(shape)
-                    torch.mm(left, right.T, out=gram)
+                        left = block[rows.start - start : rows.stop - start]
+                        if columns.start < band.stop:
+                            right = block[columns.start - start : columns.stop - start]
+                        else:
+                            right = features.block(columns)
+                        torch.mm(left, right.T, out=gram)
                     for kernel in others:
                         blocks[kernel][r].view(shape).copy_(gram)
                     for kernel in (first, *others):
@@ -239,7 +256,7 @@ def cells_of_tiles(n: int, tile: int) -> int:
 
 
 def _cells_of_square(side: int) -> int:
-    """Cells of the tiles of `_halved`."""
+    """Cells of the tiles of `halved`."""
     if side <= DIAGONAL:
         return side**2
     upper, lower = side // 2, side - side // 2
@@ -265,22 +282,10 @@ def band_tiles(band: slice, n: int) -> Iterator[tuple[slice, slice]]:
 
     Tiles on the diagonal are small, since half of their cells are redundant.
     """
-    yield from _halved(band)
+    yield from halved(band)
     side = band.stop - band.start
     for other in range(band.stop, n, side):
         yield band, slice(other, min(other + side, n))
-
-
-def _halved(rows: slice) -> Iterator[tuple[slice, slice]]:
-    """The square on the diagonal, as squares of at most DIAGONAL rows and the tiles above them."""
-    if rows.stop - rows.start <= DIAGONAL:
-        yield rows, rows
-    else:
-        middle = (rows.start + rows.stop) // 2
-        upper, lower = slice(rows.start, middle), slice(middle, rows.stop)
-        yield from _halved(upper)
-        yield upper, lower
-        yield from _halved(lower)
 
 
 def _cut_diagonal(block: Float[Tensor, "r cells"], side: int) -> Float[Tensor, "r side"]:

@@ -2,7 +2,6 @@
 this process alone can resolve."""
 
 import copy
-import hashlib
 import shutil
 import tempfile
 import weakref
@@ -14,6 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+import xxhash
 from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
@@ -51,12 +51,12 @@ def hold(model: AnySource) -> dict[str, str]:
 
 
 def digest(tensors: Iterable[tuple[str, Tensor]]) -> str:
-    """sha256 over names, types, shapes and values."""
-    whole = hashlib.sha256()
+    """A hash over names, types, shapes and values."""
+    whole = xxhash.xxh3_128()
     for name, tensor in tensors:
         x = tensor.detach().cpu().contiguous()
         whole.update(f"{name} {x.dtype} {tuple(x.shape)}".encode())
-        whole.update(x.flatten().view(torch.uint8).numpy().tobytes() if x.numel() else b"")
+        whole.update(x.flatten().view(torch.uint8).numpy().data if x.numel() else b"")
     return whole.hexdigest()
 
 
@@ -186,7 +186,7 @@ class _Rows:
     file per layer."""
 
     def __init__(self, names: Sequence[str], most: int, stack: ExitStack):
-        self.names, self.folder, self.hash = list(names), Path(tempfile.mkdtemp(prefix="repsim-")), hashlib.sha256()
+        self.names, self.folder, self.hash = list(names), Path(tempfile.mkdtemp(prefix="repsim-")), xxhash.xxh3_128()
         self.files = [stack.enter_context((self.folder / str(i)).open("wb")) for i in range(len(names))]
         self.shapes = {name: (0, 0) for name in names}
         self.held: dict[str, list[np.ndarray]] = {name: [] for name in names}

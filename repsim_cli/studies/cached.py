@@ -32,7 +32,7 @@ from repsim_cli.similarity import KnownPairs, SimilarityMatrix, Wanted
 from repsim_cli.studies.record import places_of
 from repsim_cli.studies.sample import Study
 
-CODE = 3  # raise when a change of the code changes what an entry holds; a measure's own file is in the key
+CODE = 4  # raise when a change of the code changes what an entry holds; a measure's own file is in the key
 
 
 @dataclass(frozen=True, kw_only=True)

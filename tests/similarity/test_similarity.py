@@ -155,6 +155,30 @@ def test_centred_rows_are_made_when_asked_for(dtype):
     assert torch.equal(x, before)
 
 
+@pytest.mark.parametrize(("n", "d", "offset"), [(64, 5000, 3000), (200, 300, 0), (130, 1500, 3000)])
+def test_wide_rows_have_the_gram_matrix_of_float64(n, d, offset):
+    """A column far from zero leaves the digits of float32."""
+    x = torch.randn(n, d, generator=torch.Generator().manual_seed(0))
+    x[:, 5] += offset
+    made, exact = centred_rows(x), x.double() - x.double().mean(0)
+    exact /= exact.square().sum(1).mean().sqrt()
+    assert made.gram is not None
+    torch.testing.assert_close(made.gram.double(), exact @ exact.T, rtol=0, atol=3e-6)
+    torch.testing.assert_close(made.norms, exact.square().sum(1), rtol=3e-6, atol=0)
+    torch.testing.assert_close(made.values.double(), exact, rtol=0, atol=1e-6)
+    assert made.scale == pytest.approx(float((x.double() - x.double().mean(0)).square().sum(1).mean().sqrt()), rel=1e-6)
+
+
+@pytest.mark.parametrize("change", [lambda x: x * 1e-14, lambda x: x * 1e16, lambda x: 1e6 + x])
+def test_wide_rows_of_extreme_size_are_centred_before_they_are_multiplied(change):
+    x = change(torch.randn(20, 30, generator=torch.Generator().manual_seed(0), dtype=torch.float64)).float()
+    made = centred_rows(x)
+    assert made.gram is None
+    exact = x.double() - x.double().mean(0)
+    exact /= exact.square().sum(1).mean().sqrt()
+    torch.testing.assert_close(made.values.double(), exact, rtol=0, atol=1e-6)
+
+
 def test_a_tile_of_packed_cells():
     n = 9
     square = torch.randn(n, n, generator=torch.Generator().manual_seed(0))
