@@ -183,7 +183,8 @@ def _tiles(states: Mapping[Any, Sequence[State]], n: int, tile: int) -> Blocks:
             for make, (first, *others) in by_features.items():
                 for r, block in enumerate(held[make]):
                     gram, features = blocks[first][r].view(shape), states[first][r].features
-                    if features.gram is not None:
+                    if block is None:
+                        assert features.gram is not None
                         gram.copy_(features.gram[rows, columns])
                     else:
                         left = block[rows.start - start : rows.stop - start]
