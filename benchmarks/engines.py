@@ -1,13 +1,14 @@
 """Units of work on workers: what an engine costs, how it scales, and what kills leave.
 
-Command: python benchmarks/engines.py [overhead] [slots] [bits] [kills] [processes] [ray] [slurm]
+Command: python benchmarks/engines.py [overhead] [slots] [bits] [stitches] [kills] [processes] [ray] [slurm]
     (ray needs pip install -e '.[ray]'; slurm a cluster: scripts/slurm_trial python benchmarks/engines.py bits slurm)
 
 overhead: 2000 units that do nothing but leave a file in the cache, on 2 workers: CPU time of the driver per unit, and
     the time from asking a worker to its answer.
 slots:    4000 units that sleep for a second, on 200 threads of 4 Ray actors: efficiency against 20 s.
-bits:     a run of six models with Gromov-Wasserstein pairs, and one of stitches, on 1, 2 and 4 workers of each engine:
-          their numbers against those of the run alone, wall time and efficiency.
+bits:     a run of six models with Gromov-Wasserstein pairs on 1, 2 and 4 workers of each engine: its numbers against
+    those of the run alone, wall time and efficiency.
+stitches: the same of a run of stitches.
 kills:    small units on 2 workers, while 50 times a random worker or the driver is killed: values, and what was
     computed twice though it was complete.
 """
@@ -155,32 +156,31 @@ def newest(folder: Path) -> Path:
     return results.runs(folder)[-1]
 
 
-def bits() -> None:
-    print("| run | engine | workers | wall, s | of it units, s | efficiency of units | same numbers |")
-    print("| --- | --- | --- | --- | --- | --- | --- |")
-    for what, words in {"pairs": PAIRS, "stitches": STITCHES}.items():
-        with tempfile.TemporaryDirectory() as place:
-            folder = Path(place)
+def bits(words: list[str]) -> None:
+    print("| engine | workers | wall, s | of it units, s | efficiency of units | same numbers |")
+    print("| --- | --- | --- | --- | --- | --- |")
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
 
-            def measured(cache: str, words: list[str], folder: Path = folder) -> float:
-                asked, environment = command(folder, cache, words)
-                begin = time.monotonic()
-                subprocess.run(asked, env=environment, check=True)
-                return time.monotonic() - begin
+        def measured(cache: str, words: list[str]) -> float:
+            asked, environment = command(folder, cache, words)
+            begin = time.monotonic()
+            subprocess.run(asked, env=environment, check=True)
+            return time.monotonic() - begin
 
-            print(f"| {what} | none | - | {measured('alone', words):.1f} | - | - | - |")
-            alone = numbers(newest(folder))
-            for engine, choice in ENGINES.items():
-                single = 0.0
-                for workers in (1, 2, 4):
-                    wall = measured(f"{engine}-{workers}", [*words, *choice, f"hardware.processes={workers}"])
-                    run = newest(folder)
-                    timings = results.read_manifest(run)["timings"]
-                    units = sum(seconds for stage, seconds in timings.items() if stage.startswith("units"))
-                    single = single or units
-                    same = "yes" if numbers(run) == alone else "NO"
-                    efficiency = f"{single / units / workers:.0%}"
-                    print(f"| {what} | {engine} | {workers} | {wall:.1f} | {units:.1f} | {efficiency} | {same} |")
+        print(f"| none | - | {measured('alone', words):.1f} | - | - | - |")
+        alone = numbers(newest(folder))
+        for engine, choice in ENGINES.items():
+            single = 0.0
+            for workers in (1, 2, 4):
+                wall = measured(f"{engine}-{workers}", [*words, *choice, f"hardware.processes={workers}"])
+                run = newest(folder)
+                timings = results.read_manifest(run)["timings"]
+                units = sum(seconds for stage, seconds in timings.items() if stage.startswith("units"))
+                single = single or units
+                same = "yes" if numbers(run) == alone else "NO"
+                efficiency = f"{single / units / workers:.0%}"
+                print(f"| {engine} | {workers} | {wall:.1f} | {units:.1f} | {efficiency} | {same} |")
 
 
 def kills(count: int = 50) -> None:
@@ -278,12 +278,19 @@ def workers_of(folder: Path) -> list[psutil.Process]:
     return workers
 
 
-PARTS = {"overhead": overhead, "slots": slots, "bits": bits, "kills": kills}
+PARTS = {
+    "overhead": overhead,
+    "slots": slots,
+    "bits": partial(bits, PAIRS),
+    "stitches": partial(bits, STITCHES),
+    "kills": kills,
+}
 
 if __name__ == "__main__":
     os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
     sys.path.insert(0, str(HERE))
     os.environ["REPSIM_QUIET"] = "1"
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     if sys.argv[1:2] == ["drive"]:
         sys.exit(drive(*sys.argv[2:]))
     if chosen := [name for name in sys.argv[1:] if name in ENGINES]:

@@ -264,6 +264,19 @@ def test_ray(cluster, begun, tmp_path):
 
 @pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra `ray`")
 @pytest.mark.ray
+def test_actors_that_cannot_take_part(begun, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    ray = Hardware(executor="ray", address="local", processes=1)
+    refused = "hardware.executor: the worker on .* cannot take part: "
+    with pytest.raises(BadInput, match=f"{refused}model.a.path: no such folder"), begun(ray, session="refuse"):
+        raise AssertionError
+    monkeypatch.setattr(driver, "packages", lambda: {"torch": "1.0"})
+    with pytest.raises(BadInput, match=f"{refused}torch differs, got .*, the run has 1.0; install"), begun(ray):
+        raise AssertionError
+
+
+@pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra `ray`")
+@pytest.mark.ray
 def test_no_ray_cluster(begun):
     if any(process.info["name"] == "raylet" for process in psutil.process_iter(["name"])):
         pytest.skip("a Ray cluster runs on this machine")

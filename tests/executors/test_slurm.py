@@ -19,7 +19,7 @@ from test_units import PAIRS, STITCHES, numbers
 from repsim_cli import results
 from repsim_cli.cache import root
 from repsim_cli.errors import BadInput
-from repsim_cli.executors import check_executor, pilot, slurm
+from repsim_cli.executors import check_executor, driver, pilot, slurm
 from repsim_cli.executors.lines import Lines
 from repsim_cli.executors.records import read_records
 from repsim_cli.executors.worker import packages, token_file
@@ -258,6 +258,11 @@ def test_workers_that_cannot_take_part(cluster, begun, monkeypatch):
     message = "the worker on .* cannot take part: model.a.path: no such folder"
     with pytest.raises(BadInput, match=message), begun(TWO, session="refuse"):
         raise AssertionError
+    with monkeypatch.context() as patch:
+        patch.setattr(driver, "packages", lambda: {"torch": "1.0"})
+        message = "the worker on .* cannot take part: torch differs, got .*, the run has 1.0; install the same"
+        with pytest.raises(BadInput, match=message), begun(TWO):
+            raise AssertionError
     many = Hardware(executor="slurm", processes=2, memory_gb=1e6)
     with pytest.raises(BadInput, match="SLURM refuses the workers, got '.*[Mm]emory"), begun(many):
         raise AssertionError
