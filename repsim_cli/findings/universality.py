@@ -21,7 +21,7 @@ from repsim_cli.findings.evidence import ROUNDING, arrangements, ranks
 from repsim_cli.findings.leaderboard import trust
 from repsim_cli.registry import did_you_mean
 
-SAME, RELATED, UNTRAINED, UNRELATED, UNCLEAR = "same", "related", "as untrained", "unrelated", "unclear"
+SAME, RELATED, UNTRAINED, UNRELATED, UNCLEAR = "same", "related", "below untrained", "unrelated", "unclear"
 WEAKEST = (UNRELATED, UNTRAINED, UNCLEAR, RELATED, SAME)  # a factor has the first that one of its values has
 MARKERS = {SAME: "o", RELATED: "^", UNTRAINED: "_", UNRELATED: "x", UNCLEAR: "$?$"}
 CELLS, FACTORS, AGREEMENT = "universality", "universality of factors", "agreement on the grid"
@@ -39,7 +39,7 @@ class Universality:
     """The verdict of every measure on every factor of a run of `study=universality`.
 
     `same`: not less similar than seeds of the base, and more similar than chance and than untrained twins. `related`:
-    less similar than seeds, but more than both. `as untrained`: less similar than seeds and than untrained twins, but
+    less similar than seeds, but more than both. `below untrained`: less similar than seeds and than untrained twins, but
     more than chance: the input may be what they share. `unrelated`: less similar than seeds, and not more than chance.
     `unclear`: an interval spans a border. A factor has the weakest verdict of its values. For
     single models, without seeds beside them, the verdict leaves seeds out and is never `same`.
@@ -170,7 +170,7 @@ def verdicts(
     >>> p = lambda *values: np.array(values)
     >>> chance, above, under = p(.01, .01, .01, .9, .01), p(.01, .01, .9, .9, .3), p(.9, .9, .01, .1, .7)
     >>> verdicts(chance, above, under, p(.4, .01, .01, .01, .01), 0.05)
-    ['same', 'related', 'as untrained', 'unrelated', 'unclear']
+    ['same', 'related', 'below untrained', 'unrelated', 'unclear']
     """
     by_chance, less = chance > alpha, (below <= alpha) | np.isnan(below)
     higher, lower = ~by_chance & (above <= alpha), ~by_chance & (under <= alpha)
