@@ -39,10 +39,10 @@ class Universality:
     """The verdict of every measure on every factor of a run of `study=universality`.
 
     `same`: not less similar than seeds of the base, and more similar than chance and than untrained twins. `related`:
-    less similar than seeds, but more than both. `below untrained`: less similar than seeds and than untrained twins, but
-    more than chance: the input may be what they share. `unrelated`: less similar than seeds, and not more than chance.
-    `unclear`: an interval spans a border. A factor has the weakest verdict of its values. For
-    single models, without seeds beside them, the verdict leaves seeds out and is never `same`.
+    less similar than seeds, but more than both. `below untrained`: less similar than seeds and than untrained twins,
+    but more than chance: the input may be what they share. `unrelated`: less similar than seeds, and not more than
+    chance. `unclear`: an interval spans a border. A factor has the weakest verdict of its values. For single models,
+    without seeds beside them, the verdict leaves seeds out and is never `same`.
 
     weights: how far each measure is trusted, {MEASURE: WEIGHT}; the others weigh nothing; empty: all alike; null: the
         share of the graded measures that it is better than on average, by the shipped grades (a half without a grade).
