@@ -51,7 +51,7 @@ PAIRS = [
     "+model.random_tiny.seeds=[0,1,2,3,4,5]",
     "measure=[cka_unbiased,gromov_wasserstein]",
     "extract.estimate=full",
-    "extract.rows=200",
+    "extract.rows=300",
     "extract.layers=[0,-1]",
     "hardware.threads=1",
 ]
