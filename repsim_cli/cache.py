@@ -12,6 +12,7 @@ ROOT is REPSIM_CACHE, or the user's cache folder.
 """
 
 import errno
+import glob
 import hashlib
 import json
 import logging
@@ -114,6 +115,10 @@ class Entry:
     def known(self) -> bool:
         """Whether it was finished; `load` checks whether it still is intact."""
         return any(self.folder.glob(f"{RECORD}-*"))
+
+    def has(self, name: str) -> bool:
+        """Whether there is a file of this name; `load` checks whether it is intact."""
+        return any(self.folder.glob(f"{glob.escape(name)}-*"))
 
     def load(self) -> None:
         """Lists the files; damaged ones are dropped, with a warning."""

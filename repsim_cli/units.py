@@ -20,7 +20,7 @@ import torch
 from repsim_cli.activations.cached import cached
 from repsim_cli.activations.inputs import named, paired
 from repsim_cli.activations.rows import Reading, windows_of
-from repsim_cli.activations.stored import Recorder, activations_key, gather
+from repsim_cli.activations.stored import Recorder, activations_key, gather, window_name
 from repsim_cli.cache import Entry
 from repsim_cli.config import RunConfig, of_keys
 from repsim_cli.data.base import Sequences
@@ -304,7 +304,11 @@ def _shard(session: Session, run: Run, label: str, number: int, count: int) -> b
     with cached([reading], sequences, identities, study.extract, dtype, run.warn, (number, count)) as entries:
         if label not in entries or entries[label].complete or Entry("activations", whole).known:
             return False
-        windows = windows_of(sequences, study.extract, study.hardware)[number::count]
+        every = windows_of(sequences, study.extract, study.hardware)[number::count]
+        # a run that was cut off may have left some
+        windows = [window for window in every if not Entry("activations", whole).has(window_name(window))]
+        if not windows:
+            return False
         record_alone(run, study, reading, entries[label], sequences, tally(run, study.models), windows)
         return True
 

@@ -110,8 +110,14 @@ def test_shards_are_put_together_without_the_model(repsim, tmp_path, monkeypatch
     first, *_, whole = (unit for unit in driver.units if unit.args["label"] == "tiny_a")
     assert [driver.work(unit.kind, unit.args) for unit in (first, whole)] == [True, True]
     assert loads[4:] == ["tiny_a"] * 2
-    left = [file for file in (tmp_path / "cache" / "activations").iterdir() if file.is_dir()]
-    assert len(left) == 1  # no shard remains
+    (entry,) = (file for file in (tmp_path / "cache" / "activations").iterdir() if file.is_dir())  # no shard remains
+    # shards leave out what a run that was cut off had recorded
+    (record,), (window, *_) = entry.glob("entry-*"), sorted(entry.glob("0*"))
+    record.unlink()
+    window.unlink()
+    shards = [unit for unit in driver.units if unit.kind == "shard" and unit.args["label"] == "tiny_a"]
+    assert [driver.work(unit.kind, unit.args) for unit in (*shards, whole)] == [True, False, True]
+    assert loads[6:] == ["tiny_a"]
 
 
 def test_activations_that_the_cache_would_drop_are_left_to_the_run(tmp_path, monkeypatch, caplog):

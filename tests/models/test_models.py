@@ -699,7 +699,7 @@ def test_broken_precomputed_files(tmp_path, kind):
         precomputed(path=str(file) + "x")
     other = tmp_path / "acts.pkl"
     other.write_bytes(b"x")
-    with pytest.raises(BadInput, match=r"path: unknown kind of file, got '.*pkl'; use .npz, .safetensors"):
+    with pytest.raises(BadInput, match=r"path: unknown kind of file, got '.*pkl'; use .npy, .npz, .safetensors"):
         precomputed(path=str(other))
 
 
