@@ -109,7 +109,7 @@ def limited(command: list[str], environment: dict[str, str]) -> Used:
         counted = dict(line.split() for line in (GROUP / "memory.stat").read_text().splitlines())
         most = max(most, int(counted["rss"]))
         time.sleep(0.1)
-    assert status == 0, command
+    assert status == 0, (os.waitstatus_to_exitcode(status), command)
     return Used(512 * usage.ru_inblock, most, usage.ru_utime + usage.ru_stime, time.monotonic() - start)
 
 
