@@ -644,7 +644,7 @@ ARRAYS = {
     "integers.safetensors": lambda file: safetensors.torch.save_file({"a": torch.zeros(50, 3, dtype=torch.int8)}, file),
     "text.hdf5": lambda file: file.write_text("words"),
     "grouped.hdf5": grouped,
-    "array.npy": lambda file: np.save(file, X),
+    "flat.npy": lambda file: np.save(file, X[0]),
     "text-member.npz": member("", name="a.txt"),
     "no-header.npz": member("abcde"),
     "open-header.npz": member("{'descr': '<f8', 'shape': (5, 6), "),
