@@ -271,7 +271,7 @@ def _split(
         while True:
             part = passage.part(first, stop)
             parts = [pieces(tokenizer, [part])[0] for tokenizer in tokenizers.values()]
-            if stop == first + 1 or max(part.length for part in parts) <= length:
+            if stop == first + 1 or max(each.length for each in parts) <= length:
                 break
             stop -= 1
         yield part, parts

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import scipy
 import scipy.cluster.hierarchy as hierarchy
-from scipy.spatial.distance import squareform
 
 from repsim_cli.content import Matrix, Side, Table
 from repsim_cli.draw.heatmap import add_tree, heatmap
 from repsim_cli.errors import BadInput
 from repsim_cli.findings.analysis import Finished, Job, Part, Planned, analysis
 from repsim_cli.findings.claims import Claim
+from repsim_cli.findings.distances import tree
 
 COLUMNS = ["measure", "mean with the others", "closest", "with the closest"]
 NAME = "agreement of measures"
@@ -52,11 +52,6 @@ def correlations(maps: Mapping[str, tuple[np.ndarray, bool]]) -> np.ndarray:
     return rho
 
 
-def tree(rho: np.ndarray) -> np.ndarray:
-    """The merges of an average-linkage clustering of 1 - rho."""
-    return hierarchy.linkage(squareform(1 - rho, checks=False), "average", optimal_ordering=True)
-
-
 def figures(run: Finished, whole: bool) -> Iterator[Job]:
     """measure-agreement"""
     yield "measure-agreement", partial(_figure, run, run.results.matrices[NAME])
@@ -66,7 +61,7 @@ def _figure(run: Finished, matrix: Matrix) -> Any:
     rho, names = run.array(matrix.values), matrix.rows.layers
     title = f"Agreement of measures\nSpearman's rho over {matrix.n:,} ordered pairs of layers"
     figure, axes = heatmap(rho, names, names, title, matrix.label, (-1.0, 1.0), "RdBu_r", "{:.2f}")
-    add_tree(figure, axes, tree(rho), "1 - rho")
+    add_tree(figure, axes, tree(1 - rho), "1 - rho")
     return figure
 
 
@@ -74,7 +69,7 @@ def _figure(run: Finished, matrix: Matrix) -> Any:
 def agreement(run: Finished, options: Agreement, claims: Sequence[Claim]) -> Part:
     maps = {label: (x.values, x.measure.larger_is_closer) for label, x in run.maps.items()}
     rho, labels = correlations(maps), list(maps)
-    order = hierarchy.leaves_list(tree(rho))
+    order = hierarchy.leaves_list(tree(1 - rho))
     others = np.where(np.eye(len(labels), dtype=bool), np.nan, rho)
     closest = np.nanargmax(others, axis=1)
     names = Side(model="measures", layers=[labels[i] for i in order])

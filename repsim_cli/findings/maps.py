@@ -10,7 +10,6 @@ import numpy as np
 import scipy
 from jaxtyping import Float
 from scipy.cluster import hierarchy
-from scipy.spatial.distance import squareform
 
 from repsim_cli.content import CHANCE, DIAGNOSTICS, FEATURE_SHARE, ROWS_SHARE, Matrix, Measured
 from repsim_cli.draw.heatmap import (
@@ -29,6 +28,7 @@ from repsim_cli.draw.heatmap import (
 from repsim_cli.findings import sub_networks
 from repsim_cli.findings.analysis import Finished, Job, LayerMap, Part, analysis, asked
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
+from repsim_cli.findings.distances import tree
 from repsim_cli.findings.evidence import (
     arrangements,
     by_chance,
@@ -394,28 +394,30 @@ def _grid(run: Finished, measured: Measured, quantity: str) -> Any:
     order = run.results.analyses["maps"].get("options", {}).get("order", "model")
 
     def joined(quantity: str) -> np.ndarray:
-        whole = np.full((ends[-1], ends[-1]), np.nan)
+        cells = np.full((ends[-1], ends[-1]), np.nan)
         for matrix in measured.matrices:
             i, j = (models.index(side.model) for side in (matrix.rows, matrix.columns))
             block = run.array(getattr(matrix, quantity))
-            whole[ends[i] : ends[i + 1], ends[j] : ends[j + 1]] = block
+            cells[ends[i] : ends[i + 1], ends[j] : ends[j + 1]] = block
             if measured.card["symmetric"]:
-                whole[ends[j] : ends[j + 1], ends[i] : ends[i + 1]] = block.T
-        return whole
+                cells[ends[j] : ends[j + 1], ends[i] : ends[i + 1]] = block.T
+        return cells
 
-    at = ORDERS[order](np.diff(ends), joined("values") if larger else -joined("values"))
+    raw = joined("values")
+    at = ORDERS[order](np.diff(ends), raw if larger else -raw)
     cells = np.ix_(at, at)
     everywhere = [(model, name) for model in models for name in layers[model]]
     owners, names = map(list, zip(*(everywhere[i] for i in at), strict=True))
     values = quantity == "values"
     p = joined(tested(measured.null)[0])[cells] if values and measured.null else None
     score = joined("calibrated")[cells] if values and matrix_has(measured, "calibrated") else None
-    level = _level(run, measured, joined("values")[cells], owners, owners) if values else None
+    level = _level(run, measured, raw[cells], owners, owners) if values else None
     shown, said = by_block(names)
     mixed = order != "model"
     labels = [f"{model} {name}" for model, name in zip(owners, shown, strict=True)] if mixed else names
     starts = (0,) if mixed else ends[:-1].tolist()
-    figure, _ = _measured(joined(quantity)[cells], p, labels, labels, measured, quantity, starts, score, level)
+    whole = (raw if values else joined(quantity))[cells]
+    figure, _ = _measured(whole, p, labels, labels, measured, quantity, starts, score, level)
     for number, each in enumerate(pair(figure)):
         if mixed:
             each.set_xlabel(", ".join(filter(None, [f"layers by {order}", said])), fontsize=7)
@@ -449,7 +451,7 @@ def by_cluster(counts: Sequence[int] | np.ndarray, closeness: np.ndarray) -> np.
     both = (closeness + closeness.T) / 2
     apart = np.nanmax(both) - np.where(np.isnan(both), np.nanmin(both), both)
     np.fill_diagonal(apart, 0)
-    return hierarchy.leaves_list(hierarchy.linkage(squareform(apart, checks=False), "average", optimal_ordering=True))
+    return hierarchy.leaves_list(tree(apart))
 
 
 Order = Literal["model", "depth", "cluster"]

@@ -14,9 +14,9 @@ from jaxtyping import Float, Int
 from repsim_cli.content import GRID, Matrix, Side, Table
 from repsim_cli.draw.heatmap import add_tree, heatmap
 from repsim_cli.errors import BadInput
-from repsim_cli.findings.agreement import tree
 from repsim_cli.findings.analysis import Finished, Job, Part, Planned, analysis
 from repsim_cli.findings.claims import Claim
+from repsim_cli.findings.distances import tree
 from repsim_cli.findings.evidence import ROUNDING, arrangements, ranks
 from repsim_cli.findings.leaderboard import trust
 from repsim_cli.registry import did_you_mean
@@ -323,7 +323,7 @@ def _agreement(run: Finished, matrix: Matrix) -> Any:
     rho, names = run.array(matrix.values), matrix.rows.layers
     title = f"Agreement of measures\nSpearman's rho over {matrix.n} values of factors"
     figure, axes = heatmap(rho, names, names, title, matrix.label, (-1.0, 1.0), "RdBu_r", "{:.2f}")
-    add_tree(figure, axes, tree(rho), "1 - rho")
+    add_tree(figure, axes, tree(1 - rho), "1 - rho")
     return figure
 
 
@@ -347,7 +347,7 @@ def universality(run: Finished, options: Universality, claims: Sequence[Claim]) 
     if len(labels) < 3 or values.shape[1] < 3 or (np.ptp(values, axis=1) == 0).any():
         return Part(tables=tables)
     rho = agreement_of(values)
-    order = hierarchy.leaves_list(tree(rho))
+    order = hierarchy.leaves_list(tree(1 - rho))
     side = Side(model="measures", layers=[labels[i] for i in order])
     matrix = Matrix(rows=side, columns=side, n=values.shape[1], label="Spearman's rho", bounds=[-1.0, 1.0])
     return Part(tables=tables, matrices={AGREEMENT: (rho[np.ix_(order, order)], matrix)})

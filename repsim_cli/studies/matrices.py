@@ -299,18 +299,18 @@ def kept_tiles(run: Run, rows: Rows, measures: Mapping[str, Measure], shape: Sha
     entry.load()
 
     def keep(group: Sequence[int], save: Callable[[Path], None]) -> Path:
-        name, own = f"{group[0]:05d}+{len(group)}", [layers[a] for a in group]
+        name, members = f"{group[0]:05d}+{len(group)}", [layers[a] for a in group]
 
         def whole(folder: Path) -> None:
             rows.record(progress)
             save(folder)
             if diagnosis is not None:
-                (folder / ROWS).write_text(dumps([diagnosis.rows[layer] for layer in own]))
+                (folder / ROWS).write_text(dumps([diagnosis.rows[layer] for layer in members]))
 
         if name not in entry.files:
             entry.write(name, whole)
         if diagnosis is not None:
-            diagnosis.rows |= dict(zip(own, json.loads((entry.files[name] / ROWS).read_text()), strict=True))
+            diagnosis.rows |= dict(zip(members, json.loads((entry.files[name] / ROWS).read_text()), strict=True))
         return entry.files[name]
 
     return keep

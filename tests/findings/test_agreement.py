@@ -9,7 +9,8 @@ import scipy.stats
 
 from repsim_cli import measures, results
 from repsim_cli.errors import BadInput
-from repsim_cli.findings.agreement import NAME, correlations, tree
+from repsim_cli.findings.agreement import NAME, correlations
+from repsim_cli.findings.distances import tree
 
 
 def drawn(seed, count=5):
@@ -24,7 +25,7 @@ def test_rank_correlations_are_scipys_and_distances_count_with_minus():
     assert rho[0, 1] == pytest.approx(scipy.stats.spearmanr(one[off], other[off])[0])
     assert rho[0, 2] == pytest.approx(-scipy.stats.spearmanr(one[off], third[off])[0])
     assert rho[0, 3] == pytest.approx(1)
-    assert sorted(tree(rho)[0, :2]) == [0, 3]  # merged first
+    assert sorted(tree(1 - rho)[0, :2]) == [0, 3]  # merged first
 
 
 def test_what_cannot_be_ranked_is_refused():
