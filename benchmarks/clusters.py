@@ -22,7 +22,7 @@ import torch
 from hydra import compose, initialize_config_dir
 
 import repsim_cli
-from repsim_cli import results
+from repsim_cli import folders
 from repsim_cli.activations.batching import passes
 from repsim_cli.cli.configs import store
 from repsim_cli.config import validate
@@ -236,7 +236,7 @@ def check() -> None:
             asked = [*words, "hardware.threads=1", "hardware.executor=processes", "hardware.processes=1"]
             environment = {**os.environ, "REPSIM_OUTPUTS": f"{folder}/outputs", "REPSIM_CACHE": f"{folder}/cache"}
             subprocess.run([sys.executable, "-m", "repsim_cli", "run", "-q", *asked], env=environment, check=True)
-            (run,) = results.runs(Path(folder) / "outputs")
+            (run,) = folders.runs(Path(folder) / "outputs")
             kind = "pairs" if solved else "activations"
             spent = sum(line["cpu_seconds"] for line in read_records(run) if line["kind"] == kind)
             files = [file for file in (Path(folder) / "cache" / "activations").rglob("*") if file.is_file()]

@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 import psutil
 
-from repsim_cli import results
+from repsim_cli import folders, results
 from repsim_cli.cache import key, using
 from repsim_cli.executors import Unit, executor_of
 from repsim_cli.executors.driver import driving
@@ -153,7 +153,7 @@ def numbers(folder: Path) -> tuple[Any, dict[str, bytes]]:
 
 
 def newest(folder: Path) -> Path:
-    return results.runs(folder)[-1]
+    return folders.runs(folder)[-1]
 
 
 def bits(words: list[str]) -> None:

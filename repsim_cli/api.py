@@ -23,7 +23,7 @@ import numpy as np
 from jaxtyping import Float
 from omegaconf import OmegaConf
 
-from repsim_cli import report, results
+from repsim_cli import folders, report, results
 from repsim_cli.activations.hook_points import KINDS
 from repsim_cli.activations.inputs import share_tokens
 from repsim_cli.binding import bind_model
@@ -188,7 +188,7 @@ def _png(figure: Any) -> bytes:
 
 def load(run: str | os.PathLike[str]) -> Result:
     """The result of a run folder, its name, or `latest`. Raises BadInput where there is none."""
-    folder = results.find(os.fspath(run))
+    folder = folders.find(os.fspath(run))
     results.read_results(folder)
     return Result(folder)
 

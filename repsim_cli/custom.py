@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from repsim_cli import measures, results
+from repsim_cli import folders, measures, results
 from repsim_cli.analysis.grounding import Layers, Measurement, Place, measurement, probe_accuracy, truncations
 from repsim_cli.errors import BadInput, Degenerate
 from repsim_cli.findings import grading
@@ -78,7 +78,7 @@ def grade(
     (7, 7, True)
     """
     mine = Pairwise(name=MINE, card=card, prepare=prepare, compare=compare)
-    cases, seconds = _of_run(mine, results.find(str(run))) if run is not None else _planted(mine)
+    cases, seconds = _of_run(mine, folders.find(str(run))) if run is not None else _planted(mine)
     tests = [each for case in cases for each in grading.graded(case)]
     standings = grading.standings(tests, level)
     standing = next((each for each in standings if each.measure == MINE), None)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import psutil
 
-from repsim_cli import cache, results
+from repsim_cli import cache, environment, results
 
 OPTIONAL = ("gguf", "peft", "numba", "ripser", "gudhi")  # of the extras
 SIDE = 2048  # of the matrices whose product is timed
@@ -17,7 +17,7 @@ SIDE = 2048  # of the matrices whose product is timed
 
 def examine() -> Iterator[tuple[str, list[str]]]:
     """(topic, lines), topic by topic, because some take seconds."""
-    packages = [f"{name} {results.version(name) or 'missing'}" for name in (*results.PACKAGES, *OPTIONAL)]
+    packages = [f"{name} {environment.version(name) or 'missing'}" for name in (*environment.PACKAGES, *OPTIONAL)]
     yield "versions", [f"Python {platform.python_version()} on {platform.platform()}", *packages]
     memory = psutil.virtual_memory()
     outputs = results.outputs_root()

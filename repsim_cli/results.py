@@ -17,7 +17,6 @@ import os
 import platform
 import resource
 import shutil
-import subprocess
 import tempfile
 import time
 import uuid
@@ -25,8 +24,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from functools import cache
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +32,9 @@ import numpy as np
 from repsim_cli import schema1
 from repsim_cli.content import SCHEMA, Results, Verdict, from_json, to_json
 from repsim_cli.documents import Unreadable, misfit, read_json, read_yaml
+from repsim_cli.environment import git_state, versions
 from repsim_cli.errors import BadInput
-from repsim_cli.files import explained, in_utf8, walk
-from repsim_cli.registry import did_you_mean
+from repsim_cli.files import explained, in_utf8
 
 LOCK, STATE = ".lock", "state.safetensors"
 PAIRS = ".pairs"  # notes on pairs that are solved one by one, until the run ends
@@ -63,7 +60,6 @@ HOW = (
         )
     ),
 )
-PACKAGES = ("repsim-cli", "torch", "transformers", "tokenizers", "numpy", "scipy", "hydra-core", "matplotlib")
 ELSEWHERE = "set REPSIM_OUTPUTS to a folder that can be written"
 log = logging.getLogger("repsim")
 
@@ -375,25 +371,6 @@ def what(config: Mapping[str, Any]) -> dict[str, Any]:
     return kept
 
 
-def unfinished(config: dict[str, Any]) -> tuple[Path | None, bool]:
-    """The newest run of this configuration and whether it is complete; unfinished ones come first."""
-    wanted = what(config)
-    same = []
-    for folder in reversed(runs(outputs_root())):
-        if not (folder / "config.yaml").is_file():
-            continue
-        try:
-            if differences(wanted, read_config(folder)):  # a missing key is like null
-                continue
-        except BadInput as error:  # a damaged run does not stop others from being resumed
-            log.warning("%s", error)
-            continue
-        if read_manifest(folder)["status"] != "complete":
-            return folder, False
-        same.append(folder)
-    return (same[0], True) if same else (None, False)
-
-
 def alive(pid: int) -> bool:
     """Whether this process of this machine is running."""
     try:
@@ -414,65 +391,6 @@ def drop_empty(folder: Path) -> None:
         parent.rmdir()
 
 
-def find_sweep(name: str) -> Path | None:
-    """The sweep folder that a path or a folder's name means; None where it is not a sweep."""
-    candidates = [Path(name), *sorted(outputs_root().glob(f"*/{name}"))] if name else []
-    for folder in reversed(candidates):
-        if folder.is_dir() and not (folder / "manifest.json").is_file() and jobs(folder):
-            return folder
-    return None
-
-
-def jobs(folder: Path) -> list[dict[str, Any]]:
-    """The jobs of a sweep, in order: folder, overrides, status, seconds, error."""
-    rows = [
-        {
-            "job": job.name,
-            "overrides": " ".join(read["overrides"]),
-            "status": read["status"],
-            "seconds": read.get("seconds", 0.0),
-            "error": read["error"],
-        }
-        for job, read in _undamaged(manifest.parent for manifest in folder.glob("*/manifest.json"))
-    ]
-    return sorted(rows, key=lambda job: (len(job["job"].split("-")[0]), job["job"]))
-
-
-def versions() -> dict[str, str | None]:
-    """Versions of the packages that numbers may depend on."""
-    return {package: version(package) for package in PACKAGES}
-
-
-def code() -> dict[str, Any]:
-    """The code that makes results now."""
-    return {"version": version("repsim-cli"), **(git_state() or {"commit": None, "dirty": None})}
-
-
-@cache
-def version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
-
-
-def git_state() -> dict[str, Any] | None:
-    """Commit and whether files differ from it, of the checkout that this code runs from; None without one."""
-
-    def git(*words: str) -> str:
-        here = Path(__file__).parent
-        return subprocess.run(
-            ["git", "-C", str(here), *words], capture_output=True, text=True, check=True, timeout=10
-        ).stdout.strip()
-
-    try:
-        if "repsim_cli/results.py" not in git("ls-files", "--full-name", "results.py"):
-            return None
-        return {"commit": git("rev-parse", "HEAD"), "dirty": bool(git("status", "--porcelain", "-uno"))}
-    except (OSError, subprocess.SubprocessError):
-        return None
-
-
 def sha256(file: Path) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest()
 
@@ -484,49 +402,6 @@ def peak_memory_mb() -> float:
         line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
         return round(int(line.split()[1]) * 1024 / 1e6, 1)
     return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6, 1)
-
-
-def runs(root: Path) -> list[Path]:
-    """All run folders under root, oldest first by their start; damaged and unreadable ones are left out, with a
-    warning."""
-    undamaged = _undamaged(folder for folder, _, names in walk(root, _left_out) if "manifest.json" in names)
-    return [folder for folder, _ in sorted(undamaged, key=lambda run: (run[1]["started"], str(run[0])))]
-
-
-def _undamaged(folders: Iterable[Path]) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Run folders and their manifests."""
-    for folder in folders:
-        try:
-            yield folder, read_manifest(folder)
-        except OSError as error:
-            _left_out(error)
-        except BadInput as error:
-            log.warning("%s", error)
-
-
-def _left_out(error: OSError) -> None:
-    if not isinstance(error, FileNotFoundError):  # there is no run yet, or it was just removed
-        log.warning("%s; its runs are left out", explained(error))
-
-
-def find(run: str, root: Path | None = None) -> Path:
-    """The run folder that a path, `latest`, or a name means (of the run or of its folder; the newest of several)."""
-    root = root or outputs_root()
-    if (Path(run) / "manifest.json").is_file():
-        return Path(run)
-    if Path(run).is_absolute():
-        raise BadInput(f"RUN: no run folder, got '{run}'; check the path, or see repsim list run")
-    known = runs(root)
-    if not known:
-        raise BadInput(f"RUN: no runs in {root}, got '{run}'; start one with repsim run, or set REPSIM_OUTPUTS")
-    if run == "latest":
-        return known[-1]
-    names = {folder: {folder.name, str(folder.relative_to(root)), read_manifest(folder)["name"]} for folder in known}
-    matching = [folder for folder in known if run in names[folder]]
-    if not matching:
-        hint = did_you_mean(run, {name for group in names.values() for name in group})
-        raise BadInput(f"RUN: no such run in {root}, got '{run}'; {hint if len(hint) < 300 else 'see repsim list run'}")
-    return matching[-1]
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:

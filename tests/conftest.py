@@ -289,9 +289,9 @@ def finished(shared) -> Callable[..., Path]:
 @pytest.fixture
 def newest(tmp_path):
     """newest(): the run folder that was made last."""
-    from repsim_cli import results
+    from repsim_cli import folders
 
-    return lambda: results.runs(tmp_path / "outputs")[-1]
+    return lambda: folders.runs(tmp_path / "outputs")[-1]
 
 
 @pytest.fixture

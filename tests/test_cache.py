@@ -9,7 +9,7 @@ import time
 import numpy as np
 import pytest
 
-from repsim_cli import cache, results
+from repsim_cli import cache, folders, results
 from repsim_cli.errors import BadInput
 
 
@@ -354,7 +354,7 @@ def test_a_second_measure_runs_no_model(repsim, newest):
 
 def test_a_sweep_over_measures_extracts_once(repsim, tmp_path):
     assert repsim("run", "-m", "-q", *SMALL, "measure=[cka],[procrustes],[cka_unbiased]")[0] == 0
-    runs = results.runs(tmp_path / "outputs")
+    runs = folders.runs(tmp_path / "outputs")
     assert [models_run(folder) for folder in runs] == [["tiny_a"], [], []]
 
 

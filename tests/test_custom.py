@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import repsim_cli
-from repsim_cli import custom, measures, results
+from repsim_cli import custom, folders, measures, results
 from repsim_cli.content import Results
 from repsim_cli.errors import BadInput, Degenerate
 from repsim_cli.measures import Card
@@ -69,7 +69,7 @@ def test_a_measure_without_any_value():
 
 
 def test_a_run_without_representations(monkeypatch, tmp_path):
-    monkeypatch.setattr(results, "find", lambda run: tmp_path)
+    monkeypatch.setattr(folders, "find", lambda run: tmp_path)
     monkeypatch.setattr(results, "read_facts", lambda folder: {})
     monkeypatch.setattr(results, "read_results", lambda folder: Results(study="similarity"))
     with pytest.raises(BadInput, match="run: stored representations are needed, got a run of study=similarity"):

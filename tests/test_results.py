@@ -6,7 +6,7 @@ import matplotlib.image
 import numpy as np
 import pytest
 
-from repsim_cli import results
+from repsim_cli import folders, results
 from repsim_cli.content import Matrix, Measured, Results, Side
 from repsim_cli.draw.heatmap import colour_range
 from repsim_cli.errors import BadInput
@@ -70,15 +70,15 @@ def test_finding_runs(tmp_path):
         run = created(tmp_path / "2026-01-01" / f"0{number}-{name}", name)
         run.manifest["started"] = f"2026-01-01T00:00:0{number}+00:00"
         run.save_manifest()
-    assert results.find("latest", tmp_path).name == "02-alpha"
-    assert results.find("alpha", tmp_path).name == "02-alpha"
-    assert results.find("00-alpha", tmp_path).name == "00-alpha"
-    assert results.find("2026-01-01/01-beta", tmp_path).name == "01-beta"
-    assert results.find(str(tmp_path / "2026-01-01" / "01-beta"), tmp_path).name == "01-beta"
+    assert folders.find("latest", tmp_path).name == "02-alpha"
+    assert folders.find("alpha", tmp_path).name == "02-alpha"
+    assert folders.find("00-alpha", tmp_path).name == "00-alpha"
+    assert folders.find("2026-01-01/01-beta", tmp_path).name == "01-beta"
+    assert folders.find(str(tmp_path / "2026-01-01" / "01-beta"), tmp_path).name == "01-beta"
     with pytest.raises(BadInput, match="RUN: no such run in .*, got 'bet'; did you mean 'beta'"):
-        results.find("bet", tmp_path)
+        folders.find("bet", tmp_path)
     with pytest.raises(BadInput, match="RUN: no runs in .*, got 'latest'; start one with repsim run"):
-        results.find("latest", tmp_path / "empty")
+        folders.find("latest", tmp_path / "empty")
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 from test_config import composed
 
-from repsim_cli import results, units
+from repsim_cli import folders, results, units
 from repsim_cli.config import of_keys, validate
 from repsim_cli.studies import sample
 from repsim_cli.studies.sample import loaded
@@ -83,7 +83,7 @@ def test_units_leave_what_the_run_then_finds(repsim, tmp_path, monkeypatch, word
     monkeypatch.setenv("REPSIM_CACHE", str(tmp_path / "other"))
     monkeypatch.setattr(units, "driving", here)
     assert repsim("run", *words, "name=ahead", "hardware.executor=processes")[0] == 0
-    alone, ahead = (results.find(name) for name in ("alone", "ahead"))
+    alone, ahead = (folders.find(name) for name in ("alone", "ahead"))
     assert numbers(alone) == numbers(ahead)
     (driver,) = made
     kinds = [kind for kind, _ in driver.done]
@@ -143,12 +143,12 @@ def test_engines_leave_what_the_run_then_finds(repsim, tmp_path, monkeypatch, en
         pytest.skip("needs the extra `ray`")
     pairs = (*PAIRS, "hardware.batch_size=1")
     assert repsim("run", *pairs, "name=alone")[0] == 0
-    alone = numbers(results.find("alone"))
+    alone = numbers(folders.find("alone"))
     for workers, count in ((1, 8), (4, 12)):  # four workers share the rows of two models
         monkeypatch.setenv("REPSIM_CACHE", str(tmp_path / f"cache-{workers}"))
         words = f"hardware.executor={engine}", f"hardware.processes={workers}", "hardware.address=local"
         assert repsim("run", *pairs, f"name=on-{workers}", *words)[0] == 0
-        run = results.find(f"on-{workers}")
+        run = folders.find(f"on-{workers}")
         assert numbers(run) == alone
         about = results.read_manifest(run)["executor"]
         assert (about["name"], about["units"], about["computed"], about["attempts"]) == (engine, count, count, count)

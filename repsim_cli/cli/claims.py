@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from repsim_cli import registry, results
+from repsim_cli import folders, registry, results
 from repsim_cli.cli.configs import store
 from repsim_cli.cli.terminal import log
 from repsim_cli.errors import BadInput, RunFailed
@@ -44,9 +44,9 @@ def bound(claim: Any) -> str:
 
 def newest(root: Path) -> dict[str, Path]:
     """The newest run with results of each name."""
-    folders = results.runs(root) if root.is_dir() else []
+    known = folders.runs(root) if root.is_dir() else []
     return {
-        manifest["name"]: folder for folder in folders if results.has_results(manifest := results.read_manifest(folder))
+        manifest["name"]: folder for folder in known if results.has_results(manifest := results.read_manifest(folder))
     }
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from repsim_cli import results
+from repsim_cli import folders, results
 from repsim_cli.cli.configs import COMPONENT_KEY, as_typed
 from repsim_cli.errors import BadInput
 from repsim_cli.files import readable, walk
@@ -77,7 +77,7 @@ def repeated(words: list[str], scratch: Path) -> tuple[list[str], Path, str]:
     choices = [entry for entry in default["defaults"] if isinstance(entry, dict)]
     anew = [entry for entry in choices if _selected(next(iter(entry)), rest)]
     logging_off = [entry for entry in choices if "override" in next(iter(entry))]
-    repeated = results.read_config(results.find(words[at + 1]))
+    repeated = results.read_config(folders.find(words[at + 1]))
     for key in {"defaults", "hydra"} & repeated.keys():
         raise BadInput(f"--from: not a key that a run writes, got '{key}' in its config.yaml; drop it there")
     kept = {key: value for key, value in repeated.items() if not _selected(key, rest)}

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from repsim_cli import cache, results, signals
+from repsim_cli import cache, folders, results, signals
 from repsim_cli.cli.composition import PRINTING, UNASKED, composed, hydra_line, repeated, split, typed, unasked
 from repsim_cli.cli.configs import as_hydra_takes, store, with_models
 from repsim_cli.cli.show import summary
@@ -128,7 +128,7 @@ def _say_untested(flags: dict[str, str | None], overrides: list[str], configs: P
 
 def _sweep_table(folder: Path) -> None:
     """Writes the sweep's jobs.json and jobs.csv, and prints their path."""
-    jobs = results.jobs(folder)
+    jobs = folders.jobs(folder)
     if not jobs:  # all were refused, or they resumed runs of an earlier sweep
         return
     text = io.StringIO()
@@ -279,9 +279,9 @@ def _opened(checked: Any, folder: Path) -> results.Run | None:
     if keys.resume is not None:
         config = keys.model_dump()
         if keys.resume == "latest":
-            target, complete = results.unfinished(config)
+            target, complete = folders.unfinished(config)
         else:
-            target = results.find(keys.resume)
+            target = folders.find(keys.resume)
             complete = results.read_manifest(target)["status"] == "complete"
             different = results.differences(results.what(config), results.read_config(target))
             if different:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from repsim_cli import results, signals
+from repsim_cli import folders, results, signals
 from repsim_cli.cli.follow import follow
 from repsim_cli.cli.terminal import Bar, check_torch
 from repsim_cli.content import DIAGNOSTICS, Matrix, Measured, Table, Verdict
@@ -123,12 +123,12 @@ def _by_hook_point(folder: Path, pair: Matrix) -> Iterator[tuple[str, Any]]:
 
 
 def show_command(parsed: argparse.Namespace) -> int:
-    folder = results.find_sweep(parsed.run)
+    folder = folders.find_sweep(parsed.run)
     if folder is not None:
         if parsed.follow:
             raise BadInput(f"--follow: of a single run, got the sweep {folder}; name one of its jobs")
         return _show_sweep(folder)
-    folder = results.find(parsed.run)
+    folder = folders.find(parsed.run)
     if parsed.follow:
         follow(folder)
     print(summary(folder))
@@ -162,7 +162,7 @@ def _unit_lines(folder: Path) -> Iterator[str]:
 
 
 def _show_sweep(folder: Path) -> int:
-    jobs = results.jobs(folder)
+    jobs = folders.jobs(folder)
     print(f"sweep {folder}: {len(jobs)} jobs")
     for job in jobs:
         print(f"  {job['job']:24}  {job['status']:11}  {job['seconds']:8.1f} s  {job['overrides']}")
@@ -175,7 +175,7 @@ def plot_command(parsed: argparse.Namespace) -> int:
     from repsim_cli.draw.frame import save
     from repsim_cli.findings import analyse, heads
 
-    folder = results.find(parsed.run)
+    folder = folders.find(parsed.run)
     if parsed.heads:
         jobs = list(heads.figures(folder, results.read_results(folder), *parsed.heads))
         drawn = save(folder / "figures", jobs, Bar())
@@ -196,7 +196,7 @@ def export_command(parsed: argparse.Namespace) -> int:
     kinds = [kind for kind in export.FORMATS if getattr(parsed, kind)]
     if not kinds and not parsed.pdf:
         raise BadInput("repsim export: no format is asked for, got none; add --csv, --latex, --parquet or --pdf")
-    folder = results.find(parsed.run)
+    folder = folders.find(parsed.run)
     into = Path(parsed.output).expanduser() if parsed.output else folder / "export"
     style = Style(width=parsed.width, format=("pdf",), colours=parsed.colours, titles=parsed.titles, font=parsed.font)
     style.check()
@@ -215,7 +215,7 @@ def analyse_command(parsed: argparse.Namespace) -> int:
     from repsim_cli.config import analyses_of
     from repsim_cli.findings.analyse import ANALYSES, analyse, asked, draw
 
-    folder = results.find(parsed.run)
+    folder = folders.find(parsed.run)
     whole, config = results.read_results(folder), results.read_config(folder)
     options, claims = analyses_of(results.read_facts(folder), whole, config, parsed.changes)
     with results.amending(folder) as run:
@@ -235,23 +235,23 @@ def report_command(parsed: argparse.Namespace) -> int:
 
     if not parsed.runs:
         return _overview(parsed)
-    if parsed.follow and (len(parsed.runs) > 1 or results.find_sweep(parsed.runs[0]) is not None):
+    if parsed.follow and (len(parsed.runs) > 1 or folders.find_sweep(parsed.runs[0]) is not None):
         raise BadInput(f"--follow: of a single run, got {' '.join(parsed.runs)}; name one run")
-    sweeps = [results.find_sweep(run) for run in parsed.runs]
+    sweeps = [folders.find_sweep(run) for run in parsed.runs]
     each = [
-        [results.find(run)] if sweep is None else [sweep / job["job"] for job in results.jobs(sweep)]
+        [folders.find(run)] if sweep is None else [sweep / job["job"] for job in folders.jobs(sweep)]
         for run, sweep in zip(parsed.runs, sweeps, strict=True)
     ]
-    folders = [folder for several in each for folder in several]
+    named = [folder for several in each for folder in several]
     if parsed.output is None and len(parsed.runs) > 1:
-        raise BadInput(f"--output: a file is needed for {len(folders)} runs, got none; e.g. --output both.html")
-    file = (sweeps[0] or folders[0]) / report.FILE if parsed.output is None else Path(parsed.output)
+        raise BadInput(f"--output: a file is needed for {len(named)} runs, got none; e.g. --output both.html")
+    file = (sweeps[0] or named[0]) / report.FILE if parsed.output is None else Path(parsed.output)
     if file.is_dir() or not file.parent.is_dir():
         raise BadInput(f"--output: no file can be written there, got '{file}'; name a file in a folder that exists")
     if parsed.follow:
         print(f"{file} reloads itself until the run ends")
-        report.save_while_running(folders[0], file)
-    print(report.save(folders, file))
+        report.save_while_running(named[0], file)
+    print(report.save(named, file))
     return 0
 
 
@@ -263,7 +263,7 @@ def _overview(parsed: argparse.Namespace) -> int:
     if parsed.output is not None:
         raise BadInput(f"--output: of runs that are named, got '{parsed.output}' without any; name a RUN, or drop it")
     root = results.outputs_root()
-    if not root.is_dir() or not results.runs(root):
+    if not root.is_dir() or not folders.runs(root):
         raise BadInput(f"RUN: no run can be read, got none in {root}; start one with: repsim run")
     print(report.save_overview(root))
     return 0
@@ -272,7 +272,7 @@ def _overview(parsed: argparse.Namespace) -> int:
 def compare_command(parsed: argparse.Namespace) -> int:
     """Of two runs their numbers, of two models their layers."""
     both = (parsed.first, parsed.second)
-    runs = [name for name in both if _exists(results.find, name)]
+    runs = [name for name in both if _exists(folders.find, name)]
     models = [name for name in both if name not in runs and (Path(name).exists() or _exists(entry_of, name))]
     if runs and models:
         raise BadInput(
@@ -345,10 +345,10 @@ def _compare_runs(parsed: argparse.Namespace) -> int:
     for name in ("data", "column", "measure"):
         if getattr(parsed, name):
             raise BadInput(f"--{name}: of two models, got '{getattr(parsed, name)}' with runs; drop it")
-    first, second = results.find(parsed.first), results.find(parsed.second)
+    first, second = folders.find(parsed.first), folders.find(parsed.second)
     if first.resolve() == second.resolve():
         name = results.read_manifest(first)["name"]
-        others = [f for f in results.runs(results.outputs_root()) if f.resolve() != first.resolve()]
+        others = [f for f in folders.runs(results.outputs_root()) if f.resolve() != first.resolve()]
         same = [folder for folder in others if results.read_manifest(folder)["name"] == name]
         hint = f"the run of this name before it is {same[-1]}" if same else "see repsim list run"
         raise BadInput(f"RUN: two different runs are needed, got {first} twice; {hint}")
@@ -446,10 +446,10 @@ def _list_texts(what: str | None) -> None:
 def list_command(parsed: argparse.Namespace) -> int:
     if parsed.what == "run":
         root = results.outputs_root()
-        folders = results.runs(root) if root.is_dir() else []
-        if not folders:
+        known = folders.runs(root) if root.is_dir() else []
+        if not known:
             print(f"no runs that can be read in {root}; start one with: repsim run")
-        for folder in folders:
+        for folder in known:
             manifest = results.read_manifest(folder)
             print(f"{manifest['started'][:19]}  {manifest['status']:11}  {manifest['name']:24}  {folder}")
         return 0

@@ -19,7 +19,7 @@ from typing import Any
 import filelock
 import xxhash
 
-from repsim_cli import results
+from repsim_cli import environment
 from repsim_cli.cache import root
 from repsim_cli.errors import BadInput, RepsimError
 from repsim_cli.executors.base import Job, Record, Unit
@@ -50,7 +50,7 @@ def packages() -> dict[str, str | None]:
     here, hashed = Path(__file__).parents[1], xxhash.xxh3_64()
     for file in sorted(here.rglob("*.py")):
         hashed.update(f"{file.relative_to(here)}\0".encode() + file.read_bytes())
-    return {**{name: results.version(name) for name in PACKAGES}, "its code": hashed.hexdigest()}
+    return {**{name: environment.version(name) for name in PACKAGES}, "its code": hashed.hexdigest()}
 
 
 class Worker:

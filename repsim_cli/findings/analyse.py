@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from repsim_cli import registry, results
+from repsim_cli import environment, registry, results
 from repsim_cli.content import Matrix, Results, Verdict
 from repsim_cli.draw.frame import Figures, Style, save, settings_of
 from repsim_cli.errors import BadConfig, BadInput, Degenerate, RunFailed
@@ -75,7 +75,7 @@ def analyse(run: Run, options: Mapping[str, Any], claims: Sequence[Claim], level
     """
     whole = results.read_results(run.folder)
     finished = Finished(folder=run.folder, manifest=run.manifest, results=whole.of_study(), level=level)
-    code = results.code()
+    code = environment.code()
     try:
         for name, settings in options.items():
             tested = [claim for claim in claims if claim.analysis == name]

@@ -20,9 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from repsim_cli import results
+from repsim_cli.environment import version
 from repsim_cli.report import overview
 from repsim_cli.report.record import record
-from repsim_cli.results import version, write
+from repsim_cli.results import write
 
 FILE = "report.html"
 RELOAD = 5  # seconds between two pages of a running run

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from repsim_cli.errors import BadInput
-from repsim_cli.results import read_config, read_manifest, runs
+from repsim_cli.folders import runs
+from repsim_cli.results import read_config, read_manifest
 
 FILE = "index.html"
 MOST = 200  # the newest runs that have a thumbnail

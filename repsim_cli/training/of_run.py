@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from repsim_cli.errors import BadInput
+from repsim_cli.folders import find
 from repsim_cli.models.source import Source
 from repsim_cli.models.transformers import transformers
 from repsim_cli.registry import did_you_mean, models
-from repsim_cli.results import find, read_manifest
+from repsim_cli.results import read_manifest
 from repsim_cli.training.trained import stored
 
 

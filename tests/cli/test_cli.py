@@ -18,7 +18,7 @@ import torch
 import yaml
 from recorded import recorded
 
-from repsim_cli import cli, doctor, registry, results
+from repsim_cli import cli, doctor, folders, registry, results
 
 SMALL = ("model=[]", "data=embedded", "extract.length=32", "extract.sequences=12", "extract.batch_rows=64")
 
@@ -196,10 +196,10 @@ def test_one_job_is_composed_and_validated_once(repsim, tmp_path, monkeypatch):
 def test_sweeps_give_each_job_its_folder_and_status(repsim, newest, tmp_path, tiny_folder):
     code, _, err = repsim("run", "-m", "-q", *SMALL, local("a", tiny_folder("gpt2")), "seed=0,1", "measure=[cka]")
     assert code == 0, err
-    folders = results.runs(tmp_path / "outputs")
-    assert [results.read_manifest(f)["seed"] for f in folders] == [0, 1]
-    assert len({f.parent for f in folders}) == 1
-    assert {f.name for f in folders} == {"0-demo", "1-demo"}
+    made = folders.runs(tmp_path / "outputs")
+    assert [results.read_manifest(f)["seed"] for f in made] == [0, 1]
+    assert len({f.parent for f in made}) == 1
+    assert {f.name for f in made} == {"0-demo", "1-demo"}
 
 
 def test_a_failing_job_stops_no_other(repsim, tmp_path, tiny_folder):
@@ -215,7 +215,7 @@ def test_a_failing_job_stops_no_other(repsim, tmp_path, tiny_folder):
     paths = f"+model.x={{kind: transformers, path: {good}}},{{kind: transformers, path: {folder}}}"
     code, _, err = repsim("run", "-m", "-q", *SMALL, paths, "measure=[cka]", "seed=0,1")
     assert code == 1
-    statuses = [results.read_manifest(f)["status"] for f in results.runs(tmp_path / "outputs")]
+    statuses = [results.read_manifest(f)["status"] for f in folders.runs(tmp_path / "outputs")]
     assert sorted(statuses) == ["complete", "complete", "failed", "failed"]
     assert "resid_post@1 of 'x': activations are not finite, got nan in sequences 0 to 7; check the model's" in err
     assert "error: job 2 (" in err
@@ -261,12 +261,12 @@ def test_unsuitable_measures_are_skipped_with_the_reason(repsim, newest, tmp_pat
         assert line in found["warnings"]
         assert f"  warning: {line}" in out
         assert reason in report
-    before = len(results.runs(tmp_path / "outputs"))
+    before = len(folders.runs(tmp_path / "outputs"))
     code, out, err = repsim(*words, "measure=[mean_cca,pwcca]", "skip_unsuitable=true")
     assert (code, out) == (2, "")
     assert "mean_cca needs more rows than features, got 60 for 64 " in err
     assert "(2 of 2 measures are unsuitable)" in err
-    assert len(results.runs(tmp_path / "outputs")) == before
+    assert len(folders.runs(tmp_path / "outputs")) == before
 
 
 def test_words_go_with_the_default_measures(repsim, newest):
@@ -750,7 +750,7 @@ def test_an_empty_outputs_variable_counts_as_unset(repsim, tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("REPSIM_OUTPUTS", "")
     assert repsim("run", "-q", "model=[tiny_a]", "extract.sequences=10", "measure=[cka]")[0] == 0
-    assert len(results.runs(tmp_path / "outputs")) == 1
+    assert len(folders.runs(tmp_path / "outputs")) == 1
 
 
 def test_a_damaged_run_is_not_shown(repsim, newest, finished, tmp_path):

@@ -15,7 +15,7 @@ import torch
 import yaml
 from recorded import recorded
 
-from repsim_cli import results
+from repsim_cli import folders, results
 
 SMALL = ("model=[tiny_a,tiny_b]", "measure=[cka_unbiased]", "extract.length=32", "extract.sequences=24")
 SMALL = (*SMALL, "extract.batch_rows=64", "hardware.batch_size=2")
@@ -110,7 +110,7 @@ def test_resume_goes_on_with_the_same_bits(repsim, newest, broken_off, words, tm
     manifest = results.read_manifest(folder)
     assert (manifest["status"], len(manifest["resumed"])) == ("complete", 1)
     assert not (folder / results.STATE).exists()
-    assert len(results.runs(tmp_path / "outputs")) == 2
+    assert len(folders.runs(tmp_path / "outputs")) == 2
     code, out, _ = repsim("run", *SMALL, *words, f"resume={folder}")
     assert code == 0
     assert "already complete, nothing is left to do" in out
@@ -142,7 +142,7 @@ def test_latest_is_the_newest_unfinished_run(tmp_path, monkeypatch):
         run.write_text("config.yaml", "{seed: 0, analyses: {}}")
         run.finish(status)
         changed(run.folder, lambda manifest, number=number: manifest.update(started=f"2026-01-0{number + 1}T00:00:00"))
-    assert results.unfinished({"seed": 0, "analyses": {}}) == (tmp_path / "2", False)
+    assert folders.unfinished({"seed": 0, "analyses": {}}) == (tmp_path / "2", False)
 
 
 def test_resume_latest_without_one(repsim):
@@ -155,7 +155,7 @@ def test_in_a_sweep_each_job_looks_for_its_own(repsim, tmp_path, broken_off):
     folder = broken_off("seed=1")
     code, _, err = repsim("run", "-m", "-q", *SMALL, "seed=0,1", "resume=latest")
     assert code == 0, err
-    runs = results.runs(tmp_path / "outputs")
+    runs = folders.runs(tmp_path / "outputs")
     assert [results.read_manifest(f)["seed"] for f in runs] == [1, 0]
     assert runs[0] == folder
     assert {results.read_manifest(f)["status"] for f in runs} == {"complete"}
@@ -241,7 +241,7 @@ def test_a_clock_that_jumps_back(repsim, monkeypatch, tmp_path):
     monkeypatch.setattr(time, "time", lambda: 0.0)
     assert repsim("run", "-q", *SMALL)[0] == 0
     assert repsim("run", "-q", *SMALL)[0] == 0
-    for folder in results.runs(tmp_path / "outputs"):
+    for folder in folders.runs(tmp_path / "outputs"):
         manifest = results.read_manifest(folder)
         assert manifest["seconds"] > 0
         assert all(seconds >= 0 for seconds in manifest["timings"].values())
@@ -367,7 +367,7 @@ def test_jobs_of_joblib_solve_pairs_in_processes(repsim, tmp_path):
     launcher = ("hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "hardware.threads=1", "hardware.processes=2")
     code, _, err = repsim("run", "-q", "-m", *launcher, *words, "model=[tiny_a],[tiny_b]")
     assert code == 0, err
-    assert {results.read_manifest(f)["status"] for f in results.runs(tmp_path / "outputs")} == {"complete"}
+    assert {results.read_manifest(f)["status"] for f in folders.runs(tmp_path / "outputs")} == {"complete"}
 
 
 @pytest.mark.slow
@@ -388,7 +388,7 @@ def test_joblib_runs_jobs_side_by_side_on_one_thread_each(tmp_path):
     (table,) = tmp_path.rglob("jobs.json")
     jobs = json.loads(table.read_text())
     assert [job["status"] for job in jobs] == ["complete", "complete"]  # the refused ones leave no folder
-    for folder in results.runs(tmp_path):
+    for folder in folders.runs(tmp_path):
         assert results.read_manifest(folder)["threads"] == 1
 
 
@@ -451,4 +451,4 @@ def test_an_outputs_disk_without_inodes(repsim, tmp_path, monkeypatch, free):
         assert (again, "resume: no unfinished run" in more) == (2, True)
     else:
         assert (code, again) == (1, 0)
-        assert [results.read_manifest(folder)["status"] for folder in results.runs(outputs)] == ["complete"]
+        assert [results.read_manifest(folder)["status"] for folder in folders.runs(outputs)] == ["complete"]

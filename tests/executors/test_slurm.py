@@ -16,7 +16,7 @@ import pytest
 from engine_units import begin, records, unit, writes
 from test_units import PAIRS, STITCHES, numbers
 
-from repsim_cli import results
+from repsim_cli import folders
 from repsim_cli.cache import root
 from repsim_cli.errors import BadInput
 from repsim_cli.executors import check_executor, driver, pilot, slurm
@@ -285,8 +285,8 @@ def test_one_and_two_workers_give_the_bits_of_the_run_alone(cluster, repsim, tmp
         monkeypatch.setenv("REPSIM_CACHE", str(tmp_path / f"cache-{workers}"))
         asked = ("hardware.executor=slurm", f"hardware.processes={workers}", f"name=with-{workers}")
         assert repsim("run", *words, *asked)[0] == 0
-        folder = results.find(f"with-{workers}")
-        assert numbers(folder) == numbers(results.find("alone"))
+        folder = folders.find(f"with-{workers}")
+        assert numbers(folder) == numbers(folders.find("alone"))
         lines = read_records(folder)
         assert lines
         assert all(line["computed"] for line in lines)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from recorded import recorded
 
-from repsim_cli import registry, results
+from repsim_cli import environment, registry, results
 from repsim_cli.cli.claims import table
 from repsim_cli.content import BY_BLOCK, END_TO_END, Results
 from repsim_cli.errors import BadInput, Degenerate
@@ -122,9 +122,9 @@ def test_a_failed_analysis_keeps_what_was_measured(repsim, newest, monkeypatch, 
 def test_analyses_share_what_they_read(folder, monkeypatch):
     """Every matrix is read, the code described and results.json written once, however many analyses there are."""
     read, described, written = [], [], []
-    keep = results.read_array, results.code, results.Run.write_results
+    keep = results.read_array, environment.code, results.Run.write_results
     monkeypatch.setattr(results, "read_array", lambda *words: read.append(words[1]) or keep[0](*words))
-    monkeypatch.setattr(results, "code", lambda: described.append(1) or keep[1]())
+    monkeypatch.setattr(environment, "code", lambda: described.append(1) or keep[1]())
     monkeypatch.setattr(results.Run, "write_results", lambda run, whole: written.append(whole) or keep[2](run, whole))
     options = {name: card_of(name).options() for name in ("maps", "agreement", "blocks", "base_model")}
     with results.amending(folder) as run:

@@ -10,7 +10,7 @@ import psutil
 import pytest
 import torch
 
-from repsim_cli import cli, measures, results, so_far
+from repsim_cli import cli, folders, measures, results, so_far
 from repsim_cli.errors import Degenerate, RunFailed
 from repsim_cli.measures import gromov
 from repsim_cli.similarity import Work, all_pairs, estimate_all_pairs, processes
@@ -272,7 +272,7 @@ def test_a_killed_run_goes_on(repsim, newest, tmp_path, at_once, monkeypatch):
     os.kill(process, signal.SIGKILL)
     os.waitpid(process, 0)
     assert not psutil.wait_procs(children, timeout=10)[1]
-    (folder,) = results.runs(tmp_path / "killed")
+    (folder,) = folders.runs(tmp_path / "killed")
     assert results.read_manifest(folder)["status"] == "killed"
     assert (folder / results.SO_FAR).exists()
     assert done < 21
