@@ -190,10 +190,12 @@ class Worker:
 
 def serve(connection: Connection) -> None:
     """The loop of a process: solves the pairs that it is sent."""
-    with contextlib.suppress(EOFError, BrokenPipeError), one_thread():
+    with contextlib.suppress(EOFError, BrokenPipeError):
         while True:
-            solve, pairs = connection.recv()
-            connection.send([answer(solve, a, b) for a, b in pairs])
+            solve, pairs = connection.recv()  # loads libraries, whose threads can be limited only then
+            with one_thread():
+                solved = [answer(solve, a, b) for a, b in pairs]
+            connection.send(solved)
 
 
 @contextlib.contextmanager

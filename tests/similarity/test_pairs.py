@@ -9,6 +9,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from threadpoolctl import threadpool_info
 
 from repsim_cli import cli, folders, measures, results, so_far
 from repsim_cli.errors import Degenerate, RunFailed
@@ -68,6 +69,21 @@ def test_any_number_of_processes_gives_the_same_bits(tmp_path, at_once):
     assert torch.equal(plain, one["gw"][0])
     assert torch.equal(plain, torch.tensor(loop, dtype=torch.float64))
     assert not (tmp_path / "2" / results.PAIRS / "inputs").exists()
+
+
+def threads_of(a, b):
+    return processes.Solved(max(pool["num_threads"] for pool in threadpool_info()))
+
+
+def test_a_process_computes_on_one_thread_also_in_what_a_pair_is_first_to_load(monkeypatch):
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        monkeypatch.setenv(name, "2")
+    worker = processes.Worker.start()
+    ((_, solved),) = processes.spread(threads_of, [1, 2], [(0, 1)], [worker], 1)  # loads SciPy with its own BLAS
+    assert solved.value == 1
+    worker.process.kill()
+    worker.process.join()
+    worker.connection.close()
 
 
 def test_a_process_that_dies_is_an_error():
