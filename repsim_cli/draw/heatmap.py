@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from repsim_cli.draw.frame import MATRIX, SMALL_MATRIX, available, shortened
-from repsim_cli.draw.panels import headline
+from repsim_cli.draw.layout import MATRIX, available, shortened
+from repsim_cli.draw.panels import bar_beside, edges, headline, panels
 
 WRITTEN = 144  # cells up to which their values are written into them
 INCHES_PER_CELL = 0.32
@@ -20,8 +20,8 @@ TICK, TIGHT = 0.15, 0.09  # inches that a layer's name needs, and at least where
 TREE = 0.7  # inches that a tree takes
 APART = 0.85  # inches between two matrices, for the labels of a colour bar
 STRIP, STRIP_GAP = 0.09, 0.04  # height of a strip above a matrix and its distance, inches
-SMALL, ACROSS = 1.9, 4  # side of a small matrix in inches, and how many stand side by side
-HALF, SMALLER = 1.7, 1.2  # inches below which two matrices, and small ones, do not stand side by side
+SMALL, ACROSS = 1.4, 4  # side of a small matrix in inches, and how many stand side by side
+HALF, SMALLER = 1.7, 0.9  # inches below which two matrices, and small ones, do not stand side by side
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,35 +170,21 @@ def small_heatmaps(
 ) -> tuple[Any, list[Any]]:
     """Small matrices side by side in one scale of colours: each with its name, and the layers of its rows and columns.
     Returns the figure and the axes of each."""
-    from matplotlib.figure import Figure
-
     low, high = colour_range(np.concatenate([values.ravel() for _, values, _, _ in matrices]), card, "values")
-    across, side = min(ACROSS, len(matrices)), SMALL
-    if (limit := available()) is not None:
-        across = max(1, min(across, int(limit / SMALLER)))
-        side = min(SMALL, limit / across)
-    down = -(-len(matrices) // across)
-    figure = Figure(figsize=(across * side, down * side))
-    gaps = {"wspace": 0.12 * SMALL / side, "hspace": 0.25 * SMALL / side}
-    grid = figure.subplots(down, across, squeeze=False, gridspec_kw=gaps, subplot_kw={"label": SMALL_MATRIX})
-    for axes in grid.flat[len(matrices) :]:
-        axes.remove()
-    used = list(grid.flat[: len(matrices)])
+    figure, used = panels(len(matrices), min(ACROSS, len(matrices)), SMALL, SMALL, gaps=(0.14, 0.32), least=SMALLER)
+    side = used[0].get_window_extent().width / figure.dpi
     image: Any = None
-    for number, (axes, (name, values, rows, columns)) in enumerate(zip(used, matrices, strict=True)):
+    for axes, (first, lowest), (name, values, rows, columns) in zip(used, edges(used), matrices, strict=True):
         image = axes.imshow(values, cmap=colours(card, "values"), vmin=low, vmax=high)
-        axes.set_title(shortened(name, int(11 * side)), fontsize=7, pad=3, parse_math=False)
-        first, lowest = number % across == 0, number + across >= len(matrices)
+        axes.set_title(shortened(name, int(14 * side)), fontsize=7, pad=3, parse_math=False)
         for axis, layers, shown in ((axes.yaxis, rows, first), (axes.xaxis, columns, lowest)):
             names, _ = by_block(layers)
-            step = max(1, int(np.ceil(TICK * len(names) / (0.7 * side))))
+            step = max(1, int(np.ceil(TICK * len(names) / side)))
             at = range(0, len(names), step)
             axis.set_ticks(at, [names[i] for i in at] if shown else [], fontsize=5, parse_math=False)
         axes.tick_params(axis="x", rotation=90)
         axes.tick_params(length=1.5)
-    bar = figure.colorbar(image, ax=used, fraction=BAR / (across * side), pad=0.1 / (across * side))
-    bar.set_label(bar_label(card), fontsize=7)
-    bar.ax.tick_params(labelsize=6)
+    bar_beside(figure, image, bar_label(card))
     headline(figure, title, 0.22)
     return figure, used
 

@@ -61,7 +61,7 @@ def by_layer(curves: Sequence[Curve]) -> Any:
 
 def quantities(groups: Sequence[Sequence[Curve]], logarithmic: Collection[str]) -> Any:
     """A panel per quantity; in each, a line per model over its layers. logarithmic: the quantities on such an axis."""
-    figure, axes = panels(len(groups), min(2, len(groups)), *PANEL, gaps=(0.2, 0.45))
+    figure, axes = panels(len(groups), min(2, len(groups)), 3.1, 2.1, gaps=(0.6, 0.9))
     for panel, curves in zip(axes, groups, strict=True):
         _draw_models(panel, curves, next(iter(curves[0].lines)))
         panel.set_title(str(curves[0].y), loc="left", fontsize=9, parse_math=False)

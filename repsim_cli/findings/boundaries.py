@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from repsim_cli.content import Table
-from repsim_cli.draw.panels import columns, headline, name_panels, panels
+from repsim_cli.draw.panels import bar_beside, columns, edges, headline, name_panels, panels
 from repsim_cli.errors import BadInput
 from repsim_cli.findings.analysis import Finished, Job, LayerMap, Part, Planned, analysis, asked
 from repsim_cli.findings.blocks import neighbours
@@ -324,7 +324,7 @@ def outputs(layers: LayerMap, place: slice) -> tuple[list[str], Square]:
 
 # ---- figures ----
 
-CELL, ROW, MOST = 0.17, 0.16, 20  # inches of a step and of a measure; models that are drawn
+CELL, ROW, NARROWEST, MOST = 0.13, 0.13, 1.0, 20  # inches of a step, of a measure, of a panel; models that are drawn
 
 
 def figures(run: Finished, whole: bool) -> Iterator[Job]:
@@ -339,12 +339,11 @@ def _steps(run: Finished) -> Any:
     models = list(dict.fromkeys(record["model"] for record in records))[:MOST]
     measures = list(dict.fromkeys(record["measure"] for record in records))
     depth = max(len(outputs(run.maps[r["measure"]], run.maps[r["measure"]].places[r["model"]])[0]) for r in records)
-    across = columns(len(models))
-    width, height = max(1.5, CELL * (depth - 1)), max(0.6, ROW * len(measures))
-    figure, axes = panels(len(models), across, width, height, gaps=(0.12, max(0.35, 0.32 / height)))
+    width, height = max(1.2, CELL * (depth - 1)), max(0.5, ROW * len(measures))
+    figure, axes = panels(len(models), columns(len(models)), width, height, gaps=(0.15, 0.25), least=NARROWEST)
     name_panels(axes, models)
     image: Any = None
-    for number, (model, panel) in enumerate(zip(models, axes, strict=True)):
+    for model, panel, (first, lowest) in zip(models, axes, edges(axes), strict=True):
         shown = np.full((len(measures), depth - 1), np.nan)
         for record in (record for record in records if record["model"] == model):
             layers, row = run.maps[record["measure"]], measures.index(record["measure"])
@@ -358,14 +357,11 @@ def _steps(run: Finished) -> Any:
         image = panel.imshow(
             shown, cmap="Greys", vmin=0, vmax=1, aspect="auto", extent=(-0.5, depth - 1.5, len(measures) - 0.5, -0.5)
         )
-        first, lowest = number % across == 0, number + across >= len(models)
         panel.set_yticks(range(len(measures)), measures if first else [], fontsize=6.5, parse_math=False)
         panel.set_xticks(range(0, depth - 1, 1 if depth < 9 else 2))
         panel.tick_params(labelsize=6.5, length=2, labelbottom=lowest)
-    figure.supxlabel("from this block to the next", fontsize=8, y=0.11 - 0.28 / figure.get_figheight(), va="top")
-    bar = figure.colorbar(image, ax=axes, fraction=0.15 / figure.get_figwidth(), pad=0.02)
-    bar.set_label("step, of the largest", fontsize=7)
-    bar.ax.tick_params(labelsize=6)
+    figure.supxlabel("from this block to the next", fontsize=8, y=-0.22 / figure.get_figheight(), va="top")
+    bar_beside(figure, image, "step, of the largest")
     headline(figure, "Steps from block to block, and the boundary (dotted: no clearer than in surrogates)", 0.28)
     return figure
 

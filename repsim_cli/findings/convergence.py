@@ -17,6 +17,7 @@ from repsim_cli.findings.evidence import by_chance, correlated, orders, ranks
 from repsim_cli.results import slug
 
 AT_20 = 0.2  # the share of training at which the paper looks
+NAMED = 16  # layers up to which the legend has each, of more every second or third
 FEW = 2  # models up to which the layers of each are drawn in the overview
 STUDIES = ("convergence", "effective_rank", "training_view")
 
@@ -115,10 +116,12 @@ def _means(curves: Sequence[Curve]) -> Any:
 def _layers(curve: Curve) -> Any:
     """A thin line per layer from dark to bright, the mean over layers and the band of the 10th to 90th percentile."""
     figure, panel = _panel([curve], curve.about["model"], "deciles")
-    for (name, values), colour in zip(curve.lines.items(), shades(len(curve.lines)), strict=True):
-        panel.plot(curve.at, gaps(values), color=colour, linewidth=0.9, marker=".", markersize=3, label=name)
+    step = -(-len(curve.lines) // NAMED)
+    for number, ((name, values), colour) in enumerate(zip(curve.lines.items(), shades(len(curve.lines)), strict=True)):
+        label = "_" if number % step else name
+        panel.plot(curve.at, gaps(values), color=colour, linewidth=0.9, marker=".", markersize=3, label=label)
     _mean(panel, curve, "black", "deciles", "mean")
-    legend_beside(panel, fontsize=6, ncols=1 + len(curve.lines) // 16)
+    legend_beside(panel, fontsize=6)
     return figure
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float
 
 from repsim_cli.content import Matrix, Table
-from repsim_cli.draw.panels import headline, panels
+from repsim_cli.draw.panels import bar_beside, headline, pages, panels
 from repsim_cli.findings.analysis import FEW, Finished, Job, Part, analysis
 from repsim_cli.findings.claims import Claim, Weighed, claim
 from repsim_cli.findings.evidence import by_sign
@@ -75,8 +75,8 @@ def couplings_are_not_the_identity(objectives: Sequence[tuple[float, float]]) ->
 
 # ---- figures ----
 
-SIDE = 1.8  # of a panel, inches
-ACROSS = 5  # as published
+SIDE, SMALLEST = 1.25, 0.95  # of a panel, inches
+ACROSS, MOST = 5, 12  # panels side by side, as published, and in a figure
 
 
 def figures(run: Finished, whole: bool) -> Iterator[Job]:
@@ -85,24 +85,19 @@ def figures(run: Finished, whole: bool) -> Iterator[Job]:
     models = list(dict.fromkeys(matrix.about["model"] for matrix in measured))
     for number, model in enumerate(models if whole or len(models) <= FEW else ()):
         plans = [matrix for matrix in measured if matrix.about["model"] == model]
-        yield f"couplings-{number:02d}-{slug(model)}", partial(_panels, run, model, plans)
+        for name, some in pages(f"couplings-{number:02d}-{slug(model)}", plans, MOST):
+            yield name, partial(_panels, run, model, some)
 
 
 def _panels(run: Finished, model: str, plans: Sequence[Matrix]) -> Any:
     """The mass of every cell over that of a row, 1 / n; lines separate classes."""
     classes, n = run.results.about["batch"]["classes"], len(plans[0].rows.layers)
     starts = list(dict.fromkeys(matrix.about["starts"] for matrix in plans))
-    pairs = len(plans) // len(starts)
-    across = min(pairs, ACROSS)
-    down = len(starts) * -(-pairs // across)
-    figure, axes = panels(across * down, across, SIDE, SIDE, gaps=(0.25, 0.55))
+    across = ACROSS - ACROSS % len(starts)  # those of one pair of layers beside each other
+    figure, axes = panels(len(plans), min(across, len(plans)), SIDE, SIDE, gaps=(0.3, 0.72), least=SMALLEST)
     ends = [i + 0.5 for i, (a, b) in enumerate(pairwise(classes)) if a != b] if classes else []
-    used: dict[int, Any] = {}
     image: Any = None
-    for number, matrix in enumerate(plans):
-        pair, way = divmod(number, len(starts))
-        place = (pair // across * len(starts) + way) * across + pair % across
-        panel = used[place] = axes[place]
+    for panel, matrix in zip(axes, plans, strict=True):
         coupling = run.array(matrix.values)
         image = panel.imshow(n * coupling, cmap="Greys", vmin=0, vmax=1)
         panel.plot([-0.5, n - 0.5], [-0.5, n - 0.5], color="#c44e52", linewidth=0.6, alpha=0.8)
@@ -115,14 +110,10 @@ def _panels(run: Finished, model: str, plans: Sequence[Matrix]) -> Any:
         panel.set_xlabel(matrix.columns.model, fontsize=7, labelpad=2, parse_math=False)
         numbers = f"on the diagonal {on_diagonal(coupling):.2f}\nobjective {matrix.about['objective']:.2g}"
         panel.set_title(f"{matrix.about['starts']}\n{numbers}", fontsize=6.5, pad=3, loc="left")
-    for place, panel in enumerate(axes):
-        if place not in used:
-            panel.remove()
-    bar = figure.colorbar(image, ax=list(used.values()), fraction=0.12 / (across * SIDE), pad=0.015, shrink=0.8)
-    bar.set_label("share of the row's mass", fontsize=7)
-    bar.ax.tick_params(labelsize=6)
+    bar_beside(figure, image, "share of the row's mass")
     order = f", by class ({', '.join(dict.fromkeys(classes))})" if classes else ""
-    headline(figure, f"{model}: couplings of {n} rows{order}; objective in squared mean distances", 0.5)
+    said = f"objective in squared mean distances; by chance {1 / n:.2f} is on the diagonal"
+    headline(figure, f"{model}: couplings of {n} rows{order}\n{said}", 0.5)
     return figure
 
 

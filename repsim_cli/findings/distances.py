@@ -173,6 +173,9 @@ def clusters_are_the_groups(models: Between) -> Weighed | Untestable:
 # ---- figures ----
 
 
+BOX = 0.42  # inches of a kind of pairs
+
+
 def figures(run: Finished, whole: bool) -> Iterator[Job]:
     """NAME-distances and NAME-models of every distance between models"""
     for number, matrix in enumerate(x for x in run.results.matrices.values() if x.analysis == "distances"):
@@ -187,24 +190,27 @@ def _distances(run: Finished, matrix: Matrix) -> Any:
     from matplotlib.figure import Figure
 
     whole, by_kind = run.array(matrix.values), kinds(run.groups)
-    figure = Figure(figsize=(1.2 + 1.2 * len(by_kind), PANEL[1]))
+    figure = Figure(figsize=(PANEL[0], 0.3 + BOX * len(by_kind)))
     axes = figure.add_axes((0, 0, 1, 1))
     rng = np.random.default_rng(0)  # points beside each other, the same in every drawing
     names = []
     for place, (kind, pairs) in enumerate(by_kind.items()):
         values, colour = whole[tuple(np.array(pairs).T)], cycled(COLOURS, place + 1)[place]
-        names.append(f"{kind[0]} –\n{kind[1]}\n{len(values)} pair{'s' if len(values) != 1 else ''}")
+        names.append(" – ".join(kind))
         if len(values) >= VIOLIN and np.ptp(values):
-            drawn: Any = axes.violinplot(values, [place], widths=0.8, showextrema=False)
+            drawn: Any = axes.violinplot(values, [place], orientation="horizontal", widths=0.8, showextrema=False)
             drawn["bodies"][0].set(facecolor=colour, alpha=0.2)
         grey = {"color": "0.3"}
         median = {"color": "black", "linewidth": 1.4}
         lines = {"medianprops": median, "boxprops": grey, "whiskerprops": grey, "capprops": grey}
-        axes.boxplot(values, positions=[place], widths=0.28, showfliers=False, **lines)
+        axes.boxplot(values, positions=[place], orientation="horizontal", widths=0.28, showfliers=False, **lines)
         aside = rng.uniform(-0.1, 0.1, len(values))
-        axes.plot(place + aside, values, "o", color=colour, markersize=3.5, alpha=0.65, markeredgewidth=0, zorder=3)
-    axes.set_xticks(range(len(names)), names, fontsize=8, parse_math=False)
-    axes.set_ylabel(f"distance\n(root of the sum over layers of {matrix.about['layers']}²)", fontsize=8)
+        axes.plot(values, place + aside, "o", color=colour, markersize=3.5, alpha=0.65, markeredgewidth=0, zorder=3)
+        pairs_said = f"{len(values)} pair{'s' if len(values) != 1 else ''}"
+        axes.text(1.01, place, pairs_said, transform=axes.get_yaxis_transform(), fontsize=6, va="center")
+    axes.set_yticks(range(len(names)), names, fontsize=8, parse_math=False)
+    axes.set_ylim(len(names) - 0.4, -0.6)
+    axes.set_xlabel(f"distance (root of the sum over layers of {matrix.about['layers']}²)", fontsize=8)
     plain(axes)
     axes.set_title(f"Distances between models\n{matrix.about['distance']}", loc="left", parse_math=False)
     return figure

@@ -13,6 +13,8 @@ from jaxtyping import Float
 
 from repsim_cli.content import FEATURE_MAPS, Matrix
 from repsim_cli.draw.frame import COLOURS, cycled
+from repsim_cli.draw.heatmap import TIGHT
+from repsim_cli.draw.layout import available, shortened
 from repsim_cli.errors import BadInput
 from repsim_cli.findings.analysis import Finished, Job, LayerMap, Part, Planned, analysis
 from repsim_cli.findings.claims import FAILS, HOLDS, UNCLEAR, Claim, Fact, Untestable, Weighed, claim
@@ -139,7 +141,8 @@ def network(run: Finished, layers: LayerMap, trained: bool) -> Network | None:
 # ---- figures ----
 
 # inches; a ResNet9 fits on a page
-CELL = 0.19  # side of a feature map
+CELL, ROW = 0.19, 0.12  # side of a feature map, and at least the height of a row of them
+MOST = 20  # characters of a model's name
 PANEL, GAP, LEFT = 0.5, 0.15, 1.2  # height of a panel of distances, space between panels, room for names
 NAMES = 0.6  # room for the names of layers
 BARS = 0.8  # of the step between two layers
@@ -160,9 +163,11 @@ def _strip(run: Finished, kept: Sequence[Matrix]) -> Any:
     same = [matrix for matrix in kept if sorted(matrix.columns.layers) == sorted(names)]
     label = run.results.analyses["feature_maps"]["options"]["label"]
     image = 0 if label is None else kept[0].rows.layers.index(label)
-    wide, maps = (len(names) + 1) * CELL, len(run.maps)
-    width = LEFT + wide
-    height = len(same) * CELL + NAMES + maps * (PANEL + GAP)
+    limit, maps = available(), len(run.maps)
+    cell = CELL if limit is None else min(CELL, (limit - LEFT) / (len(names) + 1))
+    wide = (len(names) + 1) * cell
+    width, row_height = LEFT + wide, max(cell, ROW)
+    height = len(same) * row_height + NAMES + maps * (PANEL + GAP)
     figure = Figure(figsize=(width, height))
 
     def placed(bottom: float, high: float, left: float = LEFT, across: float = wide) -> Any:
@@ -174,21 +179,23 @@ def _strip(run: Finished, kept: Sequence[Matrix]) -> Any:
     shown = ["image", *(f"{block_of(name)}.{point_of(name)}" if several else name for name in names)]
     colours = dict(zip((matrix.columns.model for matrix in same), cycled(COLOURS, len(same)), strict=True))
     for row, matrix in enumerate(same):
-        bottom = height - (row + 1) * CELL
+        bottom = height - (row + 1) * row_height
         pixels = run.array(matrix.details["images"])[image]
         planes = [pixels, *(_planes(run.array(matrix.values)[image], matrix)[name] for name in names)]
         for column, plane in enumerate(planes):
-            axes = placed(bottom + 0.005, CELL - 0.01, LEFT + column * CELL + 0.005, CELL - 0.01)
-            axes.imshow(plane if column else pixels.squeeze(), cmap=None if column else "gray", aspect="auto")
+            axes = placed(bottom + 0.005, row_height - 0.01, LEFT + column * cell + 0.005, cell - 0.01)
+            axes.imshow(plane if column else pixels.squeeze(), cmap=None if column else "gray")
             axes.set(xticks=[], yticks=[])
             axes.spines[:].set_visible(False)
             if column == 0:
-                axes.set_ylabel(matrix.columns.model, rotation=0, ha="right", va="center", fontsize=7,
+                axes.set_ylabel(shortened(matrix.columns.model, MOST), rotation=0, ha="right", va="center", fontsize=7,
                                 color=colours[matrix.columns.model], parse_math=False)  # fmt: skip
-    top = height - len(same) * CELL
-    below = placed(top, CELL)
+    top = height - len(same) * row_height
+    below = placed(top, row_height)
     below.set(frame_on=False, yticks=[], xlim=(-1.5, len(names) - 0.5))
-    below.set_xticks(np.arange(-1, len(names)), shown, rotation=90, fontsize=7, parse_math=False)
+    step = max(1, int(np.ceil(TIGHT / cell)))
+    at = np.arange(-1, len(names))[::step]
+    below.set_xticks(at, shown[::step], rotation=90, fontsize=7, parse_math=False)
     below.tick_params(length=0, pad=2)
     panels = [placed(top - NAMES - (i + 1) * (PANEL + GAP) + GAP, PANEL) for i in range(maps)]
     for panel, layers in zip(panels, run.maps.values(), strict=True):

@@ -19,7 +19,7 @@ from repsim_cli.findings.evidence import LEVEL, Evidence, by_units
 from repsim_cli.results import slug
 from repsim_cli.settings import Fraction
 
-PANEL = (2.9, 2.6)  # inches
+PANEL = (2.2, 2.0)  # inches
 SHARED = ["model", "layer", "dictionaries", "latents", "mean cosine, decoder", "mean cosine, encoder",
           "shared by decoder", "shared by encoder", "shared", "random directions: by decoder",
           "random directions: shared"]  # fmt: skip
@@ -143,7 +143,7 @@ def _matched(run: Finished, matrices: Sequence[Matrix], options: Mapping[str, An
     """The share of latents of at least each cosine of decoder rows; a panel per model, a line per layer, the mean over
     pairs of dictionaries. Dotted: random directions."""
     models = list(dict.fromkeys(matrix.rows.model for matrix in matrices))
-    figure, axes = panels(len(models), columns(len(models)), *PANEL, gaps=(0.15, 0.4))
+    figure, axes = panels(len(models), columns(len(models)), *PANEL, gaps=(0.4, 0.7))
     at = np.linspace(0, 1, 201)
     names = list(dict.fromkeys(matrix.about["layer"] for matrix in matrices))
     colours = dict(zip(names, shades(len(names)), strict=True))

@@ -11,6 +11,8 @@ from jaxtyping import Float
 
 from repsim_cli.content import COMPARED, COSTS, TRUNCATED, UNMEASURED, Measured, Table
 from repsim_cli.draw.frame import COLOURS, OPTIONS
+from repsim_cli.draw.layout import available
+from repsim_cli.draw.panels import bar_beside, headline
 from repsim_cli.errors import BadInput
 from repsim_cli.findings import scores
 from repsim_cli.findings.analysis import Finished, Job, Part, analysis
@@ -178,8 +180,13 @@ def _figure(point: str, rows: Sequence[Mapping[str, Any]], standing: Table, leve
         if row["score"] is not None:
             place = order.index(row["measure"]), tests.index((row["test"], row["data"], row["models of"]))
             values[place] = (row["score"] - row["chance"]) / (1 - row["chance"])
-    figure = Figure(figsize=(RANKS + COLUMN * len(tests), ROW * len(order) + 0.3))
-    left, right = figure.subplots(1, 2, width_ratios=[RANKS, COLUMN * len(tests)], gridspec_kw={"wspace": 0.03})
+    limit, height = available(), ROW * len(order)
+    wide = COLUMN if limit is None else min(COLUMN, 0.7 * limit / len(tests))
+    ranks = RANKS if limit is None else min(RANKS, limit - wide * len(tests))
+    width = ranks + 0.08 + wide * len(tests)
+    figure = Figure(figsize=(width, height))
+    left = figure.add_axes((0, 0, ranks / width, 1))
+    right = figure.add_axes((1 - wide * len(tests) / width, 0, wide * len(tests) / width, 1))
     for y, (low, mean, high) in enumerate(zip(*map(standing.column, ("low", "mean rank", "high")), strict=True)):
         if low is not None:
             left.plot([low, high], [y, y], color=COLOURS[0], linewidth=1.2)
@@ -200,16 +207,15 @@ def _figure(point: str, rows: Sequence[Mapping[str, Any]], standing: Table, leve
         range(len(tests)),
         [name.removesuffix(", ") for name in names],
         fontsize=6,
-        rotation=45,
-        ha="left",
+        rotation=90,
         parse_math=False,
     )
     right.tick_params(axis="x", top=True, bottom=False, labeltop=True, labelbottom=False)
-    bar = figure.colorbar(shown, ax=right, fraction=0.04, pad=0.02)
-    bar.set_label("score: 0 chance, 1 the best possible; grey: none", fontsize=7)
-    bar.ax.tick_params(labelsize=6)
+    bar_beside(figure, shown, "score: 0 chance, 1 the best possible; grey: none")
     bands = f"lines: {100 * level:g} % over models" if any(standing.column("low")) else ""
-    left.set_title("\n".join(filter(None, ["Measures by grade", point, bands])), loc="left", fontsize=9, pad=8)
+    box: Any = right.get_tightbbox()
+    above = box.y1 / figure.dpi - height + 0.08
+    headline(figure, "\n".join(filter(None, [f"Measures by grade, {point}", bands])), above)
     return figure
 
 

@@ -12,7 +12,7 @@ from jaxtyping import Num
 from repsim_cli.content import Axis, Curve, Matrix, Table
 from repsim_cli.draw.heatmap import by_block
 from repsim_cli.draw.lines import of_layers
-from repsim_cli.draw.panels import columns, headline, name_panels, panels
+from repsim_cli.draw.panels import columns, edges, headline, name_panels, pages, panels
 from repsim_cli.findings.analysis import FEW, Finished, Job, Part, analysis
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
 from repsim_cli.findings.evidence import by_jackknife, over_places
@@ -118,7 +118,8 @@ def distances_shift_late(by_model: Shifts, left_out: Sequence[Shifts], base: str
 
 # ---- figures ----
 
-WIDTH, HEIGHT = 1.75, 1.2  # of a panel, inches
+WIDTH, HEIGHT, NARROWEST = 1.3, 0.75, 0.85  # of a panel, inches
+MOST = 30  # panels of a figure
 SCALES = {"none": "Euclidean distance of two rows", "mean": "distance of two rows over their layer's mean"}
 FILL, BEFORE = "#3b75af", "0.45"
 
@@ -127,37 +128,40 @@ def figures(run: Finished, whole: bool) -> Iterator[Job]:
     """by-layer-KL_from_previous_layer; histograms-NUMBER-MODEL on demand, or where there are few models"""
     measured = run.measured("histograms")
     for number, matrix in enumerate(measured if whole or len(measured) <= FEW else ()):
-        yield f"histograms-{number:02d}-{slug(matrix.rows.model)}", partial(_panels, run, matrix)
+        for name, places in pages(
+            f"histograms-{number:02d}-{slug(matrix.rows.model)}", range(len(matrix.rows.layers)), MOST
+        ):
+            yield name, partial(_panels, run, matrix, places)
     yield from of_layers(run.results.curves, "histograms")
 
 
-def _panels(run: Finished, matrix: Matrix) -> Any:
+def _panels(run: Finished, matrix: Matrix, places: Sequence[int]) -> Any:
     """The share of all pairs of rows in each bin; the layer before is outlined, with KL(layer || layer before)."""
-    edges, counts = run.array(matrix.details["edges"]), run.array(matrix.values)
+    ends, counts = run.array(matrix.details["edges"]), run.array(matrix.values)
     kl, shares = shifts(counts), counts / counts.sum(1, keepdims=True)
-    across = columns(len(shares))
-    figure, axes = panels(len(shares), across, WIDTH, HEIGHT, gaps=(0.08, 0.32))
+    figure, axes = panels(len(places), columns(len(places)), WIDTH, HEIGHT, gaps=(0.1, 0.24), least=NARROWEST)
     names, said = by_block(matrix.rows.layers)
-    name_panels(axes, names)
-    for number, panel in enumerate(axes):
-        panel.stairs(shares[number], edges, fill=True, color=FILL, alpha=0.85)
+    name_panels(axes, [names[place] for place in places])
+    for number, panel, (_, lowest) in zip(places, axes, edges(axes), strict=True):
+        panel.stairs(shares[number], ends, fill=True, color=FILL, alpha=0.85)
         if number:
-            panel.stairs(shares[number - 1], edges, color=BEFORE, linewidth=0.8)
+            panel.stairs(shares[number - 1], ends, color=BEFORE, linewidth=0.8)
             place = {"transform": panel.transAxes, "ha": "right", "va": "top", "fontsize": 7}
             panel.text(0.97, 0.95, f"KL {kl[number - 1]:.2g}", **place)
-        panel.set_xlim(0, edges[-1])
+        panel.set_xlim(0, ends[-1])
         panel.set_ylim(0, 1.3 * shares[max(number - 1, 0) : number + 1].max())
+        panel.locator_params(axis="x", nbins=3, prune="upper")
         panel.set_yticks([])
         panel.spines[["top", "right", "left"]].set_visible(False)
         panel.tick_params(labelsize=6, length=2)
-        if number + across < len(shares):
+        if not lowest:
             panel.set_xticklabels([])
     width, height = figure.get_size_inches()
-    figure.supylabel("share of pairs", fontsize=8, x=0.125 - 0.2 / width)
+    figure.supylabel("share of pairs", fontsize=8, x=-0.2 / width)
     below = f"{SCALES[matrix.about['scale']]} (outlined: the layer before; KL from it in nats)"
-    figure.supxlabel(below, fontsize=8, y=0.11 - 0.3 / height, va="top")
+    figure.supxlabel(below, fontsize=8, y=-0.22 / height, va="top")
     title = f"{matrix.rows.model}: distances within layers, {int(counts[0].sum()):,} pairs of rows"
-    headline(figure, f"{title}\n{said + '; ' if said else ''}each panel to its own height", 0.28)
+    headline(figure, f"{title}\n{said + '; ' if said else ''}each panel to its own height", 0.22)
     return figure
 
 

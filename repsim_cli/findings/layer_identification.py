@@ -12,7 +12,7 @@ from jaxtyping import Float
 
 from repsim_cli.content import Matrix, Side, Table
 from repsim_cli.draw.frame import COLOURS
-from repsim_cli.draw.panels import columns, headline, name_panels, panels
+from repsim_cli.draw.panels import bar_beside, columns, edges, headline, name_panels, panels
 from repsim_cli.errors import BadInput
 from repsim_cli.findings.analysis import Finished, Job, LayerMap, Part, Planned, analysis
 from repsim_cli.findings.claims import Claim
@@ -23,7 +23,7 @@ from repsim_cli.results import slug
 TABLE = "identification of layers"
 COLUMNS = ["measure", "models", "hook point", "identified", "low", "high", "chance", "layers", "seeds"]
 FOUND = "most similar layers"  # the kind of matrix
-ROW, PANEL, SMALL = 0.2, 2.2, 1.5  # inches: a measure, a panel of all measures, a matrix of layers
+ROW, PANEL, SMALL, SMALLEST = 0.16, 1.7, 1.15, 0.85  # inches: a measure, a panel of all measures, matrices of layers
 Seeds = Mapping[str, Sequence[str]]
 Blocks = Float[np.ndarray, "m m l l"]
 
@@ -110,7 +110,7 @@ def _shares(rows: Sequence[Mapping[str, Any]], level: float) -> Any:
     for row in rows:
         by_measure.setdefault(row["measure"], []).append(row["identified"])
     order = sorted(by_measure, key=lambda measure: -np.mean(by_measure[measure]))
-    figure, axes = panels(len(points), len(points), PANEL, 0.5 + ROW * len(order), gaps=(0.12, 0.0))
+    figure, axes = panels(len(points), len(points), PANEL, 0.4 + ROW * len(order), gaps=(0.15, 0.0))
     for number, (axis, point) in enumerate(zip(axes, points, strict=True)):
         here = [row for row in rows if row["hook point"] == point]
         axis.axvline(here[0]["chance"], color="0.5", linestyle="--", linewidth=0.8, zorder=0)
@@ -139,18 +139,15 @@ def row_of(rows: Sequence[Mapping[str, Any]], point: str) -> Mapping[str, Any]:
 
 
 def _found(run: Finished, matrices: Sequence[Matrix], point: str) -> Any:
-    across = columns(len(matrices))
-    figure, axes = panels(len(matrices), across, SMALL, SMALL, gaps=(0.1, 0.25))
-    for number, (axis, matrix) in enumerate(zip(axes, matrices, strict=True)):
+    figure, axes = panels(len(matrices), columns(len(matrices)), SMALL, SMALL, gaps=(0.12, 0.28), least=SMALLEST)
+    for axis, (first, lowest), matrix in zip(axes, edges(axes), matrices, strict=True):
         axis.imshow(run.array(matrix.values), vmin=0, vmax=1)
         count = len(matrix.rows.layers)
-        axis.set_xticks(range(count), range(count) if number + across >= len(matrices) else [""] * count, fontsize=5)
-        axis.set_yticks(range(count), range(count) if number % across == 0 else [""] * count, fontsize=5)
+        axis.set_xticks(range(count), range(count) if lowest else [""] * count, fontsize=5)
+        axis.set_yticks(range(count), range(count) if first else [""] * count, fontsize=5)
         axis.tick_params(length=1.5)
     name_panels(axes, [matrix.about["measure"] for matrix in matrices])
-    bar = figure.colorbar(axes[0].images[0], ax=axes, fraction=0.04 / across**0.5, pad=0.02)
-    bar.set_label("share of pairs of seeds", fontsize=7)
-    bar.ax.tick_params(labelsize=6)
+    bar_beside(figure, axes[0].images[0], "share of pairs of seeds")
     headline(figure, f"Most similar layer of another seed (columns) to each layer (rows), {point}", 0.25)
     return figure
 

@@ -13,7 +13,7 @@ from repsim_cli.content import Axis, Curve, Matrix, Table
 from repsim_cli.draw.frame import MARKERS
 from repsim_cli.draw.heatmap import by_block
 from repsim_cli.draw.lines import of_layers
-from repsim_cli.draw.panels import columns, headline, name_panels, panels
+from repsim_cli.draw.panels import columns, headline, name_panels, pages, panels
 from repsim_cli.findings.analysis import FEW, Finished, Job, Part, analysis
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
 from repsim_cli.findings.evidence import by_units
@@ -73,7 +73,7 @@ def neighbours_change(overlaps: Sequence[np.ndarray], by_chance: float) -> Weigh
 
 # ---- figures ----
 
-SIDE = 1.55  # of a panel, inches
+SIDE, SMALLEST, MOST = 1.25, 0.9, 30  # inches of a panel; panels of a figure
 PLAIN = "0.62"
 KEPT: dict[str, Any] = {"linewidth": 1.1}
 NEW: dict[str, Any] = {"linewidth": 0.6, "linestyle": (0, (1, 1.5)), "alpha": 0.8}
@@ -84,11 +84,14 @@ def figures(run: Finished, whole: bool) -> Iterator[Job]:
     """by-layer-neighbours_kept; neighbours-NUMBER-MODEL on demand, or where there are few models"""
     measured = run.measured("neighbours")
     for number, matrix in enumerate(measured if whole or len(measured) <= FEW else ()):
-        yield f"neighbours-{number:02d}-{slug(matrix.rows.model)}", partial(_panels, run, matrix)
+        for name, places in pages(
+            f"neighbours-{number:02d}-{slug(matrix.rows.model)}", range(len(matrix.rows.layers)), MOST
+        ):
+            yield name, partial(_panels, run, matrix, places)
     yield from of_layers(run.results.curves, "neighbours")
 
 
-def _panels(run: Finished, matrix: Matrix) -> Any:
+def _panels(run: Finished, matrix: Matrix, places: Sequence[int]) -> Any:
     """Lines lead from each chosen row to its nearest, full where that row was among the nearest in the first layer."""
     from matplotlib import colormaps
     from matplotlib.lines import Line2D
@@ -98,10 +101,11 @@ def _panels(run: Finished, matrix: Matrix) -> Any:
     inks = {place: colormaps["tab10"](i % 10) for i, place in enumerate(samples)}
     classes = batch["classes"] or [""] * len(batch["rows"])
     shapes = {name: MARKERS[i % len(MARKERS)] for i, name in enumerate(dict.fromkeys(classes))}
-    figure, axes = panels(len(planes), columns(len(planes)), SIDE, SIDE, gaps=(0.06, 0.18))
+    figure, axes = panels(len(places), columns(len(places)), SIDE, SIDE, gaps=(0.07, 0.2), least=SMALLEST)
     names, said = by_block(matrix.rows.layers)
-    name_panels(axes, names)
-    for number, (panel, plane) in enumerate(zip(axes, planes, strict=True)):
+    name_panels(axes, [names[place] for place in places])
+    for number, panel in zip(places, axes, strict=True):
+        plane = planes[number]
         for sample, (place, ink) in enumerate(inks.items()):
             kept = np.isin(nearest[number, sample], nearest[0, sample])
             for others, style in ((nearest[number, sample][kept], KEPT), (nearest[number, sample][~kept], NEW)):
@@ -132,7 +136,7 @@ def _panels(run: Finished, matrix: Matrix) -> Any:
         Line2D([], [], color="0.3", label="near here alone", **NEW),
     ]
     legend = figure.legend(
-        handles=handles, fontsize=7, frameon=False, loc="center left", bbox_to_anchor=(0.91, 0.5), borderaxespad=0
+        handles=handles, fontsize=7, frameon=False, loc="center left", bbox_to_anchor=(1.02, 0.5), borderaxespad=0
     )
     for text in legend.get_texts():
         text.set_parse_math(False)

@@ -10,7 +10,9 @@ import scipy
 
 from repsim_cli.content import BY_BLOCK, END_TO_END, Axis, Band, Curve, Matrix, Table, Verdict
 from repsim_cli.draw.heatmap import TIGHT, by_block, chosen
+from repsim_cli.draw.layout import available, shortened
 from repsim_cli.draw.lines import of_layers
+from repsim_cli.draw.panels import bar_beside, headline
 from repsim_cli.findings.analysis import Finished, Job, Part, analysis
 from repsim_cli.findings.claims import FAILS, Claim, Untestable, Weighed, claim, judged
 from repsim_cli.findings.evidence import LEVEL, Evidence, all_of
@@ -27,7 +29,7 @@ COLUMNS = [
 SOME = 6  # targets times probes up to which the overview has the curves of each
 PAPER = "Gao et al. 2024, table 4"
 CELL = 0.115, 0.17  # inches
-GAP, SMALLEST = 0.16, 1.5
+GAP, SMALLEST, MOST = 0.16, 1.5, 24  # inches; letters of a target's name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,9 +172,10 @@ def _model(run: Finished, matrices: Sequence[Matrix]) -> Any:
     layers, targets = matrices[0].rows.layers, matrices[0].columns.layers
     blocks = [block_of(layer) for layer in layers]
     width, height = max(CELL[0] * len(layers), SMALLEST), CELL[1] * len(targets)
+    if (limit := available()) is not None:
+        width = min(width, max(limit, 1.0))
     rows = [(matrix, control) for matrix in matrices for control in (False, True)]
-    # probes stand apart, a control close to its probe
-    tops = [number * height + GAP * (number // 2 + 0.5 * number) for number in range(len(rows))]
+    tops = [number * (height + GAP) for number in range(len(rows))]
     total = tops[-1] + height
     figure = Figure(figsize=(width, total))
     used: list[Any] = []
@@ -181,13 +184,11 @@ def _model(run: Finished, matrices: Sequence[Matrix]) -> Any:
         axes = figure.add_axes((0, 1 - (top + height) / total, 1, height / total))
         values = run.array(matrix.details["control"] if control else matrix.values).T
         image = axes.imshow(values, cmap=chosen(small_is_bright=True), vmin=0, vmax=1, aspect="auto")
-        axes.set_yticks(range(len(targets)), targets, fontsize=7, parse_math=False)
+        axes.set_yticks(range(len(targets)), [shortened(name, MOST) for name in targets], fontsize=7, parse_math=False)
         axes.set_xticks([])
         axes.tick_params(length=2)
-        said = "control" if control else f"{matrix.about['label']}\n{matrix.about['error']}"
-        outside: Any = axes.get_tightbbox()
-        beside_names = (axes.get_window_extent().x0 - outside.x0) / figure.dpi + 0.12
-        axes.text(-beside_names / width, 0.5, said, transform=axes.transAxes, fontsize=7, ha="right", va="center")
+        said = "control" if control else f"{matrix.about['label']}: {matrix.about['error']}"
+        axes.set_title(said, loc="left", fontsize=7, pad=2)
         for place in range(1, len(blocks)):
             if blocks[place - 1] != blocks[place]:
                 axes.axvline(place - 0.5, color="white", linewidth=1.5)
@@ -197,10 +198,8 @@ def _model(run: Finished, matrices: Sequence[Matrix]) -> Any:
     at = range(0, len(layers), step)
     used[-1].set_xticks(at, [names[i] for i in at], fontsize=6, rotation=90 * (not said), parse_math=False)
     used[-1].set_xlabel(said, fontsize=7)
-    beside = figure.add_axes((1 + 0.15 / width, 0.1, 0.12 / width, 0.8))
-    figure.colorbar(image, cax=beside, extend="max").set_label(matrices[0].label, fontsize=8)
-    beside.tick_params(labelsize=7)
-    used[0].set_title(matrices[0].rows.model, loc="left", parse_math=False)
+    bar_beside(figure, image, matrices[0].label, extend="max")
+    headline(figure, matrices[0].rows.model, 0.22)
     return figure
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from repsim_cli.content import Matrix, Side, Table
-from repsim_cli.draw.heatmap import TICK, by_block, colour_range, colours
-from repsim_cli.draw.panels import headline, name_panels, panels
+from repsim_cli.draw.heatmap import TICK, bar_label, by_block, colour_range, colours
+from repsim_cli.draw.panels import bar_beside, edges, headline, name_panels, panels
 from repsim_cli.errors import BadInput
 from repsim_cli.findings.analysis import Finished, Job, LayerMap, Part, analysis
 from repsim_cli.findings.claims import Claim
@@ -19,7 +19,7 @@ from repsim_cli.settings import From0, Positive
 NONE = "none"  # the rows as models give them
 COLUMNS = ["measure", "remedy", "cells", "cells that change", "share", "largest change", "row", "column"]
 CELLS = "cells that change most"
-SIDE = 2.6  # inches
+SIDE, SMALLEST = 2.0, 0.8  # inches
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,27 +63,25 @@ def _figure(label: str, maps: Mapping[str, LayerMap], change: float) -> Any:
     card, names = base.measure.card, base.names
     joined = np.concatenate([layers.values[np.isfinite(layers.values)] for layers in maps.values()])
     low, high = colour_range(joined, card, "values")
-    figure, axes = panels(len(maps), min(3, len(maps)), SIDE, SIDE, gaps=(0.12, 0.25))
+    figure, axes = panels(len(maps), min(3, len(maps)), SIDE, SIDE, gaps=(0.15, 0.28), least=SMALLEST)
+    side = axes[0].get_window_extent().width / figure.dpi
     shown, said = by_block(names)
-    step = max(1, int(np.ceil(TICK * len(names) / (0.8 * SIDE))))
+    step = max(1, int(np.ceil(TICK * len(names) / side)))
     at = range(0, len(names), step)
     image: Any = None
-    for number, (axis, layers) in enumerate(zip(axes, maps.values(), strict=True)):
+    for axis, (first, lowest), layers in zip(axes, edges(axes), maps.values(), strict=True):
         image = axis.imshow(layers.values, cmap=colours(card, "values"), vmin=low, vmax=high)
         i, j = (np.abs(layers.values - base.values) > change).nonzero()
-        size = (72 * 0.4 * SIDE / len(names)) ** 2
+        size = (72 * 0.5 * side / len(names)) ** 2
         axis.scatter(j, i, marker="s", s=size, facecolors="none", edgecolors="red", linewidths=0.5)
         for end in [place.start for place in base.places.values()][1:]:
             axis.axhline(end - 0.5, color="white", linewidth=0.8)
             axis.axvline(end - 0.5, color="white", linewidth=0.8)
-        first, lowest = number % min(3, len(maps)) == 0, number + min(3, len(maps)) >= len(maps)
         axis.set_yticks(at, [shown[i] for i in at] if first else [], fontsize=5, parse_math=False)
         axis.set_xticks(at, [shown[i] for i in at] if lowest else [], fontsize=5, rotation=90, parse_math=False)
         axis.tick_params(length=1.5)
     name_panels(axes, list(maps))
-    bar = figure.colorbar(image, ax=axes, fraction=0.04, pad=0.02)
-    bar.set_label(card["label"], fontsize=7)
-    bar.ax.tick_params(labelsize=6)
+    bar_beside(figure, image, bar_label(card))
     where = f", {said}" if said else ""
     headline(figure, f"{label}{where}; marked: more than {change:g} from that of the rows as they are", 0.3)
     return figure

@@ -11,6 +11,7 @@ from repsim_cli.content import Curve, Results, Table
 from repsim_cli.draw.frame import DPI, legend_beside
 from repsim_cli.draw.heatmap import by_block, chosen, heatmap
 from repsim_cli.draw.lines import gaps
+from repsim_cli.draw.panels import pages
 from repsim_cli.findings.analysis import Finished, Job, Part, analysis
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
 from repsim_cli.findings.evidence import all_of, by_error
@@ -21,7 +22,8 @@ Kinds = Mapping[str, str]
 Direction = tuple[str, str, str]
 PAPER = "Brown et al. 2023"
 DIRECTIONS = ["layer", "from", "into", "models", "pairs", "penalty", "se over pairs"]
-PANEL, ROW = 2.6, 0.19  # width of a panel and height of a bar, inches
+PANEL, ROW = 2.6, 0.16  # width of a panel and height of a bar, inches
+BARS, LAYERS = 60, 12  # of a figure at most
 NAMED = 10  # pairs of models up to which each has a colour
 METRICS = {
     "loss": ("penalty", "penalty se", "loss added to the tail's own, nats"),
@@ -177,8 +179,11 @@ def figures(run: Finished, whole: bool) -> Iterator[Job]:
                 yield f"stitching-{metric}-{number:02d}-{slug(pair[0])}-{slug(pair[1])}", partial(_grid, cells, metric)
             continue
         for name, group in (("all", plain), ("baselines", baselines)):
-            if group:
-                yield f"stitching-{metric}-{name}", partial(_bars, group, about, metric, name)
+            layers = list(dict.fromkeys(stitch["head layer"] for stitch in group))
+            most = max(1, BARS // max(1, len({(stitch["head"], stitch["tail"]) for stitch in group})))
+            for stem, some in pages(f"stitching-{metric}-{name}", layers, min(most, LAYERS)):
+                kept = [stitch for stitch in group if stitch["head layer"] in some]
+                yield stem, partial(_bars, kept, about, metric, name)
     curves = [
         curve
         for curve in run.results.curves.values()

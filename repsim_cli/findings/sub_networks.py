@@ -12,7 +12,9 @@ import numpy as np
 from repsim_cli.content import BY_BLOCK, Axis, Curve, Matrix, Measured, Numbers, Table
 from repsim_cli.draw.frame import COLOURS
 from repsim_cli.draw.heatmap import TIGHT, bar_label, colour_range, colours, outer_names, together
+from repsim_cli.draw.layout import available
 from repsim_cli.draw.lines import gaps
+from repsim_cli.draw.panels import bar_beside
 from repsim_cli.errors import BadInput
 from repsim_cli.findings.analysis import FEW, Finished, Job, Part, Planned, analysis
 from repsim_cli.findings.claims import FAILS, HOLDS, UNCLEAR, Claim, Fact, Untestable, Weighed, claim
@@ -217,6 +219,7 @@ def layer_wise_groups_are_the_published(model: Clustered) -> Weighed | Untestabl
 
 INCHES_PER_CELL, SMALLEST, LARGEST = 0.16, 3.4, 8.4  # of the matrix
 STRIP, BAND, GAP = 1.0, 0.14, 0.08  # height of the values to the next layer, width of a band of groups, inches
+METHODS = 46  # points that the names above these bands take
 BAR, BAR_GAP = 0.15, 0.2
 # beyond the colours of groups of models, for up to ten groups of layers
 SHADES = (*COLOURS, "#F0E442", "#000000", "#999999", "#882255")
@@ -254,7 +257,9 @@ def _layers(run: Finished, measure: Measured, matrix: Matrix, labels: Curve, fol
     values = run.array(matrix.values)[np.ix_(order, order)]
     side = float(np.clip(INCHES_PER_CELL * len(names), SMALLEST, LARGEST))
     bands = len(groups) * (BAND + GAP)
-    width, height = side + bands + BAR_GAP + BAR, side + GAP + STRIP
+    if (limit := available()) is not None:
+        side = min(side, limit - bands)
+    width, height = side + bands, side + GAP + STRIP
     figure = Figure(figsize=(width, height))
 
     def placed(left: float, bottom: float, wide: float, high: float) -> Any:
@@ -286,12 +291,10 @@ def _layers(run: Finished, measure: Measured, matrix: Matrix, labels: Curve, fol
         for first, end in pairwise([0, *bounds["segments"], len(names)]):
             corner, size = (first - 0.5, first - 0.5), end - first
             axes.add_patch(Rectangle(corner, size, size, fill=False, edgecolor="black", linewidth=1.3))
-    beside = placed(side + bands + BAR_GAP, STRIP + GAP + 0.1 * side, BAR, 0.8 * side)
-    figure.colorbar(image, cax=beside).set_label(bar_label(card), fontsize=8)
-    beside.tick_params(labelsize=7)
+    bar_beside(figure, image, bar_label(card))
     said = [_counted(method, int(line.max()) + 1) for method, line in groups.items()]
     title = f"{matrix.rows.model}: {card['label']}\n{measure.estimate['rows']:,} rows; {', '.join(said)}"
-    axes.set_title(title, loc="left", parse_math=False, fontsize=9)
+    axes.set_title(title, loc="left", parse_math=False, fontsize=9, pad=METHODS)
     return figure
 
 

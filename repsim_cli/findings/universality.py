@@ -13,6 +13,8 @@ from jaxtyping import Float, Int
 
 from repsim_cli.content import GRID, Matrix, Side, Table
 from repsim_cli.draw.heatmap import add_tree, heatmap
+from repsim_cli.draw.layout import available
+from repsim_cli.draw.panels import bar_beside
 from repsim_cli.errors import BadInput
 from repsim_cli.findings.analysis import Finished, Job, Part, Planned, analysis
 from repsim_cli.findings.claims import Claim
@@ -31,7 +33,7 @@ COLUMNS = [
     "untrained", "chance", "p against chance", "p against untrained", "p below seeds", "share of seeds", "verdict",
 ]  # fmt: skip
 SHOWN = (0.0, 1.0)  # the ends of the scale of colours, as a share of the way from the baseline to the seeds
-CELL = 0.36  # inches
+CELL, ROW = 0.36, 0.2  # inches of a column and of a row, which is as high as wide or at least this
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -276,21 +278,22 @@ def _figure(table: Table, value: str | None) -> Any:
     ):
         at = measures.index(measure), columns.index(key)
         shares[at], said[at] = (np.nan if share is None else share), verdict
-    width, height = CELL * len(columns), CELL * len(measures)
-    figure = Figure(figsize=(width + 0.6, height))
-    axes = figure.add_axes((0, 0, width / (width + 0.6), 1))
+    limit = available()
+    wide = CELL if limit is None else min(CELL, limit / len(columns))
+    width, height = wide * len(columns), max(ROW, wide) * len(measures)
+    figure = Figure(figsize=(width, height))
+    axes = figure.add_axes((0, 0, 1, 1))
+    size = min(8.0, 40 * wide)  # of a mark, in points
     axes.patch.set(facecolor="white", edgecolor="0.75", hatch="////")  # where there is no share
     image = axes.imshow(shares, cmap="cividis", vmin=SHOWN[0], vmax=SHOWN[1], aspect="auto")
     if np.isfinite(shares).any():
-        beside = figure.add_axes(((width + 0.2) / (width + 0.6), 0, 0.12 / (width + 0.6), 1))
-        bar = figure.colorbar(image, cax=beside, extend="both", ticks=SHOWN)
-        bar.ax.set_yticklabels(["untrained or chance", "seeds of the base"], fontsize=7)
+        bar_beside(figure, image, "0: untrained or chance; 1: seeds of the base", extend="both", ticks=SHOWN)
     for (row, column), verdict in said.items():
         share = shares[row, column]
         ink = "black" if np.isnan(share) or share > 0.55 else "white"
-        axes.plot(column, row, color=ink, **_mark(verdict))
-    axes.set_yticks(range(len(measures)), measures, fontsize=8, parse_math=False)
-    axes.set_xticks(range(len(columns)), [key[1] for key in columns], fontsize=8, rotation=90, parse_math=False)
+        axes.plot(column, row, color=ink, **_mark(verdict, size))
+    axes.set_yticks(range(len(measures)), measures, fontsize=7, parse_math=False)
+    axes.set_xticks(range(len(columns)), [key[1] for key in columns], fontsize=7, rotation=90, parse_math=False)
     axes.tick_params(length=2)
     if value:
         for factor in factors:
@@ -302,21 +305,27 @@ def _figure(table: Table, value: str | None) -> Any:
                 factor,
                 ha="left",
                 va="bottom",
-                rotation=40,
-                fontsize=8,
+                rotation=60,
+                fontsize=7,
                 parse_math=False,
             )
-    above = 0.2 + 0.045 * max(map(len, factors)) if value else 0.06  # inches, of the names of factors
-    handles = [axes.plot([], [], color="black", label=verdict, **_mark(verdict))[0] for verdict in MARKERS]
+    above = 0.2 + 0.055 * max(map(len, factors)) if value else 0.06  # inches, of the names of factors
+    handles = [axes.plot([], [], color="black", label=verdict, **_mark(verdict, 8.0))[0] for verdict in MARKERS]
     axes.legend(handles=handles, ncols=len(MARKERS), fontsize=8, frameon=False, loc="lower left", borderpad=0,
                 bbox_to_anchor=(0, 1 + above / height), columnspacing=1, handletextpad=0.2)  # fmt: skip
     return figure
 
 
-def _mark(verdict: str) -> dict[str, Any]:
+def _mark(verdict: str, size: float) -> dict[str, Any]:
     hollow = {"markerfacecolor": "none"} if verdict == SAME else {}
     edge = 1.6 if verdict in (SAME, UNTRAINED, UNRELATED) else 0
-    return {"marker": MARKERS[verdict], "markersize": 8, "markeredgewidth": edge, "linestyle": "none", **hollow}
+    return {
+        "marker": MARKERS[verdict],
+        "markersize": size,
+        "markeredgewidth": edge * size / 8,
+        "linestyle": "none",
+        **hollow,
+    }
 
 
 def _agreement(run: Finished, matrix: Matrix) -> Any:

@@ -1,0 +1,420 @@
+"""The width of figures: what stands around axes keeps its size, and nothing is written over anything else."""
+
+import itertools
+import re
+import textwrap
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+APART = 2.0  # pixels between tick labels
+LEAST = 4.0  # points: smaller text inside axes is left out
+NARROWEST = 1.1  # inches: panels side by side are not made narrower
+ROWS = 24  # of a legend
+LETTER = 0.6  # the mean width of a letter over the size of the text
+NAMES = 0.3  # the share of the width that names beside axes take at most
+CLEAR = 0.06  # inches between rows of panels
+MATRIX = "matrix"  # the label of the axes of matrices that belong together
+LINES = textwrap.TextWrapper()
+LINES.wordsep_re = re.compile(r"(\s+|(?<=[_/@])(?=\w))")  # type: ignore[misc]
+
+
+@dataclass
+class Room:
+    """inches: in all. asked: whether the figure was drawn for them."""
+
+    inches: float | None
+    asked: bool = False
+
+
+_ROOM: ContextVar[Room] = ContextVar("room")
+
+
+@contextmanager
+def room(inches: float | None) -> Iterator[Room]:
+    """What figures drawn within have in all."""
+    given = Room(inches)
+    token = _ROOM.set(given)
+    try:
+        yield given
+    finally:
+        _ROOM.reset(token)
+
+
+def available() -> float | None:
+    """The inches that axes and the colour bars beside them have in all; None: as many as they ask for. A figure that
+    asks is drawn for its room, and not scaled."""
+    given = _ROOM.get(Room(None))
+    given.asked = True
+    return given.inches
+
+
+def narrowed(figure: Any, width: float, asked: bool) -> float:
+    """Makes the figure so many inches wide, with what stands around its axes. Text around axes keeps its size, tick
+    labels that would touch are folded, turned or left out; text inside axes shrinks with them, down to where it cannot
+    be read. asked: whether it was drawn for its room. Returns by how many inches such a figure, which is not scaled, is
+    still too wide."""
+    before, legends = figure.get_size_inches()[0], _without_wide_legends(figure, width)
+    powers = _name_powers(figure)
+    surplus, scale = 0.0, 1.0
+    if asked:
+        surplus = _surround(figure, width)
+    elif _are_alike(figure.axes):
+        scale = _stack(figure, width)
+        if (over := figure.get_tightbbox().width - width) > 0:  # ticks changed with the size
+            scale *= _stack(figure, width - over)
+    else:
+        _shrink(figure, width)
+        scale = min(1.0, figure.get_size_inches()[0] / before)
+    for axes in figure.axes:
+        inside = axes.get_window_extent()
+        for text in (text for text in axes.texts if inside.overlaps(text.get_window_extent())):
+            text.set_fontsize(text.get_fontsize() * scale)
+            text.set_visible(text.get_fontsize() >= LEAST)
+    for axis in axes_of(figure):
+        _part_ticks(axis)
+    for power in powers:
+        power.set_visible(False)
+    for legend in legends:
+        _legend_below(figure, legend, width)
+    return surplus
+
+
+def _name_powers(figure: Any) -> list[Any]:
+    """Puts the power of ten of x axes, which would stand over their labels, into these, and returns it."""
+    figure.get_tightbbox()
+    powers = []
+    for axes in (axes for axes in figure.axes if axes.get_xlabel()):
+        alike = [axes, *(other for other in axes.get_shared_x_axes().get_siblings(axes) if other is not axes)]
+        texts = [other.xaxis.get_offset_text() for other in alike]
+        if power := next((text.get_text() for text in texts if text.get_text()), ""):
+            axes.set_xlabel(f"{axes.get_xlabel()} ({power})")
+            powers += texts
+    return powers
+
+
+def _part_ticks(axis: Any) -> None:
+    """Names below an axis that touch are folded, and turned where that is not enough; of other labels that touch every
+    second, third ... stays."""
+    low, high = sorted(axis.get_view_interval())
+    ticks = zip(axis.get_ticklocs(), axis.get_ticklabels(), strict=False)
+    shown = [
+        label for at, label in ticks if low <= at <= high and label.get_text().strip() and label.get_visible()
+    ]  # fmt: skip
+    if len(shown) < 2 or shown[0].get_rotation() not in (0, 90) or not _touch(shown, axis):
+        return
+    words = sum(any(map(str.isalpha, label.get_text())) for label in shown) > len(shown) / 2
+    if axis.axis_name == "x" and words and all(label.get_rotation() == 0 for label in shown):
+        pitch = axis.axes.get_window_extent().width / axis.axes.figure.dpi / len(shown)
+        _fold(shown, pitch, least=4)
+        if not _touch(shown, axis):
+            return
+        for label in shown:
+            label.set(text=label.get_text().replace("\n", ""), rotation=90)
+    for step in range(2, len(shown)):
+        if not _touch(shown[::step], axis):
+            break
+    else:
+        step = len(shown)
+    for place, label in enumerate(shown if _touch(shown, axis) else ()):
+        label.set_visible(place % step == 0)
+
+
+def _touch(labels: Sequence[Any], axis: Any) -> bool:
+    boxes = [label.get_window_extent() for label in labels]
+    ends = sorted((box.x0, box.x1) if axis.axis_name == "x" else (box.y0, box.y1) for box in boxes)
+    return any(start < end + APART for (_, end), (start, _) in itertools.pairwise(ends))
+
+
+def _surround(figure: Any, width: float) -> float:
+    """Folds the titles and labels around axes, and moves what stands above other axes clear of them. Returns the inches
+    by which all is wider than this."""
+    for part in (part for axes in figure.axes for part in (axes, *axes.child_axes)):
+        for axis, turned in ((part.xaxis, 90), (part.yaxis, 0)):
+            if all(label.get_rotation() == turned for label in axis.get_ticklabels()):
+                _shorten_ticks(axis, NAMES * width)
+    for axes in figure.axes:
+        if axes.yaxis.label.get_rotation() == 90:
+            higher = 1.0 if axes.get_label() == MATRIX else 1.4
+            _fold([axes.yaxis.label], higher * axes.get_window_extent().height / figure.dpi)
+    pair = [axes for axes in figure.axes if axes.get_label() == MATRIX]
+    if len(pair) == 2 and pair[0].get_position().y0 > pair[1].get_position().y1:
+        _part(figure, *pair)
+    titled = [axes for axes in figure.axes if any(title.get_text() for title in titles_of(axes))]
+    least = min(axes.get_tightbbox(for_layout_only=True).x0 for axes in figure.axes)
+    if figure._supylabel is not None:
+        least = min(least, figure._supylabel.get_window_extent().x0)
+    if pair or len(titled) == 1:
+        for axes in titled[:1]:  # flush with the names beside it
+            box = axes.get_window_extent()
+            axes._left_title.set_x((least - box.x0) / box.width)
+            _fold(titles_of(axes), width)
+    elif titled:
+        for axes in titled:
+            _fold([*titles_of(axes), axes.xaxis.label], axes.get_window_extent().width / figure.dpi + CLEAR)
+        _spread(figure, titled)
+    whole = figure.get_window_extent()
+    for text in (figure._suptitle, figure._supxlabel):
+        if text is not None:
+            text.set(x=least / whole.width, ha="left")
+            _fold([text], width)
+    if figure._suptitle is not None:
+        top = max(axes.get_tightbbox().y1 for axes in figure.axes) + CLEAR * figure.dpi
+        figure._suptitle.set_y(max(figure._suptitle.get_position()[1], top / whole.height))
+    return figure.get_tightbbox().width - width
+
+
+def _spread(figure: Any, panels: Sequence[Any]) -> None:
+    """Moves rows of panels apart where their names and titles would touch; what stands beside them grows with them."""
+    width, height = figure.get_size_inches()
+    rows: dict[float, list[Any]] = {}
+    for axes in sorted(panels, key=lambda axes: axes.get_position().y0):
+        rows.setdefault(round(axes.get_position().y0 * height, 2), []).append(axes)
+    old, new, above = [], [], 0.0
+    for number, (bottom, line) in enumerate(rows.items()):
+        box, sides = line[0].get_position(), [_around(axes) for axes in line]
+        start = bottom
+        if number:
+            start = new[-1] + max(bottom - old[-1], above + max(side[2] for side in sides) + CLEAR)
+        old += [bottom, bottom + box.height * height]
+        new += [start, start + box.height * height]
+        above = max(side[3] for side in sides)
+    more = new[-1] - old[-1]
+    if more <= 0:
+        return
+    places = [(axes, axes.get_position()) for axes in figure.axes]
+    figure.set_size_inches(width, height + more)
+    for axes, box in places:
+        low, high = np.interp([box.y0 * height, box.y1 * height], old, new) / (height + more)
+        axes.set_position((box.x0, low, box.width, high - low))
+    for text, shift in ((figure._suptitle, more), (figure._supxlabel, 0.0)):
+        if text is not None:
+            text.set_y((text.get_position()[1] * height + shift) / (height + more))
+
+
+def _part(figure: Any, upper: Any, lower: Any) -> None:
+    """Moves axes above each other apart by what stands below the upper ones."""
+    width, height = figure.get_size_inches()
+    places = [(axes, axes.get_position(original=True)) for axes in figure.axes]
+    more = _around(upper)[2] + 0.12 - (upper.get_position().y0 - lower.get_position().y1) * height
+    middle, total = lower.get_position().y1, height + more
+    figure.set_size_inches(width, total)
+    for axes, box in places:
+        bottom = box.y0 * height + (more if box.y0 >= middle else 0)
+        axes.set_position((box.x0, bottom / total, box.width, box.height * height / total))
+
+
+def _shrink(figure: Any, width: float) -> None:
+    """Scales a figure of unlike panels until it is so many inches wide with what stands around its axes, which does not
+    shrink."""
+    titled = [axes for axes in figure.axes if any(title.get_text() for title in titles_of(axes))]
+    columns = {round(axes.get_position().x0, 2) for axes in titled}
+    if titled:
+        first = min(axes.get_window_extent().x0 for axes in titled) / figure.dpi
+        left = first - min(axes.get_tightbbox(for_layout_only=True).x0 for axes in figure.axes) / figure.dpi
+        for axes in titled:
+            _fold(titles_of(axes), 0.97 * (width - left) / len(columns))
+    if figure._suptitle is not None:
+        _fold([figure._suptitle], 0.9 * width)
+    # text takes more of a small panel: only squares have to shrink in height as in width
+    taller = 0.3 if all(axes.get_aspect() == "auto" for axes in figure.axes) else 1.0
+    for turn in range(12):  # that ticks change with the size may take more turns
+        surplus = figure.get_tightbbox().width - width
+        if -0.05 < surplus <= 0:
+            break
+        wide, high = figure.get_size_inches()
+        smaller = max(0.7, 1 - (surplus + 0.005 * (turn + 1)) / wide)
+        figure.set_size_inches(wide * smaller, high * smaller**taller)
+    for axes in figure.axes:
+        _fold([axes.yaxis.label], figure.get_size_inches()[1])
+
+
+def _are_alike(panels: Sequence[Any]) -> bool:
+    """Whether these are one panel, or panels of one size beside and below each other."""
+    boxes = [axes.get_position(original=True) for axes in panels]
+    places = {(round(box.x0, 3), round(box.y0, 3)) for box in boxes}
+    return len(places) == len(boxes) and all(
+        abs(box.width - boxes[0].width) + abs(box.height - boxes[0].height) < 0.01 for box in boxes
+    )
+
+
+def _stack(figure: Any, width: float) -> float:
+    """Places panels of one size anew in a figure so many inches wide: fewer side by side where they would be too small
+    to read, with the room that names and titles need between them. Returns the new width of a panel over the old."""
+    panels = figure.axes
+    box, size = panels[0].get_position(original=True), figure.get_size_inches()
+    wide, high = box.width * size[0], box.height * size[1]
+    columns = len({round(axes.get_position(original=True).x0, 3) for axes in panels})
+    _shorten_ticks(panels[0].yaxis, 0.5 * width)
+    new, left, between = 0.0, 0.0, 0.0
+    for across in range(columns, 0, -1):
+        _show_outer(panels, across)
+        sides = [_around(axes) for axes in panels]
+        left = max(side[0] for side in sides[::across])
+        right = max(side[1] for side in sides)
+        inner = [side[0] for i, side in enumerate(sides) if i % across]
+        between = max(inner, default=0.0) + right + 0.08
+        new = (width - left - right - (across - 1) * between) / across
+        if new >= min(NARROWEST, wide):
+            break
+    square = any(axes.get_aspect() != "auto" for axes in panels)
+    # text takes more of a small panel: only squares have to shrink in height as in width
+    high *= new / wide if square else min(1.0, new / wide) ** 0.3
+    for axes in panels:
+        _fold([axes.yaxis.label], high)
+        if across == 1 and left > new:  # long names leave little: texts may stand above and below these
+            for text in (*titles_of(axes), axes.xaxis.label):
+                text.set(x=1, ha="right")
+            _fold([*titles_of(axes), axes.xaxis.label], left + new)
+        else:
+            _fold(titles_of(axes), new)
+            _fold([axes.xaxis.label], new + (between if across > 1 else 0))
+    grown = max(_around(axes)[0] for axes in panels[::across]) - left  # by labels that were folded
+    left, new = left + grown, new - grown / across
+    top = 0.0
+    if figure._suptitle is not None and figure._suptitle.get_text():
+        _fold([figure._suptitle], width)
+        top = figure._suptitle.get_window_extent().height / figure.dpi + 0.05
+    down = -(-len(panels) // across)
+    for _ in range(2):  # what stands above and below panels depends on their size
+        sides = [_around(axes) for axes in panels]
+        lines = [sides[i * across : (i + 1) * across] for i in range(down)]
+        above, below = ([max(side[k] for side in line) for line in lines] for k in (3, 2))
+        total = top + sum(above) + sum(below) + down * high + 0.08 * (down - 1)
+        figure.set_size_inches(width, total)
+        edge = total - top
+        for number, axes in enumerate(panels):
+            row, column = divmod(number, across)
+            if column == 0:
+                edge -= above[row] + high
+            axes.set_position(((left + column * (new + between)) / width, edge / total, new / width, high / total))
+            if column == across - 1:
+                edge -= below[row] + 0.08
+    if top and figure._suptitle is not None:
+        figure._suptitle.set(x=0, y=1 - (top - 0.05) / total, ha="left", va="bottom")
+    return min(1.0, new / wide)
+
+
+def _show_outer(panels: Sequence[Any], across: int) -> None:
+    """Of panels that share an axis, those at the left and at the bottom have its names; a label that only some panels
+    have stands below the last of them."""
+    labels = {axes.get_xlabel() for axes in panels} - {""}
+    alone = len(labels) == 1 and sum(bool(axes.get_xlabel()) for axes in panels) == 1
+    for number, axes in enumerate(panels):
+        if len(axes.get_shared_y_axes().get_siblings(axes)) > 1:
+            sizes = [label.get_fontsize() for label in panels[0].get_yticklabels()[:1]]
+            axes.tick_params(axis="y", labelleft=number % across == 0, **({"labelsize": sizes[0]} if sizes else {}))
+        if len(axes.get_shared_x_axes().get_siblings(axes)) > 1:
+            axes.tick_params(labelbottom=number + across >= len(panels))
+        if alone:
+            last = len(panels) - 1 - (len(panels) - 1) % across
+            axes.set_xlabel(*labels if number == last + (len(panels) - 1 - last) // 2 else ("",))
+
+
+def _around(axes: Any) -> tuple[float, float, float, float]:
+    """The inches that names, labels and titles take to the left, right, below and above of axes."""
+    box, whole = axes.get_window_extent(), axes.get_tightbbox(for_layout_only=True)
+    parts = box.x0 - whole.x0, whole.x1 - box.x1, box.y0 - whole.y0, whole.y1 - box.y1
+    left, right, below, above = (max(0.0, float(part)) / axes.figure.dpi for part in parts)
+    return left, right, below, above
+
+
+def _fold(texts: Sequence[Any], inches: float, least: int = 7) -> None:
+    """Breaks each line of the texts that is longer, into lines of so many letters at least."""
+    for text in texts:
+        lines, room = text.get_text().split("\n"), inches * text.figure.dpi
+        length, most = _length(text), max(map(len, lines))
+        LINES.width = most = min(most, int(1.15 * most * room / length) + 1) if length > room else most
+        while length > room and most > least:
+            text.set_text("\n".join(LINES.fill(line) for line in lines))
+            length, most = _length(text), most - 1
+            LINES.width = most
+
+
+def _length(text: Any) -> float:
+    """Along the lines of a text, in pixels."""
+    extent = text.get_window_extent()
+    return extent.height if text.get_rotation() == 90 else extent.width
+
+
+def _shorten_ticks(axis: Any, inches: float) -> None:
+    """Names across an axis in smaller letters, and without their middle, where they would take more than this."""
+    labels = [label for label in axis.get_ticklabels() if label.get_text()]
+    extents = [label.get_window_extent() for label in labels]
+    long = max((box.width if axis.axis_name == "y" else box.height for box in extents), default=0.0)
+    share = inches * axis.figure.dpi / long if long else 1.0
+    if share >= 1 or not all("\n" not in label.get_text() for label in labels):
+        return
+    size = labels[0].get_fontsize()
+    smaller = max(5.0, size * share)
+    most = int(max(len(label.get_text()) for label in labels) * share * size / smaller)
+    names = [shortened(label.get_text(), most) for label in axis.get_ticklabels()]
+    axis.set_ticks(axis.get_ticklocs(), names, fontsize=smaller)
+
+
+def shortened(name: str, most: int) -> str:
+    """The ends of a name that is too long for its place, or of both names of a pair.
+
+    >>> shortened("gelu_trained", 12), shortened("gelu_trained_3l", 8), shortened("gelu_trained_1 → gelu_trained_2", 17)
+    ('gelu_trained', 'gelu…_3l', 'gel…d_1 → gel…d_2')
+    """
+    if len(name) <= most:
+        return name
+    if (said := re.fullmatch(r"(.+)( \([^()]*\))", name)) and len(said[2]) < most / 2:
+        return shortened(said[1], most - len(said[2])) + said[2]
+    for between in (" → ", " – "):
+        if between in name:
+            return between.join(shortened(part, (most - len(between)) // 2) for part in name.split(between))
+    return f"{name[: most // 2]}…{name[len(name) - (most - 1) // 2 :]}"
+
+
+def _without_wide_legends(figure: Any, width: float) -> list[Any]:
+    """Takes away the legends that stand beside all axes, and wider ones than the figure, and returns them."""
+    away = []
+    for axes in figure.axes:
+        legend = axes.get_legend()
+        if legend is not None:
+            box = legend.get_window_extent()
+            if box.x0 >= axes.get_window_extent().x1 - 1 or box.width > width * figure.dpi:
+                away.append(legend)
+    away += figure.legends
+    for legend in away:
+        legend.remove()
+    return away
+
+
+def _legend_below(figure: Any, legend: Any, width: float) -> None:
+    """The legend again, below all that is there, in as many columns as fit into a width in inches; names are shortened
+    where it would have more than ROWS rows."""
+    names = [text.get_text() for text in legend.get_texts()]
+    box, (wide, high) = figure.get_tightbbox(), figure.get_size_inches()
+    middle, below = (box.x0 + box.x1) / 2 / wide, box.y0 / high
+    size, least = legend.get_texts()[0].get_fontsize(), -(-len(names) // ROWS)
+    for columns in range(max(least, min(len(names), 6)), least - 1, -1):
+        if columns == least:
+            most = int(72 * width / (LETTER * size * columns)) - 7  # for the line before each name
+            names = [shortened(name, max(5, most)) for name in names]
+        again = figure.legend(
+            legend.legend_handles, names, title=legend.get_title().get_text() or None, title_fontsize=size,
+            fontsize=size, frameon=False, loc="upper center", bbox_to_anchor=(middle, below), ncols=columns,
+            columnspacing=1.0,
+        )  # fmt: skip
+        for text in again.get_texts():
+            text.set_parse_math(False)
+        if columns == least or again.get_window_extent().width <= width * figure.dpi:
+            return
+        again.remove()
+
+
+def axes_of(figure: Any) -> list[Any]:
+    from matplotlib.axis import Axis
+
+    return figure.findobj(Axis)
+
+
+def titles_of(axes: Any) -> list[Any]:
+    return [axes.title, axes._left_title, axes._right_title]
