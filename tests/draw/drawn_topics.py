@@ -197,7 +197,7 @@ def strip(models: list[str], count: int, measures: int, scale: float = 1.0) -> A
 def clusters(model: str, count: int, scale: float = 1.0, shift: float = 0.0) -> Any:
     names = [f"{point}@{i}" for i in range(count // 4) for point in ("resid_mid", "resid_post", "attn_out", "mlp_out")]
     measure, arrays, manifest = measured([model], names, scale, shift)
-    parts = (np.arange(len(names)) * 3 // len(names)).tolist()
+    parts: Any = (np.arange(len(names)) * 3 // len(names)).tolist()
     about = {"model": model, "measure": measure.label}
     axis = {"x": Axis(name="layer"), "at": names, "about": about}
     labels = Curve(y=Axis(name="sub-network"), lines={"spectral": parts, "segments": parts}, **axis)
@@ -210,7 +210,7 @@ def clusters(model: str, count: int, scale: float = 1.0, shift: float = 0.0) -> 
 
 def of_training(count: int, model: str, steps: list[int], scale: float = 1.0) -> Any:
     """The layers of one model over its checkpoints."""
-    line = np.linspace(0, scale, len(steps)).tolist()
+    line: Any = np.linspace(0, scale, len(steps)).tolist()
     curve = Curve(
         x=Axis(name="step"), y=Axis(name="CKA (unbiased)"), at=steps, lines=dict.fromkeys(layers(count), line), mean=line,
         bands={"deciles": Band(low=line, high=line, of="10th to 90th percentile of layers")},
@@ -278,7 +278,7 @@ def remedied(count: int, remedies: int) -> Any:
 
 def identified(measures: list[str], points: int) -> Any:
     keys = ("measure", "hook point", "identified", "low", "high", "chance", "layers", "models", "seeds")
-    rows = [
+    rows: Any = [
         dict(zip(keys, (measure, f"resid_point{p}", i / len(measures), 0.1, 0.9, 0.125, 8, LONG, 5), strict=True))
         for i, measure in enumerate(measures)
         for p in range(points)
@@ -329,7 +329,7 @@ def changes(tasks: list[str], kinds: list[str]) -> Any:
 
 
 def learned(models: list[str]) -> Any:
-    lines = {rows: [0.1, 0.5, 0.9] for rows in modular_sums.STYLES}
+    lines: Any = {rows: [0.1, 0.5, 0.9] for rows in modular_sums.STYLES}
     every = [
         Curve(x=Axis(name="epoch"), y=Axis(name=name), at=[1, 10, 100], lines=dict(lines),
               about={"quantity": quantity, "model": model, "stage": "block 1"})
