@@ -29,7 +29,8 @@ import torch
 
 from repsim_cli import measures, registry
 from repsim_cli.activations.capture import capture
-from repsim_cli.activations.rows import Forward, batches, blocks, loading, readings
+from repsim_cli.activations.readings import loading, readings
+from repsim_cli.activations.rows import Forward, batches, blocks
 from repsim_cli.data.base import Sequences
 from repsim_cli.data.packing import pack
 from repsim_cli.models.source import Source

@@ -26,7 +26,8 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.neural_network import MLPClassifier
 from threadpoolctl import threadpool_limits
 
-from repsim_cli.activations.rows import batches, blocks, readings
+from repsim_cli.activations.readings import readings
+from repsim_cli.activations.rows import batches, blocks
 from repsim_cli.binding import bind_model
 from repsim_cli.data.modular import modular_pairs
 from repsim_cli.measures import assignment

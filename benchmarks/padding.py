@@ -26,6 +26,7 @@ import torch
 from repsim_cli import cache, registry
 from repsim_cli.activations import rows
 from repsim_cli.activations.batching import Tally
+from repsim_cli.activations.readings import readings
 from repsim_cli.activations.stored import Recorder
 from repsim_cli.data.base import Sequences
 from repsim_cli.settings import Extract, Hardware
@@ -59,7 +60,7 @@ def stage(source: rows.Source, module: torch.nn.Module, given: Sequences, extrac
         os.environ["REPSIM_CACHE"] = folder
         with cache.using("activations", ["benchmark"]) as entries:
             recorders = {"m": Recorder(entries["benchmark"])}
-            found = rows.readings({"m": source}, extract)
+            found = readings({"m": source}, extract)
             stream = rows.blocks(
                 found, {"m": module}, recorders, {"m": given}, extract, HARDWARE, iter, tally=Tally(record, ["m"])
             )

@@ -18,7 +18,8 @@ from pathlib import Path
 import torch
 
 from repsim_cli import registry
-from repsim_cli.activations.rows import batches, blocks, readings
+from repsim_cli.activations.readings import readings
+from repsim_cli.activations.rows import batches, blocks
 from repsim_cli.data.packing import pack
 from repsim_cli.measures import get
 from repsim_cli.settings import Extract, Hardware

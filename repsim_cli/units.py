@@ -19,7 +19,8 @@ import torch
 
 from repsim_cli.activations.cached import cached
 from repsim_cli.activations.inputs import named, paired
-from repsim_cli.activations.rows import Reading, windows_of
+from repsim_cli.activations.readings import Reading
+from repsim_cli.activations.rows import windows_of
 from repsim_cli.activations.stored import Recorder, activations_key, gather, window_name
 from repsim_cli.cache import Entry
 from repsim_cli.config import RunConfig, of_keys

@@ -9,7 +9,7 @@ import pytest
 from test_config import EXPERIMENTS, composed
 
 from repsim_cli import measures
-from repsim_cli.activations import rows
+from repsim_cli.activations import readings
 from repsim_cli.activations.inputs import tokenizers
 from repsim_cli.config import validate
 from repsim_cli.data import network
@@ -322,10 +322,10 @@ def test_planned_widths_inside_an_mlp_are_those_of_the_config(kind, monkeypatch)
     extract = Extract(hook_points=["mlp_pre", "mlp_post", "mlp_out"])
 
     def planned():
-        return [layer.width for layer in rows.readings({"a": source}, extract)[0].layers]
+        return [layer.width for layer in readings.readings({"a": source}, extract)[0].layers]
 
     assert planned() == [96] * 4 + [64] * 2
-    monkeypatch.setattr(rows, "shapes", lambda *_: {})  # a model of which no pass without weights is possible
+    monkeypatch.setattr(readings, "shapes", lambda *_: {})  # a model of which no pass without weights is possible
     assert planned() == [96] * 4 + [64] * 2
 
 

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from repsim_cli import measures
 from repsim_cli import significance as judging
-from repsim_cli.activations.rows import row_beginnings, row_documents, row_numbers
+from repsim_cli.activations.places import row_beginnings, row_documents
+from repsim_cli.activations.rows import row_numbers
 from repsim_cli.data.base import Sequences
 from repsim_cli.errors import BadInput
 from repsim_cli.segments import BOTH, DOCUMENT, SEQUENCE, segments

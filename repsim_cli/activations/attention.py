@@ -25,7 +25,7 @@ from repsim_cli.activations.batching import (
 from repsim_cli.activations.capture import capture
 from repsim_cli.activations.hook_points import expand, heads_of
 from repsim_cli.activations.maps import Maps
-from repsim_cli.activations.rows import Layer, Reading
+from repsim_cli.activations.readings import Layer, Reading
 from repsim_cli.activations.stored import Recorder
 from repsim_cli.data.base import Sequences
 from repsim_cli.errors import BadInput, RepsimError, RunFailed

@@ -23,7 +23,8 @@ from torch import Tensor, nn
 from repsim_cli.activations.batching import PADDING, Tally, lengths_of, of_similar_length
 from repsim_cli.activations.capture import Reader, capture
 from repsim_cli.activations.hook_points import HookPoint, locate
-from repsim_cli.activations.rows import Forward, Reading, used
+from repsim_cli.activations.readings import Reading
+from repsim_cli.activations.rows import Forward, used
 from repsim_cli.activations.stored import window_name
 from repsim_cli.cache import Entry
 from repsim_cli.data.base import Sequences

@@ -8,7 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from repsim_cli.activations.rows import Reading, rows_run
+from repsim_cli.activations.places import rows_run
+from repsim_cli.activations.readings import Reading
 from repsim_cli.activations.stored import activations_key, from_entry, shard_key
 from repsim_cli.cache import Entry, limit, trim, using
 from repsim_cli.data.base import Sequences

@@ -11,7 +11,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from repsim_cli.activations.rows import Block, Layer
+from repsim_cli.activations.readings import Layer
+from repsim_cli.activations.rows import Block
 from repsim_cli.content import DIAGNOSED, DIAGNOSTICS, PLACES, Table
 from repsim_cli.data.base import draw
 from repsim_cli.symmetric import gram_matrix, strips

@@ -7,8 +7,10 @@ from typing import Any
 import numpy as np
 
 from repsim_cli.activations.batching import lengths_of
+from repsim_cli.activations.places import places_read, rows_of, rows_run, same_rows
+from repsim_cli.activations.readings import Reading
 from repsim_cli.activations.remedies import skipping
-from repsim_cli.activations.rows import Reading, places_read, rows_of, rows_run, same_rows, used
+from repsim_cli.activations.rows import used
 from repsim_cli.data.base import Data, Sequences
 from repsim_cli.data.chat import Chat, chatting
 from repsim_cli.data.images import Patches

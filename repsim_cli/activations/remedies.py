@@ -14,7 +14,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from repsim_cli.activations.rows import Block, Layer, places_run, regrouped
+from repsim_cli.activations.places import places_run
+from repsim_cli.activations.readings import Layer
+from repsim_cli.activations.rows import Block, regrouped
 from repsim_cli.content import LEFT_OUT, LEFT_OUT_COLUMNS, Table
 from repsim_cli.data.base import Sequences
 from repsim_cli.errors import BadInput, RunFailed

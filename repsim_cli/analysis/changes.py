@@ -8,7 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from repsim_cli.activations.rows import Layer, places_read, rows_left
+from repsim_cli.activations.places import places_read, rows_left
+from repsim_cli.activations.readings import Layer
 from repsim_cli.content import COSINE, KL, NEXT, RELATIVE
 from repsim_cli.data.base import Sequences
 from repsim_cli.errors import Degenerate, RunFailed

@@ -21,7 +21,7 @@ from repsim_cli.activations.batching import Tally, most_places, passes
 from repsim_cli.activations.cached import Identities, entries_of
 from repsim_cli.activations.inputs import check_modality, tokenizers
 from repsim_cli.activations.maps import Maps
-from repsim_cli.activations.rows import Reading, devices
+from repsim_cli.activations.readings import Reading, devices
 from repsim_cli.activations.stored import Recorder, window_name
 from repsim_cli.content import Matrix, Results, Side
 from repsim_cli.data.base import Data, Sequences

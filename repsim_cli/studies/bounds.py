@@ -8,7 +8,7 @@ from pathlib import Path
 
 from repsim_cli import cache
 from repsim_cli.activations.batching import most_places
-from repsim_cli.activations.rows import Reading
+from repsim_cli.activations.readings import Reading
 from repsim_cli.data.base import Data
 from repsim_cli.models.sizes import placement, resident_bytes, weight_bytes
 from repsim_cli.models.source import AnySource, Source

@@ -20,7 +20,9 @@ from torch import Tensor
 
 from repsim_cli import registry
 from repsim_cli.activations.cached import Identities
-from repsim_cli.activations.rows import Reading, row_labels, row_numbers, rows_left
+from repsim_cli.activations.places import row_labels, rows_left
+from repsim_cli.activations.readings import Reading
+from repsim_cli.activations.rows import row_numbers
 from repsim_cli.activations.stored import activations_key
 from repsim_cli.cache import Entry, key, trim, using
 from repsim_cli.content import Table

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
-from repsim_cli.activations.rows import Layer, Reading
+from repsim_cli.activations.readings import Layer, Reading
 from repsim_cli.errors import BadInput
 from repsim_cli.measures import Measure
 from repsim_cli.models.source import AnySource

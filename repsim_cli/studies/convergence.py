@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from repsim_cli.activations.cached import cached, from_cache
-from repsim_cli.activations.rows import Reading, batches, blocks, loading, row_numbers
+from repsim_cli.activations.readings import Reading, loading
+from repsim_cli.activations.rows import batches, blocks, row_numbers
 from repsim_cli.activations.stored import Recorder, activations_key
 from repsim_cli.analysis.curves import curve, named
 from repsim_cli.cache import Entry

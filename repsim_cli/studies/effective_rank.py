@@ -7,7 +7,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import nn
 
-from repsim_cli.activations.rows import Reading
+from repsim_cli.activations.readings import Reading
 from repsim_cli.analysis.curves import curve, named
 from repsim_cli.analysis.ranks import WRITERS, Attention, Normaliser, Writers
 from repsim_cli.cache import key, using

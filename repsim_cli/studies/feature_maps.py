@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from repsim_cli.activations.inputs import named
-from repsim_cli.activations.rows import Reading
+from repsim_cli.activations.readings import Reading
 from repsim_cli.analysis.feature_maps import feature_maps
 from repsim_cli.content import FEATURE_MAPS, Matrix, Side
 from repsim_cli.data.base import Sequences

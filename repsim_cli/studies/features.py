@@ -10,7 +10,7 @@ from torch import Tensor
 
 from repsim_cli.activations.batching import passes
 from repsim_cli.activations.inputs import check_modality, paired, tokenizers
-from repsim_cli.activations.rows import Layer, devices, readings
+from repsim_cli.activations.readings import Layer, devices, readings
 from repsim_cli.analysis.features import (
     MEASURES,
     Matched,

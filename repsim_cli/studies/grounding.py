@@ -13,7 +13,8 @@ from torch import Tensor
 from repsim_cli.activations.batching import passes
 from repsim_cli.activations.cached import Identities
 from repsim_cli.activations.inputs import described, sequences_of
-from repsim_cli.activations.rows import devices, row_labels
+from repsim_cli.activations.places import row_labels
+from repsim_cli.activations.readings import devices
 from repsim_cli.analysis.grounding import Cost, Layers, Measurement, Place, measurement, probe_accuracy, truncations
 from repsim_cli.cache import key
 from repsim_cli.content import (

@@ -16,7 +16,9 @@ from torch import Tensor
 
 from repsim_cli import significance as judging
 from repsim_cli.activations.cached import Identities
-from repsim_cli.activations.rows import Reading, row_beginnings, row_documents, row_numbers, rows_of
+from repsim_cli.activations.places import row_beginnings, row_documents, rows_of
+from repsim_cli.activations.readings import Reading
+from repsim_cli.activations.rows import row_numbers
 from repsim_cli.cache import Entry, key
 from repsim_cli.content import CHANCE, Measured, Table
 from repsim_cli.data.base import Sequences

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from repsim_cli.activations.batching import lengths_of, most_places, of_similar_length, passes
 from repsim_cli.activations.inputs import check_modality, named, tokenizers
 from repsim_cli.activations.outputs import output_padding, outputs
-from repsim_cli.activations.rows import devices
+from repsim_cli.activations.readings import devices
 from repsim_cli.analysis.outputs import CARDS, Sums
 from repsim_cli.content import Matrix, Measured, Results, Side, Table
 from repsim_cli.data.base import Data, Sequences

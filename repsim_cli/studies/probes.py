@@ -8,7 +8,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from repsim_cli.activations.inputs import check_modality, paired, tokenizers
-from repsim_cli.activations.rows import devices, readings, row_documents, row_examples, row_numbers, row_words
+from repsim_cli.activations.places import row_documents, row_examples, row_words
+from repsim_cli.activations.readings import devices, readings
+from repsim_cli.activations.rows import row_numbers
 from repsim_cli.content import Matrix, Results, Side, Table
 from repsim_cli.data.base import Data, Sequences
 from repsim_cli.errors import BadInput

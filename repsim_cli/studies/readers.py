@@ -12,7 +12,8 @@ from jaxtyping import Float, Int
 from repsim_cli.activations.batching import lengths_of, of_similar_length
 from repsim_cli.activations.inputs import check_modality, named, tokenizers
 from repsim_cli.activations.outputs import output_padding, outputs
-from repsim_cli.activations.rows import Reading, devices, readings, rows_of
+from repsim_cli.activations.places import rows_of
+from repsim_cli.activations.readings import Reading, devices, readings
 from repsim_cli.analysis.grounding import Place
 from repsim_cli.data.base import Data, Sequences
 from repsim_cli.data.labels import scoring

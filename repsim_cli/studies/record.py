@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from repsim_cli.activations.rows import Reading
+from repsim_cli.activations.readings import Reading
 from repsim_cli.content import Matrix, Measured, Side
 from repsim_cli.errors import RunFailed
 from repsim_cli.measures import Measure

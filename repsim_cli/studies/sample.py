@@ -17,21 +17,10 @@ from repsim_cli.activations.by_block import parts, run_by_block
 from repsim_cli.activations.cached import Identities, cached, entries_of, from_cache
 from repsim_cli.activations.diagnostics import Diagnosis
 from repsim_cli.activations.inputs import described, named, sequences_of
+from repsim_cli.activations.places import row_labels, row_positions, rows_left
+from repsim_cli.activations.readings import Layer, Reading, loading
 from repsim_cli.activations.remedies import Remedies
-from repsim_cli.activations.rows import (
-    Block,
-    Layer,
-    Reading,
-    batches,
-    blocks,
-    loading,
-    row_labels,
-    row_numbers,
-    row_positions,
-    rows_left,
-    total_rows,
-    windows_of,
-)
+from repsim_cli.activations.rows import Block, batches, blocks, row_numbers, total_rows, windows_of
 from repsim_cli.activations.stored import Recorder
 from repsim_cli.cache import Entry
 from repsim_cli.content import Table

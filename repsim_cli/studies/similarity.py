@@ -14,7 +14,8 @@ from repsim_cli import significance as judging
 from repsim_cli.activations.batching import passes
 from repsim_cli.activations.diagnostics import MOST
 from repsim_cli.activations.inputs import check_modality, paired, tokenizers
-from repsim_cli.activations.rows import AT_ONCE, devices, readings
+from repsim_cli.activations.readings import devices, readings
+from repsim_cli.activations.rows import AT_ONCE
 from repsim_cli.content import Results, Table
 from repsim_cli.data.base import Data, Sequences
 from repsim_cli.errors import BadInput

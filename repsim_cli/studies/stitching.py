@@ -11,7 +11,7 @@ from torch import nn
 
 from repsim_cli.activations.hook_points import points_of
 from repsim_cli.activations.inputs import check_modality, tokenizers
-from repsim_cli.activations.rows import devices
+from repsim_cli.activations.readings import devices
 from repsim_cli.cache import Entry, key, trim, using
 from repsim_cli.content import Axis, Curve, Matrix, Results, Side, Table
 from repsim_cli.data.base import Data, Sequences

@@ -6,7 +6,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from repsim_cli.activations.rows import Reading, row_numbers
+from repsim_cli.activations.readings import Reading
+from repsim_cli.activations.rows import row_numbers
 from repsim_cli.analysis.curves import curve, named
 from repsim_cli.content import Curve, Measured, Results, Table
 from repsim_cli.data.base import Data

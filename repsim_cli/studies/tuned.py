@@ -12,8 +12,10 @@ from torch import nn
 from repsim_cli.activations.batching import Tally, most_places, passes
 from repsim_cli.activations.hook_points import LOGITS
 from repsim_cli.activations.inputs import named
+from repsim_cli.activations.places import rows_left
+from repsim_cli.activations.readings import Layer, Reading, loading
 from repsim_cli.activations.remedies import Remedies
-from repsim_cli.activations.rows import Block, Layer, Reading, batches, blocks, loading, row_numbers, rows_left
+from repsim_cli.activations.rows import Block, batches, blocks, row_numbers
 from repsim_cli.analysis.changes import CELLS, TEXTS, TOKENS, Change, Texts
 from repsim_cli.content import COSINE, KL, NEXT, RELATIVE, Axis, Curve, Matrix, Results, Side, Table
 from repsim_cli.data.base import Data, Sequences

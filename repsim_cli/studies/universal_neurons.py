@@ -9,7 +9,7 @@ import numpy as np
 
 from repsim_cli.activations.batching import passes
 from repsim_cli.activations.inputs import check_modality, paired, tokenizers
-from repsim_cli.activations.rows import devices, readings
+from repsim_cli.activations.readings import devices, readings
 from repsim_cli.analysis.neurons import Counterparts, CrossMoments, counterparts
 from repsim_cli.content import COUNTERPARTS, Matrix, Results, Side
 from repsim_cli.data.base import Data

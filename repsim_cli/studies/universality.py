@@ -14,7 +14,7 @@ from pydantic import Field
 
 from repsim_cli.activations.batching import passes
 from repsim_cli.activations.inputs import named, paired
-from repsim_cli.activations.rows import Reading
+from repsim_cli.activations.readings import Reading
 from repsim_cli.content import GRID, Matrix, Results, Side
 from repsim_cli.data.base import Data, Sequences
 from repsim_cli.errors import BadInput, RunFailed

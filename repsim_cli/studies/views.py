@@ -14,13 +14,9 @@ from torch import Tensor
 
 from repsim_cli.activations.batching import passes
 from repsim_cli.activations.inputs import check_modality, paired, tokenizers
-from repsim_cli.activations.rows import (
-    Layer,
-    devices,
-    readings,
-    row_labels,
-    row_numbers,
-)
+from repsim_cli.activations.places import row_labels
+from repsim_cli.activations.readings import Layer, devices, readings
+from repsim_cli.activations.rows import row_numbers
 from repsim_cli.analysis.couplings import matched
 from repsim_cli.analysis.histograms import DistanceScale, apart, histograms, spreads, subsets
 from repsim_cli.analysis.neighbourhoods import FULL, PLANE, nearest, plane

@@ -19,7 +19,8 @@ from repsim_cli.activations.batching import (
     windows,
 )
 from repsim_cli.activations.outputs import output_padding
-from repsim_cli.activations.rows import blocks, readings
+from repsim_cli.activations.readings import readings
+from repsim_cli.activations.rows import blocks
 from repsim_cli.activations.stored import Recorder
 from repsim_cli.data.base import Sequences
 from repsim_cli.settings import Extract, Hardware

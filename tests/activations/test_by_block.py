@@ -14,7 +14,8 @@ from conftest import perturb
 from tiny_configs import tiny_config
 
 from repsim_cli.activations import by_block
-from repsim_cli.activations.rows import blocks, readings, windows_of
+from repsim_cli.activations.readings import readings
+from repsim_cli.activations.rows import blocks, windows_of
 from repsim_cli.activations.stored import from_entry
 from repsim_cli.cache import Entry
 from repsim_cli.data.base import Sequences

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from repsim_cli.activations.diagnostics import CELLS, MOST, Diagnosis, spread
-from repsim_cli.activations.rows import Block, Layer
+from repsim_cli.activations.readings import Layer
+from repsim_cli.activations.rows import Block
 from repsim_cli.content import DIAGNOSTICS, PLACES
 
 

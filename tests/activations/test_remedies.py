@@ -6,10 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from repsim_cli.activations.remedies import Remedies, skipping
-from repsim_cli.activations.rows import (
-    Block,
-    Layer,
+from repsim_cli.activations.places import (
     places_read,
     places_run,
     row_beginnings,
@@ -19,6 +16,9 @@ from repsim_cli.activations.rows import (
     rows_left,
     rows_of,
 )
+from repsim_cli.activations.readings import Layer
+from repsim_cli.activations.remedies import Remedies, skipping
+from repsim_cli.activations.rows import Block
 from repsim_cli.content import DIAGNOSTICS, FEATURE_SHARE, LEFT_OUT
 from repsim_cli.data.base import Labels, Sequences
 from repsim_cli.errors import BadInput, RunFailed

@@ -9,16 +9,9 @@ import torch
 from recorded import recorded
 
 from repsim_cli import registry, results
-from repsim_cli.activations.rows import (
-    blocks,
-    places_read,
-    pool,
-    readings,
-    row_documents,
-    row_labels,
-    rows_of,
-    same_rows,
-)
+from repsim_cli.activations.places import places_read, row_documents, row_labels, rows_of, same_rows
+from repsim_cli.activations.readings import readings
+from repsim_cli.activations.rows import blocks, pool
 from repsim_cli.activations.stored import activations_key
 from repsim_cli.models.architectures import ARCHITECTURES
 from repsim_cli.settings import Extract, Hardware

@@ -300,7 +300,7 @@ def test_one_sequence_that_does_not_fit(repsim, monkeypatch):
 
 
 def test_devices_in_turn_and_by_name():
-    from repsim_cli.activations.rows import devices
+    from repsim_cli.activations.readings import devices
     from repsim_cli.errors import BadInput
     from repsim_cli.settings import Hardware
 

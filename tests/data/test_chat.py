@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from repsim_cli import registry
-from repsim_cli.activations.rows import rows_of
+from repsim_cli.activations.places import rows_of
 from repsim_cli.data.base import with_keys
 from repsim_cli.data.chat import chatting
 from repsim_cli.data.padding import pad

@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 
 from repsim_cli import registry, results
 from repsim_cli.activations.inputs import described, sequences_of, tokenizers
-from repsim_cli.activations.rows import blocks, pool_words, readings, row_documents, rows_of, same_rows
+from repsim_cli.activations.places import row_documents, rows_of, same_rows
+from repsim_cli.activations.readings import readings
+from repsim_cli.activations.rows import blocks, pool_words
 from repsim_cli.activations.stored import activations_key
 from repsim_cli.data import packing
 from repsim_cli.data.packing import Text

@@ -11,7 +11,7 @@ from test_words import SENTENCES, WORDS, conllu
 
 from repsim_cli import measures, registry
 from repsim_cli.activations.inputs import paired
-from repsim_cli.activations.rows import Reading
+from repsim_cli.activations.readings import Reading
 from repsim_cli.errors import BadInput
 from repsim_cli.findings.base_model import compared, to_base
 from repsim_cli.findings.claims import known

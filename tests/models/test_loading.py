@@ -12,7 +12,7 @@ import torch
 from conftest import TINY
 
 from repsim_cli import registry
-from repsim_cli.activations.rows import loading
+from repsim_cli.activations.readings import loading
 from repsim_cli.activations.stored import activations_key
 from repsim_cli.data.base import Sequences
 from repsim_cli.models.configs import inline_config

@@ -13,7 +13,8 @@ from recorded import recorded
 from repsim_cli import registry, results
 from repsim_cli.activations.capture import capture
 from repsim_cli.activations.hook_points import expand
-from repsim_cli.activations.rows import Forward, readings
+from repsim_cli.activations.readings import readings
+from repsim_cli.activations.rows import Forward
 from repsim_cli.cli.anatomy import hook_points
 from repsim_cli.errors import BadInput
 from repsim_cli.models.resnet import ResNetShape, fresh, loaded, ready, resnet9, saved

@@ -9,7 +9,7 @@ from tiny_configs import tiny_config
 from repsim_cli import registry
 from repsim_cli.activations.capture import capture
 from repsim_cli.activations.hook_points import expand, head_width, heads_of
-from repsim_cli.activations.rows import width
+from repsim_cli.activations.readings import width
 from repsim_cli.errors import BadInput, RunFailed
 from repsim_cli.models import attention
 from repsim_cli.models.architectures import ARCHITECTURES

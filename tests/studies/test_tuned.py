@@ -16,7 +16,7 @@ from tiny_configs import tiny_config
 from transformers import AutoModelForCausalLM
 
 from repsim_cli import registry, results
-from repsim_cli.activations.rows import Layer
+from repsim_cli.activations.readings import Layer
 from repsim_cli.analysis import changes
 from repsim_cli.analysis.changes import Change, Texts, differences, divergences
 from repsim_cli.config import validate

@@ -12,7 +12,8 @@ import torch
 from repsim_cli import results
 from repsim_cli.activations.capture import capture
 from repsim_cli.activations.hook_points import expand
-from repsim_cli.activations.rows import Forward, readings
+from repsim_cli.activations.readings import readings
+from repsim_cli.activations.rows import Forward
 from repsim_cli.data.modular import Numbers, modular_pairs
 from repsim_cli.errors import BadInput, RunFailed
 from repsim_cli.models.modular import Modular, Shape, chain, loaded, modular_source, modular_targets, saved

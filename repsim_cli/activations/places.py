@@ -1,0 +1,152 @@
+"""Which places of sequences are rows of a run, and what is known of each row."""
+
+import numpy as np
+from jaxtyping import Bool, Int
+
+from repsim_cli.data.base import Sequences
+from repsim_cli.segments import BOTH, DOCUMENT, SEQUENCE
+from repsim_cli.settings import WORDS, Extract
+
+
+def places_read(sequences: Sequences, extract: Extract) -> Bool[np.ndarray, "N L"]:
+    """Which places are read. Of tokens: only those of documents (`drop`), or all (`keep`). Of words: the pieces that
+    stand for them. Of pooled rows: those that are pooled, never padding or what is skipped (unless nothing else is
+    there: such a row is left out)."""
+    if extract.unit in WORDS:
+        return _of_words(sequences)[extract.piece]
+    if extract.unit == "token":
+        return sequences.text if extract.padding == "drop" else np.ones_like(sequences.text)
+    if extract.unit in ("mean", "sequence"):
+        return _unskipped(sequences, sequences.text if extract.padding == "drop" else sequences.mask)
+    order = _unskipped(sequences, sequences.mask)
+    order = order if extract.unit == "first" else order[:, ::-1]
+    alone = order & (order.cumsum(1) == 1)
+    return alone if extract.unit == "first" else alone[:, ::-1].copy()
+
+
+def _unskipped(sequences: Sequences, places: Bool[np.ndarray, "N L"]) -> Bool[np.ndarray, "N L"]:
+    """The places that are not skipped; of a sequence without any, all of them."""
+    if sequences.skip is None:
+        return places
+    left = places & ~sequences.skip
+    return np.where(left.any(1, keepdims=True), left, places)
+
+
+def _of_words(sequences: Sequences) -> dict[str, Bool[np.ndarray, "N L"]]:
+    """The last, the first and all pieces of words."""
+    word = sequences.word
+    assert word is not None, "extract.unit=word needs sequences that say of which word each token is"
+    pieces = word >= 0
+    # words ascend: a piece is the first of its word if all before belong to lower words, the last if all after belong
+    # to higher ones
+    before = np.maximum.accumulate(word, 1)
+    after = np.minimum.accumulate(np.where(pieces, word, np.iinfo(word.dtype).max)[:, ::-1], 1)[:, ::-1]
+    first, last = pieces.copy(), pieces.copy()
+    first[:, 1:] &= word[:, 1:] > before[:, :-1]
+    last[:, :-1] &= word[:, :-1] < after[:, 1:]
+    return {"last": last, "first": first, "mean": pieces}
+
+
+def places_run(sequences: Sequences, extract: Extract) -> Bool[np.ndarray, "N L"]:
+    """One place for every row that models give, unless rows are pooled sequences."""
+    if extract.unit in WORDS and extract.piece == "mean":
+        return _of_words(sequences)["first"]
+    return places_read(sequences, extract)
+
+
+def rows_run(sequences: Sequences, extract: Extract) -> Int[np.ndarray, " N"]:
+    """How many rows models give for each sequence: its places or words, or one if any place is pooled."""
+    places = places_run(sequences, extract)
+    return places.any(1).astype(int) if extract.pooled else places.sum(1)
+
+
+def _row_places(sequences: Sequences, extract: Extract) -> Bool[np.ndarray, "N L"]:
+    """As `places_run`, of the rows of the run."""
+    places = places_run(sequences, extract)
+    return places if sequences.left_out is None else places & ~sequences.left_out
+
+
+def rows_of(sequences: Sequences, extract: Extract) -> Int[np.ndarray, " N"]:
+    """How many rows of the run each sequence gives: those of `rows_run` that no model leaves out."""
+    places = _row_places(sequences, extract)
+    return places.any(1).astype(int) if extract.pooled else places.sum(1)
+
+
+def rows_left(sequences: Sequences, extract: Extract) -> Bool[np.ndarray, " n"] | None:
+    """Of every row that models give, whether it is a row of the run; None: all are."""
+    if sequences.left_out is None:
+        return None
+    places = places_run(sequences, extract)
+    if extract.pooled:
+        return ~np.all(sequences.left_out, axis=1)[np.any(places, axis=1)]
+    return ~sequences.left_out[places]
+
+
+def row_labels(sequences: Sequences, extract: Extract) -> Int[np.ndarray, " n"] | None:
+    """The label code of every row of the run, in row order; None where the data has none."""
+    if sequences.labels is None:
+        return None
+    return np.repeat(sequences.labels.codes, rows_of(sequences, extract))
+
+
+def row_examples(sequences: Sequences, extract: Extract) -> Int[np.ndarray, " n"]:
+    """The number in the data set of the example or sentence of every row of the run, in row order."""
+    assert sequences.example is not None
+    return np.repeat(sequences.example, rows_of(sequences, extract))
+
+
+def row_words(sequences: Sequences, extract: Extract) -> Int[np.ndarray, " n"]:
+    """The number in its sentence of every row of the run that is a word, in row order."""
+    assert sequences.word is not None
+    return sequences.word[_row_places(sequences, extract)]
+
+
+def row_documents(sequences: Sequences, extract: Extract) -> Int[np.ndarray, " n"]:
+    """The document or sentence of every row of the run, in row order; for pooled rows, their sequence."""
+    if extract.unit in ("token", *WORDS):
+        return sequences.document[_row_places(sequences, extract)]
+    return np.flatnonzero(rows_of(sequences, extract))
+
+
+def row_positions(sequences: Sequences, extract: Extract) -> Int[np.ndarray, " n"] | None:
+    """The place of every row in its sequence, which counts special tokens; None for pooled rows, which have none."""
+    if extract.unit not in ("token", *WORDS):
+        return None
+    return _row_places(sequences, extract).nonzero()[1]
+
+
+def row_beginnings(sequences: Sequences, extract: Extract) -> Int[np.ndarray, " n"]:
+    """What every row of the run is the first row of: DOCUMENT + SEQUENCE of `segments.py`, or 0."""
+    if extract.unit not in ("token", *WORDS):
+        return np.full(rows_of(sequences, extract).sum(), BOTH)
+    places = _row_places(sequences, extract)
+    first = places & (places.cumsum(1) == 1)
+    document = np.where(places, sequences.document, -1)
+    # a document that begins inside a sequence, wherever its first row is in it
+    before = np.maximum.accumulate(np.where(places, np.arange(places.shape[1]), -1), 1)[:, :-1]
+    changed = np.zeros_like(places)
+    changed[:, 1:] = document[:, 1:] != np.take_along_axis(document, before.clip(0), 1)
+    begins = np.where(first, _begun(sequences, first), changed)
+    return (DOCUMENT * begins + SEQUENCE * first)[places]
+
+
+def _begun(sequences: Sequences, first: Bool[np.ndarray, "N L"]) -> Bool[np.ndarray, "N 1"]:
+    """Whether the document of the first row of each sequence begins in it, at that row or before."""
+    at = first.argmax(1)[:, None]
+    same = sequences.document == np.take_along_axis(sequences.document, at, 1)
+    before = np.arange(first.shape[1]) <= at
+    return (same & before & (sequences.position == 0)).any(1, keepdims=True)
+
+
+def same_rows(a: Sequences, b: Sequences, extract: Extract) -> bool:
+    """Whether two models see the same rows in the same order. Pooled examples are equal whatever their tokens."""
+    if not np.array_equal(rows_run(a, extract), rows_run(b, extract)):
+        return False
+    if extract.unit in WORDS:
+        rows_a, rows_b = ([y[places_run(x, extract)] for y in (x.position, x.document)] for x in (a, b))
+        return np.array_equal(rows_a, rows_b)
+    if extract.unit != "token" and a.example is not None and b.example is not None:
+        return np.array_equal(a.example, b.example)
+    places = np.array_equal(a.document, b.document) and np.array_equal(a.position, b.position)
+    # pixel values differ where models normalise them differently
+    return places and (a.inputs.ndim != 2 or np.array_equal(a.inputs, b.inputs))
