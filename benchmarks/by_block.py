@@ -5,13 +5,15 @@ Command: python benchmarks/by_block.py FOLDER [BATCHES]     (root; FOLDER gets 1
 Writes a Llama of the 7B shape in bfloat16 and measures what no run can avoid: the arithmetic of its blocks with weights
 in memory, and one sequential read of the files. Then it runs, each in a cgroup (v1) of 6 GB that holds its page cache
 too, and each with none of the weights in the page cache:
-  repsim run, all 32 blocks and the embeddings, cka_unbiased, 8 sequences of 128 tokens in 8 batches (or BATCHES);
-  the same with the hash of the weights remembered, and nothing else in the cache;
+  repsim run, all 32 blocks and the embeddings, cka_unbiased, 8 sequences of 128 tokens in 8 batches (or BATCHES), an
+    empty cache, from a folder laid out as the cache of the hub, whose files are named by their hashes;
+  the same from a folder of plain files, whose hash is not known;
   the same tokens through the model whose weights accelerate leaves on the disk (device_map "disk").
 Prints per process: bytes read from the disk, in multiples of the weights; the most anonymous memory; CPU and wall time;
 and the stages of a run that take more than a second.
 """
 
+import hashlib
 import json
 import os
 import shutil
@@ -34,7 +36,7 @@ SHAPE = {
     "max_position_embeddings": 4096,
     "tie_word_embeddings": False,
 }
-GROUP = Path("/sys/fs/cgroup/memory/repsim-by-block")
+GROUPS = Path("/sys/fs/cgroup/memory")
 
 
 class Used(NamedTuple):
@@ -92,23 +94,25 @@ def forget(folder: Path) -> None:
             os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def limited(command: list[str], environment: dict[str, str]) -> Used:
-    """Runs a command in a group of its own with LIMIT bytes of memory, page cache included."""
-    GROUP.mkdir(exist_ok=True)
-    (GROUP / "memory.limit_in_bytes").write_text(str(LIMIT))
+def limited(command: list[str], environment: dict[str, str], limit: int = LIMIT) -> Used:
+    """Runs a command in a group of its own with so many bytes of memory, page cache included."""
+    group = GROUPS / f"repsim-{os.getpid()}"
+    group.mkdir()
+    (group / "memory.limit_in_bytes").write_text(str(limit))
     start, most = time.monotonic(), 0
 
     def enter() -> None:
-        (GROUP / "cgroup.procs").write_text(str(os.getpid()))
+        (group / "cgroup.procs").write_text(str(os.getpid()))
 
     process = subprocess.Popen(command, env={**os.environ, **environment}, preexec_fn=enter)
     while True:
         ended, status, usage = os.wait4(process.pid, os.WNOHANG)
         if ended:
             break
-        counted = dict(line.split() for line in (GROUP / "memory.stat").read_text().splitlines())
+        counted = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
         most = max(most, int(counted["rss"]))
         time.sleep(0.1)
+    group.rmdir()
     assert status == 0, (os.waitstatus_to_exitcode(status), command)
     return Used(512 * usage.ru_inblock, most, usage.ru_utime + usage.ru_stime, time.monotonic() - start)
 
@@ -156,46 +160,66 @@ def read(folder: Path) -> float:
     return time.monotonic() - start
 
 
+def as_on_hub(weights: Path, hub: Path) -> Path:
+    """A snapshot of the same files in the layout of the hub's cache."""
+    snapshot, blobs = hub / "snapshots" / "0", hub / "blobs"
+    for made in (snapshot, blobs):
+        made.mkdir(parents=True)
+    for file in weights.iterdir():
+        with file.open("rb") as opened:
+            blob = blobs / hashlib.file_digest(opened, "sha256").hexdigest()
+        blob.hardlink_to(file)
+        (snapshot / file.name).symlink_to(f"../../blobs/{blob.name}")
+    return snapshot
+
+
+def run_of(weights: Path, batches: int) -> list[str]:
+    words = ["run", "model=[]", f"+model.big={{kind: transformers, path: {weights}}}", "measure=[cka_unbiased]"]
+    words += ["extract.hook_points=[embed,resid_post]", f"extract.sequences={batches}", f"extract.length={LENGTH}"]
+    words += [f"extract.batch_rows={LENGTH * batches}", "extract.padding=keep", "extract.skip=0"]
+    words += ["hardware.dtype=bfloat16", "hardware.batch_size=1", f"hardware.memory_gb={LIMIT / 1e9}"]
+    return [sys.executable, "-m", "repsim_cli", *words]
+
+
+def unavoidable(weights: Path, batches: int) -> None:
+    cpu, wall = arithmetic(batches)
+    print(
+        f"blocks alone: CPU {cpu:.0f} s, wall {wall:.0f} s; one sequential read: wall {read(weights):.0f} s",
+        flush=True,
+    )
+
+
+def measure(name: str, command: list[str], weights: Path, scratch: Path) -> None:
+    """Runs a command with an empty cache and none of the weights in the page cache."""
+    places = {"REPSIM_OUTPUTS": f"{scratch}/outputs", "REPSIM_CACHE": f"{scratch}/cache"}
+    size = sum(file.stat().st_size for file in weights.glob("*.safetensors"))
+    forget(weights)
+    used = limited(command, places)
+    for manifest in (scratch / "outputs").rglob("manifest.json"):
+        stages = json.loads(manifest.read_text())["timings"]
+        print(", ".join(f"{stage} {seconds:.0f} s" for stage, seconds in stages.items() if seconds > 1))
+    shutil.rmtree(scratch, ignore_errors=True)
+    print(
+        f"{name}: read {used.read / 1e9:.1f} GB ({used.read / size:.2f} x the weights), anonymous memory "
+        f"at most {used.anonymous / 1e9:.2f} GB, CPU {used.cpu:.0f} s, wall {used.wall:.0f} s, load after "
+        f"{os.getloadavg()[0]:.1f}",
+        flush=True,
+    )
+
+
 def main(folder: Path, batches: int) -> None:
-    weights = folder / "llama-7b"
+    weights, hub, scratch = folder / "llama-7b", folder / "models--llama-7b", folder / "scratch"
     try:
-        size = write(weights)
-        words = ["run", "model=[]", f"+model.big={{kind: transformers, path: {weights}}}", "measure=[cka_unbiased]"]
-        words += ["extract.hook_points=[embed,resid_post]", f"extract.sequences={batches}", f"extract.length={LENGTH}"]
-        words += [f"extract.batch_rows={LENGTH * batches}", "extract.padding=keep", "extract.skip=0"]
-        words += ["hardware.dtype=bfloat16", "hardware.batch_size=1", f"hardware.memory_gb={LIMIT / 1e9}"]
-        places = {"REPSIM_OUTPUTS": f"{folder}/outputs", "REPSIM_CACHE": f"{folder}/cache"}
-        commands = {
-            "repsim, by block": [sys.executable, "-m", "repsim_cli", *words],
-            "repsim, by block, hash remembered": [sys.executable, "-m", "repsim_cli", *words],
-            "accelerate, disk": [sys.executable, __file__, "--offloaded", str(weights), str(batches)],
-        }
-        print(f"weights: {size / 1e9:.2f} GB; load before: {os.getloadavg()[0]:.1f}")
-        cpu, wall = arithmetic(batches)
-        print(
-            f"blocks alone: CPU {cpu:.0f} s, wall {wall:.0f} s; one sequential read: wall {read(weights):.0f} s",
-            flush=True,
-        )
-        for name, command in commands.items():
-            forget(weights)
-            for entries in (folder / "cache").glob("*"):
-                if entries.name != "hashes":
-                    shutil.rmtree(entries)
-            used = limited(command, places)
-            for manifest in (folder / "outputs").rglob("manifest.json"):
-                stages = json.loads(manifest.read_text())["timings"]
-                print(", ".join(f"{stage} {seconds:.0f} s" for stage, seconds in stages.items() if seconds > 1))
-                shutil.rmtree(manifest.parent)
-            print(
-                f"{name}: read {used.read / 1e9:.1f} GB ({used.read / size:.2f} x the weights), anonymous memory "
-                f"at most {used.anonymous / 1e9:.2f} GB, CPU {used.cpu:.0f} s, wall {used.wall:.0f} s, load after "
-                f"{os.getloadavg()[0]:.1f}",
-                flush=True,
-            )
+        print(f"weights: {write(weights) / 1e9:.2f} GB; load before: {os.getloadavg()[0]:.1f}")
+        snapshot = as_on_hub(weights, hub)
+        unavoidable(weights, batches)
+        measure("repsim, by block, from the hub", run_of(snapshot, batches), weights, scratch)
+        measure("repsim, by block, from a folder", run_of(weights, batches), weights, scratch)
+        peer = [sys.executable, __file__, "--offloaded", str(weights), str(batches)]
+        measure("accelerate, disk", peer, weights, scratch)
     finally:
-        shutil.rmtree(weights, ignore_errors=True)
-        if GROUP.is_dir():
-            GROUP.rmdir()
+        for made in (weights, hub, scratch):
+            shutil.rmtree(made, ignore_errors=True)
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ from repsim_cli.results import dumps, write
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack")
 SCALE = re.compile(r"weight_scale(_inv)?$|\.(qweight|scales)$")  # beside quantized weights
+SHA256 = re.compile(r"[0-9a-f]{64}")
 REMEMBERED = 1 << 26  # bytes; fewer are hashed in a tenth of a second
 TICK = 2 * 10**9  # nanoseconds: a file that changed just now may change again without another time of change
 SHIPPED = Path(str(resources.files("repsim_cli"))) / "assets" / "models"
@@ -128,10 +129,11 @@ def check_scales(config: Any, files: list[Path]) -> None:
 
 
 def hash_files(files: list[Path]) -> str:
-    """sha256 over the files' contents, in order.
+    """sha256 of a file's content; of several files, of the sha256 of each, in order.
 
     Of many bytes the hash is remembered in the cache folder, by the files' paths, sizes, inodes and times of change: of
-    bytes (mtime) and of anything else (ctime), which only a changed clock can set back.
+    bytes (mtime) and of anything else (ctime), which only a changed clock can set back. Files in the cache of the hub
+    need not be read (`hub_digest`).
     """
     states = _states(files)
     if sum(state["size"] for state in states) < REMEMBERED:
@@ -162,12 +164,26 @@ def _states(files: list[Path]) -> list[dict[str, Any]]:
 
 
 def _hashed(files: list[Path]) -> str:
-    digest = hashlib.sha256()
-    for file in files:
-        with file.open("rb") as stream:
-            while block := stream.read(1 << 20):
-                digest.update(block)
-    return digest.hexdigest()
+    digests = [hub_digest(file) or _digest(file) for file in files]
+    return digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
+
+
+def _digest(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def hub_digest(file: Path) -> str | None:
+    """The sha256 of a large file in the hub's cache, where it is the name of the file to which snapshots link; None for
+    other files, and for one that was written, or changed otherwise, after the link was made."""
+    if not file.is_symlink():
+        return None
+    blob = file.parent / file.readlink()
+    if blob.parent.name != "blobs" or not SHA256.fullmatch(blob.name) or blob.is_symlink():
+        return None
+    link, content = file.lstat(), blob.stat()
+    older = content.st_mtime_ns <= link.st_mtime_ns and content.st_ctime_ns <= link.st_ctime_ns
+    return blob.name if older else None
 
 
 def hub_files(hub: str, revision: str | None, patterns: list[str], key: str = "hub") -> Path:

@@ -32,7 +32,8 @@ def read(monkeypatch):
 
 
 def of(*contents):
-    return hashlib.sha256(b"".join(contents)).hexdigest()
+    first, *others = digests = [hashlib.sha256(content).hexdigest() for content in contents]
+    return hashlib.sha256("".join(digests).encode()).hexdigest() if others else first
 
 
 def test_a_file_is_read_once(file, read):
@@ -107,3 +108,89 @@ def test_small_files_are_always_read(file, read, monkeypatch):
     monkeypatch.setattr(checkpoints, "REMEMBERED", 1 << 26)
     assert [hash_files([file]) for _ in range(2)] == [of(b"as it was")] * 2
     assert not cache.root().exists()
+
+
+@pytest.fixture
+def linked(tmp_path, monkeypatch):
+    """linked(contents...): files of a snapshot in the hub's cache, whose blobs have the hashes of these contents."""
+    monkeypatch.setenv("REPSIM_CACHE", str(tmp_path / "cache"))
+    blobs, snapshot = tmp_path / "models--a--b" / "blobs", tmp_path / "models--a--b" / "snapshots" / ("0" * 40)
+
+    def make(*contents):
+        for folder in (blobs, snapshot):
+            folder.mkdir(parents=True)
+        for number, content in enumerate(contents):
+            blob = blobs / hashlib.sha256(content).hexdigest()
+            blob.write_bytes(content)
+            (snapshot / f"{number}").symlink_to(f"../../blobs/{blob.name}")
+        return sorted(snapshot.iterdir())
+
+    return make
+
+
+@pytest.fixture
+def digested(monkeypatch):
+    """The files whose content is read."""
+    calls = []
+    digest = checkpoints._digest
+    monkeypatch.setattr(checkpoints, "_digest", lambda file: calls.append(file.name) or digest(file))
+    return calls
+
+
+@pytest.mark.parametrize("contents", [[b"whole"], [b"a half", b"the other half"]])
+def test_files_of_the_hub_are_known_by_the_names_of_their_blobs(contents, linked, digested, tmp_path):
+    files = linked(*contents)
+    copies = [tmp_path / file.name for file in files]
+    for file, copy in zip(files, copies, strict=True):
+        copy.write_bytes(file.read_bytes())
+    assert hash_files(files) == of(*contents)
+    assert digested == []
+    assert hash_files(copies) == of(*contents)  # the same weights elsewhere
+    assert digested == [file.name for file in files]
+
+
+def through_the_link(file):
+    file.write_bytes(b"other")
+
+
+def with_an_old_time(file):
+    """As programs do that keep times when they copy."""
+    before = file.stat()
+    file.write_bytes(b"other")
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def with_a_copied_cache(file):
+    """Copies that keep times: the link is made last, and is still older than what was written."""
+    blob, time_ns = file.resolve(), file.lstat().st_mtime_ns
+    file.write_bytes(b"other")
+    file.unlink()
+    file.symlink_to(f"../../blobs/{blob.name}")
+    os.utime(file, ns=(time_ns, time_ns), follow_symlinks=False)
+
+
+def by_another_link(file):
+    """A new link to a link."""
+    file.write_bytes(b"other")
+    first = file.rename(file.with_name("first"))
+    file.symlink_to(first.name)
+
+
+def with_another_name(file):
+    """A small file of the hub, named by its hash in git."""
+    blob = file.resolve()
+    blob.write_bytes(b"other")
+    file.unlink()
+    blob = blob.rename(blob.with_name("0" * 40))
+    file.symlink_to(f"../../blobs/{blob.name}")
+
+
+@pytest.mark.parametrize(
+    "change", [through_the_link, with_an_old_time, with_a_copied_cache, by_another_link, with_another_name]
+)
+def test_a_file_of_the_hub_that_changed_is_read(change, linked, digested):
+    (file,) = linked(b"whole")
+    time.sleep(0.05)
+    change(file)
+    assert hash_files([file]) == of(b"other")
+    assert digested == [file.name]

@@ -1,0 +1,114 @@
+"""Second moments of more rows than fit into memory: what a run takes, and its values against numpy.
+
+Command: python benchmarks/moments.py FOLDER [ROWS WIDTH GB]     (root; 200000 1024 2 by default: 10 GB are written into
+         FOLDER and deleted at the end, and 45 minutes of CPU time pass)
+
+Two models of 12 layers, float16, in two files. `mean_cca` and `linear_regression` with `extract.estimate=moments` in a
+cgroup (v1) of GB that holds the run's page cache too. Prints the plan, the most anonymous memory, CPU and wall time,
+and the largest difference of four cells of each matrix from numpy in float64 (QR and SVD of all rows).
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from by_block import limited
+
+LAYERS, SHARED = 12, 32
+CELLS = [(0, 1), (3, 14), (14, 3), (11, 23)]
+
+
+def write(file: Path, rows: int, width: int, seed: int) -> None:
+    """Layers of a signal that both models have, turned and mixed with noise that grows with depth; one in memory."""
+    nbytes = 2 * rows * width
+    header = {
+        f"h{layer}": {
+            "dtype": "F16",
+            "shape": [rows, width],
+            "data_offsets": [layer * nbytes, (layer + 1) * nbytes],
+        }
+        for layer in range(LAYERS)
+    }
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    signal = np.random.default_rng(0).standard_normal((rows, SHARED), np.float32)
+    noise = np.random.default_rng(seed)
+    with file.open("wb") as opened:
+        opened.write(len(text).to_bytes(8, "little") + text)
+        for layer in range(LAYERS):
+            turn = noise.standard_normal((SHARED, width), np.float32)
+            for start in range(0, rows, 10_000):
+                part = signal[start : start + 10_000]
+                x = part @ turn + (1 + layer) * noise.standard_normal((len(part), width), np.float32)
+                opened.write(x.astype(np.float16).tobytes())
+
+
+def layer_of(files: list[Path], layer: int, rows: int, width: int) -> np.ndarray:
+    """Centred rows in float64."""
+    file = files[layer // LAYERS]
+    start = file.stat().st_size - 2 * LAYERS * rows * width + 2 * (layer % LAYERS) * rows * width
+    x = np.fromfile(file, np.float16, rows * width, offset=start).reshape(rows, width).astype(np.float64)
+    return x - x.mean(0)
+
+
+def expected(files: list[Path], a: int, b: int, rows: int, width: int) -> dict[str, float]:
+    x, y = (layer_of(files, layer, rows, width) for layer in (a, b))
+    basis, size = np.linalg.qr(y)[0], np.square(x).sum()
+    explained = np.square(basis.T @ x).sum() / size
+    correlations = np.linalg.svd(basis.T @ np.linalg.qr(x)[0], compute_uv=False)
+    return {"mean_cca": float(correlations.mean()), "linear_regression": float(explained)}
+
+
+def read(results: Path) -> Any:
+    return json.loads(results.read_text())
+
+
+def values(run: Path, measure: Any) -> np.ndarray:
+    """All layers of both models against all; of a symmetric measure b with a is a with b."""
+    parts = {(m["rows"]["model"], m["columns"]["model"]): np.load(run / m["values"]) for m in measure["matrices"]}
+    parts.setdefault(("b", "a"), parts["a", "b"].T)
+    return np.block([[parts[row, column] for column in "ab"] for row in "ab"])
+
+
+def main(folder: Path, rows: int, width: int, gb: float) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    files = [folder / f"{label}.safetensors" for label in "ab"]
+    words = [sys.executable, "-m", "repsim_cli", "run", "model=[]", "measure=[mean_cca,linear_regression]"]
+    words += [f"+model.{file.stem}={{kind: precomputed, path: {file}}}" for file in files]
+    words += ["extract.estimate=moments", f"hardware.memory_gb={gb}"]
+    outputs = folder / "outputs"
+    places = {"REPSIM_OUTPUTS": str(outputs), "REPSIM_CACHE": str(folder / "cache")}
+    try:
+        for seed, file in enumerate(files, 1):
+            write(file, rows, width, seed)
+        plan = subprocess.run([*words, "dry_run=true"], env={**os.environ, **places}, stdout=subprocess.PIPE, text=True)
+        print(plan.stdout, flush=True)
+        used = limited(words, places, round(gb * 1e9))
+        print(
+            f"anonymous memory at most {used.anonymous / 1e9:.2f} GB, read {used.read / 1e9:.1f} GB, "
+            f"CPU {used.cpu:.0f} s, wall {used.wall:.0f} s",
+            flush=True,
+        )
+        (results,) = outputs.rglob("results.json")
+        measured = {measure["name"]: values(results.parent, measure) for measure in read(results)["measures"]}
+        worst = dict.fromkeys(measured, 0.0)
+        for a, b in CELLS:
+            for name, value in expected(files, a, b, rows, width).items():
+                print(f"{name} [{a}, {b}]: {measured[name][a, b]:.6f}, numpy {value:.6f}", flush=True)
+                worst[name] = max(worst[name], abs(measured[name][a, b] - value))
+        print(", ".join(f"{name}: differs by {worst[name]:.1e} at most" for name in worst))
+    finally:
+        for file in files:
+            file.unlink(missing_ok=True)
+        for place in (outputs, folder / "cache"):
+            shutil.rmtree(place, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    given = sys.argv[2:] or ["200000", "1024", "2"]
+    main(Path(sys.argv[1]), int(given[0]), int(given[1]), float(given[2]))
