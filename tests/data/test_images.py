@@ -285,7 +285,9 @@ def test_image_models_of_other_layouts_run_pooled(repsim, newest, monkeypatch):
         "error: extract.unit, model.swin: resid_post@0 has places of its own, got 16 for images of 64 places; use "
         "extract=pooled\n"
     )
-    monkeypatch.setattr(readings, "shapes", lambda source, points: {})  # as of a model that does not run without weights
+    monkeypatch.setattr(
+        readings, "shapes", lambda source, points: {}
+    )  # as of a model that does not run without weights
     code, _, err = repsim(*words, "extract.sequences=32")
     assert code == 1
     assert "resid_post@0 of 'swin': the places of its images differ from the run's, got 16 for 64; use extract=" in err
