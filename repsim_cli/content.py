@@ -145,7 +145,8 @@ class Curve:
     bands: about the mean, by name.
     errors: standard errors of lines.
     bounds: of y.
-    about: what tells the curves of one figure apart (quantity, model, hook point ...).
+    about: what tells the curves of one figure apart (quantity, model, hook point ...). levels: what chance gives, by
+        what that is, or its low, middle and high value; empty where it is not known.
     analysis: which made it.
     """
 

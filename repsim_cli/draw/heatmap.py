@@ -21,6 +21,8 @@ TREE = 0.7  # inches that a tree takes
 APART = 0.85  # inches between two matrices, for the labels of a colour bar
 STRIP, STRIP_GAP = 0.09, 0.04  # height of a strip above a matrix and its distance, inches
 SMALL, ACROSS = 1.4, 4  # side of a small matrix in inches, and how many stand side by side
+MEASURES_ACROSS, SMALLEST_MEASURE = 5, 0.7  # small matrices of measures side by side, and their least side in inches
+MARK = "#b34700"  # of chance
 HALF, SMALLER = 1.7, 0.9  # inches below which two matrices, and small ones, do not stand side by side
 
 
@@ -143,7 +145,7 @@ def _mark(bar: Any, chance: Chance) -> None:
     """The level of chance beside a colour bar: a line over its range, a triangle at its median."""
     low, high = bar.get_ylim()
     at = np.clip([chance.low, chance.high, chance.middle], low, high)
-    place = {"transform": bar.get_yaxis_transform(), "clip_on": False, "color": "#b34700"}
+    place = {"transform": bar.get_yaxis_transform(), "clip_on": False, "color": MARK}
     bar.plot([-0.25, -0.25], at[:2], linewidth=1.6, solid_capstyle="butt", **place)
     bar.plot([-0.3], at[2:], marker=">", markersize=7, markeredgewidth=0, **place)
 
@@ -187,6 +189,52 @@ def small_heatmaps(
     bar_beside(figure, image, bar_label(card))
     headline(figure, title, 0.22)
     return figure, used
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfMeasure:
+    """One pair of models under one measure."""
+
+    name: str
+    values: np.ndarray
+    card: Mapping[str, Any]
+    chance: Chance | None
+
+
+def measure_maps(parts: Sequence[OfMeasure], rows: list[str], columns: list[str], title: str) -> Any:
+    """Small matrices of the same layers under several measures, bright where layers are close: one bar of colours where
+    all have one scale, else one each, with the level of chance."""
+    scales = [(*colour_range(part.values, part.card, "values"), colours(part.card, "values")) for part in parts]
+    common = len(set(scales)) == 1 and not any(part.chance for part in parts)
+    gap = 0.14 if common else 0.5
+    across = min(MEASURES_ACROSS, len(parts))
+    figure, used = panels(len(parts), across, SMALL, SMALL, gaps=(gap, 0.32), least=SMALLEST_MEASURE)
+    width = figure.get_size_inches()[0]
+    image: Any = None
+    for axes, (first, lowest), part, (low, high, scale) in zip(used, edges(used), parts, scales, strict=True):
+        image = axes.imshow(part.values, cmap=scale, vmin=low, vmax=high, aspect="auto")
+        axes.set_title(part.name, loc="left", fontsize=6.5, pad=3, parse_math=False)
+        for axis, names, shown in ((axes.yaxis, rows, first), (axes.xaxis, columns, lowest)):
+            step = max(1, int(np.ceil(TICK * len(names) * figure.dpi / axes.get_window_extent().width)))
+            at = range(0, len(names), step)
+            axis.set_ticks(at, [names[i] for i in at] if shown else [], fontsize=5, parse_math=False)
+        axes.tick_params(axis="x", rotation=90)
+        axes.tick_params(length=1.5)
+        if not common:
+            box = axes.get_position()
+            bar = figure.add_axes((box.x1 + 0.05 / width, box.y0, 0.06 / width, box.height))
+            figure.colorbar(image, cax=bar, ticks=[low, high], format="{x:.3g}")
+            bar.tick_params(labelsize=5, length=1.5, pad=1)
+            for label, side in zip(bar.get_yticklabels(), ("bottom", "top"), strict=True):
+                label.set_verticalalignment(side)
+            if part.chance is not None:
+                place = {"transform": bar.get_yaxis_transform(), "clip_on": False, "color": MARK}
+                at = float(np.clip(part.chance.middle, low, high))
+                bar.plot([-0.5], [at], marker=">", markersize=4, markeredgewidth=0, **place)
+    if common:
+        bar_beside(figure, image, bar_label(parts[0].card))
+    headline(figure, title, 0.25)
+    return figure
 
 
 HOOK_POINT = re.compile(r"(\w+)@(\d+)")

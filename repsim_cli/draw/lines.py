@@ -1,18 +1,20 @@
 """Lines: a number per layer or per step, a colour per model."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from repsim_cli.content import Curve
+from repsim_cli.content import Band, Curve
 from repsim_cli.draw.frame import MARKERS, legend_beside, several
 from repsim_cli.draw.heatmap import by_block
 from repsim_cli.draw.panels import panels
 from repsim_cli.results import slug
 
 PANEL = (4.4, 3.2)  # inches
+UNKNOWN = "chance is not known here"
 NAMED = 14  # layers up to which each has its name
 TITLES = {
     "row": "row mean: its neurons, in the others",
@@ -27,12 +29,40 @@ TITLES = {
 }
 
 
-def of_layers(curves: Mapping[str, Curve], analysis: str) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """by-layer-QUANTITY for the curves over layers that an analysis made, with those of all models in one figure."""
+def of_layers(
+    curves: Mapping[str, Curve], analysis: str, seeds: Mapping[str, str]
+) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """by-layer-QUANTITY for the curves over layers that an analysis made, with those of all models in one figure; and
+    by-layer-QUANTITY-seeds with the means and ranges over seeds. seeds: by model the training that several share."""
     kept = [curve for curve in curves.values() if curve.analysis == analysis and curve.x.name == "layer"]
     for quantity in dict.fromkeys(curve.about["quantity"] for curve in kept):
         models = [curve for curve in kept if curve.about["quantity"] == quantity]
         yield f"by-layer-{slug(quantity)}", partial(by_layer, models)
+        if len(merged := over_seeds(models, seeds)) < len(models):
+            yield f"by-layer-{slug(quantity)}-seeds", partial(by_layer, merged)
+
+
+def over_seeds(curves: Sequence[Curve], seeds: Mapping[str, str]) -> list[Curve]:
+    """The curves of seeds of one training as one: their mean, with the range over seeds as a band. Curves of other
+    models, and over other layers, stay as they are."""
+    by_training: dict[Any, list[Curve]] = {}
+    for curve in curves:
+        model = curve.about["model"]
+        by_training.setdefault((seeds.get(model, model), tuple(curve.at), tuple(curve.lines)), []).append(curve)
+    return [_merged(name, members) for (name, *_), members in by_training.items()]
+
+
+def _merged(name: str, curves: Sequence[Curve]) -> Curve:
+    if len(curves) == 1:
+        return curves[0]
+    lines, bands = {}, {}
+    for way in curves[0].lines:
+        values = np.array([gaps(curve.lines[way]) for curve in curves])
+        mean, low, high = ([None if np.isnan(x) else x for x in line.tolist()]
+                           for line in (values.mean(0), values.min(0), values.max(0)))  # fmt: skip
+        lines[way], bands[way] = mean, Band(low=low, high=high, of="range over seeds")
+    about = {**curves[0].about, "model": f"{name} (mean of {len(curves)} seeds)"}
+    return replace(curves[0], lines=lines, bands=bands, errors={}, about=about)
 
 
 def by_layer(curves: Sequence[Curve]) -> Any:
@@ -48,7 +78,8 @@ def by_layer(curves: Sequence[Curve]) -> Any:
     for panel, way in zip(axes, ways, strict=True):
         _draw_models(panel, curves, way)
         if len(ways) > 1:
-            shaded = next((f" (shaded: {band.of})" for name, band in curves[0].bands.items() if name == way), "")
+            bands = [curve.bands[way] for curve in curves if way in curve.bands]
+            shaded = f" (shaded: {bands[0].of})" if bands else ""
             panel.set_title(TITLES[way] + shaded, loc="left", fontsize=9)
         elif shaded := [*dict.fromkeys(band.of for curve in curves for band in curve.bands.values())]:
             panel.set_title(f"shaded: {' and '.join(shaded)}", loc="left", fontsize=8)
@@ -80,11 +111,7 @@ def _draw_models(panel: Any, curves: Sequence[Curve], line: str) -> None:
     """A line of each curve over its layers, in the colour and with the marker of its model."""
     longest = max((curve.at for curve in curves), key=len)
     names, said = by_block(longest)
-    for name, level in curves[0].about.get("levels", {}).items():
-        low, middle, high = level if isinstance(level, list) else [level] * 3
-        panel.axhline(middle, color="grey", linestyle=":", linewidth=1.2, label=name)
-        if low < high:
-            panel.axhspan(low, high, color="grey", alpha=0.12, linewidth=0)
+    draw_levels(panel, curves[0].about.get("levels"))
     for number, (curve, colour) in enumerate(zip(curves, several(len(curves)), strict=True)):
         for low, high in _bands(curve, line):
             panel.fill_between(range(len(curve.at)), low, high, color=colour, alpha=0.15, linewidth=0)
@@ -105,6 +132,21 @@ def _draw_models(panel: Any, curves: Sequence[Curve], line: str) -> None:
         panel.set_xlabel("layer, in order")
     panel.tick_params(axis="y", labelsize=7)
     panel.grid(alpha=0.25, linewidth=0.5)
+
+
+def draw_levels(panel: Any, levels: Mapping[str, Any] | None, *, upright: bool = False) -> None:
+    """Dotted lines with their ranges: of every level its value, or its low, middle and high value. Where there is none
+    the legend says that chance is not known; None: nothing is said. upright: the lines, where values go along x."""
+    if levels is None:
+        return
+    line, span = (panel.axvline, panel.axvspan) if upright else (panel.axhline, panel.axhspan)
+    for name, level in levels.items():
+        low, middle, high = level if isinstance(level, list) else [level] * 3
+        line(middle, color="grey", linestyle=":", linewidth=1.2, label=name)
+        if low < high:
+            span(low, high, color="grey", alpha=0.12, linewidth=0)
+    if not levels:
+        panel.plot([], [], " ", label=UNKNOWN)
 
 
 def _bands(curve: Curve, way: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:

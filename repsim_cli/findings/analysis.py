@@ -80,6 +80,11 @@ class Finished:
     def models(self) -> dict[str, Facts]:
         return {label: Facts(**facts) for label, facts in self.manifest["facts"].items()}
 
+    @cached_property
+    def seeds(self) -> dict[str, str]:
+        """By the label of a model, the entry that it shares with other seeds of its training."""
+        return {label: about["entry"] for label, about in self.manifest.get("facts", {}).items() if about.get("entry")}
+
     @property
     def trained(self) -> dict[str, str]:
         """By how models were trained here, where that tells models apart, the first such model."""

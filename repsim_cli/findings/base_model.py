@@ -15,9 +15,10 @@ from repsim_cli.draw.heatmap import by_block, small_heatmaps
 from repsim_cli.draw.lines import of_layers
 from repsim_cli.errors import BadInput
 from repsim_cli.findings.analysis import Finished, Job, LayerMap, Part, Planned, analysis, asked
+from repsim_cli.findings.chance import chance_levels
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
 from repsim_cli.findings.evidence import thirds
-from repsim_cli.findings.maps import Map, chance_levels, map_of
+from repsim_cli.findings.maps import Map, map_of
 from repsim_cli.results import slug
 
 Places = Mapping[str, slice]
@@ -117,7 +118,7 @@ def tasks_diverge_at_the_top(whole: Map, values: np.ndarray) -> Weighed | Untest
 
 def figures(run: Finished, whole: bool) -> Iterator[Job]:
     """by-layer-MEASURE_with_BASE, MEASURE-with-BASE"""
-    yield from of_layers(run.results.curves, "base_model")
+    yield from of_layers(run.results.curves, "base_model", run.seeds)
     for label, layers in run.maps.items() if run.base in run.models else ():
         yield f"{slug(label)}-with-{slug(str(run.base))}", partial(_beside_base, layers, str(run.base))
 
@@ -175,7 +176,7 @@ def base_model(run: Finished, options: BaseModel, claims: Sequence[Claim]) -> Pa
                 ),
                 at=layers.names[layers.places[str(run.base)]],
                 lines={way: line.tolist() for way, line in values.items()},
-                about={"quantity": name, "model": model, **({"levels": levels} if levels else {})},
+                about={"quantity": name, "model": model, "levels": levels},
             )
         rows += _tabled(label, by_model, whole)
     verdicts = [claim.verdict(label, whole, whole.values[name])

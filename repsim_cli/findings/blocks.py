@@ -8,6 +8,7 @@ import numpy as np
 from repsim_cli.content import Axis, Curve, Table
 from repsim_cli.draw.lines import of_layers
 from repsim_cli.findings.analysis import Finished, Job, Part, analysis
+from repsim_cli.findings.chance import chance_levels
 from repsim_cli.findings.claims import Claim
 from repsim_cli.findings.layers import in_order
 
@@ -35,13 +36,14 @@ def neighbours(values: np.ndarray) -> np.ndarray:
 
 def figures(run: Finished, whole: bool) -> Iterator[Job]:
     """by-layer-neighbours_MEASURE"""
-    yield from of_layers(run.results.curves, "blocks")
+    yield from of_layers(run.results.curves, "blocks", run.seeds)
 
 
 @analysis(studies=("similarity", "attention"), figures=figures)
 def blocks(run: Finished, options: Blocks, claims: Sequence[Claim]) -> Part:
     rows, curves = [], {}
     for label, layers in run.maps.items():
+        levels = chance_levels(run, layers)
         lowest = np.argmin if layers.measure.larger_is_closer else np.argmax
         for model, place in layers.places.items():
             order = in_order(layers.names[place])
@@ -57,6 +59,6 @@ def blocks(run: Finished, options: Blocks, claims: Sequence[Claim]) -> Part:
                 y=Axis(name=f"{layers.measure.card['label']} with the layer before"),
                 at=names[1:],
                 lines={"neighbours": steps.tolist()},
-                about={"quantity": f"neighbours {label}", "model": model},
+                about={"quantity": f"neighbours {label}", "model": model, "levels": levels},
             )
     return Part(tables={"block structure": Table(columns=COLUMNS, rows=rows)}, curves=curves)

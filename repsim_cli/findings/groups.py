@@ -8,7 +8,7 @@ over pairs, as published by Brown et al. 2023, stand beside them. p values permu
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -17,8 +17,9 @@ from jaxtyping import Float, Int
 
 from repsim_cli.content import Axis, Band, Curve, Facts, Measured
 from repsim_cli.draw.frame import COLOURS, MARKERS, cycled, legend_beside
-from repsim_cli.draw.lines import PANEL, gaps, plain
+from repsim_cli.draw.lines import PANEL, draw_levels, gaps, plain
 from repsim_cli.findings.analysis import Finished, Job, LayerMap, Part, analysis
+from repsim_cli.findings.chance import chance_levels
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
 from repsim_cli.findings.evidence import EXACT, LEVEL, ROUNDING, SAMPLED, Evidence, arrangements, by_jackknife
 from repsim_cli.findings.layers import block_of, point_of
@@ -363,6 +364,7 @@ def _by_depth(every: Sequence[Curve]) -> Any:
         else:
             lines = np.transpose([gaps(line) for line in curve.lines.values()])
             axes.plot(at, lines, color=colour, alpha=0.3, linewidth=0.6)
+    draw_levels(axes, about.get("levels"))
     axes.set_xlim(-0.5, at[-1] + 0.5)
     step = -(-len(at) // 24)
     names = [name.rpartition("@")[2] for name in layers[::step]]
@@ -385,6 +387,8 @@ def groups(run: Finished, options: Groups, claims: Sequence[Claim]) -> Part:
     for name, measure, point, layers, depths in at_points(run):
         if run.groups:
             label = measure.card["label"]
-            lines |= curves(measure.label, label, point, layers, depths, level=run.level, seed=run.seed)
+            made = curves(measure.label, label, point, layers, depths, level=run.level, seed=run.seed)
+            levels = chance_levels(run, run.maps[measure.label])
+            lines |= {name: replace(x, about={**x.about, "levels": levels}) for name, x in made.items()}
         verdicts += [each.verdict(name, depths) for each in claims]
     return Part(curves=lines, claims=verdicts)

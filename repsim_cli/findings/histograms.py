@@ -132,7 +132,7 @@ def figures(run: Finished, whole: bool) -> Iterator[Job]:
             f"histograms-{number:02d}-{slug(matrix.rows.model)}", range(len(matrix.rows.layers)), MOST
         ):
             yield name, partial(_panels, run, matrix, places)
-    yield from of_layers(run.results.curves, "histograms")
+    yield from of_layers(run.results.curves, "histograms", run.seeds)
 
 
 def _panels(run: Finished, matrix: Matrix, places: Sequence[int]) -> Any:

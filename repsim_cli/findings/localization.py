@@ -9,9 +9,10 @@ from jaxtyping import Float
 from repsim_cli.content import Axis, Curve
 from repsim_cli.draw.lines import of_layers
 from repsim_cli.findings.analysis import Finished, Job, LayerMap, Part, analysis
+from repsim_cli.findings.chance import chance_levels
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
 from repsim_cli.findings.evidence import by_lone, correlated
-from repsim_cli.findings.maps import Map, chance_levels, map_of
+from repsim_cli.findings.maps import Map, map_of
 
 WHOLE, NEURONS = "svcca", "neuronsim"
 BOTH = f"{NEURONS} and {WHOLE}"
@@ -61,7 +62,7 @@ def curves(
             y=Axis(name=label),
             at=layers.names[place],
             lines={way: values[place].tolist() for way, values in means.items()},
-            about={"quantity": quantity, "model": model, **({"levels": dict(levels)} if levels else {})},
+            about={"quantity": quantity, "model": model, **({} if levels is None else {"levels": dict(levels)})},
         )
         for model, place in layers.places.items()
     }
@@ -136,7 +137,7 @@ def _scores(whole: Map) -> np.ndarray:
 
 def figures(run: Finished, whole: bool) -> Iterator[Job]:
     """by-layer-QUANTITY"""
-    yield from of_layers(run.results.curves, "localization")
+    yield from of_layers(run.results.curves, "localization", run.seeds)
 
 
 @analysis(studies=("similarity", "attention"), figures=figures)

@@ -11,7 +11,7 @@ import scipy
 from jaxtyping import Float
 from scipy.cluster import hierarchy
 
-from repsim_cli.content import CHANCE, DIAGNOSTICS, FEATURE_SHARE, ROWS_SHARE, Matrix, Measured
+from repsim_cli.content import DIAGNOSTICS, FEATURE_SHARE, ROWS_SHARE, Matrix, Measured
 from repsim_cli.draw.heatmap import (
     Beside,
     Chance,
@@ -25,8 +25,9 @@ from repsim_cli.draw.heatmap import (
     pair,
     small_heatmaps,
 )
-from repsim_cli.findings import sub_networks
-from repsim_cli.findings.analysis import Finished, Job, LayerMap, Part, analysis, asked
+from repsim_cli.findings import multiples, sub_networks
+from repsim_cli.findings.analysis import Finished, Job, Part, analysis, asked
+from repsim_cli.findings.chance import chance_in
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
 from repsim_cli.findings.distances import tree
 from repsim_cli.findings.evidence import (
@@ -40,9 +41,9 @@ from repsim_cli.findings.evidence import (
     thirds,
 )
 from repsim_cli.findings.layers import in_order
+from repsim_cli.findings.multiples import MOST_PAIRS
 from repsim_cli.results import slug
 
-MOST_PAIRS = 3  # pairs of models of all measures up to which each has a figure of its own in the overview
 Models = Mapping[str, slice]
 
 
@@ -356,8 +357,9 @@ def _shared(whole: Map, less: str, more: str) -> Weighed | Untestable:
 
 def figures(run: Finished, whole: bool) -> Iterator[Job]:
     """NAME-all of every measure, or NAME-panels where models are compared with themselves alone. On demand, or where
-    there are few pairs of models, NAME-MODEL-MODEL of each; on demand NAME-all-se. What another analysis draws with its
-    sub-networks is not drawn twice."""
+    there are few pairs of models, NAME-MODEL-MODEL of each, and measures-MODEL-MODEL of it under all measures; on
+    demand NAME-all-se. What another analysis draws with its sub-networks is not drawn twice."""
+    yield from multiples.figures(run, whole)
     drawn_with_layers = sub_networks.drawn(run, whole)
     count = sum(len(measured.matrices) for measured in run.results.measures)
     each = (whole or count <= MOST_PAIRS) and not run.groups
@@ -466,31 +468,6 @@ def matrix_has(measured: Measured, quantity: str) -> bool:
     return all(getattr(matrix, quantity) is not None for matrix in measured.matrices)
 
 
-def chance_in(
-    run: Finished, measured: Measured, values: np.ndarray, rows: Sequence[str], columns: Sequence[str]
-) -> tuple[Chance | None, str]:
-    """What these values of a measure would be by chance, and what that is: from the null, or else from models with
-    fresh weights. rows, columns: the model of each layer."""
-    drawn = [run.array(matrix.details[CHANCE]) for matrix in measured.matrices if CHANCE in matrix.details]
-    if drawn and measured.null:
-        cells = np.concatenate([part.ravel() for part in drawn])
-        return _marked_at(cells), f"chance, closer than {100 * (1 - measured.null['alpha']):g} % of random pairings"
-    untrained = [model for model, facts in run.manifest.get("facts", {}).items() if not facts.get("trained", True)]
-    fresh = [np.isin(side, untrained) for side in (rows, columns)]
-    across = values[fresh[0][:, None] != fresh[1]]
-    if not measured.null and (across := across[np.isfinite(across)]).size:
-        return _marked_at(across), "between a trained and an untrained model"
-    return None, ""
-
-
-def chance_levels(run: Finished, layers: LayerMap) -> dict[str, list[float]]:
-    """For curves of a measure: lowest, median and highest cell by chance, by what that is; empty where it is not
-    known."""
-    owners = [model for model, place in layers.places.items() for _ in layers.names[place]]
-    chance, said = chance_in(run, layers.measure, layers.values, owners, owners)
-    return {} if chance is None else {said: [chance.low, chance.middle, chance.high]}
-
-
 def _level(
     run: Finished, measured: Measured, values: np.ndarray, rows: Sequence[str], columns: Sequence[str]
 ) -> tuple[Chance | None, str]:
@@ -499,10 +476,6 @@ def _level(
     if chance is not None:
         return chance, f"▸ beside the colours: {said}"
     return None, "" if measured.null else "chance is not known here (significance=permutation tests it)"
-
-
-def _marked_at(cells: np.ndarray) -> Chance:
-    return Chance(low=float(cells.min()), middle=float(np.median(cells)), high=float(cells.max()))
 
 
 def _diagnose(run: Finished, figure: Any, columns: Sequence[tuple[str, str]]) -> None:

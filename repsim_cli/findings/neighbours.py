@@ -88,7 +88,7 @@ def figures(run: Finished, whole: bool) -> Iterator[Job]:
             f"neighbours-{number:02d}-{slug(matrix.rows.model)}", range(len(matrix.rows.layers)), MOST
         ):
             yield name, partial(_panels, run, matrix, places)
-    yield from of_layers(run.results.curves, "neighbours")
+    yield from of_layers(run.results.curves, "neighbours", run.seeds)
 
 
 def _panels(run: Finished, matrix: Matrix, places: Sequence[int]) -> Any:
@@ -173,10 +173,10 @@ def neighbours(run: Finished, options: Neighbours, claims: Sequence[Claim]) -> P
         tables[f"neighbours of {label}"] = Table(columns=["space", "layer", *names], rows=listed)
         lines[f"{QUANTITY}, {label}"] = Curve(
             x=Axis(name="layer"),
-            y=Axis(name=f"overlap with the first layer's\n{k} nearest rows (by chance: {by_chance:.2f})"),
+            y=Axis(name=f"overlap with the first layer's\n{k} nearest rows"),
             at=layers[1:],
             lines=kept_by,
-            about={"quantity": QUANTITY, "model": label},
+            about={"quantity": QUANTITY, "model": label, "levels": {"by chance": by_chance}},
         )
     return Part(
         tables={QUANTITY: Table(columns=COLUMNS, rows=means), **tables},

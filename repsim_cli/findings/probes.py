@@ -160,7 +160,7 @@ def figures(run: Finished, whole: bool) -> Iterator[Job]:
     matrices = run.measured("probes")
     curves = [curve for curve in run.results.curves.values() if curve.analysis == "probes"]
     if whole or len({curve.about["quantity"] for curve in curves}) <= SOME:
-        yield from of_layers(run.results.curves, "probes")
+        yield from of_layers(run.results.curves, "probes", run.seeds)
     for model in dict.fromkeys(matrix.rows.model for matrix in matrices):
         yield f"probes-{slug(model)}", partial(_model, run, [x for x in matrices if x.rows.model == model])
 
@@ -224,7 +224,7 @@ def by_layer(run: Finished, matrix: Matrix) -> Iterator[tuple[str, Curve]]:
                 about={
                     "quantity": f"{target} {matrix.about['probe']}",
                     "model": matrix.rows.model,
-                    "levels": {"largest class": 1 - largest[target]} if target in largest else {},
+                    **({"levels": {"largest class": 1 - largest[target]}} if target in largest else {}),
                 },
             ),
         )

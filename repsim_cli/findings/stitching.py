@@ -10,7 +10,7 @@ import numpy as np
 from repsim_cli.content import Curve, Results, Table
 from repsim_cli.draw.frame import DPI, legend_beside
 from repsim_cli.draw.heatmap import by_block, chosen, heatmap
-from repsim_cli.draw.lines import gaps
+from repsim_cli.draw.lines import draw_levels, gaps
 from repsim_cli.draw.panels import pages
 from repsim_cli.findings.analysis import Finished, Job, Part, analysis
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
@@ -183,7 +183,7 @@ def figures(run: Finished, whole: bool) -> Iterator[Job]:
             most = max(1, BARS // max(1, len({(stitch["head"], stitch["tail"]) for stitch in group})))
             for stem, some in pages(f"stitching-{metric}-{name}", layers, min(most, LAYERS)):
                 kept = [stitch for stitch in group if stitch["head layer"] in some]
-                yield stem, partial(_bars, kept, about, metric, name)
+                yield stem, partial(_bars, kept, about, metric, name, random_heads(baselines, metric))
     curves = [
         curve
         for curve in run.results.curves.values()
@@ -193,8 +193,18 @@ def figures(run: Finished, whole: bool) -> Iterator[Job]:
         yield "stitching-curves-all", partial(_curves, curves, about)
 
 
-def _bars(records: Records, about: Mapping[str, Any], metric: str, name: str) -> Any:
-    """A panel per layer, a bar per pair with its standard error; trainings that diverged say so."""
+def random_heads(baselines: Records, metric: str) -> dict[str, list[float]]:
+    """What heads of random weights lose, by layer: lowest, median and highest."""
+    by_layer: dict[str, list[float]] = {}
+    for stitch in baselines:
+        if stitch["head"].endswith(SCRAMBLED[0]) and stitch[METRICS[metric][0]] is not None:
+            by_layer.setdefault(stitch["head layer"], []).append(stitch[METRICS[metric][0]])
+    return {layer: [min(x), float(np.median(x)), max(x)] for layer, x in by_layer.items()}
+
+
+def _bars(records: Records, about: Mapping[str, Any], metric: str, name: str, chance: Mapping[str, list[float]]) -> Any:
+    """A panel per layer, a bar per pair with its standard error; trainings that diverged say so. chance: by layer what
+    heads of random weights lose."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
@@ -217,6 +227,8 @@ def _bars(records: Records, about: Mapping[str, Any], metric: str, name: str) ->
                 continue
             colour = colours[_direction(pair, about["kinds"])]
             panel.barh(row, stitch[value], xerr=stitch[error], color=colour, height=0.75, error_kw={"linewidth": 0.9})
+        if name != "baselines" and layer in chance:
+            draw_levels(panel, {"": chance[layer]}, upright=True)
         panel.set_title(layer, loc="left", parse_math=False)
         panel.axvline(0, color="black", linewidth=0.6)
         panel.xaxis.set_major_locator(MaxNLocator(4, prune="upper"))
@@ -228,8 +240,10 @@ def _bars(records: Records, about: Mapping[str, Any], metric: str, name: str) ->
     layer = f"stitch layer {about['layer'].replace('_', ' ')}"
     steps = f", {about['steps']:,} steps" if about["steps"] else ""
     what = "Baselines" if name == "baselines" else "Stitched models"
+    said = "dotted: heads of random weights" if chance else "chance is not known (options.baselines=[random])"
     figure.suptitle(
-        f"{what}: {layer}{steps}; bars: standard error over {about['evaluation_sequences']:,} sequences",
+        f"{what}: {layer}{steps}; bars: standard error over {about['evaluation_sequences']:,} sequences"
+        + (f"; {said}" if name != "baselines" else ""),
         x=panels[0].get_position().x0,
         y=panels[0].get_position().y1 + 0.34 / figure.get_figheight(),
         ha="left",

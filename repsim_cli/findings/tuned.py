@@ -67,9 +67,9 @@ def outputs_row(run: Finished, matrix: Matrix, following: Matrix) -> list[Any]:
 def figures(run: Finished, whole: bool) -> Iterator[Job]:
     """by-layer-MEASURE_with_BASE, by-layer-relative_difference, outputs-KL; with many models, or on demand,
     relative-difference-all; on demand by-layer-cosine"""
-    yield from of_layers(run.results.curves, "")
+    yield from of_layers(run.results.curves, "", run.seeds)
     curves = {name: x for name, x in run.results.curves.items() if whole or x.about["quantity"] != COSINE}
-    yield from of_layers(curves, "tuned")
+    yield from of_layers(curves, "tuned", run.seeds)
     divergences = run.measured(KL)
     if divergences:
         yield "outputs-KL", partial(_histogram, run, divergences)

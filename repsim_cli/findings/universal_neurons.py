@@ -130,7 +130,7 @@ def figures(run: Finished, whole: bool) -> Iterator[Job]:
     """universal-neurons, by-layer-mean_excess_correlation; on demand by-layer-share_of_universal_neurons"""
     yield "universal-neurons", partial(_excesses, run, run.results.analyses["universal_neurons"]["options"])
     curves = {name: x for name, x in run.results.curves.items() if whole or x.about["quantity"] == EXCESS}
-    yield from of_layers(curves, "universal_neurons")
+    yield from of_layers(curves, "universal_neurons", run.seeds)
 
 
 def _excesses(run: Finished, options: Mapping[str, Any]) -> Any:

@@ -331,6 +331,7 @@ class Tuned(Similarity):
                     about={
                         "quantity": quantity,
                         "model": label,
+                        "levels": {},
                         "estimate": self.extract.estimate,
                         "rows": int(change["counted"][0]),
                         "batches": int(change["counted"][1]),

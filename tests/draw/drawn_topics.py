@@ -31,6 +31,7 @@ from repsim_cli.findings import (
     histograms,
     layer_identification,
     modular_sums,
+    multiples,
     neighbours,
     probes,
     robustness,
@@ -234,7 +235,9 @@ def stitched(models: list[str], count: int, scale: float = 1.0) -> Any:
         "steps": 150,
         "evaluation_sequences": 200,
     }
-    return stitching._bars(stitches(models, count, scale), about, "loss", "all")
+    return stitching._bars(
+        stitches(models, count, scale), about, "loss", "all", {"resid_post@0": [scale, 1.1 * scale, 1.2 * scale]}
+    )
 
 
 def stitch_grid(models: list[str], count: int, scale: float = 1.0) -> Any:
@@ -338,6 +341,18 @@ def learned(models: list[str]) -> Any:
     return modular_sums._learning(every)
 
 
+def of_measures(count: int, depth: int, models: list[str], alike: bool) -> Any:
+    cards = [CARD, {**CARD, "label": "Procrustes", "larger_is_closer": False, "bounds": [0.0, None]}]
+    every = [
+        measured(models, layers(depth), 1.0 if alike else 10.0 ** (i % 9 - 4), 0.0, f"measure_of_layers_{i}",
+                 cards[0 if alike else i % 2])
+        for i in range(count)
+    ]  # fmt: skip
+    arrays = {name: array for _, of, _ in every for name, array in of.items()}
+    run = in_memory(arrays, every[0][2], measures=[each for each, _, _ in every])
+    return next(multiples.figures(run, False))[1]()
+
+
 SEEDS = named(3, "bert_base_uncased_finetuned_on_mnli")
 MEASURES = ["cka", "cka_unbiased", "procrustes", "geometry_score", "representation_topology_divergence"]
 TOPICS: dict[str, Callable[[], Any]] = {
@@ -373,4 +388,6 @@ TOPICS: dict[str, Callable[[], Any]] = {
     "changes of one task": partial(changes, ["mnli"], ["frozen_below_6", "frozen_below_12", "pruned to 70 %"]),
     "changes of 6 tasks": partial(changes, ["mnli", "qqp", "stsb", "sst2", "cola", "rte"], named(4, "frozen_below")),
     "learning": partial(learned, SEEDS),
+    "2 measures": partial(of_measures, 2, 6, ["m", "n"], True),
+    "58 measures": partial(of_measures, 58, 24, SEEDS[:2], False),
 }  # fmt: skip

@@ -8,10 +8,11 @@ import pytest
 from matplotlib import rc_context
 from matplotlib.colors import to_rgb
 
-from repsim_cli.content import Axis, Curve, Matrix, Results, Side
+from repsim_cli.content import Axis, Band, Curve, Matrix, Results, Side
+from repsim_cli.draw import lines
 from repsim_cli.draw.heatmap import Beside, Chance, add_strips, add_tree, heatmap, pair
 from repsim_cli.draw.steps import step_panel
-from repsim_cli.findings import probes, stitching
+from repsim_cli.findings import convergence, probes, stitching
 from repsim_cli.findings.analysis import Finished
 
 
@@ -87,6 +88,43 @@ def test_both_ways_of_stitching_one_family_have_colours_of_their_own():
     assert [text.get_text() for text in legend.get_texts()] == ["run_a → run_c", "run_c → run_a"]
     assert len({to_rgb(line.get_color()) for line in legend.get_lines()}) == 2
     assert overlaps(figure) == []
+
+
+def levels_of(panel):
+    return {line.get_label(): line.get_ydata()[0] for line in panel.lines if line.get_linestyle() == ":"}
+
+
+def over_training(quantity, at, mean, **about):
+    bands = {"quartiles": Band(low=mean, high=mean, of="25th to 75th percentile of layers")}
+    kept = {"quantity": quantity, "point": "resid_post", "model": "m", "parameters": 10, **about}
+    return Curve(x=Axis(name="step"), y=Axis(name="CKA"), at=at, lines={"0": mean}, mean=mean, bands=bands, about=kept)
+
+
+def test_training_curves_show_untrained_weights_or_say_that_chance_is_not_known():
+    curves = [over_training("cka to last", [0, 10, 90], [start, 0.5, 1.0], measure="cka") for start in (0.1, 0.3)]
+    panel = convergence._means(curves).axes[0]
+    assert levels_of(panel) == {"untrained weights (step 0)": pytest.approx(0.2)}
+    cases = {("cka to last", "cka"): True, ("effective rank", None): False, ("cka to previous", "cka"): False}
+    for (quantity, measure), said in cases.items():
+        curve = over_training(quantity, [10, 90], [0.5, 1.0], **({"measure": measure} if measure else {}))
+        panel = convergence._means([curve]).axes[0]
+        assert levels_of(panel) == {}
+        assert (lines.UNKNOWN in [text.get_text() for text in panel.get_legend().get_texts()]) is said
+
+
+@pytest.mark.parametrize("heads", [["a (random weights)", "b (random weights)"], ["a (rows shuffled)"]])
+def test_stitching_shows_what_random_heads_lose_or_says_that_it_is_not_known(heads):
+    keys = ("head", "tail", "head layer", "penalty", "penalty se", "ended")
+    plain = [dict(zip(keys, ("a", "b", "resid_post@0", 0.5, 0.1, "done"), strict=True))]
+    baselines = [
+        dict(zip(keys, (head, "b", "resid_post@0", 2.0 + i, 0.1, "done"), strict=True)) for i, head in enumerate(heads)
+    ]
+    about = {"kinds": {"a": "llama", "b": "llama"}, "layer": "affine", "steps": 9, "evaluation_sequences": 7}
+    figure = stitching._bars(plain, about, "loss", "all", stitching.random_heads(baselines, "loss"))
+    drawn = [line.get_xdata()[0] for line in figure.axes[0].lines if line.get_linestyle() == ":"]
+    known = heads[0].endswith("(random weights)")
+    assert drawn == ([2.5] if known else [])
+    assert ("chance is not known" in figure.get_suptitle()) is not known
 
 
 def test_maps_of_all_kinds_have_the_chosen_colours():

@@ -17,7 +17,7 @@ EVERY = KINDS | TOPICS
 # whose layout differs there
 AT_PAGE = (
     "map of 60 models", "map and calibrated map", "small maps", "couplings of 8 plans, tiny", "sub-networks",
-    "feature maps of 10 layers, tiny",
+    "feature maps of 10 layers, tiny", "58 measures",
 )  # fmt: skip
 
 

@@ -1,5 +1,6 @@
 """Maps of all layers: the orders in which they are drawn."""
 
+import dataclasses
 import shutil
 
 import numpy as np
@@ -7,9 +8,9 @@ import pytest
 from test_analyse import SMALL
 
 from repsim_cli import results
-from repsim_cli.content import CHANCE, Matrix, Measured, Results, Side
+from repsim_cli.content import CHANCE, Axis, Curve, Matrix, Measured, Results, Side
 from repsim_cli.draw.heatmap import pair
-from repsim_cli.draw.lines import by_layer
+from repsim_cli.draw.lines import UNKNOWN, by_layer, of_layers, over_seeds
 from repsim_cli.findings.analysis import Finished
 from repsim_cli.findings.localization import Localization, localization
 from repsim_cli.findings.maps import figures
@@ -78,8 +79,9 @@ def run_of(tmp_path, null=None, trained=True):
 def test_curves_over_layers_have_the_level_of_chance(tmp_path, null, trained, levels):
     """From the null, or else from the untrained model; as a line, with a band where it differs between cells."""
     curves = localization(run_of(tmp_path, null, trained), Localization(), []).curves
-    assert [curve.about.get("levels", {}) for curve in curves.values()] == [levels, levels]
+    assert [curve.about["levels"] for curve in curves.values()] == [levels, levels]
     panel = by_layer([*curves.values()]).axes[0]
+    assert (UNKNOWN in [text.get_text() for text in panel.get_legend().get_texts()]) is (not levels)
     lines = {line.get_label(): line.get_ydata() for line in panel.lines}
     spans = [patch.get_extents().height for patch in panel.patches]
     for name, (low, middle, high) in levels.items():
@@ -94,3 +96,43 @@ def test_pairs_of_models_have_one_scale_of_colours(tmp_path):
     for name in pairs:
         (image,) = pair(jobs[name]())[0].images
         assert image.get_clim() == (0.0, 16.0)
+
+
+def test_one_pair_under_all_measures(tmp_path):
+    """Of several measures each pair of models has one figure, in parts where there are many; one bar of colours where
+    all have the same scale and no level of chance."""
+    one = run_of(tmp_path, {"alpha": 0.05})
+    assert not [name for name in dict(figures(one, True)) if name.startswith("measures-")]
+    for null in (True, False):
+        run = run_of(tmp_path, {"alpha": 0.05} if null else None)
+        (measured,) = run.results.measures
+        several = [dataclasses.replace(measured, label=f"{measured.label}_{i}") for i in range(13)]
+        run = dataclasses.replace(run, results=dataclasses.replace(run.results, measures=several))
+        jobs = {name: make for name, make in figures(run, False) if name.startswith("measures-")}
+        pair_names = {name.rsplit("-", 1)[0] for name in jobs}
+        assert len(pair_names) == 1
+        assert [name[-3:] for name in jobs] == ["-01", "-02"]
+        drawn = [make() for make in jobs.values()]
+        titled = [axes for figure in drawn for axes in figure.axes if axes.get_title(loc="left")]
+        assert [axes.get_title(loc="left") for axes in titled] == [x.label for x in several]
+        bars = sum(len(figure.axes) for figure in drawn) - len(titled)
+        assert bars == (13 if null else 2)
+        assert ("not known" in drawn[0].get_suptitle()) is not null
+
+
+def test_seeds_of_one_training_are_drawn_as_their_mean_and_range():
+    def curve(model, line):
+        about = {"quantity": "q", "model": model}
+        return Curve(x=Axis(name="layer"), y=Axis(name="q"), at=["a", "b"], lines={"q": line}, about=about)
+
+    every = [curve("s0", [1.0, None]), curve("s1", [3.0, 5.0]), curve("other", [0.0, 0.0])]
+    merged, other = over_seeds(every, {"s0": "tiny", "s1": "tiny"})
+    assert merged.lines == {"q": [2.0, None]}
+    assert (merged.bands["q"].low, merged.bands["q"].high) == ([1.0, None], [3.0, None])
+    assert merged.about["model"] == "tiny (mean of 2 seeds)"
+    assert other is every[2]
+    named = {f"c{i}": dataclasses.replace(each, analysis="x") for i, each in enumerate(every)}
+    jobs = dict(of_layers(named, "x", {"s0": "tiny", "s1": "tiny"}))
+    assert list(jobs) == ["by-layer-q", "by-layer-q-seeds"]
+    assert "range over seeds" in jobs["by-layer-q-seeds"]().axes[0].get_title(loc="left")
+    assert list(dict(of_layers(named, "x", {}))) == ["by-layer-q"]

@@ -1015,7 +1015,10 @@ function layerCharts(run) {
       return Object.entries(curve.lines).map(([way, y]) => ({ label: Object.keys(curve.lines).length > 1 ? [label, way].filter(Boolean).join(", ") : label || way, y: placed(y) }));
     });
     const said = members.map((curve) => Object.values(curve.bands)[0]?.of).find(Boolean);
-    return [name, chart(places, lines, "layer", axisName(members[0].y), null, said)];
+    const { levels } = members[0].about, known = Object.entries(levels ?? {}).map(([label, at]) => [label, [at].flat()]);
+    const drawn = chart(places, [...lines, ...known.map(([label, at]) => ({ label, y: places.map(() => at.at(at.length >> 1)) }))], "layer", axisName(members[0].y), null, said);
+    if (levels && !known.length) drawn.box.querySelector("figcaption").append("; chance is not known");
+    return [name, drawn];
   });
 }
 

@@ -1,0 +1,38 @@
+"""What the values of a measure would be by chance: from the null of a run, or else from models with fresh weights."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from repsim_cli.content import CHANCE, Measured
+from repsim_cli.draw.heatmap import Chance
+from repsim_cli.findings.analysis import Finished, LayerMap
+
+
+def chance_in(
+    run: Finished, measured: Measured, values: np.ndarray, rows: Sequence[str], columns: Sequence[str]
+) -> tuple[Chance | None, str]:
+    """What these values of a measure would be by chance, and what that is: from the null, or else from models with
+    fresh weights. rows, columns: the model of each layer."""
+    drawn = [run.array(matrix.details[CHANCE]) for matrix in measured.matrices if CHANCE in matrix.details]
+    if drawn and measured.null:
+        cells = np.concatenate([part.ravel() for part in drawn])
+        return _marked_at(cells), f"chance, closer than {100 * (1 - measured.null['alpha']):g} % of random pairings"
+    untrained = [model for model, facts in run.manifest.get("facts", {}).items() if not facts.get("trained", True)]
+    fresh = [np.isin(side, untrained) for side in (rows, columns)]
+    across = values[fresh[0][:, None] != fresh[1]]
+    if not measured.null and (across := across[np.isfinite(across)]).size:
+        return _marked_at(across), "between a trained and an untrained model"
+    return None, ""
+
+
+def chance_levels(run: Finished, layers: LayerMap) -> dict[str, list[float]]:
+    """For curves of a measure: lowest, median and highest cell by chance, by what that is; empty where it is not
+    known."""
+    owners = [model for model, place in layers.places.items() for _ in layers.names[place]]
+    chance, said = chance_in(run, layers.measure, layers.values, owners, owners)
+    return {} if chance is None else {said: [chance.low, chance.middle, chance.high]}
+
+
+def _marked_at(cells: np.ndarray) -> Chance:
+    return Chance(low=float(cells.min()), middle=float(np.median(cells)), high=float(cells.max()))

@@ -1,0 +1,52 @@
+"""Small multiples: the layers of one pair of models under every measure of a run."""
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+from repsim_cli.content import Matrix, Measured
+from repsim_cli.draw.heatmap import OfMeasure, by_block, measure_maps
+from repsim_cli.draw.panels import pages
+from repsim_cli.findings.analysis import Finished, Job
+from repsim_cli.findings.chance import chance_in
+from repsim_cli.results import slug
+
+MOST_PAIRS = 3  # pairs of models up to which each has a figure of its own in the overview
+MEASURES = 12  # small maps of a figure at most
+
+
+def figures(run: Finished, whole: bool) -> Iterator[Job]:
+    """measures-MODEL-MODEL: every pair of models, or each model where none are compared with others; on demand, or
+    where there are few."""
+    by_pair: dict[tuple[str, str], list[tuple[Measured, Matrix]]] = {}
+    for measured in run.results.measures:
+        for matrix in measured.matrices:
+            if min(len(matrix.rows.layers), len(matrix.columns.layers)) > 1:
+                by_pair.setdefault((matrix.rows.model, matrix.columns.model), []).append((measured, matrix))
+    by_pair = {pair: parts for pair, parts in by_pair.items() if len(parts) > 1}
+    several = {pair: parts for pair, parts in by_pair.items() if pair[0] != pair[1]} or by_pair
+    for pair, parts in several.items() if whole or len(several) <= MOST_PAIRS else ():
+        for name, some in pages(f"measures-{slug(pair[0])}-{slug(pair[1])}", parts, MEASURES):
+            yield name, partial(_measures, run, some)
+
+
+def _measures(run: Finished, parts: Sequence[tuple[Measured, Matrix]]) -> Any:
+    """One pair of models, a small matrix per measure."""
+    _, first = parts[0]
+    models = first.rows.model, first.columns.model
+    drawn = []
+    for measured, matrix in parts:
+        values = run.array(matrix.values)
+        sides = ([model] * size for model, size in zip(models, values.shape, strict=True))
+        chance, _ = chance_in(run, measured, values, *sides)
+        drawn.append(OfMeasure(name=measured.label, values=values, card=measured.card, chance=chance))
+    _, said = by_block([*first.rows.layers, *first.columns.layers])
+    rows, columns = (by_block(side.layers)[0] if said else side.layers for side in (first.rows, first.columns))
+    known = sum(part.chance is not None for part in drawn)
+    title = models[0] if len(set(models)) == 1 else f"{models[0]} (rows) and {models[1]} (columns)"
+    level = {0: "chance is not known here", len(drawn): "▸ beside the colours: chance"}.get(
+        known, "▸ beside the colours: chance, where it is known"
+    )
+    return measure_maps(
+        drawn, rows, columns, "\n".join([title, f"{said + '; ' if said else ''}bright is close; {level}"])
+    )
