@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 APART = 2.0  # pixels between tick labels
-LEAST = 4.0  # points: smaller text inside axes is left out
+LEAST = 5.0  # points: smaller text inside axes is left out
 NARROWEST = 1.1  # inches: panels side by side are not made narrower
 ROWS = 24  # of a legend
 LETTER = 0.6  # the mean width of a letter over the size of the text

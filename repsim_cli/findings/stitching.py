@@ -10,7 +10,7 @@ import numpy as np
 from repsim_cli.content import Curve, Results, Table
 from repsim_cli.draw.frame import DPI, legend_beside
 from repsim_cli.draw.heatmap import by_block, chosen, heatmap
-from repsim_cli.draw.lines import draw_levels, gaps
+from repsim_cli.draw.lines import UNKNOWN, draw_levels, gaps
 from repsim_cli.draw.panels import pages
 from repsim_cli.findings.analysis import Finished, Job, Part, analysis
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
@@ -240,22 +240,19 @@ def _bars(records: Records, about: Mapping[str, Any], metric: str, name: str, ch
     layer = f"stitch layer {about['layer'].replace('_', ' ')}"
     steps = f", {about['steps']:,} steps" if about["steps"] else ""
     what = "Baselines" if name == "baselines" else "Stitched models"
-    said = "dotted: heads of random weights" if chance else "chance is not known (options.baselines=[random])"
     figure.suptitle(
-        f"{what}: {layer}{steps}; bars: standard error over {about['evaluation_sequences']:,} sequences"
-        + (f"; {said}" if name != "baselines" else ""),
+        f"{what}: {layer}{steps}; bars: standard error over {about['evaluation_sequences']:,} sequences",
         x=panels[0].get_position().x0,
         y=panels[0].get_position().y1 + 0.34 / figure.get_figheight(),
         ha="left",
         va="bottom",
         fontsize=10,
     )
-    if len(colours) > 1:
-        handles = [panels[-1].barh([np.nan], [np.nan], color=c, label=word) for word, c in colours.items()]
-        panels[-1].legend(
-            handles=handles, title="head → tail", fontsize=7, title_fontsize=7, frameon=False, loc="center left",
-            bbox_to_anchor=(1.02, 0.5),
-        )  # fmt: skip
+    handles = [panels[-1].barh([np.nan], [np.nan], color=c, label=word) for word, c in colours.items()]
+    if name != "baselines":
+        style = ":" if chance else " "
+        handles += panels[-1].plot([], [], style, color="grey", label="heads of random weights" if chance else UNKNOWN)
+    legend_beside(panels[-1], handles=handles, title="head → tail", title_fontsize=7, bbox_to_anchor=(1.02, 0.5))
     return figure
 
 

@@ -8,10 +8,11 @@ import matplotlib
 import pytest
 from drawn_kinds import KINDS
 from drawn_topics import TOPICS
+from matplotlib.text import Text
 
 from repsim_cli.draw import frame
 from repsim_cli.draw.frame import INCHES, MARGIN, Style
-from repsim_cli.draw.layout import MATRIX
+from repsim_cli.draw.layout import LEAST, MATRIX
 
 EVERY = KINDS | TOPICS
 # whose layout differs there
@@ -55,6 +56,7 @@ def test_texts_lie_apart_within_the_width(tmp_path, kind, width):
         if min(a.x1, b.x1) - max(a.x0, b.x0) > 1 and min(a.y1, b.y1) - max(a.y0, b.y0) > 1
     ]
     assert touching == []
+    assert min(text.get_fontsize() for text in figure.findobj(Text) if text.get_text() and text.get_visible()) >= LEAST
     for axes in figure.axes:
         if axes.get_label() == MATRIX:
             assert axes.get_window_extent().width / figure.dpi >= 0.8

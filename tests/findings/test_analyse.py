@@ -200,7 +200,8 @@ def test_the_overview_of_the_demo_is_few_figures(repsim, newest, monkeypatch):
         "repsim_cli.findings.analyse.save", lambda folder, jobs, *_: [folder / name for name, _ in jobs]
     )
     drawn = repsim("plot", newest(), "--all")[1].splitlines()
-    assert len(drawn) == 2 * (2 + 10) + 1  # values, errors, every pair of four models; diagnostics
+    # values, errors, every pair of four models; every two models under both measures; diagnostics
+    assert len(drawn) == 2 * (2 + 10) + 6 + 1
 
 
 def test_a_verdict_names_the_models_it_rests_on_that_fall_short(tmp_path):

@@ -450,6 +450,7 @@ def test_planted_networks_from_the_command_line(repsim, newest, networks):
     assert figures == {
         "diagnostics",
         *(f"{name}-{model}-layers" for name in ("gromov_wasserstein", "cka") for model in ("blocks", "even")),
+        *(f"measures-{model}-{model}" for model in ("blocks", "even")),
     }
     assert "gromov_wasserstein-blocks-layers.png" in out
     assert repsim("plot", newest(), "--all")[0] == 0
