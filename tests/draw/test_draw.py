@@ -2,6 +2,7 @@
 
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -115,8 +116,8 @@ def test_training_curves_show_untrained_weights_or_say_that_chance_is_not_known(
 @pytest.mark.parametrize("heads", [["a (random weights)", "b (random weights)"], ["a (rows shuffled)"]])
 def test_stitching_shows_what_random_heads_lose_or_says_that_it_is_not_known(heads):
     keys = ("head", "tail", "head layer", "penalty", "penalty se", "ended")
-    plain = [dict(zip(keys, ("a", "b", "resid_post@0", 0.5, 0.1, "done"), strict=True))]
-    baselines = [
+    plain: Any = [dict(zip(keys, ("a", "b", "resid_post@0", 0.5, 0.1, "done"), strict=True))]
+    baselines: Any = [
         dict(zip(keys, (head, "b", "resid_post@0", 2.0 + i, 0.1, "done"), strict=True)) for i, head in enumerate(heads)
     ]
     about = {"kinds": {"a": "llama", "b": "llama"}, "layer": "affine", "steps": 9, "evaluation_sequences": 7}

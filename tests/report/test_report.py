@@ -631,8 +631,8 @@ def test_curves_of_layers_stand_at_the_layers_names(tmp_path, opened):
     curves = {
         "q, a": curve(["x", "y"], [1.0, 2.0], quantity="q", model="a"),
         "q, b": curve(["embed", "y", "z"], [3.0, 4.0, 5.0], quantity="q", model="b"),
-        "first": curve(["r", "s"], [6.0, 7.0], model="a"),
-        "second": curve(["t"], [8.0]),
+        "first": curve(["r", "s"], [6.0, 7.0], model="a", levels={"chance": [0.1, 0.5, 0.9]}),
+        "second": curve(["t"], [8.0], levels={}),
     }
     changed(folder, curves=curves)
     page = opened(saved(folder))
@@ -642,7 +642,7 @@ def test_curves_of_layers_stand_at_the_layers_names(tmp_path, opened):
     look = "const look = () => (kept.length ? done(kept[0].text()) : setTimeout(look, 5)); look();"
     assert page.evaluate(f"new Promise((done) => {{ {look} }})") == "layer,a,b\nembed,,3\ny,2,4\nz,,5\nx,1,\n"
     captions = page.evaluate("[...document.querySelectorAll('#curves figcaption')].map((c) => c.textContent)")
-    assert captions == ["a (solid); b (dashed)", "a", "line"]
+    assert captions == ["a (solid); b (dashed)", "a (solid); chance (dashed)", "line; chance is not known"]
 
 
 def test_the_answer_comes_first_and_figures_are_shown(tmp_path, opened):
