@@ -20,7 +20,6 @@ from threadpoolctl import threadpool_limits
 
 from repsim_cli.measures.gromov import (
     FINE,
-    ROUGH,
     Space,
     Trial,
     assignment_objective,
@@ -32,6 +31,7 @@ from repsim_cli.measures.gromov import (
 )
 
 ROWS, HUBS, OTHERS = 1000, 3, 8
+ROUGH = {0.8: 1e-2}  # diagonal and tolerance of a short descent
 
 
 def best(a: Space, b: Space) -> Trial:

@@ -4,7 +4,7 @@ The problem is not convex: a value is the best of several starts, an upper bound
 coupling in float64. Both sides are ordered first, so that (x, y) and (y, x) take the same steps.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -33,11 +33,12 @@ SINKHORN = 1000  # iterations for one cost
 AUDIT = 1e-9  # relative difference from POT's objective, from its start
 ABOVE = 0.05  # the same of the best of samples, which may miss the minimum of POT's start
 MANY = 0.7  # share of moved rows above which a whole product is cheaper than its update
-# diagonals and tolerances, see `lowered`: of samples, of all rows to choose a start, and to the end
-SAMPLE, ROUGH, FINE = {0.8: 2e-3}, {0.8: 1e-2}, {0.8: 3e-4, 0.0: 3e-5}
+# diagonals and tolerances, see `lowered`: of samples and of all rows
+SAMPLE, FINE = {0.8: 2e-3}, {0.8: 3e-4, 0.0: 3e-5}
 SAMPLED = 125  # rows of the smallest sample, which has less than twice as many
 DRAWN = 10  # permutations of its rows that are starts
-KEPT = 4  # how many of its assignments are extended
+KEPT_FIRST, KEPT = 6, 2  # how many assignments of this sample and of each larger one are extended
+UNIFORM = 500  # the most rows on which the uniform coupling is a start: the more, the longer its descent
 
 
 class Space(NamedTuple):
@@ -144,12 +145,16 @@ def _reassign(
 
 
 class Step(NamedTuple):
-    """From an assignment to the best one for its gradient, along which the objective is slope t + curve t^2."""
+    """From an assignment to the best one for its gradient, along which the objective is slope t + curve t^2.
+
+    gradient: at the end of the step, until the next one changes it.
+    """
 
     matched: Matched
     prices: Prices | None
     slope: float
     curve: float
+    gradient: Square
 
 
 def reassignments(
@@ -161,12 +166,14 @@ def reassignments(
     *,
     count: int = STEPS,
     prices: Prices | None = None,
+    gradient: Square | None = None,
 ) -> Iterator[Step]:
-    """Steps, each from the end of the last."""
+    """Steps, each from the end of the last; prices and gradient: at the start, if known."""
     n = len(a)
     rows, share = np.arange(n), 1.0
     scaled = a * a.dtype.type(-4 * alpha / n)
-    gradient = np.ascontiguousarray(linear + scaled @ b[matched])
+    if gradient is None:
+        gradient = np.ascontiguousarray(linear + scaled @ b[matched])
     (add_product,) = get_blas_funcs(("gemm",), (gradient,))
     for _ in range(count):
         best, prices = assign(gradient, matched, prices, share)
@@ -181,7 +188,7 @@ def reassignments(
             gradient = np.ascontiguousarray(linear + scaled @ b[best])
         there = [gradient[rows, columns].sum(dtype=float) for columns in (best, matched)]
         slope = (here[0] - here[1]) / n
-        yield Step(best, prices, slope, (there[0] - there[1]) / n / 2 - slope / 2)
+        yield Step(best, prices, slope, (there[0] - there[1]) / n / 2 - slope / 2, gradient)
         matched = best
 
 
@@ -230,15 +237,20 @@ def lowered(trial: Trial, a: Square, b: Square, diagonals: Mapping[float, float]
         return trial, 0  # the objective is the same for all assignments
     number = np.float32 if len(a) >= SAMPLED else np.float64  # with few rows float32 saves no time
     left, right = ((side / mean).astype(number) for side, mean in zip((a, b), means, strict=True))
-    matched, prices, steps = trial.matched, trial.prices, 0
+    matched, prices, gradient, steps = trial.matched, trial.prices, None, 0
     for share, tolerance in diagonals.items():
+        if gradient is not None:
+            more = number(share - left[0, 0])
+            gradient -= 4 / len(a) * more * (left[:, matched.argsort()] + right[matched])
+            gradient[np.arange(len(a)), matched] -= 4 / len(a) * more**2
         for side in (left, right):
             np.fill_diagonal(side, share)
-        for step in reassignments(matched, left, right, prices=prices):
+        for step in reassignments(matched, left, right, prices=prices, gradient=gradient):
             steps += 1
             change = (step.slope + step.curve) * means[0] * means[1]
             if change < 0:
                 matched, prices = step.matched, step.prices
+            gradient = step.gradient if (step.matched == matched).all() else None
             if change >= -tolerance * trial.value:
                 break
     value = assignment_objective(a, b, matched)
@@ -250,36 +262,39 @@ def from_samples(a: Square, b: Square, seed: int) -> "Gromov":
 
     The starts, the rows' own pairing, their mean distances and drawn permutations, are tried on the smallest sample.
     Its best assignments match the rows of the next sample, twice as large, by their distances to the rows already
-    matched, and so on. With all rows, the mean distances are a second start, dropped after a few steps if it is worse.
+    matched, and so on; of those of all rows only the lowest is lowered. The mean distances are a start once more, on
+    the largest sample of at most `UNIFORM` rows, or on all.
     """
-    n, steps, scale, draw = len(a), 0, float(a.mean() * b.mean()) or 1.0, np.random.default_rng(seed)
+    n, steps, draw = len(a), 0, np.random.default_rng(seed)
     order = draw.permutation(n)
-
-    def ends(starts: Iterable[Trial], left: Square, right: Square, diagonals: Mapping[float, float]) -> list[Trial]:
-        """From the lowest to the highest."""
-        nonlocal steps
-        found = [lowered(start, left, right, diagonals) for start in starts]
-        steps += sum(more for _, more in found)
-        return sorted((trial for trial, _ in found), key=lambda trial: trial.value)
-
+    near = [(side / (side.mean() or 1.0)).astype(np.float32) for side in (a, b)]
+    sizes = [n >> halved for halved in reversed(range((n // SAMPLED).bit_length()))]
+    uniform = (sizes[0], max(size for size in sizes if size <= UNIFORM))
     last, best = order[:0], list[Trial]()
-    for halved in reversed(range((n // SAMPLED).bit_length())):
-        rows = np.sort(order[: n >> halved])
-        left, right = (side[np.ix_(rows, rows)] for side in (a, b)) if halved else (a, b)
+    for level, size in enumerate(sizes):
+        rows = np.sort(order[:size])
+        left, right = (side[np.ix_(rows, rows)] for side in (a, b)) if size < n else (a, b)
         starts = []
         for trial in best:
-            nearness = a[np.ix_(rows, last)] @ b[np.ix_(last[trial.matched], rows)]
-            starts.append((trial.start, *assign((-4 / len(last) / scale * nearness).astype(np.float32))))
-        if not best:
-            starts += [("identity", np.arange(len(rows)), None)]
-            starts += [("drawn_sample", draw.permutation(len(rows)), None) for _ in range(DRAWN)]
-        if not best or not halved:
-            starts += [("pot", by_mean_distance(left, right), None)]
+            nearness = near[0][np.ix_(rows, last)] @ near[1][np.ix_(last[trial.matched], rows)]
+            starts.append((trial.start, *assign(np.float32(-4 / len(last)) * nearness)))
+        if not level:
+            starts += [("identity", np.arange(size), None)]
+            starts += [("drawn_sample", draw.permutation(size), None) for _ in range(DRAWN)]
         trials = [Trial(name, to, assignment_objective(left, right, to), prices) for name, to, prices in starts]
-        best = ends(trials, left, right, SAMPLE if halved else ROUGH)[: 1 if best else KEPT]
+        if size == n:
+            trials = [min(trials, key=lambda trial: trial.value)]
+        if size in uniform:
+            matched = by_mean_distance(left, right)
+            trials.append(Trial("pot", matched, assignment_objective(left, right, matched)))
+        if len(trials) > 1:
+            found = [lowered(trial, left, right, SAMPLE) for trial in trials]
+            trials, steps = [trial for trial, _ in found], steps + sum(more for _, more in found)
+        distinct = {trial.value: trial for trial in reversed(trials)}.values()
+        best = sorted(distinct, key=lambda trial: trial.value)[: KEPT if level else KEPT_FIRST]
         last = rows
-    (end,) = ends(best, a, b, FINE)
-    return Gromov(end.value, coupling_of(end.matched), end.start, steps)
+    end, more = lowered(best[0], a, b, FINE)
+    return Gromov(end.value, coupling_of(end.matched), end.start, steps + more)
 
 
 class Gromov(NamedTuple):
@@ -321,13 +336,17 @@ def best_gromov(a: Space, b: Space, *, start: GromovStart, restarts: int, seed: 
 def lower_bounds(a: Space, b: Space) -> tuple[float, float]:
     """The second and the third lower bound of Memoli (2011, section 6), squared loss.
 
-    The second matches all distances in order. The third matches rows by their distances; it is never smaller.
+    The second matches all distances in order. The third matches rows by their distances; it is never smaller. With
+    `SAMPLED` rows or more it is computed in float32: 1e-7 of the mean squared distance is its error.
     """
     n = len(a.distances)
     second = 2 * float(np.sum((a.ordered - b.ordered) ** 2)) / n**2
-    profiles = np.sort(a.distances, axis=1), np.sort(b.distances, axis=1)
+    size = max(float(side.distances.mean()) for side in (a, b)) or 1.0
+    number = np.float32 if n >= SAMPLED else np.float64
+    profiles = [np.sort((side.distances / size).astype(number), axis=1) for side in (a, b)]
     matched, _ = assign(-profiles[0] @ profiles[1].T)  # the squares of a profile cost the same wherever it is matched
-    return second, float(np.mean((profiles[0] - profiles[1][matched]) ** 2))
+    third = float(np.mean((profiles[0] - profiles[1][matched]) ** 2, dtype=float)) * size**2
+    return second, max(second, third)
 
 
 def gromov(a: Space, b: Space, *, start: GromovStart, restarts: int, seed: int) -> float:
@@ -354,7 +373,8 @@ def gromov_solved(a: Space, b: Space, *, start: GromovStart, restarts: int, seed
     best = best_gromov(a, b, start=start, restarts=restarts, seed=seed)
     left, right = in_one_order(a, b)
     won = (float(best.start == name) for name in starts(start, restarts))
-    details = (float(best.steps), *won, *(lower_bounds(left, right) if bounds else ()))
+    below = (min(bound, best.value) for bound in lower_bounds(left, right)) if bounds else ()
+    details = (float(best.steps), *won, *below)
     return Solved(best.value, details)
 
 
@@ -447,7 +467,7 @@ LOCAL = "The best of several starts: an upper bound. "
         invariant_to=SHAPE,
         minimum_rows=2,
         paired=False,
-        cost="n^2 d once per layer; per pair about 20 assignments and 5 products of 2 n^3 (n = 1000: 0.5 s)",
+        cost="n^2 d once per layer; per pair about 10 assignments and 5 products of 2 n^3 (n = 1000: 0.4 s)",
         source="Memoli 2011, squared loss (not its root); conditional gradient (Vayer et al. 2019)",
         note=LOCAL + "More starts are often lower. 0: equal up to rotation, offset, scale (unless cost_scale is none) "
         "and order of the rows. Equal rows have distances 0.",
@@ -468,8 +488,8 @@ def gromov_wasserstein(
     cost_scale: what the costs of each side are divided by: their `mean`, their `max`, or nothing (`none`).
     start: the rows' own pairing (`identity`), the uniform coupling, where POT starts (`pot`), or `best`: of fewer than
         250 rows the better of these two; of more rows the best of these two and ten drawn permutations on a sample of
-        125 to 249 rows, extended to all, and the uniform coupling of all. Its assignments are lowered further by
-        descents that `identity` and `pot` do without.
+        125 to 249 rows, extended to all, and of the uniform coupling of 250 to 500 rows. Its assignments are lowered
+        further by descents that `identity` and `pot` do without.
     restarts: further starts, from random permutations of all rows.
     seed: of the permutations and of the samples.
     bounds: compute two lower bounds for every pair of a run.

@@ -234,6 +234,18 @@ def test_steps_with_a_diagonal_lower_a_local_minimum():
     assert lower.value == pytest.approx(np.mean((a - b[np.ix_(lower.matched, lower.matched)]) ** 2), rel=1e-12)
 
 
+def test_a_change_of_the_diagonal_changes_the_gradient():
+    """Descents with one diagonal after the other end where they do if the second computes its gradient anew."""
+    a, b = (gromov.space(torch.from_numpy(x), cost_scale="mean").distances for x in large(0, n=100))
+    start = gromov.Trial("identity", np.arange(100), gromov.assignment_objective(a, b, np.arange(100)))
+    between, first = gromov.lowered(start, a, b, {0.1: 1e-12})
+    end, second = gromov.lowered(between, a, b, {0.8: 1e-12})
+    assert second > 2
+    joint, steps = gromov.lowered(start, a, b, {0.1: 1e-12, 0.8: 1e-12})
+    assert steps == first + second
+    np.testing.assert_array_equal(joint.matched, end.matched)
+
+
 @pytest.mark.parametrize("n", [50, 249, 250, 300])
 def test_planted_isometries(n):
     """A rotated, scaled and shifted copy is at distance 0, also with its rows in another order."""
@@ -277,6 +289,25 @@ def test_lower_bounds_are_below(pair):
     left, right = gromov.in_one_order(*(curve()[side] for side in pair))
     second, third = gromov.lower_bounds(left, right)
     assert 0 < second <= third <= gromov.best_gromov(left, right, start="best", restarts=5, seed=0).value
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e50])
+def test_the_third_lower_bound_of_many_rows_is_rounded(scale):
+    x, y = (gromov.space(scale * torch.from_numpy(x), cost_scale="none", bounds=True) for x in large(0))
+    rows = [np.sort(side.distances, axis=1) / scale for side in (x, y)]
+    matched = linear_sum_assignment(-rows[0] @ rows[1].T)[1]
+    second, third = gromov.lower_bounds(x, y)
+    assert second <= third
+    assert third / scale**2 == pytest.approx(np.mean((rows[0] - rows[1][matched]) ** 2), rel=1e-5)
+
+
+def test_no_bound_is_above_the_value():
+    """Rows moved by less than float32 resolves."""
+    x = torch.from_numpy(large(0)[0])
+    sides = [gromov.space(side, cost_scale="mean", bounds=True) for side in (x, x + 1e-8 * x.flip(0))]
+    solved = gromov.gromov_solved(*sides, start="best", restarts=0, seed=0, bounds=True)
+    assert 0 < solved.value < 1e-14
+    assert max(solved.details[-2:]) <= solved.value
 
 
 def test_lower_bounds_by_hand():
