@@ -290,8 +290,7 @@ def from_samples(a: Square, b: Square, seed: int) -> "Gromov":
         if len(trials) > 1:
             found = [lowered(trial, left, right, SAMPLE) for trial in trials]
             trials, steps = [trial for trial, _ in found], steps + sum(more for _, more in found)
-        distinct = {trial.value: trial for trial in reversed(trials)}.values()
-        best = sorted(distinct, key=lambda trial: trial.value)[: KEPT if level else KEPT_FIRST]
+        best = sorted(trials, key=lambda trial: trial.value)[: KEPT if level else KEPT_FIRST]
         last = rows
     end, more = lowered(best[0], a, b, FINE)
     return Gromov(end.value, coupling_of(end.matched), end.start, steps + more)
@@ -494,8 +493,8 @@ def gromov_wasserstein(
     seed: of the permutations and of the samples.
     bounds: compute two lower bounds for every pair of a run.
     audit: the share of a run's pairs (at least 1, at most 40) that POT solves too. With few tied distances, the start
-        `pot` agrees with POT within 1e-9; `best` is not above it with fewer than 250 rows. With more it rarely is (at
-        400 rows in 5 % of the pairs, by 1.8 % at most: `benchmarks/starts.py`); the audit fails above 5 %. `identity`
+        `pot` agrees with POT within 1e-9; `best` is not above it with fewer than 250 rows. With more it can be (at
+        1000 rows in a fifth of the pairs, by 2.4 % at most); the audit fails above 5 %. `identity`
         alone is not audited.
 
     A run records of every pair which start won and how many assignments were solved. A value is an upper bound on the
