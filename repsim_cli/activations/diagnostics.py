@@ -19,38 +19,34 @@ from repsim_cli.symmetric import gram_matrix, strips
 
 MOST = 2048  # rows that shares of the variance rest on
 CELLS = 2**22  # of wide layers, such as flattened maps, about as many rows as have so many cells, but FEWEST at least
-FEWER = 1024  # of them, that the participation ratio rests on: its cost is that of a product with d x d weights
 FEWEST = 100  # rows of which 1 % is at least one
+COMPARED = 2**20  # about so many cells of the rows whose products the participation ratio rests on, which are
+LEAST, ENOUGH = 64, 256  # so many rows
 
 
 class Spread(NamedTuple):
     """Of centred rows: the feature of the largest variance and its share of the variance, the share of the squared norm
-    in the largest 1 % of the rows (None below `FEWEST` rows), and the participation ratio."""
+    in the largest 1 % of the rows (None below `FEWEST` rows), and the participation ratio (None below four rows)."""
 
     feature: int
     share: float
     rows_share: float | None
-    participation: float
+    participation: float | None
 
 
 def spread(x: Float[Tensor, "n d"]) -> Spread | None:
-    """Participation ratio: (tr C)^2 / tr C^2 of the covariance matrix C, from 1 (a single direction) to d.
-
-    Of C or of the products of rows, whichever is smaller. None where all rows are equal. Sums along rows or features
-    are in the precision of x, sums of these in float64.
-    """
-    n, size = len(x), _largest(x)
-    few = n <= min(x.shape[1], FEWER)
-    largest, features, rows, gram = 0.0, [], *x.new_zeros(2, dtype=torch.float64)
-    for strip in strips(x) if few else [slice(None)]:
+    """None where all rows are equal. Sums along rows or features are in the precision of x, sums of these in float64."""
+    n, size, largest = len(x), _largest(x), 0.0
+    apart = -(-n // min(max(COMPARED // x.shape[1], LEAST), ENOUGH))
+    features, rows, gram = [], *x.new_zeros(2, dtype=torch.float64)
+    for strip in strips(x):
         centred = x[:, strip] - x[0, strip]  # exactly 0 where all rows are equal
         centred -= centred.mean(0)
         largest = max(largest, _largest(centred))
-        squares = centred.div_(size or 1).square()
+        gram = gram + gram_matrix(centred.div_(size or 1)[::apart]).double()
+        squares = centred.square_()
         features.append(squares.sum(0).double())
         rows = rows + squares.sum(1).double()
-        thin = centred[:: -(-n // FEWER)]
-        gram = gram + gram_matrix(thin if few or thin.shape[1] > len(thin) else thin.T).double()
     if largest <= 1e-7 * size:  # what rounding in float32 leaves of equal rows
         return None
     variances = torch.cat(features)
@@ -58,8 +54,30 @@ def spread(x: Float[Tensor, "n d"]) -> Spread | None:
         feature=int(variances.argmax()),
         share=float(variances.max() / variances.sum()),
         rows_share=float(rows.topk(n // FEWEST).values.sum() / rows.sum()) if n >= FEWEST else None,
-        participation=float(gram.trace() ** 2 / gram.square().sum()),
+        participation=participation(gram, x.shape[1]),
     )
+
+
+def participation(gram: Float[Tensor, "n n"], features: int) -> float | None:
+    """(tr C)^2 / tr C^2 of the covariance matrix C of all rows that there might be, from 1 (a single direction) to the
+    number of features, estimated from the products of n of them; None for fewer than four.
+
+    Both parts are means over differences u, v of two pairs of four different rows, of |u|^2 |v|^2 and of (u'v)^2, so
+    neither is biased, however few the rows. The ratio of the sample's own covariance matrix is n at most.
+    """
+    n, norms = len(gram), gram.diagonal()
+    if n < 4:
+        return None
+    distances = (norms[:, None] + norms) / 2 - gram
+    sums = distances.sum(1)
+    of_trace = sums.sum() ** 2 - 4 * sums.square().sum() + 2 * distances.square().sum()
+    gram = gram - norms.diag()
+    off = gram.sum(1)
+    centred = gram - (off[:, None] + off) / (n - 2) + off.sum() / ((n - 1) * (n - 2))  # unbiased HSIC, measures/hsic.py
+    of_squares = (n - 1) * (n - 2) * centred.fill_diagonal_(0).square().sum()
+    if of_trace <= 0:
+        return None
+    return min(max(1.0, float(of_trace / of_squares)), float(features))
 
 
 def _largest(x: Tensor) -> float:

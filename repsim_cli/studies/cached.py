@@ -35,6 +35,7 @@ from repsim_cli.studies.record import places_of
 from repsim_cli.studies.sample import Study
 
 CODE = 4  # raise when a change of the code changes what an entry holds; a measure's own file is in the key
+TABLES = 5  # the same, of diagnostics
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +106,7 @@ class Content:
         if None in self.models:
             return None
         layers = [[reading.label, *map(str, reading.layers)] for reading in self.readings]
-        parts = {name: self.shared.get(name) for name in ("code", "remedies")}
+        parts = {"code": TABLES, "remedies": self.shared.get("remedies")}
         parts |= {"total": self.shared["rows"][0], "seed": self.whole["seed"]}
         return key({**parts, "models": self.models, "layers": layers})
 

@@ -1,5 +1,6 @@
 """Diagnostics of layers against plain numpy, and that they depend on the rows alone, not on how these pass."""
 
+import itertools
 import json
 
 import numpy as np
@@ -26,13 +27,41 @@ def test_the_spread_is_that_of_plain_numpy(n, d):
     x = skewed(n, d)
     found = spread(torch.from_numpy(x).float())
     covariance = np.cov(x.T)
-    eigenvalues = np.linalg.eigvalsh(covariance)
     norms = np.sort(((x - x.mean(0)) ** 2).sum(1))
     assert found is not None
     assert found.feature == np.diag(covariance).argmax()
     assert found.share == pytest.approx(np.diag(covariance).max() / np.trace(covariance), rel=1e-5)
     assert found.rows_share == pytest.approx(norms[-(n // 100) :].sum() / norms.sum(), rel=1e-5)
-    assert found.participation == pytest.approx(eigenvalues.sum() ** 2 / (eigenvalues**2).sum(), rel=1e-4)
+
+
+def slow_participation(x: np.ndarray) -> float:
+    """From the differences u, v of all pairs of pairs of different rows."""
+    fours = list(itertools.permutations(x, 4))
+    lengths = [((a - b) @ (a - b)) * ((c - d) @ (c - d)) for a, b, c, d in fours]
+    return np.mean(lengths) / np.mean([((a - b) @ (c - d)) ** 2 for a, b, c, d in fours])
+
+
+@pytest.mark.parametrize(("n", "d"), [(4, 3), (7, 2), (8, 30)])
+def test_the_participation_ratio_is_that_of_all_differences_of_rows(n, d):
+    x = skewed(n, d)
+    found = spread(torch.from_numpy(x))
+    assert found is not None
+    assert found.participation == pytest.approx(min(slow_participation(x), d))
+
+
+@pytest.mark.parametrize(("n", "d"), [(70, 20_000), (2000, 60)])
+def test_the_participation_ratio_is_not_that_of_few_rows(n, d):
+    """Of independent features it is their number; that of the sample's covariance matrix is n at most."""
+    x = torch.from_numpy(np.random.default_rng(0).normal(size=(n, d)))
+    found = spread(x)
+    assert found is not None
+    assert found.participation == pytest.approx(d, rel=0.1)
+    line = spread(x[:, :1] * torch.ones(1, d))
+    assert line is not None
+    assert line.participation == pytest.approx(1)
+    few = spread(x[:3])
+    assert few is not None
+    assert few.participation is None
 
 
 def test_too_few_rows_have_no_largest_percent_and_equal_rows_no_spread():
