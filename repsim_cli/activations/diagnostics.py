@@ -19,9 +19,8 @@ from repsim_cli.symmetric import gram_matrix, strips
 
 MOST = 2048  # rows that shares of the variance rest on
 CELLS = 2**22  # of wide layers, such as flattened maps, about as many rows as have so many cells, but FEWEST at least
+FEWER = 1024  # of them, that the participation ratio rests on: its cost is that of a product with d x d weights
 FEWEST = 100  # rows of which 1 % is at least one
-COMPARED = 2**20  # about so many cells of the rows whose products the participation ratio rests on, which are
-LEAST, ENOUGH = 64, 256  # so many rows
 
 
 class Spread(NamedTuple):
@@ -35,49 +34,47 @@ class Spread(NamedTuple):
 
 
 def spread(x: Float[Tensor, "n d"]) -> Spread | None:
-    """None where all rows are equal. Sums along rows or features are in the precision of x, sums of these in float64."""
-    n, size, largest = len(x), _largest(x), 0.0
-    apart = -(-n // min(max(COMPARED // x.shape[1], LEAST), ENOUGH))
-    features, rows, gram = [], *x.new_zeros(2, dtype=torch.float64)
-    for strip in strips(x):
+    """None where all rows are equal. Sums along rows or features are in the precision of x, theirs in float64."""
+    n, size = len(x), _largest(x)
+    few = n <= min(x.shape[1], FEWER)
+    largest, features, rows, products = 0.0, [], *x.new_zeros(2, dtype=torch.float64)
+    for strip in strips(x) if few else [slice(None)]:
         centred = x[:, strip] - x[0, strip]  # exactly 0 where all rows are equal
         centred -= centred.mean(0)
         largest = max(largest, _largest(centred))
-        gram = gram + gram_matrix(centred.div_(size or 1)[::apart]).double()
-        squares = centred.square_()
+        squares = centred.div_(size or 1).square()
         features.append(squares.sum(0).double())
         rows = rows + squares.sum(1).double()
+        thin = centred if few else centred[:: -(-n // FEWER)]
+        thin = thin if few else thin - thin.mean(0)
+        products = products + gram_matrix(thin if few or thin.shape[1] > len(thin) else thin.T).double()
     if largest <= 1e-7 * size:  # what rounding in float32 leaves of equal rows
         return None
     variances = torch.cat(features)
+    norms = rows if few else thin.square().sum(1).double()
     return Spread(
         feature=int(variances.argmax()),
         share=float(variances.max() / variances.sum()),
         rows_share=float(rows.topk(n // FEWEST).values.sum() / rows.sum()) if n >= FEWEST else None,
-        participation=participation(gram, x.shape[1]),
+        participation=participation(norms, products.square().sum(), x.shape[1]),
     )
 
 
-def participation(gram: Float[Tensor, "n n"], features: int) -> float | None:
+def participation(norms: Float[Tensor, " n"], products: Float[Tensor, ""], features: int) -> float | None:
     """(tr C)^2 / tr C^2 of the covariance matrix C of all rows that there might be, from 1 (a single direction) to the
-    number of features, estimated from the products of n of them; None for fewer than four.
+    number of features; None for fewer than four rows.
 
     Both parts are means over differences u, v of two pairs of four different rows, of |u|^2 |v|^2 and of (u'v)^2, so
-    neither is biased, however few the rows. The ratio of the sample's own covariance matrix is n at most.
+    neither is biased by the number of rows. The ratio of the sample's own covariance matrix is at most that number.
+
+    norms, products: of n centred rows the squared norms, and the sum of the squares of all products of two of them.
     """
-    n, norms = len(gram), gram.diagonal()
-    if n < 4:
+    n, whole, squares = len(norms), norms.sum() ** 2, norms.square().sum()
+    of_trace = (n**2 - 3 * n + 1) * whole - n * (n - 1) * squares + 2 * products
+    of_squares = (n - 1) * (n - 2) * (products - squares) + whole - 2 * (n - 1) * squares
+    if n < 4 or of_trace <= 0:
         return None
-    distances = (norms[:, None] + norms) / 2 - gram
-    sums = distances.sum(1)
-    of_trace = sums.sum() ** 2 - 4 * sums.square().sum() + 2 * distances.square().sum()
-    gram = gram - norms.diag()
-    off = gram.sum(1)
-    centred = gram - (off[:, None] + off) / (n - 2) + off.sum() / ((n - 1) * (n - 2))  # unbiased HSIC, measures/hsic.py
-    of_squares = (n - 1) * (n - 2) * centred.fill_diagonal_(0).square().sum()
-    if of_trace <= 0:
-        return None
-    return min(max(1.0, float(of_trace / of_squares)), float(features))
+    return min(max(1.0, float(of_trace / of_squares)), float(features)) if of_squares > 0 else float(features)
 
 
 def _largest(x: Tensor) -> float:

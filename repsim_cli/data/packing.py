@@ -55,8 +55,8 @@ class Text(Data):
         texts = [(next(pieces(document)),) for document in islice(self.documents(), extract.pool)]
         if len(texts) == 1 and extract.unit != "token":
             raise BadInput(
-                f"extract.unit: a pooled row is a document, got one document in {self.source}; split a .txt file with "
-                "data.sample_by=paragraph or line, or use extract=tokens"
+                f"extract.unit: a pooled row is a document, got one document in {self.source}; give a table or .jsonl "
+                "with a text per row, split a .txt file (repsim run data.sample_by=paragraph), or use rows of tokens"
             )
         return pad(texts, tokenizer, length=extract.length, sequences=extract.sequences, seed=seed, source=self.source)
 

@@ -37,6 +37,20 @@ class Matching(NamedTuple):
     right: Int[Tensor, " m"]
 
 
+class Partners(NamedTuple):
+    """The best partner of every neuron: of those of x (`of_x.left`) in y (`of_x.right`), and of those of y
+    (`of_y.right`) in x (`of_y.left`)."""
+
+    of_x: Matching
+    of_y: Matching
+
+
+class Fit(NamedTuple):
+    """y @ weights are the least-squares predictions of x, of centred x and y; of all such weights the smallest."""
+
+    weights: Float[Tensor, "d_y d_x"]
+
+
 class Coupling(NamedTuple):
     """mass[i, j]: how much of i on the side of x goes to j on the side of y; all of it adds up to 1. of: what i and j
     are, `rows` or `neurons`, those that are not dead."""
@@ -52,7 +66,7 @@ class Couplings(NamedTuple):
     neurons: Coupling
 
 
-Alignment = Rotation | Directions | Matching | Coupling | Couplings
+Alignment = Rotation | Directions | Matching | Partners | Fit | Coupling | Couplings
 Align = Callable[[Tensor, Tensor], Alignment]
 
 
@@ -90,6 +104,19 @@ def by_correlation(match: Callable[[Float[np.ndarray, "k l"]], tuple[np.ndarray,
         return Matching(left[torch.from_numpy(i)], right[torch.from_numpy(j)])
 
     return aligned
+
+
+def partners(x: Float[Tensor, "n d_x"], y: Float[Tensor, "n d_y"]) -> Partners:
+    """By signed correlations, dead neurons left out."""
+    correlations, left, right = _correlations(x, y)
+    of_x, of_y = (torch.from_numpy(correlations.argmax(axis)) for axis in (1, 0))
+    return Partners(Matching(left, right[of_x]), Matching(left[of_y], right))
+
+
+def fit(x: Float[Tensor, "n d_x"], y: Float[Tensor, "n d_y"]) -> Fit:
+    """Of x from y."""
+    a, b = centred(x), centred(y)
+    return Fit(torch.linalg.pinv(b[0]) @ a[0] * (a[1] / b[1]))
 
 
 def _correlations(x: Tensor, y: Tensor) -> tuple[np.ndarray, Tensor, Tensor]:

@@ -205,12 +205,16 @@ class Measure(ABC):
 
     def align(self, x: Any, y: Any) -> Any:
         """The map between two representations (n, d_x), (n, d_y) with paired rows that attains the measure's value: a
-        `Rotation`, `Directions`, a `Matching` of neurons, a `Coupling`, or `Couplings` of rows and neurons.
+        `Rotation`, `Directions`, a `Fit` of x from y, a `Matching` of neurons or their `Partners`, a `Coupling`, or
+        `Couplings` of rows and neurons.
 
         Raises BadInput where the measure has none, Degenerate for input that it does not take.
         """
         if self.aligned is None:
-            raise BadInput(f"{self.name}: it has no map, got align; use procrustes, mean_cca or hard_correlation_match")
+            raise BadInput(
+                f"{self.name}: it compares what it makes of each side alone, without a map between them, got align; "
+                "use procrustes, mean_cca, linear_regression or hard_correlation_match"
+            )
         x, y, _ = self.sides(x, y, None)
         return self.aligned(x, y)
 

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from repsim_cli.measures import moments
-from repsim_cli.measures.alignments import Align, best, by_correlation, different, transport
+from repsim_cli.measures.alignments import Align, best, by_correlation, different, fit, partners, transport
 from repsim_cli.measures.base import Card, Measure, Moments, Pairwise
 from repsim_cli.measures.bases import CORRELATIONS, Basis, alive, overlap, permuted, thin_svd, working
 from repsim_cli.measures.inner import Matrix
@@ -147,7 +147,7 @@ def soft_correlation_match() -> Measure:
     >>> round(measures.get("soft_correlation_match")(x, y), 12)
     0.75
     """
-    return of_correlations(soft_partners)
+    return of_correlations(soft_partners, partners)
 
 
 @measures.register(
@@ -270,4 +270,5 @@ def mixedsim() -> Measure:
         compare_all=fits_all,
         permute=permuted,
         moments=Moments(prepare=moments.axes, compare=fits_of_moments),
+        aligned=fit,
     )

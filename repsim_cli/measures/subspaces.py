@@ -13,7 +13,7 @@ from torch import Tensor
 
 from repsim_cli.errors import Degenerate
 from repsim_cli.measures import moments
-from repsim_cli.measures.alignments import directions
+from repsim_cli.measures.alignments import directions, fit
 from repsim_cli.measures.base import Card, InnerProduct, Measure, Moments
 from repsim_cli.measures.bases import AFFINE, alive, decomposed, thin_svd, tolerated, working
 from repsim_cli.measures.hsic import CENTRED
@@ -188,7 +188,7 @@ def linear_regression() -> Measure:
     (0.8, 1.0)
     """
     of_moments = Moments(prepare=moments.axes, compare=explained_by_moments)
-    return InnerProduct(row=CENTRED, column=PROJECTOR, value=explained, moments=of_moments)
+    return InnerProduct(row=CENTRED, column=PROJECTOR, value=explained, moments=of_moments, aligned=fit)
 
 
 def shrunk(x: Float[Tensor, "n d"], lam: float) -> Features:

@@ -23,8 +23,9 @@ from repsim_cli.files import readable, refusing
 from repsim_cli.models.checkpoints import hash_files
 from repsim_cli.models.source import Precomputed, PrecomputedIds, PrecomputedWords, Sentence
 from repsim_cli.registry import did_you_mean, models
-from repsim_cli.settings import NotNegative
+from repsim_cli.settings import LARGEST, NotNegative
 
+AT_ONCE = 2**30  # bytes of a file that is read through before the run; of larger ones, values are checked as they pass
 Shapes = dict[str, tuple[tuple[int, ...], str]]
 # as numpy and safetensors name them
 FLOATS = ("float16", "float32", "float64", "float128", "longdouble", "F16", "BF16", "F32", "F64", "F8_E4M3", "F8_E5M2")
@@ -106,7 +107,21 @@ def precomputed(
         read=_checked(file, read),
         identity=lambda: {"source": str(file), "weights_hash": hash_files(files)},
     )
+    if 4 * stored.rows * sum(stored.widths) <= AT_ONCE:
+        for name in names:
+            _check_finite(place, name, stored.read(name, slice(0, stored.rows)))
     return stored if key is None else _with_ids(stored, key, integers[key]())
+
+
+def _check_finite(file: Path, name: str, x: Tensor) -> None:
+    """Raises BadInput for a value that is no number, or too large to be squared and summed."""
+    low, high = x.aminmax()  # NaN if there is one
+    if not (low >= -LARGEST and high <= LARGEST):
+        row, column = (~(x.abs() <= LARGEST)).nonzero()[0].tolist()
+        raise BadInput(
+            f"path: a value is not finite, or too large to be squared, got {float(x[row, column]):g} in row {row} of "
+            f"'{name}' in '{file}' (read as float32); write numbers there, or drop the row"
+        )
 
 
 def _with_ids(stored: Precomputed, key: str, ids: Sequence[Any]) -> PrecomputedIds:

@@ -8,7 +8,7 @@ import re
 import shutil
 import tempfile
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -370,9 +370,26 @@ def _loaded(
             f"path: {len(missing)} weights are missing and {len(wrong)} have the wrong shape, "
             f"got '{where}' (first: {(missing + wrong)[0]}); save the model again"
         )
+    if surplus := _beyond(model, info["unexpected_keys"]):
+        raise BadInput(
+            f"path: the weights have more blocks than config.json, got {surplus[0]} in '{where}' with blocks 0 to "
+            f"{surplus[1]}; correct config.json, and choose blocks by extract.layers"
+        )
     if how.spread is not None:
         weakref.finalize(model, shutil.rmtree, scratch, ignore_errors=True)
     return (model if on_devices else model.to(how.device)), sorted(lacking)
+
+
+def _beyond(model: Any, unexpected: Iterable[str]) -> tuple[str, int] | None:
+    """Of weights that the model has no place for, one of a block beyond the last, and the number of that."""
+    lengths = {name: len(part) for name, part in model.named_modules() if isinstance(part, nn.ModuleList)}
+    for key in sorted(unexpected):
+        for place in re.finditer(r"\.(\d+)\.", key):
+            blocks = key[: place.start()]
+            length = lengths.get(blocks, lengths.get(blocks.removeprefix(f"{model.base_model_prefix}."), 0))
+            if 0 < length <= int(place[1]):
+                return key, length - 1
+    return None
 
 
 def _backbone(config: Any) -> Any:

@@ -86,8 +86,10 @@ def counted(run: Run, study: Study, sequences: Mapping[str, Sequences]) -> int:
     if study.extract.estimate == "full" and total < asked:
         cut = bool(sequences) and run.manifest["data"]["sequences"] >= study.extract.sequences
         advice = "; raise extract.sequences for more" if cut else ""
-        if cut or "rows" not in study.extract.at_most:
+        if "rows" not in study.extract.at_most:
             run.warn(f"extract.rows: {asked} rows were requested, the data have {total}; all are used{advice}")
+        elif cut:
+            run.warn(f"extract.sequences: the first {study.extract.sequences} sequences have {total} rows{advice}")
     return total
 
 
@@ -281,7 +283,7 @@ def record_alone(
     if not entry.complete:
         raise RunFailed(
             f"model.{label}: its rows cannot be kept while the next model runs, got no room at {entry.folder}; free "
-            "space there, or use hardware.resident=all"
+            "space there, or use hardware.resident=all and features as they are (extract.normalise=none)"
         )
 
 
@@ -317,6 +319,8 @@ def opened(
         run.manifest["models_run"] = list(running)
         counts = tally(run, study.models)
         alone = run_alone({label: r.source for label, r in running.items() if isinstance(r.source, Source)}, hardware)
+        if extract.features_changed:  # their rows pass twice, and no model runs twice
+            alone = [label for label in running if label in alone or label not in entries]
         if alone:
             lacking = [running[label] for label in alone if label not in entries]
             opened = entries_of(run.folder / "activations", lacking, sequences, identities, extract, hardware.dtype)

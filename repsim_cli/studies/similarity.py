@@ -320,7 +320,7 @@ class Similarity:
         """Bytes of the rows of models that run one after the other, where the cache does not take them."""
         if not self.by_block or self.cached:
             return 0.0
-        alone = run_alone(self.live, self.hardware)
+        alone = self.live if self.extract.features_changed else run_alone(self.live, self.hardware)
         return 4.0 * self._total() * sum(layer.width for layer in self.layers if layer.model in alone)
 
     def disk(self) -> dict[str, float]:

@@ -310,3 +310,17 @@ def test_settings_that_are_refused(repsim, words, message):
     code, _, err = repsim("run", "hardware.threads=1", *words)
     assert code == 2
     assert message in err
+
+
+def test_models_run_once_without_the_cache_though_the_rows_pass_twice(repsim, newest):
+    words = ("run", "model=[tiny_a,tiny_b]", "measure=[cka]", "extract.sequences=8", "extract.batch_rows=256")
+    whole = []
+    for cache in ("true", "false"):
+        code, _, err = repsim(*words, "extract.normalise=features", f"cache={cache}", "hardware.threads=1")
+        assert code == 0, err
+        run = newest()
+        manifest = json.loads((run / "manifest.json").read_text())
+        assert not (run / "activations").exists()
+        arrays = [np.load(file).tolist() for file in sorted((run / "arrays").glob("*.npy"))]
+        whole.append((manifest["data"]["tokens_read"], manifest["models_run"], arrays))
+    assert whole[0] == whole[1]

@@ -13,7 +13,8 @@ from repsim_cli.registry import models
 from repsim_cli.settings import Hardware
 from repsim_cli.studies import sample
 
-WORDS = ["run", "model=[tiny_a,tiny_b]", "extract.sequences=8", "extract.batch_rows=200", "measure=[cka_unbiased]"]
+WORDS = ["run", "model=[tiny_a,tiny_b]", "extract.sequences=8", "extract.batch_rows=200", "measure=[cka_unbiased]",
+         "extract.normalise=none"]  # fmt: skip
 
 
 @pytest.fixture

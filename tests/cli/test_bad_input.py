@@ -693,13 +693,19 @@ def test_stored_arrays(repsim, tmp_path, name):
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e300, 1e30])
-def test_stored_arrays_that_are_not_finite(repsim, tmp_path, newest, value):
-    """Found while the run reads them: exit code 1, the layer and the rows named, nothing computed from them."""
+def test_stored_arrays_that_are_not_finite(repsim, tmp_path, newest, value, monkeypatch):
+    """Found before the run, in large files while the run reads them; nothing is computed from them."""
     x = X.copy()
     x[7, 1] = value
     np.savez(tmp_path / "a.npz", layer=x)
     entry = f"+model.stored={{kind: precomputed, path: {tmp_path / 'a.npz'}}}"
-    code, out, err = repsim("run", "model=[]", "measure=[cka]", entry, "extract.batch_rows=40")
+    words = ("run", "model=[]", "measure=[cka]", entry, "extract.batch_rows=40")
+    code, out, err = repsim(*words)
+    assert (code, out) == (2, "")
+    assert "error: model.stored.path: a value is not finite, or too large to be squared, got " in err
+    assert "in row 7 of 'layer' in '" in err
+    monkeypatch.setattr("repsim_cli.models.precomputed.AT_ONCE", 0)
+    code, out, err = repsim(*words)
     assert (code, out) == (1, "")
     problem = "too large to be squared and summed" if value == 1e30 else "not finite"
     assert f"error: layer of 'stored': activations are {problem}, got " in err

@@ -165,6 +165,19 @@ def test_folders_that_lack_something(tiny_folder, tmp_path):
         transformers(path=str(folder))
 
 
+def test_more_blocks_than_the_config_says(tiny_folder, tmp_path):
+    """transformers would leave them out, and say so in a table of its own alone."""
+    folder = copied(tiny_folder("gpt2"), tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    config["n_layer"] = 1
+    (folder / "config.json").write_text(json.dumps(config))
+    message = (
+        r"path: the weights have more blocks than config.json, got h.1.attn.c_attn.\w+ in .* with blocks 0 to 0; corr"
+    )
+    with pytest.raises(BadInput, match=message):
+        transformers(path=str(folder)).load(False)
+
+
 def test_missing_and_misshapen_weights(tiny_folder, tmp_path):
     folder = copied(tiny_folder("gpt2"), tmp_path)
     file = folder / "model.safetensors"
