@@ -56,9 +56,12 @@ def sheets(folder: Path) -> Iterator[Sheet]:
 
 
 def _matrix(folder: Path, name: str, about: str, matrix: Matrix) -> Sheet:
-    values = read_array(folder, matrix.values).tolist()
-    rows = [[layer, *cells] for layer, cells in zip(matrix.rows.layers, values, strict=True)]
-    return Sheet(name, about, ["layer", *matrix.columns.layers], rows)
+    """A row per row of the array; rows and columns that are no layers have numbers."""
+    values = read_array(folder, matrix.values)
+    sides = zip((matrix.rows.layers, matrix.columns.layers), values.shape, strict=True)
+    rows, columns = (names if len(names) == count else list(map(str, range(count))) for names, count in sides)
+    cells = [[row, *numbers] for row, numbers in zip(rows, values.tolist(), strict=True)]
+    return Sheet(name, about, ["layer", *columns], cells, long=columns is not matrix.columns.layers)
 
 
 def _pairs(folder: Path, measure: str, matrix: Matrix) -> Iterator[list[Any]]:

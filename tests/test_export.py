@@ -1,8 +1,10 @@
 """The numbers and figures of a run as files for papers."""
 
 import csv
+import json
 import re
 import shutil
+from dataclasses import asdict
 
 import numpy as np
 import pyarrow.parquet
@@ -10,6 +12,7 @@ import pytest
 from test_analyse import SMALL
 
 from repsim_cli import export, results
+from repsim_cli.content import Matrix, Side
 
 
 @pytest.fixture
@@ -90,3 +93,21 @@ def test_cells():
     mixed = export.Sheet("t", "", ["x", "y", "z"], [[1, "a", [1]], [2.5, 3, None]])
     read = pyarrow.parquet.read_table(pyarrow.BufferReader(export.as_parquet(mixed)))
     assert read.to_pylist() == [{"x": 1.0, "y": "a", "z": "[1]"}, {"x": 2.5, "y": "3", "z": None}]
+
+
+def test_arrays_whose_columns_are_no_layers(run, tmp_path):
+    """As those of feature maps, whose columns are places: their columns have numbers, and no LaTeX table."""
+    np.save(run / "arrays" / "maps.npy", np.arange(6.0).reshape(2, 3))
+    images, net = Side(model="images", layers=["0", "1"]), Side(model="net", layers=["conv@0"])
+    matrix = Matrix(rows=images, columns=net, values="arrays/maps.npy")
+    given = json.loads((run / "results.json").read_text())
+    with results.amending(run):
+        (run / "results.json").write_text(json.dumps(given | {"matrices": {"maps": asdict(matrix)}}))
+    files = {file.name for file in export.export(run, tmp_path / "out", ["csv", "latex"])}
+    assert "matrix-maps.tex" not in files
+    with (tmp_path / "out" / "matrix-maps.csv").open() as file:
+        assert list(csv.reader(file)) == [
+            ["layer", "0", "1", "2"],
+            ["0", "0.0", "1.0", "2.0"],
+            ["1", "3.0", "4.0", "5.0"],
+        ]
