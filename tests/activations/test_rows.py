@@ -261,7 +261,9 @@ def test_documents_are_rows_whatever_the_tokenizers(repsim, newest, tmp_path, be
     code, _, err = repsim(*words)
     assert code == 2
     assert "error: extract.unit: a pooled row is a document, got one document in " in err
-    assert "; give a table or .jsonl with a text per row, split a .txt file (repsim run data.sample_by=paragraph)" in err
+    assert (
+        "; give a table or .jsonl with a text per row, split a .txt file (repsim run data.sample_by=paragraph)" in err
+    )
 
 
 def test_pooled_documents_are_stored(repsim, newest):
