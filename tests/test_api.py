@@ -127,7 +127,10 @@ def test_fewer_texts_than_usual_are_a_warning_only_where_more_were_requested():
                 f"{few} 120; all are used",
             ],
         ),
-        ({"extract.sequences": 50}, [f"{few} 50; all are used; raise extract.sequences for more"]),
+        (
+            {"extract.sequences": 50},
+            ["extract.sequences: 50 rows are all that 50 sequences have; raise extract.sequences for more"],
+        ),
     ):
         found = repsim_cli.compare(
             ["tiny_a", "tiny_b"], TEXTS, measures=["cka"], rows="pooled", layers=["embed"], settings=settings

@@ -89,7 +89,7 @@ def counted(run: Run, study: Study, sequences: Mapping[str, Sequences]) -> int:
         if "rows" not in study.extract.at_most:
             run.warn(f"extract.rows: {asked} rows were requested, the data have {total}; all are used{advice}")
         elif cut:
-            run.warn(f"extract.sequences: the first {study.extract.sequences} sequences have {total} rows{advice}")
+            run.warn(f"extract.sequences: {total} rows are all that {study.extract.sequences} sequences have{advice}")
     return total
 
 
