@@ -7,6 +7,7 @@ closed form. The tested similarity is then that of the rows in these segments.
 
 import itertools
 import math
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -19,7 +20,7 @@ from torch import Tensor
 
 from repsim_cli.errors import BadInput
 from repsim_cli.measures import Card, InnerProduct, Measure
-from repsim_cli.measures.base import inner_values, is_cosine
+from repsim_cli.measures.base import MeasureWarning, inner_values, is_cosine
 from repsim_cli.measures.inner import (
     AnyKernel,
     Features,
@@ -252,7 +253,9 @@ def drawn(
 
         def observe(label: str, measure: Measure, prepared: Prepared, values: Matrix) -> None:
             noted = notes(batch, label, (len(orders), *values.shape))
-            null = permuted(prepared, orders, progress, noted)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", MeasureWarning)  # of the same rows as those of the values
+                null = permuted(prepared, orders, progress, noted)
             # permuting either side is equivalent: both entries of a symmetric measure share the null
             null = null.triu() + null.triu(1).mT if measure.card.symmetric else null
             values_by_key.update({(label, "tested"): values, (label, "null"): null})

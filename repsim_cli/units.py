@@ -2,7 +2,7 @@
 
 Each leaves an entry in the cache, which the study finds when it then runs: models are trained, rows recorded, pairs of
 layers solved and stitch layers fitted by the functions that the study itself uses. The rest of a run stays with its own
-process: fast measures, permutations, the evaluation of stitched models, analyses, figures.
+process: fast measures, short tests, the evaluation of stitched models, analyses, figures.
 """
 
 import copy
@@ -39,6 +39,7 @@ from repsim_cli.studies.cached import Content, known_pairs, solved_singly
 from repsim_cli.studies.convergence import Convergence, Training
 from repsim_cli.studies.features import Features
 from repsim_cli.studies.matrices import clusters_of
+from repsim_cli.studies.permutations import blocks_of, permuted_ahead
 from repsim_cli.studies.probes import Probes
 from repsim_cli.studies.record import places_of
 from repsim_cli.studies.sample import batch_labels, counted, identified, inputs, opened, record_alone, tally
@@ -105,6 +106,7 @@ def _phases(checked: RunConfig, run: Any, driver: Any) -> None:
         driver.perform(checkpoints(study.trainings), "checkpoints")
     if kind is Similarity:
         driver.perform(solvings(study), "pairs")
+        driver.perform(permutings(study), "permutations")
     if kind is Stitching:
         driver.perform(fittings(study), "stitch layers")
 
@@ -166,6 +168,19 @@ def solvings(study: Similarity) -> list[Unit]:
         for i, j in itertools.product(range(len(labels)), repeat=2)
         if i <= j or not bound.card.symmetric
         if wanted is None or bool(wanted[places[i], places[j]].any())
+    ]
+
+
+def permutings(study: Similarity) -> list[Unit]:
+    """A unit per block of the permutations of a measure."""
+    return [
+        Unit(
+            kind="permutations",
+            name=f"permutations {block.start} to {block.stop - 1} of {measure}",
+            args={"measure": measure, "first": block.start, "stop": block.stop},
+        )
+        for measure, blocks in blocks_of(study).items()
+        for block in blocks
     ]
 
 
@@ -367,6 +382,14 @@ def _solve(session: Session, run: Run, measure: str, models: list[str]) -> bool:
         return True
 
 
+def _permute(session: Session, run: Run, measure: str, first: int, stop: int) -> bool:
+    sequences = session.sequences
+    study = session.of([reading.label for reading in session.study.readings])
+    run.manifest |= copy.deepcopy(session._facts)
+    identities = session.identities(run, study)
+    return permuted_ahead(run, study, measure, range(first, stop), sequences, identities)
+
+
 def _block(whole: Similarity, study: Similarity, models: Sequence[str], symmetric: bool) -> Wanted:
     """Which layers of the study, of one model or two, are compared: the rows' with the columns', as the run wants."""
     at = [reading.label for reading in study.readings]
@@ -397,5 +420,6 @@ KINDS: dict[str, Callable[..., bool]] = {
     "activations": _record,
     "checkpoint": _checkpoint,
     "pairs": _solve,
+    "permutations": _permute,
     "stitches": _stitch,
 }

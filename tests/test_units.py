@@ -4,15 +4,17 @@ import contextlib
 import json
 import logging
 import shutil
+from dataclasses import replace
 from importlib.util import find_spec
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from test_config import composed
 
-from repsim_cli import folders, results, units
+from repsim_cli import folders, results, significance, units
 from repsim_cli.config import of_keys, validate
-from repsim_cli.studies import sample
+from repsim_cli.studies import permutations, sample
 from repsim_cli.studies.sample import loaded
 
 PAIRS = (
@@ -34,6 +36,13 @@ STEPS = (
 SHARDS = (
     "model=[tiny_a,tiny_b]", "measure=[cka_unbiased]", "extract.sequences=7", "extract.batch_rows=128",
     "extract.layers=[0,-1]", "hardware.batch_size=1", "hardware.processes=5", "hardware.threads=1",
+)  # fmt: skip
+
+
+NULLS = (
+    "model=[tiny_a,tiny_b]", "measure=[cka_unbiased,procrustes]", "extract=pooled", "extract.sequences=40", "extract.rows=40",
+    "extract.estimate=full", "extract.layers=[0,-1]", "significance=permutation", "significance.permutations=39",
+    "hardware.threads=1",
 )  # fmt: skip
 
 
@@ -75,6 +84,11 @@ def numbers(folder):
         (STITCHES, {"stitches": 6}),
         (STEPS, {"checkpoint": 3}),
         (SHARDS, {"shard": 4, "activations": 2}),
+        (NULLS, {"activations": 2, "pairs": 3, "permutations": 7}),
+        (
+            (*NULLS, "extract.estimate=per_batch", "extract.batch_rows=20"),
+            {"activations": 2, "pairs": 3, "permutations": 5},
+        ),
     ],
 )
 def test_units_leave_what_the_run_then_finds(repsim, tmp_path, monkeypatch, words, count):
@@ -82,6 +96,7 @@ def test_units_leave_what_the_run_then_finds(repsim, tmp_path, monkeypatch, word
     assert repsim("run", *words, "name=alone")[0] == 0
     monkeypatch.setenv("REPSIM_CACHE", str(tmp_path / "other"))
     monkeypatch.setattr(units, "driving", here)
+    monkeypatch.setattr(permutations, "BLOCK", 1e6)
     assert repsim("run", *words, "name=ahead", "hardware.executor=processes")[0] == 0
     alone, ahead = (folders.find(name) for name in ("alone", "ahead"))
     assert numbers(alone) == numbers(ahead)
@@ -93,6 +108,34 @@ def test_units_leave_what_the_run_then_finds(repsim, tmp_path, monkeypatch, word
     assert manifest.get("models_run", []) == []  # the run itself loads no model for rows
     driver.again()
     assert not any(computed for _, computed in driver.done)  # all is there
+
+
+def test_a_run_draws_no_permutation_that_workers_have_drawn(repsim, monkeypatch):
+    left = []
+    permuted = significance.permuted
+    monkeypatch.setattr(
+        significance,
+        "permuted",
+        lambda prepared, orders, progress, noted: (
+            left.append(int(np.isnan(noted).any((1, 2)).sum())),
+            permuted(prepared, orders, progress, noted),
+        )[1],
+    )
+    monkeypatch.setattr(units, "driving", here)
+    monkeypatch.setattr(permutations, "BLOCK", 1e6)
+    made.clear()
+    assert repsim("run", *NULLS, "hardware.executor=processes")[0] == 0
+    assert left == [32, 7, 8, 8, 8, 8, 7, 0, 0]  # of each unit, and of the run for two measures
+
+
+def test_few_permutations_are_left_to_the_run():
+    study = validate(composed(*NULLS)).study
+    assert permutations.blocks_of(study) == {}
+    study.significance = replace(study.significance, permutations=10**6)
+    ((label, blocks),) = permutations.blocks_of(study).items()
+    assert label == "procrustes"  # a millisecond each; CKA takes a second for all of them
+    assert [number for block in blocks for number in block] == list(range(10**6))
+    assert all(block.start % significance.TOGETHER == 0 for block in blocks)
 
 
 def test_shards_are_put_together_without_the_model(repsim, tmp_path, monkeypatch):

@@ -34,6 +34,7 @@ from repsim_cli.similarity import KnownPairs, SimilarityMatrix, Wanted
 from repsim_cli.studies.record import places_of
 from repsim_cli.studies.sample import Study
 
+NULLS = "permutations"  # the kind of their entries
 CODE = 4  # raise when a change of the code changes what an entry holds; a measure's own file is in the key
 TABLES = 5  # the same, of diagnostics
 
@@ -100,6 +101,11 @@ class Content:
         if code is None or None in self.models:
             return None
         return key({**self.shared, **self.whole, **self._measure(measure), "models": self.models, "layers": layers})
+
+    def of_null(self, measure: Measure, block: range) -> str | None:
+        """The key of a block of the measure's permutations, if it can be cached."""
+        matrix = self.of_matrix(measure)
+        return None if matrix is None else key({"matrix": matrix, "permutations": [block.start, block.stop]})
 
     def of_tables(self) -> str | None:
         """The key of the tables of all layers, if they can be cached."""
@@ -284,6 +290,33 @@ def known_pairs(
             raise
         for known in by_measure.values():
             known.finish()
+
+
+Fill = Callable[[int, str, np.ndarray], None]
+
+
+@contextmanager
+def known_nulls(
+    run: Run, measures: Mapping[str, Measure], content: Content | None, blocks: Mapping[str, Sequence[range]]
+) -> Iterator[Fill]:
+    """fill(batch, label, values): copies the permutations of a batch that the cache holds into values (k, r, r).
+
+    blocks: of the permutations of a measure, by its label.
+    """
+    keys = {
+        (label, block): unit
+        for label in measures.keys() & blocks.keys()
+        for block in blocks[label]
+        if content is not None and (unit := content.of_null(measures[label], block)) is not None
+    }
+    with _using(run, NULLS, list(keys.values())) as entries:
+
+        def fill(batch: int, label: str, values: np.ndarray) -> None:
+            for (of, block), unit in keys.items():
+                if of == label and unit in entries and (file := entries[unit].files.get(f"{batch:05d}")):
+                    values[block.start : block.stop] = safetensors.torch.load_file(file)["null"].numpy()
+
+        yield fill
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -44,7 +45,7 @@ from repsim_cli.similarity.grams import Keep, Shape, packed
 from repsim_cli.similarity.moments import passes_of
 from repsim_cli.similarity.pairs import Batch
 from repsim_cli.similarity.processes import filed
-from repsim_cli.studies.cached import Content, digest, finished, kept_tables, known_pairs
+from repsim_cli.studies.cached import Content, Fill, digest, finished, kept_tables, known_nulls, known_pairs
 from repsim_cli.studies.record import measure_record, places_of, so_far
 from repsim_cli.studies.sample import Rows, Study, batch_labels, identified, layers_of, opened
 from repsim_cli.training.state import SAVE_EVERY
@@ -112,6 +113,38 @@ def clusters_of(
     return Clusters(documents=documents, beginnings=beginnings, whole=whole if sampled else None)
 
 
+def content_of(
+    study: Study,
+    significance: Significance,
+    sequences: Mapping[str, Sequences],
+    identities: Identities,
+    clusters: Clusters,
+    trading: Segments | None,
+    wanted: Wanted | None,
+    room: float,
+) -> Content:
+    """What determines the matrices. The arguments are those of `matrices_of`."""
+    estimate = study.extract.estimate
+    widths = [layer.width for reading in study.readings for layer in reading.layers]
+    null = significance.method != "none" or significance.jackknife
+    return Content.of(
+        study,
+        sequences,
+        identities,
+        len(clusters.documents),
+        clusters.whole,
+        significance={
+            "method": significance.method,
+            "permutations": None if trading is None else significance.permutations,
+            "segments": None if trading is None else digest(group for batch in trading.batches for group in batch),
+            "documents": digest([clusters.documents]) if null else None,
+            "jackknife": [significance.jackknife, _jackknifed(significance, estimate)],
+        },
+        wanted=None if wanted is None else wanted.tolist(),
+        passes=passes_of(widths, room) if estimate == "moments" else None,
+    )
+
+
 def matrices_of(
     run: Run,
     study: Study,
@@ -126,38 +159,24 @@ def matrices_of(
     room: float,
     groups: Sequence[Sequence[int]] | None = None,
     identities: Identities | None = None,
+    blocks: Mapping[str, Sequence[range]] = MappingProxyType({}),
 ) -> tuple[Matrices, dict[str, Table]]:
     """The matrix of all layers of every measure, and the tables of the layers, from the cache where it has them; no
     model runs where it has all.
 
     trading: the rows that permutations move, where significance is by permutation. room: bytes for the cross products
     of second moments. groups: layers whose rows are in memory together; None: all. identities: where they are known.
+    blocks: of permutations that the cache may hold, by the label of the measure.
     """
     identities, estimate = identities or identified(run, study), study.extract.estimate
     content = None
     if study.cache:
-        widths = [layer.width for reading in study.readings for layer in reading.layers]
-        null = significance.method != "none" or significance.jackknife
-        content = Content.of(
-            study,
-            sequences,
-            identities,
-            total,
-            clusters.whole,
-            significance={
-                "method": significance.method,
-                "permutations": None if trading is None else significance.permutations,
-                "segments": None if trading is None else digest(group for batch in trading.batches for group in batch),
-                "documents": digest([clusters.documents]) if null else None,
-                "jackknife": [significance.jackknife, _jackknifed(significance, estimate)],
-            },
-            wanted=None if wanted is None else wanted.tolist(),
-            passes=passes_of(widths, room) if estimate == "moments" else None,
-        )
+        content = content_of(study, significance, sequences, identities, clusters, trading, wanted, room)
     with finished(run, measures, content) as known, kept_tables(run, content) as tables:
         if known.missing or not tables:
             with (
                 known_pairs(run, known.missing, content, wanted) as pairs,
+                known_nulls(run, known.missing, content, blocks) as fill,
                 opened(
                     run,
                     study,
@@ -186,6 +205,7 @@ def matrices_of(
                             trading=trading,
                             wanted=wanted,
                             known=pairs,
+                            fill=fill,
                         )
                 except Degenerate as error:
                     raise RunFailed(str(error)) from error
@@ -208,10 +228,12 @@ def estimated(
     trading: Segments | None,
     wanted: Wanted | None,
     known: Mapping[str, KnownPairs],
+    fill: Fill,
 ) -> Matrices:
     """The matrices from a single pass over the rows, resumed from the means that an interrupted run saved.
 
-    trading: the rows that permutations move, where significance is by permutation. known: pairs in the cache.
+    trading: the rows that permutations move, where significance is by permutation. known: pairs in the cache. fill:
+    takes permutations from there.
     """
     file = run.folder / STATE
     state, save = resumed(file, always=any(measure.slow is not None for measure in measures.values()))
@@ -222,6 +244,11 @@ def estimated(
 
     def permutations(steps: Sequence[Any], measure: str) -> Iterator[Any]:
         return run.progress(steps, label=f"permutations, {measure}", unit="steps")
+
+    def notes(batch: int, label: str, shape: Sequence[int]) -> np.ndarray:
+        noted = work.notes(batch, f"{note_name(label)}-null", shape)
+        fill(batch, label, noted)
+        return noted
 
     progress = partial(run.progress, label="activations and similarity", unit="batches")
     count = 1 if rows.extract.estimate == "full" else rows.total // rows.extract.batch_rows
@@ -262,7 +289,7 @@ def estimated(
                 seed=rows.seed,
                 tile=rows.hardware.tile,
                 labels=labels,
-                notes=lambda batch, label, shape: work.notes(batch, f"{note_name(label)}-null", shape),
+                notes=notes,
                 progress=permutations,
             )
         matrices, _ = estimate_all_pairs(

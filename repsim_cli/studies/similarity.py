@@ -53,6 +53,7 @@ from repsim_cli.studies.cost import Cost, forward_cost, moments_cost, needs, pai
 from repsim_cli.studies.feature_maps import check_feature_maps, kept_maps
 from repsim_cli.studies.grouped import chosen, listed, of_groups
 from repsim_cli.studies.matrices import Clusters, Matrices, clusters_of, matrices_of, records
+from repsim_cli.studies.permutations import blocks_of
 from repsim_cli.studies.robustness import REMEDIES, under_remedies
 from repsim_cli.studies.sample import counted, inputs, prepare
 from repsim_cli.studies.solved import solved
@@ -337,18 +338,21 @@ class Similarity:
         length = usual_length(self.live, self.data, extract)
         total = self._total()
         widths, bounds = [layer.width for layer in self.layers], list(self.measures.values())
-        permutations = self.significance.permutations if self.significance.method == "permutation" else 0
         if extract.estimate == "moments":
             similarity = moments_cost(bounds, widths, pairs, total, hardware)
-        elif extract.estimate == "full":
-            similarity = pairs_cost(bounds, widths, pairs, self.rows(), hardware, permutations=permutations)
         else:
-            rows, batches = extract.batch_rows, max(total / extract.batch_rows, 1.0)
-            similarity = pairs_cost(bounds, widths, pairs, rows, hardware, batches=batches, permutations=permutations)
+            permutations = self.significance.permutations if self.significance.method == "permutation" else 0
+            similarity = self.compared(bounds, pairs, permutations)
         return {
             "forward passes": self._turns() * forward_cost(self.live.values(), extract.sequences, length, hardware),
             "similarity": (len(REMEDIES) if self.robustness else 1) * similarity,
         }
+
+    def compared(self, bounds: Sequence[Measure], pairs: int, permutations: int) -> Cost:
+        """Of so many pairs of layers on all rows, as they are and permuted."""
+        batches = 1.0 if self.extract.estimate == "full" else max(self._total() / self.extract.batch_rows, 1.0)
+        widths = [layer.width for layer in self.layers]
+        return pairs_cost(bounds, widths, pairs, self.rows(), self.hardware, batches=batches, permutations=permutations)
 
     def run(self, run: Run) -> Results:
         prepare(run, self.hardware)
@@ -371,6 +375,7 @@ class Similarity:
             wanted=self.wanted(),
             room=self.room(),
             groups=self.together(),
+            blocks=blocks_of(self),
         )
         further = {}
         if self.robustness:
