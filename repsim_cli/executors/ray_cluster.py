@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 from collections.abc import Sequence
 from dataclasses import asdict
 from importlib import import_module
@@ -14,6 +15,8 @@ from repsim_cli.executors.base import Job, Unit
 from repsim_cli.executors.pool import Held, Lost, Pool, fitting, share
 from repsim_cli.settings import Hardware
 
+LAST_PORT = 65535
+REACH = 10.0  # seconds for a cluster's port to answer
 STORE = 100 * 10**6  # bytes of the object store of a cluster of our own: records are small
 
 
@@ -40,6 +43,7 @@ class Ray(Pool):
         self._actors: dict[str, Any] = {}
 
     def open(self, job: Job) -> None:
+        self._reach()
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         self._ray = ray = import_module("ray")
@@ -72,6 +76,21 @@ class Ray(Pool):
                 for node in nodes
             ]
             self.count = sum(fitting(*each) for each in has) or 1
+
+    def _reach(self) -> None:
+        """Raises BadInput where nothing answers at HOST:PORT, after which Ray would ask for minutes."""
+        host, _, port = self.address.rpartition(":")
+        if not port.isdigit() or "/" in host:
+            return
+        try:
+            if int(port) > LAST_PORT:
+                raise OSError(f"no port above {LAST_PORT}")
+            socket.create_connection((host, int(port)), REACH).close()
+        except OSError as error:
+            raise BadInput(
+                f"hardware.address: no Ray cluster, got '{self.address}' ({error}); start one (ray start --head), or "
+                "set local"
+            ) from None
 
     def about(self) -> str:
         has = {name: amount for name, amount in self._ray.cluster_resources().items() if ":" not in name}

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,15 @@ def refusal(reason: str, partition: str | None, partitions: Iterable[str]) -> Ba
     )
 
 
+def _partitions() -> list[str]:
+    """Those that SLURM lists; none where it does not answer."""
+    if shutil.which("sinfo") is None:
+        return []
+    with suppress(BadInput):
+        return slurm("sinfo", "--noheader", "--format=%R").split()
+    return []
+
+
 def states(listed: str) -> dict[str, tuple[str, str]]:
     """State and reason of each task, of lines TASK|STATE|REASON.
 
@@ -156,8 +166,7 @@ class Slurm(Pool):
                     given=f"#!/bin/sh\nexec {shlex.join(command)} worker-$SLURM_ARRAY_TASK_ID\n",
                 )
             except BadInput as error:
-                partitions = slurm("sinfo", "--noheader", "--format=%R").split() if shutil.which("sinfo") else []
-                raise refusal(str(error), self.hardware.partition, partitions) from None
+                raise refusal(str(error), self.hardware.partition, _partitions()) from None
             array = answer.strip().partition(";")[0]
             self._arrays.append(array)
             self._tasks |= {name: f"{array}_{number}" for name, number in zip(names, numbers, strict=True)}

@@ -57,6 +57,17 @@ def test_lines_arrive_once_and_whole(tmp_path):
     assert reader.new() == []
 
 
+def test_what_sbatch_says_is_told_also_where_no_partition_is_listed(begun, monkeypatch):
+    def silent(*words, given=""):
+        raise BadInput(f"{words[0]}: error: no controller")
+
+    monkeypatch.setattr(slurm, "slurm", silent)
+    monkeypatch.setattr(slurm.shutil, "which", lambda name: name)
+    message = "hardware.executor: SLURM refuses the workers, got 'no controller'; change"
+    with pytest.raises(BadInput, match=message), begun(TWO):
+        raise AssertionError
+
+
 def test_a_pilot_heeds_the_orders_of_its_life_until_its_driver_ends(tmp_path, monkeypatch):
     monkeypatch.setenv("REPSIM_CACHE", str(tmp_path))
     monkeypatch.setattr(pilot, "LOOK", 0.1)
