@@ -285,7 +285,7 @@ def test_no_ray_cluster(begun):
         raise AssertionError
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1:1", "no-such-host.invalid:6379", "127.0.0.1:99999"])
+@pytest.mark.parametrize("address", ["no-such-host.invalid:6379", "127.0.0.1:99999"])
 def test_a_port_where_no_ray_cluster_answers(begun, address):
     message = rf"hardware.address: no Ray cluster, got '{address}' \(.*\); start one \(ray start --head\), or set local"
     with pytest.raises(BadInput, match=message), begun(Hardware(executor="ray", address=address)):
