@@ -2,9 +2,11 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
+INSTALL := $(BIN)/python -m pip install --use-pep517 --quiet --disable-pip-version-check -c constraints.txt -e
+EXTRAS := test dev docs ray
 PYTEST := $(BIN)/python -m pytest
 ELSEWHERE := not network and not gpu
-FAST := not slow and not nightly and not ray and not slurm and $(ELSEWHERE)
+HERE := not nightly and not ray and not slurm and $(ELSEWHERE)
 TYPED := not commands or drawn
 # the tiny studies that train for minutes; the others are run by CI
 LONG := finetune_nli hans_% mnli_% pythia_convergence pythia_effective_rank solu_gelu_stitching training_view \
@@ -33,11 +35,11 @@ docs: .venv/ready-docs
 
 # the fast tests that run no command, and one run of each study: shapes and types of every call are checked
 types: .venv/ready-test
-	REPSIM_TYPES=1 $(PYTEST) -m "$(FAST) and ($(TYPED))"
+	REPSIM_TYPES=1 $(PYTEST) -m "$(HERE) and not slow and ($(TYPED))"
 
-# the other fast tests
+# the other fast tests, and the slow ones
 untyped: .venv/ready-test
-	$(PYTEST) -m "$(FAST) and not ($(TYPED))"
+	$(PYTEST) -m "$(HERE) and (slow or not ($(TYPED)))"
 
 tiny: .venv/ready-test
 	$(STUDIES) experiment=$(call listed,$(filter-out $(LONG),$(TINY)))
@@ -49,9 +51,8 @@ real: .venv/ready
 		"+model.untrained={kind: random, path: $$path}" data=embedded extract=words measure=[cka_unbiased,mutual_knn]
 
 # a real cluster of three nodes on this machine
-ray: .venv/ready-test
-	$(BIN)/python -m pip install --use-pep517 --quiet --disable-pip-version-check -c constraints.txt -e '.[ray]'
-	$(PYTEST) --numprocesses 0 -m ray
+ray: .venv/ready-test .venv/ready-ray
+	$(PYTEST) --numprocesses 0 -m ray tests/executors
 
 # a real SLURM of two nodes on this machine; needs root and Debian's or Ubuntu's packages
 slurm: .venv/ready-test
@@ -71,20 +72,18 @@ check: .venv/ready-dev
 	$(PYTHON) -m venv .venv
 
 .venv/ready: .venv/bin/python pyproject.toml constraints.txt
-	$(BIN)/python -m pip install --use-pep517 --quiet --disable-pip-version-check -c constraints.txt -e .
+	$(INSTALL) .
 	touch $@
 
-.venv/ready-test: .venv/ready
-	$(BIN)/python -m pip install --use-pep517 --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
+# with an extra of pyproject.toml
+.venv/ready-%: .venv/ready
+	$(INSTALL) '.[$*]'
 	touch $@
 
-.venv/ready-dev: .venv/ready-test
-	$(BIN)/python -m pip install --use-pep517 --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
-	touch $@
-
-.venv/ready-docs: .venv/ready
-	$(BIN)/python -m pip install --use-pep517 --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
-	touch $@
+# all that .ci/run needs, by one call of pip
+.venv/ready-ci: .venv/bin/python pyproject.toml constraints.txt
+	$(INSTALL) '.[dev,docs,ray]'
+	touch .venv/ready $(EXTRAS:%=.venv/ready-%) $@
 
 clean:
 	rm -rf .venv dist build site .pytest_cache .ruff_cache .hypothesis

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from conftest import perturb
-from tiny_configs import NAMES, tiny_config
+from tiny_configs import NAMES, model_type, tiny_config
 
 from repsim_cli import registry
 from repsim_cli.activations.capture import capture
@@ -25,7 +25,7 @@ from repsim_cli.models.points import batch_first
 LENGTH = 12
 ATTENTION = ("q", "k", "v", "z", "pattern")
 LISTED = overview.read()["types"]
-TYPES = [name for names in NAMES.values() for name in names if tiny_config(name)["model_type"] in ARCHITECTURES]
+TYPES = [name for names in NAMES.values() for name in names if model_type(name) in ARCHITECTURES]
 
 
 def first(value):
