@@ -222,8 +222,7 @@ def _validated(plain: Fields, problems: list[str], misfits: list[str]) -> RunCon
         problems.append(
             f"hardware.by_block: the study {plain['study']} needs whole models, got always; set hardware.by_block=auto"
         )
-    if plain["hardware"].get("executor", "none") != "none":
-        attempt(problems, "", lambda: check_executor(plain["hardware"], plain.get("cache") is True))
+    attempt(problems, "", lambda: check_executor(plain["hardware"], plain.get("cache") is True))
     if "significance" not in wanted and plain["significance"].get("method", "none") != "none":
         problems.append(
             f"significance: the study {plain['study']} tests none, got {plain['significance']['method']}; "

@@ -22,6 +22,13 @@ EXECUTORS = {
 }
 PACKAGES = {"ray": "ray"}  # that an executor needs beside those of repsim
 COMMANDS = {"slurm": "sbatch"}  # that an executor calls
+READ_BY = {  # settings that some executors read alone
+    "address": ("ray",),
+    "gpus_per_worker": ("ray", "slurm"),
+    "partition": ("slurm",),
+    "account": ("slurm",),
+    "timeout_min": ("slurm",),
+}
 
 
 def executor_of(hardware: Hardware, threads: int, memory: float = 0.0) -> Executor:
@@ -31,9 +38,18 @@ def executor_of(hardware: Hardware, threads: int, memory: float = 0.0) -> Execut
 
 
 def check_executor(hardware: Mapping[str, Any], cache: bool) -> None:
-    """Raises BadInput where units cannot run on this executor; that its package or command is missing is only noted, as
-    `unfit`, so that a run can be planned on another machine."""
-    name = hardware["executor"]
+    """Raises BadInput where units cannot run on this executor or it does not read a setting; that its package or
+    command is missing is only noted, as `unfit`, so that a run can be planned on another machine."""
+    name = hardware.get("executor", "none")
+    for setting, readers in READ_BY.items():
+        value = hardware.get(setting)
+        if name not in readers and value not in (None, getattr(Hardware, setting)):
+            raise BadInput(
+                f"hardware.{setting}: hardware.executor={name} does not read it, got {value}; "
+                f"leave it out, or set hardware.executor={' or '.join(readers)}"
+            )
+    if name == "none":
+        return
     package = PACKAGES.get(name)
     if package is not None and find_spec(package) is None:
         unfit(f"hardware.executor: {name} needs the package {package}, got none; pip install -e '.[{name}]'")

@@ -14,7 +14,7 @@ import pytest
 from engine_units import begin, records, unit, writes
 
 from repsim_cli.errors import BadInput, RunFailed
-from repsim_cli.executors import driver, pool, ray_cluster, worker
+from repsim_cli.executors import check_executor, driver, pool, ray_cluster, worker
 from repsim_cli.settings import Hardware
 
 ALONE = Hardware(executor="processes", processes=1)
@@ -229,6 +229,27 @@ def test_gpus_of_a_worker_by_the_plan(monkeypatch, settings, gigabytes, gpus):
     monkeypatch.setattr("torch.cuda.get_device_properties", lambda device: gpu)
     hardware = Hardware(**{"executor": "ray", "device": "cuda", **settings})
     assert ray_cluster.Ray(hardware, 1, gigabytes * 1e9).gpus == gpus
+
+
+@pytest.mark.parametrize(
+    ("hardware", "message"),
+    [
+        (
+            {"partition": "gpu"},
+            r"hardware.partition: hardware.executor=none does not read it, got gpu; leave it out, or",
+        ),
+        (
+            {"executor": "processes", "address": "local"},
+            r"hardware.address: .*=processes .* set hardware.executor=ray$",
+        ),
+        ({"executor": "processes", "gpus_per_worker": 0.5}, r"gpus_per_worker: .* set hardware.executor=ray or slurm$"),
+        ({"executor": "ray", "timeout_min": 5}, r"hardware.timeout_min: .*=ray .* set hardware.executor=slurm$"),
+    ],
+)
+def test_settings_that_an_executor_does_not_read(hardware, message):
+    with pytest.raises(BadInput, match=message):
+        check_executor(hardware, True)
+    check_executor({"executor": "none", "address": "auto", "partition": None}, True)
 
 
 @pytest.mark.parametrize(
