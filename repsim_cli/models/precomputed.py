@@ -109,7 +109,10 @@ def precomputed(
     )
     if 4 * stored.rows * sum(stored.widths) <= AT_ONCE:
         for name in names:
-            _check_finite(place, name, stored.read(name, slice(0, stored.rows)))
+            problem, got = f"path: rows of '{name}' in '{path}' cannot be read", f"0 to {stored.rows - 1}"
+            with refusing(problem, got, "write the file again"):
+                x = read(name, slice(0, stored.rows))
+            _check_finite(place, name, x)
     return stored if key is None else _with_ids(stored, key, integers[key]())
 
 

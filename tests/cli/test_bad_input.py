@@ -22,6 +22,7 @@ import zstandard
 
 from repsim_cli import results
 from repsim_cli.data.images import CIFAR10
+from repsim_cli.models import precomputed
 
 MANY = ("model=[tiny_a]", "measure=[cka]")
 
@@ -763,8 +764,8 @@ BOMB = b"a: &a [x]\n" + b"".join(b"%c: &%c [%s]\n" % (98 + i, 98 + i, b"*%c, " %
 SQUARE = {"rows": {"model": "a", "layers": ["b"]}, "columns": {"model": "a", "layers": ["b"]}}
 
 
-def test_a_damaged_chunk_of_a_stored_array(repsim, tmp_path, newest):
-    """The first row can be read, so that only the run finds it."""
+def test_a_damaged_chunk_of_a_stored_array(repsim, tmp_path, newest, monkeypatch):
+    """The first row can be read. Files too large to be read before the run fail in it."""
     file = tmp_path / "a.hdf5"
     with h5py.File(file, "w") as archive:
         stored = archive.create_dataset("layer", data=X, chunks=(10, 3), compression="gzip", fletcher32=True)
@@ -772,8 +773,12 @@ def test_a_damaged_chunk_of_a_stored_array(repsim, tmp_path, newest):
     content = bytearray(file.read_bytes())
     content[place + 5] ^= 255
     file.write_bytes(content)
-    entry = f"+model.stored={{kind: precomputed, path: {file}}}"
-    code, out, err = repsim("run", "model=[]", "measure=[cka]", entry, "extract.batch_rows=40")
+    words = "model=[]", "measure=[cka]", f"+model.stored={{kind: precomputed, path: {file}}}", "extract.batch_rows=40"
+    code, out, err = repsim("run", *words)
+    assert (code, out) == (2, "")
+    assert f"model.stored.path: rows of 'layer' in '{file}' cannot be read, got '0 to 49' (" in err
+    monkeypatch.setattr(precomputed, "AT_ONCE", 0)
+    code, out, err = repsim("run", *words)
     assert (code, out) == (1, "")
     assert f"error: {file}: rows of 'layer' cannot be read, got '0 to 39' (" in err
     assert "; write the file again" in err
