@@ -46,9 +46,9 @@ function search() {
   const words = field.value.toLowerCase().split(/\s+/).filter(Boolean);
   let shown = 0;
   for (const { searched, line } of rows) {
-    const found = words.every((word) => searched.includes(word));
-    line.classList.toggle("hidden", !found);
-    shown += found;
+    const matches = words.every((word) => searched.includes(word));
+    line.classList.toggle("hidden", !matches);
+    shown += matches;
   }
   count.textContent = `${shown.toLocaleString("en")} of ${rows.length.toLocaleString("en")} ${rows.length === 1 ? "run" : "runs"}`;
 }

@@ -158,7 +158,7 @@ function section(id, name, ...children) {
 const numbers = (text) => new Float64Array(decoded(text).buffer); // little-endian, as every machine that runs a browser
 
 // All blocks of a measure on two axes of layers; NaN where no block is. Symmetric blocks stand both ways.
-function grid(measure) {
+function assembled(measure) {
   const axis = (sides) => {
     const places = new Map();
     const models = new Map(); // a model's layers stay together
@@ -166,8 +166,8 @@ function grid(measure) {
       if (!models.has(model)) models.set(model, new Map());
       for (const name of layers) models.get(model).set(name, layer(model, name));
     }
-    const layers = [...models.values()].flatMap((found) => [...found.values()]);
-    layers.forEach((one, i) => places.set(one.key, i));
+    const layers = [...models.values()].flatMap((byName) => [...byName.values()]);
+    layers.forEach(({ key }, i) => places.set(key, i));
     return { layers, places };
   };
   const symmetric = measure.card.symmetric;
@@ -204,7 +204,7 @@ function gridOf(run, label) {
   const known = JSON.stringify([run.letter, label]);
   if (!grids.has(known)) {
     const measure = run.measures.find((m) => m.label === label);
-    grids.set(known, measure ? grid(measure) : null);
+    grids.set(known, measure ? assembled(measure) : null);
   }
   return grids.get(known);
 }
@@ -221,12 +221,12 @@ function prefetch(left) {
 }
 
 // The cells of these rows and columns, row by row.
-function picked(found, what, rows, columns) {
-  const all = found[what], wide = found.columns.layers.length;
-  const places = Int32Array.from(columns, (column) => found.columns.places.get(column.key));
+function cellsOf(grid, what, rows, columns) {
+  const all = grid[what], wide = grid.columns.layers.length;
+  const places = Int32Array.from(columns, (column) => grid.columns.places.get(column.key));
   const cells = new Float64Array(rows.length * columns.length);
   rows.forEach((row, i) => {
-    const from = wide * found.rows.places.get(row.key);
+    const from = wide * grid.rows.places.get(row.key);
     for (let j = 0; j < places.length; j += 1) cells[i * places.length + j] = all[from + places[j]];
   });
   return cells;
@@ -280,20 +280,20 @@ function byCluster(layers, cells, larger) {
 }
 
 const ORDERS = { model: "by model", depth: "by depth", cluster: "by cluster" };
-const square = (found) => found.rows.layers.length === found.columns.layers.length && found.rows.layers.every((layer) => found.columns.places.has(layer.key));
+const square = (grid) => grid.rows.layers.length === grid.columns.layers.length && grid.rows.layers.every((layer) => grid.columns.places.has(layer.key));
 const orders = new Map(); // of a grid that is there
 
-function ordered(found, side, order, larger) {
-  const { layers } = found[side];
-  if (order === "model" || (order === "cluster" && !square(found))) return layers;
+function ordered(grid, side, order, larger) {
+  const { layers } = grid[side];
+  if (order === "model" || (order === "cluster" && !square(grid))) return layers;
   if (order === "depth") return byDepth(layers);
-  if (!orders.has(found)) orders.set(found, byCluster(found.rows.layers, picked(found, "values", found.rows.layers, found.rows.layers), larger));
-  return orders.get(found);
+  if (!orders.has(grid)) orders.set(grid, byCluster(grid.rows.layers, cellsOf(grid, "values", grid.rows.layers, grid.rows.layers), larger));
+  return orders.get(grid);
 }
 
-function at(found, what, row, column) {
-  const i = found?.rows.places.get(row.key), j = found?.columns.places.get(column.key);
-  return i === undefined || j === undefined || !found[what] ? null : found[what][i * found.columns.layers.length + j];
+function at(grid, what, row, column) {
+  const i = grid?.rows.places.get(row.key), j = grid?.columns.places.get(column.key);
+  return i === undefined || j === undefined || !grid[what] ? null : grid[what][i * grid.columns.layers.length + j];
 }
 
 // ---- colours ----
@@ -434,9 +434,9 @@ function heatmap(panel, view) {
   // The picked row of its pair of models, and the cell under the pointer or the cursor.
   function mark() {
     const picked = view.picked ? rowPlaces.get(view.picked.row.key) : undefined;
-    const own = view.picked ? columns.findIndex((column) => column.model === view.picked.column.model) : -1;
-    const first = grouped ? own : 0;
-    const many = own < 0 ? 0 : grouped ? columns.filter((column) => column.model === view.picked.column.model).length : columns.length;
+    const begins = view.picked ? columns.findIndex((column) => column.model === view.picked.column.model) : -1;
+    const first = grouped ? begins : 0;
+    const many = begins < 0 ? 0 : grouped ? columns.filter((column) => column.model === view.picked.column.model).length : columns.length;
     put(rowFrame, picked !== undefined && many, left + first * side, top + picked * side, many * side, side);
     const here = place();
     put(cellFrame, here, left + here?.j * side, top + here?.i * side, side, side);
@@ -706,12 +706,12 @@ function matrices() {
     fill("remedy", [[ALL, "as run"], ...remedies.map((remedy) => [remedy, remedy])]);
     chosen.get("remedy").parentElement.classList.toggle("hidden", !remedies.length);
     const measure = value("measure") + (value("remedy") === ALL ? "" : `, ${value("remedy")}`);
-    shown = compared().map((run) => ({ run, found: gridOf(run, measure), record: run.measures.find((m) => m.label === measure) }));
-    const there = shown.filter(({ found }) => found);
-    fill("what", Object.entries(QUANTITIES).filter(([what]) => there.some(({ found }) => found[what])));
-    fill("order", Object.entries(ORDERS).filter(([order]) => order !== "cluster" || there.every(({ found }) => square(found))));
+    shown = compared().map((run) => ({ run, grid: gridOf(run, measure), record: run.measures.find((m) => m.label === measure) }));
+    const there = shown.filter(({ grid }) => grid);
+    fill("what", Object.entries(QUANTITIES).filter(([what]) => there.some(({ grid }) => grid[what])));
+    fill("order", Object.entries(ORDERS).filter(([order]) => order !== "cluster" || there.every(({ grid }) => square(grid))));
     for (const side of ["rows", "columns"]) {
-      const models = unique(there.flatMap(({ found }) => found[side].layers.map((layer) => layer.model)));
+      const models = unique(there.flatMap(({ grid }) => grid[side].layers.map((layer) => layer.model)));
       fill(side, [[ALL, "all models"], ...models.map((model, i) => [String(i), model])]);
       chosen.get(side).models = models;
     }
@@ -731,15 +731,15 @@ function matrices() {
   }
 
   const chosenModel = (side) => (value(side) === ALL ? null : chosen.get(side).models[Number(value(side))]);
-  const kept = ({ found, record }, side) => inModel(ordered(found, side, value("order"), record.card.larger_is_closer), side);
+  const kept = ({ grid, record }, side) => inModel(ordered(grid, side, value("order"), record.card.larger_is_closer), side);
   const inModel = (layers, side) => layers.filter((layer) => chosenModel(side) === null || layer.model === chosenModel(side));
   const inView = (cell) => maps.length && ["rows", "columns"].every((side) => chosenModel(side) === null || cell[side === "rows" ? "row" : "column"].model === chosenModel(side));
 
   function start() {
-    for (const one of shown) {
-      if (!one.found) continue;
-      const { found } = one, rows = kept(one, "rows"), columns = kept(one, "columns");
-      for (const first of rows) for (const column of columns) if (!Number.isNaN(at(found, "values", first, column))) return { row: first, column };
+    for (const entry of shown) {
+      if (!entry.grid) continue;
+      const { grid } = entry, rows = kept(entry, "rows"), columns = kept(entry, "columns");
+      for (const first of rows) for (const column of columns) if (!Number.isNaN(at(grid, "values", first, column))) return { row: first, column };
     }
     return null;
   }
@@ -750,20 +750,20 @@ function matrices() {
     const like = ({ remedied }, { label }) => label === value("measure") || remedied[label]?.base === value("measure"); // one scale under all remedies
     const scales = compared().flatMap((run) => run.measures.filter((m) => like(run, m)).map((m) => m.scales[what])).filter(Boolean);
     const grouped = value("order") === "model";
-    const made = shown.map((one) => {
-      const { run, found, record } = one;
-      if (!found) return { title: title(run), missing: "This run has no such measure." };
-      if (!found[what]) return { title: title(run), missing: `This run has no ${QUANTITIES[what]}.` };
-      const rows = kept(one, "rows"), columns = kept(one, "columns");
+    const made = shown.map((entry) => {
+      const { run, grid, record } = entry;
+      if (!grid) return { title: title(run), missing: "This run has no such measure." };
+      if (!grid[what]) return { title: title(run), missing: `This run has no ${QUANTITIES[what]}.` };
+      const rows = kept(entry, "rows"), columns = kept(entry, "columns");
       if (!rows.length || !columns.length) return { title: title(run), missing: "This run has no such model." };
-      return { title: title(run), rows, columns, grouped, values: picked(found, what, rows, columns), scale: shared(scales), note: `${[record.card.label, value("remedy"), what === "values" ? "" : QUANTITIES[what]].filter(Boolean).join(", ")} (${[better(record), "bright is " + (what === "values" ? "close" : "large")].filter(Boolean).join(", ")})` };
+      return { title: title(run), rows, columns, grouped, values: cellsOf(grid, what, rows, columns), scale: shared(scales), note: `${[record.card.label, value("remedy"), what === "values" ? "" : QUANTITIES[what]].filter(Boolean).join(", ")} (${[better(record), "bright is " + (what === "values" ? "close" : "large")].filter(Boolean).join(", ")})` };
     });
-    if (!MANY || shown.some(({ found }) => !found || !found[what])) return made;
+    if (!MANY || shown.some(({ grid }) => !grid || !grid[what])) return made;
     const [first, other] = shown;
     const name = `${other.run.letter} minus ${first.run.letter}`;
-    const common = (side) => ordered(first.found, side, value("order"), first.record.card.larger_is_closer).filter((one) => other.found[side].places.has(one.key));
+    const common = (side) => ordered(first.grid, side, value("order"), first.record.card.larger_is_closer).filter(({ key }) => other.grid[side].places.has(key));
     const difference = (rows, columns) => {
-      const cells = picked(other.found, what, rows, columns), subtracted = picked(first.found, what, rows, columns);
+      const cells = cellsOf(other.grid, what, rows, columns), subtracted = cellsOf(first.grid, what, rows, columns);
       return cells.map((cell, i) => cell - subtracted[i]);
     };
     const most = difference(common("rows"), common("columns")).reduce((size, cell) => Math.max(size, Math.abs(cell) || 0), LEAST); // NaN counts as 0
@@ -774,8 +774,8 @@ function matrices() {
 
   function cellLines({ row, column }, form) {
     const lines = [`${said(row)}  \u00d7  ${said(column)}`];
-    const values = shown.map(({ run, found }) => {
-      const number = (what) => at(found, what, row, column);
+    const values = shown.map(({ run, grid }) => {
+      const number = (what) => at(grid, what, row, column);
       const beside = Object.entries(QUANTITIES).filter(([what]) => what !== "values" && number(what) !== null && !Number.isNaN(number(what)));
       lines.push([`${MANY ? `${run.letter}: ` : ""}${form(number("values"))}`, ...beside.map(([what, name]) => `${name} ${form(number(what))}`)].join(", "));
       return number("values");
@@ -812,39 +812,39 @@ function matrices() {
     row.replaceChildren();
     line = null;
     if (!view.picked) return;
-    const { row: own, column } = view.picked;
-    const has = shown.filter(({ found }) => found && found.rows.places.has(own.key) && found.columns.layers.some((c) => c.model === column.model));
-    const names = unique(has.flatMap(({ found }) => found.columns.layers.filter((c) => c.model === column.model).map((c) => c.name)));
-    const number = (found, what, name) => {
-      const v = at(found, what, own, layer(column.model, name));
+    const { row: layerOfRow, column } = view.picked;
+    const has = shown.filter(({ grid }) => grid && grid.rows.places.has(layerOfRow.key) && grid.columns.layers.some((c) => c.model === column.model));
+    const names = unique(has.flatMap(({ grid }) => grid.columns.layers.filter((c) => c.model === column.model).map((c) => c.name)));
+    const number = (grid, what, name) => {
+      const v = at(grid, what, layerOfRow, layer(column.model, name));
       return v === null || Number.isNaN(v) ? null : v;
     };
-    const lines = has.map(({ run, found }) => {
-      const y = names.map((name) => number(found, "values", name));
-      const se = found.se ? names.map((name) => number(found, "se", name)) : null;
+    const lines = has.map(({ run, grid }) => {
+      const y = names.map((name) => number(grid, "values", name));
+      const se = grid.se ? names.map((name) => number(grid, "se", name)) : null;
       const band = (way) => se && y.map((v, i) => (v === null || se[i] === null ? null : v + way * se[i]));
       return { label: title(run), y, low: band(-1), high: band(1) };
     });
     const marked = names.indexOf(column.name);
     line = chart(names, lines, `layer of ${column.model}`, shown.find(({ record }) => record).record.label, marked < 0 ? null : marked);
     const columns = ["layer"], rows = names.map((name) => [name]);
-    for (const { run, found } of has) {
+    for (const { run, grid } of has) {
       for (const [what, quantity] of Object.entries(QUANTITIES)) {
-        if (!found[what]) continue;
+        if (!grid[what]) continue;
         columns.push(MANY ? `${run.letter}: ${quantity}` : quantity);
-        names.forEach((name, i) => rows[i].push(number(found, what, name)));
+        names.forEach((name, i) => rows[i].push(number(grid, what, name)));
       }
     }
     if (has.length === 2) {
       columns.push(`${has[1].run.letter} minus ${has[0].run.letter}`);
-      const [one, other] = has;
+      const [first, second] = has;
       names.forEach((name, i) => {
-        const [a, b] = [number(one.found, "values", name), number(other.found, "values", name)];
+        const [a, b] = [number(first.grid, "values", name), number(second.grid, "values", name)];
         rows[i].push(a === null || b === null ? null : b - a);
       });
     }
-    row.append(el("h3", {}, `${said(own)} against the layers of ${column.model}`), line.box,
-      el("details", {}, el("summary", {}, "The row's numbers"), table(`${said(own)} against the layers of ${column.model}`, columns, rows, { tall: true, round: true })));
+    row.append(el("h3", {}, `${said(layerOfRow)} against the layers of ${column.model}`), line.box,
+      el("details", {}, el("summary", {}, "The row's numbers"), table(`${said(layerOfRow)} against the layers of ${column.model}`, columns, rows, { tall: true, round: true })));
     line.draw();
   }
 
@@ -913,7 +913,7 @@ function summary() {
   return section("summary", "Summary", table("How it ended", ["fact", ...RUNS.map(title)], rows));
 }
 
-// What the run found: how it ended, its claims, and the closest layers of every two models.
+// The answer of the run: how it ended, its claims, and the closest layers of every two models.
 function answer() {
   const parts = RUNS.flatMap((run) => {
     const m = run.manifest;
@@ -958,8 +958,8 @@ function figures() {
 }
 
 function warnings() {
-  const found = RUNS.flatMap((run) => run.manifest.warnings.map((text) => `${MANY ? `${run.letter}: ` : ""}${text}`));
-  return section("warnings", "Warnings", found.length ? el("ul", { class: "plain" }, ...found.map((text) => el("li", { class: "warning" }, text))) : el("p", {}, "None."));
+  const texts = RUNS.flatMap((run) => run.manifest.warnings.map((text) => `${MANY ? `${run.letter}: ` : ""}${text}`));
+  return section("warnings", "Warnings", texts.length ? el("ul", { class: "plain" }, ...texts.map((text) => el("li", { class: "warning" }, text))) : el("p", {}, "None."));
 }
 
 // Columns and rows without the columns that are empty in every row.
@@ -986,8 +986,8 @@ function claims() {
 }
 
 function studyTables() {
-  const found = RUNS.flatMap((run) => run.tables.map(([name, t]) => table(`${MANY ? `${run.letter}: ` : ""}${name}`, t.columns, t.rows, { tall: true, round: true })));
-  return found.length ? section("tables", "Tables", ...found) : null;
+  const parts = RUNS.flatMap((run) => run.tables.map(([name, t]) => table(`${MANY ? `${run.letter}: ` : ""}${name}`, t.columns, t.rows, { tall: true, round: true })));
+  return parts.length ? section("tables", "Tables", ...parts) : null;
 }
 
 // The curve's numbers: a row per line, and their mean.
@@ -1004,7 +1004,7 @@ function layerCharts(run) {
   const among = run.curves.filter(([, curve]) => overNames(curve));
   const group = ([name, { about }]) => (about.quantity ? [about.quantity, about.point, about.pairs_of ? "by groups" : null].filter(Boolean).join(", ") : name);
   return unique(among.map(group)).map((name) => {
-    const members = among.filter((one) => group(one) === name).map(([, curve]) => curve);
+    const members = among.filter((entry) => group(entry) === name).map(([, curve]) => curve);
     const places = unique(members.toSorted((a, b) => b.at.length - a.at.length).flatMap(({ at }) => at));
     const lines = members.flatMap((curve) => {
       const there = places.map((place) => curve.at.indexOf(place));
@@ -1056,9 +1056,9 @@ function curves() {
 }
 
 function others() {
-  const found = RUNS.flatMap((run) => run.others.map(([name, text]) => el("details", {}, el("summary", {}, `${MANY ? `${run.letter}: ` : ""}${name}`), el("pre", { tabindex: "0" }, text))));
-  if (RUNS.some((run) => run.facts.length)) found.unshift(byKey("Facts of the study, and options of its analyses", "facts"));
-  return found.length ? section("others", "More results", ...found) : null;
+  const parts = RUNS.flatMap((run) => run.others.map(([name, text]) => el("details", {}, el("summary", {}, `${MANY ? `${run.letter}: ` : ""}${name}`), el("pre", { tabindex: "0" }, text))));
+  if (RUNS.some((run) => run.facts.length)) parts.unshift(byKey("Facts of the study, and options of its analyses", "facts"));
+  return parts.length ? section("others", "More results", ...parts) : null;
 }
 
 function timings() {
@@ -1068,8 +1068,8 @@ function timings() {
 
 // Key paths against runs; rows in which the runs differ are marked.
 function byKey(caption, what) {
-  const found = RUNS.map((run) => new Map(run[what]));
-  const rows = unique(found.flatMap((map) => [...map.keys()])).map((path) => [path, ...found.map((map) => map.get(path) ?? null)]);
+  const byPath = RUNS.map((run) => new Map(run[what]));
+  const rows = unique(byPath.flatMap((map) => [...map.keys()])).map((path) => [path, ...byPath.map((map) => map.get(path) ?? null)]);
   return table(caption, ["key", ...RUNS.map(title)], rows, { classes: (row) => (new Set(row.slice(1)).size > 1 ? "differs" : null), tall: true });
 }
 
