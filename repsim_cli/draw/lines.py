@@ -134,6 +134,15 @@ def _draw_models(panel: Any, curves: Sequence[Curve], line: str) -> None:
     panel.grid(alpha=0.25, linewidth=0.5)
 
 
+def shared_levels(curves: Sequence[Curve]) -> dict[str, list[float]] | None:
+    """What chance gives over curves that each have one level: lowest, median and highest, by what it is. None where
+    none of them is about chance."""
+    about = [curve.about["levels"] for curve in curves if curve.about.get("levels") is not None]
+    names = dict.fromkeys(name for levels in about for name in levels)
+    values = {name: [levels[name] for levels in about if name in levels] for name in names}
+    return {name: [min(x), float(np.median(x)), max(x)] for name, x in values.items()} if about else None
+
+
 def draw_levels(panel: Any, levels: Mapping[str, Any] | None, *, upright: bool = False) -> None:
     """Dotted lines with their ranges: of every level its value, or its low, middle and high value. Where there is none
     the legend says that chance is not known; None: nothing is said. upright: the lines, where values go along x."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from repsim_cli.content import Curve
 from repsim_cli.draw.frame import legend_beside, shades
-from repsim_cli.draw.lines import draw_levels, gaps
+from repsim_cli.draw.lines import draw_levels, gaps, shared_levels
 from repsim_cli.draw.steps import step_panel
 from repsim_cli.findings.analysis import Finished, Job, Part, analysis
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
@@ -131,20 +131,10 @@ def _mean(panel: Any, curve: Curve, colour: Any, band: str, label: str) -> None:
     panel.plot(curve.at, gaps(curve.mean or []), color=colour, linewidth=1.6, marker="o", markersize=3, label=label)
 
 
-def untrained(curves: Sequence[Curve]) -> dict[str, list[float]] | None:
-    """The similarity of untrained weights (step 0) to the last checkpoint: lowest, median and highest mean over layers;
-    empty without step 0, None of other quantities."""
-    if not all("measure" in curve.about for curve in to_last(curves)) or len(to_last(curves)) < len(curves):
-        return None
-    means = [curve.mean[curve.at.index(0)] for curve in curves if curve.mean and 0 in curve.at]
-    known = [mean for mean in means if mean is not None]
-    return {"untrained weights (step 0)": [min(known), float(np.median(known)), max(known)]} if known else {}
-
-
 def _panel(curves: Sequence[Curve], models: str, band: str) -> tuple[Any, Any]:
     first = curves[0]
     figure, panel = step_panel([step for curve in curves for step in curve.at])
-    draw_levels(panel, untrained(curves))
+    draw_levels(panel, shared_levels(curves))
     low, high = first.bounds
     panel.set_ylim(low, high if high is None else 1.02 * high)
     panel.set_ylabel(str(first.y), fontsize=8)

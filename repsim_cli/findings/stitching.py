@@ -10,7 +10,7 @@ import numpy as np
 from repsim_cli.content import Curve, Results, Table
 from repsim_cli.draw.frame import DPI, legend_beside
 from repsim_cli.draw.heatmap import by_block, chosen, heatmap
-from repsim_cli.draw.lines import UNKNOWN, draw_levels, gaps
+from repsim_cli.draw.lines import UNKNOWN, draw_levels, gaps, shared_levels
 from repsim_cli.draw.panels import pages
 from repsim_cli.findings.analysis import Finished, Job, Part, analysis
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
@@ -329,7 +329,9 @@ def _curves(curves: Sequence[Curve], about: Mapping[str, Any]) -> Any:
     names = {pair: kind if by_kind else f"{pair[0]} → {pair[1]}" for pair, kind in kinds.items()}
     colours = _colours(list(names.values()))
     for panel, layer in zip(panels, layers, strict=True):
-        for curve in (curve for curve in ordered if curve.about["head layer"] == layer):
+        there = [curve for curve in ordered if curve.about["head layer"] == layer]
+        draw_levels(panel, shared_levels(there))
+        for curve in there:
             colour = colours[names[ways(curve)]]
             panel.plot(curve.at, gaps(curve.lines["loss"]), color=colour, linewidth=0.9, alpha=0.8)
         panel.xaxis.set_major_locator(MaxNLocator(4, prune="upper", integer=True))
@@ -338,7 +340,11 @@ def _curves(curves: Sequence[Curve], about: Mapping[str, Any]) -> Any:
         panel.grid(alpha=0.25, linewidth=0.5)
     panels[0].set_ylabel("training loss, nats")
     panels[len(panels) // 2].set_xlabel(f"step, of {about['tokens_per_step']:,} tokens")
+    levels = {
+        label: handle for panel in panels for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)
+    }
     handles = [panels[-1].plot([], [], color=colour, label=word)[0] for word, colour in colours.items()]
+    handles += levels.values()
     legend_beside(panels[-1], handles=handles, title="head → tail", title_fontsize=7, ncols=1 + len(colours) // 16)
     return figure
 

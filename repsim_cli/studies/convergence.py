@@ -35,6 +35,7 @@ from repsim_cli.studies.similarity import Similarity
 
 Missing = Literal["stop", "skip"]
 GAPS = ["model", "step", "why"]
+UNTRAINED = "untrained weights (step 0)"  # what chance gives
 
 
 @dataclass(frozen=True)
@@ -445,6 +446,8 @@ class Training(Similarity):
         for point in dict.fromkeys(points):
             places = [i for i, other in enumerate(points) if other == point]
             se = {step: pair.se[places].tolist() for step, pair in by_step.items() if pair.se is not None}
+            values = {step: pair.values[places].tolist() for step, pair in by_step.items()}
+            untrained = against == "last" and 0 in values and len(values) > 1
             yield curve(
                 quantity=f"{measure} to {against}",
                 label=bound.card.label,
@@ -453,10 +456,11 @@ class Training(Similarity):
                 parameters=self.live[self.label].parameters,
                 steps=[checkpoint.step for checkpoint in self.series.checkpoints],
                 layers=[reading.layers[i].name for i in places],
-                values={step: pair.values[places].tolist() for step, pair in by_step.items()},
+                values=values,
                 se=se,
                 bounds=bound.card.bounds,
                 measure=measure,
+                levels={UNTRAINED: float(np.mean(values[0]))} if untrained else {},
                 larger_is_closer=bound.card.larger_is_closer,
             )
 

@@ -43,6 +43,7 @@ from repsim_cli.studies.sample import inputs, prepare
 CODE = 1  # raise when a change of the code changes what a stitched model scores
 Baseline = Literal["self", "random", "shuffled"]
 AS_HEAD: dict[Baseline, HeadKind] = {"self": "model", "random": "random", "shuffled": "shuffled"}
+RANDOM_HEADS = "heads of random weights, when trained"  # what chance gives
 POINTS_DRAWN = 50  # of a learning curve; each the mean over some steps
 PENALTIES = [
     "head", "tail", "head layer", "tail layer", "loss", "own loss", "penalty", "penalty se", "accuracy lost",
@@ -417,7 +418,7 @@ class Stitching:
                     columns=["model", *ALONE], rows=[[tail, *_alone(scores, tail)] for tail in scores.alone]
                 ),
             },
-            curves={str(s): _curve(s, fit, scores) for s, fit in fits.items() if len(fit.losses)},
+            curves={str(s): _curve(s, fits, scores) for s, fit in fits.items() if len(fit.losses)},
             about={
                 "layer": self.recipe.layer,
                 "init": self.recipe.init,
@@ -507,9 +508,11 @@ def _alone(scores: Scores, label: str) -> list[float]:
     return [*scores.of_alone(label, "loss"), *scores.of_alone(label, "correct")]
 
 
-def _curve(stitch: Stitch, fit: StitchFit, scores: Scores) -> Curve:
+def _curve(stitch: Stitch, fits: Mapping[Stitch, StitchFit], scores: Scores) -> Curve:
     """The training loss, averaged over stretches of steps, each placed at its last."""
-    parts = np.array_split(fit.losses, min(POINTS_DRAWN, len(fit.losses)))
+    fit, random = fits[stitch], fits.get(Stitch(Head(stitch.tail, "random"), stitch.tail, stitch.at, stitch.into))
+    parts = _stretches(fit)
+    levels = {RANDOM_HEADS: float(_stretches(random)[-1].mean())} if random and random.diverged is None else {}
     return Curve(
         x=Axis(name="step"),
         y=Axis(name="training loss", unit="nats"),
@@ -523,5 +526,10 @@ def _curve(stitch: Stitch, fit: StitchFit, scores: Scores) -> Curve:
             "tail layer": layer_name(stitch.into),
             "own": scores.of_alone(stitch.tail, "loss").value if stitch.tail in scores.alone else None,
             "diverged": fit.diverged,
+            **({"levels": levels} if stitch.head.kind == "model" else {}),
         },
     )
+
+
+def _stretches(fit: StitchFit) -> list[np.ndarray]:
+    return np.array_split(fit.losses, min(POINTS_DRAWN, len(fit.losses)))

@@ -1,5 +1,6 @@
 """Drawing primitives: names that do not touch, scales that tell values apart, chance beside the numbers."""
 
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,17 @@ def levels_of(panel):
     return {line.get_label(): line.get_ydata()[0] for line in panel.lines if line.get_linestyle() == ":"}
 
 
+def test_losses_of_stitching_show_those_of_random_heads_or_say_that_chance_is_not_known():
+    about = {"kinds": dict.fromkeys("abc", "llama, 6 blocks"), "tokens_per_step": 512}
+    both = [a_curve(head, "c", "resid_post@0") for head in "ab"]
+    cases = [([{"heads": 5.0}, {"heads": 7.0}], {"heads": 6.0}, ["heads"]), ([{}, {}], {}, [lines.UNKNOWN]), ([None, None], {}, [])]  # fmt: skip
+    for levels, drawn, said in cases:
+        more = [{} if level is None else {"levels": level} for level in levels]
+        figure = stitching._curves([replace(x, about=x.about | y) for x, y in zip(both, more, strict=True)], about)
+        assert levels_of(figure.axes[0]) == drawn
+        assert [text.get_text() for text in figure.axes[-1].get_legend().get_texts()] == ["a → c", "b → c", *said]
+
+
 def over_training(quantity, at, mean, **about):
     bands = {"quartiles": Band(low=mean, high=mean, of="25th to 75th percentile of layers")}
     kept = {"quantity": quantity, "point": "resid_post", "model": "m", "parameters": 10, **about}
@@ -102,12 +114,11 @@ def over_training(quantity, at, mean, **about):
 
 
 def test_training_curves_show_untrained_weights_or_say_that_chance_is_not_known():
-    curves = [over_training("cka to last", [0, 10, 90], [start, 0.5, 1.0], measure="cka") for start in (0.1, 0.3)]
+    curves = [over_training("cka to last", [0, 10, 90], [start, 0.5, 1.0], levels={"untrained weights (step 0)": start}) for start in (0.1, 0.3)]  # fmt: skip
     panel = convergence._means(curves).axes[0]
     assert levels_of(panel) == {"untrained weights (step 0)": pytest.approx(0.2)}
-    cases = {("cka to last", "cka"): True, ("effective rank", None): False, ("cka to previous", "cka"): False}
-    for (quantity, measure), said in cases.items():
-        curve = over_training(quantity, [10, 90], [0.5, 1.0], **({"measure": measure} if measure else {}))
+    for quantity, said in {"cka to last": True, "effective rank": False}.items():
+        curve = over_training(quantity, [10, 90], [0.5, 1.0], **({"levels": {}} if said else {}))
         panel = convergence._means([curve]).axes[0]
         assert levels_of(panel) == {}
         assert (lines.UNKNOWN in [text.get_text() for text in panel.get_legend().get_texts()]) is said

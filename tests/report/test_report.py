@@ -10,6 +10,7 @@ import sys
 from dataclasses import replace
 from functools import cache
 from html.parser import HTMLParser
+from xml.etree import ElementTree
 
 import matplotlib
 import matplotlib.image
@@ -406,6 +407,18 @@ def opened(chromium):
     assert [url for url in chromium.requests() if not url.startswith("data:")] == files[-1:]
 
 
+def downloaded(page, selector, suffix, number=0):
+    """The bytes of a file that a button of an element gives."""
+    page.evaluate("window.kept = []; URL.createObjectURL = (blob) => { kept.push(blob); return '#'; }; URL.revokeObjectURL = () => {};")  # fmt: skip
+    buttons = f"document.querySelectorAll({json.dumps(selector)})[{number}].querySelectorAll('.downloads button')"
+    page.evaluate(f"[...{buttons}].find((button) => button.textContent === '{suffix}').click()")
+    text = page.evaluate(
+        "new Promise((done) => { const look = () => (kept.length ? done(kept[0].arrayBuffer()) : setTimeout(look, 5)); look(); })"
+        ".then((b) => btoa([...new Uint8Array(b)].map((c) => String.fromCharCode(c)).join('')))"
+    )
+    return base64.b64decode(text)
+
+
 READOUT = "document.querySelector('.maps .readout').textContent"
 
 
@@ -637,10 +650,7 @@ def test_curves_of_layers_stand_at_the_layers_names(tmp_path, opened):
     changed(folder, curves=curves)
     page = opened(saved(folder))
     assert page.evaluate("[...document.querySelectorAll('#curves h3')].map((h) => h.textContent)") == ["q", "first", "second"]  # fmt: skip
-    page.evaluate("window.kept = []; URL.createObjectURL = (blob) => { kept.push(blob); return '#'; }; URL.revokeObjectURL = () => {};")  # fmt: skip
-    page.evaluate("document.querySelectorAll('#curves .chart .downloads button')[1].click()")
-    look = "const look = () => (kept.length ? done(kept[0].text()) : setTimeout(look, 5)); look();"
-    assert page.evaluate(f"new Promise((done) => {{ {look} }})") == "layer,a,b\nembed,,3\ny,2,4\nz,,5\nx,1,\n"
+    assert downloaded(page, "#curves .chart", "CSV").decode() == "layer,a,b\nembed,,3\ny,2,4\nz,,5\nx,1,\n"
     captions = page.evaluate("[...document.querySelectorAll('#curves figcaption')].map((c) => c.textContent)")
     assert captions == ["a (solid); b (dashed)", "a (solid); chance (dashed)", "line; chance is not known"]
 
@@ -672,34 +682,86 @@ def test_the_answer_comes_first_and_figures_are_shown(tmp_path, opened):
     assert page.evaluate("document.querySelector('.drawn img').naturalWidth") == 1
     buttons = "[...document.querySelectorAll('.drawn button')].map((b) => b.getAttribute('aria-label'))"
     assert page.evaluate(buttons) == [f"Download stitching-loss-all as {kind}" for kind in ("PNG", "SVG")]
-    assert page.evaluate("[...document.querySelectorAll('#matrices .panel .downloads button')].map((b) => b.textContent)") == ["PNG", "CSV"]  # fmt: skip
+    assert page.evaluate("[...document.querySelectorAll('#matrices .panel .downloads button')].map((b) => b.textContent)") == ["PNG", "SVG", "CSV"]  # fmt: skip
 
 
 def test_a_table_is_saved_as_csv(tmp_path, opened):
     page = opened(saved(made(tmp_path / "run")), dark=True)
-    page.evaluate("window.kept = []; URL.createObjectURL = (blob) => { kept.push(blob); return '#'; }; URL.revokeObjectURL = () => {};")  # fmt: skip
-
-    def click(selector, number, until):
-        page.evaluate(f"document.querySelectorAll('{selector}')[{number}].click()")
-        page.evaluate(f"new Promise((done) => {{ const look = () => (kept.length < {until} ? setTimeout(look, 5) : done()); look(); }})")  # fmt: skip
-
-    click("#tables .downloads button", 0, 1)
-    assert page.evaluate("kept[0].text()") == "name,value\nh10,2.5\nh1,\nh9,-1\nh2,10\n"
-    click("#matrices .panel .downloads button", 1, 2)
-    lines = page.evaluate("kept[1].text()").splitlines()
+    assert downloaded(page, "#tables", "CSV").decode() == "name,value\nh10,2.5\nh1,\nh9,-1\nh2,10\n"
+    lines = downloaded(page, "#matrices .panel", "CSV").decode().splitlines()
     assert lines[0].split(",")[:2] == ["layer", "small resid_post@0"]
     assert len(lines) == 1 + 8
     assert float(lines[1].split(",")[2]) == value(tmp_path / "run", "cka", ("small", "resid_post@0"), ("small", "resid_post@1"))  # fmt: skip
-    for number in (0, 1):
-        click("#row .chart .downloads button", number, 3 + number)
-    first, *rest = page.evaluate("kept[3].text()").splitlines()
+    first, *rest = downloaded(page, "#row .chart", "CSV").decode().splitlines()
     assert first == 'layer of small,study,"study, band from","study, band to"'
     whole = [value(tmp_path / "run", "cka", ("small", "resid_post@0"), ("small", f"resid_post@{i}")) for i in range(3)]
     assert [float(line.split(",")[1]) for line in rest] == whole
-    text = page.evaluate("kept[2].arrayBuffer().then((b) => btoa(String.fromCharCode(...new Uint8Array(b))))")
-    picture = matplotlib.image.imread(io.BytesIO(base64.b64decode(text)))
+    picture = matplotlib.image.imread(io.BytesIO(downloaded(page, "#row .chart", "PNG")))
     assert (picture[..., 3] == 1).all()
     assert tuple(np.round(255 * picture[0, 0, :3])) == (18, 23, 28)  # the paper of the dark page
+
+
+def test_maps_and_charts_are_saved_as_svg(tmp_path, opened):
+    """A map has its cells, names and colours; a chart a point per number, at its place, gaps, ticks and levels of chance."""
+    folder = made(tmp_path / "run", measures=("cka",))
+    chance, level = "untrained weights (step 0)", 0.125
+    lines = {"attn_out@0": [0.0, 0.5, None, 1.0], "attn_out@1": [0.25, 0.5, None, 1.0]}
+    band = Band(low=lines["attn_out@0"], high=lines["attn_out@1"], of="10th to 90th percentile of layers")
+    curve = Curve(x=Axis(name="step"), y=Axis(name="CKA"), at=[0, 10, 100, 1000], lines=lines, mean=[0.125, 0.5, None, 1.0],
+        bands={"deciles": band}, about={"levels": {chance: level}})  # fmt: skip
+    changed(folder, curves={"cka to last": curve})
+    page = opened(saved(folder))
+
+    def drawing(selector):
+        return ElementTree.fromstring(downloaded(page, selector, "SVG"))
+
+    def all_of(drawn, tag):
+        return drawn.findall(f".//{{http://www.w3.org/2000/svg}}{tag}")
+
+    drawn = drawing("#matrices .panel")
+    (image,) = all_of(drawn, "image")
+    cells = matplotlib.image.imread(io.BytesIO(base64.b64decode(image.get("href").split(",")[1])))
+    size = cells.shape[0] // 8
+    for i, j in ((0, 1), (2, 6), (7, 0)):
+        names = [("small", f"resid_post@{k}") if k < 3 else ("large", f"resid_post@{k - 3}") for k in (i, j)]
+        shade = tuple(round(255 * float(c)) for c in cells[int((i + 0.5) * size), int((j + 0.5) * size), :3])
+        assert shade == colour("viridis", 0, 1, value(folder, "cka", *names))
+    names = [text.text for text in all_of(drawn, "text")]
+    assert names[:-1] == 2 * ["0", "1", "2", "0", "1", "2", "3", "4", "small", "large"]
+    assert names[-1] == "0 to 1: CKA (larger is closer, bright is close); blocks of resid_post"
+    assert len(all_of(drawn, "rect")) == 2 + 2 + 64  # paper and frame, lines between models, colours
+    drawn = drawing("#curves .chart")
+    first, second, mean = [[(float(dot.get("cx")), float(dot.get("cy"))) for dot in all_of(drawn, "circle")][k : k + 3] for k in (0, 3, 6)]  # fmt: skip
+    assert [x for x, _ in first] == [x for x, _ in second] == [x for x, _ in mean]
+    start, end = first[0][1], first[-1][1]
+    assert second[0][1] == pytest.approx(start + 0.25 * (end - start), abs=0.02)
+    (dotted,) = (path for path in all_of(drawn, "path") if path.get("stroke-dasharray") == "2 4")
+    heights = [float(place.split(" ")[1]) for place in re.split("[ML]", dotted.get("d"))[1:]]
+    assert heights == 4 * [pytest.approx(start + level * (end - start), abs=0.02)]
+    shaded = [path.get("d").count("Z") for path in all_of(drawn, "path") if path.get("fill", "none") != "none"]
+    assert shaded == [2]  # before and after the gap
+    assert {"0", "1", "10", "1,000", "step (logarithmic)", "CKA"} <= {text.text for text in all_of(drawn, "text")}
+    told = downloaded(page, "#curves .chart", "CSV").decode().splitlines()
+    assert told[0] == f"step,attn_out@0,attn_out@1,mean,band from,band to,{chance}"
+    assert told[3] == f"100,,,,,,{level}"
+    assert page.evaluate("document.querySelector('#curves figcaption').textContent").endswith(f"; dotted: {chance}")
+
+
+def test_steps_are_logarithmic_where_figures_have_them_so(tmp_path, opened):
+    folder = made(tmp_path / "run", measures=())
+    over = {name: Curve(x=Axis(name=name), y=Axis(name="loss"), at=at, lines={"loss": [2.0, 1.5, 1.0]}) for name, at in (("step", [0, 10, 999]), ("epoch", [5, 100, 450]))}  # fmt: skip
+    changed(folder, curves=over)
+    page = opened(saved(folder))
+    said = []
+    for number in range(2):
+        drawn = ElementTree.fromstring(downloaded(page, "#curves .chart", "SVG", number))
+        said.append([text.text for text in drawn.iter("{http://www.w3.org/2000/svg}text")])
+    assert "step" in said[0]
+    assert "epoch" in said[1]
+    over["step"] = replace(over["step"], at=[0, 10, 1000])
+    changed(folder, curves=over)
+    drawn = ElementTree.fromstring(downloaded(opened(saved(folder)), "#curves .chart", "SVG"))
+    assert "step (logarithmic)" in [text.text for text in drawn.iter("{http://www.w3.org/2000/svg}text")]
 
 
 def test_lines_over_the_same_steps_share_a_chart(tmp_path, opened):
@@ -711,6 +773,26 @@ def test_lines_over_the_same_steps_share_a_chart(tmp_path, opened):
     assert page.evaluate("[...document.querySelectorAll('#curves h3')].map((h) => h.textContent)") == ["loss, nats (9 curves)"]  # fmt: skip
     told = page.evaluate("[...document.querySelectorAll('#curves tbody tr')].map((r) => [...r.cells].map((c) => c.textContent))")  # fmt: skip
     assert told == [[f"stitch {i}", "6", str(5 + i)] for i in range(9)]
+    assert page.evaluate("document.querySelector('#curves figcaption').textContent") == "thin: stitch 0 (dark) to stitch 8 (bright)"  # fmt: skip
+
+
+def test_losses_of_stitches_are_charted_by_layer_with_the_level_of_chance(tmp_path, opened):
+    folder = made(tmp_path / "run", measures=())
+    y, known = Axis(name="loss", unit="nats"), [{"random heads": 6.5}, {"random heads": 7.5}, None]
+
+    def stitch(layer, levels):
+        about = {"head layer": layer, "tail layer": layer, **({} if levels is None else {"levels": levels})}
+        return Curve(x=Axis(name="step"), y=y, at=[1, 10], lines={"loss": [6.0, 5.0]}, about=about)
+
+    losses = {f"{layer}, {i}": stitch(layer, {} if layer == "embed" and levels else levels) for layer in ("embed", "resid_post@0") for i, levels in enumerate(known)}  # fmt: skip
+    changed(folder, curves=losses)
+    page = opened(saved(folder))
+    heads = page.evaluate("[...document.querySelectorAll('#curves h3')].map((h) => h.textContent)")
+    assert heads == ["loss, nats, embed (3 curves)", "loss, nats, resid_post@0 (3 curves)"]
+    captions = page.evaluate("[...document.querySelectorAll('#curves figcaption')].map((c) => c.textContent)")
+    assert [caption.split("; ")[1:] for caption in captions] == [["chance is not known"], ["dotted: random heads (median, and its range)"]]  # fmt: skip
+    told = downloaded(page, "#curves .chart", "CSV", 1).decode().splitlines()
+    assert told[0].split(",")[-1] == "random heads"
 
 
 def test_more_cells_than_a_page_holds_are_block_means(tmp_path, opened, monkeypatch):
@@ -745,10 +827,7 @@ def test_layers_in_order_of_depth_or_by_cluster(tmp_path, opened):
 
     def order(name):
         choose(page, "order", name)
-        page.evaluate("window.kept = []; URL.createObjectURL = (blob) => { kept.push(blob); return '#'; }; URL.revokeObjectURL = () => {};")  # fmt: skip
-        page.evaluate("document.querySelectorAll('#matrices .panel .downloads button')[1].click()")
-        page.evaluate("new Promise((done) => setTimeout(done, 50))")
-        lines = [line.split(",") for line in page.evaluate("kept[0].text()").splitlines()]
+        lines = [line.split(",") for line in downloaded(page, "#matrices .panel", "CSV").decode().splitlines()]
         assert [line[0] for line in lines[1:]] == lines[0][1:]
         values = np.array([line[1:] for line in lines[1:]], dtype=float)
         return [tuple(name.split(" resid_post@")) for name in lines[0][1:]], values

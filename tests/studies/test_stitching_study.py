@@ -176,6 +176,9 @@ def test_a_run_with_everything(repsim, newest, tmp_path):
     assert (folder / "report.html").is_file()
     curve = found.curves["tiny_a_step100 -> tiny_a, resid_post@4"]
     assert curve.at == [1, 2, 3, 4, 5, 6]
+    random = found.curves["tiny_a (random weights) -> tiny_a, resid_post@4"]
+    assert curve.about["levels"] == {"heads of random weights, when trained": random.lines["loss"][-1]}
+    assert "levels" not in random.about
     code, _, err = repsim(*words, "+options.baselines=[self,random,shuffled]")
     again = newest()
     assert (again / "results.json").read_bytes() == (folder / "results.json").read_bytes()

@@ -86,14 +86,37 @@ function csv(columns, rows) {
   return [columns, ...rows].map((row) => row.map(cell).join(",")).join("\n") + "\n";
 }
 
-// A canvas as it stands on the page, whose colour is behind it.
-function picture(canvas) {
-  const whole = el("canvas", { width: canvas.width, height: canvas.height }), pen = whole.getContext("2d");
-  pen.fillStyle = css("--paper");
-  pen.fillRect(0, 0, whole.width, whole.height);
-  pen.drawImage(canvas, 0, 0);
-  return new Promise((done) => whole.toBlob(done));
+const rounded = (value) => Math.round(100 * value) / 100;
+
+function shape(tag, attributes = {}, ...children) {
+  const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, typeof value === "number" ? rounded(value) : value);
+  element.append(...children);
+  return element;
 }
+
+// turned: text that is read from below
+const written = (text, x, y, size, anchor, turned = false) => shape("text", { x, y, dy: "0.35em", fill: css("--ink"), "font-size": size, "text-anchor": anchor, ...(turned ? { transform: `rotate(-90 ${rounded(x)} ${rounded(y)})` } : {}) }, text);
+
+// A drawing on the colour of the page.
+function drawing(width, height, parts) {
+  const [w, h] = [Math.ceil(width), Math.ceil(height)];
+  return shape("svg", { width: w, height: h, viewBox: `0 0 ${w} ${h}`, "font-family": FONT }, shape("rect", { width: w, height: h, fill: css("--paper") }), ...parts);
+}
+
+async function raster(drawn) {
+  const picture = new Image(), zoom = 3;
+  picture.src = `data:image/svg+xml,${encodeURIComponent(serialised(drawn))}`;
+  await picture.decode();
+  const canvas = el("canvas", { width: zoom * picture.width, height: zoom * picture.height });
+  canvas.getContext("2d").drawImage(picture, 0, 0, canvas.width, canvas.height);
+  return new Promise((done) => canvas.toBlob(done));
+}
+
+const serialised = (drawn) => new XMLSerializer().serializeToString(drawn);
+
+// A drawing as files. draw: gives it.
+const pictures = (draw) => ({ png: ["image/png", () => raster(draw())], svg: ["image/svg+xml", () => serialised(draw())] });
 
 // files: {suffix: [type, function that gives the content]}
 function downloads(name, files) {
@@ -329,7 +352,7 @@ function heatmap(panel, view) {
   const [rowFrame, cellFrame, rowTick, columnTick] = ["frame", "frame", "tick", "tick"].map((kind) => el("div", { class: `${kind} hidden` }));
   const map = el("div", { class: "map" }, main, rowTick, columnTick, rowFrame, cellFrame);
   const files = downloads(`${panel.title}, ${view.label}`, {
-    png: ["image/png", () => picture(main)],
+    ...pictures(vector),
     csv: ["text/csv", () => csv(["layer", ...columns.map(said)], rows.map((row, i) => [said(row), ...values.subarray(i * columns.length, (i + 1) * columns.length)]))],
   });
   const box = el("figure", { class: "panel" }, el("h3", {}, panel.title), map, colourBar(panel), files);
@@ -344,7 +367,7 @@ function heatmap(panel, view) {
   const rowPlaces = new Map(rows.map((row, i) => [row.key, i]));
   const columnPlaces = new Map(columns.map((column, j) => [column.key, j]));
   const starts = new Map([rows, columns].map((layers) => [layers, grouped ? startsOf(layers) : [0]]));
-  let left, top, side, ratio, width;
+  let left, top, side, ratio, width, height, texts, rules; // texts, rules: names, and lines between models, as drawn
 
   function draw() {
     ratio = Math.max(1, devicePixelRatio || 1);
@@ -363,7 +386,7 @@ function heatmap(panel, view) {
     const below = around(columns);
     top = 7;
     width = left + side * columns.length + 4;
-    const height = top + side * rows.length + below;
+    height = top + side * rows.length + below;
     main.width = Math.round(width * ratio);
     main.height = Math.round(height * ratio);
     main.style.width = `${width}px`;
@@ -372,9 +395,40 @@ function heatmap(panel, view) {
     pen.drawImage(cells, left, top, side * columns.length, side * rows.length);
     pen.strokeStyle = css("--rule");
     pen.strokeRect(left - 0.5, top - 0.5, side * columns.length + 1, side * rows.length + 1);
+    [texts, rules] = [[], []];
     axisNames(pen, rows, false, most);
     axisNames(pen, columns, true, most);
+    pen.fillStyle = "#ffffff";
+    for (const rule of rules) pen.fillRect(...rule);
+    pen.fillStyle = css("--ink");
+    pen.textBaseline = "middle";
+    for (const { text, x, y, size, anchor, turned } of texts) {
+      pen.save();
+      pen.font = `${size}px ${FONT}`;
+      pen.textAlign = anchor === "middle" ? "center" : "right";
+      pen.translate(x, y);
+      if (turned) pen.rotate(-Math.PI / 2);
+      pen.fillText(text, 0, 0);
+      pen.restore();
+    }
     mark();
+  }
+
+  // The map with its names and the colours below it.
+  function vector() {
+    const enlarged = el("canvas", { width: columns.length * Math.ceil(1000 / columns.length), height: rows.length * Math.ceil(1000 / columns.length) });
+    const pen = enlarged.getContext("2d"), [wide, high] = [side * columns.length, side * rows.length];
+    pen.imageSmoothingEnabled = false;
+    pen.drawImage(cells, 0, 0, enlarged.width, enlarged.height);
+    const bar = colourTable(scale.colours).filter((_, i) => i % 4 === 0).map((colour, i) => shape("rect", { x: left + 2 * i, y: height + 8, width: 2.5, height: 10, fill: `rgb(${colour.join(",")})` }));
+    const label = `${brief(scale.low)} to ${brief(scale.high)}: ${barLabel(panel)}`;
+    return drawing(Math.max(width, left + 138 + 6.5 * label.length), height + 26, [
+      shape("image", { x: left, y: top, width: wide, height: high, href: enlarged.toDataURL(), preserveAspectRatio: "none", "image-rendering": "pixelated" }),
+      shape("rect", { x: left - 0.5, y: top - 0.5, width: wide + 1, height: high + 1, fill: "none", stroke: css("--rule") }),
+      ...rules.map(([x, y, w, h]) => shape("rect", { x, y, width: w, height: h, fill: "#ffffff" })),
+      ...texts.map(({ text, x, y, size, anchor, turned }) => written(text, x, y, size, anchor, turned)),
+      ...bar, written(label, left + 134, height + 13, 11, "start"),
+    ]);
   }
 
   // What is written: layers as far as there is room, models alone where it is too narrow for layers.
@@ -403,25 +457,13 @@ function heatmap(panel, view) {
   function axisNames(pen, layers, across, most) {
     const begins = starts.get(layers);
     const write = (text, at, size, away, along) => {
-      pen.save();
-      pen.font = `${size}px ${FONT}`;
-      pen.fillStyle = css("--ink");
-      pen.textBaseline = "middle";
-      pen.textAlign = along ? "center" : "right";
-      if (across) pen.translate(left + at * side, top + side * rows.length + away);
-      else pen.translate(left - away, top + at * side);
-      if (across !== along) pen.rotate(-Math.PI / 2);
-      pen.fillText(text, 0, 0);
-      pen.restore();
+      const [x, y] = across ? [left + at * side, top + side * rows.length + away] : [left - away, top + at * side];
+      texts.push({ text, x, y, size, anchor: along ? "middle" : "end", turned: across !== along });
     };
     for (const { at, text } of labels(layers, most)) write(text, at, 11, 5, false);
     if (grouped) begins.forEach((start, k) => {
       const end = begins[k + 1] ?? layers.length, name = layers[start].model;
-      if (start) {
-        pen.fillStyle = "#ffffff";
-        if (across) pen.fillRect(left + start * side - 0.75, top, 1.5, side * rows.length);
-        else pen.fillRect(left, top + start * side - 0.75, side * columns.length, 1.5);
-      }
+      if (start) rules.push(across ? [left + start * side - 0.75, top, 1.5, side * rows.length] : [left, top + start * side - 0.75, side * columns.length, 1.5]);
       if (modelsAlone(layers)) return;
       pen.font = `12px ${FONT}`;
       let fits = Math.min(name.length, 200);
@@ -520,12 +562,49 @@ function colourBar(panel) {
     pen.fillStyle = `rgb(${colour.join(",")})`;
     pen.fillRect(i, 0, 1, 1);
   });
-  return el("div", { class: "bar" }, brief(panel.scale.low), canvas, brief(panel.scale.high), el("span", { class: "quiet" }, [panel.note, inBlocks([...panel.rows, ...panel.columns])].filter(Boolean).join("; blocks of ")));
+  return el("div", { class: "bar" }, brief(panel.scale.low), canvas, brief(panel.scale.high), el("span", { class: "quiet" }, barLabel(panel)));
 }
+
+const barLabel = (panel) => [panel.note, inBlocks([...panel.rows, ...panel.columns])].filter(Boolean).join("; blocks of ");
 
 // ---- lines ----
 
 const DASHES = [[], [7, 4], [2, 3], [10, 3, 2, 3]];
+const DOTS = [2, 4];
+const DECADES = 100; // steps are on a logarithmic axis where the last is this many times the first
+
+const axisStyle = () => ({ stroke: css("--ink"), font: `12px ${FONT}`, labelFont: `13px ${FONT}`, grid: { stroke: css("--rule"), width: 1 }, ticks: { stroke: css("--rule"), width: 1 } });
+
+// What uPlot drew, as SVG.
+function vectorOf(plot) {
+  const call = (of, ...more) => (typeof of === "function" ? of(plot, ...more) : of);
+  const [left, top, wide, high] = ["left", "top", "width", "height"].map((side) => plot.bbox[side] / uPlot.pxRatio);
+  const x = (value) => rounded(left + plot.valToPos(value, "x")), y = (value) => rounded(top + plot.valToPos(value, "y"));
+  const place = (value, i) => (value === null || value === undefined ? null : [x(plot.data[0][i]), y(value)]);
+  const path = (places) => places.map((at, i) => (at ? `${places[i - 1] ? "L" : "M"}${at.join(" ")}` : "")).join("");
+  const [across, up] = plot.axes;
+  const rules = [
+    ...across._splits.map((split) => shape("path", { d: `M${x(split)} ${top}v${high}` })), ...up._splits.map((split) => shape("path", { d: `M${left} ${y(split)}h${wide}` })),
+  ];
+  const names = [
+    ...across._splits.map((split, i) => (across._rotate ? written(across._values[i] ?? "", x(split), top + high + 8, 12, "end", true) : written(across._values[i] ?? "", x(split), top + high + 14, 12, "middle"))),
+    ...up._splits.map((split, i) => written(up._values[i] ?? "", left - 8, y(split), 12, "end")),
+    written(across.label, left + wide / 2, plot.height - 12, 13, "middle"), written(up.label, 12, top + high / 2, 13, "middle", true),
+  ];
+  const bands = plot.bands.map(({ series: [high, low], fill }) => {
+    const [above, below] = [high, low].map((k) => plot.data[k].map(place));
+    const stretches = above.reduce((parts, at, i) => (at && below[i] ? [...parts.slice(0, -1), [...parts.at(-1), i]] : [...parts, []]), [[]]).filter((part) => part.length);
+    const d = stretches.map((part) => `${path(part.map((i) => above[i]))}${path(part.toReversed().map((i) => below[i])).replace("M", "L")}Z`).join("");
+    return shape("path", { d, fill: call(fill, high) });
+  });
+  const lines = plot.series.slice(1).flatMap((series, k) => {
+    const places = plot.data[k + 1].map(place), stroke = call(series.stroke, k + 1);
+    if (stroke === "transparent") return [];
+    const dots = call(series.points.show, k + 1) ? places.filter(Boolean).map(([cx, cy]) => shape("circle", { cx, cy, r: series.points.size / 2, fill: stroke })) : [];
+    return [shape("path", { d: path(places), fill: "none", stroke, "stroke-width": series.width, "stroke-dasharray": (series.dash ?? []).join(" ") }), ...dots];
+  });
+  return drawing(plot.width, plot.height, [shape("g", { stroke: css("--rule") }, ...rules), ...bands, ...lines, ...names]);
+}
 
 // lines: [{label, y, low, high}], a value per name; missing values are null.
 function chart(names, lines, xLabel, yLabel, marked = null, band = "one standard error each way") {
@@ -537,7 +616,7 @@ function chart(names, lines, xLabel, yLabel, marked = null, band = "one standard
   const bands = lines.flatMap(({ label, low, high }) => (low ? [[`${label}, band from`, low], [`${label}, band to`, high]] : []));
   const columns = [...lines.map(({ label, y }) => [label, y]), ...bands];
   const files = downloads(`${yLabel} by ${xLabel}`, {
-    png: ["image/png", () => picture(host.querySelector("canvas"))],
+    ...pictures(() => vectorOf(plot)),
     csv: ["text/csv", () => csv([xLabel, ...columns.map(([name]) => name)], names.map((name, i) => [name, ...columns.map(([, values]) => values[i])]))],
   });
   const box = el("figure", { class: "chart", "aria-label": `${yLabel} by ${xLabel}` }, caption, host, below, files);
@@ -560,7 +639,7 @@ function chart(names, lines, xLabel, yLabel, marked = null, band = "one standard
     const width = Math.max(260, Math.min(box.clientWidth || 700, 1000));
     const named = names.some((name) => typeof name === "string");
     const most = Math.max(...names.map((name) => middle(String(name), 16).length));
-    const axis = { stroke: css("--ink"), font: `12px ${FONT}`, labelFont: `13px ${FONT}`, grid: { stroke: css("--rule"), width: 1 }, ticks: { stroke: css("--rule"), width: 1 } };
+    const axis = axisStyle();
     plot = new uPlot({
       width,
       height: 300 + (named ? 4 * most : 0),
@@ -604,15 +683,36 @@ const ticks = (_, values, axis, space, step) => values.map((value) => value.toLo
 
 const axisName = (axis) => (axis.unit ? `${axis.name}, ${axis.unit}` : axis.name);
 
-// A curve against numbers (steps, epochs): a thin line per name, their mean and the widest band.
+// What chance gives: [name, low, middle, high] of each level.
+const levelsOf = (levels) => Object.entries(levels ?? {}).map(([name, level]) => [name, ...(Array.isArray(level) ? level : [level, level, level])]);
+
+// The levels of several curves as one, with their range; null where none of them is about chance.
+function sharedLevels(curves) {
+  if (!curves.some(({ about }) => about.levels)) return null;
+  const all = curves.flatMap(({ about }) => levelsOf(about.levels));
+  return Object.fromEntries(unique(all.map(([name]) => name)).map((name) => {
+    const middles = all.filter(([other]) => other === name).map(([, , value]) => value).toSorted((a, b) => a - b);
+    return [name, [middles[0], middles[middles.length >> 1], middles.at(-1)]];
+  }));
+}
+
+// A curve against numbers (steps, epochs): a thin line per name, their mean and the widest band; dotted, what chance gives.
 function stepChart(curve, heading) {
   const host = el("div");
   const below = el("p", { class: "readout quiet" });
   const x = curve.x.name, names = Object.keys(curve.lines), values = Object.values(curve.lines);
   const several = names.length > 1, mean = curve.mean ?? (several ? null : values[0]);
   const band = several ? Object.values(curve.bands).at(-1) : undefined;
-  const parts = [...(several ? [`thin: ${names[0]} (dark) to ${names.at(-1)} (bright)`] : []), ...(several && mean ? ["thick: their mean"] : []), ...(band ? [`band: ${band.of}`] : [])];
-  const files = downloads(`${heading} by ${x}`, { png: ["image/png", () => picture(host.querySelector("canvas"))] });
+  const levels = levelsOf(curve.about.levels), constant = (value) => curve.at.map(() => value);
+  const parts = [...(several ? [`thin: ${names[0]} (dark) to ${names.at(-1)} (bright)`] : []), ...(several && mean ? ["thick: their mean"] : []), ...(band ? [`band: ${band.of}`] : []),
+    ...levels.map(([name, low, , high]) => `dotted: ${name}${low < high ? " (median, and its range)" : ""}`), ...(curve.about.levels && !levels.length ? ["chance is not known"] : [])];
+  const logarithmic = curve.at.at(-1) >= DECADES * (curve.at.find((step) => step > 0) ?? 1);
+  const columns = [...names.map((name, i) => [name, values[i]]), ...(several && mean ? [["mean", mean]] : []),
+    ...(band ? [["band from", band.low], ["band to", band.high]] : []), ...levels.map(([name, , middle]) => [name, constant(middle)])];
+  const files = downloads(`${heading} by ${x}`, {
+    ...pictures(() => vectorOf(plot)),
+    csv: ["text/csv", () => csv([x, ...columns.map(([name]) => name)], curve.at.map((at, i) => [at, ...columns.map(([, column]) => column[i])]))],
+  });
   const box = el("figure", { class: "chart", "aria-label": `${heading} by ${x}` }, el("figcaption", {}, parts.join("; ")), host, below, files);
   let plot = null;
 
@@ -627,22 +727,29 @@ function stepChart(curve, heading) {
     const shade = (i) => `rgb(${colours[Math.round((220 * i) / Math.max(1, names.length - 1))].join(",")})`;
     if (several) values.forEach((y, i) => add(y, { stroke: shade(i), width: 1 }));
     if (mean) add(mean, { stroke: ink, width: 2.5 });
-    if (band) {
+    const shaded = (low, high) => {
       bands.push({ series: [series.length, series.length + 1], fill: `${ink}22` });
-      for (const side of ["high", "low"]) add(band[side], { stroke: "transparent", points: { show: false } });
+      for (const side of [high, low]) add(side, { stroke: "transparent", points: { show: false } });
+    };
+    if (band) shaded(band.low, band.high);
+    for (const [, low, middle, high] of levels) {
+      add(constant(middle), { stroke: css("--quiet"), width: 2, dash: DOTS, points: { show: false } });
+      if (low < high) shaded(constant(low), constant(high));
     }
-    const axis = { stroke: ink, font: `12px ${FONT}`, labelFont: `13px ${FONT}`, grid: { stroke: css("--rule"), width: 1 }, ticks: { stroke: css("--rule"), width: 1 } };
+    const axis = axisStyle();
     plot = new uPlot({
       width: Math.max(260, Math.min(box.clientWidth || 700, 1000)),
       height: 300,
       legend: { show: false },
       cursor: { drag: { x: false, y: false }, y: false },
       // asinh: logarithmic from 1 on, and there is a place for step 0
-      scales: { x: { time: false, distr: 4, asinh: 1, range: (_, low, high) => [low, high] } },
+      scales: { x: { time: false, ...(logarithmic ? { distr: 4, asinh: 1 } : {}), range: (_, low, high) => (low === high ? [low - 1, high + 1] : [low, high]) } },
       series,
       bands,
       axes: [
-        { ...axis, label: `${axisName(curve.x)} (logarithmic)`, filter: (_, splits) => splits, splits: () => powers(curve.at), values: (_, splits) => splits.map((step) => step.toLocaleString("en")) },
+        logarithmic
+          ? { ...axis, label: `${axisName(curve.x)} (logarithmic)`, filter: (_, splits) => splits, splits: () => powers(curve.at), values: (_, splits) => splits.map((step) => step.toLocaleString("en")) }
+          : { ...axis, label: axisName(curve.x), values: ticks },
         { ...axis, label: middle(axisName(curve.y), 34), size: 64, values: ticks },
       ],
       hooks: { setCursor: [({ cursor }) => tell(cursor.idx)] },
@@ -1022,19 +1129,22 @@ function layerCharts(run) {
   });
 }
 
-// A run's curves; single lines over the same places are one curve, a line of it each.
+const layersOf = ({ about }) => [about["head layer"], about["tail layer"]].filter(Boolean);
+
+// A run's curves; single lines over the same places, of one layer where they are of layers, are one curve, a line of it each.
 function together(run) {
   const groups = new Map();
   for (const [name, curve] of run.curves) {
     const alone = !overNames(curve) && Object.keys(curve.lines).length === 1 && !Object.keys(curve.bands).length;
-    const key = alone ? JSON.stringify([curve.x, curve.y, curve.at]) : name;
+    const key = alone ? JSON.stringify([curve.x, curve.y, curve.at, ...layersOf(curve)]) : name;
     groups.set(key, [...(groups.get(key) ?? []), [name, curve]]);
   }
   return [...groups.values()].map((members) => {
     if (members.length === 1) return members[0];
-    const [, first] = members[0];
+    const [, first] = members[0], place = unique(layersOf(first)).join(" into ");
     const lines = Object.fromEntries(members.map(([name, curve]) => [name, Object.values(curve.lines)[0]]));
-    return [`${axisName(first.y)} (${counted(members.length, "curve")})`, { ...first, lines, mean: null, errors: {}, bands: {} }];
+    const levels = sharedLevels(members.map(([, curve]) => curve));
+    return [`${axisName(first.y)}${place ? `, ${place}` : ""} (${counted(members.length, "curve")})`, { ...first, lines, mean: null, errors: {}, bands: {}, about: { ...first.about, levels } }];
   });
 }
 
