@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-INSTALL := $(BIN)/python -m pip install --use-pep517 --quiet --disable-pip-version-check -c constraints.txt -e
+INSTALL = $(BIN)/python -m pip install --use-pep517 --quiet --disable-pip-version-check $(BYTECODE) -c constraints.txt -e
 EXTRAS := test dev docs ray
 PYTEST := $(BIN)/python -m pytest
 ELSEWHERE := not network and not gpu
@@ -12,7 +12,9 @@ TYPED := not commands or drawn
 LONG := finetune_nli hans_% mnli_% pythia_convergence pythia_effective_rank solu_gelu_stitching training_view \
 	glue_finetuned_attention glue_freezing grounding% layer_identification% sst2_gw universality yelp_freeze \
 	yelp_seeds yelp_training
-TINY := $(notdir $(basename $(wildcard conf/experiment/tiny/*.yaml)))
+# the longest first, so that both processes end together
+FIRST := glue_finetuned measure_agreement modsum_gw yelp_cross_model
+TINY := $(FIRST) $(filter-out $(FIRST),$(notdir $(basename $(wildcard conf/experiment/tiny/*.yaml))))
 comma := ,
 empty :=
 listed = $(subst $(empty) ,$(comma),$(strip $(1:%=tiny/%)))
@@ -42,7 +44,7 @@ untyped: .venv/ready-test
 	$(PYTEST) -m "$(HERE) and (slow or not ($(TYPED)))"
 
 tiny: .venv/ready-test
-	$(STUDIES) experiment=$(call listed,$(filter-out $(LONG),$(TINY)))
+	$(STUDIES) figures.format=[png] experiment=$(call listed,$(filter-out $(LONG),$(TINY)))
 
 # a small pretrained model, from the package index, and an untrained twin of it, by words
 real: .venv/ready
@@ -80,7 +82,8 @@ check: .venv/ready-dev
 	$(INSTALL) '.[$*]'
 	touch $@
 
-# all that .ci/run needs, by one call of pip
+# all that .ci/run needs, by one call of pip, which leaves it to Python to compile what is imported
+.venv/ready-ci: BYTECODE := --no-compile
 .venv/ready-ci: .venv/bin/python pyproject.toml constraints.txt
 	$(INSTALL) '.[dev,docs,ray]'
 	touch .venv/ready $(EXTRAS:%=.venv/ready-%) $@

@@ -74,8 +74,9 @@ class RunKeys(BaseModel):
     options: the settings of the study, by name; see `repsim describe STUDY`.
     analyses: what follows from what the study measured: {NAME: {SETTING: VALUE}}.
     claims: the names of published findings to test.
-    figures: `overview` leaves out figures of single pairs of models and of standard errors, `all` draws them; or
-        {which: overview, width: column, format: [png, svg, pdf], colours: NAME, titles: false, font: NAME}.
+    figures: which figures are drawn, and how: {which: overview, width: column, format: [png, svg, pdf], colours: NAME,
+        titles: false, font: NAME}. `overview` leaves out figures of single pairs of models and of standard errors;
+        `figures=all` draws them.
     track: `tensorboard`, `mlflow` or `wandb`: the numbers, tables and figures of the run are logged there too, in files
         on this machine unless the settings of these packages say otherwise (extras of these names); null: nowhere.
     groups: groups of models by name: {NAME: [LABEL, ...]}, or by a metric that they were saved with,

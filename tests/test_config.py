@@ -250,6 +250,7 @@ def test_all_problems_of_the_plan_at_once():
         (["extract.estimate=full", "extract.rows=90000000", "extract.sequences=1000000"], r"extract.rows=\d+ would fit"),
         (["extract.estimate=ratio_of_sums", "measure=[mutual_knn]"], "mutual_knn is not made of HSIC; use per_batch"),
         (["figures=most"], "figures.which: wrong value, got 'most'; give 'overview' or 'all'"),
+        (["figures.widht=column"], "figures.widht: unknown key, got 'column'; did you mean 'width'?"),
         (["figures={width: colum}"], "figures.width: wrong value, got 'colum'; give 'column' or 'page'"),
         (["figures={colours: viridsi}"], "figures.colours: no such colour map, got 'viridsi'; did you mean 'viridis'"),
         (["name=${nothing}"], "name: Interpolation key 'nothing' not found; fix the YAML"),

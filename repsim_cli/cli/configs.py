@@ -9,9 +9,10 @@ from repsim_cli.presets import TABLES, entries, entry_of
 
 # a key of a component, which may have more keys than its YAML lists; its kind is always listed
 COMPONENT_KEY = re.compile(
-    r"(?:(?P<group>model|measure)\.(?P<label>[^.=]+)|data|extract|significance|hardware|options|analyses)\.(?!kind=)[^=]+="
+    r"(?:(?P<group>model|measure)\.(?P<label>[^.=]+)|data|extract|significance|hardware|options|analyses|figures)\.(?!kind=)[^=]+="
 )
 NAMED_MODEL = re.compile(r"\+?model\.([\w-]+)=((?!\{|null$|\?\?\?$).+)")
+FIGURES_KEY = re.compile(r"figures=(.*)", re.DOTALL)
 GROUPS_KEY = re.compile(r"\+{0,2}(groups(?:\.[^.=]+)?)=")
 
 
@@ -63,11 +64,13 @@ def as_hydra_takes(word: str) -> list[str]:
     """The overrides that Hydra gets for a word of a command.
 
     A key of a component goes with `++`, as Hydra refuses keys that a YAML does not list; `validate` refuses those that
-    the component does not know. `groups=...` and `groups.NAME=...` replace what an experiment has; Hydra would merge
-    them, or refuse a list where it has a mapping.
+    the component does not know. `figures=WORD` is short for `figures.which=WORD`. `groups=...` and `groups.NAME=...`
+    replace what an experiment has; Hydra would merge them, or refuse a list where it has a mapping.
     """
     if COMPONENT_KEY.match(word):
         return [f"++{word}"]
+    if figures := FIGURES_KEY.fullmatch(word):
+        return [f"++{word}" if figures[1].startswith("{") else f"++figures.which={figures[1]}"]
     key = GROUPS_KEY.match(word)
     return [word] if key is None else [f"++{key[1]}=null", f"++{word.lstrip('+')}"]
 

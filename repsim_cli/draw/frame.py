@@ -82,7 +82,7 @@ class Figures(Style):
     titles: whether figures have titles; papers have captions instead.
     font: the family of the text; characters that it lacks come from other fonts.
 
-    Example: repsim run 'figures={width: column, format: [png, pdf], titles: false}'
+    Example: repsim run figures.width=column figures.format=[png,pdf] figures.titles=false
     """
 
     which: Literal["overview", "all"] = "overview"

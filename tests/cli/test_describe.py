@@ -125,7 +125,7 @@ ONE_OF_EACH = {
     "seed": ("seed, a setting of a run", "a whole number from 0; default 0", "example: repsim run seed=0"),
     "data": ("data, a setting of a run", "default embedded", "example: repsim run data=embedded"),
     "pythia_cka": ("experiment pythia_cka", "Question: which layers of the Pythia models agree"),
-    "run": ("a run", "settings (KEY=VALUE):", "seed: of all that is random", "default overview"),
+    "run": ("a run", "settings (KEY=VALUE):", "seed: of all that is random", "default demo"),
     "attention.special": ("options.special, a setting of study attention", "default drop_renormalise"),
     "all": ("measure all", "Every measure that reads what the study reads"),
 }  # fmt: skip
