@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from repsim_cli.draw.layout import axes_of, narrowed, room, titles_of
+from repsim_cli.draw.layout import axes_of, name_powers, narrowed, room, titles_of
 from repsim_cli.errors import BadInput
 from repsim_cli.registry import did_you_mean
 from repsim_cli.results import Progress, quiet, write
@@ -142,9 +142,13 @@ def _fitted(make: Callable[[], Any], style: Style, key: Path) -> Any:
     for _ in range(TRIES):
         with room(left) as given:
             figure = _legible(make, style.font, key)
+        powers = name_powers(figure)
         if not style.titles:
             _untitled(figure)
-        if width is None or left is None or (surplus := narrowed(figure, width, given.asked)) <= 0:
+        surplus = 0.0 if width is None else narrowed(figure, width, given.asked)
+        for text in powers:
+            text.set_visible(False)
+        if left is None or surplus <= 0:
             break
         left = min(left, figure.get_size_inches()[0]) - surplus
     return figure

@@ -16,6 +16,7 @@ INCHES_PER_CELL = 0.32
 SMALLEST, LARGEST = 2.6, 11.0  # side of the matrix, inches
 BAR, BAR_GAP = 0.15, 0.15  # width of the colour bar and its distance, inches
 MOST = 24  # characters of a model's name that stands across its axis
+LETTERS = 7  # of a name that is shortened to stand along its axis, at least
 TICK, TIGHT = 0.15, 0.09  # inches that a layer's name needs, and at least where heads stand together
 TREE = 0.7  # inches that a tree takes
 APART = 0.85  # inches between two matrices, for the labels of a colour bar
@@ -168,10 +169,13 @@ def add_strips(axes: Any, shares: Mapping[str, np.ndarray]) -> None:
 
 
 def small_heatmaps(
-    matrices: Sequence[tuple[str, np.ndarray, list[str], list[str]]], card: Mapping[str, Any], title: str
+    matrices: Sequence[tuple[str, np.ndarray, list[str], list[str]]],
+    card: Mapping[str, Any],
+    title: str,
+    chance: Chance | None = None,
 ) -> tuple[Any, list[Any]]:
     """Small matrices side by side in one scale of colours: each with its name, and the layers of its rows and columns.
-    Returns the figure and the axes of each."""
+    chance: its level, marked on the colour bar. Returns the figure and the axes of each."""
     low, high = colour_range(np.concatenate([values.ravel() for _, values, _, _ in matrices]), card, "values")
     figure, used = panels(len(matrices), min(ACROSS, len(matrices)), SMALL, SMALL, gaps=(0.14, 0.32), least=SMALLER)
     side = used[0].get_window_extent().width / figure.dpi
@@ -186,7 +190,9 @@ def small_heatmaps(
             axis.set_ticks(at, [names[i] for i in at] if shown else [], fontsize=5, parse_math=False)
         axes.tick_params(axis="x", rotation=90)
         axes.tick_params(length=1.5)
-    bar_beside(figure, image, bar_label(card))
+    bar = bar_beside(figure, image, bar_label(card))
+    if chance is not None:
+        _mark(bar, chance)
     headline(figure, title, 0.22)
     return figure, used
 
@@ -279,16 +285,18 @@ def outer_names(axes: Any, which: str, models: list[str], ends: np.ndarray, laye
     extent = axes.get_window_extent()
     room = (extent.height if upright else extent.width) / axes.figure.dpi * np.diff(ends) / ends[-1]
     size = float(100 * min(r / len(name) for name, r in zip(models, room, strict=True)))
-    along = size >= 5
+    fitting = [shortened(name, int(20 * r)) for name, r in zip(models, room, strict=True)]  # at 5 points
+    readable = int(20 * room.min()) >= LETTERS and len(set(fitting)) == len(set(models))
+    along = size >= 5 or readable
     step = 1
     if along:
-        size = min(9.0, size)
+        size = float(np.clip(size, 5, 9))
     else:
         size = float(np.clip(45 * room.min(), 5, 7))
         step = int(np.ceil(size / 60 / room.min()))
     axis = axes.secondary_yaxis("left") if upright else axes.secondary_xaxis("bottom")
     middles = (ends[:-1] + ends[1:] - 1) / 2
-    names = [shortened(name, MOST) for name in models] if not along else models
+    names = [shortened(name, MOST) for name in models] if not along else fitting if size == 5 else models
     turned = 90 * (upright == along)
     axis.set_ticks(middles[::step], names[::step], fontsize=size, parse_math=False, rotation=turned)
     for label in axis.get_yticklabels() if upright else ():

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -19,6 +20,7 @@ LETTER = 0.6  # the mean width of a letter over the size of the text
 NAMES = 0.3  # the share of the width that names beside axes take at most
 CLEAR = 0.06  # inches between rows of panels
 MATRIX = "matrix"  # the label of the axes of matrices that belong together
+_FOLDED: WeakKeyDictionary[Any, tuple[str, str]] = WeakKeyDictionary()  # of texts: what they were, and are
 LINES = textwrap.TextWrapper()
 LINES.wordsep_re = re.compile(r"(\s+|(?<=[_/@])(?=\w))")  # type: ignore[misc]
 
@@ -59,7 +61,6 @@ def narrowed(figure: Any, width: float, asked: bool) -> float:
     be read. asked: whether it was drawn for its room. Returns by how many inches such a figure, which is not scaled, is
     still too wide."""
     before, legends = figure.get_size_inches()[0], _without_wide_legends(figure, width)
-    powers = _name_powers(figure)
     surplus, scale = 0.0, 1.0
     if asked:
         surplus = _surround(figure, width)
@@ -77,23 +78,27 @@ def narrowed(figure: Any, width: float, asked: bool) -> float:
             text.set_visible(text.get_fontsize() >= LEAST)
     for axis in axes_of(figure):
         _part_ticks(axis)
-    for power in powers:
-        power.set_visible(False)
     for legend in legends:
         _legend_below(figure, legend, width)
     return surplus
 
 
-def _name_powers(figure: Any) -> list[Any]:
-    """Puts the power of ten of x axes, which would stand over their labels, into these, and returns it."""
+def name_powers(figure: Any) -> list[Any]:
+    """Puts the powers of ten of axes, which would stand over their labels or beside a title, into their labels. Returns
+    the texts, which are hidden until something else changes the ticks."""
     figure.get_tightbbox()
     powers = []
-    for axes in (axes for axes in figure.axes if axes.get_xlabel()):
-        alike = [axes, *(other for other in axes.get_shared_x_axes().get_siblings(axes) if other is not axes)]
-        texts = [other.xaxis.get_offset_text() for other in alike]
-        if power := next((text.get_text() for text in texts if text.get_text()), ""):
-            axes.set_xlabel(f"{axes.get_xlabel()} ({power})")
-            powers += texts
+    for axes in figure.axes:
+        shared = {"x": axes.get_shared_x_axes(), "y": axes.get_shared_y_axes()}
+        for axis in (axes.xaxis, axes.yaxis):
+            alike = [getattr(other, f"{axis.axis_name}axis") for other in shared[axis.axis_name].get_siblings(axes)]
+            texts = [other.get_offset_text() for other in (axis, *alike)]
+            power = next((text.get_text() for text in texts if text.get_text()), "")
+            if power and axis.get_label_text():
+                axis.set_label_text(f"{axis.get_label_text()}, in {power}")
+                powers += texts
+    for text in powers:
+        text.set_visible(False)
     return powers
 
 
@@ -158,10 +163,11 @@ def _surround(figure: Any, width: float) -> float:
             _fold([*titles_of(axes), axes.xaxis.label], axes.get_window_extent().width / figure.dpi + CLEAR)
         _spread(figure, titled)
     whole = figure.get_window_extent()
-    for text in (figure._suptitle, figure._supxlabel):
+    first = min(axes.get_window_extent().x0 for axes in figure.axes)
+    for text, left in ((figure._suptitle, least), (figure._supxlabel, first)):
         if text is not None:
-            text.set(x=least / whole.width, ha="left")
-            _fold([text], width)
+            text.set(x=left / whole.width, ha="left")
+            _fold([text], width - (left - least) / figure.dpi)
     if figure._suptitle is not None:
         top = max(axes.get_tightbbox().y1 for axes in figure.axes) + CLEAR * figure.dpi
         figure._suptitle.set_y(max(figure._suptitle.get_position()[1], top / whole.height))
@@ -324,8 +330,12 @@ def _around(axes: Any) -> tuple[float, float, float, float]:
 
 
 def _fold(texts: Sequence[Any], inches: float, least: int = 7) -> None:
-    """Breaks each line of the texts that is longer, into lines of so many letters at least."""
+    """Breaks each line of the texts that is longer, into lines of so many letters at least; lines that were broken for
+    another room are put together before."""
     for text in texts:
+        whole, folded = _FOLDED.get(text, (text.get_text(), text.get_text()))
+        text.set_text(whole if text.get_text() == folded else text.get_text())
+        whole = text.get_text()
         lines, room = text.get_text().split("\n"), inches * text.figure.dpi
         length, most = _length(text), max(map(len, lines))
         LINES.width = most = min(most, int(1.15 * most * room / length) + 1) if length > room else most
@@ -333,6 +343,7 @@ def _fold(texts: Sequence[Any], inches: float, least: int = 7) -> None:
             text.set_text("\n".join(LINES.fill(line) for line in lines))
             length, most = _length(text), most - 1
             LINES.width = most
+        _FOLDED[text] = whole, text.get_text()
 
 
 def _length(text: Any) -> float:

@@ -78,13 +78,10 @@ def by_layer(curves: Sequence[Curve]) -> Any:
     for panel, way in zip(axes, ways, strict=True):
         _draw_models(panel, curves, way)
         if len(ways) > 1:
-            bands = [curve.bands[way] for curve in curves if way in curve.bands]
-            shaded = f" (shaded: {bands[0].of})" if bands else ""
-            panel.set_title(TITLES[way] + shaded, loc="left", fontsize=9)
-        elif shaded := [*dict.fromkeys(band.of for curve in curves for band in curve.bands.values())]:
-            panel.set_title(f"shaded: {' and '.join(shaded)}", loc="left", fontsize=8)
-        elif any(way in curve.errors for curve in curves):
-            panel.set_title("shaded: one standard error", loc="left", fontsize=8)
+            panel.set_title(TITLES[way], loc="left", fontsize=9)
+    name_bands(axes[-1], [band.of for curve in curves for band in curve.bands.values()])
+    if any(curve.errors for curve in curves):
+        name_bands(axes[-1], ["one standard error"])
     axes[0].set_ylabel(str(curves[0].y), fontsize=8, parse_math=False)
     legend_beside(axes[-1])
     return figure
@@ -97,7 +94,7 @@ def quantities(groups: Sequence[Sequence[Curve]], logarithmic: Collection[str]) 
         _draw_models(panel, curves, next(iter(curves[0].lines)))
         panel.set_title(str(curves[0].y), loc="left", fontsize=9, parse_math=False)
         if curves[0].about["quantity"] in logarithmic:
-            low, high = panel.get_ylim()
+            low, high = panel.dataLim.intervaly
             panel.set_yscale("log")
             panel.set_ylim(min(1.0, low if low > 0 else 1.0) / 1.1, max(10.0, high) * 1.1)  # a decade at least
             panel.yaxis.set_major_formatter("{x:g}")
@@ -156,6 +153,12 @@ def draw_levels(panel: Any, levels: Mapping[str, Any] | None, *, upright: bool =
             span(low, high, color="grey", alpha=0.12, linewidth=0)
     if not levels:
         panel.plot([], [], " ", label=UNKNOWN)
+
+
+def name_bands(panel: Any, shaded: Collection[str]) -> None:
+    """What is shaded, in the legend."""
+    for words in dict.fromkeys(shaded):
+        panel.fill_between([], [], [], color="grey", alpha=0.3, linewidth=0, label=f"shaded: {words}")
 
 
 def _bands(curve: Curve, way: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:

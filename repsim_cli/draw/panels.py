@@ -60,13 +60,14 @@ def edges(axes: Sequence[Any]) -> list[tuple[bool, bool]]:
     return [(number % across == 0, number + across >= len(axes)) for number in range(len(axes))]
 
 
-def bar_beside(figure: Any, image: Any, label: str, **options: Any) -> None:
-    """A colour bar to the right of all panels, at their top. options: of matplotlib's colorbar."""
+def bar_beside(figure: Any, image: Any, label: str, **options: Any) -> Any:
+    """A colour bar to the right of all panels, at their top: its axes. options: of matplotlib's colorbar."""
     width, height = figure.get_size_inches()
     long = float(np.clip(height, *LONG))
     axes = figure.add_axes((1 + 0.1 / width, 1 - long / height, THICK / width, long / height))
     figure.colorbar(image, cax=axes, **options).set_label(label, fontsize=7)
     axes.tick_params(labelsize=6)
+    return axes
 
 
 def headline(figure: Any, text: str, inches: float) -> None:

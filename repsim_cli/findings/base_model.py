@@ -15,7 +15,7 @@ from repsim_cli.draw.heatmap import by_block, small_heatmaps
 from repsim_cli.draw.lines import of_layers
 from repsim_cli.errors import BadInput
 from repsim_cli.findings.analysis import Finished, Job, LayerMap, Part, Planned, analysis, asked
-from repsim_cli.findings.chance import chance_levels
+from repsim_cli.findings.chance import chance_levels, level_in
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
 from repsim_cli.findings.evidence import thirds
 from repsim_cli.findings.maps import Map, map_of
@@ -120,10 +120,10 @@ def figures(run: Finished, whole: bool) -> Iterator[Job]:
     """by-layer-MEASURE_with_BASE, MEASURE-with-BASE"""
     yield from of_layers(run.results.curves, "base_model", run.seeds)
     for label, layers in run.maps.items() if run.base in run.models else ():
-        yield f"{slug(label)}-with-{slug(str(run.base))}", partial(_beside_base, layers, str(run.base))
+        yield f"{slug(label)}-with-{slug(str(run.base))}", partial(_beside_base, run, layers, str(run.base))
 
 
-def _beside_base(layers: LayerMap, base: str) -> Any:
+def _beside_base(run: Finished, layers: LayerMap, base: str) -> Any:
     """Of every model a small matrix: the layers of the base against its layers."""
     measure, rows = layers.measure, layers.places[base]
     matrices = [
@@ -133,7 +133,9 @@ def _beside_base(layers: LayerMap, base: str) -> Any:
     ]
     _, said = by_block(layers.names)
     title = f"{measure.card['label']} with {base}" + (f", {said}" if said else "")
-    figure, axes = small_heatmaps(matrices, measure.card, title)
+    owners = [model for model, place in layers.places.items() for _ in layers.names[place]]
+    chance, level = level_in(run, measure, layers.values, owners, owners)
+    figure, axes = small_heatmaps(matrices, measure.card, title + (f"\n{level}" if level else ""), chance)
     axes[0].set_ylabel(base, fontsize=7, parse_math=False)
     return figure
 

@@ -325,6 +325,8 @@ def outputs(layers: LayerMap, place: slice) -> tuple[list[str], Square]:
 # ---- figures ----
 
 CELL, ROW, NARROWEST, MOST = 0.13, 0.13, 1.0, 20  # inches of a step, of a measure, of a panel; models that are drawn
+SOLID: dict[str, Any] = {"linewidth": 2}
+DOTTED: dict[str, Any] = {"linewidth": 1, "linestyle": ":"}
 
 
 def figures(run: Finished, whole: bool) -> Iterator[Job]:
@@ -352,8 +354,7 @@ def _steps(run: Finished) -> Any:
             shown[row, : len(steps)] = steps / steps.max()
             cut = names.index(record["boundary after"])
             clear = record["clearness"] is not None and record["clearness"] > 0
-            style = {"linewidth": 2} if clear else {"linewidth": 1, "linestyle": ":"}
-            panel.plot([cut, cut], [row - 0.5, row + 0.5], color="#D55E00", **style)
+            panel.plot([cut, cut], [row - 0.5, row + 0.5], color="#D55E00", **(SOLID if clear else DOTTED))
         image = panel.imshow(
             shown, cmap="Greys", vmin=0, vmax=1, aspect="auto", extent=(-0.5, depth - 1.5, len(measures) - 0.5, -0.5)
         )
@@ -362,7 +363,11 @@ def _steps(run: Finished) -> Any:
         panel.tick_params(labelsize=6.5, length=2, labelbottom=lowest)
     figure.supxlabel("from this block to the next", fontsize=8, y=-0.22 / figure.get_figheight(), va="top")
     bar_beside(figure, image, "step, of the largest")
-    headline(figure, "Steps from block to block, and the boundary (dotted: no clearer than in surrogates)", 0.28)
+    names = {"boundary": SOLID, "no clearer than in surrogates": DOTTED}
+    handles = [axes[-1].plot([], [], color="#D55E00", label=name, **style)[0] for name, style in names.items()]
+    below = -0.42 / figure.get_figheight()
+    figure.legend(handles=handles, loc="upper left", bbox_to_anchor=(0, below), ncols=2, fontsize=7, frameon=False)
+    headline(figure, "Steps from block to block, and the boundary", 0.28)
     return figure
 
 

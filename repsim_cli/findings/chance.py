@@ -26,6 +26,16 @@ def chance_in(
     return None, ""
 
 
+def level_in(
+    run: Finished, measured: Measured, values: np.ndarray, rows: Sequence[str], columns: Sequence[str]
+) -> tuple[Chance | None, str]:
+    """The mark of chance for the colour bar, and what the title says of it."""
+    chance, said = chance_in(run, measured, values, rows, columns)
+    if chance is not None:
+        return chance, f"▸ beside the colours: {said}"
+    return None, "" if measured.null else "chance is not known here (significance=permutation tests it)"
+
+
 def chance_levels(run: Finished, layers: LayerMap) -> dict[str, list[float]]:
     """For curves of a measure: lowest, median and highest cell by chance, by what that is; empty where it is not
     known."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from repsim_cli.content import Curve
 from repsim_cli.draw.frame import legend_beside, shades
-from repsim_cli.draw.lines import draw_levels, gaps, shared_levels
+from repsim_cli.draw.lines import draw_levels, gaps, name_bands, shared_levels
 from repsim_cli.draw.steps import step_panel
 from repsim_cli.findings.analysis import Finished, Job, Part, analysis
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
@@ -105,22 +105,24 @@ def figures(run: Finished, whole: bool) -> Iterator[Job]:
 
 def _means(curves: Sequence[Curve]) -> Any:
     """Mean over layers and the band between the quartiles, a colour per model, smallest first."""
-    figure, panel = _panel(curves, "all models" if len(curves) > 1 else curves[0].about["model"], "quartiles")
+    figure, panel = _panel(curves, "all models" if len(curves) > 1 else curves[0].about["model"])
     order = sorted(curves, key=lambda curve: curve.about["parameters"])
     for curve, colour in zip(order, shades(len(order)), strict=True):
         _mean(panel, curve, colour, "quartiles", f"{curve.about['model']} ({curve.about['parameters']:,} parameters)")
+    name_bands(panel, [curve.bands["quartiles"].of for curve in curves])
     legend_beside(panel)
     return figure
 
 
 def _layers(curve: Curve) -> Any:
     """A thin line per layer from dark to bright, the mean over layers and the band of the 10th to 90th percentile."""
-    figure, panel = _panel([curve], curve.about["model"], "deciles")
+    figure, panel = _panel([curve], curve.about["model"])
     step = -(-len(curve.lines) // NAMED)
     for number, ((name, values), colour) in enumerate(zip(curve.lines.items(), shades(len(curve.lines)), strict=True)):
         label = "_" if number % step else name
         panel.plot(curve.at, gaps(values), color=colour, linewidth=0.9, marker=".", markersize=3, label=label)
     _mean(panel, curve, "black", "deciles", "mean")
+    name_bands(panel, [curve.bands["deciles"].of])
     legend_beside(panel, fontsize=6)
     return figure
 
@@ -131,15 +133,14 @@ def _mean(panel: Any, curve: Curve, colour: Any, band: str, label: str) -> None:
     panel.plot(curve.at, gaps(curve.mean or []), color=colour, linewidth=1.6, marker="o", markersize=3, label=label)
 
 
-def _panel(curves: Sequence[Curve], models: str, band: str) -> tuple[Any, Any]:
+def _panel(curves: Sequence[Curve], models: str) -> tuple[Any, Any]:
     first = curves[0]
     figure, panel = step_panel([step for curve in curves for step in curve.at])
     draw_levels(panel, shared_levels(curves))
     low, high = first.bounds
     panel.set_ylim(low, high if high is None else 1.02 * high)
     panel.set_ylabel(str(first.y), fontsize=8)
-    title = f"{first.about['quantity']}, {first.about['point']}: {models}\n"
-    title += f"line: mean over layers; shaded: {first.bands[band].of}"
+    title = f"{first.about['quantity']}, {first.about['point']}: {models}"
     panel.set_title(title, loc="left", fontsize=9, parse_math=False)
     return figure, panel
 

@@ -17,7 +17,7 @@ from jaxtyping import Float, Int
 
 from repsim_cli.content import Axis, Band, Curve, Facts, Measured
 from repsim_cli.draw.frame import COLOURS, MARKERS, cycled, legend_beside
-from repsim_cli.draw.lines import PANEL, draw_levels, gaps, plain
+from repsim_cli.draw.lines import PANEL, draw_levels, gaps, name_bands, plain
 from repsim_cli.findings.analysis import Finished, Job, LayerMap, Part, analysis
 from repsim_cli.findings.chance import chance_levels
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
@@ -348,9 +348,7 @@ def _by_depth(every: Sequence[Curve]) -> Any:
     at = np.arange(len(layers))
     late = [i for i, share in enumerate(about["shares"]) if share > LATE]
     if late:
-        axes.axvspan(late[0] - 0.5, at[-1] + 0.5, color="0.94", linewidth=0)
-        corner = {"ha": "right", "fontsize": 7, "color": "0.4", "transform": axes.get_xaxis_transform()}
-        axes.text(at[-1] + 0.42, 0.02, "beyond 75 %", **corner)
+        axes.axvspan(late[0] - 0.5, at[-1] + 0.5, color="0.94", linewidth=0, label="beyond 75 % of the depth")
     styles = zip(cycled(COLOURS, len(every)), cycled(MARKERS, len(every)), strict=True)
     for curve, (colour, marker) in zip(every, styles, strict=True):
         pairs, mean = len(curve.lines), gaps(curve.mean or [])
@@ -372,10 +370,9 @@ def _by_depth(every: Sequence[Curve]) -> Any:
     axes.set_xlabel("block" if "@" in layers[0] else "layer")
     axes.set_ylabel(str(first.y), parse_math=False)
     plain(axes)
+    name_bands(axes, [curve.bands["models"].of for curve in every if "models" in curve.bands])
     legend_beside(axes, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
-    shown = [curve.bands["models"].of for curve in every if "models" in curve.bands]
-    said = f"mean over pairs{f'; bands: {shown[0]}' if shown else ''}"
-    title = f"{about['quantity']}, {about['point']}, by groups of models\n{said}"
+    title = f"{about['quantity']}, {about['point']}, by groups of models\nmean over pairs"
     axes.set_title(title, loc="left", parse_math=False)
     return figure
 

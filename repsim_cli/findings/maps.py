@@ -27,7 +27,7 @@ from repsim_cli.draw.heatmap import (
 )
 from repsim_cli.findings import multiples, sub_networks
 from repsim_cli.findings.analysis import Finished, Job, Part, analysis, asked
-from repsim_cli.findings.chance import chance_in
+from repsim_cli.findings.chance import level_in
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
 from repsim_cli.findings.distances import tree
 from repsim_cli.findings.evidence import (
@@ -413,7 +413,7 @@ def _grid(run: Finished, measured: Measured, quantity: str) -> Any:
     values = quantity == "values"
     p = joined(tested(measured.null)[0])[cells] if values and measured.null else None
     score = joined("calibrated")[cells] if values and matrix_has(measured, "calibrated") else None
-    level = _level(run, measured, raw[cells], owners, owners) if values else None
+    level = level_in(run, measured, raw[cells], owners, owners) if values else None
     shown, said = by_block(names)
     mixed = order != "model"
     labels = [f"{model} {name}" for model, name in zip(owners, shown, strict=True)] if mixed else names
@@ -468,16 +468,6 @@ def matrix_has(measured: Measured, quantity: str) -> bool:
     return all(getattr(matrix, quantity) is not None for matrix in measured.matrices)
 
 
-def _level(
-    run: Finished, measured: Measured, values: np.ndarray, rows: Sequence[str], columns: Sequence[str]
-) -> tuple[Chance | None, str]:
-    """The mark of chance for the colour bar, and what the title says of it."""
-    chance, said = chance_in(run, measured, values, rows, columns)
-    if chance is not None:
-        return chance, f"▸ beside the colours: {said}"
-    return None, "" if measured.null else "chance is not known here (significance=permutation tests it)"
-
-
 def _diagnose(run: Finished, figure: Any, columns: Sequence[tuple[str, str]]) -> None:
     """Strips above a matrix whose columns are these (model, layer): how much of their variance a single feature, and
     the largest rows, have."""
@@ -500,8 +490,9 @@ def _panels(run: Finished, measured: Measured) -> Any:
     matrices = measured.matrices
     squares = [(x.rows.model, run.array(x.values), x.rows.layers, x.rows.layers) for x in matrices]
     _, said = by_block([name for matrix in matrices for name in matrix.rows.layers])
-    figure, _ = small_heatmaps(squares, measured.card, f"{measured.label}, {said}" if said else measured.label)
-    return figure
+    chance, level = level_in(run, measured, np.empty((0, 0)), [], [])
+    title = (f"{measured.label}, {said}" if said else measured.label) + (f"\n{level}" if level else "")
+    return small_heatmaps(squares, measured.card, title, chance)[0]
 
 
 def _limits(run: Finished, measured: Measured) -> tuple[float, float]:
@@ -530,7 +521,7 @@ def _pair(
     )
     score = None if matrix.calibrated is None else run.array(matrix.calibrated)[cells]
     models = matrix.rows.model, matrix.columns.model
-    level = _level(run, measured, values, [models[0]] * len(down), [models[1]] * len(across))
+    level = level_in(run, measured, values, [models[0]] * len(down), [models[1]] * len(across))
     figure, axes = _measured(values, p, down, across, measured, "values", (0,), score, level, limits())
     _, said = by_block([*down, *across])
     axes.set_ylabel(models[0], parse_math=False)

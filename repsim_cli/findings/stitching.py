@@ -234,7 +234,8 @@ def _bars(records: Records, about: Mapping[str, Any], metric: str, name: str, ch
         panel.xaxis.set_major_locator(MaxNLocator(4, prune="upper"))
         panel.grid(axis="x", alpha=0.25, linewidth=0.5)
         panel.set_axisbelow(True)
-    panels[0].set_yticks(range(len(pairs)), [f"{head} → {tail}" for head, tail in pairs], fontsize=7, parse_math=False)
+    names = [f"{_ending(head) or head} → {tail}" for head, tail in pairs]
+    panels[0].set_yticks(range(len(pairs)), names, fontsize=7, parse_math=False)
     panels[0].set_ylim(len(pairs) - 0.4, -0.6)
     panels[len(panels) // 2].set_xlabel(label)
     layer = f"stitch layer {about['layer'].replace('_', ' ')}"
@@ -256,10 +257,13 @@ def _bars(records: Records, about: Mapping[str, Any], metric: str, name: str, ch
     return figure
 
 
+def _ending(head: str) -> str:
+    """What was done to the weights or rows of a head that is a baseline, the same model as its tail; else nothing."""
+    return next((ending.strip("()") for ending in SCRAMBLED if head.endswith(ending)), "")
+
+
 def _plain(head: str) -> str:
-    for ending in SCRAMBLED:
-        head = head.removesuffix(f" {ending}")
-    return head
+    return head.removesuffix(f" ({_ending(head)})")
 
 
 def _kind(label: str, kinds: Mapping[str, str]) -> str:
@@ -268,9 +272,8 @@ def _kind(label: str, kinds: Mapping[str, str]) -> str:
 
 
 def _direction(pair: tuple[str, str], kinds: Mapping[str, str]) -> str:
-    ending = next((f" {word}" for word in SCRAMBLED if pair[0].endswith(word)), "")
     itself = ", itself" if pair[0] == pair[1] else ""
-    return f"{_kind(pair[0], kinds)}{ending} → {_kind(pair[1], kinds)}{itself}"
+    return f"{_ending(pair[0]) or _kind(pair[0], kinds)} → {_kind(pair[1], kinds)}{itself}"
 
 
 def _order(pair: tuple[str, str], kinds: Mapping[str, str]) -> tuple:

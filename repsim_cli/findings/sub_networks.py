@@ -11,7 +11,7 @@ import numpy as np
 
 from repsim_cli.content import BY_BLOCK, Axis, Curve, Matrix, Measured, Numbers, Table
 from repsim_cli.draw.frame import COLOURS
-from repsim_cli.draw.heatmap import TIGHT, bar_label, colour_range, colours, outer_names, together
+from repsim_cli.draw.heatmap import TIGHT, bar_label, by_block, colour_range, colours, outer_names, together
 from repsim_cli.draw.layout import available
 from repsim_cli.draw.lines import gaps
 from repsim_cli.draw.panels import bar_beside
@@ -300,6 +300,14 @@ def _layers(run: Finished, measure: Measured, matrix: Matrix, labels: Curve, fol
 
 def _ticks(axis: Any, axes: Any, names: list[str], inches: float) -> None:
     """Short names, heads together, with the blocks beyond them and lines between the blocks."""
+    shown, said = by_block(names)
+    if said:
+        step = max(1, int(np.ceil(TIGHT * len(names) / inches)))
+        axis.set_ticks(range(0, len(names), step), shown[::step], fontsize=6.5, parse_math=False)
+        axis.set_tick_params(length=2)
+        if axis.axis_name == "x":
+            axes.set_xlabel(said, fontsize=7, parse_math=False)
+        return
     blocks = [(block, len(list(layers))) for block, layers in groupby(names, key=block_of)]
     ends = np.cumsum([0, *(size for _, size in blocks)])
     several = len(blocks) > 1 and all(block is not None for block, _ in blocks)

@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 from repsim_cli.content import GRID, Matrix, Side, Table
 from repsim_cli.draw.heatmap import add_tree, heatmap
 from repsim_cli.draw.layout import available
-from repsim_cli.draw.panels import bar_beside
+from repsim_cli.draw.panels import LONG, bar_beside
 from repsim_cli.errors import BadInput
 from repsim_cli.findings.analysis import Finished, Job, Part, Planned, analysis
 from repsim_cli.findings.claims import Claim
@@ -34,6 +34,7 @@ COLUMNS = [
 ]  # fmt: skip
 SHOWN = (0.0, 1.0)  # the ends of the scale of colours, as a share of the way from the baseline to the seeds
 CELL, ROW = 0.36, 0.2  # inches of a column and of a row, which is as high as wide or at least this
+BAR = 2.6  # inches that the label of the colour bar takes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -310,6 +311,7 @@ def _figure(table: Table, value: str | None) -> Any:
                 parse_math=False,
             )
     above = 0.2 + 0.055 * max(map(len, factors)) if value else 0.06  # inches, of the names of factors
+    above = max(above, (BAR - max(height, LONG[0])) / 2)
     handles = [axes.plot([], [], color="black", label=verdict, **_mark(verdict, 8.0))[0] for verdict in MARKERS]
     axes.legend(handles=handles, ncols=len(MARKERS), fontsize=8, frameon=False, loc="lower left", borderpad=0,
                 bbox_to_anchor=(0, 1 + above / height), columnspacing=1, handletextpad=0.2)  # fmt: skip

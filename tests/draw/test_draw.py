@@ -9,12 +9,15 @@ import numpy as np
 import pytest
 from matplotlib import rc_context
 from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
 
-from repsim_cli.content import Axis, Band, Curve, Matrix, Results, Side
-from repsim_cli.draw import lines
-from repsim_cli.draw.heatmap import Beside, Chance, add_strips, add_tree, heatmap, pair
+from repsim_cli.content import Axis, Band, Curve, Matrix, Measured, Results, Side, Table
+from repsim_cli.draw import layout, lines
+from repsim_cli.draw.frame import COLUMN, STYLE, Style, _fitted
+from repsim_cli.draw.heatmap import Beside, Chance, add_strips, add_tree, heatmap, outer_names, pair, small_heatmaps
+from repsim_cli.draw.lines import by_layer, quantities
 from repsim_cli.draw.steps import step_panel
-from repsim_cli.findings import convergence, probes, stitching
+from repsim_cli.findings import convergence, maps, probes, stitching, sub_networks, universality
 from repsim_cli.findings.analysis import Finished
 
 
@@ -193,3 +196,120 @@ def test_strips_show_shares_above_the_columns():
     for name, share in shares.items():
         np.testing.assert_array_equal(strips[name].images[0].get_array(), share[None])
         assert strips[name].get_position().y0 > axes.get_position().y1
+
+
+def test_the_power_of_ten_of_small_values_stands_in_the_label_of_the_colours(tmp_path):
+    """Beside the name of a panel it would be read as part of it."""
+    card = {"label": "MSID", "larger_is_closer": False, "bounds": (0.0, None)}
+    layers = ["resid_post@0", "resid_post@1"]
+    small = [(model, 1e-5 * np.eye(2), layers, layers) for model in ("a", "b")]
+    for width in ("column", None):
+        with rc_context(STYLE):
+            figure = _fitted(
+                lambda: small_heatmaps(small, card, "msid")[0], Style(width=width), tmp_path / "labels.txt"
+            )
+        figure.draw_without_rendering()
+        bar = figure.axes[-1]
+        assert bar.get_ylabel().replace("\n", " ").replace("\u2212", "-") == "MSID (smaller is closer), in 1e-5"
+        assert not bar.yaxis.get_offset_text().get_visible()
+
+
+def test_lines_are_folded_anew_for_another_room():
+    text = Figure().text(0, 0, "column mean: the others' neurons, in it", fontsize=9)
+    folded = []
+    for inches in (1.2, 0.9, 1.2):
+        layout._fold([text], inches)
+        folded.append(text.get_text())
+    assert folded[0] == folded[2] != folded[1]
+    layout._fold([text], 9.0)
+    assert "\n" not in text.get_text()
+
+
+def test_logarithmic_axes_begin_below_the_smallest_value():
+    curve = Curve(x=Axis(name="layer"), y=Axis(name="ratio"), at=["0", "1"], lines={"ratio": [1.2, 30.0]}, about={"quantity": "ratio", "model": "m"})  # fmt: skip
+    low, high = quantities([[curve]], ("ratio",)).axes[0].get_ylim()
+    assert (low, high) == (pytest.approx(1 / 1.1), pytest.approx(33))
+
+
+def test_what_is_shaded_is_said_without_titles():
+    """Papers have captions instead of titles; the legend stays."""
+
+    def said(figure):
+        return [text.get_text() for text in figure.axes[-1].get_legend().get_texts()]
+
+    band = Band(low=[0.1, 0.2], high=[0.3, 0.4], of="range over seeds")
+    curve = Curve(x=Axis(name="layer"), y=Axis(name="CKA"), at=["0", "1"], lines={"row": [0.2, 0.3]}, bands={"row": band}, about={"quantity": "cka", "model": "m"})  # fmt: skip
+    assert said(by_layer([curve])) == ["m", "shaded: range over seeds"]
+    assert said(by_layer([replace(curve, bands={}, errors={"row": [0.1, 0.1]})]))[1:] == ["shaded: one standard error"]
+    training = over_training("cka to last", [0, 10, 90], [0.1, 0.5, 1.0])
+    assert said(convergence._means([training]))[1:] == ["shaded: 25th to 75th percentile of layers"]
+
+
+def test_baselines_of_stitching_are_named_by_what_was_done():
+    """The head is the same model as the tail, whose name is enough."""
+    keys = ("head", "tail", "head layer", "penalty", "penalty se", "ended")
+    rows: Any = [dict(zip(keys, (f"long_name_{x} (rows shuffled)", f"long_name_{x}", "resid_post@0", 2.0, 0.1, "done"), strict=True)) for x in "ab"]  # fmt: skip
+    about = {"kinds": {"long_name_a": "llama", "long_name_b": "gpt2"}, "layer": "affine", "steps": 9, "evaluation_sequences": 7}  # fmt: skip
+    figure = stitching._bars(rows, about, "loss", "baselines", {})
+    names = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    assert sorted(names) == ["rows shuffled → long_name_a", "rows shuffled → long_name_b"]
+    told = [text.get_text() for text in figure.axes[-1].get_legend().get_texts()]
+    assert sorted(told) == ["rows shuffled → gpt2", "rows shuffled → llama"]
+
+
+def test_names_of_models_are_shortened_before_the_map_is(tmp_path):
+    """In a column, four models with names of middle length: the map has half of the width."""
+    models, ends = ["tiny_a_step400", "tiny_a", "gpt2_like", "bert_like"], np.array([0, 7, 14, 19, 24])
+
+    def whole():
+        layers = ["embed", *(str(i) for i in range(6)), "embed", *(str(i) for i in range(6)), *(["embed", "0", "1", "2", "3"] * 2)]  # fmt: skip
+        figure, axes = heatmap(square(24), layers, layers, "", "CKA (larger is closer)", (0.0, 1.0), "viridis", "", ends[:-1].tolist())  # fmt: skip
+        for which in "xy":
+            outer_names(axes, which, models, ends, 5, "resid_post by block")
+        return figure
+
+    with rc_context(STYLE | COLUMN):
+        figure = _fitted(whole, Style(width="column"), tmp_path / "labels.txt")
+    assert pair(figure)[0].get_window_extent().width / figure.dpi > 3.25 / 2
+    named = [label.get_text() for label in pair(figure)[0].child_axes[0].get_xticklabels()]
+    assert len(set(named)) == 4
+    assert named[1] == "tiny_a"
+
+
+def test_the_legend_of_verdicts_stands_clear_of_the_colours():
+    rows = [["cka", "width", 1.0, "same"], ["svcca", "width", 0.5, "related"]]
+    figure = universality._figure(Table(columns=["measure", "factor", "share of seeds", "verdict"], rows=rows), None)
+    figure.draw_without_rendering()
+    legend = figure.axes[0].get_legend()
+    assert not figure.axes[-1].yaxis.label.get_window_extent().overlaps(legend.get_window_extent())
+
+
+def test_layers_of_one_hook_point_are_named_by_block(tmp_path):
+    layers = [f"resid_post@{i}" for i in range(6)]
+    np.save(tmp_path / "values.npy", square(6))
+    matrix = Matrix(rows=Side(model="m", layers=layers), columns=Side(model="m", layers=layers), values="values.npy")
+    card = {"label": "GW", "larger_is_closer": False, "bounds": (0.0, None)}
+    measure = Measured(name="gw", label="gw", settings={}, estimate={"rows": 9}, card=card, matrices=[matrix])
+    labels = Curve(x=Axis(name="layer"), y=Axis(name=""), at=layers, lines={"spectral": [0, 0, 0, 1, 1, 1]})
+    following = Curve(x=Axis(name="layer"), y=Axis(name=""), at=layers[:-1], lines={sub_networks.NEXT: [0.1] * 5})
+    run = Finished(folder=tmp_path, manifest={}, results=Results(study="similarity"))
+    figure = sub_networks._layers(run, measure, matrix, labels, following)
+    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == list("012345")
+    assert figure.axes[1].get_xlabel() == "resid_post by block"
+    assert figure.axes[0].child_axes == []
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_small_maps_have_the_mark_of_chance_or_say_that_it_is_not_known(tmp_path, known):
+    layers = ["resid_post@0", "resid_post@1"]
+    np.save(tmp_path / "values.npy", square(2))
+    np.save(tmp_path / "chance.npy", np.full((2, 2), 0.25))
+    sides = [Side(model=model, layers=layers) for model in "ab"]
+    details = {"chance": "chance.npy"} if known else {}
+    matrices = [Matrix(rows=side, columns=side, values="values.npy", details=details) for side in sides]
+    card = {"label": "CKA", "larger_is_closer": True, "bounds": (0.0, 1.0)}
+    measure = Measured(name="cka", label="cka", settings={}, estimate={"rows": 9}, card=card, matrices=matrices, null={"alpha": 0.05} if known else None)  # fmt: skip
+    figure = maps._panels(Finished(folder=tmp_path, manifest={}, results=Results(study="similarity")), measure)
+    marks = [line.get_ydata()[0] for line in figure.axes[-1].lines if line.get_marker() == ">"]
+    assert marks == ([0.25] if known else [])
+    assert ("chance is not known here" in figure.get_suptitle()) is not known
