@@ -20,6 +20,9 @@ from repsim_cli.draw.steps import step_panel
 from repsim_cli.findings import convergence, maps, probes, stitching, sub_networks, universality
 from repsim_cli.findings.analysis import Finished
 
+DRAWN: Any = STYLE
+IN_COLUMN: Any = COLUMN
+
 
 def texts(figure):
     """The boxes of all that is written."""
@@ -204,7 +207,7 @@ def test_the_power_of_ten_of_small_values_stands_in_the_label_of_the_colours(tmp
     layers = ["resid_post@0", "resid_post@1"]
     small = [(model, 1e-5 * np.eye(2), layers, layers) for model in ("a", "b")]
     for width in ("column", None):
-        with rc_context(STYLE):
+        with rc_context(DRAWN):
             figure = _fitted(
                 lambda: small_heatmaps(small, card, "msid")[0], Style(width=width), tmp_path / "labels.txt"
             )
@@ -268,7 +271,7 @@ def test_names_of_models_are_shortened_before_the_map_is(tmp_path):
             outer_names(axes, which, models, ends, 5, "resid_post by block")
         return figure
 
-    with rc_context(STYLE | COLUMN):
+    with rc_context(DRAWN | IN_COLUMN):
         figure = _fitted(whole, Style(width="column"), tmp_path / "labels.txt")
     assert pair(figure)[0].get_window_extent().width / figure.dpi > 3.25 / 2
     named = [label.get_text() for label in pair(figure)[0].child_axes[0].get_xticklabels()]

@@ -134,5 +134,6 @@ def test_seeds_of_one_training_are_drawn_as_their_mean_and_range():
     named = {f"c{i}": dataclasses.replace(each, analysis="x") for i, each in enumerate(every)}
     jobs = dict(of_layers(named, "x", {"s0": "tiny", "s1": "tiny"}))
     assert list(jobs) == ["by-layer-q", "by-layer-q-seeds"]
-    assert "range over seeds" in jobs["by-layer-q-seeds"]().axes[0].get_title(loc="left")
+    legend = jobs["by-layer-q-seeds"]().axes[0].get_legend()
+    assert [text.get_text() for text in legend.get_texts()][-1] == "shaded: range over seeds"
     assert list(dict(of_layers(named, "x", {}))) == ["by-layer-q"]
