@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from repsim_cli.draw.chance import Chance
 from repsim_cli.draw.layout import MATRIX, available, shortened
 from repsim_cli.draw.panels import bar_beside, edges, headline, panels
 
@@ -25,15 +26,6 @@ SMALL, ACROSS = 1.4, 4  # side of a small matrix in inches, and how many stand s
 MEASURES_ACROSS, SMALLEST_MEASURE = 5, 0.7  # small matrices of measures side by side, and their least side in inches
 MARK = "#b34700"  # of chance
 HALF, SMALLER = 1.7, 0.9  # inches below which two matrices, and small ones, do not stand side by side
-
-
-@dataclass(frozen=True, kw_only=True)
-class Chance:
-    """What a colour bar says of chance. low, high: over the cells. middle: their median."""
-
-    low: float
-    middle: float
-    high: float
 
 
 @dataclass(frozen=True, kw_only=True)

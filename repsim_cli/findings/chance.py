@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from repsim_cli.content import CHANCE, Measured
-from repsim_cli.draw.heatmap import Chance
+from repsim_cli.draw.chance import Chance, level_of
 from repsim_cli.findings.analysis import Finished, LayerMap
 
 
@@ -15,15 +15,9 @@ def chance_in(
     """What these values of a measure would be by chance, and what that is: from the null, or else from models with
     fresh weights. rows, columns: the model of each layer."""
     drawn = [run.array(matrix.details[CHANCE]) for matrix in measured.matrices if CHANCE in matrix.details]
-    if drawn and measured.null:
-        cells = np.concatenate([part.ravel() for part in drawn])
-        return _marked_at(cells), f"chance, closer than {100 * (1 - measured.null['alpha']):g} % of random pairings"
     untrained = [model for model, facts in run.manifest.get("facts", {}).items() if not facts.get("trained", True)]
     fresh = [np.isin(side, untrained) for side in (rows, columns)]
-    across = values[fresh[0][:, None] != fresh[1]]
-    if not measured.null and (across := across[np.isfinite(across)]).size:
-        return _marked_at(across), "between a trained and an untrained model"
-    return None, ""
+    return level_of(measured.null, drawn, values[fresh[0][:, None] != fresh[1]])
 
 
 def level_in(
@@ -42,7 +36,3 @@ def chance_levels(run: Finished, layers: LayerMap) -> dict[str, list[float]]:
     owners = [model for model, place in layers.places.items() for _ in layers.names[place]]
     chance, said = chance_in(run, layers.measure, layers.values, owners, owners)
     return {} if chance is None else {said: [chance.low, chance.middle, chance.high]}
-
-
-def _marked_at(cells: np.ndarray) -> Chance:
-    return Chance(low=float(cells.min()), middle=float(np.median(cells)), high=float(cells.max()))

@@ -4,7 +4,7 @@ import base64
 import json
 import math
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from repsim_cli import so_far
-from repsim_cli.content import CHANCE, Matrix, Measured, Results, Side
+from repsim_cli.content import CHANCE, DIAGNOSTICS, Matrix, Measured, Results, Side
+from repsim_cli.draw.chance import level_of
 from repsim_cli.draw.heatmap import colour_range, colours
 from repsim_cli.errors import BadInput
 from repsim_cli.results import (
@@ -24,6 +25,7 @@ from repsim_cli.results import (
     read_config,
     read_manifest,
     read_results,
+    slug,
 )
 
 # of a matrix in results.json
@@ -32,6 +34,8 @@ SHARES = ("p", "p_family", "q", "calibrated")  # of them, those from 0 to 1 what
 NUMBERS = 1_100_000  # in a page: those of 60 models with 12 layers, four quantities of a symmetric measure
 MOST, LARGEST = 6_000_000, 400_000  # bytes of all figures in a page, and of an SVG there
 BOTH = 9_500_000  # bytes of numbers and figures
+# of figures, by how their names begin
+TABLES = {"stitching": "stitching", "probes": "probes", "diagnostics": DIAGNOSTICS, "boundaries": "boundaries"}
 LEAVES, SHORT = 60, 300  # of a fact of a study that stands in a table, and characters of each
 ELSEWHERE = ("warnings", "timings", "peak_memory_mb_after", "command", "overrides", "files")  # in the page
 
@@ -56,6 +60,7 @@ def record(folder: Path, among: int = 1) -> dict[str, Any]:
         len(m.rows.layers) * len(m.columns.layers) * len(_paths(m)) for measured in measures for m in measured.matrices
     )
     block = math.ceil(math.sqrt(count * among / NUMBERS)) or 1
+    untrained = {label for label, of in manifest.get("facts", {}).items() if not of.get("trained", True)}
     configured = (folder / "config.yaml").is_file()
     about = {key: value for key, value in {"analyses": whole.analyses, **whole.about}.items() if value}
     facts = {key: list(flat(value, key)) for key, value in about.items()}
@@ -68,13 +73,16 @@ def record(folder: Path, among: int = 1) -> dict[str, Any]:
         "repeat": shlex.join(["repsim", "run", "--from", _name(folder)]),
         "config": list(flat(read_config(folder))) if configured else [],
         "config_text": (folder / "config.yaml").read_text() if configured else "",
-        "measures": [_measure(measure, block, partial(_array, folder, arrays)) for measure in measures],
+        "measures": [_measure(measure, block, partial(_array, folder, arrays), untrained) for measure in measures],
         "remedied": {label: {"base": base, "remedy": remedy} for label, (base, remedy, _) in remedied.items()},
         "so_far": {given.measured.label: given.state for given in maps},
         "tables": [(name, asdict(table)) for name, table in whole.tables.items()],
         "curves": [(name, asdict(curve)) for name, curve in whole.curves.items()],
         "claims": [asdict(claim) for claim in whole.claims],
-        "figures": list(_figures(folder, min(MOST, BOTH - 8 * count // block**2))),
+        "figures": [
+            {**figure, "data": drawn_from(figure["name"], whole)}
+            for figure in _figures(folder, min(MOST, BOTH - 8 * count // block**2))
+        ],
         "facts": [leaf for key in facts if key in short for leaf in facts[key]],
         "others": [
             (key, json.dumps(value, indent=1, ensure_ascii=False)) for key, value in about.items() if key not in short
@@ -117,8 +125,30 @@ def _figures(folder: Path, left: int) -> Iterator[dict[str, Any]]:
         }
 
 
-def _measure(measure: Measured, block: int, read: Callable[[Matrix, str], np.ndarray | None]) -> dict[str, Any]:
-    """A measure's record with its arrays, or means over blocks of them, embedded, and the colours of each quantity."""
+def drawn_from(figure: str, whole: Results) -> dict[str, list[str]]:
+    """What the page saves beside a figure: the names of the curves, the measure or the table that it shows, as far as its
+    name says; empty where it does not."""
+    if figure.startswith("stitching-curves"):
+        return {"curves": list(whole.curves)}
+    over_layers = figure.removesuffix("-seeds")
+    curves = []
+    for name, curve in whole.curves.items():
+        quantity, point = (slug(str(curve.about[key])) if key in curve.about else None for key in ("quantity", "point"))
+        if over_layers == f"by-layer-{quantity}" or figure.startswith(f"{quantity}-{point}-"):
+            curves.append(name)
+    if curves:
+        return {"curves": curves}
+    measures = [m.label for m in whole.measures if figure.startswith(f"{slug(m.label)}-")]
+    if measures:
+        return {"measure": [max(measures, key=len)]}
+    return {"table": [name for name in whole.tables if name == TABLES.get(figure.split("-")[0])]}
+
+
+def _measure(
+    measure: Measured, block: int, read: Callable[[Matrix, str], np.ndarray | None], untrained: Collection[str]
+) -> dict[str, Any]:
+    """A measure's record with its arrays, or means over blocks of them, embedded, the colours of each quantity, and the
+    level of chance."""
     arrays = {what: [read(m, what) for m in measure.matrices] for what in QUANTITIES}
     scales = {}
     for what, blocks in arrays.items():
@@ -135,7 +165,15 @@ def _measure(measure: Measured, block: int, read: Callable[[Matrix, str], np.nda
         for i, m in enumerate(measure.matrices)
     ]
     about = {**vars(measure), "matrices": matrices, "sides": [json.loads(side) for side in sides]}
-    return {**about, "scales": scales, "block": block}
+    drawn = [array for array in arrays[CHANCE] if array is not None]
+    across = [
+        array.ravel()
+        for m, array in zip(measure.matrices, arrays["values"], strict=True)
+        if array is not None and (m.rows.model in untrained) != (m.columns.model in untrained)
+    ]
+    chance, said = level_of(measure.null, drawn, np.concatenate([np.empty(0), *across]))
+    level = None if chance is None else {said: [chance.low, chance.middle, chance.high]}
+    return {**about, "scales": scales, "block": block, "level": level}
 
 
 def _side(side: Side, block: int) -> str:

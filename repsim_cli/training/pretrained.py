@@ -105,4 +105,5 @@ def pretrained(
         identity=identity,
         make=make,
         metrics=trained.metrics,
+        trained=True,
     )

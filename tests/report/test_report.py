@@ -652,7 +652,11 @@ def test_curves_of_layers_stand_at_the_layers_names(tmp_path, opened):
     assert page.evaluate("[...document.querySelectorAll('#curves h3')].map((h) => h.textContent)") == ["q", "first", "second"]  # fmt: skip
     assert downloaded(page, "#curves .chart", "CSV").decode() == "layer,a,b\nembed,,3\ny,2,4\nz,,5\nx,1,\n"
     captions = page.evaluate("[...document.querySelectorAll('#curves figcaption')].map((c) => c.textContent)")
-    assert captions == ["a (solid); b (dashed)", "a (solid); chance (dashed)", "line; chance is not known"]
+    assert captions == [
+        "a (solid); b (dashed)",
+        "a; dotted: chance (median, and its range)",
+        "line; chance is not known",
+    ]
 
 
 def test_the_answer_comes_first_and_figures_are_shown(tmp_path, opened):
@@ -745,6 +749,97 @@ def test_maps_and_charts_are_saved_as_svg(tmp_path, opened):
     assert told[0] == f"step,attn_out@0,attn_out@1,mean,band from,band to,{chance}"
     assert told[3] == f"100,,,,,,{level}"
     assert page.evaluate("document.querySelector('#curves figcaption').textContent").endswith(f"; dotted: {chance}")
+
+
+@pytest.mark.parametrize("null", [True, False])
+def test_the_level_of_chance_is_marked_beside_the_colours(tmp_path, opened, null):
+    """From the null, or from pairs of a trained and an untrained model; in the row's chart and in SVG too."""
+    folder = made(tmp_path / "run", measures=("cka", "procrustes"))
+    first, other = results.read_results(folder).measures
+    with results.amending(folder) as run:
+        run.manifest["facts"] = {
+            label: {"trained": null or label == "small", "steps": []} for label in ("small", "large")
+        }
+        if null:
+            matrices = [replace(m, details={"chance": run.write_array(f"chance-{i}", np.full((3 + 2 * (m.rows.model == "large"), 3 + 2 * (m.columns.model == "large")), 0.25))}) for i, m in enumerate(first.matrices)]  # fmt: skip
+            tested = replace(first, matrices=matrices, null={"alpha": 0.05, "permutations": 9, "share": 1})
+            run.write_results(replace(results.read_results(folder), measures=[tested, other]))
+    page = opened(saved(folder))
+    cells = [value(folder, "cka", ("small", f"resid_post@{i}"), ("large", f"resid_post@{j}")) for i in range(3) for j in range(5)]  # fmt: skip
+    low, middle, high = [0.25] * 3 if null else [min(cells), np.median(cells), max(cells)]
+    said = page.evaluate("document.querySelector('.bar .level').textContent")
+    what = "chance, closer than 95 % of random pairings" if null else "between a trained and an untrained model"
+    spread = "" if null else f" ({low:.4g} to {high:.4g})"
+    assert said == f"\u25b4 {what}: {middle:.4g}{spread}"
+    left = page.evaluate("parseFloat(document.querySelector('.median').style.left)")
+    assert left == pytest.approx(100 * middle, abs=0.1)
+    ends = page.evaluate("(() => { const s = document.querySelector('.range').style; return [parseFloat(s.left), parseFloat(s.width)]; })()")  # fmt: skip
+    assert ends == pytest.approx([100 * low, 100 * (high - low)], abs=0.1)
+    assert what in page.evaluate("document.querySelector('#row figcaption').textContent")
+    assert what in downloaded(page, "#matrices .panel", "SVG").decode()
+    answer = page.evaluate("document.querySelector('#results').textContent")
+    assert "Chance is not known" not in answer
+    assert ("Nothing was tested" in answer) is not null
+    assert (f"CKA {what}" in answer or f"cka {what}" in answer) is not null
+    choose(page, "what", "standard error")
+    assert page.evaluate("document.querySelectorAll('.bar .level').length") == 0
+    choose(page, "what", "value")
+    choose(page, "measure", "procrustes")
+    assert page.evaluate("document.querySelectorAll('.bar .level').length") == (0 if null else 1)
+
+
+def test_checkpoints_are_counted_apart_from_models(tmp_path, opened):
+    folder = made(tmp_path / "run", measures=())
+    with results.amending(folder) as run:
+        run.manifest["models"] = {f"mine, step {step}": {} for step in (0, 5, 9)}
+        run.manifest["facts"] = {"mine": {"trained": True, "steps": [0, 5, 9]}}
+    page = opened(saved(folder))
+    assert page.evaluate("document.querySelector('#results p').textContent").startswith("complete, 1 model, 3 checkpoints, ")  # fmt: skip
+
+
+def test_a_figure_is_saved_with_its_numbers(tmp_path, opened):
+    """The curves, the whole map or the table that its name says; none where it says nothing."""
+    folder = made(tmp_path / "run", measures=("cka",))
+
+    def curve(quantity, value, **about):
+        return Curve(x=Axis(name="step"), y=Axis(name="CKA"), at=[0, 9], lines={"x": [value, None]}, about={"quantity": quantity, **about})  # fmt: skip
+
+    curves = {"a": curve("cka to last", 0.25, point="mlp_out"), "b": curve("cka to last", 0.5, point="attn_out"), "c": curve("mean cka", 0.75)}  # fmt: skip
+    tables = {
+        "stitching": Table(columns=["head", "loss"], rows=[["m", 1.5]]),
+        "other": Table(columns=["k"], rows=[[1]]),
+    }
+    changed(folder, curves=curves, tables=tables)
+    (folder / "figures").mkdir()
+    saved_with = {
+        "by-layer-mean_cka-seeds": "curve,line,x,y\nc,x,0,0.75\nc,x,9,\n",
+        "cka-all": None,
+        "cka_to_last-mlp_out-all": "curve,line,x,y\na,x,0,0.25\na,x,9,\n",
+        "other-of_some_kind": "",
+        "stitching-curves-all": "curve,line,x,y\na,x,0,0.25\na,x,9,\nb,x,0,0.5\nb,x,9,\nc,x,0,0.75\nc,x,9,\n",
+        "stitching-loss-all": "head,loss\nm,1.5\n",
+    }
+    for name in saved_with:
+        matplotlib.image.imsave(folder / "figures" / f"{name}.png", np.zeros((4, 4, 3)))
+    page = opened(saved(folder))
+    for number, content in enumerate(saved_with.values()):
+        buttons = page.evaluate(f"[...document.querySelectorAll('.drawn')[{number}].querySelectorAll('button')].map((b) => b.textContent)")  # fmt: skip
+        assert ("CSV" in buttons) is (content != "")
+        if content:
+            assert downloaded(page, ".drawn", "CSV", number).decode() == content
+    lines = downloaded(page, ".drawn", "CSV", 1).decode()
+    assert lines == downloaded(page, "#matrices .panel", "CSV").decode()
+
+
+def test_a_broad_figure_has_a_row_of_its_own(tmp_path, opened):
+    folder = made(tmp_path / "run", measures=())
+    (folder / "figures").mkdir()
+    for name, width in (("broad", 1400), ("small", 600)):
+        matplotlib.image.imsave(folder / "figures" / f"{name}.png", np.zeros((40, width, 3)))
+    page = opened(saved(folder), width=1400)
+    page.evaluate("Promise.all([...document.images].map((image) => image.decode()))")
+    widths = page.evaluate("[...document.querySelectorAll('.drawn')].map((f) => f.clientWidth)")
+    assert widths[0] > 2 * widths[1] > 1000
 
 
 def test_steps_are_logarithmic_where_figures_have_them_so(tmp_path, opened):

@@ -61,6 +61,7 @@ def test_small_language_models():
     settings = {"config": CONFIG, "tokenizer": "tiny_a", "recipe": TextRecipe(length=16, steps=3, warm_up=1)}
     found = kind(**settings)
     assert not (cache.root() / "models").exists()
+    assert found.trained  # its similarity with other models is not what chance gives
     seen = []
 
     def progress(items, label, unit):

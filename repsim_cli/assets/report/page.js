@@ -12,6 +12,7 @@ const QUANTITIES = {
 };
 const VERDICTS = { holds: "\u2713 ", fails: "\u2717 ", unclear: "? ", "not testable here": "\u2013 " };
 const ALL = ""; // every model, or no remedy, in the selectors
+const BROAD = 1000; // pixels of a figure that has a row of its own
 const LEAST = 1e-12; // of a colour scale's range
 const FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Noto Sans', 'DejaVu Sans', sans-serif";
 const redraws = []; // what depends on the width or the theme
@@ -333,10 +334,9 @@ function colourTable(name) {
 }
 
 // The place of a value in its scale's table of colours.
-function shadeOf(scale, value) {
-  const share = (value - scale.low) / Math.max(scale.high - scale.low, LEAST);
-  return Math.min(255, Math.max(0, Math.floor(256 * share)));
-}
+const shadeOf = (scale, value) => Math.min(255, Math.floor(256 * shareOf(scale, value)));
+
+const shareOf = (scale, value) => Math.min(1, Math.max(0, (value - scale.low) / Math.max(scale.high - scale.low, LEAST)));
 
 function shared(scales) {
   return { low: Math.min(...scales.map((s) => s.low)), high: Math.max(...scales.map((s) => s.high)), colours: scales[0].colours };
@@ -421,13 +421,18 @@ function heatmap(panel, view) {
     pen.imageSmoothingEnabled = false;
     pen.drawImage(cells, 0, 0, enlarged.width, enlarged.height);
     const bar = colourTable(scale.colours).filter((_, i) => i % 4 === 0).map((colour, i) => shape("rect", { x: left + 2 * i, y: height + 8, width: 2.5, height: 10, fill: `rgb(${colour.join(",")})` }));
-    const label = `${brief(scale.low)} to ${brief(scale.high)}: ${barLabel(panel)}`;
-    return drawing(Math.max(width, left + 138 + 6.5 * label.length), height + 26, [
+    const label = `${brief(scale.low)} to ${brief(scale.high)}: ${barLabel(panel)}`, words = levelWords(panel.level);
+    const marks = levelsOf(panel.level).map(([, low, middle, high]) => {
+      const [from, at, to] = [low, middle, high].map((value) => left + 128 * shareOf(scale, value));
+      return shape("path", { d: `M${rounded(from)} ${rounded(height + 20)}H${rounded(to)}M${rounded(at)} ${rounded(height + 19)}l4 7h-8z`, stroke: css("--line-2"), fill: css("--line-2") });
+    });
+    const longest = Math.max(...[label, ...words].map((text) => text.length));
+    return drawing(Math.max(width, left + 138 + 6.5 * longest), height + 26 + 14 * words.length, [
       shape("image", { x: left, y: top, width: wide, height: high, href: enlarged.toDataURL(), preserveAspectRatio: "none", "image-rendering": "pixelated" }),
       shape("rect", { x: left - 0.5, y: top - 0.5, width: wide + 1, height: high + 1, fill: "none", stroke: css("--rule") }),
       ...rules.map(([x, y, w, h]) => shape("rect", { x, y, width: w, height: h, fill: "#ffffff" })),
       ...texts.map(({ text, x, y, size, anchor, turned }) => written(text, x, y, size, anchor, turned)),
-      ...bar, written(label, left + 134, height + 13, 11, "start"),
+      ...bar, ...marks, written(label, left + 134, height + 13, 11, "start"), ...words.map((text, i) => written(text, left + 134, height + 28 + 14 * i, 11, "start")),
     ]);
   }
 
@@ -562,8 +567,18 @@ function colourBar(panel) {
     pen.fillStyle = `rgb(${colour.join(",")})`;
     pen.fillRect(i, 0, 1, 1);
   });
-  return el("div", { class: "bar" }, brief(panel.scale.low), canvas, brief(panel.scale.high), el("span", { class: "quiet" }, barLabel(panel)));
+  const marks = levelsOf(panel.level).map(([, low, middle, high]) => {
+    const [range, place] = [el("span", { class: "range" }), el("span", { class: "median" })];
+    const [from, at, to] = [low, middle, high].map((value) => 100 * shareOf(panel.scale, value));
+    [range.style.left, range.style.width, place.style.left] = [`${from}%`, `${to - from}%`, `${at}%`];
+    return [range, place];
+  });
+  return el("div", { class: "bar" }, brief(panel.scale.low), el("span", { class: "scale" }, canvas, ...marks.flat()), brief(panel.scale.high),
+    el("span", { class: "quiet" }, barLabel(panel)), ...levelWords(panel.level).map((text) => el("span", { class: "level" }, `\u25b4 ${text}`)));
 }
+
+// In words: what chance gives.
+const levelWords = (level) => levelsOf(level).map(([name, low, middle, high]) => `${name}: ${brief(middle)}${low < high ? ` (${brief(low)} to ${brief(high)})` : ""}`);
 
 const barLabel = (panel) => [panel.note, inBlocks([...panel.rows, ...panel.columns])].filter(Boolean).join("; blocks of ");
 
@@ -606,15 +621,16 @@ function vectorOf(plot) {
   return drawing(plot.width, plot.height, [shape("g", { stroke: css("--rule") }, ...rules), ...bands, ...lines, ...names]);
 }
 
-// lines: [{label, y, low, high}], a value per name; missing values are null.
-function chart(names, lines, xLabel, yLabel, marked = null, band = "one standard error each way") {
+// lines: [{label, y, low, high}], a value per name; missing values are null. levels: what chance gives, as in `about`.
+function chart(names, lines, xLabel, yLabel, { marked = null, band = "one standard error each way", levels = null } = {}) {
   const host = el("div");
   const below = el("p", { class: "readout quiet" });
   const keys = lines.map((line, i) => `${line.label}${lines.length > 1 ? ` (${["solid", "dashed", "dotted", "dash-dot"][(i + Math.floor(i / 4)) % 4]})` : ""}`);
-  const banded = lines.some((line) => line.low);
-  const caption = el("figcaption", {}, `${keys.join("; ")}${banded ? `; band: ${band}` : ""}`);
+  const banded = lines.some((line) => line.low), known = levelsOf(levels);
+  const caption = el("figcaption", {}, [...keys, ...(banded ? [`band: ${band}`] : []), ...saidOf(levels)].join("; "));
   const bands = lines.flatMap(({ label, low, high }) => (low ? [[`${label}, band from`, low], [`${label}, band to`, high]] : []));
-  const columns = [...lines.map(({ label, y }) => [label, y]), ...bands];
+  const constant = (value) => names.map(() => value);
+  const columns = [...lines.map(({ label, y }) => [label, y]), ...bands, ...known.map(([name, , middle]) => [name, constant(middle)])];
   const files = downloads(`${yLabel} by ${xLabel}`, {
     ...pictures(() => vectorOf(plot)),
     csv: ["text/csv", () => csv([xLabel, ...columns.map(([name]) => name)], names.map((name, i) => [name, ...columns.map(([, values]) => values[i])]))],
@@ -636,6 +652,7 @@ function chart(names, lines, xLabel, yLabel, marked = null, band = "one standard
         data.push(line.high, line.low);
       }
     });
+    addLevels(known, constant, data, series, bands);
     const width = Math.max(260, Math.min(box.clientWidth || 700, 1000));
     const named = names.some((name) => typeof name === "string");
     const most = Math.max(...names.map((name) => middle(String(name), 16).length));
@@ -696,6 +713,22 @@ function sharedLevels(curves) {
   }));
 }
 
+const saidOf = (levels) => [...levelsOf(levels).map(([name, low, , high]) => `dotted: ${name}${low < high ? " (median, and its range)" : ""}`), ...(levels && !Object.keys(levels).length ? ["chance is not known"] : [])];
+
+// Dotted lines with their ranges. constant: a value at every place.
+function addLevels(levels, constant, data, series, bands) {
+  const hidden = { stroke: "transparent", points: { show: false } };
+  for (const [, low, middle, high] of levels) {
+    series.push({ stroke: css("--quiet"), width: 2, dash: DOTS, points: { show: false } });
+    data.push(constant(middle));
+    if (low < high) {
+      bands.push({ series: [series.length, series.length + 1], fill: `${css("--quiet")}22` });
+      series.push(hidden, { ...hidden });
+      data.push(constant(high), constant(low));
+    }
+  }
+}
+
 // A curve against numbers (steps, epochs): a thin line per name, their mean and the widest band; dotted, what chance gives.
 function stepChart(curve, heading) {
   const host = el("div");
@@ -704,8 +737,7 @@ function stepChart(curve, heading) {
   const several = names.length > 1, mean = curve.mean ?? (several ? null : values[0]);
   const band = several ? Object.values(curve.bands).at(-1) : undefined;
   const levels = levelsOf(curve.about.levels), constant = (value) => curve.at.map(() => value);
-  const parts = [...(several ? [`thin: ${names[0]} (dark) to ${names.at(-1)} (bright)`] : []), ...(several && mean ? ["thick: their mean"] : []), ...(band ? [`band: ${band.of}`] : []),
-    ...levels.map(([name, low, , high]) => `dotted: ${name}${low < high ? " (median, and its range)" : ""}`), ...(curve.about.levels && !levels.length ? ["chance is not known"] : [])];
+  const parts = [...(several ? [`thin: ${names[0]} (dark) to ${names.at(-1)} (bright)`] : []), ...(several && mean ? ["thick: their mean"] : []), ...(band ? [`band: ${band.of}`] : []), ...saidOf(curve.about.levels)];
   const logarithmic = curve.at.at(-1) >= DECADES * (curve.at.find((step) => step > 0) ?? 1);
   const columns = [...names.map((name, i) => [name, values[i]]), ...(several && mean ? [["mean", mean]] : []),
     ...(band ? [["band from", band.low], ["band to", band.high]] : []), ...levels.map(([name, , middle]) => [name, constant(middle)])];
@@ -727,15 +759,11 @@ function stepChart(curve, heading) {
     const shade = (i) => `rgb(${colours[Math.round((220 * i) / Math.max(1, names.length - 1))].join(",")})`;
     if (several) values.forEach((y, i) => add(y, { stroke: shade(i), width: 1 }));
     if (mean) add(mean, { stroke: ink, width: 2.5 });
-    const shaded = (low, high) => {
+    if (band) {
       bands.push({ series: [series.length, series.length + 1], fill: `${ink}22` });
-      for (const side of [high, low]) add(side, { stroke: "transparent", points: { show: false } });
-    };
-    if (band) shaded(band.low, band.high);
-    for (const [, low, middle, high] of levels) {
-      add(constant(middle), { stroke: css("--quiet"), width: 2, dash: DOTS, points: { show: false } });
-      if (low < high) shaded(constant(low), constant(high));
+      for (const side of ["high", "low"]) add(band[side], { stroke: "transparent", points: { show: false } });
     }
+    addLevels(levels, constant, data, series, bands);
     const axis = axisStyle();
     plot = new uPlot({
       width: Math.max(260, Math.min(box.clientWidth || 700, 1000)),
@@ -863,7 +891,7 @@ function matrices() {
       if (!grid[what]) return { title: title(run), missing: `This run has no ${QUANTITIES[what]}.` };
       const rows = kept(entry, "rows"), columns = kept(entry, "columns");
       if (!rows.length || !columns.length) return { title: title(run), missing: "This run has no such model." };
-      return { title: title(run), rows, columns, grouped, values: cellsOf(grid, what, rows, columns), scale: shared(scales), note: `${[record.card.label, value("remedy"), what === "values" ? "" : QUANTITIES[what]].filter(Boolean).join(", ")} (${[better(record), "bright is " + (what === "values" ? "close" : "large")].filter(Boolean).join(", ")})` };
+      return { title: title(run), rows, columns, grouped, values: cellsOf(grid, what, rows, columns), scale: shared(scales), level: what === "values" ? record.level : null, note: `${[record.card.label, value("remedy"), what === "values" ? "" : QUANTITIES[what]].filter(Boolean).join(", ")} (${[better(record), "bright is " + (what === "values" ? "close" : "large")].filter(Boolean).join(", ")})` };
     });
     if (!MANY || shown.some(({ grid }) => !grid || !grid[what])) return made;
     const [first, other] = shown;
@@ -933,7 +961,7 @@ function matrices() {
       return { label: title(run), y, low: band(-1), high: band(1) };
     });
     const marked = names.indexOf(column.name);
-    line = chart(names, lines, `layer of ${column.model}`, shown.find(({ record }) => record).record.label, marked < 0 ? null : marked);
+    line = chart(names, lines, `layer of ${column.model}`, shown.find(({ record }) => record).record.label, { marked: marked < 0 ? null : marked, levels: MANY ? null : shown[0].record.level });
     const columns = ["layer"], rows = names.map((name) => [name]);
     for (const { run, grid } of has) {
       for (const [what, quantity] of Object.entries(QUANTITIES)) {
@@ -1024,7 +1052,8 @@ function summary() {
 function answer() {
   const parts = RUNS.flatMap((run) => {
     const m = run.manifest;
-    const facts = [m.status, counted(Object.keys(m.models ?? {}).length, "model"), typeof m.rows === "number" ? counted(m.rows, "row") : null, m.seconds === undefined ? null : lasted(m.seconds)];
+    const models = Object.values(m.facts ?? {}), checkpoints = models.reduce((count, { steps }) => count + steps.length, 0);
+    const facts = [m.status, counted(models.length || Object.keys(m.models ?? {}).length, "model"), checkpoints ? counted(checkpoints, "checkpoint") : null, typeof m.rows === "number" ? counted(m.rows, "row") : null, m.seconds === undefined ? null : lasted(m.seconds)];
     const verdicts = run.claims.map((c) => el("li", {},
       el("span", { class: `verdict ${c.verdict}` }, `${VERDICTS[c.verdict] ?? ""}${c.verdict}`), `: ${c.says} `,
       el("span", { class: "quiet" }, `(${c.source}; ${c.measure}${c.value === null ? `: ${c.why}` : `: ${measured(c.value, c.se)}, threshold ${brief(c.threshold)}${c.p === null ? "" : `, p = ${Number(c.p.toPrecision(2))}`}`})`)));
@@ -1037,9 +1066,11 @@ function answer() {
   });
   const rows = RUNS.flatMap((run) => run.measures.flatMap((measure) => closest(measure).map((row) => ofRun(run, row))));
   const known = RUNS.some((run) => run.measures.some((m) => m.null) || Object.keys(run.so_far).length);
+  const levels = RUNS.flatMap((run) => run.measures.filter((m) => m.level && !m.null).flatMap((m) => levelWords(m.level).map((text) => `${MANY ? `${run.letter}: ` : ""}${m.label} ${text}`)));
   if (rows.length) parts.push(table("The closest layers of two models", ...withoutEmpty(runColumn(["measure", "model", "layer", "other model", "other layer", "value", "chance", "calibrated", "p, corrected"]), rows), { tall: true, round: true }));
   parts.push(...unique(RUNS.flatMap((run) => run.measures.filter((m) => m.block > 1).map(averaged))).map((text) => el("p", { class: "quiet" }, text)));
-  if (rows.length && !known) parts.push(el("p", { class: "quiet" }, "Chance is not known: nothing was tested. significance=permutation adds its level, calibrated scores and p values."));
+  if (levels.length) parts.push(el("p", { class: "quiet" }, `Beside what chance gives: ${levels.join("; ")}.`));
+  if (rows.length && !known) parts.push(el("p", { class: "quiet" }, `${levels.length ? "Nothing" : "Chance is not known: nothing"} was tested. significance=permutation adds the level of chance, calibrated scores and p values.`));
   return section("results", "Results", ...parts);
 }
 
@@ -1054,12 +1085,25 @@ function closest(measure) {
   });
 }
 
+// The numbers of a figure as CSV, where its name says which they are.
+function numbersOf(run, { curves, measure, table }) {
+  const file = (...parts) => ({ csv: ["text/csv", () => csv(...parts)] });
+  if (measure) {
+    const { rows, columns, values } = gridOf(run, measure[0]), wide = columns.layers.length;
+    return file(["layer", ...columns.layers.map(said)], rows.layers.map((row, i) => [said(row), ...values.subarray(i * wide, (i + 1) * wide)]));
+  }
+  if (table?.length) return file(...(({ columns, rows }) => [columns, rows])(run.tables.find(([name]) => name === table[0])[1]));
+  if (!curves) return {};
+  const lines = run.curves.filter(([name]) => curves.includes(name)).flatMap(([name, curve]) => [...Object.entries(curve.lines), ...(curve.mean ? [["mean", curve.mean]] : [])].map(([line, values]) => [name, line, curve.at, values]));
+  return file(["curve", "line", "x", "y"], lines.flatMap(([name, line, at, values]) => at.map((x, i) => [name, line, x, values[i]])));
+}
+
 function figures() {
-  const parts = RUNS.flatMap((run) => run.figures.map(({ name, png, svg }) => {
+  const parts = RUNS.flatMap((run) => run.figures.map(({ name, png, svg, data }) => {
     const heading = MANY ? `${run.letter}: ${name}` : name;
     if (!png) return el("p", { class: "quiet" }, `${heading}: in the run's folder, figures/`);
-    const files = { png: ["image/png", () => decoded(png)], ...(svg ? { svg: ["image/svg+xml", () => decoded(svg)] } : {}) };
-    return el("figure", { class: "drawn" }, el("figcaption", {}, heading), el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": `Figure ${heading}` }, el("img", { src: `data:image/png;base64,${png}`, alt: `Figure ${name}`, decoding: "async" })), downloads(name, files));
+    const files = { png: ["image/png", () => decoded(png)], ...(svg ? { svg: ["image/svg+xml", () => decoded(svg)] } : {}), ...numbersOf(run, data) };
+    return el("figure", { class: "drawn" }, el("figcaption", {}, heading), el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": `Figure ${heading}` }, el("img", { src: `data:image/png;base64,${png}`, alt: `Figure ${name}`, decoding: "async", onload: ({ target }) => target.closest("figure").classList.toggle("broad", target.naturalWidth > BROAD) })), downloads(name, files));
   }));
   return parts.length ? section("figures", "Figures", el("div", { class: "gallery" }, ...parts)) : null;
 }
@@ -1122,10 +1166,7 @@ function layerCharts(run) {
       return Object.entries(curve.lines).map(([way, y]) => ({ label: Object.keys(curve.lines).length > 1 ? [label, way].filter(Boolean).join(", ") : label || way, y: placed(y) }));
     });
     const said = members.map((curve) => Object.values(curve.bands)[0]?.of).find(Boolean);
-    const { levels } = members[0].about, known = Object.entries(levels ?? {}).map(([label, at]) => [label, [at].flat()]);
-    const drawn = chart(places, [...lines, ...known.map(([label, at]) => ({ label, y: places.map(() => at.at(at.length >> 1)) }))], "layer", axisName(members[0].y), null, said);
-    if (levels && !known.length) drawn.box.querySelector("figcaption").append("; chance is not known");
-    return [name, drawn];
+    return [name, chart(places, lines, "layer", axisName(members[0].y), { band: said, levels: members[0].about.levels })];
   });
 }
 
@@ -1154,15 +1195,19 @@ function curves() {
     redraws.push(drawn.draw);
     return [el("h3", {}, MANY ? `${run.letter}: ${name}` : name), drawn.box];
   }));
+  const overLayers = [];
   const parts = names.flatMap((name) => RUNS.flatMap((run) => together(run).filter(([other]) => other === name).flatMap(([, curve]) => {
     const heading = MANY ? `${run.letter}: ${name}` : name;
     const numbers = el("details", { class: curve.at.length > 8 ? "wide" : null }, el("summary", {}, overNames(curve) ? `Numbers: ${heading}` : "The curve's numbers"), curveTable(curve, heading));
-    if (overNames(curve)) return [numbers];
+    if (overNames(curve)) {
+      overLayers.push(numbers);
+      return [];
+    }
     const drawn = stepChart(curve, heading);
     redraws.push(drawn.draw);
     return [el("h3", {}, heading), drawn.box, numbers];
   })));
-  return names.length ? section("curves", "Curves", ...charts, ...parts) : null;
+  return names.length ? section("curves", "Curves", ...charts, ...(overLayers.length ? [el("details", {}, el("summary", {}, "Numbers of the curves over layers"), ...overLayers)] : []), ...parts) : null;
 }
 
 function others() {

@@ -1,0 +1,34 @@
+"""The level of chance of a measure, for colour bars, curves and the report."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chance:
+    """What a colour bar says of chance. low, high: over the cells. middle: their median."""
+
+    low: float
+    middle: float
+    high: float
+
+
+def level_of(
+    null: Mapping[str, Any] | None, drawn: Sequence[np.ndarray], across: np.ndarray
+) -> tuple[Chance | None, str]:
+    """The level of chance, and what it is: from the null, or else from models with fresh weights. null: how chance was
+    judged. drawn: its levels for the cells of each matrix. across: the values between a trained and an untrained model.
+    """
+    if drawn and null:
+        cells = np.concatenate([part.ravel() for part in drawn])
+        return _marked_at(cells), f"chance, closer than {100 * (1 - null['alpha']):g} % of random pairings"
+    if not null and (across := across[np.isfinite(across)]).size:
+        return _marked_at(across), "between a trained and an untrained model"
+    return None, ""
+
+
+def _marked_at(cells: np.ndarray) -> Chance:
+    return Chance(low=float(cells.min()), middle=float(np.median(cells)), high=float(cells.max()))
