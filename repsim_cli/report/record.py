@@ -126,8 +126,8 @@ def _figures(folder: Path, left: int) -> Iterator[dict[str, Any]]:
 
 
 def drawn_from(figure: str, whole: Results) -> dict[str, list[str]]:
-    """What the page saves beside a figure: the names of the curves, the measure or the table that it shows, as far as its
-    name says; empty where it does not."""
+    """What the page saves beside a figure: the names of the curves, the measure or the table that it shows, as far as
+    its name says; empty where it does not."""
     if figure.startswith("stitching-curves"):
         return {"curves": list(whole.curves)}
     over_layers = figure.removesuffix("-seeds")
