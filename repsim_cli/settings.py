@@ -1,5 +1,6 @@
 """The groups of settings that studies share: extraction of rows, hardware, significance, groups of models."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
@@ -132,6 +133,23 @@ class Extract:
             **({"drop_features": self.drop_features} if self.drop_features < 1 else {}),
             **({"normalise": self.normalise} if self.normalise != "none" else {}),
         }
+
+
+REMEDIED: dict[str, Callable[[Any], str]] = {
+    "skip": lambda places: f"without the first {places} places",
+    "skip_tokens": lambda names: f"without {', '.join(names)}",
+    "drop_features": lambda share: f"without features above {share:g} of the variance",
+    "normalise": {"features": "features at unit variance", "rows": "rows at unit norm"}.__getitem__,
+}
+
+
+def treatment(remedies: Mapping[str, Any]) -> str:
+    """What was done to the rows before they were compared, from `Extract.remedies`; empty where it was nothing.
+
+    >>> treatment({"normalise": "features", "skip": 4})
+    'without the first 4 places; features at unit variance'
+    """
+    return "; ".join(said(remedies[key]) for key, said in REMEDIED.items() if key in remedies)
 
 
 @dataclass(frozen=True, kw_only=True)

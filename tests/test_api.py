@@ -46,6 +46,7 @@ def test_the_same_bits_as_both_commands(of_texts, repsim, newest, tmp_path):
     code, out, err = repsim("compare", "tiny_a", shipped_folder("tiny_b"), "--data", file, "--measure", "cka_unbiased")
     assert code == 0, err
     assert "tiny_a x tiny_b" in out
+    assert "\n  rows: without the first 4 places; features at unit variance\n" in out
     assert out.count("\n") <= 10
     assert out.splitlines()[-1].endswith("/report.html")
     assert re.search(

@@ -14,6 +14,7 @@ from repsim_cli.errors import BadInput
 from repsim_cli.executors.records import FILE, read_records
 from repsim_cli.findings.leaderboard import grade
 from repsim_cli.presets import GROUPS, UNSELECTED, described, entry_of
+from repsim_cli.settings import treatment
 
 if TYPE_CHECKING:
     from repsim_cli.api import Result
@@ -325,6 +326,8 @@ def _answer(result: "Result", a: str, b: str) -> Iterator[str]:
     """How similar the layers of two models are, in about ten lines."""
     manifest = result.manifest
     yield f"{manifest['name']}: {manifest['status']}, {manifest['seconds']:.1f} s, seed {manifest['seed']}"
+    if treated := treatment(manifest.get("remedies", {})):
+        yield f"  rows: {treated}"
     for measured in result.results.measures:
         values, estimate = result.matrix(a, b, measured.label).values, measured.estimate
         better = "larger" if measured.larger_is_closer else "smaller"

@@ -43,6 +43,7 @@ from repsim_cli.findings.evidence import (
 from repsim_cli.findings.layers import in_order
 from repsim_cli.findings.multiples import MOST_PAIRS
 from repsim_cli.results import slug
+from repsim_cli.settings import treatment
 
 Models = Mapping[str, slice]
 
@@ -547,14 +548,6 @@ SAMPLED = {
 }
 
 
-REMEDIED = {
-    "skip": lambda places: f"without the first {places} places",
-    "skip_tokens": lambda names: f"without {', '.join(names)}",
-    "drop_features": lambda share: f"without features above {share:g} of the variance",
-    "normalise": {"features": "features at unit variance", "rows": "rows at unit norm"}.__getitem__,
-}
-
-
 def _measured(
     values: np.ndarray,
     p: np.ndarray | None,
@@ -579,8 +572,7 @@ def _measured(
         SAMPLED[estimate["kind"]].format(batches),
         f"{estimate['rows']:,} {estimate.get('unit', 'rows')}",
     ]
-    remedies = estimate.get("remedies", {})
-    treated = "; ".join(said(remedies[key]) for key, said in REMEDIED.items() if key in remedies)
+    treated = treatment(estimate.get("remedies", {}))
     crosses = f" (×: p > {alpha:g}, {tested(measured.null)[1]})" if measured.null and chance.any() else ""
     return heatmap(
         values,
