@@ -18,11 +18,12 @@ from repsim_cli.models import configs, shapes
 from repsim_cli.planning import checking, unfit
 from repsim_cli.presets import entries
 from repsim_cli.registry import models
+from repsim_cli.results import quiet
 from repsim_cli.settings import Extract, Hardware
 from repsim_cli.studies import cost
 from repsim_cli.studies.bounds import check_rows_fit
 
-# trainings alone, which their entries in conf/models.yaml time, and configs alone
+# trainings on data of the hub alone, which their entries in conf/models.yaml time, and configs alone
 UNTIMED = {
     "finetune_nli", "glue_freezing", "modsum_training", "pythia_architecture", "yelp_freeze", "yelp_prune"
 }  # fmt: skip
@@ -65,6 +66,7 @@ def test_a_published_study_is_planned_without_a_hub(no_hub, name):
     assert not config.unknown
     assert not no_hub
     assert "GFLOP/s in float32, " in str(plan.get("time, roughly")) or name in UNTIMED
+    assert str(plan.get("trainings", "not known before")).startswith("not known before") or name == "modsum_training"
     assert name in UNTIMED or all(plan[part] for part in ("memory, GB", "disk, GB", "operations"))
     models_shown = plan.get("models", {}).values() if name not in {"pythia_architecture"} else []
     assert all(
@@ -266,6 +268,22 @@ def test_a_device_for_training_is_noted_and_refused_when_needed(repsim, tmp_path
     assert (code, out) == (2, "")
     assert err.startswith("error: model.tiny_nli_0.recipe.device: not usable here, got 'cuda:9' (")
     assert not list((tmp_path / "outputs").rglob("manifest.json"))
+
+
+def test_the_plan_of_trainings(tmp_path, monkeypatch):
+    """Steps and operations of what is not in the cache; the encoder that seeds share is trained once."""
+    monkeypatch.setenv("REPSIM_CACHE", str(tmp_path))
+    words = ("study=modular_training", "model=[modsum_tiny_0]", "measure=[]", "extract=modsum", "data=modular_pairs")
+    config = validate(composed(*words, "model.modsum_tiny_0.recipe.epochs=10", "dry_run=true"))
+    pairs = round(0.8 * 23**2)
+    plan = config.plan()
+    assert (plan["trainings"], plan["steps, at most"]) == ("1 not in the cache", 10 * math.ceil(pairs / 64))
+    (source,) = config.models.values()
+    assert float(plan["operations"]["training"]) == pytest.approx(6 * 2 * pairs * 10 * 12 * source.width**2, rel=0.05)
+    source.make(quiet)
+    assert config.plan()["trainings"] == "0 not in the cache"
+    seeds = validate(composed("experiment=tiny/finetune_nli", "model.tiny_nli.seeds=[0,1]", "dry_run=true"))
+    assert seeds.plan()["trainings"] == "3 not in the cache"
 
 
 @pytest.fixture

@@ -20,6 +20,20 @@ def offline() -> bool:
     return os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
 
 
+@contextmanager
+def staying_offline() -> Iterator[None]:
+    """Inside, only what was downloaded before is read."""
+    before = os.environ.get("HF_HUB_OFFLINE")
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["HF_HUB_OFFLINE"]
+        else:
+            os.environ["HF_HUB_OFFLINE"] = before
+
+
 def check_hub() -> None:
     """Raises OSError where the hub cannot be reached; its library would need half a minute or more to notice."""
     if not offline() and (why := unreachable()):

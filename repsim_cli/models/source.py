@@ -52,6 +52,13 @@ class Short(NamedTuple):
     why: str
 
 
+class Work(NamedTuple):
+    """What a training takes at most: its steps, and the tokens of all of them together."""
+
+    steps: int
+    tokens: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class Source:
     """A model that runs on tokens or image patches; all but its weights is known from the config.
@@ -70,6 +77,7 @@ class Source:
     with_head(auto, how): the whole model in eval mode, as the transformers class AutoModelForCausalLM or
     AutoModelForSequenceClassification. Raises BadInput where the checkpoint has no such head.
     make(progress): trains the model now, for models that are trained when first needed.
+    work(): what the trainings take that `make` needs and that are not in the cache, by their keys there.
     metrics(): the metrics saved with the model.
     labels: of a classifier, in the order of its logits.
     hook_points: those that its entry names; empty: those of the run.
@@ -101,6 +109,7 @@ class Source:
     segments: bool = False
     with_head: WithHead = headless
     make: Callable[[Progress], None] | None = None
+    work: Callable[[], dict[str, Work]] | None = None
     metrics: Callable[[], dict[str, float]] | None = None
     labels: tuple[str, ...] = ()
     hook_points: tuple[str, ...] = ()

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 
 from repsim_cli.activations.batching import passes
+from repsim_cli.data.network import staying_offline
+from repsim_cli.errors import BadInput
 from repsim_cli.measures import InnerProduct, Measure
 from repsim_cli.models.source import Source
 from repsim_cli.settings import Hardware
@@ -68,6 +70,29 @@ def training_cost(layers: int, width: int, tokens: int, steps: int, hardware: Ha
     """To train a model on so many tokens in total: three forward passes of blocks of 12 width^2 weights."""
     calls = Cost(0.0, 4 * CALL * steps * layers)
     return products(6.0 * tokens * layers * 12 * width**2, hardware, efficiency=EFFICIENCY) + calls
+
+
+def trainings(models: Iterable[Source], hardware: Hardware, *, figures: int = 10) -> dict[str, Any]:
+    """For a plan: the trainings whose models are not in the cache, each once, and what they take at most."""
+    models, missing = list(models), {}
+    disk = disk_gb({"weights": sum(4.0 * model.parameters for model in models)})
+    try:
+        with staying_offline():
+            for model in models:
+                missing |= {key: (model, work) for key, work in (model.work() if model.work else {}).items()}
+    except BadInput as error:
+        return {"trainings": f"not known before the data can be read ({error})", "disk, GB": disk}
+    costs = [
+        training_cost(model.layers, model.width, work.tokens, work.steps, hardware) for model, work in missing.values()
+    ]
+    whole = sum(costs, Cost())
+    return {
+        "trainings": f"{len(missing)} not in the cache",
+        "steps, at most": sum(work.steps for _, work in missing.values()),
+        "disk, GB": disk,
+        "operations": {"training": f"{whole.operations:.2g}"},
+        "time, roughly": times({"training": whole.seconds}, hardware, figures=figures),
+    }
 
 
 def pairs_cost(
@@ -155,9 +180,10 @@ def times(parts: Mapping[str, float], hardware: Hardware, *, figures: int = 10) 
     """For a plan: the duration of each part and of the whole, and where the speed is from."""
     whole = {**parts, "start, figures, report": START + FIGURE * figures}
     speed, source = speed_of(hardware.device, threads=hardware.threads)
+    aside = "downloads" if "training" in parts else "downloads and training"
     return {
         **{part: duration(seconds) for part, seconds in whole.items()},
-        "in all": f"{duration(sum(whole.values()))}, within a factor of about 3, without downloads and training",
+        "in all": f"{duration(sum(whole.values()))}, within a factor of about 3, without {aside}",
         "at": f"{speed / 1e9:,.0f} GFLOP/s in float32, {source}",
     }
 

@@ -9,7 +9,8 @@ from repsim_cli.models.source import AnySource, Source
 from repsim_cli.registry import studies
 from repsim_cli.results import Run
 from repsim_cli.settings import Hardware
-from repsim_cli.studies.bounds import disk_gb, shown
+from repsim_cli.studies.bounds import shown
+from repsim_cli.studies.cost import trainings
 from repsim_cli.training.modular import CURVES, MISTAKES
 from repsim_cli.training.trained import kept
 
@@ -47,9 +48,7 @@ class ModularTraining:
     def plan(self) -> dict[str, Any]:
         return {
             "models": shown(self.models, Hardware()),
-            "weights": "trained where they are not in the cache",
-            "disk, GB": disk_gb({"weights": sum(4.0 * source.parameters for source in self.models.values())}),
-            "time, roughly": "not estimated; see the comment above the entry in conf/models.yaml",
+            **trainings(self.models.values(), Hardware()),
         }
 
     def run(self, run: Run) -> Results:

@@ -17,7 +17,7 @@ from repsim_cli.errors import BadInput
 from repsim_cli.models.checkpoints import hash_files, weight_files
 from repsim_cli.models.configs import config_hash, inline_config, source
 from repsim_cli.models.loading import WHOLE, uncached
-from repsim_cli.models.source import Source
+from repsim_cli.models.source import Source, Work
 from repsim_cli.models.transformers import headed, load
 from repsim_cli.planning import check_device, is_dry
 from repsim_cli.registry import models
@@ -145,6 +145,10 @@ def masked_language_model(config: Any, words: Any, text: Text, recipe: EncoderRe
         (folder / RECORD).write_text(dumps(record))
         return metrics
 
+    def work() -> Work:
+        steps = recipe.total(len(sequences_of(text, words, recipe.length).seen))
+        return Work(steps=steps, tokens=steps * recipe.batch_size * recipe.length)
+
     return Trained(
         {
             "code": CODE,
@@ -155,6 +159,7 @@ def masked_language_model(config: Any, words: Any, text: Text, recipe: EncoderRe
             "seed": SHARED_SEED,
         },
         train,
+        work,
     )
 
 

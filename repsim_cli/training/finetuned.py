@@ -21,7 +21,7 @@ from repsim_cli.models.checkpoints import hash_files, weight_files
 from repsim_cli.models.configs import config_hash, config_of, inline_config, source
 from repsim_cli.models.loading import WHOLE, uncached
 from repsim_cli.models.series import METRICS, read_metrics
-from repsim_cli.models.source import Checkpoint, Family, Series, Source
+from repsim_cli.models.source import Checkpoint, Family, Series, Source, Work
 from repsim_cli.models.tokenizers import tokenizer_of
 from repsim_cli.models.transformers import check_place, headed, load, place
 from repsim_cli.planning import check_device, is_dry
@@ -177,6 +177,12 @@ def finetuned(
             "recipe": asdict(recipe),
         }
 
+    def work(name: str, recipe: FineTuneRecipe) -> Work:
+        """Of examples of the mean length."""
+        examples = sequences(name)
+        steps = recipe.total(len(examples.ids))
+        return Work(steps=steps, tokens=round(steps * recipe.batch_size * examples.mask.sum() / len(examples.ids)))
+
     def fit(
         model: Any,
         name: str,
@@ -223,7 +229,8 @@ def finetuned(
             fit(model, "shared", its_recipe, SHARED_SEED, folder, scratch, progress)
             return {}
 
-        return Trained({**parts(whole_shape, its_recipe, "shared"), "seed": SHARED_SEED}, train)
+        content = {**parts(whole_shape, its_recipe, "shared"), "seed": SHARED_SEED}
+        return Trained(content, train, lambda: work("shared", its_recipe))
 
     @functools.cache
     def trained(seed: int) -> Trained:
@@ -270,7 +277,11 @@ def finetuned(
             return metrics
 
         content = parts(cut_shape, recipe, "train", *scored)
-        return Trained({**content, "start": first and first.key, "seed": seed}, train)
+        return Trained({**content, "start": first and first.key, "seed": seed}, train, lambda: work("train", recipe))
+
+    def missing(seed: int) -> dict[str, Work]:
+        first = start()
+        return {**(first.missing() if first is not None else {}), **trained(seed).missing()}
 
     def source_of(seed: int, name: str, metrics: Callable[[], Metrics], **more: Any) -> Source:
         """The classifier of a seed, or the checkpoint of this name."""
@@ -307,7 +318,8 @@ def finetuned(
             trained(seed).folder(progress)
 
         if not recipe.kept:
-            return source_of(seed, "", lambda: trained(seed).metrics(), make=make)
+            needed = functools.partial(missing, seed)
+            return source_of(seed, "", lambda: trained(seed).metrics(), make=make, work=needed)
         checkpoints = [Checkpoint(step=step, open=functools.partial(checkpoint, seed, step)) for step in recipe.kept]
         return Series(checkpoints=checkpoints, local=False, make=make)
 

@@ -28,7 +28,7 @@ from repsim_cli.data.modular import pairs
 from repsim_cli.errors import BadInput, RunFailed
 from repsim_cli.models.modular import Modular, Shape, chain, modular_source, saved
 from repsim_cli.models.series import METRICS, read_metrics
-from repsim_cli.models.source import Checkpoint, Series, Short, Source
+from repsim_cli.models.source import Checkpoint, Series, Short, Source, Work
 from repsim_cli.planning import check_device
 from repsim_cli.registry import models
 from repsim_cli.results import Progress, dumps, quiet
@@ -172,7 +172,7 @@ def modular(*, recipe: ModularRecipe, seed: Seed = 0) -> Source | Series:
             shutil.copytree(steps, folder, dirs_exist_ok=True)
         return metrics_of(curves, recipe.patience)
 
-    trained = Trained({"code": CODE, **asdict(recipe), "save": recipe.kept, "seed": seed}, fit)
+    trained = Trained({"code": CODE, **asdict(recipe), "save": recipe.kept, "seed": seed}, fit, lambda: work_of(recipe))
 
     def make(progress: Progress) -> None:
         trained.folder(progress)
@@ -192,7 +192,13 @@ def modular(*, recipe: ModularRecipe, seed: Seed = 0) -> Source | Series:
     if recipe.kept:
         checkpoints = [Checkpoint(step=epoch, open=partial(checkpoint, epoch)) for epoch in recipe.kept]
         return Series(checkpoints=checkpoints, local=False, make=make)
-    return of_place("", trained.metrics, make=make, short=lambda: short_of(trained.metrics()))
+    return of_place("", trained.metrics, make=make, work=trained.missing, short=lambda: short_of(trained.metrics()))
+
+
+def work_of(recipe: ModularRecipe) -> Work:
+    """Of all epochs; each pair of numbers is two tokens."""
+    rows, epochs = round(recipe.train_share * recipe.moduli[0] ** 2), recipe.epochs * len(recipe.stages)
+    return Work(steps=epochs * math.ceil(rows / (recipe.batch_size or rows)), tokens=2 * rows * epochs)
 
 
 def metrics_of(curves: dict[str, Columns], patience: int | None) -> Metrics:

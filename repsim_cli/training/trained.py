@@ -17,7 +17,7 @@ import torch
 
 from repsim_cli.activations.inputs import named
 from repsim_cli.cache import Entry, key, trim, using
-from repsim_cli.models.source import Short, Source
+from repsim_cli.models.source import Short, Source, Work
 from repsim_cli.results import Progress, Run, dumps, quiet
 
 Metrics = dict[str, float]
@@ -34,10 +34,12 @@ class Trained:
 
     train(folder, scratch, progress): writes the weights in their format into `folder` and returns the metrics; files in
     `scratch` outlive a killed training. Of several processes one trains, and the others wait.
+    work(): what the training takes; None: not known.
     """
 
     parts: Mapping[str, Any]
     train: Callable[[Path, Path, Progress], Metrics]
+    work: Callable[[], Work] | None = None
 
     @property
     def key(self) -> str:
@@ -51,6 +53,10 @@ class Trained:
                 self._make(entry, progress)
         _kept.enter_context(using(KIND, [self.key]))
         return entry.files["model"]
+
+    def missing(self) -> dict[str, Work]:
+        """What the training takes, by its key; empty where the model is in the cache or that is not known."""
+        return {} if self.work is None or Entry(KIND, self.key).known else {self.key: self.work()}
 
     def metrics(self) -> Metrics:
         return json.loads((self.folder() / METRICS).read_text())
