@@ -732,7 +732,7 @@ def test_maps_and_charts_are_saved_as_svg(tmp_path, opened):
         assert shade == colour("viridis", 0, 1, value(folder, "cka", *names))
     names = [text.text for text in all_of(drawn, "text")]
     assert names[:-1] == 2 * ["0", "1", "2", "0", "1", "2", "3", "4", "small", "large"]
-    assert names[-1] == "0 to 1: CKA (larger is closer, bright is close); blocks of resid_post"
+    assert names[-1] == "0 to 1: CKA (larger is closer, bright is close); blocks of resid_post; chance is not known"
     assert len(all_of(drawn, "rect")) == 2 + 2 + 64  # paper and frame, lines between models, colours
     drawn = drawing("#curves .chart")
     first, second, mean = [[(float(dot.get("cx")), float(dot.get("cy"))) for dot in all_of(drawn, "circle")][k : k + 3] for k in (0, 3, 6)]  # fmt: skip
@@ -786,6 +786,7 @@ def test_the_level_of_chance_is_marked_beside_the_colours(tmp_path, opened, null
     choose(page, "what", "value")
     choose(page, "measure", "procrustes")
     assert page.evaluate("document.querySelectorAll('.bar .level').length") == (0 if null else 1)
+    assert ("chance is not known" in page.evaluate("document.querySelector('.bar').textContent")) is null
 
 
 def test_checkpoints_are_counted_apart_from_models(tmp_path, opened):

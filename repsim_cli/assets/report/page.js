@@ -421,7 +421,7 @@ function heatmap(panel, view) {
     pen.imageSmoothingEnabled = false;
     pen.drawImage(cells, 0, 0, enlarged.width, enlarged.height);
     const bar = colourTable(scale.colours).filter((_, i) => i % 4 === 0).map((colour, i) => shape("rect", { x: left + 2 * i, y: height + 8, width: 2.5, height: 10, fill: `rgb(${colour.join(",")})` }));
-    const label = `${brief(scale.low)} to ${brief(scale.high)}: ${barLabel(panel)}`, words = levelWords(panel.level);
+    const label = `${brief(scale.low)} to ${brief(scale.high)}: ${[barLabel(panel), ...unknown(panel.level)].join("; ")}`, words = levelWords(panel.level);
     const marks = levelsOf(panel.level).map(([, low, middle, high]) => {
       const [from, at, to] = [low, middle, high].map((value) => left + 128 * shareOf(scale, value));
       return shape("path", { d: `M${rounded(from)} ${rounded(height + 20)}H${rounded(to)}M${rounded(at)} ${rounded(height + 19)}l4 7h-8z`, stroke: css("--line-2"), fill: css("--line-2") });
@@ -574,7 +574,7 @@ function colourBar(panel) {
     return [range, place];
   });
   return el("div", { class: "bar" }, brief(panel.scale.low), el("span", { class: "scale" }, canvas, ...marks.flat()), brief(panel.scale.high),
-    el("span", { class: "quiet" }, barLabel(panel)), ...levelWords(panel.level).map((text) => el("span", { class: "level" }, `\u25b4 ${text}`)));
+    el("span", { class: "quiet" }, [barLabel(panel), ...unknown(panel.level)].join("; ")), ...levelWords(panel.level).map((text) => el("span", { class: "level" }, `\u25b4 ${text}`)));
 }
 
 // In words: what chance gives.
@@ -713,7 +713,9 @@ function sharedLevels(curves) {
   }));
 }
 
-const saidOf = (levels) => [...levelsOf(levels).map(([name, low, , high]) => `dotted: ${name}${low < high ? " (median, and its range)" : ""}`), ...(levels && !Object.keys(levels).length ? ["chance is not known"] : [])];
+const unknown = (levels) => (levels && !Object.keys(levels).length ? ["chance is not known"] : []);
+
+const saidOf = (levels) => [...levelsOf(levels).map(([name, low, , high]) => `dotted: ${name}${low < high ? " (median, and its range)" : ""}`), ...unknown(levels)];
 
 // Dotted lines with their ranges. constant: a value at every place.
 function addLevels(levels, constant, data, series, bands) {
@@ -891,7 +893,7 @@ function matrices() {
       if (!grid[what]) return { title: title(run), missing: `This run has no ${QUANTITIES[what]}.` };
       const rows = kept(entry, "rows"), columns = kept(entry, "columns");
       if (!rows.length || !columns.length) return { title: title(run), missing: "This run has no such model." };
-      return { title: title(run), rows, columns, grouped, values: cellsOf(grid, what, rows, columns), scale: shared(scales), level: what === "values" ? record.level : null, note: `${[record.card.label, value("remedy"), what === "values" ? "" : QUANTITIES[what]].filter(Boolean).join(", ")} (${[better(record), "bright is " + (what === "values" ? "close" : "large")].filter(Boolean).join(", ")})` };
+      return { title: title(run), rows, columns, grouped, values: cellsOf(grid, what, rows, columns), scale: shared(scales), level: what === "values" ? record.level ?? {} : null, note: `${[record.card.label, value("remedy"), what === "values" ? "" : QUANTITIES[what]].filter(Boolean).join(", ")} (${[better(record), "bright is " + (what === "values" ? "close" : "large")].filter(Boolean).join(", ")})` };
     });
     if (!MANY || shown.some(({ grid }) => !grid || !grid[what])) return made;
     const [first, other] = shown;
@@ -961,7 +963,7 @@ function matrices() {
       return { label: title(run), y, low: band(-1), high: band(1) };
     });
     const marked = names.indexOf(column.name);
-    line = chart(names, lines, `layer of ${column.model}`, shown.find(({ record }) => record).record.label, { marked: marked < 0 ? null : marked, levels: MANY ? null : shown[0].record.level });
+    line = chart(names, lines, `layer of ${column.model}`, shown.find(({ record }) => record).record.label, { marked: marked < 0 ? null : marked, levels: MANY ? null : shown[0].record.level ?? {} });
     const columns = ["layer"], rows = names.map((name) => [name]);
     for (const { run, grid } of has) {
       for (const [what, quantity] of Object.entries(QUANTITIES)) {
