@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from repsim_cli.content import Curve, Matrix
+from repsim_cli.draw.heatmap import by_block
 from repsim_cli.results import read_array, read_results, slug, write
 
 FORMATS = ("csv", "latex", "parquet")
@@ -127,7 +128,12 @@ def as_parquet(sheet: Sheet) -> bytes:
 
 
 def as_latex(sheet: Sheet) -> bytes:
-    """A tabular for the package booktabs, numbers with three decimals."""
+    """A tabular for the package booktabs, numbers with three decimals. Layers of one hook point are named by block."""
+    if sheet.columns[:1] == ["layer"]:
+        names, said = by_block([*sheet.columns, *(row[0] for row in sheet.rows)])
+        count, rows = len(sheet.columns), zip(names[len(sheet.columns) :], sheet.rows, strict=True)
+        about = f"{sheet.about}; {said}" if said else sheet.about
+        sheet = sheet._replace(about=about, columns=names[:count], rows=[[name, *row[1:]] for name, row in rows])
     numeric = [all(cell is None or _is_number(cell) for cell in cells) for cells in zip(*sheet.rows, strict=True)]
     kinds = "".join("r" if number else "l" for number in numeric) or "l" * len(sheet.columns)
     lines = [

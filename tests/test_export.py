@@ -38,8 +38,10 @@ def test_tables_say_what_the_run_says(repsim, run, tmp_path):
     assert [row["value"] for row in both] == values.ravel().tolist()
     assert (both[1]["layer"], both[1]["other_layer"]) == (pair.rows.layers[0], pair.columns.layers[1])
     text = (tmp_path / "paper" / "cka-tiny_a-tiny_b.tex").read_text()
-    assert re.match(r"% CKA.*: layers of tiny_a by layers of tiny_b, 200 rows; needs ", text)
-    lines = re.findall(r"^(resid\\_post@\d|embed) & (.*) \\\\$", text, re.M)
+    assert re.match(r"% CKA.*: layers of tiny_a by layers of tiny_b, 200 rows; resid_post by block; needs ", text)
+    (header,) = re.findall(r"^layer & (.*) \\\\$", text, re.M)
+    assert header.split(" & ") == [name.removeprefix("resid_post@") for name in pair.columns.layers]
+    lines = re.findall(r"^(\d|embed) & (.*) \\\\$", text, re.M)
     assert len(lines) == len(pair.rows.layers)
     cells = [[float(cell.strip("$")) for cell in line.split(" & ")] for _, line in lines]
     np.testing.assert_allclose(cells, values, atol=5.1e-4)
