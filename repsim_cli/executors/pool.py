@@ -40,7 +40,7 @@ class Pool(Executor):
         when they come.
     """
 
-    patience, grace = 120.0, 30.0
+    patience, grace = 300.0, 30.0
 
     def __init__(self, count: int, slots: int = 1):
         self.count, self.slots = count, slots
