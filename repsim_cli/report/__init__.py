@@ -28,7 +28,7 @@ from repsim_cli.results import write
 FILE = "report.html"
 RELOAD = 5  # seconds between two pages of a running run
 ASSETS = Path(str(resources.files("repsim_cli"))) / "assets" / "report"
-STYLES, SCRIPTS = ("uPlot.min.css", "page.css"), ("uPlot.iife.min.js", "page.js")
+STYLES, SCRIPTS = ("uPlot.min.css", "page.css"), ("uPlot.iife.min.js", "common.js", "page.js")
 ESCAPED = {ord(c): f"\\u{ord(c):04x}" for c in "<>&"}
 # characters that turn the text beside them around, such as a number behind a name; they are shown as their codes
 TURNING = {i: f"\\u{i:04x}" for i in (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))}
@@ -65,7 +65,7 @@ def save_overview(root: Path) -> Path:
     before = _data(file)
     known = {run["folder"]: run for run in before["runs"]} if before.get("made_by") == made_by else {}
     data = {"root": root.name, "made_by": made_by, "runs": overview.listed(root, FILE, known)}
-    write(file, _html(f"Runs in {root.name}", data, ("page.css",), ("overview.js",)).encode())
+    write(file, _html(f"Runs in {root.name}", data, ("page.css",), ("common.js", "overview.js")).encode())
     return file
 
 

@@ -193,7 +193,7 @@ def test_only_what_the_policy_names_can_run(tmp_path):
     counts = {
         tag: sum(found == tag for found, _ in elements.found) for tag in ("script", "style", "img", "link", "iframe")
     }
-    assert counts == {"script": 3, "style": 2, "img": 0, "link": 1, "iframe": 0}
+    assert counts == {"script": 4, "style": 2, "img": 0, "link": 1, "iframe": 0}
     (policy,) = (a["content"] for t, a in elements.found if t == "meta" and "http-equiv" in a)
     rules = dict(rule.split(" ", 1) for rule in policy.split("; "))
     assert rules["default-src"] == "'none'"
@@ -1081,7 +1081,7 @@ def test_hostile_names_are_text(tmp_path, opened):
     for text, _ in hovered(page, steps=4):
         assert "  ×  " in text
     assert page.evaluate("window.pwned === undefined")
-    assert page.evaluate("document.querySelectorAll('script, img, b, iframe').length") == 3
+    assert page.evaluate("document.querySelectorAll('script, img, b, iframe').length") == 4
     assert page.evaluate("document.querySelector('.warning').textContent") == HOSTILE
     assert page.evaluate("document.title") == f"study{HOSTILE} - repsim"
     cells = page.evaluate("[...document.querySelectorAll('td, th button')].map((c) => c.textContent)")
@@ -1269,5 +1269,10 @@ def test_the_page_of_all_runs_is_searched_and_sorted_in_a_browser(two_runs, open
     )
     assert page.evaluate(shown) == ["broken"]
     assert page.evaluate("document.querySelector('[role=status]').textContent") == "1 of 2 runs"
+    first, *rest = downloaded(page, "main", "CSV").decode().splitlines()
+    assert first == "folder,name,started,status,models,measures,study,seed,seconds,warnings,error"
+    (broken,) = rest
+    assert broken.startswith("2026/two,broken,")
+    assert broken.endswith(",no such layer")
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     assert page.evaluate("window.pwned") is None

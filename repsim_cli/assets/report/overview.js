@@ -7,18 +7,7 @@ const COLUMNS = {
   seconds: "time", warnings: "warnings",
 };
 
-function el(tag, attributes = {}, ...children) {
-  const made = document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes)) {
-    if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
-    else if (value !== null) made.setAttribute(name, value);
-  }
-  made.append(...children.filter((child) => child !== null));
-  return made;
-}
-
 const NUMBERS = new Set(["started", "seed", "seconds", "warnings"]);
-const lasted = (s) => (s < 100 ? `${Number(s.toPrecision(s < 10 ? 2 : 3))} s` : s < 6000 ? `${(s / 60).toFixed(1)} min` : `${(s / 3600).toFixed(1)} h`);
 const link = (run) => run.page && run.page.split("/").map(encodeURIComponent).join("/");
 const cut = (text) => (text.length > 200 ? `${text.slice(0, 199)}\u2026` : text);
 const listed = (names) => (names.length > 6 ? `${names.slice(0, 5).join(", ")} and ${names.length - 5} more` : names.join(", "));
@@ -36,7 +25,7 @@ const rows = DATA.runs.map((run) => {
   const picture = run.thumbnail && el("img", { src: `data:image/png;base64,${run.thumbnail}`, alt: `a figure of ${run.name}`, loading: "lazy" });
   const shown = picture && link(run) ? el("a", { href: link(run), tabindex: "-1" }, picture) : picture;
   const searched = [run.folder, run.error ?? "", ...Object.keys(COLUMNS).map((key) => [run[key]].flat().join(" "))].join(" ").toLowerCase();
-  return { run, searched, line: el("tr", {}, el("td", { class: "thumbnail" }, shown), ...Object.keys(COLUMNS).map((key) => cell(run, key))) };
+  return { run, searched, line: el("tr", {}, el("td", { class: "thumbnail" }, shown ?? ""), ...Object.keys(COLUMNS).map((key) => cell(run, key))) };
 });
 const body = el("tbody", {}, ...rows.map(({ line }) => line));
 const count = el("p", { class: "quiet", role: "status" });
@@ -50,7 +39,7 @@ function search() {
     line.classList.toggle("hidden", !matches);
     shown += matches;
   }
-  count.textContent = `${shown.toLocaleString("en")} of ${rows.length.toLocaleString("en")} ${rows.length === 1 ? "run" : "runs"}`;
+  count.textContent = `${shown.toLocaleString("en")} of ${counted(rows.length, "run")}`;
 }
 
 const heads = Object.entries(COLUMNS).map(([key, text]) => el("th", { scope: "col", class: NUMBERS.has(key) ? "number" : null },
@@ -67,12 +56,19 @@ function sort(key) {
   body.append(...rows.map(({ line }) => line));
 }
 
+// The runs that the search shows, in the order of the table.
+function listing() {
+  const keys = ["folder", ...Object.keys(COLUMNS), "error"];
+  return csv(keys, rows.filter(({ line }) => !line.classList.contains("hidden")).map(({ run }) => keys.map((key) => (Array.isArray(run[key]) ? run[key].join(" ") : run[key]))));
+}
+
 document.getElementById("page").append(
   el("header", {}, el("h1", {}, `Runs in ${DATA.root}`)),
   el("main", {},
     el("p", { class: "controls search" }, el("label", { for: "search" }, "Search", field)),
     count,
     el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Runs" },
-      el("table", {}, el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "figure"), ...heads)), body))));
+      el("table", {}, el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "figure"), ...heads)), body)),
+    downloads("runs", { csv: ["text/csv", listing] })));
 search();
 })();

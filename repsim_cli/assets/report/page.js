@@ -23,22 +23,10 @@ function letters(i) {
   return (i >= 26 ? letters(Math.floor(i / 26) - 1) : "") + String.fromCharCode(65 + (i % 26));
 }
 
-function el(tag, attributes = {}, ...children) {
-  const made = document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes)) {
-    if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
-    else if (value !== null) made.setAttribute(name, value);
-  }
-  made.append(...children.map((child) => (child instanceof Node ? child : String(child))));
-  return made;
-}
-
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 const full = (value) => (value === null || Number.isNaN(value) ? "no value" : String(value));
 const short = (value) => (value === null || Number.isNaN(value) ? "no value" : String(Number(value.toPrecision(6))));
 const brief = (value) => (value === null || Number.isNaN(value) ? "no value" : String(Number(value.toPrecision(4))));
-const counted = (n, what) => `${n.toLocaleString("en")} ${what}${n === 1 ? "" : "s"}`;
-const lasted = (seconds) => (seconds < 100 ? `${Number(seconds.toPrecision(seconds < 10 ? 2 : 3))} s` : seconds < 6000 ? `${(seconds / 60).toFixed(1)} min` : `${(seconds / 3600).toFixed(1)} h`);
 // As far as the error lets it be known: two digits of the error.
 const measured = (value, se) => {
   if (!se) return brief(value);
@@ -67,24 +55,10 @@ function middle(text, most) {
 
 // ---- files to keep ----
 
-function saved(name, type, content) {
-  const address = URL.createObjectURL(new Blob([content], { type }));
-  el("a", { href: address, download: name.replace(/[^\w.@-]+/g, "_") }).click();
-  setTimeout(() => URL.revokeObjectURL(address), 10000);
-}
-
 function decoded(base64) {
   const text = atob(base64), bytes = new Uint8Array(text.length);
   for (let i = 0; i < bytes.length; i += 1) bytes[i] = text.charCodeAt(i);
   return bytes;
-}
-
-function csv(columns, rows) {
-  const cell = (value) => {
-    const text = value === null || value === undefined || Number.isNaN(value) ? "" : typeof value === "object" ? JSON.stringify(value) : String(value);
-    return /[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
-  };
-  return [columns, ...rows].map((row) => row.map(cell).join(",")).join("\n") + "\n";
 }
 
 const rounded = (value) => Math.round(100 * value) / 100;
@@ -118,12 +92,6 @@ const serialised = (drawn) => new XMLSerializer().serializeToString(drawn);
 
 // A drawing as files. draw: gives it.
 const pictures = (draw) => ({ png: ["image/png", () => raster(draw())], svg: ["image/svg+xml", () => serialised(draw())] });
-
-// files: {suffix: [type, function that gives the content]}
-function downloads(name, files) {
-  return el("div", { class: "downloads" }, ...Object.entries(files).map(([suffix, [type, content]]) =>
-    el("button", { type: "button", "aria-label": `Download ${name} as ${suffix.toUpperCase()}`, onclick: async () => saved(`${name}.${suffix}`, type, await content()) }, suffix.toUpperCase())));
-}
 
 // ---- tables that can be sorted ----
 
