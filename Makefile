@@ -10,10 +10,9 @@ HERE := not nightly and not ray and not slurm and $(ELSEWHERE)
 TYPED := not commands or drawn
 # the tiny studies that train for minutes; the others are run by CI
 LONG := finetune_nli hans_% mnli_% pythia_convergence pythia_effective_rank solu_gelu_stitching training_view \
-	glue_finetuned_attention glue_freezing grounding% layer_identification% sst2_gw universality yelp_freeze \
-	yelp_seeds yelp_training
+	grounding% layer_identification% measure_agreement universality
 # the longest first, so that both processes end together
-FIRST := glue_finetuned measure_agreement modsum_gw yelp_cross_model
+FIRST := glue_freezing glue_finetuned modsum_gw yelp_cross_model yelp_seeds
 TINY := $(FIRST) $(filter-out $(FIRST),$(notdir $(basename $(wildcard conf/experiment/tiny/*.yaml))))
 comma := ,
 empty :=
