@@ -4,6 +4,7 @@ import base64
 import hashlib
 import io
 import json
+import math
 import re
 import subprocess
 import sys
@@ -493,7 +494,8 @@ def test_hover_shows_the_number_and_its_colour(tmp_path, opened, label, scale):
         cells.add((row, column))
     assert len(cells) >= 30
     tip = page.evaluate("document.querySelector('.tip').textContent")
-    assert f"{float(numbers['values']):.6g}" in tip
+    digits = 1 - math.floor(math.log10(float(numbers["se"])))
+    assert f"{float(numbers['values']):.{digits}f} ± {float(numbers['se']):.{digits}f}" in tip
     assert row[1] in tip
 
 

@@ -881,8 +881,9 @@ function matrices() {
     const lines = [`${said(row)}  \u00d7  ${said(column)}`];
     const values = shown.map(({ run, grid }) => {
       const number = (what) => at(grid, what, row, column);
-      const beside = Object.entries(QUANTITIES).filter(([what]) => what !== "values" && number(what) !== null && !Number.isNaN(number(what)));
-      lines.push([`${MANY ? `${run.letter}: ` : ""}${form(number("values"))}`, ...beside.map(([what, name]) => `${name} ${form(number(what))}`)].join(", "));
+      const error = form === full ? null : number("se"); // full digits have it beside them
+      const beside = Object.entries(QUANTITIES).filter(([what]) => what !== "values" && !(error && what === "se") && number(what) !== null && !Number.isNaN(number(what)));
+      lines.push([`${MANY ? `${run.letter}: ` : ""}${error ? measured(number("values"), error) : form(number("values"))}`, ...beside.map(([what, name]) => `${name} ${form(number(what))}`)].join(", "));
       return number("values");
     });
     if (MANY && values.every((v) => v !== null && !Number.isNaN(v))) lines.push(`${shown[1].run.letter} minus ${shown[0].run.letter}: ${form(values[1] - values[0])}`);
@@ -898,7 +899,7 @@ function matrices() {
 
   view.showTip = (x, y) => {
     if (!view.hover) return;
-    tip.textContent = cellLines(view.hover, short);
+    tip.textContent = cellLines(view.hover, brief);
     tip.classList.remove("hidden");
     const { width, height } = tip.getBoundingClientRect();
     const clear = (place, size, most) => (place + 14 + size < most ? place + 14 : Math.max(2, place - 14 - size));
