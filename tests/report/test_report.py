@@ -837,12 +837,13 @@ def test_a_figure_is_saved_with_its_numbers(tmp_path, opened):
 def test_a_broad_figure_has_a_row_of_its_own(tmp_path, opened):
     folder = made(tmp_path / "run", measures=())
     (folder / "figures").mkdir()
-    for name, width in (("broad", 1400), ("small", 600)):
-        matplotlib.image.imsave(folder / "figures" / f"{name}.png", np.zeros((40, width, 3)))
+    for name, width, height in (("broad", 1400, 40), ("small", 600, 40), ("square", 1400, 1400)):
+        matplotlib.image.imsave(folder / "figures" / f"{name}.png", np.zeros((height, width, 3)))
     page = opened(saved(folder), width=1400)
     page.evaluate("Promise.all([...document.images].map((image) => image.decode()))")
     widths = page.evaluate("[...document.querySelectorAll('.drawn')].map((f) => f.clientWidth)")
     assert widths[0] > 2 * widths[1] > 1000
+    assert widths[1] == widths[2]
 
 
 def test_steps_are_logarithmic_where_figures_have_them_so(tmp_path, opened):

@@ -12,7 +12,7 @@ const QUANTITIES = {
 };
 const VERDICTS = { holds: "\u2713 ", fails: "\u2717 ", unclear: "? ", "not testable here": "\u2013 " };
 const ALL = ""; // every model, or no remedy, in the selectors
-const BROAD = 1000; // pixels of a figure that has a row of its own
+const BROAD = 1000; // pixels of a figure that has a row of its own, if it is broader than high too
 const LEAST = 1e-12; // of a colour scale's range
 const FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Noto Sans', 'DejaVu Sans', sans-serif";
 const redraws = []; // what depends on the width or the theme
@@ -1074,7 +1074,7 @@ function figures() {
     const heading = MANY ? `${run.letter}: ${name}` : name;
     if (!png) return el("p", { class: "quiet" }, `${heading}: in the run's folder, figures/`);
     const files = { png: ["image/png", () => decoded(png)], ...(svg ? { svg: ["image/svg+xml", () => decoded(svg)] } : {}), ...numbersOf(run, data) };
-    return el("figure", { class: "drawn" }, el("figcaption", {}, heading), el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": `Figure ${heading}` }, el("img", { src: `data:image/png;base64,${png}`, alt: `Figure ${name}`, decoding: "async", onload: ({ target }) => target.closest("figure").classList.toggle("broad", target.naturalWidth > BROAD) })), downloads(name, files));
+    return el("figure", { class: "drawn" }, el("figcaption", {}, heading), el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": `Figure ${heading}` }, el("img", { src: `data:image/png;base64,${png}`, alt: `Figure ${name}`, decoding: "async", onload: ({ target }) => target.closest("figure").classList.toggle("broad", target.naturalWidth > Math.max(BROAD, 1.3 * target.naturalHeight)) })), downloads(name, files));
   }));
   return parts.length ? section("figures", "Figures", el("div", { class: "gallery" }, ...parts)) : null;
 }
