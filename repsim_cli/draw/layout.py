@@ -16,6 +16,7 @@ APART = 2.0  # pixels between tick labels
 LEAST = 5.0  # points: smaller text inside axes is left out
 NARROWEST = 1.1  # inches: panels side by side are not made narrower
 ROWS = 24  # of a legend
+SHADED = "shaded: "  # how a legend names a band
 LETTER = 0.6  # the mean width of a letter over the size of the text
 NAMES = 0.3  # the share of the width that names beside axes take at most
 CLEAR = 0.06  # inches between rows of panels
@@ -400,8 +401,16 @@ def _without_wide_legends(figure: Any, width: float) -> list[Any]:
 
 def _legend_below(figure: Any, legend: Any, width: float) -> None:
     """The legend again, below all that is there, in as many columns as fit into a width in inches; names are shortened
-    where it would have more than ROWS rows."""
-    names = [text.get_text() for text in legend.get_texts()]
+    where it would have more than ROWS rows, and what is shaded stands in its title then."""
+    entries = [
+        (text.get_text(), handle) for text, handle in zip(legend.get_texts(), legend.legend_handles, strict=True)
+    ]
+    title = legend.get_title().get_text()
+    if len(entries) > ROWS:
+        shaded = [name for name, _ in entries if name.startswith(SHADED)]
+        entries = [entry for entry in entries if entry[0] not in shaded]
+        title = "\n".join(filter(None, [title, *shaded]))
+    names, handles = (list(part) for part in zip(*entries, strict=True))
     box, (wide, high) = figure.get_tightbbox(), figure.get_size_inches()
     middle, below = (box.x0 + box.x1) / 2 / wide, box.y0 / high
     size, least = legend.get_texts()[0].get_fontsize(), -(-len(names) // ROWS)
@@ -410,7 +419,7 @@ def _legend_below(figure: Any, legend: Any, width: float) -> None:
             most = int(72 * width / (LETTER * size * columns)) - 7  # for the line before each name
             names = [shortened(name, max(5, most)) for name in names]
         again = figure.legend(
-            legend.legend_handles, names, title=legend.get_title().get_text() or None, title_fontsize=size,
+            handles, names, title=title or None, title_fontsize=size,
             fontsize=size, frameon=False, loc="upper center", bbox_to_anchor=(middle, below), ncols=columns,
             columnspacing=1.0,
         )  # fmt: skip

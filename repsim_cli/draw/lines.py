@@ -10,6 +10,7 @@ import numpy as np
 from repsim_cli.content import Band, Curve
 from repsim_cli.draw.frame import MARKERS, legend_beside, several
 from repsim_cli.draw.heatmap import by_block
+from repsim_cli.draw.layout import SHADED
 from repsim_cli.draw.panels import panels
 from repsim_cli.results import slug
 
@@ -158,7 +159,7 @@ def draw_levels(panel: Any, levels: Mapping[str, Any] | None, *, upright: bool =
 def name_bands(panel: Any, shaded: Collection[str]) -> None:
     """What is shaded, in the legend."""
     for words in dict.fromkeys(shaded):
-        panel.fill_between([], [], [], color="grey", alpha=0.3, linewidth=0, label=f"shaded: {words}")
+        panel.fill_between([], [], [], color="grey", alpha=0.3, linewidth=0, label=SHADED + words)
 
 
 def _bands(curve: Curve, way: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:

@@ -316,3 +316,12 @@ def test_small_maps_have_the_mark_of_chance_or_say_that_it_is_not_known(tmp_path
     marks = [line.get_ydata()[0] for line in figure.axes[-1].lines if line.get_marker() == ">"]
     assert marks == ([0.25] if known else [])
     assert ("chance is not known here" in figure.get_suptitle()) is not known
+
+
+def test_what_is_shaded_is_not_cut_where_very_many_models_are_named(tmp_path):
+    training = [over_training("cka to last", [0, 10, 90], [0.1, 0.5, 1.0], model=f"a_model_with_a_long_name_{i}") for i in range(40)]  # fmt: skip
+    with rc_context(DRAWN | IN_COLUMN):
+        figure = _fitted(lambda: convergence._means(training), Style(width="column"), tmp_path / "labels.txt")
+    (legend,) = figure.legends
+    assert legend.get_title().get_text() == "shaded: 25th to 75th percentile of layers"
+    assert len(legend.get_texts()) == 40
