@@ -747,6 +747,7 @@ def test_maps_and_charts_are_saved_as_svg(tmp_path, opened):
     shaded = [path.get("d").count("Z") for path in all_of(drawn, "path") if path.get("fill", "none") != "none"]
     assert shaded == [2]  # before and after the gap
     assert {"0", "1", "10", "1,000", "step (logarithmic)", "CKA"} <= {text.text for text in all_of(drawn, "text")}
+    assert page.evaluate("document.querySelector('#curves figcaption').textContent") in " ".join(str(text.text) for text in all_of(drawn, "text"))  # fmt: skip
     told = downloaded(page, "#curves .chart", "CSV").decode().splitlines()
     assert told[0] == f"step,attn_out@0,attn_out@1,mean,band from,band to,{chance}"
     assert told[3] == f"100,,,,,,{level}"

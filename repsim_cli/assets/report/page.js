@@ -12,6 +12,7 @@ const QUANTITIES = {
 };
 const VERDICTS = { holds: "\u2713 ", fails: "\u2717 ", unclear: "? ", "not testable here": "\u2013 " };
 const ALL = ""; // every model, or no remedy, in the selectors
+const LABEL = 28; // characters beside a chart, which is as high as these
 const BROAD = 1000; // pixels of a figure that has a row of its own, if it is broader than high too
 const LEAST = 1e-12; // of a colour scale's range
 const FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Noto Sans', 'DejaVu Sans', sans-serif";
@@ -558,8 +559,11 @@ const DECADES = 100; // steps are on a logarithmic axis where the last is this m
 
 const axisStyle = () => ({ stroke: css("--ink"), font: `12px ${FONT}`, labelFont: `13px ${FONT}`, grid: { stroke: css("--rule"), width: 1 }, ticks: { stroke: css("--rule"), width: 1 } });
 
-// What uPlot drew, as SVG.
-function vectorOf(plot) {
+// A text in lines of at most so many letters, where its words allow.
+const folded = (text, most) => text.split(" ").reduce((lines, word) => (`${lines.at(-1)} ${word}`.length > most ? [...lines, word] : [...lines.slice(0, -1), `${lines.at(-1)} ${word}`.trim()]), [""]);
+
+// What uPlot drew, with what its lines are below it, as SVG.
+function vectorOf(plot, caption) {
   const call = (of, ...more) => (typeof of === "function" ? of(plot, ...more) : of);
   const [left, top, wide, high] = ["left", "top", "width", "height"].map((side) => plot.bbox[side] / uPlot.pxRatio);
   const x = (value) => rounded(left + plot.valToPos(value, "x")), y = (value) => rounded(top + plot.valToPos(value, "y"));
@@ -586,7 +590,8 @@ function vectorOf(plot) {
     const dots = call(series.points.show, k + 1) ? places.filter(Boolean).map(([cx, cy]) => shape("circle", { cx, cy, r: series.points.size / 2, fill: stroke })) : [];
     return [shape("path", { d: path(places), fill: "none", stroke, "stroke-width": series.width, "stroke-dasharray": (series.dash ?? []).join(" ") }), ...dots];
   });
-  return drawing(plot.width, plot.height, [shape("g", { stroke: css("--rule") }, ...rules), ...bands, ...lines, ...names]);
+  const words = folded(caption.textContent, plot.width / 7).map((line, i) => written(line, 12, plot.height + 8 + 16 * i, 12, "start"));
+  return drawing(plot.width, plot.height + 16 * words.length + 4, [shape("g", { stroke: css("--rule") }, ...rules), ...bands, ...lines, ...names, ...words]);
 }
 
 // lines: [{label, y, low, high}], a value per name; missing values are null. levels: what chance gives, as in `about`.
@@ -600,7 +605,7 @@ function chart(names, lines, xLabel, yLabel, { marked = null, band = "one standa
   const constant = (value) => names.map(() => value);
   const columns = [...lines.map(({ label, y }) => [label, y]), ...bands, ...known.map(([name, , middle]) => [name, constant(middle)])];
   const files = downloads(`${yLabel} by ${xLabel}`, {
-    ...pictures(() => vectorOf(plot)),
+    ...pictures(() => vectorOf(plot, caption)),
     csv: ["text/csv", () => csv([xLabel, ...columns.map(([name]) => name)], names.map((name, i) => [name, ...columns.map(([, values]) => values[i])]))],
   });
   const box = el("figure", { class: "chart", "aria-label": `${yLabel} by ${xLabel}` }, caption, host, below, files);
@@ -635,7 +640,7 @@ function chart(names, lines, xLabel, yLabel, { marked = null, band = "one standa
       bands,
       axes: [
         { ...axis, label: xLabel, ...(named ? { space: 16, rotate: -90, size: 14 + 7 * most, incrs: [1, 2, 5, 10, 20, 50, 100], values: (_, splits) => splits.map((i) => (Number.isInteger(i) && names[i] !== undefined ? middle(String(names[i]), 16) : "")) } : {}) },
-        { ...axis, label: middle(yLabel, 34), size: 64, values: ticks },
+        { ...axis, label: middle(yLabel, LABEL), size: 64, values: ticks },
       ],
       hooks: {
         setCursor: [({ cursor }) => tell(cursor.idx ?? marked)],
@@ -708,14 +713,15 @@ function stepChart(curve, heading) {
   const band = several ? Object.values(curve.bands).at(-1) : undefined;
   const levels = levelsOf(curve.about.levels), constant = (value) => curve.at.map(() => value);
   const parts = [...(several ? [`thin: ${names[0]} (dark) to ${names.at(-1)} (bright)`] : []), ...(several && mean ? ["thick: their mean"] : []), ...(band ? [`band: ${band.of}`] : []), ...saidOf(curve.about.levels)];
+  const caption = el("figcaption", {}, parts.join("; "));
   const logarithmic = curve.at.at(-1) >= DECADES * (curve.at.find((step) => step > 0) ?? 1);
   const columns = [...names.map((name, i) => [name, values[i]]), ...(several && mean ? [["mean", mean]] : []),
     ...(band ? [["band from", band.low], ["band to", band.high]] : []), ...levels.map(([name, , middle]) => [name, constant(middle)])];
   const files = downloads(`${heading} by ${x}`, {
-    ...pictures(() => vectorOf(plot)),
+    ...pictures(() => vectorOf(plot, caption)),
     csv: ["text/csv", () => csv([x, ...columns.map(([name]) => name)], curve.at.map((at, i) => [at, ...columns.map(([, column]) => column[i])]))],
   });
-  const box = el("figure", { class: "chart", "aria-label": `${heading} by ${x}` }, el("figcaption", {}, parts.join("; ")), host, below, files);
+  const box = el("figure", { class: "chart", "aria-label": `${heading} by ${x}` }, caption, host, below, files);
   let plot = null;
 
   function draw() {
@@ -748,7 +754,7 @@ function stepChart(curve, heading) {
         logarithmic
           ? { ...axis, label: `${axisName(curve.x)} (logarithmic)`, filter: (_, splits) => splits, splits: () => powers(curve.at), values: (_, splits) => splits.map((step) => step.toLocaleString("en")) }
           : { ...axis, label: axisName(curve.x), values: ticks },
-        { ...axis, label: middle(axisName(curve.y), 34), size: 64, values: ticks },
+        { ...axis, label: middle(axisName(curve.y), LABEL), size: 64, values: ticks },
       ],
       hooks: { setCursor: [({ cursor }) => tell(cursor.idx)] },
     }, data, host);
