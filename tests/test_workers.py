@@ -22,11 +22,11 @@ if __name__ == "__main__":
     time.sleep(60)
 """
 JOBLIB = """
-import sys, time
+import os, time
 from joblib import Parallel, delayed
 from repsim_cli.workers import followed_joblib
 def work(seconds):
-    print("started", flush=True)
+    os.write(1, b"started\\n")  # at once, so that the lines of two workers do not mix
     time.sleep(seconds)
 followed_joblib()
 Parallel(n_jobs=2)(delayed(work)(60) for _ in range(8))
@@ -39,7 +39,7 @@ from repsim_cli.workers import followed_joblib
 def job(number):
     try:
         with signals.interruptible():
-            os.write(1, b"started\\n")  # at once, so that the lines of two jobs do not mix
+            os.write(1, b"started\\n")
             time.sleep(60)
     except KeyboardInterrupt:
         time.sleep(0.3)
@@ -96,7 +96,7 @@ def test_the_jobs_of_an_interrupted_sweep_record_their_end(tmp_path, send, sent)
 
 
 def runs(process):
-    """What nobody has buried yet does not run."""
+    """A zombie does not count."""
     try:
         return process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
