@@ -19,6 +19,7 @@ STYLE: dict[str, Any] = {
     "svg.hashsalt": "repsim",
     "image.interpolation": "nearest",
     "axes.titlesize": 10,
+    "text.hinting": "none",  # as wide in every format and resolution as where the layout measures it
     "pdf.fonttype": 42,  # the fonts themselves, as publishers ask for, instead of outlines
 }
 COLUMN: dict[str, Any] = {"font.size": 8, "axes.titlesize": 8, "axes.labelsize": 8}  # about that of captions

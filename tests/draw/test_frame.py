@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from matplotlib import font_manager
 from matplotlib.figure import Figure
+from matplotlib.image import imread
 
 from repsim_cli.draw import frame
 from repsim_cli.draw.frame import Style, save
@@ -96,6 +97,14 @@ def test_width_and_titles(tmp_path, width, inches):
     boxes = [label.get_window_extent() for label in labels]
     assert not any(a.overlaps(b) for i, a in enumerate(boxes) for b in boxes[:i])
     assert all(label.get_fontsize() == 7 for label in labels)  # text around axes keeps its size
+
+
+@pytest.mark.parametrize("size", [5.2, 6.1, 7.0])
+def test_letters_are_as_wide_in_pixels_as_in_the_layout(tmp_path, size):
+    made = Figure(figsize=(2, 1))
+    made.add_axes((0, 0, 1, 1)).set_yticks([0.5], ["part of speech of the next word, and of the last"], fontsize=size)
+    save(tmp_path, [("a", lambda: made)], style=Style(width="column", format=("png",)))
+    assert np.all(imread(tmp_path / "a.png")[:, :4, :3] == 1)  # the margin is white
 
 
 def test_panels_keep_their_names_without_titles():
