@@ -9,10 +9,11 @@ ELSEWHERE := not network and not gpu
 HERE := not nightly and not ray and not slurm and $(ELSEWHERE)
 TYPED := not commands or drawn
 # the tiny studies that train for minutes; the others are run by CI
-LONG := finetune_nli hans_% mnli_% pythia_convergence pythia_effective_rank solu_gelu_stitching training_view \
-	grounding% layer_identification% measure_agreement universality
+LONG := finetune_nli glue_freezing hans_% mnli_% pythia_convergence pythia_effective_rank solu_gelu_stitching training_view \
+	grounding% layer_identification% measure_agreement universality \
+	yelp_freeze yelp_seeds yelp_training
 # the longest first, so that both processes end together
-FIRST := glue_freezing glue_finetuned modsum_gw yelp_cross_model yelp_seeds
+FIRST := glue_finetuned modsum_gw yelp_cross_model cifar10_resnet9
 TINY := $(FIRST) $(filter-out $(FIRST),$(notdir $(basename $(wildcard conf/experiment/tiny/*.yaml))))
 comma := ,
 empty :=

@@ -309,7 +309,6 @@ def test_a_run_is_not_compared_with_itself(repsim, newest, tmp_path):
     assert repsim("compare", "latest", str(first))[0] == 0
 
 
-@pytest.mark.drawn
 def test_the_summary_gives_values_by_hook_point_and_of_many_measures(repsim, newest):
     words = ["run", "model=[tiny_a]", "extract.sequences=16", "extract.layers=[0,-1]"]
     code, out, err = repsim(
@@ -701,7 +700,9 @@ def test_an_internal_error_is_recorded(repsim, newest, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "sent", [signal.SIGINT, signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.nightly)]
+)
 def test_ctrl_c(tmp_path, sent):
     """The process that a terminal or a scheduler would stop: status interrupted, exit code 130, no traceback."""
     environment = {**os.environ, "REPSIM_OUTPUTS": str(tmp_path), "HF_HUB_OFFLINE": "1"}

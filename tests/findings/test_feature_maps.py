@@ -65,6 +65,7 @@ def test_steps_are_distances_to_the_next_layer():
     assert Network(list("abcd"), values).steps.tolist() == [2, 4, 9]
 
 
+@pytest.mark.nightly
 @pytest.mark.drawn
 def test_the_tiny_study(repsim, newest, monkeypatch, tmp_path):
     """A model is trained, the maps of an image of each class are kept, the figure is drawn again from the folder."""
