@@ -4,7 +4,7 @@ import functools
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import asdict, astuple, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -167,13 +167,17 @@ def finetuned(
             raise BadInput(f"{name}: a classifier needs a label per example, got none in {sets[name].source}; add them")
         return encoded
 
+    @functools.cache
+    def content(name: str) -> str:
+        return digest([list(vars(example).values()) for example in examples[name]()[0]])
+
     def parts(shape: str, recipe: FineTuneRecipe, *names: str) -> dict[str, Any]:
         return {
             "code": CODE,
             "config": shape,
             "encoder": None if encoder is None else encoder.identity()["weights_hash"],
             "tokenizer": tokens_and_digest()[1],
-            "data": {name: digest([astuple(example) for example in examples[name]()[0]]) for name in names},
+            "data": {name: content(name) for name in names},
             "recipe": asdict(recipe),
         }
 
@@ -229,8 +233,8 @@ def finetuned(
             fit(model, "shared", its_recipe, SHARED_SEED, folder, scratch, progress)
             return {}
 
-        content = {**parts(whole_shape, its_recipe, "shared"), "seed": SHARED_SEED}
-        return Trained(content, train, lambda: work("shared", its_recipe))
+        made_of = {**parts(whole_shape, its_recipe, "shared"), "seed": SHARED_SEED}
+        return Trained(made_of, train, lambda: work("shared", its_recipe))
 
     @functools.cache
     def trained(seed: int) -> Trained:
@@ -276,8 +280,8 @@ def finetuned(
                 )
             return metrics
 
-        content = parts(cut_shape, recipe, "train", *scored)
-        return Trained({**content, "start": first and first.key, "seed": seed}, train, lambda: work("train", recipe))
+        made_of = parts(cut_shape, recipe, "train", *scored)
+        return Trained({**made_of, "start": first and first.key, "seed": seed}, train, lambda: work("train", recipe))
 
     def missing(seed: int) -> dict[str, Work]:
         first = start()
