@@ -235,23 +235,26 @@ def measure_maps(parts: Sequence[OfMeasure], rows: list[str], columns: list[str]
     return figure
 
 
-HOOK_POINT = re.compile(r"(\w+)@(\d+)")
+BLOCK = re.compile(r"(\w+)@(\d+)|((?=.*\.)(?:[^@]*\.)?)(\d+)((?:\.[^@]*)?)")  # of a hook point, or a module's path
 
 
 def by_block(names: Sequence[str]) -> tuple[list[str], str]:
-    """The names of layers as their blocks alone where those of blocks are all of one hook point, and what is then said
-    once.
+    """The names of layers as their blocks alone where those of blocks are all of one hook point, or of one module in
+    each block, and what is then said once.
 
     >>> by_block(["embed", "resid_post@0", "resid_post@1"])
     (['embed', '0', '1'], 'resid_post by block')
+    >>> by_block(["encoder.0.mlp", "encoder.1.mlp"])
+    (['0', '1'], 'encoder.*.mlp by block')
     >>> by_block(["attn_out@0", "resid_post@0"])
     (['attn_out@0', 'resid_post@0'], '')
     """
-    matches = [HOOK_POINT.fullmatch(name) for name in names]
-    kinds = {match[1] for match in matches if match}
+    matches = [BLOCK.fullmatch(name) for name in names]
+    kinds = {match[1] or f"{match[3]}*{match[5]}" for match in matches if match}
     if len(kinds) != 1 or any("@" in name for name, match in zip(names, matches, strict=True) if not match):
         return list(names), ""
-    return [match[2] if match else name for name, match in zip(names, matches, strict=True)], f"{kinds.pop()} by block"
+    shown = [match[2] or match[4] if match else name for name, match in zip(names, matches, strict=True)]
+    return shown, f"{kinds.pop()} by block"
 
 
 def together(names: Sequence[str]) -> list[tuple[float, str]]:

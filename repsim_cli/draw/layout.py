@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from os.path import commonprefix
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -364,8 +365,17 @@ def _shorten_ticks(axis: Any, inches: float) -> None:
     size = labels[0].get_fontsize()
     smaller = max(5.0, size * share)
     most = int(max(len(label.get_text()) for label in labels) * share * size / smaller)
-    names = [shortened(label.get_text(), most) for label in axis.get_ticklabels()]
+    names = _short([label.get_text() for label in axis.get_ticklabels()], most)
     axis.set_ticks(axis.get_ticklocs(), names, fontsize=smaller)
+
+
+def _short(names: list[str], most: int) -> list[str]:
+    """The names with so many letters at most; without their common ends where they would be the same else."""
+    short = [shortened(name, most) for name in names]
+    if len(set(short)) == len(set(names)):
+        return short
+    first, last = (len(re.match(r"(.*[._@/])?", commonprefix(ends))[0]) for ends in (names, [n[::-1] for n in names]))
+    return [f"{'…' * bool(first)}{shortened(name[first : len(name) - last], most - 2)}{'…' * bool(last)}" for name in names]
 
 
 def shortened(name: str, most: int) -> str:

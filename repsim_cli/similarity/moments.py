@@ -3,6 +3,8 @@
 There is a product of features per pair of layers. As many as fit into memory are summed in one pass over the rows.
 """
 
+import contextlib
+import ctypes
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -76,10 +78,12 @@ def moment_pairs(
         chosen = sorted({layer for cell in cells for layer in cell})
         covariances, layers = _covariances(passes(chosen), chosen, cells)
         rows = layers[chosen[0]].rows
+        _trim()
         with noticed(notices, measures):
             for a, b in cells:  # layers with themselves first
                 if a == b:
                     prepare(a, layers[a].second(covariances[a, a]))
+                    _trim()
                 compare(a, b, covariances[a, b])
         del covariances
     matrices = {
@@ -95,6 +99,12 @@ def moment_pairs(
         for label, matrix in values.items()
     }
     return matrices, joined(matrices.values())
+
+
+def _trim() -> None:
+    """Returns freed memory to the system: glibc keeps pieces of up to 32 MB, which cross products leave no room for."""
+    with contextlib.suppress(AttributeError, OSError, TypeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def passes_of(widths: Sequence[int], room: float) -> list[list[Cell]]:
