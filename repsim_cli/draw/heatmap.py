@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from repsim_cli.draw.chance import Chance
-from repsim_cli.draw.layout import MATRIX, available, shortened
+from repsim_cli.draw.layout import MATRIX, available, distinct, shortened
 from repsim_cli.draw.panels import bar_beside, edges, headline, panels
 
 WRITTEN = 144  # cells up to which their values are written into them
@@ -17,6 +17,7 @@ INCHES_PER_CELL = 0.32
 SMALLEST, LARGEST = 2.6, 11.0  # side of the matrix, inches
 BAR, BAR_GAP = 0.15, 0.15  # width of the colour bar and its distance, inches
 MOST = 24  # characters of a model's name that stands across its axis
+LONGEST, NARROW = 48, 14  # characters of a layer's name; beside the names of models in a figure of a given width
 LETTERS = 7  # of a name that is shortened to stand along its axis, at least
 TICK, TIGHT = 0.15, 0.09  # inches that a layer's name needs, and at least where heads stand together
 TREE = 0.7  # inches that a tree takes
@@ -67,6 +68,8 @@ def heatmap(
         aside = aside and half >= min(HALF, width)
         most = max(0.5, half if aside else limit - BAR - BAR_GAP)
         cell, height, width = (size * min(1.0, most / width) for size in (cell, height, width))
+    longest = LONGEST if limit is None else NARROW if len(starts) > 1 else MOST
+    rows, columns = distinct(rows, longest), distinct(columns, longest)
     matrix_width = width + BAR + BAR_GAP
     parts = [(values, bar_label, limits, colours)]
     parts += [] if beside is None else [(beside.values, beside.label, beside.limits, beside.colours)]
@@ -272,7 +275,7 @@ def inches(cells: int) -> float:
     return float(np.clip(INCHES_PER_CELL * cells, SMALLEST, LARGEST))
 
 
-def outer_names(axes: Any, which: str, models: list[str], ends: np.ndarray, layer_name: int, below: str = "") -> None:
+def outer_names(axes: Any, which: str, models: list[str], ends: np.ndarray, below: str = "") -> None:
     """Model names below (x) or left of (y) the layer names, along the axis in the size that the narrowest model leaves
     room for, or across it where there is little; every second or third of very many. below: what is written below the
     names of an x axis."""
@@ -298,8 +301,8 @@ def outer_names(axes: Any, which: str, models: list[str], ends: np.ndarray, laye
         label.set_verticalalignment("center")
     if below and not upright:
         axis.set_xlabel(below, fontsize=7, labelpad=1)
-    inner = axes.get_yticks() if upright else axes.get_xticks()
-    axis.tick_params(length=0, pad=12 + 4.2 * layer_name if len(inner) else 2)
+    inner = [len(label.get_text()) for label in (axes.get_yticklabels() if upright else axes.get_xticklabels())]
+    axis.tick_params(length=0, pad=12 + 4.2 * max(inner) if inner else 2)
     axis.spines[:].set_visible(False)
 
 

@@ -24,7 +24,7 @@ CLEAR = 0.06  # inches between rows of panels
 MATRIX = "matrix"  # the label of the axes of matrices that belong together
 _FOLDED: WeakKeyDictionary[Any, tuple[str, str]] = WeakKeyDictionary()  # of texts: what they were, and are
 LINES = textwrap.TextWrapper()
-LINES.wordsep_re = re.compile(r"(\s+|(?<=[_/@])(?=\w))")  # type: ignore[misc]
+LINES.wordsep_re = re.compile(r"(\s+|(?<=[_/@])(?=\w)|(?<=\.)(?=[A-Za-z*]))")  # type: ignore[misc]
 
 
 @dataclass
@@ -145,6 +145,9 @@ def _surround(figure: Any, width: float) -> float:
             if all(label.get_rotation() == turned for label in axis.get_ticklabels()):
                 _shorten_ticks(axis, NAMES * width)
     for axes in figure.axes:
+        if axes.get_label() == MATRIX:
+            below = [part.xaxis.label for part in (axes, *axes.child_axes)]
+            _fold(below, axes.get_window_extent().width / figure.dpi)
         if axes.yaxis.label.get_rotation() == 90:
             higher = 1.0 if axes.get_label() == MATRIX else 1.4
             _fold([axes.yaxis.label], higher * axes.get_window_extent().height / figure.dpi)
@@ -365,17 +368,23 @@ def _shorten_ticks(axis: Any, inches: float) -> None:
     size = labels[0].get_fontsize()
     smaller = max(5.0, size * share)
     most = int(max(len(label.get_text()) for label in labels) * share * size / smaller)
-    names = _short([label.get_text() for label in axis.get_ticklabels()], most)
+    names = distinct([label.get_text() for label in axis.get_ticklabels()], most)
     axis.set_ticks(axis.get_ticklocs(), names, fontsize=smaller)
 
 
-def _short(names: list[str], most: int) -> list[str]:
-    """The names with so many letters at most; without their common ends where they would be the same else."""
+def distinct(names: Sequence[str], most: int) -> list[str]:
+    """The names with so many letters at most; without their common ends where they would be the same else.
+
+    >>> distinct(["encoder.0.attention.output", "encoder.1.attention.output"], 12)
+    ['…0…', '…1…']
+    """
     short = [shortened(name, most) for name in names]
     if len(set(short)) == len(set(names)):
         return short
-    first, last = (len(re.match(r"(.*[._@/])?", commonprefix(ends))[0]) for ends in (names, [n[::-1] for n in names]))
-    return [f"{'…' * bool(first)}{shortened(name[first : len(name) - last], most - 2)}{'…' * bool(last)}" for name in names]
+    ends = [re.match(r"(?:.*[._@/])?", commonprefix(every)) for every in (names, [name[::-1] for name in names])]
+    first, last = (len(end[0]) if end else 0 for end in ends)
+    middles = [shortened(name[first : len(name) - last], most - 2) for name in names]
+    return [f"{'…' * bool(first)}{middle}{'…' * bool(last)}" for middle in middles]
 
 
 def shortened(name: str, most: int) -> str:

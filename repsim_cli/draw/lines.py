@@ -10,13 +10,14 @@ import numpy as np
 from repsim_cli.content import Band, Curve
 from repsim_cli.draw.frame import MARKERS, legend_beside, several
 from repsim_cli.draw.heatmap import by_block
-from repsim_cli.draw.layout import SHADED
+from repsim_cli.draw.layout import SHADED, distinct
 from repsim_cli.draw.panels import panels
 from repsim_cli.results import slug
 
 PANEL = (4.4, 3.2)  # inches
 UNKNOWN = "chance is not known here"
 NAMED = 14  # layers up to which each has its name
+MOST = 24  # characters of it
 TITLES = {
     "row": "row mean: its neurons, in the others",
     "column": "column mean: the others' neurons, in it",
@@ -123,8 +124,8 @@ def _draw_models(panel: Any, curves: Sequence[Curve], line: str) -> None:
             label=curve.about["model"],
         )
     if all(curve.at == longest[: len(curve.at)] for curve in curves):
-        at = range(0, len(longest), -(-len(longest) // NAMED))
-        panel.set_xticks(at, [names[i] for i in at], rotation=0 if said else 90, fontsize=7, parse_math=False)
+        at, shown = range(0, len(longest), -(-len(longest) // NAMED)), distinct(names, MOST)
+        panel.set_xticks(at, [shown[i] for i in at], rotation=0 if said else 90, fontsize=7, parse_math=False)
         panel.set_xlabel(said, parse_math=False)
     else:
         panel.set_xlabel("layer, in order")

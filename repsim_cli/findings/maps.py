@@ -429,7 +429,7 @@ def _grid(run: Finished, measured: Measured, quantity: str) -> Any:
             each.axhline(end - 0.5, color="white", linewidth=1.2)
             each.axvline(end - 0.5, color="white", linewidth=1.2)
         for which in "x" if number and each.get_position().y0 == pair(figure)[0].get_position().y0 else "xy":
-            outer_names(each, which, models, ends, max(map(len, shown)), said)
+            outer_names(each, which, models, ends, said)
     if values:
         _diagnose(run, figure, list(zip(owners, names, strict=True)))
     return figure

@@ -325,7 +325,7 @@ def _ticks(axis: Any, axes: Any, names: list[str], inches: float) -> None:
         if not upright:
             axes.axvline(end - 0.5, color="white", linewidth=0.8)
     if several:
-        outer_names(axes, axis.axis_name, [f"block {block}" for block, _ in blocks], ends, max(map(len, shown)))
+        outer_names(axes, axis.axis_name, [f"block {block}" for block, _ in blocks], ends)
 
 
 def _shade(label: int) -> tuple[float, float, float]:

@@ -28,9 +28,17 @@ def models(count: int, stem: str) -> list[str]:
     return [f"{stem}_{i}" for i in range(count)]
 
 
-def grid(count: int, layers: int, stem: str = "m", kind: str = "", beside: bool = False) -> Any:
+def grid(
+    count: int,
+    layers: int,
+    stem: str = "m",
+    kind: str = "",
+    beside: bool = False,
+    layer: str = "{}",
+    said: str = "resid_post by block",
+) -> Any:
     """A map of all layers of all models, as findings/maps.py draws it."""
-    names = [f"{i}" for _ in range(count) for i in range(layers)]
+    names = [layer.format(i) for _ in range(count) for i in range(layers)]
     values = square(len(names), kind)
     ends = np.arange(0, len(names) + 1, layers)
     second = Beside(values=values, label="calibrated score (0: chance)", limits=(0.0, 1.0), colours="viridis")
@@ -43,7 +51,7 @@ def grid(count: int, layers: int, stem: str = "m", kind: str = "", beside: bool 
     for each in (first, *others):
         aside = each is not first and each.get_position().y0 == first.get_position().y0
         for which in "x" if aside else "xy":
-            outer_names(each, which, models(count, stem), ends, 3, "resid_post by block")
+            outer_names(each, which, models(count, stem), ends, said)
     add_strips(axes, {"largest feature": np.zeros(len(names)), "largest 1 % of rows": np.ones(len(names))})
     return figure
 
@@ -109,6 +117,10 @@ def view(count: int, stem: str = "m") -> Any:
 KINDS: dict[str, Callable[[], Any]] = {
     "map of 2 models, 200 layers, negative": lambda: grid(2, 200, LONG, "negative"),
     "map of 7 models, tiny": lambda: grid(7, 3, LONG, "tiny"),
+    "map of modules": lambda: grid(2, 14, LONG, layer="encoder.layers.{}.self_attention.output_projection", said=""),
+    "map of modules by block": lambda: grid(
+        2, 14, LONG, said="encoder.layers.*.self_attention.output_projection by block"
+    ),
     "map of 60 models": lambda: grid(60, 1, LONG),
     "map and calibrated map": lambda: grid(2, 7, "m", beside=True),
     "tree of 2": lambda: leaves(2, "m"),

@@ -268,7 +268,7 @@ def test_names_of_models_are_shortened_before_the_map_is(tmp_path):
         layers = ["embed", *(str(i) for i in range(6)), "embed", *(str(i) for i in range(6)), *(["embed", "0", "1", "2", "3"] * 2)]  # fmt: skip
         figure, axes = heatmap(square(24), layers, layers, "", "CKA (larger is closer)", (0.0, 1.0), "viridis", "", ends[:-1].tolist())  # fmt: skip
         for which in "xy":
-            outer_names(axes, which, models, ends, 5, "resid_post by block")
+            outer_names(axes, which, models, ends, "resid_post by block")
         return figure
 
     with rc_context(DRAWN | IN_COLUMN):
