@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from os.path import commonprefix
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -376,15 +375,21 @@ def distinct(names: Sequence[str], most: int) -> list[str]:
     """The names with so many letters at most; without their common ends where they would be the same else.
 
     >>> distinct(["encoder.0.attention.output", "encoder.1.attention.output"], 12)
-    ['…0…', '…1…']
+    ['…0.…', '…1.…']
     """
     short = [shortened(name, most) for name in names]
     if len(set(short)) == len(set(names)):
         return short
-    ends = [re.match(r"(?:.*[._@/])?", commonprefix(every)) for every in (names, [name[::-1] for name in names])]
-    first, last = (len(end[0]) if end else 0 for end in ends)
-    middles = [shortened(name[first : len(name) - last], most - 2) for name in names]
+    parts = [re.split(r"(?<=[._@/])", name) for name in names]
+    first = _alike(parts)
+    last = min(_alike([part[::-1] for part in parts]), min(map(len, parts)) - first - 1)
+    middles = [shortened("".join(part[first : len(part) - last]), most - 2) for part in parts]
     return [f"{'…' * bool(first)}{middle}{'…' * bool(last)}" for middle in middles]
+
+
+def _alike(parts: Sequence[Sequence[str]]) -> int:
+    """With how many parts all begin."""
+    return len(list(itertools.takewhile(lambda each: len(set(each)) == 1, zip(*parts, strict=False))))
 
 
 def shortened(name: str, most: int) -> str:
