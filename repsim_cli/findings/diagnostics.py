@@ -1,5 +1,6 @@
 """Whether a map can mean something: layers of which a few features, or few rows, hold most of the variance."""
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -10,7 +11,7 @@ from repsim_cli.content import DIAGNOSTICS, FEATURE_SHARE, NORMS, PARTICIPATION,
 from repsim_cli.draw.lines import quantities
 from repsim_cli.findings.analysis import Finished, Job, Part, analysis
 from repsim_cli.findings.claims import Claim
-from repsim_cli.findings.layers import block_of, in_order, point_of
+from repsim_cli.findings.layers import in_order
 from repsim_cli.settings import Positive, Share
 
 STUDIES = ("similarity", "views", "probes", "convergence", "effective_rank")
@@ -43,17 +44,25 @@ def concentrated(row: dict[str, Any], options: Diagnostics) -> bool:
 
 
 def shortened(names: Sequence[str]) -> str:
-    """Names of layers, consecutive blocks of one hook point joined.
+    """Names of layers, consecutive blocks of one hook point, or of one module in each block, joined.
 
     >>> shortened(["embed", "resid_post@2", "resid_post@11", "resid_post@12", "resid_post@13"])
     'embed, resid_post@2, resid_post@11 to resid_post@13'
+    >>> shortened(["h.0.attn", "h.0.mlp", "h.1.attn", "h.1.mlp"])
+    'h.0.attn to h.1.attn, h.0.mlp to h.1.mlp'
     """
-    blocks = [(point_of(name), block_of(name)) for name in names]
-    runs = groupby(
-        range(len(names)), key=lambda i: (blocks[i][0], names[i] if (block := blocks[i][1]) is None else block - i)
-    )
-    joined = [[names[i] for i in run] for _, run in runs]
-    return ", ".join(run[0] if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in joined)
+    kinds: dict[tuple[str, str], list[tuple[int, str]]] = {}
+    for name in names:
+        match = re.fullmatch(r"([^@]*@|(?:[^@]*\.)?)(\d+)((?:\..*)?)", name)
+        kinds.setdefault((match[1], match[3]) if match else (name, ""), []).append(
+            (int(match[2]) if match else 0, name)
+        )
+    joined = []
+    for named in kinds.values():
+        for _, run in groupby(range(len(named)), key=lambda i, named=named: named[i][0] - i):
+            first, *others = [named[i][1] for i in run]
+            joined.append(f"{first} to {others[-1]}" if others else first)
+    return ", ".join(joined)
 
 
 def warnings(run: Finished, layers: dict[str, list[dict[str, Any]]], options: Diagnostics) -> Iterator[str]:

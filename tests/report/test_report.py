@@ -36,6 +36,7 @@ CARDS = {
 def made(folder, *, seed=0, models=("small", "large"), sizes=None, layer="resid_post", extra="", measures=tuple(CARDS)):
     """A finished run with made-up matrices; `extra` stands wherever a study or a user may put text."""
     sizes = sizes or [3 + 2 * i for i in range(len(models))]
+    name = layer if "%d" in layer else f"{layer.replace('%', '%%')}@%d"
     run = results.create(folder, name=f"study{extra}", study="similarity", seed=seed, command=["repsim", "run", f"name={extra}"], overrides=[])  # fmt: skip
     run.write_text(
         "config.yaml",
@@ -52,8 +53,8 @@ def made(folder, *, seed=0, models=("small", "large"), sizes=None, layer="resid_
                 values = rng.uniform(0.05, 0.95, size=(sizes[i], sizes[j]))
                 matrices.append(
                     Matrix(
-                        rows=Side(model=row, layers=[f"{layer}@{k}" for k in range(sizes[i])]),
-                        columns=Side(model=column, layers=[f"{layer}@{k}" for k in range(sizes[j])]),
+                        rows=Side(model=row, layers=[name % k for k in range(sizes[i])]),
+                        columns=Side(model=column, layers=[name % k for k in range(sizes[j])]),
                         values=run.write_array(f"{label}-{i}-{j}", (values + values.T) / 2 if i == j else values),
                         se=run.write_array(f"{label}-{i}-{j}-se", 0.01 * values),
                         p=run.write_array(f"{label}-{i}-{j}-p", values**3) if label == "cka" else None,
@@ -705,6 +706,16 @@ def test_a_table_is_saved_as_csv(tmp_path, opened):
     picture = matplotlib.image.imread(io.BytesIO(downloaded(page, "#row .chart", "PNG")))
     assert (picture[..., 3] == 1).all()
     assert tuple(np.round(255 * picture[0, 0, :3])) == (18, 23, 28)  # the paper of the dark page
+
+
+def test_long_names_differ_where_the_layers_do(tmp_path, opened):
+    folder = made(
+        tmp_path / "run", measures=("cka",), layer="vision_tower.encoder.layers.%d.attention.output_projection"
+    )
+    page = opened(saved(folder))
+    drawn = ElementTree.fromstring(downloaded(page, "#matrices .panel", "SVG"))
+    names = [text.text for text in drawn.iter("{http://www.w3.org/2000/svg}text")]
+    assert names[:8] == [f"…{k}.…" for k in (0, 1, 2, 0, 1, 2, 3, 4)]
 
 
 def test_maps_and_charts_are_saved_as_svg(tmp_path, opened):

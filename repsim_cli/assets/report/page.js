@@ -54,6 +54,17 @@ function middle(text, most) {
   return text.length <= most ? text : `${text.slice(0, most >> 1)}\u2026${text.slice(text.length - ((most - 1) >> 1))}`;
 }
 
+// Names with so many letters at most; without their common ends where they would be the same else.
+function distinct(names, most) {
+  const shortened = names.map((name) => middle(name, most));
+  if (unique(shortened).length === unique(names).length) return shortened;
+  const parts = names.map((name) => name.split(/(?<=[._@/])/));
+  const alike = (all) => [...all[0], ""].findIndex((part, i) => i === all[0].length || all.some((other) => other[i] !== part));
+  const first = alike(parts);
+  const last = Math.min(alike(parts.map((part) => part.toReversed())), Math.min(...parts.map((part) => part.length)) - first - 1);
+  return parts.map((part) => `${first ? "\u2026" : ""}${middle(part.slice(first, part.length - last).join(""), most - 2)}${last ? "\u2026" : ""}`);
+}
+
 // ---- files to keep ----
 
 function decoded(base64) {
@@ -421,10 +432,11 @@ function heatmap(panel, view) {
     }
     const alone = Boolean(inBlocks(layers));
     const name = ({ model, name }) => (grouped ? "" : `${model} `) + (alone ? name.replace(/^\w+@/, "") : name);
+    const shown = distinct(layers.map(name), grouped ? most : 20);
     return begins.flatMap((start, k) => {
       const end = begins[k + 1] ?? layers.length;
       const places = Array.from({ length: Math.ceil((end - start) / step) }, (_, i) => start + i * step);
-      return places.filter((i) => i === start || end - i >= step).map((i) => ({ at: i + 0.5, text: middle(name(layers[i]), grouped ? most : 20) }));
+      return places.filter((i) => i === start || end - i >= step).map((i) => ({ at: i + 0.5, text: shown[i] }));
     });
   }
 
@@ -628,7 +640,8 @@ function chart(names, lines, xLabel, yLabel, { marked = null, band = "one standa
     addLevels(known, constant, data, series, bands);
     const width = Math.max(260, Math.min(box.clientWidth || 700, 1000));
     const named = names.some((name) => typeof name === "string");
-    const most = Math.max(...names.map((name) => middle(String(name), 16).length));
+    const shown = named ? distinct(names.map(String), 16) : [];
+    const most = Math.max(0, ...shown.map((name) => name.length));
     const axis = axisStyle();
     plot = new uPlot({
       width,
@@ -639,7 +652,7 @@ function chart(names, lines, xLabel, yLabel, { marked = null, band = "one standa
       series,
       bands,
       axes: [
-        { ...axis, label: xLabel, ...(named ? { space: 16, rotate: -90, size: 14 + 7 * most, incrs: [1, 2, 5, 10, 20, 50, 100], values: (_, splits) => splits.map((i) => (Number.isInteger(i) && names[i] !== undefined ? middle(String(names[i]), 16) : "")) } : {}) },
+        { ...axis, label: xLabel, ...(named ? { space: 16, rotate: -90, size: 14 + 7 * most, incrs: [1, 2, 5, 10, 20, 50, 100], values: (_, splits) => splits.map((i) => shown[i] ?? "") } : {}) },
         { ...axis, label: middle(yLabel, LABEL), size: 64, values: ticks },
       ],
       hooks: {
