@@ -1,20 +1,31 @@
 """Every kind of figure, of few and many layers and models, with short and long names, at each width: its texts do not
-touch and lie inside the width."""
+touch and lie inside the width, and at the width of a column it is the picture that was looked at and approved.
 
+`REPSIM_APPROVE=1 python -m pytest tests/draw/test_layout.py` approves what is drawn now; look at the pictures that git
+then shows as changed.
+"""
+
+import os
+import re
 from itertools import combinations
+from pathlib import Path
 from typing import Any
 
 import matplotlib
+import numpy as np
 import pytest
 from drawn_kinds import KINDS
 from drawn_topics import TOPICS
 from matplotlib.text import Text
+from PIL import Image
 
 from repsim_cli.draw import frame
 from repsim_cli.draw.frame import INCHES, MARGIN, Style
 from repsim_cli.draw.layout import LEAST, MATRIX
 
 EVERY = KINDS | TOPICS
+APPROVED = Path(__file__).parent / "approved"
+DIFFERENT, FEW = 96, 3  # two pictures differ where more pixels than these differ by more, of 255
 # whose layout differs there
 AT_PAGE = (
     "map of 60 models", "map and calibrated map", "small maps", "couplings of 8 plans, tiny", "sub-networks",
@@ -42,7 +53,7 @@ def words(figure: Any) -> list[tuple[str, Any]]:
 @pytest.mark.parametrize(
     ("kind", "width"), [*((kind, "column") for kind in EVERY), *((kind, "page") for kind in AT_PAGE)]
 )
-def test_texts_lie_apart_within_the_width(tmp_path, kind, width):
+def test_texts_lie_apart_and_the_picture_is_approved(tmp_path, kind, width):
     settings: Any = frame.STYLE | (frame.COLUMN if width == "column" else {})
     with matplotlib.rc_context(settings):
         figure = frame._fitted(EVERY[kind], Style(width=width), tmp_path / "labels.txt")
@@ -60,3 +71,14 @@ def test_texts_lie_apart_within_the_width(tmp_path, kind, width):
     for axes in figure.axes:
         if axes.get_label() == MATRIX:
             assert axes.get_window_extent().width / figure.dpi >= 0.8
+    if width == "column":
+        drawn, approved = tmp_path / "drawn.png", APPROVED / f"{re.sub(r'[^0-9a-z]+', '-', kind)}.png"
+        with matplotlib.rc_context(settings):
+            figure.savefig(drawn, dpi=72, bbox_inches=box.padded(MARGIN))
+        if os.environ.get("REPSIM_APPROVE"):
+            Image.open(drawn).convert("RGB").quantize(256).save(approved, optimize=True)
+        expected, actual = (np.asarray(Image.open(file).convert("RGB"), float) for file in (approved, drawn))
+        high, wide, _ = np.minimum(expected.shape, actual.shape)
+        assert np.abs(np.subtract(expected.shape, actual.shape)).max() <= 1  # sizes are rounded
+        differences = np.abs(expected[:high, :wide] - actual[:high, :wide]).max(2)
+        assert np.count_nonzero(differences > DIFFERENT) <= FEW
