@@ -12,6 +12,7 @@ from repsim_cli import files
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_the_table_as_an_unprivileged_user(tmp_path, tiny_folder, monkeypatch):
     monkeypatch.chdir(tmp_path)
     permissions.make(tiny_folder("gpt2"))

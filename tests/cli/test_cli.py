@@ -701,7 +701,8 @@ def test_an_internal_error_is_recorded(repsim, newest, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "sent", [signal.SIGINT, signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.nightly)]
+    "sent",
+    [signal.SIGINT, *(pytest.param(sent, marks=pytest.mark.nightly) for sent in (signal.SIGTERM, signal.SIGHUP))],
 )
 def test_ctrl_c(tmp_path, sent):
     """The process that a terminal or a scheduler would stop: status interrupted, exit code 130, no traceback."""

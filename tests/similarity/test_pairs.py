@@ -256,6 +256,7 @@ def numbers(folder):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
 def test_a_killed_run_goes_on(repsim, newest, tmp_path, at_once, monkeypatch):
     """SIGKILL while two processes solve pairs: nothing stays alive, and what it ends with has the bits of a whole run."""

@@ -336,6 +336,7 @@ RUN = (
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.drawn
 def test_a_run_that_was_killed_goes_on(repsim, newest, monkeypatch):
     assert repsim("run", *RUN)[0] == 0
