@@ -4,12 +4,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from repsim_cli.api import Result, compare, load
+    from repsim_cli.api.compare import compare
+    from repsim_cli.api.result import Result, load
     from repsim_cli.custom import grade
 
 __version__ = "0.1.0"
 __all__ = ["Result", "compare", "grade", "load"]
-_ROOMS = {"Result": "api", "compare": "api", "load": "api", "grade": "custom"}
+_ROOMS = {"Result": "api.result", "compare": "api.compare", "load": "api.result", "grade": "custom"}
 
 
 def __getattr__(name: str) -> Any:

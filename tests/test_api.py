@@ -12,7 +12,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import repsim_cli
-from repsim_cli import api
+from repsim_cli.api.entries import data_entry
+from repsim_cli.binding import bind_model
 from repsim_cli.errors import BadConfig, BadInput
 from repsim_cli.models.checkpoints import shipped_folder
 
@@ -147,9 +148,9 @@ def test_tables(tmp_path):
         str(tmp_path): {"kind": "table", "path": str(tmp_path)},
         "someone/reviews": {"kind": "table", "path": "someone/reviews"},
     }.items():
-        assert api._data(given) == entry
+        assert data_entry(given) == entry
     settings = {"path": "a.csv", "text": "review"}
-    assert api._data(settings) == {"kind": "table", **settings}
+    assert data_entry(settings) == {"kind": "table", **settings}
 
 
 def test_a_result_in_all_forms(of_texts, tmp_path):
@@ -205,7 +206,7 @@ def test_a_transformers_model_is_left_as_it_was(of_texts):
     # what it says of the model in memory cannot be run again elsewhere
     assert json.loads((found.folder / "manifest.json").read_text())["models"]["a"]["source"].startswith("in memory")
     with pytest.raises(BadConfig, match="key: the model was in the memory of another process, got '[0-9a-f]+'; call"):
-        repsim_cli.api.bind_model("a", {"kind": "memory", "key": "0f"})
+        bind_model("a", {"kind": "memory", "key": "0f"})
 
 
 class Net(nn.Module):

@@ -17,7 +17,7 @@ from repsim_cli.presets import GROUPS, UNSELECTED, described, entry_of
 from repsim_cli.settings import treatment
 
 if TYPE_CHECKING:
-    from repsim_cli.api import Result
+    from repsim_cli.api.result import Result
 
 
 def summary(folder: Path) -> str:
@@ -295,22 +295,23 @@ def _compare_models(parsed: argparse.Namespace) -> int:
     check_torch()
     from datetime import datetime
 
-    from repsim_cli import api
+    from repsim_cli.api.compare import MEASURES, compare
+    from repsim_cli.api.entries import labelled
 
     if parsed.output:
         raise BadInput(f"--output: of two runs, got '{parsed.output}' with models; the run folder has the figures")
     place = results.outputs_root() / f"{datetime.now():%Y-%m-%d}" / f"{datetime.now():%H-%M-%S}-compare"
-    models = api.labelled([parsed.first, parsed.second])
+    models = labelled([parsed.first, parsed.second])
     if parsed.column and not parsed.data:
         raise BadInput(f"--column: of a table, got '{parsed.column}' without one; name it with --data")
     data = {"path": parsed.data, "text": parsed.column} if parsed.column else parsed.data
     place = results.unused(place)
     try:
         with signals.interruptible():
-            result = api.compare(
+            result = compare(
                 models,
                 data,
-                measures=[name.strip() for name in parsed.measure.split(",")] if parsed.measure else api.MEASURES,
+                measures=[name.strip() for name in parsed.measure.split(",")] if parsed.measure else MEASURES,
                 rows=parsed.rows,
                 folder=place,
                 progress=Bar(),

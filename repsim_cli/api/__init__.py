@@ -1,0 +1,1 @@
+"""Comparison from Python: the models and texts of a program, hub ids or folders -> a result with labelled matrices."""

@@ -1,0 +1,189 @@
+"""A comparison is a run like any other, checked and computed by the same code, in a folder of its own."""
+
+import os
+import shutil
+import tempfile
+import weakref
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, get_args
+
+import numpy as np
+from omegaconf import OmegaConf
+
+from repsim_cli import report, results
+from repsim_cli.api.entries import configuration, is_transformers, labelled, model_entry
+from repsim_cli.api.result import Result
+from repsim_cli.binding import bind_model
+from repsim_cli.config import validate
+from repsim_cli.data import memory as texts_in_memory
+from repsim_cli.errors import BadInput, RepsimError
+from repsim_cli.execution import perform
+from repsim_cli.models import memory as models_in_memory
+from repsim_cli.models.memory import Forward, Maps
+from repsim_cli.models.source import Precomputed
+from repsim_cli.results import Progress, quiet
+
+ROWS = ("auto", "tokens", "words", "pooled")
+MEASURES = ("cka_unbiased", "mutual_knn")
+
+
+def compare(
+    models: Mapping[str, Any] | Sequence[Any],
+    data: Any = None,
+    *,
+    measures: Sequence[str] = MEASURES,
+    layers: Sequence[str] = (),
+    rows: str = "auto",
+    maps: str = "flattened",
+    forward: Forward | None = None,
+    significance: str = "none",
+    device: str = "cpu",
+    batch_size: int = 8,
+    seed: int = 0,
+    settings: Mapping[str, Any] = MappingProxyType({}),
+    folder: str | os.PathLike[str] | None = None,
+    progress: Progress = quiet,
+) -> Result:
+    """Compares all layers of all models under every measure.
+
+    models: by label, or a list: folders, .gguf files, hub ids, names of `repsim list model`, transformers
+        models or (model, tokenizer), arrays (n, d) or {layer: array}, entries of a configuration ({"kind": ...}), or
+        any torch module with batches as data.
+    data: texts, (text, label) pairs, a file of text or a table, a name of `repsim list data`, a hub id, a
+        datasets.Dataset or pandas.DataFrame with a column `text`, or the settings of a table ({"path": FILE, "text":
+        COLUMN}; see `repsim describe table`); None: text that ships with the package. With modules: batches (tensors,
+        tuples whose first item is the input, dicts), as from a DataLoader, a torch Dataset, or one tensor. With arrays:
+        None.
+    measures: names of `repsim list measure`.
+    layers: hook points such as `resid_post` or `mlp_out`, or names or globs of modules; none: the residual stream of
+        transformers, and of modules all that have weights and no parts.
+    rows: `tokens` (the default for models that share a tokenizer), `words` (for others), or `pooled`: a row per text.
+    maps: of modules, how outputs with positions become rows.
+    forward: of modules, forward(module, batch) for signatures other than module(batch).
+    significance: a name of `repsim list significance`.
+    device: of the models and of the similarity.
+    batch_size: texts or sequences per forward pass.
+    seed: of the sample and the permutations.
+    settings: further keys of a run, such as {"extract.sequences": 256}.
+    folder: a new or empty folder for the run, with figures and report; None: it lasts as long as the result, and has
+        them when it is saved.
+    progress: called as progress(items, label=, unit=), gives the items.
+    Raises BadInput for what cannot be compared, before any model runs.
+    Example: repsim_cli.compare({"a": "openai-community/gpt2", "b": model}, texts).frame()
+    """
+    with _held():
+        if isinstance(models, str):
+            raise BadInput(f"models: a list or a mapping, got '{models}'; write ['{models}']")
+        given = dict(models) if isinstance(models, Mapping) else labelled(models)
+        measures, layers = ([each] if isinstance(each, str) else each for each in (measures, layers))
+        if not given:
+            raise BadInput("models: none is named, got {}; name two")
+        for key, value, values in (("rows", rows, ROWS), ("maps", maps, get_args(Maps))):
+            if value not in values:
+                raise BadInput(f"{key}: unknown, got '{value}'; use {', '.join(values[:-1])} or {values[-1]}")
+        kept = _modules(given, data, layers, forward, maps, batch_size)
+        entries = {label: model_entry(label, kept.get(label, model)) for label, model in given.items()}
+        if kept:
+            _check_batches(entries, kept, data)
+            data = None
+        config = configuration(entries, data, measures, layers, rows, significance, device, batch_size, seed, settings)
+        if folder is not None:
+            return Result(_performed(Path(folder).expanduser(), config, progress, drawn=True))
+        scratch = Path(tempfile.mkdtemp(prefix="repsim-"))
+        try:
+            result = Result(_performed(scratch / "run", config, progress, drawn=False))
+        except BaseException:
+            shutil.rmtree(scratch, ignore_errors=True)
+            raise
+        weakref.finalize(result, shutil.rmtree, scratch, ignore_errors=True)
+        return result
+
+
+def _performed(folder: Path, config: dict[str, Any], progress: Progress, *, drawn: bool) -> Path:
+    """Checks and runs a configuration in a new folder; returns the folder. drawn: with figures and report.
+
+    Raises BadInput, or RunFailed.
+    """
+    checked = validate(OmegaConf.create(config))
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        raise BadInput(f"folder: it exists, got '{folder}'; name a new one")
+    folder.mkdir(parents=True, exist_ok=True)
+    keys = checked.keys
+    run = results.create(folder, name=keys.name, study=keys.study, seed=keys.seed, command=[], overrides=[])
+    run.progress = progress
+    run.write_text("config.yaml", checked.yaml())
+    try:
+        perform(checked, run, drawn=drawn)
+    except KeyboardInterrupt:
+        run.finish("interrupted", "interrupted by the user")
+        raise
+    except BaseException as error:
+        run.finish("failed", str(error) if isinstance(error, RepsimError) else f"{type(error).__name__}: {error}")
+        raise
+    run.finish("complete")
+    if drawn:
+        report.save([run.folder], run.folder / report.FILE)
+    return run.folder
+
+
+@contextmanager
+def _held() -> Any:
+    """What is held in memory inside is let go at the end."""
+    before = [dict(room.HELD) for room in (models_in_memory, texts_in_memory)]
+    try:
+        yield
+    finally:
+        for room, held in zip((models_in_memory, texts_in_memory), before, strict=True):
+            room.HELD.clear()
+            room.HELD.update(held)
+
+
+def _modules(
+    models: Mapping[str, Any], data: Any, layers: Sequence[str], forward: Forward | None, maps: Any, batch_size: int
+) -> dict[str, Precomputed]:
+    """The activations of torch modules on batches, by label; of none where no module reads batches.
+
+    Raises BadInput where there are modules and no batches.
+    """
+    from torch import Tensor, nn
+    from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+    plain = [model for model in models.values() if isinstance(model, nn.Module) and not is_transformers(model)]
+    if not plain and not _are_batches(data):
+        return {}
+    if data is None or isinstance(data, str):
+        raise BadInput(f"data: a torch module takes batches, got {data!r}; give a DataLoader, or a tensor")
+    whole = {label: model[0] if isinstance(model, tuple) else model for label, model in models.items()}
+    live = {label: model for label, model in whole.items() if isinstance(model, nn.Module)}
+    if isinstance(data, Dataset) and not isinstance(data, IterableDataset):
+        data = DataLoader(data, batch_size)
+    batches = [data] if isinstance(data, Tensor | np.ndarray) else data
+    return models_in_memory.of_modules(live, batches, layers, forward=forward, maps=maps)
+
+
+def _check_batches(entries: Mapping[str, dict[str, Any]], kept: Collection[str], data: Any) -> None:
+    """Raises BadInput for models whose rows are not those of the batches that the modules have read."""
+    from torch.utils.data import DataLoader, SequentialSampler
+
+    for label, entry in entries.items():
+        if label in kept:
+            continue
+        if not isinstance(bind_model(label, entry), Precomputed):
+            raise BadInput(
+                f"models.{label}: a model of texts beside modules, got batches; give arrays of the same rows"
+            )
+        if isinstance(data, DataLoader) and not isinstance(data.sampler, SequentialSampler):
+            raise BadInput(
+                f"data: rows of '{label}' are paired with batches in order, got a DataLoader with a "
+                f"{type(data.sampler).__name__}; give one with shuffle=False"
+            )
+
+
+def _are_batches(data: Any) -> bool:
+    from torch import Tensor
+    from torch.utils.data import DataLoader
+
+    return isinstance(data, Tensor | DataLoader)

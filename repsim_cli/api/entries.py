@@ -1,0 +1,186 @@
+"""What a program gives (models, texts, names of measures) -> the configuration of a run."""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from repsim_cli.activations.hook_points import KINDS
+from repsim_cli.activations.inputs import share_tokens
+from repsim_cli.binding import bind_model
+from repsim_cli.data import memory as texts_in_memory
+from repsim_cli.data.base import Data
+from repsim_cli.errors import BadConfig, BadInput
+from repsim_cli.models import memory as models_in_memory
+from repsim_cli.models.source import Precomputed, Source
+from repsim_cli.presets import FILES, conf_dir, entries, entry_of, shipped
+from repsim_cli.registry import did_you_mean
+
+
+def labelled(names: Sequence[Any]) -> dict[str, Any]:
+    """The names by labels that can be keys: of a path its last part without the suffix of a file, of an object its
+    class, numbered where two are the same.
+
+    >>> labelled(["a/gpt2.v2", "b/gpt2.v2", "rows.parquet"])
+    {'gpt2_v2': 'a/gpt2.v2', 'gpt2_v2_2': 'b/gpt2.v2', 'rows': 'rows.parquet'}
+    """
+    by_label: dict[str, Any] = {}
+    for name in names:
+        text = os.fspath(name) if isinstance(name, str | os.PathLike) else type(name).__name__
+        last = text.rstrip("/").split("/")[-1]
+        last = next((last.removesuffix(suffix) for suffix in FILES if last.endswith(suffix)), last)
+        label = "".join(c if c.isalnum() or c in "-_" else "_" for c in last) or "model"
+        by_label[label if label not in by_label else f"{label}_{len(by_label) + 1}"] = name
+    return by_label
+
+
+def is_transformers(model: Any) -> bool:
+    from transformers import PreTrainedModel
+
+    return isinstance(model[0] if isinstance(model, tuple) and model else model, PreTrainedModel)
+
+
+def model_entry(label: str, model: Any) -> dict[str, Any]:
+    """The entry of a configuration for a model. Raises BadInput for what is none."""
+    from torch import Tensor
+
+    try:
+        if isinstance(model, str | os.PathLike):
+            return dict(entry_of(os.fspath(model)))
+        if isinstance(model, Precomputed | Source):
+            return models_in_memory.hold(model)
+        if is_transformers(model):
+            parts = model if isinstance(model, tuple) else (model,)
+            return models_in_memory.hold(models_in_memory.of_transformers(*parts))
+        if isinstance(model, np.ndarray | Tensor):
+            model = {"rows": model}
+        if isinstance(model, Mapping) and isinstance(model.get("kind"), str):
+            return dict(model)
+        if isinstance(model, Mapping):
+            return models_in_memory.hold(models_in_memory.of_arrays(model))
+    except BadConfig:
+        raise
+    except BadInput as error:
+        raise BadInput(f"models.{label}: {error}") from None
+    raise BadInput(
+        f"models.{label}: not a model, got {type(model).__name__}; give a folder, a hub id, a transformers model, a "
+        "torch module or arrays"
+    )
+
+
+def data_entry(given: Any) -> dict[str, Any]:
+    """The entry of a configuration for texts. Raises BadInput for what is none."""
+    if given is None:
+        given = "embedded"
+    # of datasets and pandas, where an iteration would give rows or names of columns
+    columns = getattr(given, "column_names", getattr(given, "columns", None))
+    if isinstance(columns, Mapping):
+        raise BadInput(f"data: several splits, got {', '.join(map(str, columns))}; give one of them")
+    if isinstance(given, Mapping):
+        return {"kind": "table", **given}
+    if isinstance(given, str | os.PathLike):
+        name = os.fspath(given)
+        file = conf_dir() / "data" / f"{name}.yaml"
+        if file.is_file():
+            return shipped(file)
+        place = Path(name).expanduser()
+        if place.exists():
+            tabular = place.is_dir() or place.suffix in (".csv", ".tsv")
+            return {"kind": "table" if tabular else "local_text", "path": name}
+        if name.count("/") == 1 and not name.startswith((".", "~", "/")) and not place.suffix:
+            return {"kind": "table", "path": name}
+        names = [each.stem for each in (conf_dir() / "data").glob("*.yaml")]
+        raise BadInput(f"data: neither a file nor a data set, got '{name}'; {did_you_mean(name, names)}")
+    if columns is not None:
+        if "text" not in columns:
+            raise BadInput(f"data: no column 'text', got {', '.join(map(str, columns))}; rename one")
+        given = given["text"]
+    items = list(given) if isinstance(given, Iterable) else []
+    held: Data
+    if items and all(isinstance(item, str) for item in items):
+        held = texts_in_memory.texts(items)
+    elif items and all(isinstance(item, tuple | list) and len(item) == 2 for item in items):
+        held = texts_in_memory.labelled([(str(text), str(label)) for text, label in items])
+    else:
+        raise BadInput(f"data: neither texts nor (text, label) pairs, got {type(given).__name__}; give a list of texts")
+    key = hashlib.sha256(json.dumps(items).encode()).hexdigest()
+    return texts_in_memory.hold(key, held)
+
+
+def configuration(
+    models: dict[str, Any],
+    data: Any,
+    measures: Sequence[str],
+    layers: Sequence[str],
+    rows: str,
+    significance: str,
+    device: str,
+    batch_size: int,
+    seed: int,
+    settings: Mapping[str, Any],
+) -> dict[str, Any]:
+    """A whole configuration, with the defaults of the command line."""
+    bound = {label: bind_model(label, entry) for label, entry in models.items()}
+    stored = [label for label, model in bound.items() if isinstance(model, Precomputed)]
+    known = entries("measure")
+    for name in measures:
+        if name not in known:
+            raise BadInput(f"measures: no such measure, got '{name}'; {did_you_mean(name, known)}")
+    unit = _unit(bound, rows)
+    extract = shipped(conf_dir() / "extract" / f"{unit}.yaml")
+    if len(stored) == len(bound):
+        for key, value, none in (("data", data, None), ("rows", rows, "auto")):
+            if value != none:
+                raise BadInput(f"{key}: of models that run, got {str(value)!r:.60} with stored activations; drop it")
+        extract |= {"estimate": "full", "rows": min(model.rows for model in bound.values())}
+        extract["at_most"] = [] if "extract.rows" in settings else ["rows"]  # ids may be in one file alone
+    elif layers:
+        extract["hook_points"] = [_hook_point(name) for name in layers]
+    config = {
+        key: value for key, value in shipped(conf_dir() / "config.yaml").items() if key not in ("defaults", "hydra")
+    }
+    config |= {
+        "name": "compare",
+        "model": models,
+        "measure": {name: dict(known[name]) for name in measures},
+        "data": data_entry(data),
+        "extract": extract,
+        "significance": shipped(_preset("significance", significance)),
+        "hardware": {**shipped(conf_dir() / "hardware" / "cpu.yaml"), "device": device, "batch_size": batch_size},
+        "seed": seed,
+        "cache": not stored,
+    }
+    for key, value in settings.items():
+        *path, last = key.split(".")
+        place = config
+        for part in path:
+            place = place.setdefault(part, {})
+            if not isinstance(place, dict):
+                raise BadInput(f"settings: no such key of a run, got '{key}'; see repsim describe")
+        place[last] = value
+    return config
+
+
+def _unit(bound: Mapping[str, Any], rows: str) -> str:
+    """The name of the preset in conf/extract/."""
+    if rows != "auto":
+        return rows
+    live = {label: model for label, model in bound.items() if isinstance(model, Source) and model.modality == "text"}
+    return "tokens" if share_tokens(live) else "words"
+
+
+def _hook_point(name: str) -> str:
+    kind = name.split("@")[0].split(".")[-1]
+    return name if kind in KINDS or name.startswith("module:") else f"module:{name}"
+
+
+def _preset(group: str, name: str) -> Path:
+    file = conf_dir() / group / f"{name}.yaml"
+    if not file.is_file():
+        names = [each.stem for each in (conf_dir() / group).glob("*.yaml")]
+        raise BadInput(f"{group}: no such name, got '{name}'; {did_you_mean(name, names)}")
+    return file

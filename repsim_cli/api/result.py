@@ -1,0 +1,168 @@
+"""A run folder as Python programs read it: labelled matrices, a table, a figure."""
+
+import base64
+import io
+import os
+import shutil
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from repsim_cli import folders, report, results
+from repsim_cli.content import Measured, Results
+from repsim_cli.errors import BadInput
+from repsim_cli.findings.analyse import asked, card_of, draw
+from repsim_cli.findings.analysis import Finished
+from repsim_cli.registry import did_you_mean
+
+SCREEN = 80  # dots per inch of the map in a notebook
+
+
+class LabelledMatrix(NamedTuple):
+    """values[i, j]: of layer rows[i] of one model and layer columns[j] of the other."""
+
+    values: Float[np.ndarray, "r c"]
+    rows: list[str]
+    columns: list[str]
+
+
+@dataclass(frozen=True)
+class Result:
+    """A run folder, read. `results` has all that it found, `manifest` how it came about."""
+
+    folder: Path
+
+    @cached_property
+    def results(self) -> Results:
+        return results.read_results(self.folder)
+
+    @cached_property
+    def manifest(self) -> dict[str, Any]:
+        return results.read_manifest(self.folder)
+
+    @property
+    def measures(self) -> list[str]:
+        return [measured.label for measured in self.results.measures]
+
+    @property
+    def warnings(self) -> list[str]:
+        return list(self.manifest["warnings"])
+
+    def matrix(self, first: str, second: str | None = None, measure: str | None = None) -> LabelledMatrix:
+        """Of all layers of two models; of one with itself without `second`; under the first measure by default.
+
+        Raises BadInput for a model or measure that the run does not have.
+        """
+        second, measured = first if second is None else second, self._measured(measure)
+        for matrix in measured.matrices:
+            pair = matrix.rows.model, matrix.columns.model
+            if pair == (first, second):
+                return LabelledMatrix(self._array(matrix.values), matrix.rows.layers, matrix.columns.layers)
+            if measured.card["symmetric"] and pair == (second, first):
+                return LabelledMatrix(self._array(matrix.values).T, matrix.columns.layers, matrix.rows.layers)
+        models = sorted({side.model for matrix in measured.matrices for side in (matrix.rows, matrix.columns)})
+        unknown = first if first not in models else second
+        raise BadInput(f"no such pair of models, got '{first}' and '{second}'; {did_you_mean(unknown, models)}")
+
+    def _measured(self, label: str | None) -> Measured:
+        """The measure of this label, or the first. Raises BadInput where the run does not have it."""
+        for measured in self.results.measures:
+            if label in (None, measured.label):
+                return measured
+        raise BadInput(f"measure: not of this run, got '{label}'; {did_you_mean(str(label), self.measures)}")
+
+    def _array(self, path: str) -> np.ndarray:
+        return results.read_array(self.folder, path)
+
+    def closest(self, first: str, second: str, measure: str | None = None) -> tuple[str, str, float]:
+        """The closest layers of two models, and their value. Raises BadInput as `matrix` does."""
+        values, rows, columns = self.matrix(first, second, measure)
+        sign = 1 if self._measured(measure).larger_is_closer else -1
+        i, j = np.unravel_index(np.nanargmax(sign * values), values.shape)
+        return rows[i], columns[j], float(values[i, j])
+
+    def frame(self) -> Any:
+        """A pandas DataFrame with a row per measure and pair of layers: value, and se, p, p_family, q and calibrated
+        where the run has them."""
+        import pandas
+
+        tables = []
+        for measured in self.results.measures:
+            for matrix in measured.matrices:
+                pairs = [(a, b) for a in matrix.rows.layers for b in matrix.columns.layers]
+                table = pandas.DataFrame(pairs, columns=["layer", "other_layer"])
+                table.insert(0, "measure", measured.label)
+                table.insert(1, "model", matrix.rows.model)
+                table.insert(3, "other_model", matrix.columns.model)
+                table["value"] = self._array(matrix.values).ravel()
+                for name in ("se", "p", "p_family", "q", "calibrated"):
+                    if (path := getattr(matrix, name)) is not None:
+                        table[name] = self._array(path).ravel()
+                tables.append(table)
+        return pandas.concat(tables, ignore_index=True) if tables else pandas.DataFrame()
+
+    def plot(self, measure: str | None = None) -> Any:
+        """A matplotlib figure: the map of all layers of all models under a measure, by default the first."""
+        label = self._measured(measure).label
+        run = Finished(
+            folder=self.folder, manifest=results.read_facts(self.folder), results=results.marked(self.results)
+        )
+        make = card_of("maps").figures
+        assert make is not None
+        names = {name: maker for name, maker in make(run, False)}
+        figure = next(maker for name, maker in names.items() if name.startswith(results.slug(label)))()
+        figure._repr_png_ = lambda: _png(figure)  # notebooks show by themselves only what pyplot has made
+        return figure
+
+    def save(self, folder: str | os.PathLike[str]) -> "Result":
+        """Copies the run folder to a new one that every command reads, and draws its figures and report where it has
+        none.
+
+        Raises BadInput where that exists.
+        """
+        target = Path(folder).expanduser()
+        if target.exists():
+            raise BadInput(f"save: it exists, got '{folder}'; name a new folder")
+        shutil.copytree(self.folder, target)
+        if not (target / report.FILE).exists():
+            with results.amending(target):
+                draw(target, whole=asked(target).which == "all")
+            report.save([target], target / report.FILE)
+        return Result(target)
+
+    def __repr__(self) -> str:
+        models = ", ".join(self.manifest["models"])
+        return f"<repsim result of {models} by {', '.join(self.measures)}; {len(self.warnings)} warnings>"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the means by pair of models, the warnings, and the first map."""
+        import html
+
+        frame = self.frame()
+        table = ""
+        if len(frame):
+            means = frame.groupby(["measure", "model", "other_model"], sort=False)["value"].mean()
+            table = means.rename("mean over layers").reset_index().to_html(index=False, float_format="%.3f")
+        warnings = "".join(f"<li>{html.escape(text)}</li>" for text in self.warnings)
+        picture = ""
+        if self.measures:
+            coded, name = base64.b64encode(_png(self.plot())).decode(), html.escape(self.measures[0])
+            picture = f'<img style="max-width:100%" alt="{name}" src="data:image/png;base64,{coded}">'
+        return f"{table}{f'<ul>{warnings}</ul>' if warnings else ''}{picture}"
+
+
+def _png(figure: Any) -> bytes:
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format="png", dpi=SCREEN, bbox_inches="tight")
+    return drawn.getvalue()
+
+
+def load(run: str | os.PathLike[str]) -> Result:
+    """The result of a run folder, its name, or `latest`. Raises BadInput where there is none."""
+    folder = folders.find(os.fspath(run))
+    results.read_results(folder)
+    return Result(folder)
