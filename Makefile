@@ -7,6 +7,8 @@ EXTRAS := test dev docs ray
 PYTEST := $(BIN)/python -m pytest
 ELSEWHERE := not network and not gpu
 HERE := not nightly and not ray and not slurm and $(ELSEWHERE)
+# the tests of what computes
+COMPUTES := $(addprefix tests/,activations measures similarity stitching studies training test_segments.py test_significance.py)
 # the tiny studies that train for minutes; the others are run by CI
 LONG := finetune_nli glue_freezing hans_% mnli_% pythia_convergence pythia_effective_rank solu_gelu_stitching training_view \
 	grounding% layer_identification% measure_agreement universality \
@@ -34,13 +36,13 @@ slow: .venv/ready-test
 docs: .venv/ready-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
-# the fast tests of what computes, and one run of each study: shapes and types of every call are checked
+# the fast and slow tests of what computes: shapes and types of every call are checked
 types: .venv/ready-test
-	REPSIM_TYPES=1 $(PYTEST) -m "$(HERE) and not slow and typed"
+	REPSIM_TYPES=1 $(PYTEST) -m "$(HERE)" $(COMPUTES)
 
-# the other fast tests, and the slow ones
+# the other fast and slow tests
 untyped: .venv/ready-test
-	$(PYTEST) -m "$(HERE) and (slow or not typed)"
+	$(PYTEST) -m "$(HERE)" $(COMPUTES:%=--ignore=%)
 
 tiny: .venv/ready-test
 	$(STUDIES) figures.format=[png] experiment=$(call listed,$(filter-out $(LONG),$(TINY)))
@@ -61,6 +63,7 @@ slurm: .venv/ready-test
 
 nightly: .venv/ready-test real ray
 	$(PYTEST) -m "nightly and $(ELSEWHERE)"
+	REPSIM_TYPES=1 $(PYTEST) $(COMPUTES:%=--ignore=%)
 	$(STUDIES) experiment=$(call listed,$(filter $(LONG),$(TINY)))
 	$(BIN)/repsim claims --check tiny > outputs/claims.md
 	grep '^|' experiments/claims.md | diff - outputs/claims.md

@@ -41,17 +41,6 @@ hypothesis.settings.register_profile("repsim", deadline=None, max_examples=15, d
 hypothesis.settings.load_profile("repsim")
 
 
-# tests of these run no command and compute on few tensors, or none
-UNCHECKED = {"cli", "data", "draw", "executors", "findings", "report", "test_config.py", "test_dry_run.py"}
-
-
-def pytest_collection_modifyitems(items):
-    for item in items:
-        part = item.path.relative_to(Path(__file__).parent).parts[0]
-        if item.get_closest_marker("drawn") or not (part in UNCHECKED or "repsim" in item.fixturenames):
-            item.add_marker("typed")
-
-
 @pytest.fixture(autouse=True)
 def no_network(monkeypatch, request):
     """A test that reaches for the network fails, but for those of a cluster at this machine's address."""

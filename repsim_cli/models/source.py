@@ -77,7 +77,7 @@ class Source:
     with_head(auto, how): the whole model in eval mode, as the transformers class AutoModelForCausalLM or
     AutoModelForSequenceClassification. Raises BadInput where the checkpoint has no such head.
     make(progress): trains the model now, for models that are trained when first needed.
-    work(): what the trainings take that `make` needs and that are not in the cache, by their keys there.
+    work(): the trainings that `make` needs and the cache lacks, by their keys; a call says what one takes.
     metrics(): the metrics saved with the model.
     labels: of a classifier, in the order of its logits.
     hook_points: those that its entry names; empty: those of the run.
@@ -109,7 +109,7 @@ class Source:
     segments: bool = False
     with_head: WithHead = headless
     make: Callable[[Progress], None] | None = None
-    work: Callable[[], dict[str, Work]] | None = None
+    work: Callable[[], dict[str, Callable[[], Work]]] | None = None
     metrics: Callable[[], dict[str, float]] | None = None
     labels: tuple[str, ...] = ()
     hook_points: tuple[str, ...] = ()

@@ -79,7 +79,9 @@ def trainings(models: Iterable[Source], hardware: Hardware, *, figures: int = 10
     try:
         with staying_offline():
             for model in models:
-                missing |= {key: (model, work) for key, work in (model.work() if model.work else {}).items()}
+                for key, work in (model.work() if model.work else {}).items():
+                    if key not in missing:
+                        missing[key] = model, work()
     except BadInput as error:
         return {"trainings": f"not known before the data can be read ({error})", "disk, GB": disk}
     costs = [

@@ -283,7 +283,7 @@ def finetuned(
         made_of = parts(cut_shape, recipe, "train", *scored)
         return Trained({**made_of, "start": first and first.key, "seed": seed}, train, lambda: work("train", recipe))
 
-    def missing(seed: int) -> dict[str, Work]:
+    def missing(seed: int) -> dict[str, Callable[[], Work]]:
         first = start()
         return {**(first.missing() if first is not None else {}), **trained(seed).missing()}
 

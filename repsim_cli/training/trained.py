@@ -54,9 +54,9 @@ class Trained:
         _kept.enter_context(using(KIND, [self.key]))
         return entry.files["model"]
 
-    def missing(self) -> dict[str, Work]:
+    def missing(self) -> dict[str, Callable[[], Work]]:
         """What the training takes, by its key; empty where the model is in the cache or that is not known."""
-        return {} if self.work is None or Entry(KIND, self.key).known else {self.key: self.work()}
+        return {} if self.work is None or Entry(KIND, self.key).known else {self.key: self.work}
 
     def metrics(self) -> Metrics:
         return json.loads((self.folder() / METRICS).read_text())

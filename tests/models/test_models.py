@@ -595,6 +595,7 @@ def on_a_fake_hub(root, repositories, script):
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.nightly
 def test_every_architecture_and_format_on_a_fake_hub(tiny_folder, tokenizer_folder, tmp_path):
     """Ids and revisions, by both kinds; an old model of TransformerLens names its tokenizer by an id of its own."""
     repositories = {f"tiny/{kind}": {"main": tiny_folder(kind), "step2": tiny_folder(kind, seed=2)} for kind in TINY}
