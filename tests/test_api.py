@@ -433,3 +433,25 @@ def test_models_are_named_in_a_word(repsim, newest):
     code, _, err = repsim("run", "model.mine=tiny_c")
     assert code == 2
     assert err.startswith("error: MODEL: neither a model nor a folder, got 'tiny_c'; did you mean 'tiny_b' or")
+
+
+def test_the_level_of_chance_of_a_comparison(repsim, newest, tmp_path):
+    draw = np.random.default_rng(0)
+    shared = draw.normal(size=(60, 4))
+    for label in "ab":
+        np.savez(tmp_path / f"{label}.npz", h0=shared @ draw.normal(size=(4, 6)), h1=draw.normal(size=(60, 5)))
+    words = ["compare", tmp_path / "a.npz", tmp_path / "b.npz", "--measure", "cka_unbiased"]
+    code, out, err = repsim(*words)
+    assert code == 0, err
+    assert "    chance is not known here: --significance permutation tests it\n" in out
+    assert repsim_cli.load(newest()).chance("a", "b") is None
+    code, out, err = repsim(*words, "--significance", "permutation")
+    assert code == 0, err
+    result = repsim_cli.load(newest())
+    chance = result.chance("b", "a", "cka_unbiased")
+    assert f"chance: {chance.low:.3f} to {chance.high:.3f} by cell; 5 % of random pairings are closer\n" in out
+    assert -0.1 < chance.low <= chance.middle <= chance.high < 0.3
+    values = result.matrix("a", "b").values
+    assert values[0, 0] > chance.high > values[1, 1]
+    code, _, err = repsim(*words, "--significance", "permutaton")
+    assert (code, err) == (2, "error: significance: no such name, got 'permutaton'; did you mean 'permutation'?\n")

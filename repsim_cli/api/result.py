@@ -13,7 +13,8 @@ import numpy as np
 from jaxtyping import Float
 
 from repsim_cli import folders, report, results
-from repsim_cli.content import Measured, Results
+from repsim_cli.content import CHANCE, Matrix, Measured, Results
+from repsim_cli.draw.chance import Chance, level_of
 from repsim_cli.errors import BadInput
 from repsim_cli.findings.analyse import asked, card_of, draw
 from repsim_cli.findings.analysis import Finished
@@ -57,13 +58,29 @@ class Result:
 
         Raises BadInput for a model or measure that the run does not have.
         """
+        matrix = self._matrix(first, second, measure)
+        values, rows, columns = self._array(matrix.values), matrix.rows, matrix.columns
+        if rows.model == first:
+            return LabelledMatrix(values, rows.layers, columns.layers)
+        return LabelledMatrix(values.T, columns.layers, rows.layers)
+
+    def chance(self, first: str, second: str | None = None, measure: str | None = None) -> Chance | None:
+        """What two models give by chance, as the lowest, median and highest cell: the value that random pairings of
+        rows exceed in `alpha` of the cases (0.05). None for runs that tested no significance.
+
+        Raises BadInput as `matrix` does.
+        """
+        null, details = self._measured(measure).null, self._matrix(first, second, measure).details
+        return level_of(null, [self._array(details[CHANCE])] if CHANCE in details else [], np.empty(0))[0]
+
+    def _matrix(self, first: str, second: str | None, measure: str | None) -> Matrix:
+        """That of two models; of a symmetric measure in either order."""
         second, measured = first if second is None else second, self._measured(measure)
-        for matrix in measured.matrices:
-            pair = matrix.rows.model, matrix.columns.model
-            if pair == (first, second):
-                return LabelledMatrix(self._array(matrix.values), matrix.rows.layers, matrix.columns.layers)
-            if measured.card["symmetric"] and pair == (second, first):
-                return LabelledMatrix(self._array(matrix.values).T, matrix.columns.layers, matrix.rows.layers)
+        orders = [(first, second), (second, first)] if measured.card["symmetric"] else [(first, second)]
+        for order in orders:
+            for matrix in measured.matrices:
+                if (matrix.rows.model, matrix.columns.model) == order:
+                    return matrix
         models = sorted({side.model for matrix in measured.matrices for side in (matrix.rows, matrix.columns)})
         unknown = first if first not in models else second
         raise BadInput(f"no such pair of models, got '{first}' and '{second}'; {did_you_mean(unknown, models)}")

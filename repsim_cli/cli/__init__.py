@@ -132,6 +132,7 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("--data", metavar="DATA", help="of models: a file of text, a table, or a name of repsim list data")
     sub.add_argument("--column", metavar="NAME", help="of a table: the column of the text (text)")
     sub.add_argument("--measure", metavar="NAME,...", help="of models (cka_unbiased,mutual_knn)")
+    sub.add_argument("--significance", metavar="NAME", help="of models: a name of repsim list significance (none)")
     sub.add_argument(
         "--rows",
         choices=("auto", "tokens", "words", "pooled"),

@@ -313,6 +313,7 @@ def _compare_models(parsed: argparse.Namespace) -> int:
                 data,
                 measures=[name.strip() for name in parsed.measure.split(",")] if parsed.measure else MEASURES,
                 rows=parsed.rows,
+                significance=parsed.significance or "none",
                 folder=place,
                 progress=Bar(),
             )
@@ -337,6 +338,12 @@ def _answer(result: "Result", a: str, b: str) -> Iterator[str]:
         yield f"    {a} x {b}  mean {values.mean():6.3f}   lowest {values.min():6.3f}   highest {values.max():6.3f}"
         row, column, value = result.closest(a, b, measured.label)
         yield f"    closest by {measured.label}: {row} of {a} and {column} of {b}, {value:.3f}"
+        chance = result.chance(a, b, measured.label)
+        if chance is None or measured.null is None:
+            yield "    chance is not known here: --significance permutation tests it"
+        else:
+            share = f"{100 * measured.null['alpha']:g} %"
+            yield f"    chance: {chance.low:.3f} to {chance.high:.3f} by cell; {share} of random pairings are closer"
     if result.warnings:
         yield f"  warnings: {len(result.warnings)}, see repsim show {result.folder}"
     yield f"  folder: {result.folder}"
@@ -346,7 +353,7 @@ def _answer(result: "Result", a: str, b: str) -> Iterator[str]:
 def _compare_runs(parsed: argparse.Namespace) -> int:
     from repsim_cli import comparison
 
-    for name in ("data", "column", "measure"):
+    for name in ("data", "column", "measure", "significance"):
         if getattr(parsed, name):
             raise BadInput(f"--{name}: of two models, got '{getattr(parsed, name)}' with runs; drop it")
     first, second = folders.find(parsed.first), folders.find(parsed.second)
