@@ -257,6 +257,10 @@ def test_any_module(images):
     assert flat.manifest["facts"]["net"]["widths"] == [6 * 36, 6 * 36, 4 * 16, 2]
     places = repsim_cli.compare({"net": net}, images, measures=["cka"], layers=["first"], maps="positions")
     assert places.results.measures[0].estimate["rows_available"] == 40 * 36
+    with pytest.raises(BadInput, match="significance: positions of one input are no independent rows"):
+        repsim_cli.compare({"net": net}, images, maps="positions", layers=["first"], significance="permutation")
+    with pytest.raises(BadInput, match="data: one DataLoader, got 2 in a list"):
+        repsim_cli.compare({"net": net}, [DataLoader(TensorDataset(images))] * 2)
 
 
 def test_minibatch_cka_of_modules_is_exact(images):
@@ -367,8 +371,9 @@ def test_tables_in_memory_are_read_by_their_column(of_texts):
     ):
         with pytest.raises(BadInput, match=message):
             repsim_cli.compare(["tiny_a", "tiny_b"], data)
-    with pytest.raises(BadInput, match=r"models: a list or a mapping, got 'tiny_a'; write \['tiny_a'\]"):
-        repsim_cli.compare("tiny_a")
+    for alone in ("tiny_a", Net()):
+        with pytest.raises(BadInput, match=r"models: a list or a mapping, got '(tiny_a|Net).*; put it into a list"):
+            repsim_cli.compare(alone)
 
 
 def test_arrays_of_other_types():
@@ -443,7 +448,7 @@ def test_the_level_of_chance_of_a_comparison(repsim, newest, tmp_path):
     words = ["compare", tmp_path / "a.npz", tmp_path / "b.npz", "--measure", "cka_unbiased"]
     code, out, err = repsim(*words)
     assert code == 0, err
-    assert "    chance is not known here: --significance permutation tests it\n" in out
+    assert "  chance is not known here: --significance permutation tests it\n" in out
     assert repsim_cli.load(newest()).chance("a", "b") is None
     code, out, err = repsim(*words, "--significance", "permutation")
     assert code == 0, err
@@ -453,5 +458,30 @@ def test_the_level_of_chance_of_a_comparison(repsim, newest, tmp_path):
     assert -0.1 < chance.low <= chance.middle <= chance.high < 0.3
     values = result.matrix("a", "b").values
     assert values[0, 0] > chance.high > values[1, 1]
+    code, out, err = repsim(*words[:-1], "linear_regression")
+    assert code == 0, err
+    assert "    a x b  mean" in out
+    assert "    b x a  mean" in out  # the measure has a direction
     code, _, err = repsim(*words, "--significance", "permutaton")
     assert (code, err) == (2, "error: significance: no such name, got 'permutaton'; did you mean 'permutation'?\n")
+
+
+def test_few_rows_are_a_warning(tmp_path):
+    draw = np.random.default_rng(0)
+    for rows, warned in ((29, True), (30, False)):
+        a, b = draw.normal(size=(2, rows, 4))
+        found = repsim_cli.compare({"a": a, "b": b}, measures=["mutual_knn"])
+        assert any(warning.startswith(f"{rows} rows are few: ") for warning in found.warnings) is warned
+    file = tmp_path / "whole.png"
+    found.plot().savefig(file, dpi=100)
+    cut = tmp_path / "cut.png"
+    found.plot().savefig(cut, dpi=100, bbox_inches=None)
+    assert file.stat().st_size > cut.stat().st_size  # names and titles stand outside the size of the figure
+
+
+def test_ids_that_are_python_objects(tmp_path):
+    ids, x = np.array([f"i{i}" for i in range(40)]), np.random.default_rng(0).normal(size=(40, 3))
+    np.savez(tmp_path / "a.npz", ids=ids, h=x)
+    np.savez(tmp_path / "b.npz", ids=ids.astype(object), h=x)
+    with pytest.raises(BadInput, match=r"b.npz: 'ids' is of Python objects, got dtype object; save ids.astype\(str\)"):
+        repsim_cli.compare([str(tmp_path / "a.npz"), str(tmp_path / "b.npz")])

@@ -256,7 +256,9 @@ def _stored(readings: Sequence[Reading], rows: slice, device: str) -> list[Tenso
         assert isinstance(reading.source, Precomputed)
         for layer in reading.layers:
             x = reading.source.read(layer.name, rows)
-            _check_finite(x, layer, partial(_first_row, x, rows.start), "fix the stored array (read as float32)")
+            _check_finite(
+                x, layer, partial(_first_row, x, rows.start), "fix the array or what the module reads (float32)"
+            )
             taken.append(x.to(device))
     return taken
 

@@ -75,8 +75,8 @@ def compare(
     Example: repsim_cli.compare({"a": "openai-community/gpt2", "b": model}, texts).frame()
     """
     with _held():
-        if isinstance(models, str):
-            raise BadInput(f"models: a list or a mapping, got '{models}'; write ['{models}']")
+        if isinstance(models, str) or not isinstance(models, Mapping | Sequence):
+            raise BadInput(f"models: a list or a mapping, got {str(models)!r:.40}; put it into a list")
         given = dict(models) if isinstance(models, Mapping) else labelled(models)
         measures, layers = ([each] if isinstance(each, str) else each for each in (measures, layers))
         if not given:
@@ -90,6 +90,11 @@ def compare(
             _check_batches(entries, kept, data)
             data = None
         config = configuration(entries, data, measures, layers, rows, significance, device, batch_size, seed, settings)
+        if kept and maps == "positions" and config["significance"]["method"] != "none":
+            raise BadInput(
+                "significance: positions of one input are no independent rows, got maps='positions'; use maps='pooled' "
+                "or 'flattened'"
+            )
         if folder is not None:
             return Result(_performed(Path(folder).expanduser(), config, progress, drawn=True))
         scratch = Path(tempfile.mkdtemp(prefix="repsim-"))
@@ -160,6 +165,8 @@ def _modules(
     live = {label: model for label, model in whole.items() if isinstance(model, nn.Module)}
     if isinstance(data, Dataset) and not isinstance(data, IterableDataset):
         data = DataLoader(data, batch_size)
+    if isinstance(data, list | tuple) and any(isinstance(each, DataLoader) for each in data):
+        raise BadInput(f"data: one DataLoader, got {len(data)} in a list; give one that has all batches")
     batches = [data] if isinstance(data, Tensor | np.ndarray) else data
     return models_in_memory.of_modules(live, batches, layers, forward=forward, maps=maps)
 

@@ -5,7 +5,7 @@ import io
 import os
 import shutil
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -132,7 +132,9 @@ class Result:
         assert make is not None
         names = {name: maker for name, maker in make(run, False)}
         figure = next(maker for name, maker in names.items() if name.startswith(results.slug(label)))()
-        figure._repr_png_ = lambda: _png(figure)  # notebooks show by themselves only what pyplot has made
+        # names and titles stand outside the figure; notebooks show by themselves only what pyplot has made
+        figure.savefig = partial(type(figure).savefig, figure, bbox_inches="tight")
+        figure._repr_png_ = lambda: _png(figure)
         return figure
 
     def save(self, folder: str | os.PathLike[str]) -> "Result":
@@ -174,7 +176,7 @@ class Result:
 
 def _png(figure: Any) -> bytes:
     drawn = io.BytesIO()
-    figure.savefig(drawn, format="png", dpi=SCREEN, bbox_inches="tight")
+    figure.savefig(drawn, format="png", dpi=SCREEN)
     return drawn.getvalue()
 
 

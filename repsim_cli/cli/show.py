@@ -331,19 +331,21 @@ def _answer(result: "Result", a: str, b: str) -> Iterator[str]:
     if treated := treatment(manifest.get("remedies", {})):
         yield f"  rows: {treated}"
     for measured in result.results.measures:
-        values, estimate = result.matrix(a, b, measured.label).values, measured.estimate
-        better = "larger" if measured.larger_is_closer else "smaller"
+        estimate, better = measured.estimate, "larger" if measured.larger_is_closer else "smaller"
         rows = f"{estimate['rows']:,} of {estimate['rows_available']:,} {estimate.get('unit', 'rows')}"
         yield f"  {measured.label}: {measured.card['label']}, {better} is closer, {estimate['kind']}, {rows}"
-        yield f"    {a} x {b}  mean {values.mean():6.3f}   lowest {values.min():6.3f}   highest {values.max():6.3f}"
-        row, column, value = result.closest(a, b, measured.label)
-        yield f"    closest by {measured.label}: {row} of {a} and {column} of {b}, {value:.3f}"
-        chance = result.chance(a, b, measured.label)
-        if chance is None or measured.null is None:
-            yield "    chance is not known here: --significance permutation tests it"
-        else:
-            share = f"{100 * measured.null['alpha']:g} %"
-            yield f"    chance: {chance.low:.3f} to {chance.high:.3f} by cell; {share} of random pairings are closer"
+        for first, second in [(a, b)] if measured.card["symmetric"] else [(a, b), (b, a)]:
+            values = result.matrix(first, second, measured.label).values
+            spread = f"mean {values.mean():6.3f}   lowest {values.min():6.3f}   highest {values.max():6.3f}"
+            yield f"    {first} x {second}  {spread}"
+            row, column, value = result.closest(first, second, measured.label)
+            yield f"    closest by {measured.label}: {row} of {first} and {column} of {second}, {value:.3f}"
+            chance = result.chance(first, second, measured.label)
+            if chance is not None and measured.null is not None:
+                level, share = f"{chance.low:.3f} to {chance.high:.3f}", f"{100 * measured.null['alpha']:g} %"
+                yield f"    chance: {level} by cell; {share} of random pairings are closer"
+    if all(measured.null is None for measured in result.results.measures):
+        yield "  chance is not known here: --significance permutation tests it"
     if result.warnings:
         yield f"  warnings: {len(result.warnings)}, see repsim show {result.folder}"
     yield f"  folder: {result.folder}"

@@ -214,6 +214,15 @@ def parquet_rows(file: Path, table: Any, columns: list[str] | None = None) -> It
         yield from rows
 
 
+def _array(file: Path, archive: Any, name: str) -> Any:
+    try:
+        return archive[name]
+    except ValueError as error:
+        if "allow_pickle" not in str(error):
+            raise
+        raise BadInput(f"{file}: '{name}' is of Python objects, got dtype object; save {name}.astype(str)") from None
+
+
 def npz_arrays(file: Path) -> dict[str, np.ndarray]:
     """All arrays of an .npz file. Nothing is unpickled."""
     with (
@@ -224,7 +233,7 @@ def npz_arrays(file: Path) -> dict[str, np.ndarray]:
         size, most = sum(member.file_size for member in archive.zip.infolist()), Hardware().memory_limit
         if size > most:
             raise BadInput(f"{file}: larger than memory, got {size / 1e9:.1f} GB for {most / 1e9:.1f} GB; split it")
-        arrays = {name: archive[name] for name in archive.files}
+        arrays = {name: _array(file, archive, name) for name in archive.files}
     for name, array in arrays.items():
         if not isinstance(array, np.ndarray):
             raise BadInput(f"{file}: not an array, got the member '{name}'; write the file again with numpy.savez")

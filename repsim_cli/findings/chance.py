@@ -13,11 +13,12 @@ def chance_in(
     run: Finished, measured: Measured, values: np.ndarray, rows: Sequence[str], columns: Sequence[str]
 ) -> tuple[Chance | None, str]:
     """What these values of a measure would be by chance, and what that is: from the null, or else from models with
-    fresh weights. rows, columns: the model of each layer."""
+    fresh weights, unless all values are of such models. rows, columns: the model of each layer."""
     drawn = [run.array(matrix.details[CHANCE]) for matrix in measured.matrices if CHANCE in matrix.details]
     untrained = [model for model, facts in run.manifest.get("facts", {}).items() if not facts.get("trained", True)]
     fresh = [np.isin(side, untrained) for side in (rows, columns)]
-    return level_of(measured.null, drawn, values[fresh[0][:, None] != fresh[1]])
+    across = fresh[0][:, None] != fresh[1]
+    return level_of(measured.null, drawn, np.empty(0) if across.all() else values[across])
 
 
 def level_in(

@@ -17,6 +17,7 @@ from repsim_cli.studies.grouped import check_metrics
 T = TypeVar("T")
 
 FEWEST = 3  # rows; after centring, two rows are alike in all representations
+FEW = 30  # rows, that many measures say little about
 
 
 def suitable(measures: Mapping[str, T], check: Callable[[T], None], skip: bool) -> tuple[dict[str, T], dict[str, str]]:

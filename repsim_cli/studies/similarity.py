@@ -41,6 +41,7 @@ from repsim_cli.studies.bounds import (
     usual_length,
 )
 from repsim_cli.studies.checks import (
+    FEW,
     check_groups,
     check_measure,
     check_rows,
@@ -431,6 +432,10 @@ class Similarity:
         for label, why in skipped.items():
             run.skip(label, why)
         warn_of_few_rows(run, self.measures, self.layers, at_a_time)
+        if (used := at_a_time if estimate == "full" else total) < FEW:
+            run.warn(
+                f"{used} rows are few: values scatter widely by chance; give more, or use significance=permutation"
+            )
         return total
 
     def room(self) -> float:
@@ -438,10 +443,10 @@ class Similarity:
         return self.memory(self.rows()).get("cross products", 0.0)
 
     def _too_few_rows(self, got: str) -> BadInput:
-        advice = "raise sequences or length" if self.live else "use extract.estimate=full"
+        advice = "give more text, raise sequences or length, " if self.live else ""
         return BadInput(
             f"extract.batch_rows: the data has fewer rows than one batch, got {got} for {self.extract.batch_rows}; "
-            f"lower batch_rows, or {advice}"
+            f"lower batch_rows, {advice}or use extract.estimate=full"
         )
 
     def _results(

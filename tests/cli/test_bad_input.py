@@ -710,7 +710,7 @@ def test_stored_arrays_that_are_not_finite(repsim, tmp_path, newest, value, monk
     assert (code, out) == (1, "")
     problem = "too large to be squared and summed" if value == 1e30 else "not finite"
     assert f"error: layer of 'stored': activations are {problem}, got " in err
-    assert "in row 7; fix the stored array (read as float32)" in err
+    assert "in row 7; fix the array or what the module reads (float32)" in err
     assert results.read_manifest(newest())["status"] == "failed"
 
 

@@ -13,6 +13,7 @@ from repsim_cli.draw.heatmap import pair
 from repsim_cli.draw.lines import UNKNOWN, by_layer, of_layers, over_seeds
 from repsim_cli.findings.analysis import Finished
 from repsim_cli.findings.localization import Localization, localization
+from repsim_cli.findings.chance import chance_in
 from repsim_cli.findings.maps import figures
 
 
@@ -137,3 +138,12 @@ def test_seeds_of_one_training_are_drawn_as_their_mean_and_range():
     legend = jobs["by-layer-q-seeds"]().axes[0].get_legend()
     assert [text.get_text() for text in legend.get_texts()][-1] == "shaded: range over seeds"
     assert list(dict(of_layers(named, "x", {}))) == ["by-layer-q"]
+
+
+def test_values_that_are_all_of_untrained_models_are_no_level_of_chance(tmp_path):
+    run = run_of(tmp_path, None, False)
+    (measured,) = run.results.measures
+    values = np.arange(4.0).reshape(2, 2)
+    assert chance_in(run, measured, values, ["a", "a"], ["b", "b"]) == (None, "")
+    level, _ = chance_in(run, measured, values, ["a", "b"], ["a", "b"])
+    assert (level.low, level.high) == (1.0, 2.0)

@@ -1059,7 +1059,7 @@ function answer() {
   const levels = RUNS.flatMap((run) => run.measures.filter((m) => m.level && !m.null).flatMap((m) => levelWords(m.level).map((text) => `${MANY ? `${run.letter}: ` : ""}${m.label} ${text}`)));
   if (rows.length) parts.push(table("The closest layers of two models", ...withoutEmpty(runColumn(["measure", "model", "layer", "other model", "other layer", "value", "chance", "calibrated", "p, corrected"]), rows), { tall: true, round: true }));
   parts.push(...unique(RUNS.flatMap((run) => run.measures.filter((m) => m.block > 1).map(averaged))).map((text) => el("p", { class: "quiet" }, text)));
-  if (levels.length) parts.push(el("p", { class: "quiet" }, `Beside what chance gives: ${levels.join("; ")}.`));
+  if (levels.length) parts.push(el("p", { class: "quiet" }, `For reference: ${levels.join("; ")}.`));
   if (rows.length && !known) parts.push(el("p", { class: "quiet" }, `${levels.length ? "Nothing" : "Chance is not known: nothing"} was tested. significance=permutation adds the level of chance, calibrated scores and p values.`));
   return section("results", "Results", ...parts);
 }
