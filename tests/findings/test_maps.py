@@ -12,8 +12,8 @@ from repsim_cli.content import CHANCE, Axis, Curve, Matrix, Measured, Results, S
 from repsim_cli.draw.heatmap import pair
 from repsim_cli.draw.lines import UNKNOWN, by_layer, of_layers, over_seeds
 from repsim_cli.findings.analysis import Finished
-from repsim_cli.findings.localization import Localization, localization
 from repsim_cli.findings.chance import chance_in
+from repsim_cli.findings.localization import Localization, localization
 from repsim_cli.findings.maps import figures
 
 
