@@ -485,3 +485,34 @@ def test_ids_that_are_python_objects(tmp_path):
     np.savez(tmp_path / "b.npz", ids=ids.astype(object), h=x)
     with pytest.raises(BadInput, match=r"b.npz: 'ids' is of Python objects, got dtype object; save ids.astype\(str\)"):
         repsim_cli.compare([str(tmp_path / "a.npz"), str(tmp_path / "b.npz")])
+
+
+def test_settings_of_a_comparison_in_words(repsim, newest, tmp_path):
+    file = tmp_path / "short.txt"
+    file.write_text("\n\n".join(TEXTS))
+    words = [
+        "compare",
+        "tiny_a",
+        "tiny_b",
+        "--data",
+        file,
+        "--measure",
+        "cka_unbiased",
+        "--set",
+        "data.sample_by=paragraph",
+    ]
+    code, out, err = repsim(*words, "--set", "extract.batch_rows=300", "--significance", "permutation", "--set", "significance.permutations=19")  # fmt: skip
+    assert code == 0, err
+    assert "    chance: " in out
+    run = repsim_cli.load(newest())
+    assert run.results.measures[0].null["permutations"] == 19
+    for given, message in {
+        "extract.batch_row=3": "extract.batch_row: ",
+        "extract": "settings: not key=value, got 'extract'",
+        "extract.rows=[1": "settings: the value is no YAML, got 'extract.rows=[1'",
+    }.items():
+        code, _, err = repsim(*words, "--set", given)
+        assert code == 2
+        assert message in err
+    code, _, err = repsim("compare", newest(), newest(), "--set", "extract.rows=3")
+    assert (code, "--set: of two models, got 'extract.rows=3' with runs; drop it" in err) == (2, True)

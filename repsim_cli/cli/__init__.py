@@ -134,6 +134,13 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("--measure", metavar="NAME,...", help="of models (cka_unbiased,mutual_knn)")
     sub.add_argument("--significance", metavar="NAME", help="of models: a name of repsim list significance (none)")
     sub.add_argument(
+        "--set",
+        metavar="KEY=VALUE",
+        action="append",
+        default=[],
+        help="of models: a setting of repsim run, such as extract.batch_rows=256 (may be repeated)",
+    )
+    sub.add_argument(
         "--rows",
         choices=("auto", "tokens", "words", "pooled"),
         default="auto",

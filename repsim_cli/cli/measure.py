@@ -16,7 +16,7 @@ def measure_command(parsed: argparse.Namespace) -> int:
     check_torch()
     from repsim_cli.binding import bind_measure
 
-    settings = _settings(parsed.settings)
+    settings = settings_of(parsed.settings)
     if parsed.name == ALL and settings:
         raise BadInput(f"settings: all measures run with their defaults, got {', '.join(settings)}; name one measure")
     bound = None if parsed.name == ALL else bind_measure(parsed.name, settings)
@@ -62,7 +62,8 @@ def _warn(record: dict[str, Any]) -> None:
         log.warning("%s: %s", record["measure"], text)
 
 
-def _settings(words: list[str]) -> dict[str, Any]:
+def settings_of(words: list[str]) -> dict[str, Any]:
+    """Values by key, from words key=value. Raises BadInput for others."""
     import yaml
 
     settings = {}
@@ -72,7 +73,10 @@ def _settings(words: list[str]) -> dict[str, Any]:
             raise BadInput(f"settings: not key=value, got '{setting}'; e.g. k=5")
         if key in settings:
             raise BadInput(f"settings: given twice, got '{setting}'; give {key} once")
-        settings[key] = yaml.safe_load(value)
+        try:
+            settings[key] = yaml.safe_load(value)
+        except yaml.YAMLError:
+            raise BadInput(f"settings: the value is no YAML, got '{setting}'; put it into quotes") from None
     return settings
 
 

@@ -297,6 +297,7 @@ def _compare_models(parsed: argparse.Namespace) -> int:
 
     from repsim_cli.api.compare import MEASURES, compare
     from repsim_cli.api.entries import labelled
+    from repsim_cli.cli.measure import settings_of
 
     if parsed.output:
         raise BadInput(f"--output: of two runs, got '{parsed.output}' with models; the run folder has the figures")
@@ -314,6 +315,7 @@ def _compare_models(parsed: argparse.Namespace) -> int:
                 measures=[name.strip() for name in parsed.measure.split(",")] if parsed.measure else MEASURES,
                 rows=parsed.rows,
                 significance=parsed.significance or "none",
+                settings=settings_of(parsed.set),
                 folder=place,
                 progress=Bar(),
             )
@@ -355,9 +357,10 @@ def _answer(result: "Result", a: str, b: str) -> Iterator[str]:
 def _compare_runs(parsed: argparse.Namespace) -> int:
     from repsim_cli import comparison
 
-    for name in ("data", "column", "measure", "significance"):
-        if getattr(parsed, name):
-            raise BadInput(f"--{name}: of two models, got '{getattr(parsed, name)}' with runs; drop it")
+    for name in ("data", "column", "measure", "significance", "set"):
+        if given := getattr(parsed, name):
+            words = given if isinstance(given, str) else " ".join(given)
+            raise BadInput(f"--{name}: of two models, got '{words}' with runs; drop it")
     first, second = folders.find(parsed.first), folders.find(parsed.second)
     if first.resolve() == second.resolve():
         name = results.read_manifest(first)["name"]
