@@ -483,7 +483,9 @@ def test_ids_that_are_python_objects(tmp_path):
     ids, x = np.array([f"i{i}" for i in range(40)]), np.random.default_rng(0).normal(size=(40, 3))
     np.savez(tmp_path / "a.npz", ids=ids, h=x)
     np.savez(tmp_path / "b.npz", ids=ids.astype(object), h=x)
-    with pytest.raises(BadInput, match=r"b.npz: 'ids' is of Python objects, got dtype object; save ids.astype\(str\)"):
+    with pytest.raises(
+        BadInput, match=r"b.npz: 'ids' is of Python objects, got dtype object; save numbers, ids with .astype\(str\)"
+    ):
         repsim_cli.compare([str(tmp_path / "a.npz"), str(tmp_path / "b.npz")])
 
 

@@ -220,7 +220,9 @@ def _array(file: Path, archive: Any, name: str) -> Any:
     except ValueError as error:
         if "allow_pickle" not in str(error):
             raise
-        raise BadInput(f"{file}: '{name}' is of Python objects, got dtype object; save {name}.astype(str)") from None
+        raise BadInput(
+            f"{file}: '{name}' is of Python objects, got dtype object; save numbers, ids with .astype(str)"
+        ) from None
 
 
 def npz_arrays(file: Path) -> dict[str, np.ndarray]:

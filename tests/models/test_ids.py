@@ -179,7 +179,7 @@ def test_what_stored_rows_do_not_take(tmp_path):
     with pytest.raises(BadInput, match="rows: of models that run, got 'words' with stored activations; drop it"):
         repsim_cli.compare(both, measures=["cka"], rows="words")
     found = repsim_cli.compare(both, measures=["cka"])
-    assert [text.split(":")[0] for text in found.warnings] == ["model.a"]
+    assert [text.split(":")[0] for text in found.warnings] == ["model.a", "20 rows are few"]
     found = repsim_cli.compare(both, measures=["cka"], settings={"extract.rows": 25})
     assert "extract.rows: 25 rows were requested, the data have 20; all are used" in found.warnings
 
