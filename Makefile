@@ -1,4 +1,7 @@
 # `make demo` and `make test` set up .venv when it is missing or out of date.
+# where Python may not keep its bytecode, each process of a test compiles all that it imports
+unexport PYTHONDONTWRITEBYTECODE
+
 PYTHON ?= python3
 BIN := .venv/bin
 
@@ -7,8 +10,8 @@ EXTRAS := test dev docs ray
 PYTEST := $(BIN)/python -m pytest
 ELSEWHERE := not network and not gpu
 HERE := not nightly and not ray and not slurm and $(ELSEWHERE)
-# the tests of what computes
-COMPUTES := $(addprefix tests/,activations measures similarity stitching studies training test_segments.py test_significance.py)
+# whose calls CI checks; `make nightly` checks those of the others
+COMPUTES := $(addprefix tests/,activations measures stitching studies training)
 # the tiny studies that train for minutes; the others are run by CI
 LONG := finetune_nli glue_freezing hans_% mnli_% pythia_convergence pythia_effective_rank solu_gelu_stitching training_view \
 	grounding% layer_identification% measure_agreement universality \

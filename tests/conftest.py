@@ -17,6 +17,7 @@ if os.environ.get("REPSIM_TYPES"):  # `make types`: checks shapes and types of e
 
     install_import_hook("repsim_cli", "beartype.beartype")
 
+import gc
 import hashlib
 import shutil
 import socket
@@ -42,6 +43,12 @@ hypothesis.settings.load_profile("repsim")
 
 
 @pytest.fixture(autouse=True)
+def seeded():
+    """New modules of a test have the same weights in each of its runs."""
+    torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
 def no_network(monkeypatch, request):
     """A test that reaches for the network fails, but for those of a cluster at this machine's address."""
     if request.node.get_closest_marker("ray"):
@@ -55,6 +62,12 @@ def no_network(monkeypatch, request):
 
     monkeypatch.setattr(socket.socket, "connect", guarded)
     network.unreachable.cache_clear()
+
+
+def pytest_collection_finish():
+    """What is imported stays to the end: collections of garbage, which runs ask for, need not look at it."""
+    gc.collect()
+    gc.freeze()
 
 
 TINY = {

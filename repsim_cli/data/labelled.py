@@ -4,7 +4,7 @@ import csv
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
@@ -150,6 +150,11 @@ class Examples(Data):
     names: tuple[str, ...]
     source: str
     chat: bool = False
+
+    def kept(self) -> "Examples":
+        """The same examples, read when first needed and then kept."""
+        once = cache(lambda: list(self.read()))
+        return replace(self, read=lambda: iter(once()))
 
     def examples(self) -> tuple[list[Example], dict[str, int]]:
         """All examples, which `Sequences.example` numbers, and how many are left out, by reason."""

@@ -1,6 +1,7 @@
 """Examples -> a token sequence each, padded on the right."""
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -35,32 +36,31 @@ def pad(
     extra = tokenizer.num_special_tokens_to_add(pair=len(texts[0]) == 2)
     if length <= extra:
         raise BadInput(f"extract.length: too short for {extra} special tokens and a word, got {length}; raise it")
-    encoded = [_encode(tokenizer, texts[i], truncation=False) for i in drawn]
-    long = [i for i, example in enumerate(encoded) if len(example["input_ids"]) > length]
-    for i in long:
-        encoded[i] = _encode(tokenizer, texts[drawn[i]], truncation=True, max_length=length)
+    encoded = _encode(tokenizer, [texts[i] for i in drawn], truncation=False)
+    long = [i for i, tokens in enumerate(encoded["input_ids"]) if len(tokens) > length]
+    if long:
+        cut = _encode(tokenizer, [texts[drawn[i]] for i in long], truncation=True, max_length=length)
+        for name, rows in encoded.items():
+            for i, row in zip(long, cut[name], strict=True):
+                rows[i] = row
 
-    longest = length if whole else max(len(example["input_ids"]) for example in encoded)
-    special = {getattr(tokenizer, f"{name}_token_id") for name in SPECIAL}
-    fill = next(i for i in (tokenizer.pad_token_id, tokenizer.eos_token_id, 0) if i is not None)
-    shape = (len(drawn), longest)
-    ids, segments = np.full(shape, fill, np.int32), np.zeros(shape, np.int32)
-    mask, text = np.zeros(shape, bool), np.zeros(shape, bool)
-    for row, example in enumerate(encoded):
-        tokens = np.asarray(example["input_ids"], np.int32)
-        inside = slice(0, len(tokens))
-        ids[row, inside], mask[row, inside] = tokens, True
-        segments[row, inside] = example.get("token_type_ids", 0)
-        # special tokens that the text spells out are no rows either
-        added = np.asarray(example["special_tokens_mask"], bool)
-        text[row, inside] = ~added & ~np.isin(tokens, [i for i in special if i is not None])
-        if not text[row].any():
-            raise BadInput(
-                f"{source}: an example has no tokens, got {texts[drawn[row]]!r:.80}; leave it out of the data"
-            )
+    lengths = np.array([len(tokens) for tokens in encoded["input_ids"]])
+    mask = np.arange(length if whole else lengths.max()) < lengths[:, None]
+
+    def filled(name: str, fill: int) -> np.ndarray:
+        table = np.full(mask.shape, fill, np.int32)
+        table[mask] = np.fromiter(chain.from_iterable(encoded[name]), np.int32)
+        return table
+
+    ids = filled("input_ids", next(i for i in (tokenizer.pad_token_id, tokenizer.eos_token_id, 0) if i is not None))
+    # special tokens that the text spells out are no rows either
+    special = {getattr(tokenizer, f"{name}_token_id") for name in SPECIAL} - {None}
+    text = (filled("special_tokens_mask", 1) == 0) & ~np.isin(ids, list(special))
+    for row in np.flatnonzero(~text.any(1)):
+        raise BadInput(f"{source}: an example has no tokens, got {texts[drawn[row]]!r:.80}; leave it out of the data")
     return Sequences(
         inputs=ids,
-        segments=segments if "token_type_ids" in encoded[0] else None,
+        segments=filled("token_type_ids", 0) if "token_type_ids" in encoded else None,
         mask=mask,
         text=text,
         document=np.where(text, drawn[:, None], -1).astype(np.int32),
@@ -73,5 +73,7 @@ def pad(
     )
 
 
-def _encode(tokenizer: Any, texts: tuple[str, ...], **settings: Any) -> dict[str, Any]:
-    return dict(tokenizer(*texts, return_special_tokens_mask=True, verbose=False, **settings))
+def _encode(tokenizer: Any, texts: Sequence[tuple[str, ...]], **settings: Any) -> dict[str, list[list[int]]]:
+    """A list per example, by name. Examples are texts, or pairs of texts."""
+    sides = (list(side) for side in zip(*texts, strict=True))
+    return dict(tokenizer(*sides, return_special_tokens_mask=True, verbose=False, **settings))

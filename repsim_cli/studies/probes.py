@@ -2,6 +2,7 @@
 
 import json
 import time
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -225,6 +226,7 @@ class Probes:
     ) -> Fits:
         """All fits by model and layer. What is finished is written every few seconds, and not done again."""
         from joblib import Parallel, delayed
+        from sklearn.exceptions import ConvergenceWarning
 
         followed_joblib()
         file = run.folder / DONE
@@ -238,11 +240,13 @@ class Probes:
             for unit in left
         )
         saved = time.monotonic()
-        for _, fitted in zip(run.progress(left, label="probes", unit="fits"), computed, strict=True):
-            done.append(fitted)
-            if time.monotonic() - saved > SAVE_EVERY:
-                write(file, json.dumps(done).encode())
-                saved = time.monotonic()
+        # in a job of joblib fits are threads, which undo each other's filters
+        with warnings.catch_warnings(action="ignore", category=ConvergenceWarning):
+            for _, fitted in zip(run.progress(left, label="probes", unit="fits"), computed, strict=True):
+                done.append(fitted)
+                if time.monotonic() - saved > SAVE_EVERY:
+                    write(file, json.dumps(done).encode())
+                    saved = time.monotonic()
         fits: Fits = {(layer.model, layer.name): {} for layer in self.layers}
         for (model, layer, *_), records in sorted(done, key=lambda unit: unit[0][-1]):  # in the order of the splits
             for record, values in records:

@@ -119,7 +119,7 @@ def finetuned(
         "evaluate": evaluate,
         "hans": hans,
     }
-    sets = {name: _labelled(name, entry) for name, entry in data.items() if entry is not None}
+    sets = {name: _labelled(name, entry).kept() for name, entry in data.items() if entry is not None}
     labels = sets["train"].names
     scored = {name: scoring(labels, sets[name].names, name) for name in ("evaluate", "hans") if name in sets}
     encoder = place(path, hub, revision) if config is None else None
@@ -127,14 +127,13 @@ def finetuned(
     cut = plain if blocks is None else first_blocks(plain, blocks)
     settings = labelled_config(cut, labels)
     whole_shape, cut_shape = (config_hash(each.to_dict()) for each in (plain, cut))  # before any model changes them
-    examples = {name: functools.cache(labelled.examples) for name, labelled in sets.items()}
 
     def made_tokens() -> Any:
         if encoder is not None:
             return tokenizer_of(encoder.where, revision)
         if tokenizer is not None:
             return marked_tokenizer(tokenizer)
-        texts = (text for example in examples["train"]()[0] for text in example.texts)
+        texts = (text for example in sets["train"].examples()[0] for text in example.texts)
         return word_tokenizer(texts, settings.vocab_size, recipe.length)
 
     @functools.cache
@@ -169,7 +168,7 @@ def finetuned(
 
     @functools.cache
     def content(name: str) -> str:
-        return digest([list(vars(example).values()) for example in examples[name]()[0]])
+        return digest([list(vars(example).values()) for example in sets[name].examples()[0]])
 
     def parts(shape: str, recipe: FineTuneRecipe, *names: str) -> dict[str, Any]:
         return {
@@ -276,7 +275,7 @@ def finetuned(
             metrics = scores()
             if "hans" in scored:
                 metrics |= by_heuristic(
-                    answers(sequences("hans")), sequences("hans"), scored["hans"], examples["hans"]()[0]
+                    answers(sequences("hans")), sequences("hans"), scored["hans"], sets["hans"].examples()[0]
                 )
             return metrics
 

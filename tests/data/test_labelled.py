@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from repsim_cli import registry
+from repsim_cli.data.labelled import Example, Examples
 from repsim_cli.errors import BadInput
 from repsim_cli.settings import Extract
 
@@ -401,3 +402,14 @@ def test_ptb(tmp_path, monkeypatch):
     assert load("ptb", split="test").sentences() == sentences
     revision = {"split": "test", "revision": "refs/convert/parquet"}
     assert asked == [(("ptb-text-only/ptb_text_only", "penn_treebank"), revision)]
+
+
+def test_examples_that_are_kept_are_read_once():
+    def read():
+        readings.append(1)
+        yield from [Example(("a",), "x"), "no label"]
+
+    readings, data = [], Examples(read, ("x",), "two")
+    kept = data.kept()
+    assert kept.examples() == kept.examples() == data.examples() == ([Example(("a",), "x")], {"no label": 1})
+    assert len(readings) == 2

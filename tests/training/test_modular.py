@@ -267,7 +267,7 @@ def test_a_loss_that_is_not_finite(monkeypatch):
         train(recipe())
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_run_from_training_to_the_matrix(repsim, tmp_path, monkeypatch):
     monkeypatch.setenv("REPSIM_CACHE", str(tmp_path / "cache"))
     words = [
