@@ -352,6 +352,7 @@ def test_batches_that_modules_do_not_take(images):
     assert failed.value.__notes__[0].startswith(
         "data: the module failed on a batch, got a Tensor; give batches as from"
     )
+    assert failed.value.__notes__[1] == "in models.net"
     with pytest.raises(BadInput, match="layers: no module with weights and no parts, got 0; name some"):
         repsim_cli.compare({"net": nn.Sequential(nn.ReLU())}, images)
     with pytest.raises(

@@ -65,7 +65,8 @@ def lines_of(file: Path) -> Iterator[Iterator[str]]:
                     raise BadInput(f"{file}, line {number}: too long, got more than {LONGEST} characters; split it")
                 yield line
         except UnicodeDecodeError as error:
-            raise BadInput(f"{file}: not UTF-8, got byte {error.object[error.start]:#04x}; convert it") from None
+            got = error.object[error.start]
+            raise BadInput(f"{file}: not UTF-8, got byte {got:#04x}; iconv -f ENCODING -t UTF-8 converts it") from None
         except (zstandard.ZstdError, EOFError) as error:
             raise BadInput(f"{file}: not a complete .zst file, got '{error}'; download it again") from None
 

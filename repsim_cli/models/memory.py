@@ -179,6 +179,9 @@ def _naming(label: str) -> Any:
         yield
     except BadInput as error:
         raise BadInput(f"models.{label}.{error}") from None
+    except Exception as error:
+        error.add_note(f"in models.{label}")
+        raise
 
 
 class _Rows:

@@ -153,7 +153,7 @@ def test_pile_without_network():
     [
         ("a.txt", b"", "it has no text, got white space or nothing; give"),
         ("a.txt", b" \n\n", "it has no text, got white space or nothing"),
-        ("a.txt", b"caf\xe9 au lait", "not UTF-8, got byte 0xe9; convert it"),
+        ("a.txt", b"caf\xe9 au lait", "not UTF-8, got byte 0xe9; iconv -f ENCODING -t UTF-8 converts it"),
         ("a.jsonl", b"", "it has no text, got white space or nothing"),
         ("a.jsonl", b'{"text": "x"', r"line 1: not JSON, got '\{\"text\": \"x\"'"),
         ("a.jsonl", b"[1]\n", "line 1: not an object, got '\[1\]'; one JSON object a line"),
