@@ -11,7 +11,7 @@ PYTEST := $(BIN)/python -m pytest
 ELSEWHERE := not network and not gpu
 HERE := not nightly and not ray and not slurm and $(ELSEWHERE)
 # whose calls CI checks; `make nightly` checks those of the others
-COMPUTES := $(addprefix tests/,activations measures stitching studies training)
+COMPUTES := $(addprefix tests/,activations measures stitching)
 # the tiny studies that train for minutes; the others are run by CI
 LONG := finetune_nli glue_freezing hans_% mnli_% pythia_convergence pythia_effective_rank solu_gelu_stitching training_view \
 	grounding% layer_identification% measure_agreement universality \
