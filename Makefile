@@ -13,11 +13,11 @@ HERE := not nightly and not ray and not slurm and $(ELSEWHERE)
 # whose calls CI checks; `make nightly` checks those of the others
 COMPUTES := $(addprefix tests/,activations measures stitching)
 # the tiny studies that train for minutes; the others are run by CI
-LONG := finetune_nli glue_freezing hans_% mnli_% pythia_convergence pythia_effective_rank solu_gelu_stitching training_view \
+LONG := finetune_nli glue_finetuned% glue_freezing hans_% mnli_% pythia_convergence pythia_effective_rank solu_gelu_stitching training_view \
 	grounding% layer_identification% measure_agreement universality \
 	yelp_freeze yelp_seeds yelp_training
 # the longest first, so that both processes end together
-FIRST := glue_finetuned modsum_gw yelp_cross_model cifar10_resnet9
+FIRST := modsum_gw yelp_cross_model cifar10_resnet9
 TINY := $(FIRST) $(filter-out $(FIRST),$(notdir $(basename $(wildcard conf/experiment/tiny/*.yaml))))
 comma := ,
 empty :=

@@ -55,6 +55,7 @@ def test_a_training_that_was_killed_goes_on():
     assert [file.name for file in sorted(one.folder().iterdir())] == ["metrics.json", "weights"]
 
 
+@pytest.mark.nightly
 def test_small_language_models():
     """The same bits again; nothing is trained before weights are asked for; its loss is the one it was saved with."""
     kind = registry.models.get("pretrained").function
