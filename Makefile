@@ -10,8 +10,8 @@ EXTRAS := test dev docs ray
 PYTEST := $(BIN)/python -m pytest
 ELSEWHERE := not network and not gpu
 HERE := not nightly and not ray and not slurm and $(ELSEWHERE)
-# whose calls CI checks; `make nightly` checks those of the others
-COMPUTES := $(addprefix tests/,activations measures stitching)
+# tests in which CI checks shapes and types of every call; `make nightly` does so in the others
+TYPED := $(addprefix tests/,activations measures stitching)
 # the tiny studies that train for minutes; the others are run by CI
 LONG := finetune_nli glue_finetuned% glue_freezing hans_% mnli_% pythia_convergence pythia_effective_rank solu_gelu_stitching training_view \
 	grounding% layer_identification% measure_agreement universality \
@@ -41,11 +41,11 @@ docs: .venv/ready-docs
 
 # the fast and slow tests of what computes: shapes and types of every call are checked
 types: .venv/ready-test
-	REPSIM_TYPES=1 $(PYTEST) -m "$(HERE)" $(COMPUTES)
+	REPSIM_TYPES=1 $(PYTEST) -m "$(HERE)" $(TYPED)
 
 # the other fast and slow tests
 untyped: .venv/ready-test
-	$(PYTEST) -m "$(HERE)" $(COMPUTES:%=--ignore=%)
+	$(PYTEST) -m "$(HERE)" $(TYPED:%=--ignore=%)
 
 tiny: .venv/ready-test
 	$(STUDIES) figures.format=[png] experiment=$(call listed,$(filter-out $(LONG),$(TINY)))
@@ -66,7 +66,7 @@ slurm: .venv/ready-test
 
 nightly: .venv/ready-test real ray
 	$(PYTEST) -m "nightly and $(ELSEWHERE)"
-	REPSIM_TYPES=1 $(PYTEST) $(COMPUTES:%=--ignore=%)
+	REPSIM_TYPES=1 $(PYTEST) $(TYPED:%=--ignore=%)
 	$(STUDIES) experiment=$(call listed,$(filter $(LONG),$(TINY)))
 	$(BIN)/repsim claims --check tiny > outputs/claims.md
 	grep '^|' experiments/claims.md | diff - outputs/claims.md

@@ -511,8 +511,8 @@ def test_settings_of_a_comparison_in_words(repsim, newest, tmp_path):
     assert run.results.measures[0].null["permutations"] == 19
     for given, message in {
         "extract.batch_row=3": "extract.batch_row: ",
-        "extract": "settings: not key=value, got 'extract'",
-        "extract.rows=[1": "settings: the value is no YAML, got 'extract.rows=[1'",
+        "extract": "--set: not key=value, got 'extract'",
+        "extract.rows=[1": "--set: the value is no YAML, got 'extract.rows=[1'",
     }.items():
         code, _, err = repsim(*words, "--set", given)
         assert code == 2

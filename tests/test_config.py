@@ -10,8 +10,8 @@ from typing import Annotated, Any, get_args, get_origin
 
 import pytest
 import yaml
-from costly import at_night
 from hydra import compose, initialize_config_dir
+from nights import nightly
 
 from repsim_cli import measures, presets, registry
 from repsim_cli.binding import MISSING, checked, model_function
@@ -125,7 +125,7 @@ def test_every_label_of_a_table_stands_there_once_with_a_comment():
         assert all(comment and comment[0].startswith("# ") for comment in presets.described(group).values())
 
 
-@pytest.mark.parametrize("name", at_night(EXPERIMENTS, "tiny/glue_freezing", "tiny/finetune_nli", "tiny/yelp_freeze"))
+@pytest.mark.parametrize("name", nightly(EXPERIMENTS, "tiny/glue_freezing", "tiny/finetune_nli", "tiny/yelp_freeze"))
 def test_experiments(name):
     """Header and page; of a tiny study its plan too (tests/test_dry_run.py has the others)."""
     file = CONF / "experiment" / f"{name}.yaml"

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import torch
-from costly import at_night
 from hypothesis import given
 from hypothesis import strategies as st
+from nights import nightly
 
 from repsim_cli import measures
 from repsim_cli import significance as judging
@@ -152,7 +152,7 @@ def test_a_sample_of_whole_sequences():
     assert len(row_numbers(extract(estimate="full", rows=3), 8, 0, 0, np.array([4, 4]))) == 4
 
 
-@pytest.mark.parametrize("name", at_night(["cka_unbiased", "mutual_knn"], "cka_unbiased"))
+@pytest.mark.parametrize("name", nightly(["cka_unbiased", "mutual_knn"], "cka_unbiased"))
 def test_unrelated_rows_of_unequal_sentences_are_not_found_related(name):
     """Two noise models with an effect of the sentence, sentences of 3 to 40 rows: 5 % are rejected, not all."""
     draws, hits = 100, 0

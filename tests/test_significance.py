@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import reference
 import torch
-from costly import at_night
 from hypothesis import given
 from hypothesis import strategies as st
+from nights import nightly
 from recorded import recorded
 
 from repsim_cli import measures, results, segments
@@ -105,7 +105,7 @@ def test_permutation_p_values_are_never_too_small(seed):
         assert p.max() <= 1
 
 
-@pytest.mark.parametrize("name", at_night(["cka_unbiased", "rsa", "mutual_knn", "procrustes"], "rsa", "procrustes"))
+@pytest.mark.parametrize("name", nightly(["cka_unbiased", "rsa", "mutual_knn", "procrustes"], "rsa", "procrustes"))
 def test_false_positive_rate_of_permutations(name):
     n, hits = 30, 0
     for seed in range(200):

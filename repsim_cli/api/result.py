@@ -66,7 +66,7 @@ class Result:
 
     def chance(self, first: str, second: str | None = None, measure: str | None = None) -> Chance | None:
         """What two models give by chance, as the lowest, median and highest cell: the value that random pairings of
-        rows exceed in `alpha` of the cases (0.05). None for runs that tested no significance.
+        rows are closer than in `alpha` of the cases (0.05). None for runs that tested no significance.
 
         Raises BadInput as `matrix` does.
         """

@@ -62,21 +62,21 @@ def _warn(record: dict[str, Any]) -> None:
         log.warning("%s: %s", record["measure"], text)
 
 
-def settings_of(words: list[str]) -> dict[str, Any]:
-    """Values by key, from words key=value. Raises BadInput for others."""
+def settings_of(words: list[str], given_by: str = "settings") -> dict[str, Any]:
+    """Values by key, from words key=value. Raises BadInput for others, which names the flag they were given by."""
     import yaml
 
     settings = {}
     for setting in words:
         key, equals, value = setting.partition("=")
         if not equals:
-            raise BadInput(f"settings: not key=value, got '{setting}'; e.g. k=5")
+            raise BadInput(f"{given_by}: not key=value, got '{setting}'; e.g. k=5")
         if key in settings:
-            raise BadInput(f"settings: given twice, got '{setting}'; give {key} once")
+            raise BadInput(f"{given_by}: given twice, got '{setting}'; give {key} once")
         try:
             settings[key] = yaml.safe_load(value)
         except yaml.YAMLError:
-            raise BadInput(f"settings: the value is no YAML, got '{setting}'; put it into quotes") from None
+            raise BadInput(f"{given_by}: the value is no YAML, got '{setting}'; put it into quotes") from None
     return settings
 
 

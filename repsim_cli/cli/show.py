@@ -315,7 +315,7 @@ def _compare_models(parsed: argparse.Namespace) -> int:
                 measures=[name.strip() for name in parsed.measure.split(",")] if parsed.measure else MEASURES,
                 rows=parsed.rows,
                 significance=parsed.significance or "none",
-                settings=settings_of(parsed.set),
+                settings=settings_of(parsed.set, "--set"),
                 folder=place,
                 progress=Bar(),
             )
@@ -357,11 +357,11 @@ def _answer(result: "Result", a: str, b: str) -> Iterator[str]:
 def _compare_runs(parsed: argparse.Namespace) -> int:
     from repsim_cli import comparison
 
+    first, second = folders.find(parsed.first), folders.find(parsed.second)
     for name in ("data", "column", "measure", "significance", "set"):
         if given := getattr(parsed, name):
             words = given if isinstance(given, str) else " ".join(given)
             raise BadInput(f"--{name}: of two models, got '{words}' with runs; drop it")
-    first, second = folders.find(parsed.first), folders.find(parsed.second)
     if first.resolve() == second.resolve():
         name = results.read_manifest(first)["name"]
         others = [f for f in folders.runs(results.outputs_root()) if f.resolve() != first.resolve()]

@@ -216,6 +216,7 @@ def parquet_rows(file: Path, table: Any, columns: list[str] | None = None) -> It
 
 
 def _array(file: Path, archive: Any, name: str) -> Any:
+    """A member of an opened .npz file. Raises BadInput for Python objects."""
     try:
         return archive[name]
     except ValueError as error:

@@ -56,8 +56,9 @@ def pad(
     # special tokens that the text spells out are no rows either
     special = {getattr(tokenizer, f"{name}_token_id") for name in SPECIAL} - {None}
     text = (filled("special_tokens_mask", 1) == 0) & ~np.isin(ids, list(special))
-    for row in np.flatnonzero(~text.any(1)):
-        raise BadInput(f"{source}: an example has no tokens, got {texts[drawn[row]]!r:.80}; leave it out of the data")
+    if not text.any(1).all():
+        bare = texts[int(drawn[int(text.any(1).argmin())])]
+        raise BadInput(f"{source}: an example has no tokens, got {bare!r:.80}; leave it out of the data")
     return Sequences(
         inputs=ids,
         segments=filled("token_type_ids", 0) if "token_type_ids" in encoded else None,

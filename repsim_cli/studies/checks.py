@@ -85,7 +85,13 @@ def check_rows(bound: Measure, layers: Sequence[Layer], rows: int) -> None:
     check_widths(bound, layers, rows)
 
 
-def warn_of_few_rows(run: Run, measures: Mapping[str, Measure], layers: Sequence[Layer], rows: int) -> None:
+def warn_of_few_rows(
+    run: Run, measures: Mapping[str, Measure], layers: Sequence[Layer], rows: int, used: int, tested: bool
+) -> None:
+    """rows: of an estimate at a time, of `used` in all. tested: whether the run tests significance."""
+    if used < FEW:
+        advice = "" if tested else ", or use significance=permutation"
+        run.warn(f"{used} rows are few: values scatter widely by chance; give more{advice}")
     wide = next((layer for layer in layers if rows <= layer.width), None)
     for name, bound in measures.items():
         if bound.card.width_limit and wide:

@@ -41,7 +41,6 @@ from repsim_cli.studies.bounds import (
     usual_length,
 )
 from repsim_cli.studies.checks import (
-    FEW,
     check_groups,
     check_measure,
     check_rows,
@@ -431,11 +430,8 @@ class Similarity:
         self.measures, skipped = suitable(self.measures, check, self.skip_unsuitable)
         for label, why in skipped.items():
             run.skip(label, why)
-        warn_of_few_rows(run, self.measures, self.layers, at_a_time)
-        if (used := at_a_time if estimate == "full" else total) < FEW:
-            run.warn(
-                f"{used} rows are few: values scatter widely by chance; give more, or use significance=permutation"
-            )
+        used, tested = at_a_time if estimate == "full" else total, self.significance.method != "none"
+        warn_of_few_rows(run, self.measures, self.layers, at_a_time, used, tested)
         return total
 
     def room(self) -> float:

@@ -7,7 +7,7 @@ from itertools import permutations
 import numpy as np
 import pytest
 import scipy.stats
-from costly import at_night
+from nights import nightly
 
 from repsim_cli import registry
 from repsim_cli.analysis.curves import curve as curve_of
@@ -685,7 +685,7 @@ def test_planted_truth_and_falsehood(name):
         assert ALL[name](*TABLE[name](FALSEHOOD, rng)).verdict == FAILS
 
 
-@pytest.mark.parametrize("name", at_night(TABLE, *CLUSTERED))
+@pytest.mark.parametrize("name", nightly(TABLE, *CLUSTERED))
 def test_noise_seldom_holds(name):
     rng = np.random.default_rng(1)
     words = [ALL[name](*TABLE[name](NOISE, rng)).verdict for _ in range(DRAWS)]

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import sklearn.metrics
 import torch
-from costly import at_night
 from hypothesis import given
 from hypothesis import strategies as st
+from nights import nightly
 from sklearn.cluster import SpectralClustering
 
 from repsim_cli import measures, results
@@ -121,7 +121,7 @@ def test_networks_without_blocks_have_none():
     assert [found.count for found in both_ways(1 - steps / 30, larger=True)] == [1, 1]
 
 
-@pytest.mark.parametrize("layers", at_night([12, 31], 31))
+@pytest.mark.parametrize("layers", nightly([12, 31], 31))
 def test_noise_and_random_walks_seldom_have_groups(layers):
     """The rule's rate of error: what MARGIN is set by (`benchmarks/clusterings.py`)."""
     made = [walk(layers, seed) for seed in range(30)] + [planted((layers,), seed, noise=0.6)[1] for seed in range(30)]

@@ -233,7 +233,7 @@ def test_all_pairs_equal_single_pairs(name):
     x, y = draw(0, n=ROWS.get(name, 40))
     sides = [x, y, narrower(name, x, 3), narrower(name, y, 5)]
     single = torch.tensor([[value(name, a, b) for b in sides] for a in sides], dtype=torch.float64)
-    for tile in (1, 17, 50):
+    for tile in (1, 17, 39, 50):
         together = pairs_of(name, [torch.from_numpy(side) for side in sides], tile=tile)
         torch.testing.assert_close(together, single, atol=1e-9, rtol=0)
 

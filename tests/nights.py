@@ -1,4 +1,4 @@
-"""Which of a test's parameters wait for the night."""
+"""Marks single parameters of a test as `nightly`."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 
-def at_night(values: Iterable[Any], *costly: Any) -> list[Any]:
-    """The parameters, those that are `costly` marked as `nightly`."""
+def nightly(values: Iterable[Any], *costly: Any) -> list[Any]:
+    """The parameters of a test, with the marker `nightly` on those that are `costly`."""
     given = list(values)
     assert set(costly) <= set(given), costly
     return [pytest.param(value, marks=pytest.mark.nightly) if value in costly else value for value in given]
