@@ -47,7 +47,9 @@ def test_the_same_bits_as_both_commands(of_texts, repsim, newest, tmp_path):
     code, out, err = repsim("compare", "tiny_a", shipped_folder("tiny_b"), "--data", file, "--measure", "cka_unbiased")
     assert code == 0, err
     assert "tiny_a x tiny_b" in out
-    assert "\n  rows: without the first 4 places; features at unit variance\n" in out
+    assert re.search(
+        r"\n  data: all \d+ sequences of .*texts.jsonl\n  rows: without the first 4 places; features at unit", out
+    ), out
     assert out.count("\n") <= 10
     assert out.splitlines()[-1].endswith("/report.html")
     assert re.search(
@@ -81,6 +83,7 @@ def test_the_same_bits_as_both_commands(of_texts, repsim, newest, tmp_path):
             ["tiny_a", "tiny_b", "--data", "TABLE", "--column", "stars"],
             "a.csv: it has no examples, got 1 with an empty text",
         ),
+        (["tiny_aa", "tiny_bb"], "compare: neither a run nor a model, got 'tiny_aa'; did you mean 'tiny_a'"),
         (["tiny_a", "tiny_b", "--measure", "rsa, ckaa"], "measures: no such measure, got 'ckaa'; did you mean 'cka'"),
     ],
 )
@@ -509,6 +512,12 @@ def test_settings_of_a_comparison_in_words(repsim, newest, tmp_path):
     assert "    chance: " in out
     run = repsim_cli.load(newest())
     assert run.results.measures[0].null["permutations"] == 19
+    code, out, err = repsim(*words, "--set", "extract.sequences=2", "--set", "extract.batch_rows=100")
+    assert code == 0, err
+    assert re.search(r"\n  data: 2 of \d+ sequences of .*; more by --set extract.sequences=N\n", out), out
+    code, out, err = repsim(*words, "--set", "extract.sequences=2", "--set", "extract.pool=3", "--set", "extract.batch_rows=100")  # fmt: skip
+    assert code == 0, err
+    assert "\n  data: 2 of the first 3 sequences of " in out
     for given, message in {
         "extract.batch_row=3": "extract.batch_row: ",
         "extract": "--set: not key=value, got 'extract'",

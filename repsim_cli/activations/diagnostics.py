@@ -97,14 +97,16 @@ class Diagnosis:
     def lacks(self, layers: Sequence[Layer]) -> bool:
         return any(layer not in self.rows for layer in layers)
 
-    def _apart(self, width: int) -> int:
-        """Of a layer of this width, every how manyth of the chosen rows is kept."""
-        return max(len(self.chosen) // max(CELLS // width, FEWEST), 1)
+    def _kept(self, width: int) -> Int[Tensor, " n"]:
+        """The rows that are kept of a layer of this width, evenly among the chosen ones."""
+        most = len(self.chosen)
+        count = min(most, max(CELLS // width, FEWEST))
+        return self.chosen[torch.arange(count) * most // count]
 
     def watched(self, stream: Iterator[Block], layers: Sequence[Layer]) -> Iterator[Block]:
         """The stream, which has all rows from the first on, of these layers."""
         new = [i for i, layer in enumerate(layers) if layer not in self.rows]
-        chosen = {i: self.chosen[:: self._apart(layers[i].width)] for i in new}
+        chosen = {i: self._kept(layers[i].width) for i in new}
         kept: dict[int, Tensor] = {}
         filled = dict.fromkeys(new, 0)
         sums = {i: torch.zeros(PLACES + 1, dtype=torch.float64) for i in new}

@@ -241,6 +241,8 @@ def described(sequences: Mapping[str, Sequences], data: Data, extract: Extract) 
         "hash": sample.hash(),
         "documents_read": sample.documents,
         "sequences": count,
+        "sequences_available": sample.available,
+        "pool": extract.pool if data.running else None,
         "tokens": tokens,
         "length": extract.length,
         "unit": extract.unit,

@@ -13,7 +13,8 @@ from repsim_cli.content import DIAGNOSTICS, Matrix, Measured, Table, Verdict
 from repsim_cli.errors import BadInput
 from repsim_cli.executors.records import FILE, read_records
 from repsim_cli.findings.leaderboard import grade
-from repsim_cli.presets import GROUPS, UNSELECTED, described, entry_of
+from repsim_cli.presets import GROUPS, UNSELECTED, described, entries, entry_of
+from repsim_cli.registry import did_you_mean
 from repsim_cli.settings import treatment
 
 if TYPE_CHECKING:
@@ -280,6 +281,11 @@ def compare_command(parsed: argparse.Namespace) -> int:
             f"compare: a run and a model cannot be compared, got the run '{runs[0]}' and the model '{models[0]}'; give "
             "two runs, or two models"
         )
+    if not runs and not models:
+        raise BadInput(
+            f"compare: neither a run nor a model, got '{both[0]}'; {did_you_mean(both[0], entries('model'))} "
+            "See repsim list run and repsim list model"
+        )
     return _compare_models(parsed) if models else _compare_runs(parsed)
 
 
@@ -330,6 +336,12 @@ def _answer(result: "Result", a: str, b: str) -> Iterator[str]:
     """How similar the layers of two models are, in about ten lines."""
     manifest = result.manifest
     yield f"{manifest['name']}: {manifest['status']}, {manifest['seconds']:.1f} s, seed {manifest['seed']}"
+    if given := manifest.get("data"):
+        taken, available = given["sequences"], given["sequences_available"] or given["sequences"]
+        first = "the first " if available == given["pool"] else ""
+        read = f"{taken:,} of {first}{available:,}" if taken < available else f"all {taken:,}"
+        more = "; more by --set extract.sequences=N" if taken < available else ""
+        yield f"  data: {read} sequences of {given['source']}{more}"
     if treated := treatment(manifest.get("remedies", {})):
         yield f"  rows: {treated}"
     for measured in result.results.measures:
@@ -411,8 +423,8 @@ def cache_command(parsed: argparse.Namespace) -> int:
         print(f"removed {removed} entries, {left / 1e9:.3f} GB left")
     kinds = cache.overview()
     print(f"{cache.root()}: limit {cache.limit() / 1e9:g} GB")
-    for kind, entries, size in kinds:
-        print(f"  {kind}: {entries} entries, {size / 1e9:.3f} GB")
+    for kind, count, size in kinds:
+        print(f"  {kind}: {count} entries, {size / 1e9:.3f} GB")
     return 0
 
 

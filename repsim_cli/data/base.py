@@ -36,6 +36,7 @@ class Sequences:
     document, position: the row id of each place: its document (or example, or image) and its place there (-1 where
     not text).
     documents: how many were read.
+    available: how many sequences these were drawn from, where they are counted.
     segments: which text of a pair a token belongs to, if the tokenizer tells.
     example: the number in the data set of the example behind each sequence; None where sequences are packed.
     truncated: how many examples were cut to L.
@@ -55,6 +56,7 @@ class Sequences:
     document: Int[np.ndarray, "N L"]
     position: Int[np.ndarray, "N L"]
     documents: int
+    available: int | None = None
     segments: Int[np.ndarray, "N L"] | None = None
     example: Int[np.ndarray, " N"] | None = None
     labels: Labels | None = None

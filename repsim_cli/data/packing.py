@@ -68,7 +68,8 @@ class Text(Data):
         tally.split = 0  # documents are cut on purpose
         chosen = [made[i] for i in draw(len(made), extract.sequences, seed)]
         documents = made[-1].passage.document + 1 if made else 0
-        return aligned(chosen, tokenizers, extract, tally, self.source, documents)
+        sequences = aligned(chosen, tokenizers, extract, tally, self.source, documents)
+        return {label: replace(given, available=len(made)) for label, given in sequences.items()}
 
     def _passages(self, extract: Extract) -> Iterator[Passage]:
         if extract.unit == "span":
@@ -139,6 +140,7 @@ def pack(text: Text, tokenizer: Any, *, length: int, sequences: int, pool: int, 
         document=document,
         position=np.where(padding, -1, position),
         documents=documents,
+        available=len(rows),
     )
 
 

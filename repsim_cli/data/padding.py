@@ -67,6 +67,7 @@ def pad(
         document=np.where(text, drawn[:, None], -1).astype(np.int32),
         position=np.where(text, text.cumsum(1) - 1, -1).astype(np.int32),
         documents=len(texts),
+        available=len(texts),
         example=drawn,
         labels=None if labels is None else Labels(np.asarray(labels[0])[drawn], labels[1]),
         truncated=len(long),

@@ -151,4 +151,4 @@ def test_they_come_from_the_cache_where_no_model_runs(repsim, newest, tmp_path):
 def test_fewer_rows_of_wide_layers(width, kept):
     layer = Layer("a", "conv", width)
     diagnosis = Diagnosis({}, 300, seed=0)
-    assert len(diagnosis.chosen[:: diagnosis._apart(layer.width)]) == kept
+    assert len(diagnosis._kept(layer.width).unique()) == kept

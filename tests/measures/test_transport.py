@@ -205,14 +205,14 @@ def test_start_of_pot_ends_where_pot_does(pair):
 
 
 def large(seed, n=300, d=6):
-    """Two representations of more rows than are tried whole."""
+    """Two representations of so many rows that blocks are matched first."""
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(n, d))
     return x, np.tanh(x @ rng.normal(size=(d, d))) + 0.3 * rng.normal(size=(n, d))
 
 
 def test_lowered_below_both_starts_and_below_their_minima():
-    """On average over pairs, 2 % or more; never above with fewer rows than are sampled (see above)."""
+    """On average over pairs, 2 % or more; never above with fewer rows than are blocked (see above)."""
     ratios = []
     for seed in range(4):
         sides = [gromov.space(torch.from_numpy(x), cost_scale="mean") for x in large(seed)]
@@ -228,7 +228,7 @@ def test_steps_with_a_diagonal_lower_a_local_minimum():
     end = gromov.descend(assignment.coupling_of(np.arange(120)), a, b)
     start = gromov.Trial("identity", end.coupling.argmax(1), gromov.gromov_objective(a, b, end.coupling))
     assert gromov.lowered(start, a, b, {0.0: 1e-6})[0].value == start.value
-    lower, steps = gromov.lowered(start, a, b, gromov.FINE)
+    lower, steps = gromov.lowered(start, a, b, gromov.FEW)
     assert steps > 2
     assert lower.value < 0.98 * start.value
     assert lower.value == pytest.approx(np.mean((a - b[np.ix_(lower.matched, lower.matched)]) ** 2), rel=1e-12)
@@ -257,26 +257,76 @@ def test_planted_isometries(n):
         assert measure(x, y) == pytest.approx(0, abs=1e-12)
 
 
-def test_samples_with_both_sides_exchanged_or_repeated():
+def test_blocks_with_both_sides_exchanged_repeated_or_in_another_order():
     x, y = large(1)
     measure = measures.get("gromov_wasserstein")
     value = measure(x, y)
     assert measure(y, x) == value
     assert measure(x, y) == value
-    assert measures.get("gromov_wasserstein", seed=1)(x, y) != value
+    order = np.random.default_rng(0).permutation(len(x))
+    assert measure(x[order], y[order]) == pytest.approx(value, rel=0.01)
+
+
+def test_blocks_are_of_close_rows():
+    """Pairs against a search through all; blocks of two, of four and so on against means over their rows; the same for
+    rows in another order."""
+    x = large(2, n=251)[0]
+    state = gromov.space(torch.from_numpy(x), cost_scale="max", blocks=True)
+    distances = state.distances / state.distances.mean()
+    free = np.where(np.eye(251, dtype=bool), np.inf, distances)
+    pairs = []
+    while np.isfinite(free).any():
+        pairs.append(sorted(np.unravel_index(free.argmin(), free.shape)))
+        free[pairs[-1]] = np.inf
+        free[:, pairs[-1]] = np.inf
+    assert sorted(map(tuple, gromov.closest_pairs(distances))) == sorted(map(tuple, pairs))
+    order = torch.from_numpy(np.random.default_rng(0).permutation(251))
+    for each in (state, gromov.permuted(state, order)):
+        scaled = each.distances / each.distances.mean()
+        coarsest, middle = gromov.levels(each)
+        members = [np.concatenate(middle.halves[block]) for block in coarsest.halves]
+        assert [len(level.halves) for level in (coarsest, middle)] == [62, 125]
+        assert len(set(np.concatenate(members))) == 248
+        for i, j in ((0, 1), (5, 40), (61, 3)):
+            mean = scaled[np.ix_(members[i], members[j])].mean()
+            assert coarsest.distances[i, j] == pytest.approx(mean, rel=1e-6)
+        assert not coarsest.distances.diagonal().any()
+
+
+def test_coordinates_are_those_of_the_rows():
+    """Classical scaling of distances in three dimensions gives the principal axes."""
+    x = np.random.default_rng(0).normal(size=(40, 3)) * [3, 2, 1]
+    x -= x.mean(0)
+    distances = np.linalg.norm(x[:, None] - x[None], axis=2)
+    u, s, _ = np.linalg.svd(x, full_matrices=False)
+    np.testing.assert_allclose(np.abs(gromov.coordinates(distances)), np.abs(u * s), atol=1e-8)
+
+
+def test_the_rows_own_pairing_is_not_lost_in_blocks():
+    """Unrelated noise in each row is far from any structure of blocks: only the pairing of the rows knows it."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(400, 200))
+    best = gromov.best_gromov(
+        *(gromov.space(torch.from_numpy(y), cost_scale="mean") for y in (x, x + 0.3 * rng.normal(size=x.shape))),
+        start="best",
+        restarts=0,
+        seed=0,
+    )
+    assert best.start == "identity"
+    assert (best.coupling.argmax(1) == np.arange(400)).all()
 
 
 @pytest.mark.parametrize("scale", [1e-50, 1e50])
-def test_samples_beyond_float32(scale):
+def test_blocks_beyond_float32(scale):
     x, y = large(2)
     raw = measures.get("gromov_wasserstein", cost_scale="none", audit=0.0)
     expected = raw(x, 3 * y)
     assert raw(scale * x, 3 * scale * y) / scale**2 == pytest.approx(expected, rel=1e-3)
 
 
-def test_samples_of_equal_rows():
+def test_blocks_of_equal_rows():
     x = np.zeros((260, 3))
-    x[0] = 1.0  # in few samples
+    x[0] = 1.0
     y = large(3, n=260)[1]
     a, b = (gromov.space(torch.from_numpy(side), cost_scale="mean") for side in (x, y))
     assert gromov.gromov(a, b, start="best", restarts=0, seed=0) <= gromov.gromov(
