@@ -19,7 +19,7 @@ from gromov_wasserstein import layers
 from threadpoolctl import threadpool_limits
 
 from repsim_cli.measures.gromov import (
-    FINE,
+    MANY_ROWS,
     Space,
     Trial,
     assignment_objective,
@@ -50,7 +50,7 @@ def composed(a: Space, b: Space, over: list[tuple[Trial, Trial]], rough: bool) -
         matched = np.argsort(of_b.matched)[of_a.matched]
         trial = Trial("composed", matched, assignment_objective(*sides, matched))
         trials.append(lowered(trial, *sides, ROUGH)[0] if rough else trial)
-    return lowered(min(trials, key=lambda trial: trial.value), *sides, FINE)[0]
+    return lowered(min(trials, key=lambda trial: trial.value), *sides, MANY_ROWS)[0]
 
 
 def timed(solve: Callable[..., Trial], *given: object) -> tuple[float, float]:
@@ -63,7 +63,7 @@ def timed(solve: Callable[..., Trial], *given: object) -> tuple[float, float]:
 def main() -> None:
     torch.set_num_threads(1)
     with threadpool_limits(1):
-        states = [space(x, cost_scale="mean") for x in layers(ROWS).values()]
+        states = [space(x, cost_scale="mean", blocks=True) for x in layers(ROWS).values()]
         drawn = np.random.default_rng(int(*sys.argv[1:] or [0])).choice(len(states), HUBS + OTHERS, replace=False)
         hubs, others = ([states[i] for i in part] for part in np.split(drawn, [HUBS]))
         to_hubs = [[best(state, hub) for hub in hubs] for state in others]

@@ -104,7 +104,7 @@ def by_mode(mode: str, a: Space, b: Space) -> float:
 
 
 def compare(what: str, found: dict[str, torch.Tensor]) -> None:
-    spaces = [space(x, cost_scale="mean", bounds=True) for x in found.values()]
+    spaces = [space(x, cost_scale="mean", bounds=True, blocks=True) for x in found.values()]
     n = len(spaces[0].rows)
     draw = np.random.default_rng(7)
     count = 16 if n <= 1000 else 4

@@ -37,27 +37,33 @@ def spread(x: Float[Tensor, "n d"]) -> Spread | None:
     """None where all rows are equal. Sums along rows or features are in the precision of x, theirs in float64."""
     n, size = len(x), _largest(x)
     few = n <= min(x.shape[1], FEWER)
-    largest, features, rows, products = 0.0, [], *x.new_zeros(2, dtype=torch.float64)
+    features, rows, products = [], *x.new_zeros(2, dtype=torch.float64)
     for strip in strips(x) if few else [slice(None)]:
         centred = x[:, strip] - x[0, strip]  # exactly 0 where all rows are equal
         centred -= centred.mean(0)
-        largest = max(largest, _largest(centred))
-        squares = centred.div_(size or 1).square()
-        features.append(squares.sum(0).double())
-        rows = rows + squares.sum(1).double()
+        if not 1e-15 < size < 1e15:  # squares of these, summed, are numbers
+            centred /= size or 1
+        features.append(squared(centred, 0))
         thin = centred if few else centred[:: -(-n // FEWER)]
         thin = thin if few else thin - thin.mean(0)
         products = products + gram_matrix(thin if few or thin.shape[1] > len(thin) else thin.T).double()
-    if largest <= 1e-7 * size:  # what rounding in float32 leaves of equal rows
-        return None
+        rows = products.diagonal() if few else squared(centred, 1)
     variances = torch.cat(features)
-    norms = rows if few else thin.square().sum(1).double()
+    unit = size if 1e-15 < size < 1e15 else 1.0
+    if float((variances.max() / n).sqrt()) <= 1e-7 * unit:  # what rounding in float32 leaves of equal rows
+        return None
+    norms = rows if few else squared(thin, 1)
     return Spread(
         feature=int(variances.argmax()),
         share=float(variances.max() / variances.sum()),
         rows_share=float(rows.topk(n // FEWEST).values.sum() / rows.sum()) if n >= FEWEST else None,
         participation=participation(norms, products.square().sum(), x.shape[1]),
     )
+
+
+def squared(x: Tensor, along: int) -> Float[Tensor, " _"]:
+    """Sums of squares along rows or features."""
+    return torch.linalg.vector_norm(x, dim=along).double().square()
 
 
 def participation(norms: Float[Tensor, " n"], products: Float[Tensor, ""], features: int) -> float | None:

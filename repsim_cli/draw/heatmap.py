@@ -202,9 +202,11 @@ class OfMeasure:
     chance: Chance | None
 
 
-def measure_maps(parts: Sequence[OfMeasure], rows: list[str], columns: list[str], title: str) -> Any:
+def measure_maps(
+    parts: Sequence[OfMeasure], rows: list[str], columns: list[str], models: tuple[str, str], title: str
+) -> Any:
     """Small matrices of the same layers under several measures, bright where layers are close: one bar of colours where
-    all have one scale, else one each, with the level of chance."""
+    all have one scale, else one each, with the level of chance. models: those of the rows and of the columns."""
     scales = [(*colour_range(part.values, part.card, "values"), colours(part.card, "values")) for part in parts]
     common = len(set(scales)) == 1 and not any(part.chance for part in parts)
     gap = 0.14 if common else 0.5
@@ -215,10 +217,16 @@ def measure_maps(parts: Sequence[OfMeasure], rows: list[str], columns: list[str]
     for axes, (first, lowest), part, (low, high, scale) in zip(used, edges(used), parts, scales, strict=True):
         image = axes.imshow(part.values, cmap=scale, vmin=low, vmax=high, aspect="auto")
         axes.set_title(part.name, loc="left", fontsize=6.5, pad=3, parse_math=False)
-        for axis, names, shown in ((axes.yaxis, rows, first), (axes.xaxis, columns, lowest)):
-            step = max(1, int(np.ceil(TICK * len(names) * figure.dpi / axes.get_window_extent().width)))
+        side = axes.get_window_extent().width / figure.dpi
+        for axis, names, model, shown in (
+            (axes.yaxis, rows, models[0], first),
+            (axes.xaxis, columns, models[1], lowest),
+        ):
+            step = max(1, int(np.ceil(TICK * len(names) / side)))
             at = range(0, len(names), step)
             axis.set_ticks(at, [names[i] for i in at] if shown else [], fontsize=5, parse_math=False)
+            if shown:
+                axis.set_label_text(shortened(model, int(14 * side)), fontsize=6, parse_math=False)
         axes.tick_params(axis="x", rotation=90)
         axes.tick_params(length=1.5)
         if not common:

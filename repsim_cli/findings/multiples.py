@@ -43,10 +43,9 @@ def _measures(run: Finished, parts: Sequence[tuple[Measured, Matrix]]) -> Any:
     _, said = by_block([*first.rows.layers, *first.columns.layers])
     rows, columns = (by_block(side.layers)[0] if said else side.layers for side in (first.rows, first.columns))
     known = sum(part.chance is not None for part in drawn)
-    title = models[0] if len(set(models)) == 1 else f"{models[0]} (rows) and {models[1]} (columns)"
     level = {0: "chance is not known here", len(drawn): "▸ beside the colours: chance"}.get(
         known, "▸ beside the colours: chance, where it is known"
     )
-    return measure_maps(
-        drawn, rows, columns, "\n".join([title, f"{said + '; ' if said else ''}bright is close; {level}"])
-    )
+    title = models[0] if len(set(models)) == 1 else " and ".join(models)
+    title += f"\n{said + '; ' if said else ''}bright is close; {level}"
+    return measure_maps(drawn, rows, columns, models, title)
