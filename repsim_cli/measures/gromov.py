@@ -569,7 +569,7 @@ LOCAL = "The best of several starts: an upper bound. "
         invariant_to=SHAPE,
         minimum_rows=2,
         paired=False,
-        cost="n^2 d once per layer; per pair about 10 assignments and 5 products of 2 n^3 (n = 1000: 0.4 s)",
+        cost="n^2 d once per layer; per pair about 10 assignments and 5 products of 2 n^3 (n = 1000: 0.3 s)",
         source="Memoli 2011, squared loss (not its root); conditional gradient (Vayer et al. 2019)",
         note=LOCAL + "More starts are often lower. 0: equal up to rotation, offset, scale (unless cost_scale is none) "
         "and order of the rows. Equal rows have distances 0.",
