@@ -48,8 +48,11 @@ def gram_matrix(x: Float[Tensor, "n d"]) -> Float[Tensor, "n n"]:
 
 @cache
 def one_dnn() -> Callable[[Tensor, Tensor], Tensor] | None:
-    """x @ y.T of contiguous float32 rows by oneDNN, on AMD's processors with AVX-512, for which MKL, torch's default, has
-    kernels of half the width; None elsewhere. Its rounding is up to four times that of MKL (4e-8 of the largest cell)."""
+    """x @ y.T of contiguous float32 rows by oneDNN, on AMD's processors with AVX-512; None elsewhere.
+
+    MKL, which torch uses otherwise, has kernels of half the width for these processors. The rounding of oneDNN is up to
+    four times as large: 4e-8 of the largest cells, in the root mean square.
+    """
     info = Path("/proc/cpuinfo")
     if torch.backends.cpu.get_cpu_capability() != "AVX512" or not info.is_file():
         return None

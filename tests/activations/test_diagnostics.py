@@ -71,6 +71,20 @@ def test_too_few_rows_have_no_largest_percent_and_equal_rows_no_spread():
     assert spread(torch.full((200, 4), 3.3)) is None
 
 
+@pytest.mark.parametrize(("n", "d"), [(120, 300), (300, 20)])
+def test_the_spread_of_rows_of_any_size_and_of_rounding(n, d):
+    x = torch.from_numpy(skewed(n, d)).float()
+    expected = spread(x)
+    assert expected is not None
+    for size in (1e-20, 1e20):
+        found = spread(x * size)
+        assert found is not None
+        assert found.feature == expected.feature
+        np.testing.assert_allclose(found[1:], expected[1:], rtol=1e-4)
+    rounding = torch.linspace(-1e-8, 1e-8, n)[:, None].double() * x.double() / x.abs().max()
+    assert spread((3.3 + rounding).float()) is None
+
+
 def diagnosed(rows: dict[Layer, torch.Tensor], size: int, places: np.ndarray | None, total: int) -> list[list]:
     """The table of rows that pass in blocks of this size."""
     diagnosis = Diagnosis({"a": places}, total, seed=0)

@@ -7,7 +7,7 @@ import pytest
 import reference
 import torch
 
-from repsim_cli import measures
+from repsim_cli import measures, symmetric
 from repsim_cli.errors import BadInput, Degenerate
 from repsim_cli.measures import inner
 from repsim_cli.measures.base import centred_rows
@@ -153,6 +153,20 @@ def test_centred_rows_are_made_when_asked_for(dtype):
     assert float((made.values.double() - exact).abs().max()) < 10 * torch.finfo(dtype).eps
     torch.testing.assert_close(made.block(slice(100, 130)), made.values[100:130], rtol=0, atol=0)
     assert torch.equal(x, before)
+
+
+@pytest.mark.parametrize("fast", [False, True])
+@pytest.mark.parametrize(("n", "d"), [(5, 3), (64, 2000), (300, 500)])
+def test_gram_matrices_by_either_library(monkeypatch, fast, n, d):
+    product = symmetric.one_dnn()
+    if fast and product is None:
+        pytest.skip("oneDNN is not used on this processor")
+    monkeypatch.setattr(symmetric, "one_dnn", lambda: product if fast else None)
+    for x in (torch.randn(n, d, generator=torch.Generator().manual_seed(0)), torch.ones(d, 2 * n)[:, ::2].T):
+        gram = symmetric.gram_matrix(x)
+        assert torch.equal(gram, gram.T)
+        exact = x.double() @ x.double().T
+        assert float((gram.double() - exact).abs().max()) < 2e-6 * float(exact.diagonal().mean())
 
 
 @pytest.mark.parametrize(("n", "d", "offset"), [(64, 5000, 3000), (200, 300, 0), (130, 1500, 3000)])
