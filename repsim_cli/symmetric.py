@@ -1,4 +1,4 @@
-"""Products x @ x.T, of which about half is computed, and wide rows strip by strip."""
+"""Products x @ x.T, of which about half is computed, norms of rows, and wide rows strip by strip."""
 
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -17,6 +17,11 @@ def strips(x: Float[Tensor, "n d"]) -> Iterator[slice]:
     """All features, as many at a time as fit into the processor's cache."""
     size = max(CACHED // len(x), NARROW)
     return (slice(start, start + size) for start in range(0, x.shape[1], size))
+
+
+def squared_norms(x: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
+    """|x_i|^2 of every row, float64; each is summed in x's precision, which is several times faster."""
+    return torch.linalg.vector_norm(x, dim=1).double().square()
 
 
 def halved(rows: slice) -> Iterator[tuple[slice, slice]]:

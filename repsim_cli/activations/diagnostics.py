@@ -15,7 +15,7 @@ from repsim_cli.activations.readings import Layer
 from repsim_cli.activations.rows import Block
 from repsim_cli.content import DIAGNOSED, DIAGNOSTICS, PLACES, Table
 from repsim_cli.data.base import draw
-from repsim_cli.symmetric import gram_matrix, strips
+from repsim_cli.symmetric import gram_matrix, squared_norms, strips
 
 MOST = 2048  # rows that shares of the variance rest on
 CELLS = 2**22  # of wide layers, such as flattened maps, about as many rows as have so many cells, but FEWEST at least
@@ -43,27 +43,22 @@ def spread(x: Float[Tensor, "n d"]) -> Spread | None:
         centred -= centred.mean(0)
         if not 1e-15 < size < 1e15:  # squares of these, summed, are numbers
             centred /= size or 1
-        features.append(squared(centred, 0))
+        features.append(centred.square().sum(0).double())  # vector_norm is slow along columns
         thin = centred if few else centred[:: -(-n // FEWER)]
         thin = thin if few else thin - thin.mean(0)
         products = products + gram_matrix(thin if few or thin.shape[1] > len(thin) else thin.T).double()
-        rows = products.diagonal() if few else squared(centred, 1)
+        rows = products.diagonal() if few else squared_norms(centred)
     variances = torch.cat(features)
     unit = size if 1e-15 < size < 1e15 else 1.0
     if float((variances.max() / n).sqrt()) <= 1e-7 * unit:  # what rounding in float32 leaves of equal rows
         return None
-    norms = rows if few else squared(thin, 1)
+    norms = rows if few else squared_norms(thin)
     return Spread(
         feature=int(variances.argmax()),
         share=float(variances.max() / variances.sum()),
         rows_share=float(rows.topk(n // FEWEST).values.sum() / rows.sum()) if n >= FEWEST else None,
         participation=participation(norms, products.square().sum(), x.shape[1]),
     )
-
-
-def squared(x: Tensor, along: int) -> Float[Tensor, " _"]:
-    """Sums of squares along rows or features."""
-    return torch.linalg.vector_norm(x, dim=along).double().square()
 
 
 def participation(norms: Float[Tensor, " n"], products: Float[Tensor, ""], features: int) -> float | None:

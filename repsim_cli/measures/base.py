@@ -16,7 +16,7 @@ from torch import Tensor
 from repsim_cli.activations.maps import Maps
 from repsim_cli.errors import BadInput, Degenerate
 from repsim_cli.measures.inner import AnyKernel, CentredRows, Matrix, Products, State, products, states_of
-from repsim_cli.symmetric import gram_matrix, strips
+from repsim_cli.symmetric import gram_matrix, squared_norms, strips
 
 Labels = Sequence[int] | np.ndarray | Tensor | None  # n class codes
 CACHED = 1 << 17  # cells
@@ -498,11 +498,6 @@ def centred(x: Float[Tensor, "n d"]) -> tuple[Float[Tensor, "n d"], float]:
 
 # share of the largest entry: rows closer than this differ by the rounding of float32 alone
 FLAT = 1e-5
-
-
-def squared_norms(x: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
-    """|x_i|^2 of every row, float64; each is summed in x's precision, which is several times faster."""
-    return torch.linalg.vector_norm(x, dim=1).double().square()
 
 
 def blocks(x: Float[Tensor, "n d"]) -> Iterator[slice]:
