@@ -7,10 +7,12 @@ if TYPE_CHECKING:
     from repsim_cli.api.compare import compare
     from repsim_cli.api.result import Result, load
     from repsim_cli.custom import grade
+    from repsim_cli.errors import BadInput, RepsimError, RunFailed
 
 __version__ = "0.1.0"
-__all__ = ["Result", "compare", "grade", "load"]
+__all__ = ["BadInput", "RepsimError", "Result", "RunFailed", "compare", "grade", "load"]
 _ROOMS = {"Result": "api.result", "compare": "api.compare", "load": "api.result", "grade": "custom"}
+_ROOMS |= dict.fromkeys(("BadInput", "RepsimError", "RunFailed"), "errors")
 
 
 def __getattr__(name: str) -> Any:

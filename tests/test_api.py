@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import repsim_cli
-from repsim_cli.api.entries import data_entry
+from repsim_cli.api.entries import configuration, data_entry
 from repsim_cli.binding import bind_model
 from repsim_cli.errors import BadConfig, BadInput
 from repsim_cli.models.checkpoints import shipped_folder
@@ -352,9 +352,10 @@ def test_rows_of_others_are_those_of_the_batches(images):
 def test_batches_that_modules_do_not_take(images):
     with pytest.raises(RuntimeError) as failed:
         repsim_cli.compare({"net": Net()}, images[:, :1])
-    assert failed.value.__notes__[0].startswith(
-        "data: the module failed on a batch, got a Tensor; give batches as from"
-    )
+    shape = f"got a Tensor with {tuple(images[:, :1].shape)} of torch.float32; give batches as"
+    assert failed.value.__notes__[0].startswith(f"data: the module failed on a batch, {shape}")
+    with pytest.raises(repsim_cli.BadInput, match="forward: not callable, got 'x'; use lambda module, batch: module"):
+        repsim_cli.compare({"net": Net()}, images, forward="x")
     assert failed.value.__notes__[1] == "in models.net"
     with pytest.raises(BadInput, match="layers: no module with weights and no parts, got 0; name some"):
         repsim_cli.compare({"net": nn.Sequential(nn.ReLU())}, images)
@@ -528,3 +529,14 @@ def test_settings_of_a_comparison_in_words(repsim, newest, tmp_path):
         assert message in err
     code, _, err = repsim("compare", newest(), newest(), "--set", "extract.rows=3")
     assert (code, "--set: of two models, got 'extract.rows=3' with runs; drop it" in err) == (2, True)
+
+
+def test_a_word_for_figures_beside_their_settings():
+    chosen = configuration_of({"figures": "all", "figures.width": "column"})
+    assert chosen["figures"] == {"which": "all", "width": "column"}
+    with pytest.raises(BadInput, match="settings: no such key of a run, got 'seed.more'; see repsim describe"):
+        configuration_of({"seed.more": 1})
+
+
+def configuration_of(settings):
+    return configuration({"a": {"kind": "shipped", "name": "tiny_a"}}, None, [], [], "tokens", "none", "cpu", 8, 0, settings)

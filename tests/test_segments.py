@@ -30,6 +30,9 @@ def test_documents_of_one_length_are_taken_whole():
     found = segments([documents], [beginnings])
     assert (found.count, found.share) == (12, 1.0)
     assert found.rows(0).tolist() == list(range(48))
+    assert found.in_place == pytest.approx(1 / 12)
+    stay = (found.orders(0, 4000, [0]) == np.arange(48)).mean()
+    assert found.in_place == pytest.approx(stay, rel=0.05)
 
 
 def test_the_length_at_which_segments_hold_most_rows():

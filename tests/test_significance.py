@@ -1,6 +1,7 @@
 """Nulls, standard errors and bands against what they claim: false positive rates, coverage, brute force."""
 
 import itertools
+import re
 
 import numpy as np
 import pytest
@@ -396,6 +397,10 @@ def test_a_run_with_permutations(repsim, newest):
     assert code == 0, err
     found = recorded(newest())
     (warned,) = [one for one in found["warnings"] if one.startswith("significance: p values and calibrated")]
+    (staying,) = [one for one in found["warnings"] if one.startswith("significance: random pairings leave")]
+    assert re.search(
+        r"leave \d+ % of the rows in place, .*; give more documents, or use extract.estimate=full$", staying
+    )
     for measure in found["measures"]:
         null = measure["null"]
         assert {**null, "segments": 0, "share": 0} == {

@@ -187,20 +187,20 @@ def _by_id(
             )
         assert given.example is not None
         wanted = [known[i] for i in np.repeat(given.example, rows_run(given, extract)).tolist()]
+        anywhere, whose = set(known), "the data lack"
     else:
         common = set(keyed[first].ids).intersection(*(keyed[other].ids for other in others))
         wanted = [each for each in keyed[first].ids if each in common]
         if not wanted:
             named = ", ".join(f"'{source.ids[0]}' of '{label}'" for label, source in keyed.items())
             raise BadInput(f"model: no id is in all files, got e.g. {named}; write the same ids")
-    chosen = set(wanted)
+        anywhere, whose = set(wanted), "another file lacks"
     for label, source in keyed.items():
         has = set(source.ids)
         if lacking := [each for each in wanted if each not in has]:
             raise BadInput(f"model.{label}: examples have no row, got the ids {_listed(lacking)}; write rows for them")
-        surplus = [each for each in source.ids if each not in chosen]
-        if surplus and not sequences:
-            warn(f"model.{label}: rows are left out whose ids another file lacks: {_listed(surplus)}")
+        if surplus := [each for each in source.ids if each not in anywhere]:
+            warn(f"model.{label}: rows are left out whose ids {whose}: {_listed(surplus)}")
     return [replace(r, source=keyed[r.label].ordered(wanted)) if r.label in keyed else r for r in readings]
 
 

@@ -61,7 +61,8 @@ def compare(
     layers: hook points such as `resid_post` or `mlp_out`, or names or globs of modules; none: the residual stream of
         transformers, and of modules all that have weights and no parts.
     rows: `tokens` (the default for models that share a tokenizer), `words` (for others), or `pooled`: a row per text.
-    maps: of modules, how outputs with positions become rows.
+    maps: of modules, how outputs with positions become rows: `flattened` or `pooled` (the mean over positions) to a row
+        per item, or `positions`, each a row.
     forward: of modules, forward(module, batch) for signatures other than module(batch).
     significance: a name of `repsim list significance`.
     device: of the models and of the similarity.
@@ -71,7 +72,8 @@ def compare(
     folder: a new or empty folder for the run, with figures and report; None: it lasts as long as the result, and has
         them when it is saved.
     progress: called as progress(items, label=, unit=), gives the items.
-    Raises BadInput for what cannot be compared, before any model runs.
+    Raises repsim_cli.BadInput for what cannot be compared, before any model runs, and RunFailed for values that are not
+    finite; what a module raises on a batch passes through, with a note.
     Example: repsim_cli.compare({"a": "openai-community/gpt2", "b": model}, texts).frame()
     """
     with _held():
@@ -84,6 +86,8 @@ def compare(
         for key, value, values in (("rows", rows, ROWS), ("maps", maps, get_args(Maps))):
             if value not in values:
                 raise BadInput(f"{key}: unknown, got '{value}'; use {', '.join(values[:-1])} or {values[-1]}")
+        if forward is not None and not callable(forward):
+            raise BadInput(f"forward: not callable, got {str(forward)!r:.40}; use lambda module, batch: module(...)")
         kept = _modules(given, data, layers, forward, maps, batch_size)
         entries = {label: model_entry(label, kept.get(label, model)) for label, model in given.items()}
         if kept:

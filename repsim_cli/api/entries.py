@@ -14,6 +14,7 @@ from repsim_cli.activations.inputs import share_tokens
 from repsim_cli.binding import bind_model
 from repsim_cli.data import memory as texts_in_memory
 from repsim_cli.data.base import Data
+from repsim_cli.draw.frame import settings_of
 from repsim_cli.errors import BadConfig, BadInput
 from repsim_cli.models import memory as models_in_memory
 from repsim_cli.models.source import Precomputed, Source
@@ -135,7 +136,7 @@ def configuration(
     if len(stored) == len(bound):
         for key, value, none in (("data", data, None), ("rows", rows, "auto")):
             if value != none:
-                raise BadInput(f"{key}: of models that run, got {str(value)!r:.60} with stored activations; drop it")
+                raise BadInput(f"{key}: of models that run, got {str(value)!r:.60} with rows that are given; drop it")
         extract |= {"estimate": "full", "rows": min(model.rows for model in bound.values())}
         extract["at_most"] = [] if "extract.rows" in settings else ["rows"]  # ids may be in one file alone
     elif layers:
@@ -157,6 +158,8 @@ def configuration(
     for key, value in settings.items():
         *path, last = key.split(".")
         place = config
+        if path == ["figures"]:
+            config["figures"] = settings_of(config.get("figures", {}))
         for part in path:
             place = place.setdefault(part, {})
             if not isinstance(place, dict):

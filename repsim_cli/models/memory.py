@@ -302,7 +302,7 @@ def _rows(
         raise
     except Exception as error:
         error.add_note(
-            f"data: the module failed on a batch, got a {type(batch).__name__}; give batches as from a DataLoader, "
+            f"data: the module failed on a batch, got {_of_batch(batch)}; give batches as from a DataLoader, "
             "whose first item is the input, or forward=lambda module, batch: module(...)"
         )
         raise
@@ -319,6 +319,17 @@ def _rows(
                 "items; choose another layer, or put the batch first"
             )
     return {name: _as_rows(name, x, maps) for name, x in seen.items()}
+
+
+def _of_batch(batch: Any) -> str:
+    """What a batch is, to its reader: its type, and of what enters the module the shape and the numbers."""
+    first = batch[0] if isinstance(batch, tuple | list) and batch else batch
+    kind = type(batch).__name__
+    return (
+        f"a {kind} with {tuple(first.shape)} of {first.dtype}"
+        if isinstance(first, Tensor | np.ndarray)
+        else f"a {kind}"
+    )
 
 
 def _items(batch: Any) -> int:

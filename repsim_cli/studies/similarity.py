@@ -60,6 +60,7 @@ from repsim_cli.studies.solved import solved
 
 STORED_ALONE = 0.4e9  # bytes of Python and its libraries where no model runs
 RESERVE = 0.01  # of the memory limit that cross products leave: page tables, fragments of the heap
+STAYING = 0.05  # of the rows in place under random orders: more gives a warning
 FULL = 0.9  # of the rows: a test on fewer gives a warning
 
 
@@ -398,6 +399,13 @@ class Similarity:
             run.warn(
                 f"significance: p values and calibrated scores are of {100 * trading.share:.0f} % of the rows, in "
                 f"{trading.count} segments of equal length, one per document, that can trade places"
+            )
+        if trading.in_place > STAYING:
+            together = "" if self.extract.estimate == "full" else ", or use extract.estimate=full"
+            run.warn(
+                f"significance: random pairings leave {100 * trading.in_place:.0f} % of the rows in place, as few "
+                "segments of a batch can trade places; chance holds as much of the similarity; give more documents"
+                + together
             )
         return trading
 

@@ -107,6 +107,11 @@ def test_rows_of_the_examples_of_a_table(tmp_path):
     plain = repsim_cli.compare(stored, table, **settings).matrix("s", "m").values
     stored["s"] = str(npz(tmp_path / "b", NAMES[order], x=X[order]))
     np.testing.assert_array_equal(repsim_cli.compare(stored, table, **settings).matrix("s", "m").values, plain)
+    more = np.append(NAMES, ["other", "another"])
+    stored["s"] = str(npz(tmp_path / "d", more, x=np.concatenate([X, X[:2]])))
+    found = repsim_cli.compare(stored, table, **settings)
+    np.testing.assert_array_equal(found.matrix("s", "m").values, plain)
+    assert "model.s: rows are left out whose ids the data lack: other, another" in found.warnings
     stored["s"] = str(npz(tmp_path / "c", NAMES[:25], x=X[:25]))
     with pytest.raises(
         BadInput, match="model.s: examples have no row, got the ids doc25, doc26, doc27, doc28, doc29; wr"
@@ -174,9 +179,9 @@ def test_an_array_alone_is_a_layer(tmp_path):
 def test_what_stored_rows_do_not_take(tmp_path):
     """Rows are as they are: settings of models that run would change nothing. Fewer shared ids are no surprise twice."""
     both = [str(npz(tmp_path / "a", NAMES, x=X)), str(npz(tmp_path / "b", NAMES[:20], y=Y[:20]))]
-    with pytest.raises(BadInput, match="data: of models that run, got 'embedded' with stored activations; drop it"):
+    with pytest.raises(BadInput, match="data: of models that run, got 'embedded' with rows that are given; drop it"):
         repsim_cli.compare(both, "embedded", measures=["cka"])
-    with pytest.raises(BadInput, match="rows: of models that run, got 'words' with stored activations; drop it"):
+    with pytest.raises(BadInput, match="rows: of models that run, got 'words' with rows that are given; drop it"):
         repsim_cli.compare(both, measures=["cka"], rows="words")
     found = repsim_cli.compare(both, measures=["cka"])
     assert [text.split(":")[0] for text in found.warnings] == ["model.a", "20 rows are few"]
