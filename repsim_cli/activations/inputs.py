@@ -183,7 +183,7 @@ def _by_id(
         if known is None or not extract.pooled:
             raise BadInput(
                 f"data: stored activations of '{first}' have an id per example, got {data.source} by {extract.unit}; "
-                "use data=table data.id=COLUMN extract=pooled"
+                "use data=table data.id=COLUMN extract=pooled (repsim compare --set data.id=COLUMN)"
             )
         assert given.example is not None
         wanted = [known[i] for i in np.repeat(given.example, rows_run(given, extract)).tolist()]

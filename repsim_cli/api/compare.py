@@ -60,7 +60,8 @@ def compare(
     measures: names of `repsim list measure`.
     layers: hook points such as `resid_post` or `mlp_out`, or names or globs of modules; none: the residual stream of
         transformers, and of modules all that have weights and no parts.
-    rows: `tokens` (the default for models that share a tokenizer), `words` (for others), or `pooled`: a row per text.
+    rows: `tokens` (the default for models that share a tokenizer), `words` (for others), or `pooled`: a row per text
+        (the default beside stored rows with ids).
     maps: of modules, how outputs with positions become rows: `flattened` or `pooled` (the mean over positions) to a row
         per item, or `positions`, each a row.
     forward: of modules, forward(module, batch) for signatures other than module(batch).

@@ -17,7 +17,7 @@ from repsim_cli.data.base import Data
 from repsim_cli.draw.frame import settings_of
 from repsim_cli.errors import BadConfig, BadInput
 from repsim_cli.models import memory as models_in_memory
-from repsim_cli.models.source import Precomputed, Source
+from repsim_cli.models.source import Precomputed, PrecomputedIds, Source
 from repsim_cli.presets import FILES, conf_dir, entries, entry_of, shipped
 from repsim_cli.registry import did_you_mean
 
@@ -172,6 +172,8 @@ def _unit(bound: Mapping[str, Any], rows: str) -> str:
     """The name of the preset in conf/extract/."""
     if rows != "auto":
         return rows
+    if any(isinstance(model, PrecomputedIds) for model in bound.values()):
+        return "pooled"  # their ids are those of examples
     live = {label: model for label, model in bound.items() if isinstance(model, Source) and model.modality == "text"}
     return "tokens" if share_tokens(live) else "words"
 

@@ -102,7 +102,7 @@ def test_rows_of_the_examples_of_a_table(tmp_path):
     (tmp_path / "t.csv").write_text("\n".join(["text,key", *(f"{t},{n}" for t, n in zip(texts, NAMES, strict=True))]))
     order = np.random.default_rng(4).permutation(30)
     table = {"path": str(tmp_path / "t.csv"), "id": "key"}
-    settings = {"measures": ["cka"], "rows": "pooled", "settings": {"extract.estimate": "full"}}
+    settings = {"measures": ["cka"], "settings": {"extract.estimate": "full"}}
     stored = {"s": str(npz(tmp_path / "a", NAMES, x=X)), "m": "tiny_a"}
     plain = repsim_cli.compare(stored, table, **settings).matrix("s", "m").values
     stored["s"] = str(npz(tmp_path / "b", NAMES[order], x=X[order]))
