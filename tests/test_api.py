@@ -539,4 +539,6 @@ def test_a_word_for_figures_beside_their_settings():
 
 
 def configuration_of(settings):
-    return configuration({"a": {"kind": "shipped", "name": "tiny_a"}}, None, [], [], "tokens", "none", "cpu", 8, 0, settings)
+    return configuration(
+        {"a": {"kind": "shipped", "name": "tiny_a"}}, None, [], [], "tokens", "none", "cpu", 8, 0, settings
+    )
