@@ -62,7 +62,7 @@ def entry_of(name: str) -> dict[str, Any]:
     known = entries("model")
     if name in known:
         return known[name]
-    if name.startswith((".", "/", "~")) or name.endswith(FILES) or local(name).exists():
+    if name.startswith((".", "/", "~")) or name.endswith(("/", *FILES)) or local(name).exists():
         place = local(name)
         if place.is_file() and not name.endswith(FILES):
             raise BadInput(f"MODEL: unknown kind of file, got '{name}'; use a folder, or {', '.join(FILES)}")

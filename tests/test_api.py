@@ -83,6 +83,7 @@ def test_the_same_bits_as_both_commands(of_texts, repsim, newest, tmp_path):
             ["tiny_a", "tiny_b", "--data", "TABLE", "--column", "stars"],
             "a.csv: it has no examples, got 1 with an empty text",
         ),
+        (["tiny_a", "nosuch/"], "models?.nosuch.path: no such folder, got 'nosuch'"),
         (["tiny_aa", "tiny_bb"], "compare: neither a run nor a model, got 'tiny_aa'; did you mean 'tiny_a'"),
         (["tiny_a", "tiny_b", "--measure", "rsa, ckaa"], "measures: no such measure, got 'ckaa'; did you mean 'cka'"),
     ],
