@@ -69,7 +69,7 @@ def test_every_relative_link_has_a_target(page):
 
 @pytest.fixture
 def place(tmp_path, tiny_folder, monkeypatch):
-    """A working folder with what the pages call corpus.txt, reviews.csv, stored arrays, DIR and ID."""
+    """A working folder with what the pages call corpus.txt, reviews.csv, texts.csv, stored rows, DIR and ID."""
     from repsim_cli.registry import data
 
     monkeypatch.chdir(tmp_path)
@@ -84,6 +84,9 @@ def place(tmp_path, tiny_folder, monkeypatch):
         save_file({"layer": torch.tensor(x)}, f"{name}.safetensors")
     np.save("X.npy", x)
     np.save("Y.npy", x @ rng.normal(size=(4, 4)))
+    keys = [f"t{i}" for i in range(60)]
+    pq.write_table(pa.table({"ids": keys, "layer": list(x)}), "embeddings.parquet")
+    Path("texts.csv").write_text("\n".join(["key,text", *(f"{key},some words of text {key}" for key in keys)]))
     shutil.copytree(tiny_folder("gpt_neox"), "DIR")
     shutil.copytree(tiny_folder("gpt2"), "OTHER")
 
@@ -134,9 +137,6 @@ def test_python(place, block):
     x = np.random.default_rng(0).normal(size=(60, 4))
     net = torch.nn.ModuleDict({"layer1": torch.nn.ModuleDict({"conv2": torch.nn.Conv2d(3, 4, 3)})})
     net.forward = lambda images: net["layer1"]["conv2"](images)
-    keys = [f"t{i}" for i in range(60)]
-    pq.write_table(pa.table({"ids": keys, "layer": list(x)}), "embeddings.parquet")
-    Path("texts.csv").write_text("\n".join(["key,text", *(f"{key},some words of text {key}" for key in keys)]))
     for folder in ("states_a", "states_b"):
         Path(folder).mkdir()
         for i in range(4):
@@ -150,6 +150,8 @@ def test_python(place, block):
         "model": AutoModel.from_pretrained("OTHER"),
         "texts": Path("corpus.txt").read_text().split("\n\n"),
         "net": net,
+        "twin": net,
+        "batches": [{"pixels": torch.randn(8, 3, 6, 6), "label": torch.zeros(8)}] * 2,
         "loader": [torch.randn(8, 3, 6, 6), torch.randn(8, 3, 6, 6)],
     }
     exec(block, given)
