@@ -39,7 +39,7 @@ def halved(rows: slice) -> Iterator[tuple[slice, slice]]:
 def gram_matrix(x: Float[Tensor, "n d"]) -> Float[Tensor, "n n"]:
     """x @ x.T."""
     x = x.contiguous()
-    product = one_dnn() if x.dtype == torch.float32 and x.device.type == "cpu" else None
+    product = onednn_product() if x.dtype == torch.float32 and x.device.type == "cpu" else None
     gram = x.new_empty(len(x), len(x))
     for rows, columns in halved(slice(0, len(x))):
         if product is None:
@@ -52,7 +52,7 @@ def gram_matrix(x: Float[Tensor, "n d"]) -> Float[Tensor, "n n"]:
 
 
 @cache
-def one_dnn() -> Callable[[Tensor, Tensor], Tensor] | None:
+def onednn_product() -> Callable[[Tensor, Tensor], Tensor] | None:
     """x @ y.T of contiguous float32 rows by oneDNN, on AMD's processors with AVX-512; None elsewhere.
 
     MKL, which torch uses otherwise, has kernels of half the width for these processors. The rounding of oneDNN is up to

@@ -534,7 +534,8 @@ def test_settings_of_a_comparison_in_words(repsim, newest, tmp_path):
 
 def test_a_word_for_figures_beside_their_settings():
     chosen = configuration_of({"figures": "all", "figures.width": "column"})
-    assert chosen["figures"] == {"which": "all", "width": "column"}
+    assert {**chosen["figures"], "which": "all", "width": "column"} == chosen["figures"]
+    assert configuration_of({"figures.width": "column", "figures": "all"})["figures"] == chosen["figures"]
     with pytest.raises(BadInput, match="settings: no such key of a run, got 'seed.more'; see repsim describe"):
         configuration_of({"seed.more": 1})
 

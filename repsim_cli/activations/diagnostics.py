@@ -37,22 +37,21 @@ def spread(x: Float[Tensor, "n d"]) -> Spread | None:
     """None where all rows are equal. Sums along rows or features are in the precision of x, theirs in float64."""
     n, size = len(x), _largest(x)
     few = n <= min(x.shape[1], FEWER)
-    features, rows, products = [], *x.new_zeros(2, dtype=torch.float64)
+    scale = 1.0 if 1e-10 < size < 1e10 else size or 1.0  # squares are numbers in float32
+    features, products = [], x.new_zeros((), dtype=torch.float64)
     for strip in strips(x) if few else [slice(None)]:
         centred = x[:, strip] - x[0, strip]  # exactly 0 where all rows are equal
         centred -= centred.mean(0)
-        if not 1e-15 < size < 1e15:  # squares of these, summed, are numbers
-            centred /= size or 1
+        if scale != 1:
+            centred /= scale
         features.append(centred.square().sum(0).double())  # vector_norm is slow along columns
         thin = centred if few else centred[:: -(-n // FEWER)]
         thin = thin if few else thin - thin.mean(0)
         products = products + gram_matrix(thin if few or thin.shape[1] > len(thin) else thin.T).double()
-        rows = products.diagonal() if few else squared_norms(centred)
     variances = torch.cat(features)
-    unit = size if 1e-15 < size < 1e15 else 1.0
-    if float((variances.max() / n).sqrt()) <= 1e-7 * unit:  # what rounding in float32 leaves of equal rows
+    if float((variances.max() / n).sqrt()) <= 1e-7 * size / scale:  # what rounding in float32 leaves of equal rows
         return None
-    norms = rows if few else squared_norms(thin)
+    rows, norms = [products.diagonal()] * 2 if few else (squared_norms(centred), squared_norms(thin))
     return Spread(
         feature=int(variances.argmax()),
         share=float(variances.max() / variances.sum()),

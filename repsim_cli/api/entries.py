@@ -14,7 +14,6 @@ from repsim_cli.activations.inputs import share_tokens
 from repsim_cli.binding import bind_model
 from repsim_cli.data import memory as texts_in_memory
 from repsim_cli.data.base import Data
-from repsim_cli.draw.frame import settings_of
 from repsim_cli.errors import BadConfig, BadInput
 from repsim_cli.models import memory as models_in_memory
 from repsim_cli.models.source import Precomputed, PrecomputedIds, Source
@@ -156,10 +155,10 @@ def configuration(
         "cache": not stored,
     }
     for key, value in settings.items():
+        if key == "figures" and isinstance(value, str):
+            key = "figures.which"  # as on the command line
         *path, last = key.split(".")
         place = config
-        if path == ["figures"]:
-            config["figures"] = settings_of(config.get("figures", {}))
         for part in path:
             place = place.setdefault(part, {})
             if not isinstance(place, dict):
@@ -172,9 +171,9 @@ def _unit(bound: Mapping[str, Any], rows: str) -> str:
     """The name of the preset in conf/extract/."""
     if rows != "auto":
         return rows
-    if any(isinstance(model, PrecomputedIds) for model in bound.values()):
-        return "pooled"  # their ids are those of examples
     live = {label: model for label, model in bound.items() if isinstance(model, Source) and model.modality == "text"}
+    if live and any(isinstance(model, PrecomputedIds) for model in bound.values()):
+        return "pooled"  # the ids are those of examples
     return "tokens" if share_tokens(live) else "words"
 
 

@@ -74,8 +74,8 @@ def space(x: Float[Tensor, "n d"], *, cost_scale: CostScale, bounds: bool = Fals
         cells = packed_distances(unit)
         cells *= {"mean": 1 / float(cells.mean()), "max": 1 / float(cells.max()), "none": scale}[cost_scale]
     ordered = cells.sort().values if bounds else cells[:0]
-    found = Space(unpacked(cells, len(x)).cpu().numpy(), x.cpu().numpy(), ordered.cpu().numpy())
-    return blocked(found) if blocks and len(x) >= BLOCKED else found
+    state = Space(unpacked(cells, len(x)).cpu().numpy(), x.cpu().numpy(), ordered.cpu().numpy())
+    return blocked(state) if blocks and len(x) >= BLOCKED else state
 
 
 def blocked(state: Space) -> Space:
@@ -361,17 +361,18 @@ def from_blocks(a: Space, b: Space) -> "Gromov":
     a, b = blocked(a), blocked(b)
     sides = list(zip(levels(a), levels(b), strict=True))
     finer = [*((left.distances, right.distances) for left, right in sides), (a.distances, b.distances)]
-    found = [Trial(name, to, assignment_objective(*finer[0], to)) for name, to in coarse_starts(a, b, *finer[0])]
+    trials = [Trial(name, to, assignment_objective(*finer[0], to)) for name, to in coarse_starts(a, b, *finer[0])]
     steps = 0
     for k, (left, right) in enumerate(sides):
-        ends = [lowered(trial, left.distances, right.distances, COARSE) for trial in found]
-        steps += len(found) + sum(more for _, more in ends)
+        ends = [lowered(trial, left.distances, right.distances, COARSE) for trial in trials]
+        steps += len(trials) + sum(more for _, more in ends)
         distinct = {trial.matched.tobytes(): trial for trial, _ in ends}
-        found = sorted(distinct.values(), key=lambda trial: trial.value)[: max(KEPT // THINNED**k, 1)]
-        found = [refined(trial, left.halves, right.halves, *finer[k + 1]) for trial in found]
-    best, more = own_pairing(a.distances, b.distances, levels(a), min(found, key=lambda trial: trial.value))
+        lowest = sorted(distinct.values(), key=lambda trial: trial.value)[: max(KEPT // THINNED**k, 1)]
+        trials = [refined(trial, left.halves, right.halves, *finer[k + 1]) for trial in lowest]
+    best = min(trials, key=lambda trial: trial.value)
+    best, more = against_identity(best, a.distances, b.distances, [left for left, _ in sides])
     end, last = lowered(best, a.distances, b.distances, MANY_ROWS)
-    return Gromov(end.value, coupling_of(end.matched), end.start, steps + len(found) + more + last)
+    return Gromov(end.value, coupling_of(end.matched), end.start, steps + len(trials) + more + last)
 
 
 def refined(trial: Trial, left: Halves, right: Halves, a: Square, b: Square) -> Trial:
@@ -380,7 +381,7 @@ def refined(trial: Trial, left: Halves, right: Halves, a: Square, b: Square) -> 
     return Trial(trial.start, to, assignment_objective(a, b, to), prices)
 
 
-def own_pairing(a: Square, b: Square, blocks: Sequence[Level], best: Trial) -> tuple[Trial, int]:
+def against_identity(best: Trial, a: Square, b: Square, blocks: Sequence[Level]) -> tuple[Trial, int]:
     """The best of an assignment, the rows' own pairing, and what it is lowered to on a row of each block, extended to
     all rows; and the number of steps. It is extended only where it is lower on these rows, on which it should be."""
     rows = np.arange(len(a))
@@ -597,7 +598,7 @@ def gromov_wasserstein(
     bounds: compute two lower bounds for every pair of a run.
     audit: the share of a run's pairs (at least 1, at most 40) that POT solves too. With few tied distances, the start
         `pot` agrees with POT within 1e-9; `best` is not above it with fewer than 250 rows. With more it can be (at
-        1000 rows in a fifth of the pairs, by 2.4 % at most); the audit fails above 5 %. `identity`
+        1000 rows in 4 % of the pairs, `benchmarks/starts.py`); the audit fails above 5 %. `identity`
         alone is not audited.
 
     A run records of every pair which start won and how many assignments were solved. A value is an upper bound on the

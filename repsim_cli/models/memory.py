@@ -322,14 +322,11 @@ def _rows(
 
 
 def _of_batch(batch: Any) -> str:
-    """What a batch is, to its reader: its type, and of what enters the module the shape and the numbers."""
+    """The type of a batch, and the shape and type of the numbers that enter the module."""
     first = batch[0] if isinstance(batch, tuple | list) and batch else batch
     kind = type(batch).__name__
-    return (
-        f"a {kind} with {tuple(first.shape)} of {first.dtype}"
-        if isinstance(first, Tensor | np.ndarray)
-        else f"a {kind}"
-    )
+    inside = f" with {tuple(first.shape)} of {first.dtype}" if isinstance(first, Tensor | np.ndarray) else ""
+    return f"a {kind}{inside}"
 
 
 def _items(batch: Any) -> int:
