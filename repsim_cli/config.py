@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, Field
 
-from repsim_cli import registry, schema1, tracking
+from repsim_cli import registry, tracking
 from repsim_cli.binding import (
     MISSING,
     STRICT,
@@ -302,19 +302,6 @@ def analyses_of(
             raise BadInput(f"analyse: neither analyses nor claims, got '{key}'; write +analyses.NAME={{}}")
     keys: Fields = {str(key): value for key, value in given.items()}
     asked = keys if changes else config
-    old = any(about["kind"] == schema1.UNKNOWN for about in manifest["facts"].values())
-    if old and manifest["study"] not in schema1.ANALYSED:
-        raise BadInput(
-            f"RUN: a run of the study {manifest['study']} by an earlier version lacks what analyses need, "
-            "got schema 1; run it again: repsim run --from RUN"
-        )
-    if old and asked.get("claims") and changes:
-        raise BadInput(
-            f"claims: a run by an earlier version lacks facts about its models, got {', '.join(asked['claims'])}; "
-            "run it again: repsim run --from RUN"
-        )
-    if old and not changes:
-        asked = {**config, "claims": []}  # without facts about the models the verdicts stay as they are
     settings, tested = dict(asked.get("analyses") or {}), list(asked.get("claims") or [])
     problems: list[str] = []
     if changes:

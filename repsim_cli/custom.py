@@ -91,7 +91,7 @@ def grade(
 
 def _of_run(mine: Measure, folder: Path) -> tuple[list[Case], float]:
     """The tests of a run, with this measure beside the others, and its seconds per pair."""
-    finished = Finished(folder=folder, manifest=results.read_facts(folder), results=results.read_results(folder))
+    finished = Finished(folder=folder, manifest=results.read_manifest(folder), results=results.read_results(folder))
     if finished.results.study != "grounding":
         raise BadInput(
             f"run: stored representations are needed, got a run of study={finished.results.study} ({folder}); "

@@ -29,7 +29,6 @@ from typing import Any
 
 import numpy as np
 
-from repsim_cli import schema1
 from repsim_cli.content import SCHEMA, Results, Verdict, from_json, to_json
 from repsim_cli.documents import Unreadable, misfit, read_json, read_yaml
 from repsim_cli.environment import git_state, versions
@@ -341,7 +340,7 @@ def amending(folder: Path) -> Iterator[Run]:
     manifest = read_manifest(folder)
     if not has_results(manifest):
         raise BadInput(f"{folder}: it has no results (status {manifest['status']}), got no results.json; run it again")
-    run = Run(folder, read_facts(folder), claim(folder))
+    run = Run(folder, read_manifest(folder), claim(folder))
     try:
         yield run
     finally:
@@ -358,8 +357,7 @@ def differences(now: Any, then: Any, path: str = "") -> list[str]:
 
 def read_config(folder: Path) -> dict[str, Any]:
     """The configuration of a run, without the keys that say how it was started."""
-    config = what(_read(folder / "config.yaml", read_yaml, CONFIG))
-    return config if "analyses" in config else schema1.config(config)
+    return what(_read(folder / "config.yaml", read_yaml, CONFIG))
 
 
 def what(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -412,15 +410,6 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     return manifest
 
 
-def read_facts(folder: Path) -> dict[str, Any]:
-    """The manifest of a run with results, with the facts about its models, whichever schema it has."""
-    manifest = read_manifest(folder)
-    if manifest["schema"] == 1:
-        facts = schema1.facts(_read_json(folder / "results.json", dict), list(manifest.get("models", {})))
-        manifest.update(schema=SCHEMA, facts=facts, base=read_config(folder).get("base"))
-    return manifest
-
-
 def held(folder: Path) -> bool:
     """Whether a process writes this run; yes where its lock cannot be read."""
     import filelock
@@ -445,12 +434,9 @@ def read_results(folder: Path, *, arrays: bool = True) -> Results:
                 raise BadInput(f"{file}: not as the run left it, got another or no file; run it again")
     file = folder / "results.json"
     try:
-        document = _read_json(file, dict)
-        return from_json(schema1.results(document) if document["schema"] == 1 else document)
+        return from_json(_read_json(file, dict))
     except Unreadable as error:
         raise BadInput(f"{file}: {error}; the run is damaged, run it again") from None
-    except (AttributeError, KeyError, TypeError, ValueError) as error:  # schema 1 says nothing of the types inside
-        raise BadInput(f"{file}: not as schema 1 has it, got {error!r}; the run is damaged, run it again") from None
 
 
 def has_results(manifest: Mapping[str, Any]) -> bool:
@@ -463,8 +449,9 @@ def _read_json(file: Path, shape: Any) -> dict[str, Any]:
     schema = value.get("schema") if isinstance(value, dict) else None
     if schema is None:
         raise BadInput(f"{file}: not a file of repsim, got no schema; the run is damaged, run it again")
-    if schema not in (1, SCHEMA):
-        raise BadInput(f"{file}: not a file of this version, got schema {schema} (this is {SCHEMA}); update repsim")
+    if schema != SCHEMA:
+        advice = "run it again: repsim run --from RUN" if schema == 1 else "update repsim"
+        raise BadInput(f"{file}: not a file of this version, got schema {schema} (this is {SCHEMA}); {advice}")
     return _shaped(file, value, shape)
 
 

@@ -70,7 +70,7 @@ def test_a_measure_without_any_value():
 
 def test_a_run_without_representations(monkeypatch, tmp_path):
     monkeypatch.setattr(folders, "find", lambda run: tmp_path)
-    monkeypatch.setattr(results, "read_facts", lambda folder: {})
+    monkeypatch.setattr(results, "read_manifest", lambda folder: {})
     monkeypatch.setattr(results, "read_results", lambda folder: Results(study="similarity"))
     with pytest.raises(BadInput, match="run: stored representations are needed, got a run of study=similarity"):
         repsim_cli.grade(lambda x: x, lambda a, b: 1.0, card=card(), run=tmp_path)

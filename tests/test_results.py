@@ -87,6 +87,10 @@ def test_finding_runs(tmp_path):
         ("{", "manifest.json: cannot be read, got .*; the run is damaged"),
         ("[]", "manifest.json: not a file of repsim, got no schema; the run is damaged"),
         ('{"schema": 99}', "manifest.json: not a file of this version, got schema 99 .*; update repsim"),
+        (
+            '{"schema": 1}',
+            "manifest.json: not a file of this version, got schema 1 .*; run it again: repsim run --from RUN",
+        ),
     ],
 )
 def test_damaged_and_foreign_manifests(tmp_path, content, message):

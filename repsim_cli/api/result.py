@@ -126,7 +126,7 @@ class Result:
         """A matplotlib figure: the map of all layers of all models under a measure, by default the first."""
         label = self._measured(measure).label
         run = Finished(
-            folder=self.folder, manifest=results.read_facts(self.folder), results=results.marked(self.results)
+            folder=self.folder, manifest=results.read_manifest(self.folder), results=results.marked(self.results)
         )
         make = card_of("maps").figures
         assert make is not None

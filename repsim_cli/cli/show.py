@@ -219,7 +219,7 @@ def analyse_command(parsed: argparse.Namespace) -> int:
 
     folder = folders.find(parsed.run)
     whole, config = results.read_results(folder), results.read_config(folder)
-    options, claims = analyses_of(results.read_facts(folder), whole, config, parsed.changes)
+    options, claims = analyses_of(results.read_manifest(folder), whole, config, parsed.changes)
     with results.amending(folder) as run:
         run.progress = Bar()
         analyse(run, options, claims, config["significance"]["level"])

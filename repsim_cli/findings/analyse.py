@@ -146,7 +146,7 @@ def draw(
     None: figures/ of the run.
     """
     before = results.read_results(folder)
-    manifest = results.read_facts(folder)
+    manifest = results.read_manifest(folder)
     for matrix in [*before.matrices.values(), *(matrix for x in before.measures for matrix in x.matrices)]:
         results.read_array(folder, matrix.values, mapped=True)  # no figure is drawn of a damaged run
     drawn = [card_of(name).figures for name in before.analyses if only is None or name in only]

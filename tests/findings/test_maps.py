@@ -22,7 +22,7 @@ def test_layers_are_drawn_in_the_order_of_the_analysis(repsim, finished, tmp_pat
     folder = shutil.copytree(finished(*SMALL), tmp_path / "outputs" / "day" / "run")
     before = results.read_results(folder)
     assert repsim("analyse", folder, f"+analyses.maps={{order: {order}}}")[0] == 0
-    run = Finished(folder=folder, manifest=results.read_facts(folder), results=results.read_results(folder))
+    run = Finished(folder=folder, manifest=results.read_manifest(folder), results=results.read_results(folder))
     assert run.results.analyses["maps"]["options"] == {"order": order}
     figure = dict(figures(run, False))["cka-all"]()
     (axes,) = pair(figure)
