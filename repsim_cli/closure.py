@@ -118,11 +118,12 @@ def _folder(top: str) -> Path | None:
 def _place(module: str) -> tuple[str | None, list[str] | None] | None:
     """The file of a module and, of a package, the folders of its modules; None where there is no such module."""
     if (loaded := sys.modules.get(module)) is not None:
-        return getattr(loaded, "__file__", None), getattr(loaded, "__path__", None)
-    parent = module.rpartition(".")[0]
+        folders = getattr(loaded, "__path__", None)
+        return getattr(loaded, "__file__", None), folders and [*folders]
+    parent, _, last = module.rpartition(".")
     folders = (_place(parent) or (None, None))[1] if parent else None
-    spec = PathFinder.find_spec(module, folders) if folders or not parent else None
-    return spec and (spec.origin, spec.submodule_search_locations)
+    spec = PathFinder.find_spec(last, folders) if folders or not parent else None
+    return spec and (spec.origin, spec.submodule_search_locations and [*spec.submodule_search_locations])
 
 
 @cache
@@ -176,7 +177,7 @@ def _attributes(node: ast.AST) -> list[str]:
 
 
 def _plain(code: Any, nodes: dict[type, list[Any]]) -> str:
-    """The code that runs as text, the same under every version of Python and where only comments, docstrings and layout
+    """The code that runs as text, the same under other versions of Python and where only comments, docstrings and layout
     differ. nodes: its parts are added there, by type."""
     if isinstance(code, list):
         return f"[{','.join([_plain(part, nodes) for part in code if not _idle(part)])}]"
