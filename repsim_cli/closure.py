@@ -177,8 +177,8 @@ def _attributes(node: ast.AST) -> list[str]:
 
 
 def _plain(code: Any, nodes: dict[type, list[Any]]) -> str:
-    """The code that runs as text, the same under other versions of Python and where only comments, docstrings and layout
-    differ. nodes: its parts are added there, by type."""
+    """The code that runs as text: the same under other versions of Python, and where only comments, docstrings and
+    layout differ. nodes: its parts are added there, by type."""
     if isinstance(code, list):
         return f"[{','.join([_plain(part, nodes) for part in code if not _idle(part)])}]"
     if not isinstance(code, ast.AST):
