@@ -184,6 +184,8 @@ def _plain(code: Any, nodes: dict[type, list[Any]]) -> str:
     if not isinstance(code, ast.AST):
         return ascii(code)
     nodes[type(code)].append(code)
+    if isinstance(code, ast.JoinedStr):  # Python 3.12 adds empty parts
+        code.values = [part for part in code.values if getattr(part, "value", None) != ""]
     test = getattr(code, "test", None)
     for_types = isinstance(code, ast.If) and "TYPE_CHECKING" in (getattr(test, "id", ""), getattr(test, "attr", ""))
     kept = [name for name in code._fields if name != "ctx" and not (name == "body" and for_types)]
