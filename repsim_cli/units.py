@@ -35,6 +35,7 @@ from repsim_cli.settings import Hardware
 from repsim_cli.similarity import Wanted, Work, estimate_all_pairs
 from repsim_cli.stitching.evaluate import PredictionTask
 from repsim_cli.stitching.models import Whole
+from repsim_cli.studies import matrices
 from repsim_cli.studies.cached import Content, known_pairs, solved_singly
 from repsim_cli.studies.convergence import Convergence, Training
 from repsim_cli.studies.features import Features
@@ -356,7 +357,7 @@ def _solve(session: Session, run: Run, measure: str, models: list[str]) -> bool:
     total = counted(run, whole, sequences)
     clusters = clusters_of(whole.significance, whole.readings, sequences, whole.extract, total)
     identities = session.identities(run, study)
-    content = Content.of(study, sequences, identities, total, clusters.whole)
+    content = Content.of(study, sequences, identities, total, clusters.whole, by=matrices.__name__)
     bound = study.measures[measure]
     wanted = _block(whole, study, models, bound.card.symmetric)
     with known_pairs(run, {measure: bound}, content, wanted) as known:

@@ -33,6 +33,7 @@ import hypothesis
 import pytest
 import torch
 
+from repsim_cli import closure
 from repsim_cli.cli import configs
 from repsim_cli.data import network
 
@@ -293,6 +294,30 @@ def finished(shared) -> Callable[..., Path]:
         return manifest.parent
 
     return made
+
+
+@pytest.fixture
+def edited(monkeypatch, tmp_path):
+    """edited(module, old, new): from now on the file of the module has this other text for the keys of the cache, or a
+    line more."""
+    places, real = {}, closure._place
+
+    def anew() -> None:
+        closure.code_of.cache_clear()
+        closure._file.cache_clear()
+
+    def edit(module: str, old: str = "", new: str = "") -> None:
+        anew()
+        file, folders = real(module)
+        text = Path(file).read_text()
+        assert old in text
+        changed = tmp_path / f"{module}.py"
+        changed.write_text(text.replace(old, new) if old else text + "MORE = 1\n")
+        places[module] = (str(changed), folders)
+        monkeypatch.setattr(closure, "_place", lambda name: places.get(name) or real(name))
+
+    yield edit
+    anew()
 
 
 @pytest.fixture

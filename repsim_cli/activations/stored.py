@@ -11,6 +11,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from repsim_cli import environment
 from repsim_cli.activations.hook_points import HookPoint
 from repsim_cli.cache import Entry, key, using
 from repsim_cli.data.base import Sequences
@@ -18,7 +19,8 @@ from repsim_cli.models.source import Precomputed
 from repsim_cli.settings import WORDS, Extract
 
 log = logging.getLogger("repsim")
-CODE = 4  # raise when a change of the code changes the content of entries
+CODE = 4  # raise when a change of the code changes the content of entries (tests/test_codes.py)
+PACKAGES = ("torch", "transformers", "transformer-lens")  # that models run in
 
 
 def activations_key(
@@ -31,7 +33,7 @@ def activations_key(
     stream = {"stream": identity["stream"]} if "stream" in identity else {}
     return key(
         {
-            "code": CODE,
+            "code": [CODE, *map(environment.version, PACKAGES)],
             "weights": identity["weights_hash"],
             "config": identity.get("config_hash"),
             "data": sequences.hash(),

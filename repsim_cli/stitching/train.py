@@ -27,7 +27,7 @@ from repsim_cli.stitching.layers import (
 )
 from repsim_cli.stitching.models import Layer, Whole, inputs_of, shuffled
 
-CODE = 1  # raise when a change of the code changes what a trained layer is
+CODE = 1  # raise when a change of the code changes what a trained layer is (tests/test_codes.py)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -175,7 +175,7 @@ class Attention:
             sentences = len(next(iter(sequences.values())).inputs)
             sizes = {"batch_size": hardware.batch_size, "batch_tokens": hardware.batch_tokens}
             more = {"special": self.special, **sizes}
-            content = Content.of(self, sequences, identities, sentences, None, **more)
+            content = Content.of(self, sequences, identities, sentences, None, by=__name__, **more)
         with finished(run, self.measures, content) as known:
             if known.missing:
                 missing = {label: self.measures[label] for label in known.missing}

@@ -6,11 +6,10 @@ on the other models: each pair of models is an entry too, and a run with one mor
 """
 
 import hashlib
-import inspect
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,18 +24,17 @@ from repsim_cli.activations.readings import Reading
 from repsim_cli.activations.rows import row_numbers
 from repsim_cli.activations.stored import activations_key
 from repsim_cli.cache import Entry, key, trim, using
+from repsim_cli.closure import code_behind, code_of
 from repsim_cli.content import Table
 from repsim_cli.data.base import Sequences
 from repsim_cli.measures import Measure, Pairwise
 from repsim_cli.models.source import Precomputed, PrecomputedIds, PrecomputedWords
-from repsim_cli.results import Run, sha256
+from repsim_cli.results import Run
 from repsim_cli.similarity import KnownPairs, SimilarityMatrix, Wanted
 from repsim_cli.studies.record import places_of
 from repsim_cli.studies.sample import Study
 
 NULLS = "permutations"  # the kind of their entries
-CODE = 4  # raise when a change of the code changes what an entry holds; a measure's own file is in the key
-TABLES = 5  # the same, of diagnostics
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,10 +59,13 @@ class Content:
         identities: Identities,
         total: int,
         sample: np.ndarray | None,
+        *,
+        by: str,
         **whole: Any,
     ) -> "Content":
-        """sample: as `whole` in `row_numbers`. whole: what else the matrices of all models depend on."""
-        extract, hardware = study.extract, study.hardware
+        """sample: as `whole` in `row_numbers`. by: the module that computes from these rows. whole: what else the
+        matrices of all models depend on."""
+        extract, hardware, code = study.extract, study.hardware, code_of(by)
         given = next(iter(sequences.values()), None)
         codes = None if given is None else row_labels(given, extract)
         left = None if given is None else rows_left(given, extract)
@@ -72,20 +73,23 @@ class Content:
 
         def rows_of(reading: Reading) -> str | None:
             identity, source = identities[reading.label], reading.source
-            if not identity["weights_hash"]:
+            if not identity["weights_hash"] or code is None:
                 return None
             if isinstance(source, Precomputed):
+                if (reader := code_behind(source.read, source.identity)) is None:
+                    return None
                 words = source.ids if isinstance(source, PrecomputedIds) else None
                 if isinstance(source, PrecomputedWords):
                     words = [sentence.text for sentence in source.sentences]
-                return key({"arrays": identity["weights_hash"], "names": source.names, "words": words})
+                arrays = {"arrays": identity["weights_hash"], "names": source.names, "words": words}
+                return key({"code": reader.key, **arrays})
             return activations_key(identity, sequences[reading.label], extract, reading.points, hardware.dtype)
 
         return cls(
             readings=study.readings,
             models=[rows_of(reading) for reading in study.readings],
             shared={
-                "code": CODE,
+                "code": code and code.key,
                 "estimate": extract.estimate,
                 "rows": [total, digest([row_numbers(extract, total, study.seed, 0, sample)])],
                 "device": torch.device(hardware.device).type,
@@ -97,10 +101,10 @@ class Content:
 
     def of_matrix(self, measure: Measure) -> str | None:
         """The key of the measure's matrix of all models, if it can be cached."""
-        code, layers = code_of(measure), [[reading.label, *map(str, reading.layers)] for reading in self.readings]
-        if code is None or None in self.models:
+        described, layers = self._measure(measure), [[x.label, *map(str, x.layers)] for x in self.readings]
+        if described["its code"] is None or None in self.models:
             return None
-        return key({**self.shared, **self.whole, **self._measure(measure), "models": self.models, "layers": layers})
+        return key({**self.shared, **self.whole, **described, "models": self.models, "layers": layers})
 
     def of_null(self, measure: Measure, block: range) -> str | None:
         """The key of a block of the measure's permutations, if it can be cached."""
@@ -112,15 +116,15 @@ class Content:
         if None in self.models:
             return None
         layers = [[reading.label, *map(str, reading.layers)] for reading in self.readings]
-        parts = {"code": TABLES, "remedies": self.shared.get("remedies")}
+        parts = {name: self.shared.get(name) for name in ("code", "remedies")}
         parts |= {"total": self.shared["rows"][0], "seed": self.whole["seed"]}
         return key({**parts, "models": self.models, "layers": layers})
 
     def of_pairs(self, measure: Measure, wanted: Wanted | None) -> dict[tuple[int, int], str]:
         """The keys of the measure's solved pairs, by the numbers of two models; none where it solves no pairs."""
-        if not solved_singly(measure, self.shared["estimate"]) or code_of(measure) is None:
-            return {}
         parts, places = {**self.shared, **self._measure(measure)}, places_of(self.readings)
+        if not solved_singly(measure, self.shared["estimate"]) or parts["its code"] is None:
+            return {}
         return {
             (i, j): key({**parts, "models": [a, b]})
             for i, a in enumerate(self.models)
@@ -141,7 +145,7 @@ class Content:
         return {
             "measure": measure.name,
             "settings": dict(measure.settings),
-            "its code": code_of(measure),
+            "its code": code_of_measure(measure),
             "labels": self.labels if measure.card.labelled else None,
         }
 
@@ -151,12 +155,18 @@ def solved_singly(measure: Measure, estimate: str) -> bool:
     return isinstance(measure, Pairwise) and measure.compare_all is None and estimate != "moments"
 
 
-def code_of(measure: Measure) -> str | None:
-    """The hash of the file that the measure is written in, None where there is no file."""
-    try:
-        return sha256(Path(inspect.getfile(inspect.unwrap(registry.measures.get(measure.name).function))))
-    except (TypeError, OSError):
-        return None
+def code_of_measure(measure: Measure) -> dict[str, str | None] | None:
+    """What stands for the code of the measure, and of those that it or its settings name; None where a file cannot be
+    read."""
+    known, settings = {*registry.measures.names()}, json.dumps(dict(measure.settings))
+    names, more = set(), {measure.name, *(name for name in known if f'"{name}"' in settings)}
+    while more:
+        names |= more
+        code = code_behind(*(registry.measures.get(name).function for name in names))
+        if code is None:
+            return None
+        more = (code.strings & known) - names
+    return code.key
 
 
 def digest(arrays: Iterable[np.ndarray]) -> str:

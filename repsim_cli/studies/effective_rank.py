@@ -11,6 +11,7 @@ from repsim_cli.activations.readings import Reading
 from repsim_cli.analysis.curves import curve, named
 from repsim_cli.analysis.ranks import WRITERS, Attention, Normaliser, Writers
 from repsim_cli.cache import key, using
+from repsim_cli.closure import code_of
 from repsim_cli.content import Curve, Results
 from repsim_cli.data.base import Data, Sequences
 from repsim_cli.errors import BadInput
@@ -24,7 +25,6 @@ from repsim_cli.studies.convergence import Convergence, Missing, Opened, Trainin
 from repsim_cli.training.pretrain import add_loss_gradients
 
 HEAD = "AutoModelForCausalLM"
-CODE = 1  # raise when a change of the code changes ranks
 LABELS = {"min": "effective rank / largest possible", "H": "effective rank / H"}
 
 
@@ -156,9 +156,9 @@ class EffectiveRank:
 
     def _ranks(self, run: Run, training: Training, opened: Opened) -> list[Rank]:
         """Proportional effective ranks of all layers of a checkpoint, from the cache where they are there."""
-        sequences = training.tokens if self.gradients else None
+        sequences, code = training.tokens if self.gradients else None, code_of(__name__)
         parts = {
-            "code": CODE,
+            "code": code and code.key,
             "weights": opened.identity["weights_hash"],
             "config": opened.identity.get("config_hash"),
             "attention": self.attention,
@@ -168,7 +168,7 @@ class EffectiveRank:
         step = opened.checkpoint.step
         with run.stage("ranks"), ExitStack() as held:
             entry = None
-            if training.cache:
+            if training.cache and code is not None:
                 try:
                     entry = held.enter_context(using("ranks", [key(parts)]))[key(parts)]
                 except OSError as error:

@@ -44,8 +44,6 @@ from repsim_cli.studies.readers import Predicted, Reader, Sample, predictions, r
 from repsim_cli.studies.record import card_record
 from repsim_cli.studies.sample import counted, identified, opened, prepare
 
-CODE = 2  # raise when a change of the code changes what a unit of work holds
-
 
 @studies.register("grounding")
 class Grounding:
@@ -165,7 +163,7 @@ class Grounding:
         with run.stage(f"outputs of {name}"):
             predicted = predictions(reader, sequences, numbers)
         layers, probes = self._layers(reader, taken, labels)
-        content = Content.of(reader, sequences, identities, total, None, code=CODE, tests=reader.tests)
+        content = Content.of(reader, sequences, identities, total, None, by=__name__, tests=reader.tests)
         with run.stage(f"similarity, {name}"):
             measured = self._measured(run, name, layers, content if self.cache else None)
         run.manifest[f"data of {name}"] = part.manifest["data"] | {"rows": len(numbers)}

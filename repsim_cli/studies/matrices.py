@@ -133,6 +133,7 @@ def content_of(
         identities,
         len(clusters.documents),
         clusters.whole,
+        by=__name__,
         significance={
             "method": significance.method,
             "permutations": None if trading is None else significance.permutations,

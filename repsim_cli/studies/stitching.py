@@ -13,6 +13,7 @@ from repsim_cli.activations.hook_points import points_of
 from repsim_cli.activations.inputs import check_modality, tokenizers
 from repsim_cli.activations.readings import devices
 from repsim_cli.cache import Entry, key, trim, using
+from repsim_cli.closure import code_of
 from repsim_cli.content import Axis, Curve, Matrix, Results, Side, Table
 from repsim_cli.data.base import Data, Sequences
 from repsim_cli.data.labelled import Examples
@@ -40,7 +41,6 @@ from repsim_cli.studies.cost import Cost, forward_cost, needs
 from repsim_cli.studies.grouped import check_metrics, chosen, listed, of_groups
 from repsim_cli.studies.sample import inputs, prepare
 
-CODE = 1  # raise when a change of the code changes what a stitched model scores
 Baseline = Literal["self", "random", "shuffled"]
 AS_HEAD: dict[Baseline, HeadKind] = {"self": "model", "random": "random", "shuffled": "shuffled"}
 RANDOM_HEADS = "heads of random weights, when trained"  # what chance gives
@@ -307,7 +307,8 @@ class Stitching:
             what = f"{lost} of {len(self.stitches)} trainings" if whole else "every training"
             raise RunFailed(f"options.recipe.learning_rate: {what} diverged, got {self.recipe.learning_rate}; lower it")
         maps: dict[Stitch, nn.Module] = {s: fits[s].layer for s in whole if s in fits}
-        name = key({"code": CODE, "stitches": [keys[s] for s in whole], "data": _content(held), **self._settings})
+        parts = {"stitches": [keys[s] for s in whole], "data": _content(held), **self._settings}
+        name = (code := code_of(__name__)) and key({"code": code.key, **parts})
         with run.stage("stitched models"), self._entries("stitched", [name]) as entries:
             scores = evaluate_stitches(
                 heads,
@@ -319,7 +320,7 @@ class Stitching:
                 batch_size=hardware.batch_size,
                 seed=self.seed,
                 progress=run.progress,
-                entry=entries.get(name),
+                entry=entries.get(name or ""),
             )
         with run.stage("results"):
             classifiers = task.outputs != ()
@@ -399,11 +400,12 @@ class Stitching:
         return scrambled(whole, self.auto, self.seed) if head.kind == "random" else whole
 
     @contextmanager
-    def _entries(self, kind: str, keys: Sequence[str]) -> Iterator[Mapping[str, Entry]]:
-        if not self.cache:
+    def _entries(self, kind: str, keys: Sequence[str | None]) -> Iterator[Mapping[str, Entry]]:
+        known = [name for name in keys if name is not None]
+        if not self.cache or not known:
             yield {}
             return
-        with using(kind, list(keys)) as entries:
+        with using(kind, known) as entries:
             yield entries
         trim()
 

@@ -193,7 +193,7 @@ class Tuned(Similarity):
         identities = identified(run, self)
         keys: dict[str, str | None] = {}
         if self.cache:
-            content = Content.of(self, sequences, identities, total, None)
+            content = Content.of(self, sequences, identities, total, None, by=__name__)
             keys = {x.label: content.of_change((str(self.base), x.label), self.measures) for x in self.tuned}
         with finished_units(run, "changes", keys) as (known, keep):
             missing = [reading for reading in self.tuned if reading.label not in known]

@@ -35,7 +35,7 @@ from repsim_cli.settings import Above0, From0, Medium, Positive
 from repsim_cli.training.loop import train
 from repsim_cli.training.trained import Metrics, Trained
 
-CODE = 1  # raise when a change of the code changes what is trained
+CODE = 1  # raise when a change of the code changes what is trained (tests/test_codes.py)
 WEIGHTS, CONFIG = "sae_weights.safetensors", "cfg.json"
 ORDER = 0  # the seed of the batches
 LEAST = 1e-8  # of a residual's mean square

@@ -29,7 +29,7 @@ from repsim_cli.training.loop import nothing, train
 from repsim_cli.training.sparse import SparseTraining, Sparsity
 from repsim_cli.training.trained import Metrics
 
-CODE = 2  # raise when a change of the code changes the trained weights
+CODE = 2  # raise when a change of the code changes the trained weights (tests/test_codes.py)
 LOGGED = 50  # points of the loss curve, roughly
 SPECIAL = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
 

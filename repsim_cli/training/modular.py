@@ -46,7 +46,7 @@ from repsim_cli.settings import (
 from repsim_cli.training.state import SAVE_EVERY, restore_state, save_state
 from repsim_cli.training.trained import Metrics, Trained
 
-CODE = 4  # raise when a change of the code changes what is trained
+CODE = 4  # raise when a change of the code changes what is trained (tests/test_codes.py)
 CURVES, MISTAKES = "curves.json", "mistakes.json"
 SCORES = ("training_loss", "validation_loss", "training_accuracy", "validation_accuracy")
 Training = Literal["end_to_end", "by_block"]

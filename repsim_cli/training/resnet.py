@@ -41,7 +41,7 @@ from repsim_cli.settings import EVERYTHING, Above0, Extract, Fraction, From0, Me
 from repsim_cli.training.loop import train
 from repsim_cli.training.trained import Metrics, Trained
 
-CODE = 2  # raise when a change of the code changes what is trained
+CODE = 2  # raise when a change of the code changes what is trained (tests/test_codes.py)
 CURVES = "curves.json"  # beside the weights
 SCORES = ("epoch", "training_loss", "loss", "accuracy")
 EVALUATED = 256  # images at a time

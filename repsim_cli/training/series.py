@@ -19,7 +19,7 @@ from repsim_cli.settings import Seed
 from repsim_cli.training.pretrain import PretrainRecipe, byte_pair_tokenizer, corpus, pretrain
 from repsim_cli.training.trained import Metrics, Trained
 
-CODE = 1  # raise when a change of the code changes what is trained
+CODE = 1  # raise when a change of the code changes what is trained (tests/test_codes.py)
 
 
 @models.register("pretrained_series")

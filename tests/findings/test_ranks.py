@@ -276,7 +276,7 @@ def test_native_models_of_transformer_lens(repsim, newest, tmp_path, tokenizer_f
     assert sum(x is None for x in weights[9].values()) == 4
 
 
-def test_ranks_of_a_second_run_come_from_the_cache(repsim, newest, folder, monkeypatch):
+def test_ranks_of_a_second_run_come_from_the_cache(repsim, newest, folder, monkeypatch, edited):
     from repsim_cli.studies import effective_rank as study
 
     assert repsim("run", "-q", *SMALL, entry(folder))[0] == 0
@@ -284,6 +284,8 @@ def test_ranks_of_a_second_run_come_from_the_cache(repsim, newest, folder, monke
     monkeypatch.setattr(study, "add_loss_gradients", None)  # would fail
     assert repsim("run", "-q", *SMALL, entry(folder))[0] == 0
     assert recorded(newest())["curves"] == first
+    edited("repsim_cli.analysis.ranks")
+    assert repsim("run", "-q", *SMALL, entry(folder))[0] == 1
 
 
 def test_a_series_without_such_matrices(repsim, tmp_path, tiny_folder):

@@ -1,18 +1,21 @@
 """Finished matrices and solved pairs in the cache: the bits of a fresh run, and nothing computed twice."""
 
+import importlib
+import inspect
 import multiprocessing
 import os
 import shutil
 import signal
+import sys
 import time
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from repsim_cli import cache, measures, registry, results, so_far
+from repsim_cli import cache, closure, environment, measures, registry, results, so_far
 from repsim_cli.content import to_json
-from repsim_cli.measures import gromov
+from repsim_cli.measures import gromov, nearest
 from repsim_cli.measures.base import MeasureWarning, Pairwise
 from repsim_cli.models.precomputed import precomputed
 from repsim_cli.report.record import record
@@ -299,17 +302,134 @@ def test_other_classes_of_the_rows_are_another_matrix(compared, monkeypatch):
     assert compared("", names, **settings)[1].manifest["matrices_cached"] == ["cka_unbiased"]
 
 
-def test_a_measure_whose_file_changed_is_computed_again(compared, monkeypatch):
-    compared("ab", ["cka", "rsa"])
-    original = cached.sha256
-    monkeypatch.setattr(cached, "sha256", lambda file: "changed" if file.name == "hsic.py" else original(file))
+ALL = ["cka", "mutual_knn", "gromov_wasserstein"]
+EDITS = {  # a changed module, and the measures whose matrices stay
+    "measures.neighbours": ["cka", "gromov_wasserstein"],
+    "measures.nearest": ["cka", "gromov_wasserstein"],
+    "measures.compiled.augmenting": ["cka", "mutual_knn"],  # imported where numba is
+    "measures.base": [],
+    "symmetric": [],
+    "similarity.pairs": [],
+    "similarity.processes": [],
+    "similarity.estimates": [],
+    "significance": [],
+    "activations.remedies": [],
+    "activations.diagnostics": [],
+    "studies.matrices": [],
+    "models.precomputed": [],  # which reads the rows
+    "measures.shape": ALL,
+    "draw.heatmap": ALL,
+    "training.modular": ALL,
+}
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_a_changed_file_is_computed_again(compared, edited, edit):
+    compared("ab", ALL)
+    assert compared("ab", ALL)[1].manifest["matrices_cached"] == ALL
+    edited(f"repsim_cli.{edit}")
+    assert compared("ab", ALL)[1].manifest["matrices_cached"] == EDITS[edit]
+    assert compared("ab", ALL)[1].manifest["matrices_cached"] == ALL
+
+
+def test_a_changed_number_does_not_come_from_the_cache(compared, edited, monkeypatch):
+    before, _ = compared("ab", ["mutual_knn"])
+    edited("repsim_cli.measures.nearest", "similarity.topk", "(-similarity).topk")
+    largest = nearest.largest
+    monkeypatch.setattr(nearest, "largest", lambda similarity, *rest: largest(-similarity, *rest))
+    after, run = compared("ab", ["mutual_knn"])
+    assert (run.manifest["matrices_cached"], after[1] != before[1]) == ([], True)
+    assert after == compared("ab", ["mutual_knn"], cache=False)[0] == compared("ab", ["mutual_knn"])[0]
+
+
+def test_changed_words_are_no_changed_code(compared, edited):
+    compared("ab", ALL)
+    edited("repsim_cli.measures.nearest", "# rows", "# ROWS")
+    edited("repsim_cli.studies.matrices", '"""The matrices', '"""All the matrices')
+    assert compared("ab", ALL)[1].manifest["matrices_cached"] == ALL
+
+
+def test_pairs_permutations_and_tables_follow_the_code(compared, edited, solved, own_cache):
+    permuted = {"significance": {"method": "permutation", "permutations": 19}}
+    compared("ab", ["gromov_wasserstein"])
+    entries = {kind: len([*own_cache.glob(f"{kind}/*/")]) for kind in ("pairs", "diagnostics")}
+    solved.clear()
+    compared("abc", ["gromov_wasserstein"])
+    assert len(solved) == 6 + 18  # c with itself and with the others
+    edited("repsim_cli.measures.assignment")
+    solved.clear()
+    compared("ab", ["gromov_wasserstein"])
+    assert len(solved) == 21
+    edited("repsim_cli.activations.diagnostics")
+    compared("ab", ["gromov_wasserstein"])
+    assert len([*own_cache.glob("diagnostics/*/")]) == entries["diagnostics"] + 2  # of abc, and of ab again
+    compared("ab", ["cka"], **permuted)
+    assert compared("ab", ["cka"], **permuted)[1].manifest["matrices_cached"] == ["cka"]
+    edited("repsim_cli.significance")
+    assert compared("ab", ["cka"], **permuted)[1].manifest["matrices_cached"] == []
+
+
+@pytest.mark.parametrize(
+    ("package", "again"), [("torch", 3), ("numpy", 3), ("scipy", 3), ("pot", 1), ("numba", 1), ("matplotlib", 0)]
+)
+def test_another_version_of_a_package_is_other_code(compared, monkeypatch, package, again):
+    """Of those that a measure or the engine imports; a missing one is a version too."""
+    names, real = ["cka", "mutual_knn", "gromov_wasserstein"], environment.version
+    compared("ab", names)
+    for version in ("0.1", None):
+        monkeypatch.setattr(environment, "version", lambda name, v=version: v if name == package else real(name))
+        assert len(compared("ab", names)[1].manifest["matrices_cached"]) == 3 - again
+        assert compared("ab", names)[1].manifest["matrices_cached"] == names
+
+
+COMPOSED = """
+from dataclasses import replace
+from repsim_cli import measures, registry
+
+@registry.measures.register("another", measures.card("cka"))
+def another(*, of: str, more: dict | None = None):
+    return replace(measures.get(of))
+
+@registry.measures.register("rows", measures.card("cka"))
+def rows(*, shift: float = 0.0):
+    return replace(measures.get("rsa"))
+"""
+
+
+def test_a_measure_that_names_another_follows_its_code(edited, monkeypatch, tmp_path):
+    """In its settings, at any depth, or in its code."""
+    monkeypatch.setattr(registry.measures, "_entries", {**registry.measures._load()})
+    (tmp_path / "composed.py").write_text(COMPOSED)
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.import_module("composed")
+    bound = {
+        "given": measures.get("another", of="mutual_knn"),
+        "nested": measures.get("another", of="rsa", more={"of": ["jaccard_knn"]}),
+        "in code": measures.get("rows"),
+        "other": measures.get("another", of="cka"),
+    }
+    keys = {label: cached.code_of_measure(measure) for label, measure in bound.items()}
+    edited("repsim_cli.measures.nearest")
+    changed = [label for label, measure in bound.items() if cached.code_of_measure(measure) != keys[label]]
+    assert changed == ["given", "nested"]
+    edited("repsim_cli.measures.rdm")
+    assert cached.code_of_measure(bound["in code"]) != keys["in code"]
+    del sys.modules["composed"]
+
+
+@pytest.mark.parametrize("file", ["<stdin>", "/there/is/none.py"])
+def test_a_measure_without_a_file_is_not_cached(compared, monkeypatch, own_cache, file):
+    real = closure.inspect.getfile
+    measure = inspect.unwrap(registry.measures.get("cka").function)
+    monkeypatch.setattr(closure.inspect, "getfile", lambda x: file if x is measure else real(x))
+    assert compared("ab", ["cka", "rsa"])[1].manifest["warnings"] == []
     assert compared("ab", ["cka", "rsa"])[1].manifest["matrices_cached"] == ["rsa"]
 
 
-def test_a_measure_without_a_file_is_not_cached(compared, monkeypatch, own_cache):
-    monkeypatch.setattr(cached.inspect, "getfile", lambda function: "<stdin>")
+def test_without_the_code_of_the_engine_nothing_is_cached(compared, monkeypatch, own_cache):
+    monkeypatch.setattr(cached, "code_of", lambda *_: None)
     compared("ab", ["cka", "procrustes"])
-    assert not [place for kind in ("matrices", "pairs") for place in own_cache.glob(f"{kind}/*")]
+    assert not [place for kind in ("matrices", "pairs", "diagnostics") for place in own_cache.glob(f"{kind}/*")]
 
 
 def test_models_that_nothing_stands_for_are_not_cached(compared, own_cache, files, solved):

@@ -453,7 +453,7 @@ def test_maps_that_cannot_be_kept_are_refused(repsim, words, monkeypatch):
     assert "use hardware.resident=all" in err
 
 
-def test_finished_matrices_are_not_computed_again(repsim, newest, words, monkeypatch):
+def test_finished_matrices_are_not_computed_again(repsim, newest, words, monkeypatch, edited):
     words = [word for word in words if "model.gpt" not in word]
     assert repsim("run", "-q", *words, "measure=[attention_norm,attention_js]")[0] == 0
     expected = {f.name: f.read_bytes() for f in (newest() / "arrays").iterdir()}
@@ -467,6 +467,9 @@ def test_finished_matrices_are_not_computed_again(repsim, newest, words, monkeyp
     for count, more in enumerate((["cache=false"], ["+options.special=keep"], ["hardware.batch_size=2"]), 1):
         code, _, err = repsim("run", "-q", *words, "measure=[attention_js]", *more)
         assert (code, len(runs)) == (0, count), err
+    edited("repsim_cli.similarity.attention")
+    assert repsim("run", "-q", *words, "measure=[attention_js]")[0] == 0
+    assert len(runs) == 4
 
 
 @pytest.mark.parametrize(

@@ -128,7 +128,7 @@ def test_cost_and_rows(grounded):
 
 
 @pytest.mark.drawn
-def test_a_second_run_measures_nothing_anew(finished, grounded, monkeypatch, repsim, newest):
+def test_a_second_run_measures_nothing_anew(finished, grounded, monkeypatch, repsim, newest, edited):
     """Units of work come from the cache, with the time that they took."""
     folder, record = grounded
     monkeypatch.setenv("REPSIM_CACHE", str(folder.parents[1] / "cache"))
@@ -139,6 +139,9 @@ def test_a_second_run_measures_nothing_anew(finished, grounded, monkeypatch, rep
     assert recorded(newest())["tables"] == record["tables"]
     figures = {file.stem for file in (newest() / "figures").glob("*.png")}
     assert figures == {"grades-resid_post", "grades-cost"}
+    edited("repsim_cli.analysis.grounding")
+    code, _, err = repsim("run", *WORDS, *words)
+    assert (code, "measured again" in err) == (1, True)
 
 
 def test_a_measure_without_a_value_says_why(repsim, newest, finished, grounded, monkeypatch):

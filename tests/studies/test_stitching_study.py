@@ -132,6 +132,17 @@ def test_an_identity_study_of_a_model_with_itself_costs_nothing(tmp_path, monkey
     assert out.curves == {}
 
 
+def test_scores_come_from_the_cache_until_the_code_changes(tmp_path, monkeypatch, edited):
+    monkeypatch.setenv("REPSIM_CACHE", str(tmp_path / "cache"))
+    models = {label: replace(model(), identity=lambda x=label: {"weights_hash": x}) for label in "ab"}
+    found = study(models, recipe={"layer": "identity"}, pairs=[["b", "a"]])
+    for module, entries in ((None, 1), ("report.record", 1), ("stitching.evaluate", 2), ("stitching.evaluate", 2)):
+        if module:
+            edited(f"repsim_cli.{module}")
+        run_in(tmp_path / f"run-{module}", found)
+        assert len([*(tmp_path / "cache" / "stitched").glob("*/")]) == entries
+
+
 def test_classifiers_lose_accuracy(tmp_path, monkeypatch):
     monkeypatch.setenv("REPSIM_CACHE", str(tmp_path / "cache"))
     texts = [

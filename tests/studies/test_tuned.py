@@ -199,7 +199,7 @@ def test_skipped_places_are_left_out(repsim, newest):
     assert len(row[3])  # five tokens at least are before it
 
 
-def test_every_model_runs_once_and_what_is_known_does_not_run(repsim, newest, monkeypatch):
+def test_every_model_runs_once_and_what_is_known_does_not_run(repsim, newest, monkeypatch, edited):
     from transformers import GPTNeoXForCausalLM
 
     passes = []
@@ -216,6 +216,9 @@ def test_every_model_runs_once_and_what_is_known_does_not_run(repsim, newest, mo
     assert (results.read_manifest(newest())["models_run"], len(passes)) == ([], 4 * batches)
     for path, content in both.items():
         assert path == "config.yaml" or (newest() / path).read_bytes() == content, path
+    edited("repsim_cli.analysis.changes")
+    assert repsim("run", "-q", *SHORT, "model=[tiny_a,tiny_b]")[0] == 0
+    assert results.read_manifest(newest())["models_run"] == ["tiny_a", "tiny_b"]
 
 
 def test_the_base_and_one_model_at_a_time_give_the_same_bits(repsim, newest, monkeypatch):
