@@ -43,7 +43,7 @@ def run(words: list[str]) -> int:
         check_torch()
         store()
         jobs: list[tuple[Any, Any]] = []
-        if {"--cfg", "-c"} & set(flags):
+        if {"--cfg", "--info"} & set(flags):
             composed(flags, overrides, configs, config_name)
         elif not set(PRINTING) & set(flags):
             jobs = _checked(composed(flags, overrides, configs, config_name))
@@ -73,6 +73,8 @@ def run(words: list[str]) -> int:
         os.environ[STATUS_FILE] = str(status_file)
         import hydra
         from hydra.errors import HydraException
+
+        import repsim_cli.cli.loader  # noqa: F401  # by which Hydra composes
 
         if jobs and _is_sweep(flags, jobs[0][0]):
             followed_joblib()  # its launcher's processes
@@ -156,7 +158,7 @@ def _checked(configs: list[Any]) -> list[tuple[Any, Any]]:
 def _is_sweep(flags: dict[str, str | None], config: Any) -> bool:
     from hydra.types import RunMode
 
-    return bool({"-m", "--multirun"} & set(flags)) or config.hydra.mode == RunMode.MULTIRUN
+    return "--multirun" in flags or config.hydra.mode == RunMode.MULTIRUN
 
 
 def _alone(config: Any, checked: Any) -> None:
@@ -166,7 +168,7 @@ def _alone(config: Any, checked: Any) -> None:
     from hydra.types import HydraContext, RunMode
 
     config.hydra.mode = RunMode.RUN
-    context = HydraContext(config_loader=None, callbacks=Callbacks(config))  # type: ignore[arg-type]  # of launchers
+    context = HydraContext(config_loader=None, callbacks=Callbacks())  # type: ignore[arg-type]  # of launchers
     run_job(partial(job, checked=checked), config, "hydra.run.dir", None, context)
 
 

@@ -1,0 +1,171 @@
+"""Configurations and words that somebody else wrote: none runs code, empties a file, or tells a variable's value."""
+
+import json
+import os
+import pickle
+import re
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+import repsim_cli
+from repsim_cli import results
+from repsim_cli.errors import BadInput
+
+SECRET = "hunter2"
+QUICK = ("model=[tiny_a]", "measure=[cka]", "extract.sequences=10", "extract.batch_rows=100", "cache=false")
+# opening the canary like this empties it
+TARGET = {"_target_": "logging.FileHandler", "filename": "CANARY", "mode": "w"}
+LOGGING = {
+    "version": 1,
+    "handlers": {"file": {"class": "logging.FileHandler", "filename": "CANARY", "mode": "w"}},
+    "root": {"handlers": ["file"]},
+}
+GLOBAL, ASK = "# @package _global_\n", "experiment=evil"
+NOT_A_SETTING = "error: hydra: not a setting of a run, got 'hydra."
+
+
+def hydra(**settings):
+    return {"experiment/evil.yaml": GLOBAL + json.dumps({"hydra": settings})}
+
+
+def overriding(group, content, **more):
+    """An experiment whose list of defaults takes a file of the same folder for one of Hydra's groups."""
+    defaults = [{f"override /hydra/{group}": "mine"}, "_self_"]
+    return {
+        "experiment/evil.yaml": GLOBAL + json.dumps({"defaults": defaults, **more}),
+        f"hydra/{group}/mine.yaml": content if isinstance(content, str) else json.dumps(content),
+    }
+
+
+# files of --config-dir, the words of the command, and what the refusal says
+HOSTILE = {
+    "callbacks": (hydra(callbacks={"x": TARGET}), [ASK], NOT_A_SETTING),
+    "callbacks as a list": (hydra(callbacks=[TARGET]), [ASK], "error: "),
+    "job logging": (hydra(job_logging=LOGGING), [ASK], NOT_A_SETTING),
+    "hydra logging": (hydra(hydra_logging=LOGGING), [ASK], NOT_A_SETTING),
+    "a factory of a formatter": (
+        hydra(job_logging={"version": 1, "formatters": {"x": {"()": "logging.FileHandler", "filename": "CANARY"}}}),
+        [ASK],
+        NOT_A_SETTING,
+    ),
+    "a data set": ({"data/evil.yaml": GLOBAL + json.dumps({"hydra": {"callbacks": {"x": TARGET}}})}, ["data=evil"], NOT_A_SETTING),
+    "a package in the file": ({"data/evil.yaml": f"# @package hydra.callbacks\nx: {json.dumps(TARGET)}"}, ["data=evil"], NOT_A_SETTING),
+    "a package in the word": ({"data/evil.yaml": json.dumps({"x": TARGET})}, ["+data@hydra.callbacks=evil"], NOT_A_SETTING),
+    "a package in the list": (
+        {"experiment/evil.yaml": GLOBAL + "defaults: [/mine@hydra.callbacks: x]", "mine/x.yaml": json.dumps({"x": TARGET})},
+        [ASK],
+        NOT_A_SETTING,
+    ),
+    "a file of callbacks": ({"hydra/callbacks/mine.yaml": json.dumps({"x": TARGET})}, ["hydra/callbacks=mine"], NOT_A_SETTING),
+    "callbacks in the list": (overriding("callbacks", {"x": TARGET}), [ASK], NOT_A_SETTING),
+    "a file of logging": ({"hydra/job_logging/mine.yaml": json.dumps(LOGGING)}, ["hydra/job_logging=mine"], NOT_A_SETTING),
+    "a file of Hydra's logging": ({"hydra/hydra_logging/mine.yaml": json.dumps(LOGGING)}, ["hydra/hydra_logging=mine"], NOT_A_SETTING),
+    "another logging of Hydra": ({}, ["hydra/job_logging=default"], NOT_A_SETTING),
+    "an environment": (overriding("env", GLOBAL + json.dumps({"hydra": {"callbacks": {"x": TARGET}}})), [ASK], NOT_A_SETTING),
+    "output": (overriding("output", GLOBAL + json.dumps({"hydra": {"callbacks": {"x": TARGET}}})), [ASK], NOT_A_SETTING),
+    "help": (overriding("help", {"template": "x"}), [ASK], NOT_A_SETTING),
+    "a launcher": (overriding("launcher", TARGET), ["-m", ASK, "seed=0,1"], "error: hydra/launcher: no such plugin is installed, got 'mine'; known: basic, "),
+    "a sweeper": (overriding("sweeper", TARGET), ["-m", ASK, "seed=0,1"], "error: hydra/sweeper: no such plugin is installed, got 'mine'; known: basic"),
+    "a launcher's target": (hydra(launcher={"_target_": "os.getcwd"}), ["-m", ASK, "seed=0,1"], NOT_A_SETTING + "launcher._target_'"),
+    "inside a launcher": (hydra(launcher={"inner": TARGET}), ["-m", ASK], "error: "),
+    "a launcher's word": ({}, ["-m", "++hydra.launcher.inner._target_=os.getcwd"], NOT_A_SETTING + "launcher.inner._target_'"),
+    "arguments of a launcher": ({}, ["-m", "hydra/launcher=joblib", "++hydra.launcher._args_=[1]"], NOT_A_SETTING + "launcher._args_'"),
+    "inside a sweep": (hydra(sweeper={"params": {"x": TARGET}}), ["-m", ASK], "error: "),
+    "values of a sweep": (hydra(sweeper={"params": {"+hydra.callbacks.x": json.dumps(TARGET).replace('"', "")}}), ["-m", ASK], NOT_A_SETTING),
+    "a shell's commands": (
+        {"experiment/evil.yaml": GLOBAL + "defaults: [override /hydra/launcher: submitit_local]\nhydra: {launcher: {setup: [touch x]}}"},
+        ["-m", ASK],
+        "error: ",
+    ),
+    "an interpolated launcher": (
+        {"experiment/evil.yaml": GLOBAL + "defaults: [override /hydra/launcher: joblib]\nhydra: {launcher: {temp_folder: '${oc.env:SECRET}'}}"},
+        ["-m", ASK, "seed=0,1"],
+        "error: hydra.launcher.temp_folder: not a plain value, got ",
+    ),
+    "words in a file": (hydra(overrides={"task": ["+hydra.callbacks.x._target_=os.getcwd"]}), ["-m", ASK], NOT_A_SETTING + "overrides'"),
+    "a place with a variable": (hydra(run={"dir": "${oc.env:SECRET}/x"}), [ASK], "error: hydra.run.dir: not a plain value, got "),
+    "a place with a hidden variable": (hydra(run={"dir": "${${study}.env:SECRET}"}), [ASK], "error: hydra.run.dir: not a plain value, got "),
+    "a place that is none": (hydra(sweep={"dir": None}), [ASK], "error: "),
+    "a place of two lines": (hydra(run={"dir": "a\nb"}), [ASK], "error: hydra.run.dir: not a plain value, got "),
+    "the working folder": (hydra(job={"chdir": True}), [ASK], NOT_A_SETTING + "job.chdir'"),
+    "the environment": (hydra(job={"env_set": {"PATH": "."}}), [ASK], NOT_A_SETTING + "job.env_set.PATH'"),
+    "a copied variable": (hydra(job={"env_copy": ["SECRET"]}), [ASK], NOT_A_SETTING + "job.env_"),
+    "a copied variable that is not set": (hydra(job={"env_copy": ["NOT_SET_HERE"]}), [ASK], NOT_A_SETTING + "job.env_copy'"),
+    "a subfolder": (hydra(output_subdir=".."), [ASK], NOT_A_SETTING + "output_subdir'"),
+    "a key with a dot": (hydra(job_logging={**LOGGING, "root.handlers": []}), [ASK], NOT_A_SETTING),
+    "the search path in a file": (hydra(searchpath=["file:///tmp"]), [ASK], "error: "),
+    "the search path": ({}, ["hydra.searchpath=[pkg://evil]"], NOT_A_SETTING + "searchpath'"),
+    "the search path with a plus": ({}, ["++hydra.searchpath=[pkg://evil]"], NOT_A_SETTING + "searchpath'"),
+    "a whole part": ({}, ["++hydra={callbacks:{x:{_target_:logging.FileHandler,filename:CANARY,mode:w}}}"], NOT_A_SETTING),
+    "a word": ({}, ["+hydra.callbacks.x={_target_:logging.FileHandler,filename:CANARY,mode:w}"], NOT_A_SETTING),
+    "a removed part": ({}, ["~hydra.job_logging"], "error: "),
+    "a removed place": ({}, ["~hydra.run.dir"], "error: "),
+    "all of it removed": ({}, ["~hydra"], "error: "),
+    "the primary file": ({"config.yaml": json.dumps({"hydra": {"callbacks": {"x": TARGET}}})}, ["hydra.verbose=true"], NOT_A_SETTING + "verbose'"),
+    "another file of the name": ({}, ["--config-name", "evil"], "error: repsim run: unknown option, got '--config-name'"),
+    "another folder": ({}, ["--config-path=."], "error: repsim run: unknown option, got '--config-path'"),
+    "a pickle": ({}, ["--experimental-rerun=CANARY"], "error: repsim run: unknown option, got '--experimental-rerun'"),
+    "a name": ({"experiment/evil.yaml": GLOBAL + "name: n${oc.env:SECRET}"}, [ASK], "error: name: a variable of the environment, got SECRET,"),
+    "a hidden name": (
+        {"experiment/evil.yaml": GLOBAL + "base: oc\nname: n${${base}.env:SECRET}"},
+        [ASK],
+        "error: name: a variable of the environment, got SECRET,",
+    ),
+    "a decoded name": (
+        {"experiment/evil.yaml": GLOBAL + json.dumps({"base": r"\${oc.env:SECRET}", "name": "n${oc.decode:${base}}"})},
+        [ASK],
+        "error: name: a variable of the environment, got SECRET,",
+    ),
+    "a setting": ({}, ["data.split=${oc.env:SECRET}"], "error: data.split: a variable of the environment, got SECRET,"),
+    "a place of the package": ({}, ["name=${oc.env:REPSIM_OUTPUTS}"], "error: name: a variable of the environment, got REPSIM_OUTPUTS,"),
+    "text that would be read again": ({}, ["data=local_text", r"data.path='\${oc.env:SECRET}.txt'"], "error: config: ${ in a value would be replaced"),
+}  # fmt: skip
+# every way of starting, some of which resolve nothing
+WAYS = {"plan": ["dry_run=true"], "sweep": ["-m"], "cfg": ["--cfg", "all"], "info": ["--info", "config"]}
+EVERY_WAY = ("callbacks", "a file of logging", "a package in the file", "the search path", "a place with a variable")
+
+
+@pytest.fixture
+def canary(tmp_path, monkeypatch):
+    """canary(files, words) -> the words, with the folder of the files and the path of a file that must stay as it is."""
+    file = tmp_path / "canary"
+    file.write_text("alive")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SECRET", SECRET)
+    (tmp_path / "mine").mkdir()
+
+    def made(files, words):
+        for name, content in files.items():
+            place = tmp_path / "mine" / name
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_text(content.replace("CANARY", str(file)))
+        return ["--config-dir", "mine", *(word.replace("CANARY", str(file)) for word in words)]
+
+    yield made
+    assert file.read_text() == "alive"
+    assert not [path for path in tmp_path.rglob("*") if SECRET in path.name]
+    assert not [path for path in (tmp_path / "outputs").rglob("*") if path.is_file() and SECRET in path.read_text("latin-1")]
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_configuration_of_somebody_else(repsim, canary, tmp_path, name):
+    files, words, text = HOSTILE[name]
+    check(repsim("run", *canary(files, words), *QUICK), text)
+    assert not list((tmp_path / "outputs").rglob("manifest.json"))
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", EVERY_WAY)
+def test_every_way_of_starting(repsim, canary, name, way):
+    files, words, text = HOSTILE[name]
+    check(repsim("run", *canary(files, words), *QUICK, *WAYS[way]), text)
+
+
+def check(answer, text):
+    code, out, err = answer
+    assert (code, out, err.count("\n")) == (2, "", 1), (out, err)
+    assert text in err
+    assert SECRET not in err
