@@ -555,7 +555,7 @@ def _extract(
                 contexts[label] = sys.maxsize if source.context is None else source.context
     shortest = min(contexts, key=contexts.__getitem__, default=None)
     most = sys.maxsize if shortest is None else contexts[shortest]
-    usual = USUAL.get(given.get("unit", ""), {}) if len(contexts) == len(models) else {}
+    usual = USUAL.get(str(given.get("unit")), {}) if len(contexts) == len(models) else {}
     automatic = {
         "length": min(LONGEST, most),
         "sequences": SENTENCES if sentences else STRETCHES if given.get("unit") in ("token", *WORDS) else POOLED,

@@ -117,7 +117,9 @@ def write(file: Path, content: bytes) -> None:
     """Writes, then renames: a reader sees the old file or all of the new one."""
     partial = file.with_name(f".{file.name}.partial")
     try:
-        partial.write_bytes(content)
+        partial.unlink(missing_ok=True)  # a link there would have another file written
+        with partial.open("xb") as stream:
+            stream.write(content)
         os.replace(partial, file)
     except OSError as error:
         partial.unlink(missing_ok=True)

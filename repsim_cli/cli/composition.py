@@ -82,6 +82,10 @@ def repeated(words: list[str], scratch: Path) -> tuple[list[str], Path, str]:
     repeated = results.read_config(folders.find(words[at + 1]))
     for key in {"defaults", "hydra"} & repeated.keys():
         raise BadInput(f"--from: not a key that a run writes, got '{key}' in its config.yaml; drop it there")
+    if text := interpolated(repeated):
+        raise BadInput(
+            f"--from: not a value that a run writes, got '{text}' in its config.yaml; write what it stands for"
+        )
     kept = {key: value for key, value in repeated.items() if not _selected(key, rest)}
     if any(word.startswith("study=") for word in rest):
         kept |= {"options": {}, "analyses": {}, "claims": []}

@@ -1,5 +1,5 @@
-"""Hydra's loader, whose trees are checked before Hydra acts on them: it calls what `hydra.callbacks` names and opens the
-files of `hydra.job_logging`, so that a YAML of somebody else would run code and empty files.
+"""Hydra's loader, whose trees are checked before Hydra acts on them: it calls what `hydra.callbacks` names and opens
+the files of `hydra.job_logging`, so that a YAML of somebody else would run code and empty files.
 
 Once this is imported, Hydra composes by it, and interpolations read no other variables of the environment.
 """
@@ -86,8 +86,8 @@ def _dotted(path: Place) -> str:
 
 def _refused(path: Place) -> BadInput:
     return BadInput(
-        f"hydra: not a setting of a run, got '{_dotted(path)}'; a configuration may set hydra.run.dir, hydra.sweep.dir, "
-        "hydra.sweep.subdir, and a launcher and sweeper that are installed, with plain values"
+        f"hydra: not a setting of a run, got '{_dotted(path)}'; a configuration may set hydra.run.dir, "
+        "hydra.sweep.dir, hydra.sweep.subdir, and a launcher and sweeper that are installed, with plain values"
     )
 
 

@@ -2,10 +2,8 @@
 
 import json
 import os
-import pickle
 import re
-import subprocess
-import sys
+import shutil
 
 import pytest
 import yaml
@@ -147,7 +145,9 @@ def canary(tmp_path, monkeypatch):
     yield made
     assert file.read_text() == "alive"
     assert not [path for path in tmp_path.rglob("*") if SECRET in path.name]
-    assert not [path for path in (tmp_path / "outputs").rglob("*") if path.is_file() and SECRET in path.read_text("latin-1")]
+    assert not [
+        path for path in (tmp_path / "outputs").rglob("*") if path.is_file() and SECRET in path.read_text("latin-1")
+    ]
 
 
 @pytest.mark.parametrize("name", HOSTILE)
@@ -169,3 +169,173 @@ def check(answer, text):
     assert (code, out, err.count("\n")) == (2, "", 1), (out, err)
     assert text in err
     assert SECRET not in err
+
+
+def test_what_a_configuration_may_set(repsim, canary, tmp_path):
+    """Places, the launcher and sweeper that are installed, and their plain values."""
+    settings = {
+        "run": {"dir": "runs/${now:%Y}-${name}"},
+        "sweep": {"dir": "sweeps/${name}", "subdir": "${hydra:job.num}-${seed}"},
+        "launcher": {"n_jobs": 1},
+        "sweeper": {"max_batch_size": 5, "params": {"seed": "3,4"}},
+    }
+    defaults = [{"override /hydra/launcher": "joblib"}, {"override /hydra/sweeper": "basic"}]
+    plain = {key: value for key, value in settings.items() if key != "launcher"}
+    words = canary({"experiment/evil.yaml": GLOBAL + json.dumps({"hydra": plain})}, [ASK, *QUICK, "measure=[cka]"])
+    assert repsim("run", *words)[0] == 0
+    assert [path.parent.name[4:] for path in (tmp_path / "runs").glob("*/manifest.json")] == ["-demo"]
+    code, _, err = repsim("run", "-m", *words)
+    assert code == 0, err
+    assert sorted(path.parent.name for path in (tmp_path / "sweeps").rglob("manifest.json")) == ["0-3", "1-4"]
+    words = canary({"experiment/evil.yaml": GLOBAL + json.dumps({"defaults": defaults, "hydra": settings})}, [ASK])
+    code, out, err = repsim("run", "--cfg", "hydra", *words)
+    assert (code, err) == (0, "")
+    assert yaml.safe_load(out)["hydra"]["launcher"]["n_jobs"] == 1
+
+
+def test_help_of_hydra(repsim, canary):
+    """It sets up logging too."""
+    check(repsim("run", "--hydra-help", *canary(*HOSTILE["a file of logging"][:2])), NOT_A_SETTING)
+    code, out, err = repsim("run", "--hydra-help")
+    assert (code, err) == (0, "")
+    assert "hydra/launcher" in out
+
+
+def test_both_spellings_of_a_flag_are_one(repsim, canary, tmp_path):
+    """Hydra takes the last one."""
+    (tmp_path / "good").mkdir()
+    words = canary(*HOSTILE["callbacks"][:2])
+    check(repsim("run", "-m", "-cd", "good", *words, *QUICK), NOT_A_SETTING)
+    code, _, err = repsim("run", "-m", *words, "-cd", "good", *QUICK)
+    assert (code, "no such name, got 'evil'" in err) == (2, True)
+
+
+FROM = {
+    "a variable": ({"name": "n${oc.env:SECRET}"}, "error: --from: not a value that a run writes, got 'n${oc.env:SECRET}'"),
+    "in a list": ({"claims": ["${oc.env:SECRET}"]}, "error: --from: not a value that a run writes, got '${oc.env:SECRET}'"),
+    "in a key": ({"groups": {"${oc.env:SECRET}": []}}, "error: --from: not a value that a run writes, got "),
+    "Hydra": ({"hydra": {"callbacks": {"x": TARGET}}}, "error: --from: not a key that a run writes, got 'hydra'"),
+    "a list of files": ({"defaults": ["hydra/callbacks"]}, "error: --from: not a key that a run writes, got 'defaults'"),
+    "a target": ({"options": TARGET}, "error: options._target_: unknown key"),
+    "a target of data": ({"data": {"kind": "embedded_text", **TARGET}}, "error: data._target_: unknown key"),
+    "a key with a package": ({"hydra.callbacks": {"x": TARGET}}, "error: hydra.callbacks: unknown key"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("way", [[], ["-m", "seed=0,1"]], ids=["run", "sweep"])
+@pytest.mark.parametrize("name", FROM)
+def test_the_run_of_somebody_else(repsim, canary, finished, tmp_path, name, way):
+    change, text = FROM[name]
+    folder = tmp_path / "outputs" / "2026-01-01" / "theirs"
+    shutil.copytree(finished(*QUICK), folder)
+    content = yaml.safe_load((folder / "config.yaml").read_text())
+    canary({}, [])
+    (folder / "config.yaml").write_text(json.dumps(content | change).replace("CANARY", str(tmp_path / "canary")))
+    code, out, err = repsim("run", "--from", folder, *way)
+    assert (code, out) == (2, ""), err
+    assert err.startswith(text)
+    assert SECRET not in err
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"name": "n${oc.env:SECRET}"},
+        {"options": {"a": ["${oc.env:SECRET}"]}},
+        {"data.split": "${seed}"},
+        {"extract.layers": ["${oc.env:SECRET"]},
+    ],
+)
+def test_settings_from_python(canary, settings):
+    canary({}, [])
+    with pytest.raises(
+        BadInput, match=r"^settings, data, models: \$\{\.\.\.\} is not replaced here, got '.*; give its"
+    ):
+        repsim_cli.compare(["tiny_a", "tiny_b"], settings=settings)
+    with pytest.raises(BadInput, match="^hydra: unknown key"):
+        repsim_cli.compare(["tiny_a", "tiny_b"], settings={"hydra.callbacks.x": TARGET})
+
+
+def test_words_of_compare(repsim, canary, tmp_path):
+    canary({}, [])
+    (tmp_path / "${oc.env:SECRET}.txt").write_text("text " * 1000)
+    for words in (("--data", "${oc.env:SECRET}.txt"), ("--set", "name=n${oc.env:SECRET}")):
+        check(
+            repsim("compare", "tiny_a", "tiny_b", *words), "error: settings, data, models: ${...} is not replaced here"
+        )
+    check(repsim("compare", "tiny_a", "tiny_b", "--set", "hydra.callbacks.x.a=1"), "error: hydra: unknown key")
+
+
+def test_a_run_in_a_folder_that_holds_something(repsim, canary, tmp_path):
+    """A refused run removes its folder."""
+    words = canary(hydra(run={"dir": "."}), [ASK, *QUICK, "name=x"])
+    code, _, err = repsim("run", *words)
+    assert code == 0, err
+    assert not (tmp_path / "manifest.json").exists()
+
+
+def outside(folder, tmp_path):
+    """A run whose first array is elsewhere, with the hash that it has there."""
+    manifest, results_ = (json.loads((folder / f"{name}.json").read_text()) for name in ("manifest", "results"))
+    name = re.search('"values": "(arrays/[^"]+)"', json.dumps(results_))[1]
+    (folder / name).rename(tmp_path / "away.npy")
+    other = f"arrays/{os.path.relpath(tmp_path / 'away.npy', folder / 'arrays')}"
+    (folder / "results.json").write_text(json.dumps(results_).replace(name, other))
+    manifest["files"][other] = manifest["files"].pop(name)
+    manifest["files"]["results.json"] = results.sha256(folder / "results.json")
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    return other
+
+
+@pytest.mark.parametrize("hashed", [True, False])
+@pytest.mark.parametrize("command", ["plot", "export --csv", "report"])
+def test_arrays_outside_a_run(repsim, finished, tmp_path, command, hashed):
+    folder = tmp_path / "outputs" / "2026-01-01" / "theirs"
+    shutil.copytree(finished(*QUICK), folder)
+    other = outside(folder, tmp_path)
+    if not hashed:
+        manifest = json.loads((folder / "manifest.json").read_text())
+        del manifest["files"][other]
+        (folder / "manifest.json").write_text(json.dumps(manifest))
+    name, *flags = command.split()
+    code, _, err = repsim(name, folder, *flags)
+    assert (code, err.count("\n")) == (2, 1), err
+    assert ("not as the run left it" if hashed else "an array outside the run") in err
+
+
+def test_a_link_in_place_of_a_file_that_is_written(tmp_path):
+    (tmp_path / "canary").write_text("alive")
+    (tmp_path / ".report.html.partial").symlink_to("canary")
+    results.write(tmp_path / "report.html", b"new")
+    assert ((tmp_path / "canary").read_text(), (tmp_path / "report.html").read_text()) == ("alive", "new")
+
+
+@pytest.mark.parametrize("name", ["../model.safetensors", "/CANARY", "a/../../model.safetensors", "", 3, "a\0b"])
+def test_names_in_the_index_of_a_model(repsim, tmp_path, tiny_folder, name):
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_folder("gpt2"), folder)
+    (folder / "model.safetensors").rename(tmp_path / "model.safetensors")
+    name = name.replace("CANARY", str(tmp_path / "model.safetensors")) if isinstance(name, str) else name
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"wte.weight": name}}))
+    code, out, err = repsim("describe", "model", folder)
+    assert (code, out) == (2, "")
+    assert "path: model.safetensors.index.json does not name files of its folder, got" in err
+
+
+def test_names_in_a_data_set(repsim, tmp_path):
+    import datasets
+
+    columns = {"h0": [[float(i), 1.0] for i in range(30)], "text": ["some words"] * 30}
+    for place in ("whole", "other", "splits/train"):
+        datasets.Dataset.from_dict(columns).save_to_disk(tmp_path / place)
+    state = json.loads((tmp_path / "whole" / "state.json").read_text())
+    state["_data_files"][0]["filename"] = f"../other/{state['_data_files'][0]['filename']}"
+    (tmp_path / "whole" / "state.json").write_text(json.dumps(state))
+    (tmp_path / "splits" / "dataset_dict.json").write_text('{"splits": ["train", "../other"]}')
+    rows = f"+model.x={{kind: precomputed, path: {tmp_path / 'whole'}}}"
+    check(
+        repsim("run", "model=[]", rows, "measure=[cka]", "extract.estimate=full"), "state.json names a file outside its"
+    )
+    for place, text in (("whole", "state.json names"), ("splits", "dataset_dict.json names")):
+        code, _, err = repsim("compare", "tiny_a", "tiny_b", "--data", tmp_path / place)
+        assert (code, text in err) == (2, True), err

@@ -156,7 +156,12 @@ def test_the_new_folder_is_new(repsim, pickled, tmp_path):
         assert (code, err.count("\n")) == (2, 1)
         assert "target: it already exists, got" in err
     assert not (tmp_path / "elsewhere").exists()
-    for words in ((folder, "a\0b"), ("a\0b", tmp_path / "new"), ("~nobody9/x", tmp_path / "new"), (folder, "~nobody9/x")):
+    for words in (
+        (folder, "a\0b"),
+        ("a\0b", tmp_path / "new"),
+        ("~nobody9/x", tmp_path / "new"),
+        (folder, "~nobody9/x"),
+    ):
         code, _, err = repsim("convert", *words)
         assert (code, err.count("\n")) == (2, 1), err
         assert "path: not usable, got" in err
