@@ -321,8 +321,17 @@ def claim(folder: Path) -> Any:
     return lock
 
 
+def linkless(folder: Path) -> Path:
+    """The run folder. Raises BadInput where a link would have files elsewhere read or written."""
+    away = next((file.name for file in sorted(folder.iterdir()) if inside(folder, file.name) is None), None)
+    if away is not None:
+        raise BadInput(f"{folder}: a link that leaves the run, got '{away}'; remove it, or copy there what it links to")
+    return folder
+
+
 def reopen(folder: Path) -> Run:
     """A run that did not end, to resume. Raises BadInput where another process writes there."""
+    linkless(folder)
     manifest = read_manifest(folder)
     lock = claim(folder)
     for left in [*folder.rglob(".*.partial"), folder / SO_FAR]:

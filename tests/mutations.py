@@ -94,7 +94,9 @@ def draw(settings: Mapping[str, list[str]], model: Path, seed: int) -> Iterator[
     while True:
         what = generator.choice(("settings",) * 7 + ("bytes",) * 4 + ("json",) * 3 + ("index", "hydra"))
         if what == "hydra":
-            yield Mutation("settings", "model=[tiny_a] measure=[cka]", [generator.choice(HYDRA), generator.choice(VALUES)])
+            yield Mutation(
+                "settings", "model=[tiny_a] measure=[cka]", [generator.choice(HYDRA), generator.choice(VALUES)]
+            )
         elif what == "index":
             place = generator.choice([[], ["weight_map"], *_places(PICKLED)])
             yield Mutation(what, PICKLED_INDEX, [place, generator.choice(JSON_VALUES)])

@@ -125,7 +125,7 @@ def composed(flags: dict[str, str | None], overrides: list[str], configs: Path, 
             for job_overrides in _jobs(overrides) if "--multirun" in flags else [overrides]:
                 made.append(compose(config_name, job_overrides, return_hydra_config=True))
                 _check_labels(made[-1], job_overrides)
-    except (HydraException, ValueError) as error:  # Hydra raises both for overrides that make no sense
+    except (HydraException, ValueError, TypeError) as error:  # as Hydra raises for overrides that make no sense
         raise BadInput(hydra_line(error, overrides)) from None
     finally:
         GlobalHydra.instance().clear()

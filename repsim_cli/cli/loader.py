@@ -25,7 +25,7 @@ from repsim_cli.registry import did_you_mean
 Place = tuple[Any, ...]
 PLACES = (("run", "dir"), ("sweep", "dir"), ("sweep", "subdir"))
 # text, keys of the run, the time, and what Hydra says of a job
-PLACE = re.compile(r"(?:(?!\$\{)[^\0-\x1f]|\$\{[\w.]+\}|\$\{(?:now|hydra):[^${}]*\})+")
+PLACE = re.compile(r"(?:(?!\$\{).|\$\{[\w.]+\}|\$\{(?:now|hydra):[^${}]*\})+")
 PLUGINS = ("launcher", "sweeper")
 SWEPT = ("sweeper", "params")  # further values of a sweep
 # Hydra sets them, whatever a YAML says; the last is one of two words
@@ -69,7 +69,7 @@ def check(config: Any, name: str | None, words: int) -> None:
         if (path, value) in ((SWEPT, ABSENT), (("searchpath",), [_source()])):  # its items; as `repeated` writes it
             continue
         if path in PLACES:
-            fine = isinstance(value, str) and PLACE.fullmatch(value)
+            fine = isinstance(value, str) and value.isprintable() and PLACE.fullmatch(value)
         elif path[0] in PLUGINS and (path in own or path[:-1] == SWEPT) and not str(path[-1]).startswith("_"):
             text = isinstance(value, str) and value.isprintable() and "${" not in value
             fine = text or value is None or isinstance(value, bool | int | float)

@@ -88,6 +88,8 @@ def run(words: list[str]) -> int:
                 if len(jobs) == 1 and not _is_sweep(flags, jobs[0][0]):
                     _alone(*jobs[0])
                 else:
+                    if jobs:
+                        _check_sweep_folder(jobs[0][0])
                     hydra.main(version_base="1.3", config_path=str(configs), config_name=config_name)(job)()
         except SystemExit as error:
             code = error.code
@@ -159,6 +161,18 @@ def _is_sweep(flags: dict[str, str | None], config: Any) -> bool:
     from hydra.types import RunMode
 
     return "--multirun" in flags or config.hydra.mode == RunMode.MULTIRUN
+
+
+def _check_sweep_folder(config: Any) -> None:
+    """Raises BadInput where a sweep would write, and replace what has the names of its files, among other files."""
+    from omegaconf import OmegaConf
+
+    given: Any = OmegaConf.to_container(config.hydra.sweep)
+    if "oc.env" in given["dir"]:  # the package's own, with the time in it
+        return
+    place = Path(config.hydra.sweep.dir)
+    if place.is_dir() and any(place.iterdir()) and not folders.jobs(place):
+        raise BadInput(f"hydra.sweep.dir: other files are in it, got '{place}'; name a new folder")
 
 
 def _alone(config: Any, checked: Any) -> None:

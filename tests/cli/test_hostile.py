@@ -274,6 +274,42 @@ def test_a_run_in_a_folder_that_holds_something(repsim, canary, tmp_path):
     assert not (tmp_path / "manifest.json").exists()
 
 
+def test_a_sweep_in_a_folder_that_holds_something(repsim, canary, tmp_path):
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "multirun.yaml").write_text("mine")
+    words = canary(hydra(sweep={"dir": "there"}), ["-m", ASK, *QUICK])
+    check(repsim("run", *words), "error: hydra.sweep.dir: other files are in it, got 'there'; name a new folder")
+    assert (tmp_path / "there" / "multirun.yaml").read_text() == "mine"
+    for _ in range(2):  # a sweep's own folder may be used again
+        assert repsim("run", "-q", *words, "hydra.sweep.dir=new")[0] == 0
+
+
+@pytest.mark.parametrize("name", ["repsim.log", "figures", "report.html", ".lock"])
+def test_links_that_leave_a_run(repsim, finished, tmp_path, name):
+    folder = tmp_path / "outputs" / "2026-01-01" / "theirs"
+    shutil.copytree(finished(*QUICK), folder)
+    (tmp_path / "away").mkdir()
+    shutil.rmtree(folder / name) if (folder / name).is_dir() else (folder / name).unlink(missing_ok=True)
+    (folder / name).symlink_to(tmp_path / "away")
+    for words in (("plot", folder), ("report", "latest"), ("export", "theirs", "--csv"), ("analyse", folder)):
+        check(repsim(*words), f"a link that leaves the run, got '{name}'; remove it, or copy there what it links to")
+    with pytest.raises(BadInput, match="a link that leaves the run"):
+        results.reopen(folder)
+    assert not list((tmp_path / "away").iterdir())
+
+
+def test_resolved_printing(repsim, canary):
+    words = canary(*HOSTILE["a name"][:2])
+    check(repsim("run", "--cfg", "job", "--resolve", *words), "a variable of the environment, got SECRET")
+
+
+def test_texts_may_hold_anything(canary):
+    canary({}, [])
+    texts = [f"text {word} with ${{oc.env:SECRET}} and more {word * 3}" for word in "abcdefghijkl"]
+    result = repsim_cli.compare(["tiny_a", "tiny_b"], texts, measures="cka", rows="pooled")
+    assert result.manifest["status"] == "complete"
+
+
 def outside(folder, tmp_path):
     """A run whose first array is elsewhere, with the hash that it has there."""
     manifest, results_ = (json.loads((folder / f"{name}.json").read_text()) for name in ("manifest", "results"))
