@@ -77,7 +77,10 @@ def check(config: Any, name: str | None, words: int) -> None:
             raise _refused(path)
         if not fine:
             got = "none" if value is ABSENT else shown(value)
-            raise BadInput(f"{_dotted(path)}: not a plain value, got {got}; write a number or a line of text")
+            raise BadInput(
+                f"{_dotted(path)}: not a plain value, got {got}; write a number or a line of text, "
+                "of a place with no more than ${KEY}, ${now:...} and ${hydra:...}"
+            )
 
 
 def _dotted(path: Place) -> str:
