@@ -1,6 +1,7 @@
 """Configurations and words that somebody else wrote: none runs code, empties a file, or tells a variable's value."""
 
 import json
+import logging
 import os
 import re
 import shutil
@@ -193,8 +194,11 @@ def test_what_a_configuration_may_set(repsim, canary, tmp_path):
     assert yaml.safe_load(out)["hydra"]["launcher"]["n_jobs"] == 1
 
 
-def test_help_of_hydra(repsim, canary):
+def test_help_of_hydra(repsim, canary, monkeypatch):
     """It sets up logging too."""
+    root = logging.getLogger()
+    monkeypatch.setattr(root, "handlers", [])
+    monkeypatch.setattr(root, "level", root.level)
     check(repsim("run", "--hydra-help", *canary(*HOSTILE["a file of logging"][:2])), NOT_A_SETTING)
     code, out, err = repsim("run", "--hydra-help")
     assert (code, err) == (0, "")
