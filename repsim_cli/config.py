@@ -29,6 +29,7 @@ from repsim_cli.binding import (
     validated,
 )
 from repsim_cli.content import Facts, Results
+from repsim_cli.documents import interpolated
 from repsim_cli.draw.frame import Figures, settings_of
 from repsim_cli.errors import BadConfig, BadInput, Unreachable
 from repsim_cli.executors import check_executor
@@ -502,7 +503,9 @@ def _plain(config: DictConfig, problems: list[str]) -> Fields:
     except OmegaConfBaseException as error:
         raise BadConfig([f"{error.full_key or 'config'}: {str(error).splitlines()[0]}; fix the YAML"]) from None
     assert isinstance(plain, dict)
-    keys: Fields = {str(k): v for k, v in plain.items() if k not in ("hydra", "experiment")}
+    if text := interpolated(plain):
+        raise BadConfig([f"config: ${{ in a value would be replaced when it is read, got '{text}'; use another name"])
+    keys: Fields = {str(k): v for k, v in plain.items() if k != "experiment"}
     for path, value in _leaves(keys, ""):
         if value == MISSING:
             problems.append(f"{path}: missing, got nothing; set {path}=VALUE")
@@ -539,7 +542,7 @@ def _extract(
                 contexts[label] = sys.maxsize if source.context is None else source.context
     shortest = min(contexts, key=contexts.__getitem__, default=None)
     most = sys.maxsize if shortest is None else contexts[shortest]
-    usual = USUAL.get(given.get("unit", ""), {}) if len(contexts) == len(models) else {}
+    usual = USUAL.get(str(given.get("unit")), {}) if len(contexts) == len(models) else {}
     automatic = {
         "length": min(LONGEST, most),
         "sequences": SENTENCES if sentences else STRETCHES if given.get("unit") in ("token", *WORDS) else POOLED,

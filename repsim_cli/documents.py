@@ -1,6 +1,7 @@
 """Documents in JSON and YAML of unknown origin: regular files of bounded size, read without expansion."""
 
 import json
+import os
 import stat
 import sys
 from pathlib import Path
@@ -72,6 +73,17 @@ def read_yaml(file: Path) -> Any:
         raise Unreadable("a document nested too deeply") from None
     except (yaml.YAMLError, ValueError) as error:
         raise Unreadable(" ".join(str(error).split())) from None
+
+
+def interpolated(value: Any) -> str | None:
+    """The first text in a tree that OmegaConf would replace by something else; None where there is none."""
+    if isinstance(value, dict):
+        inner = [*value, *value.values()]
+    elif isinstance(value, list | tuple):
+        inner = value
+    else:
+        return str(value) if isinstance(value, str | os.PathLike) and "${" in str(value) else None
+    return next(filter(None, map(interpolated, inner)), None)
 
 
 def misfit(value: Any, shape: Any, path: str = "") -> str | None:

@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from repsim_cli.errors import BadInput, RepsimError
 
@@ -54,6 +55,21 @@ def in_utf8(path: Path, variable: str) -> Path:
     except UnicodeEncodeError:
         raise BadInput(f"{variable}: not a path in UTF-8, got {os.fsencode(path)!r}; set it to another") from None
     return path
+
+
+def inside(folder: Path, name: Any, *, links: bool = False) -> Path | None:
+    """The file that a document of a folder names; None where it names none, or one outside the folder.
+
+    links: whether symbolic links may lead out of it; those of the hub's cache may, whose snapshots link to its blobs.
+    """
+    if not isinstance(name, str) or not name or Path(name).is_absolute() or ".." in Path(name).parts:
+        return None
+    try:
+        file, root = (folder / name).resolve(), folder.resolve()
+    except (OSError, RuntimeError, ValueError):  # a loop of links, or what no name can be
+        return None
+    places = [root, root.parent.parent / "blobs"] if root.parent.name == "snapshots" else [root]
+    return folder / name if links or any(file.is_relative_to(place) for place in places) else None
 
 
 def readable(file: Path) -> Path:

@@ -8,7 +8,7 @@ from typing import Any
 from repsim_cli.errors import BadInput
 from repsim_cli.files import explained, walk
 from repsim_cli.registry import did_you_mean
-from repsim_cli.results import differences, outputs_root, read_config, read_manifest, what
+from repsim_cli.results import differences, linkless, outputs_root, read_config, read_manifest, what
 
 log = logging.getLogger("repsim")
 
@@ -40,20 +40,20 @@ def find(run: str, root: Path | None = None) -> Path:
     """The run folder that a path, `latest`, or a name means (of the run or of its folder; the newest of several)."""
     root = root or outputs_root()
     if (Path(run) / "manifest.json").is_file():
-        return Path(run)
+        return linkless(Path(run))
     if Path(run).is_absolute():
         raise BadInput(f"RUN: no run folder, got '{run}'; check the path, or see repsim list run")
     known = runs(root)
     if not known:
         raise BadInput(f"RUN: no runs in {root}, got '{run}'; start one with repsim run, or set REPSIM_OUTPUTS")
     if run == "latest":
-        return known[-1]
+        return linkless(known[-1])
     names = {folder: {folder.name, str(folder.relative_to(root)), read_manifest(folder)["name"]} for folder in known}
     matching = [folder for folder in known if run in names[folder]]
     if not matching:
         hint = did_you_mean(run, {name for group in names.values() for name in group})
         raise BadInput(f"RUN: no such run in {root}, got '{run}'; {hint if len(hint) < 300 else 'see repsim list run'}")
-    return matching[-1]
+    return linkless(matching[-1])
 
 
 def find_sweep(name: str) -> Path | None:

@@ -33,7 +33,7 @@ from repsim_cli.content import SCHEMA, Results, Verdict, from_json, to_json
 from repsim_cli.documents import Unreadable, misfit, read_json, read_yaml
 from repsim_cli.environment import git_state, versions
 from repsim_cli.errors import BadInput
-from repsim_cli.files import explained, in_utf8
+from repsim_cli.files import explained, in_utf8, inside
 
 LOCK, STATE = ".lock", "state.safetensors"
 PAIRS = ".pairs"  # notes on pairs that are solved one by one, until the run ends
@@ -116,7 +116,9 @@ def write(file: Path, content: bytes) -> None:
     """Writes, then renames: a reader sees the old file or all of the new one."""
     partial = file.with_name(f".{file.name}.partial")
     try:
-        partial.write_bytes(content)
+        partial.unlink(missing_ok=True)  # a link there would have another file written
+        with partial.open("xb") as stream:
+            stream.write(content)
         os.replace(partial, file)
     except OSError as error:
         partial.unlink(missing_ok=True)
@@ -271,6 +273,8 @@ def create(folder: Path, *, name: str, study: str, seed: int, command: list[str]
         candidate = folder if number == 1 else folder.with_name(f"{folder.name}-{number}")
         try:
             candidate.mkdir(parents=True, exist_ok=True)
+            if any(candidate.iterdir()):  # of somebody else, who would lose it where the run is refused
+                continue
             # complete or absent, and never in place of another run's
             whole = candidate / f".manifest.{uuid.uuid4().hex}"
             try:
@@ -316,8 +320,17 @@ def claim(folder: Path) -> Any:
     return lock
 
 
+def linkless(folder: Path) -> Path:
+    """The run folder. Raises BadInput where a link would have files elsewhere read or written."""
+    away = next((file.name for file in sorted(folder.iterdir()) if inside(folder, file.name) is None), None)
+    if away is not None:
+        raise BadInput(f"{folder}: a link that leaves the run, got '{away}'; remove it, or copy there what it links to")
+    return folder
+
+
 def reopen(folder: Path) -> Run:
     """A run that did not end, to resume. Raises BadInput where another process writes there."""
+    linkless(folder)
     manifest = read_manifest(folder)
     lock = claim(folder)
     for left in [*folder.rglob(".*.partial"), folder / SO_FAR]:
@@ -429,9 +442,9 @@ def read_results(folder: Path, *, arrays: bool = True) -> Results:
         raise BadInput(f"{folder}: it has no results (status {manifest['status']}), got no results.json; run it again")
     for name, digest in manifest.get("files", {}).items():
         if name == "results.json" or (arrays and name.startswith("arrays/")):
-            file = folder / name
-            if not file.is_file() or sha256(file) != digest:
-                raise BadInput(f"{file}: not as the run left it, got another or no file; run it again")
+            file = inside(folder, name)
+            if file is None or not file.is_file() or sha256(file) != digest:
+                raise BadInput(f"{folder / name}: not as the run left it, got another or no file; run it again")
     file = folder / "results.json"
     try:
         return from_json(_read_json(file, dict))
@@ -494,8 +507,8 @@ def marked(results: Results) -> Results:
 
 def read_array(folder: Path, relative: str, *, mapped: bool = False) -> np.ndarray:
     """An array of a run; the path may not leave the folder. mapped: its content is read when it is used."""
-    file = (folder / relative).resolve()
-    if not file.is_relative_to(folder.resolve()):
+    file = inside(folder, relative)
+    if file is None:
         raise BadInput(f"{folder}: an array outside the run, got '{relative}'; the run is damaged")
     if file.exists() and not file.is_file():  # reading a pipe would never return
         raise BadInput(f"{file}: cannot be read, got no regular file; the run is damaged, run it again")

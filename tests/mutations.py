@@ -20,6 +20,7 @@ import hydra
 import numpy as np
 import safetensors.torch
 import torch
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf, open_dict
 
@@ -27,19 +28,27 @@ KEPT = Path(__file__).parent / "mutations.json"
 VALUES = (
     "null", "true", "''", "' '", "[]", "{}", "[[]]", "{a: 1}", "0", "-1", "1", "2.5", "1e25", "-1e-300", "inf", "nan",
     str(2**31), str(-(2**63)), str(2**64), "abc", "'../..'", "'a b'", "'ü'", "'*'", "[null]", "[a, a]", "[0, -9999]", "'${seed}'",
-    "'???'", "'" + "x" * 300 + "'",
+    "'???'", "'" + "x" * 300 + "'", "'${oc.env:HOME}'", "'${oc.decode:a}'",
 )  # fmt: skip
 JSON_VALUES: tuple[Any, ...] = (
     None, True, "", "x", [], {}, [None], {"a": 1}, 0, -1, 1, 2.5, 1e25, float("nan"), 2**31, 2**64, -(2**63),
+    "../model.safetensors", "/proc/self/cwd/model.safetensors", "a\0b",
 )  # fmt: skip
+# of Hydra itself
+HYDRA = (
+    "hydra.run.dir", "hydra.sweep.subdir", "hydra.verbose", "hydra.searchpath", "hydra.job.chdir", "hydra.output_subdir",
+    "hydra/launcher", "hydra/callbacks", "hydra/job_logging", "+hydra.callbacks.x._target_", "++hydra.launcher._target_",
+    "+hydra.job_logging.root.level", "+hydra.job.env_set.HOME", "hydra.job.env_copy", "++hydra",
+)  # fmt: skip
+PICKLED = {"metadata": {}, "weight_map": {"a": "pytorch_model.bin", "b": "pytorch_model-1.bin"}}
 
-
-INDEX = "model.safetensors.index.json"
+INDEX, PICKLED_INDEX = "model.safetensors.index.json", "pytorch_model.bin.index.json"
 DOCUMENTS = ("config.json", "tokenizer_config.json", "tokenizer.json", INDEX)
 
 
 class Mutation(NamedTuple):
-    """what: settings, bytes of a file, or json of a model folder. where: the selection of groups, or the file.
+    """what: settings, bytes of a file, json of a model folder, or of the index of pickled weights that `repsim convert`
+    reads. where: the selection of groups, or the file.
 
     how: [key, value], [what happens, place, byte] or [path, value].
     """
@@ -83,8 +92,15 @@ def draw(settings: Mapping[str, list[str]], model: Path, seed: int) -> Iterator[
     generator, valid = random.Random(seed), files()
     places = {name: list(_places(_document(model / name))) for name in DOCUMENTS}
     while True:
-        what = generator.choice(("settings", "settings", "bytes", "json"))
-        if what == "settings":
+        what = generator.choice(("settings",) * 7 + ("bytes",) * 4 + ("json",) * 3 + ("index", "hydra"))
+        if what == "hydra":
+            yield Mutation(
+                "settings", "model=[tiny_a] measure=[cka]", [generator.choice(HYDRA), generator.choice(VALUES)]
+            )
+        elif what == "index":
+            place = generator.choice([[], ["weight_map"], *_places(PICKLED)])
+            yield Mutation(what, PICKLED_INDEX, [place, generator.choice(JSON_VALUES)])
+        elif what == "settings":
             start = generator.choice(sorted(settings))
             key, value = generator.choice(settings[start]), generator.choice(VALUES)
             yield Mutation(what, start, [key, value])
@@ -109,7 +125,15 @@ def draw(settings: Mapping[str, list[str]], model: Path, seed: int) -> Iterator[
 
 
 def apply(mutation: Mutation, folder: Path, model: Path) -> list[str]:
-    """Writes what the mutation needs into the folder; the words of `repsim run` that read it. model: a valid folder."""
+    """Writes what the mutation needs into the folder; the words of `repsim` that read it. model: a valid folder."""
+    if mutation.what == "index":
+        (folder / "config.json").write_text("{}")
+        (folder / mutation.where).write_text(json.dumps(_changed(copy.deepcopy(PICKLED), *mutation.how)))
+        return ["convert", str(folder), str(folder / "new")]
+    return ["run", *_run_words(mutation, folder, model), "dry_run=true"]
+
+
+def _run_words(mutation: Mutation, folder: Path, model: Path) -> list[str]:
     if mutation.what == "settings":
         key, value = mutation.how
         return [*mutation.where.split(), f"{key}={value}"]
@@ -131,16 +155,20 @@ def apply(mutation: Mutation, folder: Path, model: Path) -> list[str]:
         return ["model=[tiny_a]", "measure=[cka]", f"data={data}", f"data.path={file}"]
     for file in model.iterdir():
         (folder / file.name).write_bytes(file.read_bytes())
-    file, (path, value) = folder / mutation.where, mutation.how
-    content = inside = _document(file)
-    for key in path[:-1]:
-        inside = inside[key]
-    inside[path[-1]] = value
-    file.write_text(json.dumps(content))
+    file = folder / mutation.where
+    file.write_text(json.dumps(_changed(_document(file), *mutation.how)))
     if file.name == INDEX:  # it is read where there is no single file
         (folder / "model.safetensors").unlink()
     entry = f"+model.mine={{kind: transformers, path: {folder}}}"
     return ["model=[]", "measure=[cka]", entry, "extract.length=32", "extract.batch_rows=64", "extract.sequences=8"]
+
+
+def _changed(document: Any, path: list[Any], value: Any) -> Any:
+    """The document with another value at the path."""
+    if not path:
+        return value
+    document[path[0]] = _changed(document[path[0]], path[1:], value)
+    return document
 
 
 def _document(file: Path) -> Any:
@@ -163,7 +191,9 @@ def composed_once() -> Iterator[None]:
 
     def quick(name: str, overrides: list[str], **settings: bool) -> Any:
         words = [word for word in overrides if word.split("=")[0] in groups]
-        if name != "config" or any("searchpath" in word for word in overrides):
+        searched = GlobalHydra.instance().config_loader().get_search_path().get_path()
+        own = all(place.provider != "command-line" for place in searched)  # without --config-dir
+        if name != "config" or not own or any("hydra" in word for word in overrides):
             return compose(name, overrides, **settings)
         values = OverridesParser.create().parse_overrides([word for word in overrides if word not in words])
         if tuple(words) not in known:

@@ -14,6 +14,7 @@ from repsim_cli.activations.inputs import share_tokens
 from repsim_cli.binding import bind_model
 from repsim_cli.data import memory as texts_in_memory
 from repsim_cli.data.base import Data
+from repsim_cli.documents import interpolated
 from repsim_cli.errors import BadConfig, BadInput
 from repsim_cli.models import memory as models_in_memory
 from repsim_cli.models.source import Precomputed, PrecomputedIds, Source
@@ -164,6 +165,8 @@ def configuration(
             if not isinstance(place, dict):
                 raise BadInput(f"settings: no such key of a run, got '{key}'; see repsim describe")
         place[last] = value
+    if text := interpolated(config):
+        raise BadInput(f"settings, data, models: ${{...}} is not replaced here, got '{text}'; give its value")
     return config
 
 

@@ -7,14 +7,17 @@ from typing import Any
 
 from repsim_cli import folders, results
 from repsim_cli.cli.configs import COMPONENT_KEY, as_typed
+from repsim_cli.documents import interpolated
 from repsim_cli.errors import BadInput
 from repsim_cli.files import readable, walk
 from repsim_cli.presets import GROUPS, TABLES, conf_dir, described, shipped
 from repsim_cli.registry import did_you_mean
 
-VALUED = ("--config-dir", "-cd", "--cfg", "-c", "--package", "-p", "--info", "-i")
-PRINTING = ("--cfg", "-c", "--info", "-i", "--hydra-help", "--shell-completion", "-sc")
-FLAGS = (*VALUED, *PRINTING, "--resolve", "--multirun", "-m")
+VALUED = ("--config-dir", "--cfg", "--package", "--info")
+PRINTING = ("--cfg", "--info", "--hydra-help", "--shell-completion")
+SHORT = {"-cd": "--config-dir", "-c": "--cfg", "-p": "--package", "-i": "--info", "-sc": "--shell-completion"}
+SHORT |= {"-m": "--multirun"}
+FLAGS = (*VALUED, *PRINTING, *SHORT, "--resolve", "--multirun")
 
 
 UNASKED = "++claims=[]"
@@ -35,18 +38,17 @@ def unasked(words: list[str]) -> list[str]:
 
 
 def split(words: list[str]) -> tuple[dict[str, str | None], list[str]]:
-    """Hydra's flags (with their values) and the overrides."""
+    """Hydra's flags (by their long names, with their values) and the overrides."""
     flags: dict[str, str | None] = {}
     overrides: list[str] = []
     remaining = iter(words)
     for word in remaining:
         if not word.startswith("-"):
             overrides.append(word)
-        elif "=" in word:
-            flag, value = word.split("=", 1)
-            flags[flag] = value
         else:
-            flags[word] = next(remaining, None) if word in VALUED else None
+            flag, equals, value = word.partition("=")
+            flag = SHORT.get(flag, flag)
+            flags[flag] = value if equals else next(remaining, None) if flag in VALUED else None
     for flag in flags:
         if flag not in FLAGS:
             raise BadInput(
@@ -80,6 +82,10 @@ def repeated(words: list[str], scratch: Path) -> tuple[list[str], Path, str]:
     repeated = results.read_config(folders.find(words[at + 1]))
     for key in {"defaults", "hydra"} & repeated.keys():
         raise BadInput(f"--from: not a key that a run writes, got '{key}' in its config.yaml; drop it there")
+    if text := interpolated(repeated):
+        raise BadInput(
+            f"--from: not a value that a run writes, got '{text}' in its config.yaml; write what it stands for"
+        )
     kept = {key: value for key, value in repeated.items() if not _selected(key, rest)}
     if any(word.startswith("study=") for word in rest):
         kept |= {"options": {}, "analyses": {}, "claims": []}
@@ -101,22 +107,25 @@ def _selected(group: str, words: list[str]) -> bool:
 def composed(flags: dict[str, str | None], overrides: list[str], configs: Path, config_name: str) -> list[Any]:
     """The configuration of each job of the command."""
     from hydra import compose, initialize_config_dir
+    from hydra.core.config_search_path import SearchPathQuery
     from hydra.core.global_hydra import GlobalHydra
     from hydra.errors import HydraException
 
-    multirun = "-m" in flags or "--multirun" in flags
-    config_dir = next((flags[f] for f in ("--config-dir", "-cd") if f in flags), None)
-    extra = []
-    if config_dir:
-        _check_config_dir(Path(config_dir))
-        extra = [f"hydra.searchpath=[file://{Path(config_dir).resolve()}]"]
+    from repsim_cli.cli.loader import Loader
+
     made = []
     try:
         with initialize_config_dir(str(configs.resolve()), version_base="1.3"):
-            for job_overrides in _jobs(overrides) if multirun else [overrides]:
-                made.append(compose(config_name, [*job_overrides, *extra], return_hydra_config=True))
+            if (config_dir := flags.get("--config-dir")) is not None:
+                _check_config_dir(Path(config_dir))
+                engine: Any = GlobalHydra.instance().hydra
+                path = engine.config_loader.get_search_path()
+                path.prepend("command-line", f"file://{Path(config_dir).resolve()}", SearchPathQuery(provider="schema"))
+                engine.config_loader = Loader(path)
+            for job_overrides in _jobs(overrides) if "--multirun" in flags else [overrides]:
+                made.append(compose(config_name, job_overrides, return_hydra_config=True))
                 _check_labels(made[-1], job_overrides)
-    except (HydraException, ValueError) as error:  # Hydra raises both for overrides that make no sense
+    except (HydraException, ValueError, TypeError) as error:  # as Hydra raises for overrides that make no sense
         raise BadInput(hydra_line(error, overrides)) from None
     finally:
         GlobalHydra.instance().clear()

@@ -43,7 +43,7 @@ def run(words: list[str]) -> int:
         check_torch()
         store()
         jobs: list[tuple[Any, Any]] = []
-        if {"--cfg", "-c"} & set(flags):
+        if {"--cfg", "--info"} & set(flags):
             composed(flags, overrides, configs, config_name)
         elif not set(PRINTING) & set(flags):
             jobs = _checked(composed(flags, overrides, configs, config_name))
@@ -74,6 +74,8 @@ def run(words: list[str]) -> int:
         import hydra
         from hydra.errors import HydraException
 
+        import repsim_cli.cli.loader  # noqa: F401  # by which Hydra composes
+
         if jobs and _is_sweep(flags, jobs[0][0]):
             followed_joblib()  # its launcher's processes
 
@@ -86,6 +88,8 @@ def run(words: list[str]) -> int:
                 if len(jobs) == 1 and not _is_sweep(flags, jobs[0][0]):
                     _alone(*jobs[0])
                 else:
+                    if jobs:
+                        _check_sweep_folder(jobs[0][0])
                     hydra.main(version_base="1.3", config_path=str(configs), config_name=config_name)(job)()
         except SystemExit as error:
             code = error.code
@@ -156,7 +160,19 @@ def _checked(configs: list[Any]) -> list[tuple[Any, Any]]:
 def _is_sweep(flags: dict[str, str | None], config: Any) -> bool:
     from hydra.types import RunMode
 
-    return bool({"-m", "--multirun"} & set(flags)) or config.hydra.mode == RunMode.MULTIRUN
+    return "--multirun" in flags or config.hydra.mode == RunMode.MULTIRUN
+
+
+def _check_sweep_folder(config: Any) -> None:
+    """Raises BadInput where a sweep would write, and replace what has the names of its files, among other files."""
+    from omegaconf import OmegaConf
+
+    given: Any = OmegaConf.to_container(config.hydra.sweep)
+    if "oc.env" in given["dir"]:  # the package's own, with the time in it
+        return
+    place = Path(config.hydra.sweep.dir)
+    if place.is_dir() and any(place.iterdir()) and not folders.jobs(place):
+        raise BadInput(f"hydra.sweep.dir: other files are in it, got '{place}'; name a new folder")
 
 
 def _alone(config: Any, checked: Any) -> None:
@@ -166,7 +182,7 @@ def _alone(config: Any, checked: Any) -> None:
     from hydra.types import HydraContext, RunMode
 
     config.hydra.mode = RunMode.RUN
-    context = HydraContext(config_loader=None, callbacks=Callbacks(config))  # type: ignore[arg-type]  # of launchers
+    context = HydraContext(config_loader=None, callbacks=Callbacks())  # type: ignore[arg-type]  # of launchers
     run_job(partial(job, checked=checked), config, "hydra.run.dir", None, context)
 
 

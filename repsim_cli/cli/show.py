@@ -429,9 +429,10 @@ def cache_command(parsed: argparse.Namespace) -> int:
 
 
 def convert_command(parsed: argparse.Namespace) -> int:
+    from repsim_cli.data.files import local
     from repsim_cli.models.pickled import convert
 
-    print(convert(parsed.source, Path(parsed.target).expanduser(), parsed.revision))
+    print(convert(parsed.source, local(parsed.target), parsed.revision))
     return 0
 
 

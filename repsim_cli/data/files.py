@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from repsim_cli.errors import BadInput
-from repsim_cli.files import readable, refusing
+from repsim_cli.files import inside, readable, refusing
 from repsim_cli.registry import did_you_mean
 from repsim_cli.settings import Hardware
 
@@ -190,6 +190,19 @@ def json_file(file: Path) -> dict[str, Any]:
         if not isinstance(content, dict):
             raise ValueError(f"a {type(content).__name__} instead of an object")
     return content
+
+
+def saved(folder: Path) -> Any:
+    """What `Dataset.save_to_disk` or `DatasetDict.save_to_disk` wrote, from files of the folder alone."""
+    import datasets
+
+    documents = (("state.json", "_data_files"), ("dataset_dict.json", "splits"))
+    for file, key in ((file, key) for name, key in documents for file in folder.rglob(name)):
+        for named in json_file(file).get(key) or ():
+            name = named.get("filename") if isinstance(named, dict) else named
+            if inside(file.parent, name, links=True) is None:
+                raise BadInput(f"path: {file.name} names a file outside its folder, got '{name}'; write it again")
+    return datasets.load_from_disk(str(folder))
 
 
 @contextmanager

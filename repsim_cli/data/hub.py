@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from repsim_cli.data.files import parquet, parquet_rows
+from repsim_cli.data.files import parquet, parquet_rows, saved
 from repsim_cli.data.network import check_hub, reaching
 from repsim_cli.errors import BadInput
 from repsim_cli.files import refusing
@@ -48,7 +48,7 @@ def stored_records(folder: Path, split: str) -> Iterator[Record]:
     import datasets
 
     with refusing("path: not a folder of a data set", folder, "write it with Dataset.save_to_disk"):
-        records = datasets.load_from_disk(str(folder))
+        records = saved(folder)
     if isinstance(records, datasets.DatasetDict):
         if split not in records:
             raise BadInput(f"split: no such split, got '{split}'; {did_you_mean(split, map(str, records))}")

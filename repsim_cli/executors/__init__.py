@@ -40,7 +40,7 @@ def executor_of(hardware: Hardware, threads: int, memory: float = 0.0) -> Execut
 def check_executor(hardware: Mapping[str, Any], cache: bool) -> None:
     """Raises BadInput where units cannot run on this executor or it does not read a setting; that its package or
     command is missing is only noted, as `unfit`, so that a run can be planned on another machine."""
-    name = hardware.get("executor", "none")
+    name = str(hardware.get("executor", "none"))
     for setting, readers in READ_BY.items():
         value = hardware.get(setting)
         if name not in readers and value not in (None, getattr(Hardware, setting)):

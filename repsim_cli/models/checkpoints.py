@@ -19,7 +19,7 @@ from repsim_cli.data.files import json_file, local
 from repsim_cli.data.network import local_only, offline, unreachable
 from repsim_cli.documents import Unreadable, read_json
 from repsim_cli.errors import BadInput, Unreachable
-from repsim_cli.files import readable
+from repsim_cli.files import inside, readable
 from repsim_cli.models.adapters import CONFIG as ADAPTER_CONFIG
 from repsim_cli.models.gguf import by_itself, checked, is_gguf
 from repsim_cli.registry import did_you_mean
@@ -85,7 +85,7 @@ def weight_files(path: Path) -> list[Path]:
     files = [whole]
     if index.is_file() and not whole.is_file():  # transformers prefers the single file
         names = json_file(index).get("weight_map")
-        if not isinstance(names, dict) or any(name != Path(str(name)).name for name in names.values()):
+        if not isinstance(names, dict) or any(inside(path, name, links=True) is None for name in names.values()):
             raise BadInput(f"path: {index.name} does not name files of its folder, got '{names}'; copy it again")
         files = [path / name for name in sorted(set(names.values()))]
     missing = [file.name for file in files if not file.is_file()]

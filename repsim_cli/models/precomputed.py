@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from repsim_cli.data.files import existing, local, npz_arrays
+from repsim_cli.data.files import existing, local, npz_arrays, saved
 from repsim_cli.errors import BadInput, RunFailed
 from repsim_cli.files import readable, refusing
 from repsim_cli.models.checkpoints import hash_files
@@ -245,7 +245,7 @@ def _open_table(file: Path) -> tuple[Shapes, Reader, Ids]:
     import pyarrow.parquet
 
     if file.is_dir():
-        whole = datasets.load_from_disk(str(file))
+        whole = saved(file)
         if isinstance(whole, datasets.DatasetDict):
             raise BadInput(
                 f"path: a folder of several splits, got {', '.join(map(str, whole))}; name the folder of one"
