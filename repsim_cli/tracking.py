@@ -17,6 +17,7 @@ import numpy as np
 
 from repsim_cli import export, results
 from repsim_cli.errors import BadInput
+from repsim_cli.plain import once
 from repsim_cli.results import Run
 
 PROJECT = "repsim"  # of wandb, experiment of mlflow
@@ -86,8 +87,9 @@ def mlflow(record: Record) -> None:
     with mlflow.start_run(run_name=record.name):
         mlflow.log_params({key: str(value)[:500] for key, value in flat(record.config).items()})
         mlflow.log_metrics({plain(name): value for name, value in record.numbers.items()})
+        given: dict[str, tuple[str, ...]] = {}
         for sheet in record.tables():
-            mlflow.log_text(export.as_csv(sheet).decode(), f"tables/{results.slug(sheet.name)}.csv")
+            mlflow.log_text(export.as_csv(sheet).decode(), f"tables/{once(sheet.name, given)}.csv")
         for file in record.figures():
             mlflow.log_artifact(str(file), "figures")
 

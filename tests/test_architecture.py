@@ -12,7 +12,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "repsim_cli"
 ORDER = [
-    "errors", "files", "documents", "signals", "workers", "planning", "registry", "settings", "segments", "symmetric", "content", "schema1", "environment", "results", "folders",
+    "errors", "plain", "files", "documents", "signals", "workers", "planning", "registry", "settings", "segments", "symmetric", "content", "schema1", "environment", "results", "folders",
     "so_far",
     "cache", "executors", "data", "models", "activations", "measures", "similarity", "significance", "stitching", "training", "analysis",
     "draw", "findings", "comparison", "export", "custom", "report", "tracking", "studies", "binding", "config", "units", "execution",

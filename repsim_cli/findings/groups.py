@@ -23,7 +23,7 @@ from repsim_cli.findings.chance import chance_levels
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
 from repsim_cli.findings.evidence import EXACT, LEVEL, ROUNDING, SAMPLED, Evidence, arrangements, by_jackknife
 from repsim_cli.findings.layers import block_of, point_of
-from repsim_cli.results import slug
+from repsim_cli.plain import slug
 
 Members = Mapping[str, Sequence[str]]
 Pairs = list[tuple[int, int]]
@@ -334,7 +334,7 @@ def of_groups(every: Mapping[str, Curve], analysis: str) -> Iterator[Job]:
         if curve.analysis == analysis and "pairs_of" in curve.about:
             by_figure.setdefault((curve.about["quantity"], curve.about["point"]), []).append(curve)
     for (quantity, point), kept in by_figure.items():
-        yield f"{slug(quantity)}-{slug(point)}-groups", partial(_by_depth, kept)
+        yield slug(quantity, point, "groups"), partial(_by_depth, kept)
 
 
 def _by_depth(every: Sequence[Curve]) -> Any:
