@@ -3,8 +3,9 @@
 import csv
 import hashlib
 import io
+import itertools
 import re
-from collections.abc import Iterable, MutableMapping
+from collections.abc import Container, Iterable, MutableMapping
 from typing import Any
 
 PART, WHOLE = 60, 180  # characters of a label in a name, and of the name
@@ -31,10 +32,10 @@ class Name(str):
 
 def slug(*labels: str) -> Name:
     """Labels as a safe part of a file name, joined by hyphens. A label that was shortened, or changed beyond
-    underscores for spaces, ends with a hash of the whole. A label that is a name stands for its labels.
+    underscores for spaces and commas, ends with a hash of the whole. A label that is a name stands for its labels.
 
-    >>> slug("mean cka", "resid_post@3"), slug("../my model@3")
-    ('mean_cka-resid_post@3', 'my_model@3-ba29c2b4')
+    >>> slug("cka, words", "resid_post@3"), slug("../my model@3")
+    ('cka__words-resid_post@3', 'my_model@3-ba29c2b4')
     """
     parts = tuple(part for label in labels for part in getattr(label, "parts", (label,)))
     return Name(_cut("-".join(map(_part, parts)), WHOLE, parts), parts)
@@ -42,7 +43,7 @@ def slug(*labels: str) -> Name:
 
 def _part(label: str) -> str:
     kept = re.sub(r"[^\w.@-]", "_", label, flags=re.ASCII).lstrip("._") or "x"
-    return _cut(kept, PART if kept == label.replace(" ", "_") else 0, label)
+    return _cut(kept, PART if kept == re.sub("[ ,]", "_", label) else 0, label)
 
 
 def _cut(text: str, most: int, of: Any) -> str:
@@ -68,6 +69,16 @@ def once(name: str, given: MutableMapping[str, tuple[str, ...]]) -> str:
         raise RuntimeError(f"{stem}: the file of this name is written twice")
     given[stem.casefold()] = parts
     return stem
+
+
+def free(key: str, taken: Container[str]) -> str:
+    """The key, with a number where it is taken: labels may hold what joins them.
+
+    >>> free("a, b", {"a, b": 0})
+    'a, b 2'
+    """
+    numbered = (f"{key} {number}" for number in itertools.count(2))
+    return next(each for each in itertools.chain([key], numbered) if each not in taken)
 
 
 def escaped(text: str) -> str:

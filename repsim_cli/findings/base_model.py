@@ -19,7 +19,7 @@ from repsim_cli.findings.chance import chance_levels, level_in
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
 from repsim_cli.findings.evidence import thirds
 from repsim_cli.findings.maps import Map, map_of
-from repsim_cli.plain import slug
+from repsim_cli.plain import free, slug
 
 Places = Mapping[str, slice]
 BASE, SEEDS, OTHERS = "same layer", "other seeds", "other trainings"  # what a layer is compared with
@@ -169,7 +169,7 @@ def base_model(run: Finished, options: BaseModel, claims: Sequence[Claim]) -> Pa
         by_model = compared(layers.values, whole, str(run.base))
         name, levels = f"{label} with {run.base}", chance_levels(run, layers)
         for model, values in by_model.items():
-            lines[f"{name}, {model}"] = Curve(
+            lines[free(f"{name}, {model}", lines)] = Curve(
                 x=Axis(name="layer"),
                 y=Axis(
                     name=layers.measure.card["label"]

@@ -18,7 +18,7 @@ from repsim_cli.findings.analysis import Finished, Job, LayerMap, Part, Planned,
 from repsim_cli.findings.claims import Claim
 from repsim_cli.findings.evidence import ROUNDING
 from repsim_cli.findings.groups import Point, points_of
-from repsim_cli.plain import slug
+from repsim_cli.plain import free, slug
 
 TABLE = "identification of layers"
 COLUMNS = ["measure", "models", "hook point", "identified", "low", "high", "chance", "layers", "seeds"]
@@ -170,7 +170,7 @@ def layer_identification(run: Finished, options: LayerIdentification, claims: Se
                 rows.append([label, network, point, mean, *ends, 1 / count, count, len(models)])
                 names = [run.models[models[0]].layers[place] for place in at.places]
                 pairs = np.array(list(permutations(range(len(models)), 2))).T
-                matrices[f"{FOUND}, {label}, {network}, {point}"] = (
+                matrices[free(f"{FOUND}, {label}, {network}, {point}", matrices)] = (
                     blocks[pairs[0], pairs[1]].mean(0),
                     Matrix(
                         rows=Side(model=network, layers=names),

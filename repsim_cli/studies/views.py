@@ -26,7 +26,7 @@ from repsim_cli.errors import BadInput, Degenerate, RunFailed
 from repsim_cli.findings.layers import in_order
 from repsim_cli.measures.gromov import Space, space
 from repsim_cli.models.source import AnySource, Source
-from repsim_cli.plain import slug
+from repsim_cli.plain import free, slug
 from repsim_cli.registry import did_you_mean, studies
 from repsim_cli.results import Run
 from repsim_cli.settings import ALL_REMEDIES, Above0, Extract, Hardware, Medium, NotNegative, Positive, Tries
@@ -358,7 +358,7 @@ class Views:
             a, b = (spaces[label][names.index(name)] for name in (row, column))
             for starts, plan in matched(a, b, restarts=settings.restarts, seed=self.seed).items():
                 stem = slug("couplings", f"{number:03d}", label, row, column, plan.start)
-                matrices[f"coupling of {label}, {row} and {column}, {starts}"] = Matrix(
+                matrices[free(f"coupling of {label}, {row} and {column}, {starts}", matrices)] = Matrix(
                     rows=Side(model=row, layers=batch.names),
                     columns=Side(model=column, layers=batch.names),
                     values=run.write_array(stem, plan.coupling),
