@@ -15,7 +15,7 @@ TURNING = (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A
 STEERING = (*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029, *TURNING, *range(0xD800, 0xE000))
 SHOWN = {i: chr(i).encode("unicode_escape").decode() for i in STEERING}
 # what a spreadsheet takes for a formula, also in the wide form, and what it takes for a number
-FORMULA = re.compile(r"\s*[=+\-@＝＋－＠]|[\t\r\n]")
+FORMULA = re.compile(r"\s*[=+\-@＝＋－＠]|[\t\n]")
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?|[+-]?(inf|nan)", re.IGNORECASE)
 
 
@@ -102,5 +102,7 @@ def csv_bytes(rows: Iterable[Iterable[Any]]) -> bytes:
 
 
 def _cell(value: Any) -> Any:
-    formula = isinstance(value, str) and FORMULA.match(value) and not NUMBER.fullmatch(value)
-    return f"'{value}" if formula else value
+    if not isinstance(value, str):
+        return value
+    text = value.replace("\r", "\n")  # which csv puts into quotes
+    return f"'{text}" if FORMULA.match(text) and not NUMBER.fullmatch(text) else text
