@@ -56,6 +56,12 @@ def test_who_may_import_hydra_and_omegaconf():
         assert "omegaconf" not in names or room(file) in ("cli", "config", "api"), file
 
 
+def test_labels_reach_a_terminal_through_one_function():
+    """`say`; and the lines that a terminal redraws."""
+    calls = [(f, n) for f in sources() for n in ast.walk(ast.parse(f.read_text())) if isinstance(n, ast.Call)]
+    assert {f.name for f, n in calls if ast.unparse(n.func) == "print"} == {"terminal.py", "follow.py"}
+
+
 def test_nothing_unsafe_is_called():
     found = [n for f in sources() for n in ast.walk(ast.parse(f.read_text())) if isinstance(n, ast.Call)]
     calls = {ast.unparse(n.func) for n in found}

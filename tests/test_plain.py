@@ -4,6 +4,8 @@ import csv
 import io
 import json
 import logging
+import shutil
+import subprocess
 import sys
 from itertools import combinations_with_replacement
 
@@ -11,7 +13,9 @@ import matplotlib.image
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 
+import repsim_cli
 from repsim_cli import export, results
 from repsim_cli.activations import cached
 from repsim_cli.activations.readings import Reading
@@ -20,6 +24,7 @@ from repsim_cli.content import Matrix, Measured, Results, Side, Table
 from repsim_cli.draw.frame import save
 from repsim_cli.findings.analyse import draw
 from repsim_cli.plain import csv_bytes, escaped, free, once, slug
+from repsim_cli.report import ASSETS
 from repsim_cli.report.record import drawn_from
 
 LONG = "Llama-3-8B-Instruct-sft-openhermes-lr1e-5-bs128-warmup-cosine-seed0"
@@ -178,6 +183,15 @@ def test_cells_are_no_formulas_and_numbers_stay():
     assert numbers == ["" if cell is None else str(cell) for cell in NUMBERS]
 
 
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
+def test_cells_that_a_page_saves():
+    script = f"{(ASSETS / 'common.js').read_text()}\nprocess.stdout.write(csv(...{json.dumps([FORMULAS, [[-2, '-2', '-x=1', None]]])}))"
+    out = subprocess.run(["node", "-e", script], capture_output=True, check=True).stdout.decode()
+    formulas, numbers = csv.reader(io.StringIO(out, newline=""))
+    assert formulas == [f"'{cell}" for cell in FORMULAS]
+    assert numbers == ["-2", "-2", "'-x=1", ""]
+
+
 def test_labels_that_are_formulas_in_exports(tmp_path):
     folder = run_of(tmp_path / "run", ["=1+1", "@SUM(A1)"])
     export.export(folder, tmp_path, ["csv"])
@@ -217,6 +231,42 @@ def test_control_characters_in_figures(tmp_path):
     assert [label.get_text() for label in axes.get_xticklabels()] == ["$x\\x1b$", "y"]
     assert not set((tmp_path / "a.svg").read_text()) & set("\x1b\x00\x9b\u202e\u2066")
     assert not (tmp_path / "labels.txt").exists()
+
+
+def test_a_label_that_begins_another_has_a_map_of_its_own(tmp_path):
+    result = repsim_cli.load(run_of(tmp_path / "run", ["m", "n"], ["cka_unbiased", "cka", "measures"]))
+    for number, name in enumerate(result.measures):
+        assert f"{0.1 + number / 100:.2f}" in {text.get_text() for text in result.plot(name).findobj(Text)}
+
+
+def test_a_run_of_labels_that_begin_alike(repsim, newest, tmp_path):
+    """Of a probe of each of two models, the numbers that the table has, in arrays, exports and figures."""
+    labels = [f"{LONG}-step3201", f"{LONG}-step9601"]
+    classes = np.random.default_rng(0).choice(["x", "y"], 60)
+    rows = [f"{['rain', 'dogs', 'cats', 'wind'][i % 4]} word{i % 7},{name}" for i, name in enumerate(classes)]
+    (tmp_path / "t.csv").write_text("\n".join(["text,label", *rows]))
+    config = {
+        "defaults": [{"override /model": []}, {"override /data": "table"}, {"override /measure": []}, {"override /extract": "pooled"}],
+        "study": "probes",
+        "data": {"path": str(tmp_path / "t.csv"), "label": "label"},
+        "extract": {"sequences": 60, "rows": 60, "layers": [1, 3, 5]},
+        "options": {"probes": ["ridge_classification"]},
+        "model": {label: {"kind": "shipped", "name": name} for label, name in zip(labels, ["tiny_a_step100", "tiny_b"], strict=True)},
+    }  # fmt: skip
+    (tmp_path / "c" / "experiment").mkdir(parents=True)
+    (tmp_path / "c" / "experiment" / "long.yaml").write_text(f"# @package _global_\n{json.dumps(config)}")
+    code, _, err = repsim(
+        "run", "--config-dir", tmp_path / "c", "experiment=long", "hardware.threads=1", "hardware.processes=1"
+    )
+    assert code == 0, err
+    whole = results.read_results(newest())
+    told = [[row[4] for row in whole.tables["probes"].rows if row[0] == label] for label in labels]
+    assert told[0] != told[1]
+    kept = [results.read_array(newest(), whole.matrices[f"ridge_classification, {x}"].values)[:, 0] for x in labels]
+    np.testing.assert_array_equal(kept, told)
+    assert len([file for file in draw(newest(), only=["probes"]) if file.name.startswith("probes-")]) == 4
+    tables = [file.read_text() for file in export.export(newest(), tmp_path / "out", ["csv"]) if "matrix-" in file.name]
+    assert [[float(line.split(",")[1]) for line in text.splitlines()[1:]] for text in tables] == told
 
 
 def unsafe(text):
