@@ -17,7 +17,7 @@ from repsim_cli.activations.inputs import check_modality, paired, tokenizers
 from repsim_cli.activations.places import row_labels
 from repsim_cli.activations.readings import Layer, devices, readings
 from repsim_cli.activations.rows import row_numbers
-from repsim_cli.analysis.couplings import matched
+from repsim_cli.analysis.couplings import BEST, matched
 from repsim_cli.analysis.histograms import DistanceScale, apart, histograms, spreads, subsets
 from repsim_cli.analysis.neighbourhoods import FULL, PLANE, nearest, plane
 from repsim_cli.content import Matrix, Results, Side
@@ -357,7 +357,8 @@ class Views:
             names = self._names(label)
             a, b = (spaces[label][names.index(name)] for name in (row, column))
             for starts, plan in matched(a, b, restarts=settings.restarts, seed=self.seed).items():
-                stem = slug("couplings", f"{number:03d}", label, row, column, plan.start)
+                of = ["best"] if starts == BEST else []  # both may lead from one start
+                stem = slug("couplings", f"{number:03d}", label, row, column, *of, plan.start)
                 matrices[free(f"coupling of {label}, {row} and {column}, {starts}", matrices)] = Matrix(
                     rows=Side(model=row, layers=batch.names),
                     columns=Side(model=column, layers=batch.names),
