@@ -9,7 +9,8 @@ import numpy as np
 
 from repsim_cli.draw.heatmap import heatmap
 from repsim_cli.errors import BadInput
-from repsim_cli.results import read_array, read_results, slug
+from repsim_cli.plain import slug
+from repsim_cli.results import read_array, read_results
 
 SMALLEST_RANGE = 1e-12
 
@@ -89,7 +90,7 @@ def table(differences: list[Difference]) -> list[dict[str, Any]]:
 def figures(differences: list[Difference], names: tuple[str, str]) -> Iterator[tuple[str, Callable[[], Any]]]:
     """A heatmap per measure and pair of models, zero in the middle of the scale. names: of the two runs."""
     for number, difference in enumerate(differences):
-        name = f"{slug(difference.measure)}-{number:02d}-{slug(difference.rows)}-{slug(difference.columns)}"
+        name = slug(difference.measure, f"{number:02d}", difference.rows, difference.columns)
         yield name, partial(_figure, difference, names)
 
 

@@ -1,6 +1,5 @@
 """The numbers of a run as files for papers and other programs: CSV, LaTeX and parquet."""
 
-import csv
 import io
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,7 +7,8 @@ from typing import Any, NamedTuple
 
 from repsim_cli.content import Curve, Matrix
 from repsim_cli.draw.heatmap import by_block
-from repsim_cli.results import read_array, read_results, slug, write
+from repsim_cli.plain import Name, csv_bytes, escaped, once
+from repsim_cli.results import read_array, read_results, write
 
 FORMATS = ("csv", "latex", "parquet")
 SUFFIXES = {"csv": "csv", "latex": "tex", "parquet": "parquet"}
@@ -17,6 +17,8 @@ SPECIAL = {c: f"\\{c}" for c in "&%$#_{}"} | {
     "~": "\\textasciitilde{}",
     "^": "\\textasciicircum{}",
     "\\": "\\textbackslash{}",
+    "[": "{[}",  # an option of the end of the line before, as is a star
+    "*": "{*}",
 }
 
 
@@ -39,9 +41,10 @@ def sheets(folder: Path) -> Iterator[Sheet]:
     pairs: list[list[Any]] = []
     for measured in results.measures:
         for matrix in measured.matrices:
-            name = f"{measured.label}-{matrix.rows.model}-{matrix.columns.model}"
+            labels = (measured.label, matrix.rows.model, matrix.columns.model)
             about = f"{measured.card['label']}: layers of {matrix.rows.model} by layers of {matrix.columns.model}"
-            yield _matrix(folder, name, f"{about}, {matrix.n or measured.estimate['rows']} rows", matrix)
+            about = f"{about}, {matrix.n or measured.estimate['rows']} rows"
+            yield _matrix(folder, Name("-".join(labels), labels), about, matrix)
             pairs += _pairs(folder, measured.label, matrix)
     columns = ["measure", "model", "layer", "other_model", "other_layer", "value", *ERRORS]
     if pairs:
@@ -87,25 +90,22 @@ def export(folder: Path, into: Path, kinds: list[str]) -> list[Path]:
     """
     whole = list(sheets(folder))
     written: list[Path] = []
+    given: dict[str, tuple[str, ...]] = {}
+    stems = [once(sheet.name, given) for sheet in whole]
     for kind in kinds:
-        for sheet in whole:
+        for stem, sheet in zip(stems, whole, strict=True):
             if kind == "latex" and sheet.long:
                 continue
             into.mkdir(parents=True, exist_ok=True)
-            stem, number = slug(sheet.name), 2
-            while (file := into / f"{stem}.{SUFFIXES[kind]}") in written:
-                stem, number = f"{slug(sheet.name)}-{number}", number + 1
             content = {"csv": as_csv, "latex": as_latex, "parquet": as_parquet}[kind](sheet)
-            write(file, content)
-            written.append(file)
+            written.append(into / f"{stem}.{SUFFIXES[kind]}")
+            write(written[-1], content)
     return written
 
 
 def as_csv(sheet: Sheet) -> bytes:
     """With full precision; what a run does not have is an empty field."""
-    stream = io.StringIO(newline="")
-    csv.writer(stream, lineterminator="\n").writerows([sheet.columns, *sheet.rows])
-    return stream.getvalue().encode()
+    return csv_bytes([sheet.columns, *sheet.rows])
 
 
 def as_parquet(sheet: Sheet) -> bytes:
@@ -137,7 +137,7 @@ def as_latex(sheet: Sheet) -> bytes:
     numeric = [all(cell is None or _is_number(cell) for cell in cells) for cells in zip(*sheet.rows, strict=True)]
     kinds = "".join("r" if number else "l" for number in numeric) or "l" * len(sheet.columns)
     lines = [
-        f"% {sheet.about}; needs \\usepackage{{booktabs}}".replace("\n", " "),
+        f"% {_line(sheet.about)}; needs \\usepackage{{booktabs}}",
         f"\\begin{{tabular}}{{{kinds}}}",
         "\\toprule",
         " & ".join(map(_escaped, sheet.columns)) + " \\\\",
@@ -169,4 +169,8 @@ def _cell(cell: Any) -> str:
 
 
 def _escaped(text: str) -> str:
-    return "".join(SPECIAL.get(c, c) for c in " ".join(text.split()))
+    return "".join(SPECIAL.get(c, c) for c in _line(text))
+
+
+def _line(text: str) -> str:
+    return escaped(" ".join(text.split()))

@@ -34,6 +34,8 @@ from repsim_cli.documents import Unreadable, misfit, read_json, read_yaml
 from repsim_cli.environment import git_state, versions
 from repsim_cli.errors import BadInput
 from repsim_cli.files import explained, in_utf8, inside
+from repsim_cli.plain import once
+from repsim_cli.plain import slug as slug  # for analyses of others
 
 LOCK, STATE = ".lock", "state.safetensors"
 PAIRS = ".pairs"  # notes on pairs that are solved one by one, until the run ends
@@ -97,16 +99,6 @@ def quiet(items: Iterable, **_: Any) -> Iterator:
     return iter(items)
 
 
-def slug(name: str) -> str:
-    """A name as a safe part of a file name; different names may give the same part.
-
-    >>> slug("../my model@3")
-    'my_model@3'
-    """
-    kept = "".join(c if c.isascii() and (c.isalnum() or c in "-_.@") else "_" for c in name)
-    return kept.lstrip("._")[:60] or "_"
-
-
 def dumps(value: Any) -> str:
     """Strict JSON: NaN and infinity are errors, so that no failure becomes a number."""
     return json.dumps(value, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
@@ -149,6 +141,7 @@ class Run:
     manifest: dict[str, Any]
     lock: Any
     progress: Progress = quiet
+    _arrays: dict[str, tuple[str, ...]] = field(default_factory=dict)
     _started: float = field(default_factory=time.monotonic)
 
     def save_manifest(self) -> None:
@@ -188,11 +181,12 @@ class Run:
         write(self.folder / name, text.encode())
 
     def write_array(self, name: str, array: np.ndarray) -> str:
-        """Saves arrays/NAME.npy (no pickle) and returns this path, relative to the folder."""
+        """Saves arrays/NAME.npy (no pickle) and returns this path, relative to the folder. Raises RuntimeError
+        where this process wrote an array of this name there."""
         (self.folder / "arrays").mkdir(exist_ok=True)
         stream = io.BytesIO()
         np.save(stream, np.ascontiguousarray(array, dtype=np.float64), allow_pickle=False)
-        relative = f"arrays/{name}.npy"
+        relative = f"arrays/{once(name, self._arrays)}.npy"
         write(self.folder / relative, stream.getvalue())
         self._hashed(relative)
         return relative

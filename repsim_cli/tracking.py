@@ -17,6 +17,7 @@ import numpy as np
 
 from repsim_cli import export, results
 from repsim_cli.errors import BadInput
+from repsim_cli.plain import free, once
 from repsim_cli.results import Run
 
 PROJECT = "repsim"  # of wandb, experiment of mlflow
@@ -46,7 +47,7 @@ class Record:
                 where = f"{measured.label}/{matrix.rows.model} x {matrix.columns.model}"
                 for word, function in (("mean", np.mean), ("lowest", np.min), ("highest", np.max)):
                     if values.size:
-                        numbers[f"{where}/{word}"] = float(function(values))
+                        numbers[free(f"{where}/{word}", numbers)] = float(function(values))
         for claim in whole.claims:
             if claim.value is not None and math.isfinite(claim.value):
                 numbers[f"claims/{claim.name}/{claim.measure}"] = float(claim.value)
@@ -85,9 +86,13 @@ def mlflow(record: Record) -> None:
         mlflow.set_experiment(PROJECT)
     with mlflow.start_run(run_name=record.name):
         mlflow.log_params({key: str(value)[:500] for key, value in flat(record.config).items()})
-        mlflow.log_metrics({plain(name): value for name, value in record.numbers.items()})
+        metrics: dict[str, float] = {}
+        for name, value in record.numbers.items():
+            metrics[free(plain(name), metrics)] = value
+        mlflow.log_metrics(metrics)
+        given: dict[str, tuple[str, ...]] = {}
         for sheet in record.tables():
-            mlflow.log_text(export.as_csv(sheet).decode(), f"tables/{results.slug(sheet.name)}.csv")
+            mlflow.log_text(export.as_csv(sheet).decode(), f"tables/{once(sheet.name, given)}.csv")
         for file in record.figures():
             mlflow.log_artifact(str(file), "figures")
 

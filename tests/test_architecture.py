@@ -12,7 +12,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "repsim_cli"
 ORDER = [
-    "errors", "files", "documents", "signals", "workers", "planning", "registry", "settings", "segments", "symmetric", "content", "environment", "closure", "results", "folders",
+    "errors", "plain", "files", "documents", "signals", "workers", "planning", "registry", "settings", "segments", "symmetric", "content", "environment", "closure", "results", "folders",
     "so_far",
     "cache", "executors", "data", "models", "activations", "measures", "similarity", "significance", "stitching", "training", "analysis",
     "draw", "findings", "comparison", "export", "custom", "report", "tracking", "studies", "binding", "config", "units", "execution",
@@ -54,6 +54,12 @@ def test_who_may_import_hydra_and_omegaconf():
         names = {name.split(".")[0] for name in imports(file)}
         assert "hydra" not in names or room(file) == "cli", file
         assert "omegaconf" not in names or room(file) in ("cli", "config", "api"), file
+
+
+def test_labels_reach_a_terminal_through_one_function():
+    """`say`; and the lines that a terminal redraws."""
+    calls = [(f, n) for f in sources() for n in ast.walk(ast.parse(f.read_text())) if isinstance(n, ast.Call)]
+    assert {f.name for f, n in calls if ast.unparse(n.func) == "print"} == {"terminal.py", "follow.py"}
 
 
 def test_nothing_unsafe_is_called():

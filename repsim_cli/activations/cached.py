@@ -11,7 +11,7 @@ from typing import Any
 from repsim_cli.activations.places import rows_run
 from repsim_cli.activations.readings import Reading
 from repsim_cli.activations.stored import activations_key, from_entry, shard_key
-from repsim_cli.cache import Entry, limit, trim, using
+from repsim_cli.cache import Entry, key, limit, trim, using
 from repsim_cli.data.base import Sequences
 from repsim_cli.settings import Extract
 
@@ -74,7 +74,7 @@ def entries_of(
     for reading in live:
         label = reading.label
         name = activations_key(identities[label], sequences[label], extract, reading.points, dtype)
-        entries[label] = Entry("activations", f"{label}-{name}", home=folder)
+        entries[label] = Entry("activations", key({"label": label, "rows": name}), home=folder)
         entries[label].load()
     yield entries
     shutil.rmtree(folder, ignore_errors=True)

@@ -18,6 +18,7 @@ from repsim_cli.draw.chance import Chance, level_of
 from repsim_cli.errors import BadInput
 from repsim_cli.findings.analyse import asked, card_of, draw
 from repsim_cli.findings.analysis import Finished
+from repsim_cli.plain import slug
 from repsim_cli.registry import did_you_mean
 
 SCREEN = 80  # dots per inch of the map in a notebook
@@ -130,8 +131,9 @@ class Result:
         )
         make = card_of("maps").figures
         assert make is not None
-        names = {name: maker for name, maker in make(run, False)}
-        figure = next(maker for name, maker in names.items() if name.startswith(results.slug(label)))()
+        jobs = [(slug(name).parts, maker) for name, maker in make(run, False)]
+        # LABEL-all, LABEL-panels or a pair of models; small multiples are named otherwise
+        figure = next(maker for parts, maker in jobs if parts[0] == label and len(parts) in (2, 5))()
         # names and titles stand outside the figure; notebooks show by themselves only what pyplot has made
         figure.savefig = partial(type(figure).savefig, figure, bbox_inches="tight")
         figure._repr_png_ = lambda: _png(figure)

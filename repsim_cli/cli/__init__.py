@@ -6,11 +6,13 @@ import importlib
 import os
 import sys
 from collections.abc import Callable, Sequence
+from typing import NoReturn
 
 from repsim_cli import __version__, signals
-from repsim_cli.cli.terminal import complain, log, terminal_log
+from repsim_cli.cli.terminal import complain, log, say, terminal_log
 from repsim_cli.errors import BadInput, RepsimError
 from repsim_cli.files import explained
+from repsim_cli.plain import escaped
 from repsim_cli.presets import GROUPS, UNSELECTED
 
 
@@ -34,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except KeyboardInterrupt:
         hint = "; the same command with resume=latest resumes it" if words[:1] == ["run"] else ""
         with contextlib.suppress(OSError):  # the terminal may be gone
-            print(f"interrupted{hint}", file=sys.stderr)
+            say(f"interrupted{hint}", file=sys.stderr)
         code = signals.INTERRUPTED
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -53,8 +55,15 @@ def _command(module: str, name: str) -> Callable:
     return lambda parsed: getattr(importlib.import_module(f"repsim_cli.cli.{module}"), name)(parsed)
 
 
+class Parser(argparse.ArgumentParser):
+    """Its errors show the words as `say` does."""
+
+    def error(self, message: str) -> NoReturn:
+        super().error(escaped(message))
+
+
 def parser() -> argparse.ArgumentParser:
-    top = argparse.ArgumentParser(
+    top = Parser(
         prog="repsim",
         description="Compare the inside of language models: from one config to similarity matrices, figures and JSON.",
         epilog="example: repsim run experiment=tiny/pythia_cka",

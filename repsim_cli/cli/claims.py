@@ -9,7 +9,7 @@ from typing import Any
 
 from repsim_cli import folders, registry, results
 from repsim_cli.cli.configs import store
-from repsim_cli.cli.terminal import log
+from repsim_cli.cli.terminal import log, say
 from repsim_cli.errors import BadInput, RunFailed
 from repsim_cli.presets import conf_dir, described
 
@@ -26,15 +26,15 @@ def claims_command(parsed: argparse.Namespace) -> int:
         check(claims)
         runs = newest(results.outputs_root())
         runs = {name: folder for name, folder in runs.items() if name.startswith(f"{TINY}_")}
-        print("\n".join(table(claims, verdicts(runs))))
+        say(*table(claims, verdicts(runs)))
         return 0
     by_claim = verdicts(newest(results.outputs_root()), values=True)
     for claim in claims:
-        print(f"{claim.name} ({claim.source}, analysis {claim.analysis})")
-        print(f"  {claim.says}")
-        print(f"  holds where {claim.statistic} is {bound(claim)}")
+        say(f"{claim.name} ({claim.source}, analysis {claim.analysis})")
+        say(f"  {claim.says}")
+        say(f"  holds where {claim.statistic} is {bound(claim)}")
         for run, words in by_claim.get(claim.name, {}).items():
-            print(f"  {run}: {'; '.join(words)}")
+            say(f"  {run}: {'; '.join(words)}")
     return 0
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from repsim_cli import results, so_far
+from repsim_cli.plain import escaped
 from repsim_cli.report.record import block_means
 
 FOLLOWED = 1.0  # seconds between two looks at a running run
@@ -34,12 +35,11 @@ def follow(folder: Path) -> None:
             new = new if ended else new[: new.rfind(b"\n") + 1]
             shown += len(new)
         maps = [] if ended else so_far.read(folder)
+        text = "\n".join(map(escaped, new.decode(errors="replace").split("\n")))
         if terminal:
-            text, below = redrawn(new.decode(errors="replace"), below, terminal_maps(maps, shutil.get_terminal_size()))
-        else:
-            text = new.decode(errors="replace")
-            if maps and time.monotonic() >= told + LINES:
-                text, told = text + "".join(f"{known(given)}\n" for given in maps), time.monotonic()
+            text, below = redrawn(text, below, terminal_maps(maps, shutil.get_terminal_size()))
+        elif maps and time.monotonic() >= told + LINES:
+            text, told = text + "".join(f"{known(given)}\n" for given in maps), time.monotonic()
         print(text, end="", flush=True)
         if ended:
             return
@@ -58,7 +58,7 @@ def known(given: so_far.Map) -> str:
     """How far the map is, and its range."""
     cells = given.values[np.isfinite(given.values)]
     spread = f", mean {cells.mean():.3f}, lowest {cells.min():.3f}, highest {cells.max():.3f}" if cells.size else ""
-    return f"{given.measured.label}: {given.state}{spread}"
+    return escaped(f"{given.measured.label}: {given.state}{spread}")
 
 
 def terminal_maps(maps: Sequence[so_far.Map], size: os.terminal_size) -> list[str]:
@@ -84,4 +84,4 @@ def terminal_maps(maps: Sequence[so_far.Map], size: os.terminal_size) -> list[st
         lines.append(f"{name[:wide]:{wide}} {''.join(cells)}")
     averaged = f"; means of {block} x {block} layers" if block > 1 else ""
     lines.append(f"{drawn.measured.label}: {SHADES[-1]} close, {UNKNOWN} not known yet{averaged}")
-    return [line[: size.columns - 1] for line in lines]
+    return [escaped(line)[: size.columns - 1] for line in lines]

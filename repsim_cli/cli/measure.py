@@ -1,12 +1,12 @@
 """`repsim measure`: a measure, or all measures, between two arrays."""
 
 import argparse
+import json
 import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from repsim_cli import results
-from repsim_cli.cli.terminal import Bar, check_torch, log
+from repsim_cli.cli.terminal import Bar, check_torch, log, say
 from repsim_cli.errors import BadInput, RepsimError
 
 ALL = "all"
@@ -28,10 +28,10 @@ def measure_command(parsed: argparse.Namespace) -> int:
     if record["error"]:
         raise BadInput(f"{record['measure']}: {record['error']}")
     if parsed.json:
-        print(results.dumps(record), end="")
+        say(*json.dumps(record, indent=1, allow_nan=False).split("\n"))
     else:
         _warn(record)
-        print(record["value"])
+        say(str(record["value"]))
     return 0
 
 
@@ -45,15 +45,15 @@ def _all(parsed: argparse.Namespace, x: Any, y: Any, labels: Any) -> int:
         records.append(record := _by_name(name, x, y, labels))
         if record["value"] is not None and not parsed.json:
             _warn(record)
-            print(_line(record), flush=True)
+            say(_line(record))
     if all(record["value"] is None for record in records):
         raise BadInput(f"{parsed.x}, {parsed.y}: no measure applies, got: {records[0]['error']}")
     if parsed.json:
-        print(results.dumps(records), end="")
+        say(*json.dumps(records, indent=1, allow_nan=False).split("\n"))
     else:
         for record in records:
             if record["error"]:
-                print(f"not applicable: {record['measure']}: {record['error']}")
+                say(f"not applicable: {record['measure']}: {record['error']}")
     return 0
 
 

@@ -1,14 +1,11 @@
 """`repsim run`: everything is checked first, then Hydra starts the jobs; each records how it ended."""
 
-import csv
-import io
 import json
 import logging
 import multiprocessing
 import os
 import sys
 import tempfile
-import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
@@ -19,9 +16,10 @@ from repsim_cli import cache, folders, results, signals
 from repsim_cli.cli.composition import PRINTING, UNASKED, composed, hydra_line, repeated, split, typed, unasked
 from repsim_cli.cli.configs import as_hydra_takes, store, with_models
 from repsim_cli.cli.show import summary
-from repsim_cli.cli.terminal import QUIET, Bar, check_torch, complain, log, terminal_log
+from repsim_cli.cli.terminal import QUIET, Bar, Lines, check_torch, complain, log, say, terminal_log
 from repsim_cli.errors import BadInput, RepsimError, RunFailed
 from repsim_cli.files import explained
+from repsim_cli.plain import csv_bytes
 from repsim_cli.workers import followed_joblib
 
 COMMAND = "REPSIM_COMMAND"  # the command line, for manifests
@@ -48,13 +46,14 @@ def run(words: list[str]) -> int:
         elif not set(PRINTING) & set(flags):
             jobs = _checked(composed(flags, overrides, configs, config_name))
             plans = [
-                plan_text(checked.keys.name, checked.plan(), checked.misfits)
+                plan_lines(checked.keys.name, checked.plan(), checked.misfits)
                 for _, checked in jobs
                 if checked.keys.dry_run
             ]
             _say_untested(flags, overrides, configs, config_name)
             if plans:
-                print("\n\n".join(plans))
+                for number, plan in enumerate(plans):
+                    say(*([""] if number else []), *plan)
                 return 0
             results.check_root()
             cache.root()
@@ -111,7 +110,7 @@ def run(words: list[str]) -> int:
     if len(ended) > 1:
         _sweep_table(Path(ended[0][1]).parent)
         if bad:
-            print(f"{len(bad)} of {len(statuses)} jobs did not complete", file=sys.stderr)
+            say(f"{len(bad)} of {len(statuses)} jobs did not complete", file=sys.stderr)
     if "interrupted" in statuses:
         return 130
     if set(statuses) == {"refused"}:
@@ -135,14 +134,10 @@ def _sweep_table(folder: Path) -> None:
     jobs = folders.jobs(folder)
     if not jobs:  # all were refused, or they resumed runs of an earlier sweep
         return
-    text = io.StringIO()
-    table = csv.DictWriter(text, list(jobs[0]))
-    table.writeheader()
-    table.writerows(jobs)
     results.write(folder / "jobs.json", results.dumps(jobs).encode())
-    results.write(folder / "jobs.csv", text.getvalue().encode())
+    results.write(folder / "jobs.csv", csv_bytes([jobs[0], *(job.values() for job in jobs)]))
     if not os.environ.get(QUIET):
-        print(f"jobs: {folder}/jobs.csv")
+        say(f"jobs: {folder}/jobs.csv")
 
 
 def _checked(configs: list[Any]) -> list[tuple[Any, Any]]:
@@ -259,7 +254,7 @@ def _job(config: Any, checked: Any, folder: Path) -> str:
         if current is None:
             raise
         problem = f"{type(error).__name__}: {error}"
-        log.debug(traceback.format_exc())
+        log.debug("traceback", exc_info=True)
         log.error("internal error: %s; please report it with %s/repsim.log", problem, current.folder)
     finally:
         log.removeHandler(handler)
@@ -274,7 +269,7 @@ def _job(config: Any, checked: Any, folder: Path) -> str:
     if status == "complete" and current is not None:
         report.save([current.folder], current.folder / report.FILE)
         if not os.environ.get(QUIET):
-            print(summary(current.folder))
+            say(*summary(current.folder))
     return status
 
 
@@ -307,9 +302,9 @@ def _opened(checked: Any, folder: Path) -> results.Run | None:
         if target is not None:
             results.drop_empty(folder)
             if complete:
-                print(f"{target}: already complete, nothing is left to do")
+                say(f"{target}: already complete, nothing is left to do")
                 return None
-            print(f"resuming {target}", file=sys.stderr)
+            say(f"resuming {target}", file=sys.stderr)
             return results.reopen(target)
         if HydraConfig.get().mode != RunMode.MULTIRUN:
             raise BadInput("resume: no unfinished run of this configuration, got latest; start it without resume")
@@ -347,7 +342,7 @@ def _log_file(folder: Path) -> logging.Handler:
         handler = logging.FileHandler(folder / "repsim.log")
     except OSError as error:
         raise BadInput(explained(error, advice=results.ELSEWHERE)) from error
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    handler.setFormatter(Lines("%(asctime)s %(levelname)s %(message)s"))
     handler.handleError = lambda record: None  # a full disk stops the run at its next file, not at its log
     if not log.handlers:
         terminal_log()
@@ -355,7 +350,7 @@ def _log_file(folder: Path) -> logging.Handler:
     return handler
 
 
-def plan_text(name: str, plan: dict[str, Any], misfits: Sequence[str]) -> str:
+def plan_lines(name: str, plan: dict[str, Any], misfits: Sequence[str]) -> list[str]:
     """The plan of a dry run, a line per fact; then why the run itself would be refused."""
     lines = [f"plan of {name} (nothing was run)"]
     for key, value in plan.items():
@@ -367,4 +362,4 @@ def plan_text(name: str, plan: dict[str, Any], misfits: Sequence[str]) -> str:
     if misfits:
         lines.append("  does not run here")
         lines += [f"    {problem}" for problem in dict.fromkeys(misfits)]
-    return "\n".join(lines)
+    return lines

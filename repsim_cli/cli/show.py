@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from repsim_cli import folders, results, signals
 from repsim_cli.cli.follow import follow
-from repsim_cli.cli.terminal import Bar, check_torch
+from repsim_cli.cli.terminal import Bar, check_torch, say
 from repsim_cli.content import DIAGNOSTICS, Matrix, Measured, Table, Verdict
 from repsim_cli.errors import BadInput
 from repsim_cli.executors.records import FILE, read_records
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from repsim_cli.api.result import Result
 
 
-def summary(folder: Path) -> str:
+def summary(folder: Path) -> list[str]:
     """A summary of a run: how it ended, each measure by pair of models, claims, warnings, where the files are."""
     manifest = results.read_manifest(folder)
     lines = [f"{manifest['name']}: {manifest['status']}, {manifest.get('seconds', 0):.1f} s, seed {manifest['seed']}"]
@@ -49,7 +49,7 @@ def summary(folder: Path) -> str:
         lines.append(f"  figures: {len(figures)} in {folder / 'figures'}")
     if (folder / "report.html").is_file():
         lines.append(f"  report: {folder / 'report.html'}")
-    return "\n".join(lines)
+    return lines
 
 
 def _evidence(claim: Verdict) -> str:
@@ -133,11 +133,10 @@ def show_command(parsed: argparse.Namespace) -> int:
     folder = folders.find(parsed.run)
     if parsed.follow:
         follow(folder)
-    print(summary(folder))
+    say(*summary(folder))
     for name, seconds in results.read_manifest(folder)["timings"].items():
-        print(f"  {name}: {seconds:.1f} s")
-    for line in _unit_lines(folder):
-        print(line)
+        say(f"  {name}: {seconds:.1f} s")
+    say(*_unit_lines(folder))
     return 0
 
 
@@ -165,11 +164,11 @@ def _unit_lines(folder: Path) -> Iterator[str]:
 
 def _show_sweep(folder: Path) -> int:
     jobs = folders.jobs(folder)
-    print(f"sweep {folder}: {len(jobs)} jobs")
+    say(f"sweep {folder}: {len(jobs)} jobs")
     for job in jobs:
-        print(f"  {job['job']:24}  {job['status']:11}  {job['seconds']:8.1f} s  {job['overrides']}")
+        say(f"  {job['job']:24}  {job['status']:11}  {job['seconds']:8.1f} s  {job['overrides']}")
         if job["error"]:
-            print(f"    error: {job['error']}")
+            say(f"    error: {job['error']}")
     return 0
 
 
@@ -185,8 +184,7 @@ def plot_command(parsed: argparse.Namespace) -> int:
         drawn = analyse.draw(folder, Bar(), whole=parsed.all)
     if not drawn:
         raise BadInput(f"{folder}: it has no matrices, got no figure to draw; choose a run of a similarity study")
-    for file in drawn:
-        print(file)
+    say(*map(str, drawn))
     return 0
 
 
@@ -207,8 +205,7 @@ def export_command(parsed: argparse.Namespace) -> int:
         written += analyse.draw(folder, Bar(), whole=parsed.all, into=into, style=style)
     if not written:
         raise BadInput(f"{folder}: it has no tables and no figures, got nothing to export; choose another run")
-    for file in written:
-        print(file)
+    say(*map(str, written))
     return 0
 
 
@@ -228,7 +225,7 @@ def analyse_command(parsed: argparse.Namespace) -> int:
         if not parsed.changes and str(run.manifest["error"]).startswith(ANALYSES):
             run.completed()
     report.save([folder], folder / report.FILE)
-    print(summary(folder))
+    say(*summary(folder))
     return 0
 
 
@@ -251,9 +248,9 @@ def report_command(parsed: argparse.Namespace) -> int:
     if file.is_dir() or not file.parent.is_dir():
         raise BadInput(f"--output: no file can be written there, got '{file}'; name a file in a folder that exists")
     if parsed.follow:
-        print(f"{file} reloads itself until the run ends")
+        say(f"{file} reloads itself until the run ends")
         report.save_while_running(named[0], file)
-    print(report.save(named, file))
+    say(str(report.save(named, file)))
     return 0
 
 
@@ -267,7 +264,7 @@ def _overview(parsed: argparse.Namespace) -> int:
     root = results.outputs_root()
     if not root.is_dir() or not folders.runs(root):
         raise BadInput(f"RUN: no run can be read, got none in {root}; start one with: repsim run")
-    print(report.save_overview(root))
+    say(str(report.save_overview(root)))
     return 0
 
 
@@ -328,7 +325,7 @@ def _compare_models(parsed: argparse.Namespace) -> int:
     finally:
         results.drop_empty(place)
     families = list(result.manifest["models"]) != list(models)
-    print(summary(result.folder) if families else "\n".join(_answer(result, *models)))
+    say(*(summary(result.folder) if families else _answer(result, *models)))
     return 0
 
 
@@ -383,13 +380,13 @@ def _compare_runs(parsed: argparse.Namespace) -> int:
     differences, unmatched = comparison.compare(first, second)
     if parsed.output:
         Path(parsed.output).mkdir(parents=True, exist_ok=True)
-    print(f"{second} minus {first}")
+    say(f"{second} minus {first}")
     width = max(len(f"{d.rows} x {d.columns}") for d in differences)
     for d in differences:
         pair = f"{d.rows} x {d.columns}"
-        print(f"  {d.measure:16}  {pair:{width}}  largest {d.largest:9.3g}   mean {d.mean:9.3g}   {d.block.size} cells")
+        say(f"  {d.measure:16}  {pair:{width}}  largest {d.largest:9.3g}   mean {d.mean:9.3g}   {d.block.size} cells")
     for line in unmatched:
-        print(f"  not compared: {line}")
+        say(f"  not compared: {line}")
     if parsed.output:
         from repsim_cli.draw.frame import save
 
@@ -398,7 +395,7 @@ def _compare_runs(parsed: argparse.Namespace) -> int:
         results.write(folder / "comparison.json", results.dumps(record).encode())
         for file in save(folder, list(comparison.figures(differences, (first.name, second.name))), Bar()):
             if file.suffix == ".png":
-                print(file)
+                say(str(file))
     return 0
 
 
@@ -407,9 +404,8 @@ def doctor_command(parsed: argparse.Namespace) -> int:
     from repsim_cli import doctor
 
     for topic, lines in doctor.examine():
-        print(topic)
-        for line in lines:
-            print(f"  {line}")
+        say(topic)
+        say(*(f"  {line}" for line in lines))
     return 0
 
 
@@ -420,11 +416,11 @@ def cache_command(parsed: argparse.Namespace) -> int:
         cache.set_limit(cache.parse_size(parsed.limit))
     if parsed.clear:
         removed, left = cache.trim(0)
-        print(f"removed {removed} entries, {left / 1e9:.3f} GB left")
+        say(f"removed {removed} entries, {left / 1e9:.3f} GB left")
     kinds = cache.overview()
-    print(f"{cache.root()}: limit {cache.limit() / 1e9:g} GB")
+    say(f"{cache.root()}: limit {cache.limit() / 1e9:g} GB")
     for kind, count, size in kinds:
-        print(f"  {kind}: {count} entries, {size / 1e9:.3f} GB")
+        say(f"  {kind}: {count} entries, {size / 1e9:.3f} GB")
     return 0
 
 
@@ -432,7 +428,7 @@ def convert_command(parsed: argparse.Namespace) -> int:
     from repsim_cli.data.files import local
     from repsim_cli.models.pickled import convert
 
-    print(convert(parsed.source, local(parsed.target), parsed.revision))
+    say(str(convert(parsed.source, local(parsed.target), parsed.revision)))
     return 0
 
 
@@ -464,12 +460,12 @@ def _list_texts(what: str | None) -> None:
     texts = {"study": docstrings.studies(), "analysis": docstrings.analyses()}
     for kind in (what,) if what else UNSELECTED:
         if not what:
-            print(f"{kind}:")
+            say(f"{kind}:")
         width = max(map(len, texts[kind]))
         for name, text in texts[kind].items():
-            print(f"{'' if what else '  '}{name:{width}}  {text.sentence}")
+            say(f"{'' if what else '  '}{name:{width}}  {text.sentence}")
             if what and text.example:
-                print(f"  {text.example}")
+                say(f"  {text.example}")
 
 
 def list_command(parsed: argparse.Namespace) -> int:
@@ -477,27 +473,27 @@ def list_command(parsed: argparse.Namespace) -> int:
         root = results.outputs_root()
         known = folders.runs(root) if root.is_dir() else []
         if not known:
-            print(f"no runs that can be read in {root}; start one with: repsim run")
+            say(f"no runs that can be read in {root}; start one with: repsim run")
         for folder in known:
             manifest = results.read_manifest(folder)
-            print(f"{manifest['started'][:19]}  {manifest['status']:11}  {manifest['name']:24}  {folder}")
+            say(f"{manifest['started'][:19]}  {manifest['status']:11}  {manifest['name']:24}  {folder}")
         return 0
     if parsed.what == "architecture":
         from repsim_cli.models import overview
 
-        print("\n".join(overview.lines()))
+        say(*overview.lines())
         return 0
     if parsed.what in (None, *UNSELECTED):
         _list_texts(parsed.what)
     for group in {None: GROUPS, **dict.fromkeys(UNSELECTED, ())}.get(parsed.what, (parsed.what,)):
         if not parsed.what:
-            print(f"{group}:")
+            say(f"{group}:")
         comments = described(group)
         width = max(map(len, comments))
         for name, comment in comments.items():
             indent = "" if parsed.what else "  "
             graded = grade(name) if group == "measure" else ""
-            print(f"{indent}{name:{width}}  {_headline(comment)}{_allowed(comment)}{graded}{_unavailable(comment)}")
+            say(f"{indent}{name:{width}}  {_headline(comment)}{_allowed(comment)}{graded}{_unavailable(comment)}")
     return 0
 
 
@@ -505,11 +501,11 @@ def describe_command(parsed: argparse.Namespace) -> int:
     from repsim_cli.cli import describe
 
     if parsed.which is None:
-        print("\n\n".join(map(describe.shown, describe.meanings(parsed.name))))
+        say(*"\n\n".join(map(describe.shown, describe.meanings(parsed.name))).split("\n"))
         return 0
     if parsed.name != "model":
         raise BadInput(f"repsim describe: two names, got {parsed.name} {parsed.which}; a model is: model NAME")
     from repsim_cli.cli.anatomy import anatomy
 
-    print(anatomy(parsed.which))
+    say(*anatomy(parsed.which).split("\n"))
     return 0

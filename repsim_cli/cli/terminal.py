@@ -5,18 +5,35 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, TextIO
 
 from repsim_cli.errors import BadConfig, BadInput, RepsimError
+from repsim_cli.plain import escaped
 
 log = logging.getLogger("repsim")
 QUIET = "REPSIM_QUIET"
 
 
+def say(*lines: str, file: TextIO | None = None) -> None:
+    """Prints lines, by default on standard output; nothing in their labels steers the terminal."""
+    for line in lines:
+        print(escaped(line), file=file, flush=True)
+
+
+class Lines(logging.Formatter):
+    """A line per message of the log, as `say` prints it."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        return escaped(super().formatMessage(record))
+
+    def formatException(self, ei: Any) -> str:
+        return "\n".join(map(escaped, super().formatException(ei).split("\n")))
+
+
 def terminal_log() -> logging.Handler:
     """Shows warnings and errors of the log on the terminal."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
+    handler.setFormatter(Lines("%(levelname)s: %(message)s"))
     handler.setLevel(logging.WARNING)
     handler.addFilter(lambda record: record.levelno >= logging.ERROR or not os.environ.get(QUIET))
     log.setLevel(logging.DEBUG)
@@ -37,8 +54,7 @@ def check_torch() -> None:
 
 def complain(error: RepsimError, job: str = "") -> None:
     lines = error.problems if isinstance(error, BadConfig) else [" ".join(str(error).split("\n"))]
-    for line in lines:
-        print(f"error: {job}{line}", file=sys.stderr)
+    say(*(f"error: {job}{line}" for line in lines), file=sys.stderr)
 
 
 class Bar:
@@ -54,7 +70,7 @@ class Bar:
         if sys.stderr.isatty():
             from tqdm import tqdm
 
-            return iter(tqdm(sized, total=len(sized) + later, desc=label, unit=f" {unit}", leave=False))
+            return iter(tqdm(sized, total=len(sized) + later, desc=escaped(label), unit=f" {unit}", leave=False))
         return self._lines(sized, label, unit, later)
 
     def _lines(self, items: Any, label: str, unit: str, later: int) -> Iterator:
@@ -67,5 +83,5 @@ class Bar:
             if (now - shown >= 2 and done * 10 // total > (done - 1) * 10 // total) or now - shown >= 30:
                 rate = done / (now - start)
                 left = (total - done) / rate
-                print(f"{label}: {done}/{total} {unit}, {rate:.2f}/s, {left:.0f} s left", file=sys.stderr)
+                say(f"{label}: {done}/{total} {unit}, {rate:.2f}/s, {left:.0f} s left", file=sys.stderr)
                 shown = now

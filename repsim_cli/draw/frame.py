@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from repsim_cli.draw.layout import axes_of, name_powers, narrowed, room, titles_of
 from repsim_cli.errors import BadInput
+from repsim_cli.plain import escaped, once
 from repsim_cli.registry import did_you_mean
 from repsim_cli.results import Progress, quiet, write
 
@@ -122,6 +123,8 @@ def save(
     smaller = COLUMN if style.width == "column" else {}
     settings: Any = {**matplotlib.rcParamsDefault, **STYLE, **smaller, "image.cmap": style.colours}
     with matplotlib.rc_context(settings):
+        given: dict[str, tuple[str, ...]] = {}
+        jobs = [(once(name, given), make) for name, make in jobs]
         for name, make in progress(jobs, label="figures", unit="figures"):
             figure = _fitted(make, style, folder / KEY)
             folder.mkdir(parents=True, exist_ok=True)  # not before: of what cannot be drawn nothing is left
@@ -170,15 +173,22 @@ def _legible(make: Callable[[], Any], font: str, key: Path) -> Any:
 
     families = list(dict.fromkeys([font, PLAIN]))
     with matplotlib.rc_context({"font.family": families}):
-        figure = make()
+        figure = _shown(make)
     lacking = _lacking(figure, families)
     if not lacking:
         return figure
     families += _others(lacking)
     with matplotlib.rc_context({"font.family": families}):
-        figure = make()
+        figure = _shown(make)
     if lacking := _lacking(figure, families):
         _number(figure, lacking, key)
+    return figure
+
+
+def _shown(make: Callable[[], Any]) -> Any:
+    """A figure without control characters."""
+    figure = make()
+    _change(figure, lambda text: "\n".join(map(escaped, text.split("\n"))))
     return figure
 
 
@@ -208,15 +218,20 @@ def _number(figure: Any, lacking: Collection[str], key: Path) -> None:
     def of(word: str) -> str:
         return numbers.setdefault(word, f"#{len(numbers) + 1}")
 
-    for axis in axes_of(figure):
-        labels = [label.get_text() for label in axis.get_ticklabels()]
-        if any(set(label) & set(lacking) for label in labels):
-            axis.set_ticks(axis.get_ticklocs(), [numbered(label) for label in labels])
-    for text in _words(figure):
-        if set(text.get_text()) & set(lacking):
-            text.set_text(numbered(text.get_text()))
+    _change(figure, numbered)
     key.parent.mkdir(parents=True, exist_ok=True)
     write(key, "".join(f"{number} {word}\n" for word, number in numbers.items()).encode())
+
+
+def _change(figure: Any, changed: Callable[[str], str]) -> None:
+    """Puts changed(text) for each text of a figure."""
+    for axis in axes_of(figure):
+        labels = [label.get_text() for label in axis.get_ticklabels()]
+        if (others := list(map(changed, labels))) != labels:
+            axis.set_ticks(axis.get_ticklocs(), others)
+    for text in _words(figure):
+        if (other := changed(text.get_text())) != text.get_text():
+            text.set_text(other)
 
 
 @cache

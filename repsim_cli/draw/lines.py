@@ -12,7 +12,7 @@ from repsim_cli.draw.frame import MARKERS, legend_beside, several
 from repsim_cli.draw.heatmap import by_block
 from repsim_cli.draw.layout import SHADED, distinct
 from repsim_cli.draw.panels import panels
-from repsim_cli.results import slug
+from repsim_cli.plain import slug
 
 PANEL = (4.4, 3.2)  # inches
 UNKNOWN = "chance is not known here"
@@ -39,9 +39,9 @@ def of_layers(
     kept = [curve for curve in curves.values() if curve.analysis == analysis and curve.x.name == "layer"]
     for quantity in dict.fromkeys(curve.about["quantity"] for curve in kept):
         models = [curve for curve in kept if curve.about["quantity"] == quantity]
-        yield f"by-layer-{slug(quantity)}", partial(by_layer, models)
+        yield slug("by-layer", quantity), partial(by_layer, models)
         if len(merged := over_seeds(models, seeds)) < len(models):
-            yield f"by-layer-{slug(quantity)}-seeds", partial(by_layer, merged)
+            yield slug("by-layer", quantity, "seeds"), partial(by_layer, merged)
 
 
 def over_seeds(curves: Sequence[Curve], seeds: Mapping[str, str]) -> list[Curve]:

@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from repsim_cli.draw.layout import available
+from repsim_cli.plain import slug
 
 Item = TypeVar("Item")
 ACROSS = 4  # panels side by side, or more where there are many
@@ -51,7 +52,7 @@ def pages(name: str, items: Sequence[Item], most: int) -> Iterator[tuple[str, Se
     count = -(-len(items) // most)
     each = -(-len(items) // max(count, 1))
     for number in range(count):
-        yield f"{name}-{number + 1:02d}" if count > 1 else name, items[number * each : (number + 1) * each]
+        yield slug(name, f"{number + 1:02d}") if count > 1 else name, items[number * each : (number + 1) * each]
 
 
 def edges(axes: Sequence[Any]) -> list[tuple[bool, bool]]:

@@ -17,7 +17,8 @@ from repsim_cli.errors import BadInput, RunFailed
 from repsim_cli.executors.base import REFUSED, Executor, Job, Record, Unit
 from repsim_cli.executors.records import note
 from repsim_cli.executors.worker import PASSED, packages, token_file
-from repsim_cli.results import Run, slug
+from repsim_cli.plain import slug
+from repsim_cli.results import Run
 
 FAILURES = 3  # attempts at a unit that may fail
 LOSSES = 6  # workers that may end while they work on a unit

@@ -12,7 +12,8 @@ from repsim_cli.draw.frame import Figures, Style, save, settings_of
 from repsim_cli.errors import BadConfig, BadInput, Degenerate, RunFailed
 from repsim_cli.findings.analysis import Analysis, Finished, Part, Planned
 from repsim_cli.findings.claims import Claim, known
-from repsim_cli.results import Progress, Run, quiet, slug
+from repsim_cli.plain import slug
+from repsim_cli.results import Progress, Run, quiet
 
 ANALYSES = "analyses."  # what the error of a failed analysis begins with
 
@@ -110,10 +111,8 @@ def added(run: Run, whole: Results, name: str, part: Part, record: Mapping[str, 
     """The results with a part of this analysis, its arrays saved. record: its options and code."""
     matrices: dict[str, Matrix] = {}
     for label, (array, matrix) in part.matrices.items():
-        stem = f"{name}-{slug(label)}"
-        if slug(label) in map(slug, matrices):
-            stem += f"-{len(matrices)}"
-        matrices[label] = dataclasses.replace(matrix, values=run.write_array(stem, array), analysis=name)
+        values = run.write_array(slug(name, label), array)
+        matrices[label] = dataclasses.replace(matrix, values=values, analysis=name)
     return dataclasses.replace(
         whole,
         matrices=whole.matrices | matrices,

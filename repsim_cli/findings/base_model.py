@@ -19,7 +19,7 @@ from repsim_cli.findings.chance import chance_levels, level_in
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
 from repsim_cli.findings.evidence import thirds
 from repsim_cli.findings.maps import Map, map_of
-from repsim_cli.results import slug
+from repsim_cli.plain import free, slug
 
 Places = Mapping[str, slice]
 BASE, SEEDS, OTHERS = "same layer", "other seeds", "other trainings"  # what a layer is compared with
@@ -120,7 +120,7 @@ def figures(run: Finished, whole: bool) -> Iterator[Job]:
     """by-layer-MEASURE_with_BASE, MEASURE-with-BASE"""
     yield from of_layers(run.results.curves, "base_model", run.seeds)
     for label, layers in run.maps.items() if run.base in run.models else ():
-        yield f"{slug(label)}-with-{slug(str(run.base))}", partial(_beside_base, run, layers, str(run.base))
+        yield slug(label, "with", str(run.base)), partial(_beside_base, run, layers, str(run.base))
 
 
 def _beside_base(run: Finished, layers: LayerMap, base: str) -> Any:
@@ -169,7 +169,7 @@ def base_model(run: Finished, options: BaseModel, claims: Sequence[Claim]) -> Pa
         by_model = compared(layers.values, whole, str(run.base))
         name, levels = f"{label} with {run.base}", chance_levels(run, layers)
         for model, values in by_model.items():
-            lines[f"{name}, {model}"] = Curve(
+            lines[free(f"{name}, {model}", lines)] = Curve(
                 x=Axis(name="layer"),
                 y=Axis(
                     name=layers.measure.card["label"]

@@ -11,6 +11,7 @@ from repsim_cli.findings.analysis import Finished, Job, Part, analysis
 from repsim_cli.findings.chance import chance_levels
 from repsim_cli.findings.claims import Claim
 from repsim_cli.findings.layers import in_order
+from repsim_cli.plain import free
 
 COLUMNS = ["measure", "model", "largest drop", "similarity there", "median elsewhere"]
 
@@ -54,7 +55,7 @@ def blocks(run: Finished, options: Blocks, claims: Sequence[Claim]) -> Part:
             drop = int(lowest(steps))
             between = f"{names[drop]} and {names[drop + 1]}"
             rows.append([label, model, between, float(steps[drop]), float(np.median(np.delete(steps, drop)))])
-            curves[f"neighbours, {label}, {model}"] = Curve(
+            curves[free(f"neighbours, {label}, {model}", curves)] = Curve(
                 x=Axis(name="layer"),
                 y=Axis(name=f"{layers.measure.card['label']} with the layer before"),
                 at=names[1:],

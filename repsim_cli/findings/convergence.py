@@ -14,7 +14,7 @@ from repsim_cli.draw.steps import step_panel
 from repsim_cli.findings.analysis import Finished, Job, Part, analysis
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
 from repsim_cli.findings.evidence import by_chance, correlated, orders, ranks
-from repsim_cli.results import slug
+from repsim_cli.plain import slug
 
 AT_20 = 0.2  # the share of training at which the paper looks
 NAMED = 16  # layers up to which the legend has each, of more every second or third
@@ -97,10 +97,10 @@ def figures(run: Finished, whole: bool) -> Iterator[Job]:
     curves = [curve for curve in run.results.curves.values() if "point" in curve.about and curve.x.name == "step"]
     for quantity, point in dict.fromkeys((curve.about["quantity"], curve.about["point"]) for curve in curves):
         kept = [curve for curve in curves if (curve.about["quantity"], curve.about["point"]) == (quantity, point)]
-        stem = f"{slug(quantity)}-{slug(point)}"
-        yield f"{stem}-all", partial(_means, kept)
+        stem = slug(quantity, point)
+        yield slug(stem, "all"), partial(_means, kept)
         for number, curve in enumerate(kept) if whole or len(kept) <= FEW else ():
-            yield f"{stem}-{number:02d}-{slug(curve.about['model'])}", partial(_layers, curve)
+            yield slug(stem, f"{number:02d}", curve.about["model"]), partial(_layers, curve)
 
 
 def _means(curves: Sequence[Curve]) -> Any:

@@ -14,7 +14,7 @@ from repsim_cli.draw.panels import bar_beside, headline, pages, panels
 from repsim_cli.findings.analysis import FEW, Finished, Job, Part, analysis
 from repsim_cli.findings.claims import Claim, Weighed, claim
 from repsim_cli.findings.evidence import by_sign
-from repsim_cli.results import slug
+from repsim_cli.plain import slug
 
 COLUMNS = [
     "model", "rows", "columns", "starts", "objective", "from", "objective of the identity", "coupling",
@@ -85,7 +85,7 @@ def figures(run: Finished, whole: bool) -> Iterator[Job]:
     models = list(dict.fromkeys(matrix.about["model"] for matrix in measured))
     for number, model in enumerate(models if whole or len(models) <= FEW else ()):
         plans = [matrix for matrix in measured if matrix.about["model"] == model]
-        for name, some in pages(f"couplings-{number:02d}-{slug(model)}", plans, MOST):
+        for name, some in pages(slug("couplings", f"{number:02d}", model), plans, MOST):
             yield name, partial(_panels, run, model, some)
 
 

@@ -20,7 +20,7 @@ from repsim_cli.findings.analysis import Finished, Job, Part, Planned, analysis
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
 from repsim_cli.findings.evidence import arrangements, by_jackknife
 from repsim_cli.findings.groups import Members, Permuted, at_points, codes, kinds, no_groups, permuted, separated
-from repsim_cli.results import slug
+from repsim_cli.plain import slug
 
 ROUNDING = 1e-6  # by which a cosine may leave [-1, 1]
 VIOLIN = 8  # pairs from which a violin says more than the points
@@ -179,10 +179,9 @@ BOX = 0.42  # inches of a kind of pairs
 def figures(run: Finished, whole: bool) -> Iterator[Job]:
     """NAME-distances and NAME-models of every distance between models"""
     for number, matrix in enumerate(x for x in run.results.matrices.values() if x.analysis == "distances"):
-        stem = slug(matrix.about["distance"])
-        stem = f"{stem}-{number}" if number else stem
-        yield f"{stem}-distances", partial(_distances, run, matrix)
-        yield f"{stem}-models", partial(_models, run, matrix)
+        stem = slug(matrix.about["distance"], *([str(number)] if number else []))
+        yield slug(stem, "distances"), partial(_distances, run, matrix)
+        yield slug(stem, "models"), partial(_models, run, matrix)
 
 
 def _distances(run: Finished, matrix: Matrix) -> Any:

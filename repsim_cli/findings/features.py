@@ -16,7 +16,7 @@ from repsim_cli.draw.panels import columns, panels
 from repsim_cli.findings.analysis import FEW, Finished, Job, Part, analysis, asked
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
 from repsim_cli.findings.evidence import LEVEL, Evidence, by_units
-from repsim_cli.results import slug
+from repsim_cli.plain import slug
 from repsim_cli.settings import Fraction
 
 PANEL = (2.2, 2.0)  # inches
@@ -131,12 +131,12 @@ def figures(run: Finished, whole: bool) -> Iterator[Job]:
         of_pair = [row for row in rows if (row[0], row[2]) == pair]
         if len(of_pair) > 1:
             yield (
-                f"feature-spaces-{slug(pair[0])}-{slug(pair[1])}",
+                slug("feature-spaces", *pair),
                 partial(_spaces, run.results.tables[SPACES], of_pair),
             )
     crosses = run.measured(CROSS)
     for matrix in crosses if whole else crosses[-FEW:]:
-        yield f"cross-reconstruction-{slug(matrix.about['layer'])}", partial(_cross, run, matrix)
+        yield slug("cross-reconstruction", matrix.about["layer"]), partial(_cross, run, matrix)
 
 
 def _matched(run: Finished, matrices: Sequence[Matrix], options: Mapping[str, Any]) -> Any:

@@ -20,7 +20,7 @@ from repsim_cli.findings.claims import Claim
 from repsim_cli.findings.grading import GRADES, MEASURES, Case, by_test, costs, graded, standings
 from repsim_cli.findings.groups import codes, points_of
 from repsim_cli.findings.scores import Models, Truncated
-from repsim_cli.results import slug
+from repsim_cli.plain import slug
 
 GROUPS = ["data", "models of", "group", "models", "mean", "least", "largest"]
 ROW, COLUMN, RANKS = 0.15, 0.3, 2.4  # inches of a measure, of a test and of the panel of ranks
@@ -165,7 +165,7 @@ def figures(run: Finished, whole: bool) -> Iterator[Job]:
     rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
     for point in dict.fromkeys(row["hook point"] for row in rows):
         here = [row for row in rows if row["hook point"] == point]
-        yield f"grades-{slug(point)}", partial(_figure, point, here, standing, run.level)
+        yield slug("grades", point), partial(_figure, point, here, standing, run.level)
     if any(standing.column("seconds per pair")):
         yield "grades-cost", partial(_costs, standing)
 

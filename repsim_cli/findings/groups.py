@@ -23,7 +23,7 @@ from repsim_cli.findings.chance import chance_levels
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
 from repsim_cli.findings.evidence import EXACT, LEVEL, ROUNDING, SAMPLED, Evidence, arrangements, by_jackknife
 from repsim_cli.findings.layers import block_of, point_of
-from repsim_cli.results import slug
+from repsim_cli.plain import free, slug
 
 Members = Mapping[str, Sequence[str]]
 Pairs = list[tuple[int, int]]
@@ -137,7 +137,7 @@ def curves(
     values, share = depths.symmetric, f"{100 * level:.0f} %"
     names = [model for members in depths.groups.values() for model in members]
     weights = _draws(depths.groups, seed)
-    by_name = {}
+    by_name: dict[str, Curve] = {}
     for kind, pairs in kinds(depths.groups).items():
         a, b = np.array(pairs).T
         lines = values[a, b]
@@ -147,7 +147,7 @@ def curves(
         if len(pairs) >= FEWEST:
             drawn = np.random.default_rng(seed).multinomial(len(pairs), [1 / len(pairs)] * len(pairs), REPLICATES)
             bands["pairs"] = _band(drawn, lines, level, f"{share} over draws of pairs")
-        by_name[f"{quantity}, {point}, {'-'.join(kind)}"] = Curve(
+        by_name[free(f"{quantity}, {point}, {'-'.join(kind)}", by_name)] = Curve(
             x=Axis(name="layer"),
             y=Axis(name=label),
             at=layers,
@@ -334,7 +334,7 @@ def of_groups(every: Mapping[str, Curve], analysis: str) -> Iterator[Job]:
         if curve.analysis == analysis and "pairs_of" in curve.about:
             by_figure.setdefault((curve.about["quantity"], curve.about["point"]), []).append(curve)
     for (quantity, point), kept in by_figure.items():
-        yield f"{slug(quantity)}-{slug(point)}-groups", partial(_by_depth, kept)
+        yield slug(quantity, point, "groups"), partial(_by_depth, kept)
 
 
 def _by_depth(every: Sequence[Curve]) -> Any:

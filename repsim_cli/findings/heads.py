@@ -11,8 +11,9 @@ from repsim_cli.content import Matrix, Measured, Results
 from repsim_cli.draw.heatmap import colour_range, colours, heatmap
 from repsim_cli.errors import BadInput
 from repsim_cli.findings.analysis import Job
+from repsim_cli.plain import slug
 from repsim_cli.registry import did_you_mean
-from repsim_cli.results import read_array, slug
+from repsim_cli.results import read_array
 
 
 class Side(NamedTuple):
@@ -33,7 +34,7 @@ def figures(folder: Path, results: Results, rows: str, columns: str) -> Iterator
         raise BadInput(f"{folder}: it has no matrices of heads, got --heads; choose a run with e.g. attention_js")
     sides = [_side(results.about["heads"], name) for name in (rows, columns)]
     for measure in (measure for measure in results.measures if measure.label in matrices):
-        name = f"heads-{slug(measure.label)}-{slug(rows)}-{slug(columns)}"
+        name = slug("heads", measure.label, rows, columns)
         yield name, partial(_figure, folder, measure, matrices[measure.label], rows, columns, *sides)
 
 

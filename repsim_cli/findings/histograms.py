@@ -17,7 +17,7 @@ from repsim_cli.findings.analysis import FEW, Finished, Job, Part, analysis
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
 from repsim_cli.findings.evidence import by_jackknife, over_places
 from repsim_cli.findings.layers import point_of
-from repsim_cli.results import slug
+from repsim_cli.plain import slug
 
 Shifts = Mapping[str, Sequence[float]]  # by model, KL(block || the block before), from the second block on
 
@@ -129,7 +129,7 @@ def figures(run: Finished, whole: bool) -> Iterator[Job]:
     measured = run.measured("histograms")
     for number, matrix in enumerate(measured if whole or len(measured) <= FEW else ()):
         for name, places in pages(
-            f"histograms-{number:02d}-{slug(matrix.rows.model)}", range(len(matrix.rows.layers)), MOST
+            slug("histograms", f"{number:02d}", matrix.rows.model), range(len(matrix.rows.layers)), MOST
         ):
             yield name, partial(_panels, run, matrix, places)
     yield from of_layers(run.results.curves, "histograms", run.seeds)

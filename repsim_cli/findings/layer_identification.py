@@ -18,7 +18,7 @@ from repsim_cli.findings.analysis import Finished, Job, LayerMap, Part, Planned,
 from repsim_cli.findings.claims import Claim
 from repsim_cli.findings.evidence import ROUNDING
 from repsim_cli.findings.groups import Point, points_of
-from repsim_cli.results import slug
+from repsim_cli.plain import free, slug
 
 TABLE = "identification of layers"
 COLUMNS = ["measure", "models", "hook point", "identified", "low", "high", "chance", "layers", "seeds"]
@@ -94,13 +94,13 @@ def figures(run: Finished, whole: bool) -> Iterator[Job]:
     rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
     for network in dict.fromkeys(row["models"] for row in rows):
         yield (
-            f"identification-{slug(network)}",
+            slug("identification", network),
             partial(_shares, [row for row in rows if row["models"] == network], run.level),
         )
     matrices = run.measured(FOUND) if whole else []
     for network, point in dict.fromkeys((matrix.about["models"], matrix.about["hook point"]) for matrix in matrices):
         here = [m for m in matrices if (m.about["models"], m.about["hook point"]) == (network, point)]
-        yield f"identified-{slug(point)}-{slug(network)}", partial(_found, run, here, point)
+        yield slug("identified", point, network), partial(_found, run, here, point)
 
 
 def _shares(rows: Sequence[Mapping[str, Any]], level: float) -> Any:
@@ -170,7 +170,7 @@ def layer_identification(run: Finished, options: LayerIdentification, claims: Se
                 rows.append([label, network, point, mean, *ends, 1 / count, count, len(models)])
                 names = [run.models[models[0]].layers[place] for place in at.places]
                 pairs = np.array(list(permutations(range(len(models)), 2))).T
-                matrices[f"{FOUND}, {label}, {network}, {point}"] = (
+                matrices[free(f"{FOUND}, {label}, {network}, {point}", matrices)] = (
                     blocks[pairs[0], pairs[1]].mean(0),
                     Matrix(
                         rows=Side(model=network, layers=names),

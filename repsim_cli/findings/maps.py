@@ -42,7 +42,7 @@ from repsim_cli.findings.evidence import (
 )
 from repsim_cli.findings.layers import in_order
 from repsim_cli.findings.multiples import MOST_PAIRS
-from repsim_cli.results import slug
+from repsim_cli.plain import slug
 from repsim_cli.settings import treatment
 
 Models = Mapping[str, slice]
@@ -364,27 +364,25 @@ def figures(run: Finished, whole: bool) -> Iterator[Job]:
     drawn_with_layers = sub_networks.drawn(run, whole)
     count = sum(len(measured.matrices) for measured in run.results.measures)
     each = (whole or count <= MOST_PAIRS) and not run.groups
-    for number, measured in enumerate(run.results.measures):
-        matrices, stem = measured.matrices, slug(measured.label)
-        if stem in {slug(other.label) for other in run.results.measures[:number]}:
-            stem += f"-{number}"
+    for measured in run.results.measures:
+        matrices, label = measured.matrices, measured.label
         models = list(dict.fromkeys(matrix.rows.model for matrix in matrices))
         pairs = {frozenset((matrix.rows.model, matrix.columns.model)) for matrix in matrices}
         alone = drawn_with_layers and len(models) == 1
         complete = len(pairs) == len(models) * (len(models) + 1) // 2 and not alone
         if len(models) > 1 and not drawn_with_layers and all(matrix.rows == matrix.columns for matrix in matrices):
-            yield f"{stem}-panels", partial(_panels, run, measured)
+            yield slug(label, "panels"), partial(_panels, run, measured)
             continue
         if complete:
-            yield f"{stem}-all", partial(_grid, run, measured, "values")
+            yield slug(label, "all"), partial(_grid, run, measured, "values")
         if complete and whole and matrices[0].se is not None:
-            yield f"{stem}-all-se", partial(_grid, run, measured, "se")
+            yield slug(label, "all", "se"), partial(_grid, run, measured, "se")
         limits = cache(partial(_limits, run, measured))
         for matrix in matrices if each and len(models) > 1 else ():
             if drawn_with_layers and matrix.rows == matrix.columns:
                 continue
             i, j = (models.index(side.model) for side in (matrix.rows, matrix.columns))
-            name = f"{stem}-{i:02d}-{j:02d}-{slug(models[i])}-{slug(models[j])}"
+            name = slug(label, f"{i:02d}", f"{j:02d}", models[i], models[j])
             yield name, partial(_pair, run, measured, matrix, drawn_with_layers, limits)
 
 

@@ -9,7 +9,7 @@ from repsim_cli.draw.heatmap import OfMeasure, by_block, measure_maps
 from repsim_cli.draw.panels import pages
 from repsim_cli.findings.analysis import Finished, Job
 from repsim_cli.findings.chance import chance_in
-from repsim_cli.results import slug
+from repsim_cli.plain import slug
 
 MOST_PAIRS = 3  # pairs of models up to which each has a figure of its own in the overview
 MEASURES = 12  # small maps of a figure at most
@@ -26,7 +26,7 @@ def figures(run: Finished, whole: bool) -> Iterator[Job]:
     by_pair = {pair: parts for pair, parts in by_pair.items() if len(parts) > 1}
     several = {pair: parts for pair, parts in by_pair.items() if pair[0] != pair[1]} or by_pair
     for pair, parts in several.items() if whole or len(several) <= MOST_PAIRS else ():
-        for name, some in pages(f"measures-{slug(pair[0])}-{slug(pair[1])}", parts, MEASURES):
+        for name, some in pages(slug("measures", *pair), parts, MEASURES):
             yield name, partial(_measures, run, some)
 
 

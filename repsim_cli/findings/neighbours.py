@@ -17,7 +17,7 @@ from repsim_cli.draw.panels import columns, headline, name_panels, pages, panels
 from repsim_cli.findings.analysis import FEW, Finished, Job, Part, analysis
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
 from repsim_cli.findings.evidence import by_units
-from repsim_cli.results import slug
+from repsim_cli.plain import slug
 
 QUANTITY = "neighbours kept"
 COLUMNS = ["model", "space", "sample", "mean with the first layer", "mean without it", "by chance"]
@@ -85,7 +85,7 @@ def figures(run: Finished, whole: bool) -> Iterator[Job]:
     measured = run.measured("neighbours")
     for number, matrix in enumerate(measured if whole or len(measured) <= FEW else ()):
         for name, places in pages(
-            f"neighbours-{number:02d}-{slug(matrix.rows.model)}", range(len(matrix.rows.layers)), MOST
+            slug("neighbours", f"{number:02d}", matrix.rows.model), range(len(matrix.rows.layers)), MOST
         ):
             yield name, partial(_panels, run, matrix, places)
     yield from of_layers(run.results.curves, "neighbours", run.seeds)

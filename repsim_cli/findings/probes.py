@@ -17,7 +17,7 @@ from repsim_cli.findings.analysis import Finished, Job, Part, analysis
 from repsim_cli.findings.claims import FAILS, Claim, Untestable, Weighed, claim, judged
 from repsim_cli.findings.evidence import LEVEL, Evidence, all_of
 from repsim_cli.findings.layers import block_of
-from repsim_cli.results import slug
+from repsim_cli.plain import slug
 
 Errors = Mapping[tuple[str, str], float]  # the lowest error over layers, by model and target
 PERFECT = 0.01  # an error up to here counts as none
@@ -162,7 +162,7 @@ def figures(run: Finished, whole: bool) -> Iterator[Job]:
     if whole or len({curve.about["quantity"] for curve in curves}) <= SOME:
         yield from of_layers(run.results.curves, "probes", run.seeds)
     for model in dict.fromkeys(matrix.rows.model for matrix in matrices):
-        yield f"probes-{slug(model)}", partial(_model, run, [x for x in matrices if x.rows.model == model])
+        yield slug("probes", model), partial(_model, run, [x for x in matrices if x.rows.model == model])
 
 
 def _model(run: Finished, matrices: Sequence[Matrix]) -> Any:

@@ -13,7 +13,7 @@ from repsim_cli.draw.panels import bar_beside, edges, headline, name_panels, pan
 from repsim_cli.errors import BadInput
 from repsim_cli.findings.analysis import Finished, Job, LayerMap, Part, analysis
 from repsim_cli.findings.claims import Claim
-from repsim_cli.results import slug
+from repsim_cli.plain import slug
 from repsim_cli.settings import From0, Positive
 
 NONE = "none"  # the rows as models give them
@@ -55,7 +55,7 @@ def figures(run: Finished, whole: bool) -> Iterator[Job]:
     """robustness-MEASURE: a panel per remedy; cells that change are marked."""
     change = run.results.analyses["robustness"]["options"]["change"]
     for label, maps in maps_of(run).items():
-        yield f"robustness-{slug(label)}", partial(_figure, label, maps, change)
+        yield slug("robustness", label), partial(_figure, label, maps, change)
 
 
 def _figure(label: str, maps: Mapping[str, LayerMap], change: float) -> Any:

@@ -15,7 +15,7 @@ from repsim_cli.draw.panels import pages
 from repsim_cli.findings.analysis import Finished, Job, Part, analysis
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
 from repsim_cli.findings.evidence import all_of, by_error
-from repsim_cli.results import slug
+from repsim_cli.plain import slug
 
 Records = Sequence[Mapping[str, Any]]
 Kinds = Mapping[str, str]
@@ -176,7 +176,7 @@ def figures(run: Finished, whole: bool) -> Iterator[Job]:
         if about["grid"]:
             for number, pair in enumerate(dict.fromkeys((stitch["head"], stitch["tail"]) for stitch in records)):
                 cells = [stitch for stitch in records if (stitch["head"], stitch["tail"]) == pair]
-                yield f"stitching-{metric}-{number:02d}-{slug(pair[0])}-{slug(pair[1])}", partial(_grid, cells, metric)
+                yield slug("stitching", metric, f"{number:02d}", *pair), partial(_grid, cells, metric)
             continue
         for name, group in (("all", plain), ("baselines", baselines)):
             layers = list(dict.fromkeys(stitch["head layer"] for stitch in group))

@@ -32,8 +32,8 @@ from repsim_cli.findings.partitions import (
     segments,
     spectral,
 )
+from repsim_cli.plain import slug
 from repsim_cli.registry import did_you_mean
-from repsim_cli.results import slug
 from repsim_cli.settings import Several
 
 LABELS, NEXT = "sub-networks", "to the next layer"  # what a curve is of
@@ -242,7 +242,7 @@ def figures(run: Finished, whole: bool) -> Iterator[Job]:
         for matrix in (matrix for matrix in measure.matrices if matrix.rows == matrix.columns):
             labels, following = (by_model.get((of, measure.label, matrix.rows.model)) for of in (LABELS, NEXT))
             if labels is not None and following is not None:
-                name = f"{slug(measure.label)}-{slug(matrix.rows.model)}-layers"
+                name = slug(measure.label, matrix.rows.model, "layers")
                 yield name, partial(_layers, run, measure, matrix, labels, following)
 
 

@@ -16,7 +16,7 @@ from repsim_cli.draw.steps import PANEL
 from repsim_cli.findings.analysis import Finished, Job, Part, analysis
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
 from repsim_cli.findings.evidence import correlated
-from repsim_cli.results import slug
+from repsim_cli.plain import slug
 
 TABLE = "distance and metrics"
 BESIDE = 4  # columns of the table before those of the metrics
@@ -95,7 +95,7 @@ def figures(run: Finished, whole: bool) -> Iterator[Job]:
     """MEASURE-view"""
     table = run.results.tables[TABLE]
     for measure in dict.fromkeys(table.column("measure")):
-        yield f"{slug(measure)}-view", partial(_view, table, measure)
+        yield slug(measure, "view"), partial(_view, table, measure)
 
 
 def _view(table: Table, measure: str) -> Any:

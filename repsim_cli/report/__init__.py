@@ -21,6 +21,7 @@ from typing import Any
 
 from repsim_cli import results
 from repsim_cli.environment import version
+from repsim_cli.plain import TURNING
 from repsim_cli.report import overview
 from repsim_cli.report.record import record
 from repsim_cli.results import write
@@ -30,8 +31,7 @@ RELOAD = 5  # seconds between two pages of a running run
 ASSETS = Path(str(resources.files("repsim_cli"))) / "assets" / "report"
 STYLES, SCRIPTS = ("uPlot.min.css", "page.css"), ("uPlot.iife.min.js", "common.js", "page.js")
 ESCAPED = {ord(c): f"\\u{ord(c):04x}" for c in "<>&"}
-# characters that turn the text beside them around, such as a number behind a name; they are shown as their codes
-TURNING = {i: f"\\u{i:04x}" for i in (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))}
+SHOWN = {i: f"\\u{i:04x}" for i in TURNING}
 
 
 def save(folders: Sequence[Path], file: Path) -> Path:
@@ -100,9 +100,9 @@ def embedded(value: Any) -> str:
 
 
 def _still(value: Any) -> Any:
-    """The value with TURNING characters as their codes."""
+    """The value with characters that turn text around as their codes."""
     if isinstance(value, str):
-        return value if value.isascii() else value.translate(TURNING)
+        return value if value.isascii() else value.translate(SHOWN)
     if isinstance(value, Mapping):
         return {_still(key): _still(inner) for key, inner in value.items()}
     return [_still(inner) for inner in value] if isinstance(value, list | tuple) else value

@@ -17,6 +17,7 @@ from repsim_cli.content import CHANCE, DIAGNOSTICS, Matrix, Measured, Results, S
 from repsim_cli.draw.chance import level_of
 from repsim_cli.draw.heatmap import colour_range, colours
 from repsim_cli.errors import BadInput
+from repsim_cli.plain import slug
 from repsim_cli.results import (
     has_results,
     marked,
@@ -25,7 +26,6 @@ from repsim_cli.results import (
     read_config,
     read_manifest,
     read_results,
-    slug,
 )
 
 # of a matrix in results.json
@@ -138,9 +138,10 @@ def drawn_from(figure: str, whole: Results) -> dict[str, list[str]]:
             curves.append(name)
     if curves:
         return {"curves": curves}
-    measures = [m.label for m in whole.measures if figure.startswith(f"{slug(m.label)}-")]
-    if measures:
-        return {"measure": [max(measures, key=len)]}
+    names = {m.label: slug(m.label) for m in whole.measures if figure.startswith(f"{slug(m.label)}-")}
+    if names:  # of several labels that are written the same, the name does not say which
+        measures = [label for label, name in names.items() if name == max(names.values(), key=len)]
+        return {"measure": measures} if len(measures) == 1 else {}
     return {"table": [name for name in whole.tables if name == TABLES.get(figure.split("-")[0])]}
 
 

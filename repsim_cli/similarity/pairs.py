@@ -31,7 +31,7 @@ from repsim_cli.measures.inner import (
     products_of_tiles,
     states_of,
 )
-from repsim_cli.results import slug
+from repsim_cli.plain import slug
 from repsim_cli.similarity.known import AUDIT, VALUES, Cell, KnownPairs
 from repsim_cli.similarity.processes import Turn, Work, hidden, opened, solve_all
 
@@ -305,7 +305,7 @@ def array(values: Tensor) -> np.ndarray:
 
 
 def note_name(label: str) -> str:
-    """The file name of the notes on a measure's pairs; hashes distinguish labels of the same slug."""
+    """The file name of the notes on a measure's pairs; hashes distinguish labels that differ in case alone."""
     return f"{slug(label)}-{xxhash.xxh3_64_hexdigest(label.encode())[:6]}"
 
 

@@ -29,8 +29,9 @@ from repsim_cli.errors import BadInput, Degenerate, RunFailed
 from repsim_cli.measures import Measure, OfAttention
 from repsim_cli.models.sizes import all_at_once, resident_bytes
 from repsim_cli.models.source import AnySource, Source
+from repsim_cli.plain import slug
 from repsim_cli.registry import studies
-from repsim_cli.results import STATE, Run, slug
+from repsim_cli.results import STATE, Run
 from repsim_cli.settings import Extract, Hardware
 from repsim_cli.similarity import SimilarityMatrix, estimate_attention, joined
 from repsim_cli.studies.bounds import check_disk, check_memory, enough, shown, usual_length
@@ -260,7 +261,7 @@ class Attention:
             measures.append(replace(measured, estimate={**measured.estimate, "unit": unit}))
             if "heads" in matrix.statistics:
                 side = Side(model="heads", layers=every)
-                file = run.write_array(f"{slug(label)}-heads", matrix.statistics["heads"].numpy())
+                file = run.write_array(slug(label, "heads"), matrix.statistics["heads"].numpy())
                 of_heads[f"heads, {label}"] = Matrix(
                     rows=side, columns=side, values=file, n=matrix.rows, label=f"{measure.card.label} of two heads",
                     bounds=list(measure.card.bounds), about={"measure": label},

@@ -14,7 +14,8 @@ from repsim_cli.data.base import Sequences
 from repsim_cli.data.images import Patches
 from repsim_cli.errors import BadInput
 from repsim_cli.models.source import Source
-from repsim_cli.results import Run, slug
+from repsim_cli.plain import slug
+from repsim_cli.results import Run
 
 if TYPE_CHECKING:
     from repsim_cli.studies.similarity import Similarity
@@ -40,7 +41,7 @@ def kept_maps(run: Run, study: "Similarity", sequences: Mapping[str, Sequences])
         pixels = torch.from_numpy(given.inputs[firsts])
         model = named(reading.label, source.load, False)
         maps = feature_maps(model, source, reading.points, pixels, tokenizer.before)
-        stem = f"feature_maps-{number:02d}-{slug(reading.label)}"
+        stem = slug("feature_maps", f"{number:02d}", reading.label)
         values = torch.cat([x.flatten(1) for x in maps], 1).double().numpy()
         classes = [given.labels.names[code] for code in codes]
         matrices[f"feature maps of {reading.label}"] = Matrix(
@@ -49,7 +50,7 @@ def kept_maps(run: Run, study: "Similarity", sequences: Mapping[str, Sequences])
             values=run.write_array(stem, values),
             n=len(firsts),
             label="mean over channels",
-            details={"images": run.write_array(f"{stem}-images", seen(pixels.numpy(), tokenizer))},
+            details={"images": run.write_array(slug(stem, "images"), seen(pixels.numpy(), tokenizer))},
             about={"kind": FEATURE_MAPS, "shapes": [list(x.shape[1:]) for x in maps]},
         )
     return matrices

@@ -28,8 +28,9 @@ from repsim_cli.content import CROSS, MATCHED, SPACES, Matrix, Results, Side, Ta
 from repsim_cli.data.base import Data
 from repsim_cli.errors import BadInput, RunFailed
 from repsim_cli.models.source import AnySource, Source
+from repsim_cli.plain import slug
 from repsim_cli.registry import did_you_mean, studies
-from repsim_cli.results import Run, slug
+from repsim_cli.results import Run
 from repsim_cli.settings import ALL_REMEDIES, Extract, Hardware, Medium, Share, Tries
 from repsim_cli.similarity.estimates import Notices, noticed
 from repsim_cli.studies.bounds import activations, check_rows_fit, most_rows, passing, shown, usual_length
@@ -306,7 +307,7 @@ class Features:
                 Matrix(
                     rows=Side(model=layer.model, layers=sides),
                     columns=Side(model="latents", layers=[]),
-                    values=run.write_array(f"matched-{slug(name)}", values),
+                    values=run.write_array(slug("matched", name), values),
                     n=values.shape[1],
                     label="absolute cosine" if self.absolute else "cosine",
                     about={"kind": MATCHED, "layer": layer.name, "dictionaries": [first.name, second.name]},

@@ -33,8 +33,9 @@ from repsim_cli.content import (
 from repsim_cli.errors import BadInput
 from repsim_cli.measures import Measure
 from repsim_cli.models.source import AnySource
+from repsim_cli.plain import slug
 from repsim_cli.registry import did_you_mean, studies
-from repsim_cli.results import Run, slug
+from repsim_cli.results import Run
 from repsim_cli.settings import Extract, Hardware, Seed, Several
 from repsim_cli.studies import cost
 from repsim_cli.studies.bounds import activations, check_rows_fit, passing, shown, usual_length
@@ -265,7 +266,7 @@ class Grounding:
             measured = each.measured[label]
             for kind, parts in ((COMPARED, measured.compared), (TRUNCATED, measured.truncated)):
                 for (test, point), values in parts.items():
-                    stem = slug(f"{sample}-{test}-{point}-{kind}-{label}")
+                    stem = slug(sample, test, point, kind, label)
                     sides = each.sides(test, point, kind)
                     about = {"kind": kind, "data": sample, "test": test, "point": point}
                     path = run.write_array(stem, values)
@@ -311,18 +312,18 @@ class Made:
             "outputs": {
                 model: {
                     "labels": predicted.labels,
-                    "probabilities": run.write_array(slug(f"{sample}-outputs-{model}"), predicted.probabilities),
+                    "probabilities": run.write_array(slug(sample, "outputs", model), predicted.probabilities),
                     "accuracy": predicted.accuracy,
                 }
                 for model, predicted in self.predicted.items()
             },
             "probes": {f"{test}, {point}": probes for (test, point), probes in self.probes.items()},
             "layers": [
-                [name, run.write_array(f"{slug(sample)}-rows-{i:03d}", rows.double().numpy())]
+                [name, run.write_array(slug(sample, "rows", f"{i:03d}"), rows.double().numpy())]
                 for i, (name, rows) in enumerate(zip(self.layers.names, self.layers.rows, strict=True))
             ],
             "compared": {f"{test}, {point}": at.tolist() for (test, point), at in self.layers.compared.items()},
-            "labels": None if labels is None else run.write_array(slug(f"{sample}-labels"), labels.double().numpy()),
+            "labels": None if labels is None else run.write_array(slug(sample, "labels"), labels.double().numpy()),
         }
 
 

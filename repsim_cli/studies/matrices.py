@@ -26,7 +26,7 @@ from repsim_cli.data.base import Sequences
 from repsim_cli.errors import Degenerate, RunFailed
 from repsim_cli.measures import Measure
 from repsim_cli.models.source import PrecomputedWords
-from repsim_cli.results import STATE, Progress, Run, dumps, slug, write
+from repsim_cli.results import STATE, Progress, Run, dumps, write
 from repsim_cli.segments import BOTH, Segments, segments
 from repsim_cli.settings import Extract, Significance
 from repsim_cli.similarity import (
@@ -238,8 +238,10 @@ def estimated(
     """
     file = run.folder / STATE
     state, save = resumed(file, always=any(measure.slow is not None for measure in measures.values()))
-    if state is not None and not all(f"{label}.mean" in state for label in measures):
-        state = None  # saved while the cache held some of these matrices
+    jackknifed = _jackknifed(significance, rows.extract.estimate)
+    files = [_per_batch_file(run, label) for label in measures] if jackknifed else []
+    if state is not None and not all([*(f"{label}.mean" in state for label in measures), *map(Path.is_file, files)]):
+        state = None  # saved while the cache held some of these matrices, or without those of its batches
     names = [str(layer) for reading in rows.readings for layer in reading.layers]
     labels = batch_labels(rows.sequences, rows.extract, rows.numbers)
 
@@ -302,13 +304,13 @@ def estimated(
             labels=labels,
             statistics=judging.statistics(significance, lambda batch: clusters.documents[rows.numbers(batch)]),
             beside=null or (lambda *_: {}),
-            each=_keep(run, rows, measures) if _jackknifed(significance, rows.extract.estimate) else lambda *_: None,
+            each=_keep(run, rows, measures) if jackknifed else lambda *_: None,
             state=state,
             save=save,
             wanted=wanted,
             work=work,
         )
-    if _jackknifed(significance, rows.extract.estimate):
+    if jackknifed:
         for label, matrix in matrices.items():
             kept = np.load(_per_batch_file(run, label), mmap_mode="r")[: matrix.batches]
             se = judging.without_each(kept, partial(of_sums, measures[label], names=names))
@@ -408,7 +410,7 @@ def _jackknifed(significance: Significance, estimate: str) -> bool:
 
 def _per_batch_file(run: Run, label: str) -> Path:
     """The file of every batch's matrix, until the run ends."""
-    return run.folder / f".per-batch-{slug(label)}.npy"
+    return run.folder / f".per-batch-{note_name(label)}.npy"
 
 
 def _keep(run: Run, rows: Rows, measures: Mapping[str, Measure]) -> Callable[[int, Mapping[str, Tensor]], None]:

@@ -19,8 +19,9 @@ from repsim_cli.data.base import Data, Sequences
 from repsim_cli.data.labels import Scoring, scoring
 from repsim_cli.errors import BadInput
 from repsim_cli.models.source import AnySource, Source
+from repsim_cli.plain import slug
 from repsim_cli.registry import did_you_mean, studies
-from repsim_cli.results import Run, slug
+from repsim_cli.results import Run
 from repsim_cli.settings import Extract, Hardware
 from repsim_cli.studies.bounds import check_memory, other_settings, places, shown, usual_length
 from repsim_cli.studies.cost import Cost, forward_cost, needs
@@ -201,8 +202,8 @@ class Outputs:
             matrix = Matrix(
                 rows=side,
                 columns=side,
-                values=run.write_array(f"{slug(name)}-values", values.numpy()),
-                se=None if se is None else run.write_array(f"{slug(name)}-se", se.numpy()),
+                values=run.write_array(slug(name, "values"), values.numpy()),
+                se=None if se is None else run.write_array(slug(name, "se"), se.numpy()),
                 n=sums.rows,
             )
             estimate = {"kind": "full", "rows": sums.rows, "rows_available": sums.rows, "batches": 1}

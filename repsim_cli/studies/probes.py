@@ -17,8 +17,9 @@ from repsim_cli.data.base import Data, Sequences
 from repsim_cli.errors import BadInput
 from repsim_cli.findings.layers import in_order
 from repsim_cli.models.source import AnySource, Precomputed, Source
+from repsim_cli.plain import slug
 from repsim_cli.registry import did_you_mean, studies
-from repsim_cli.results import Run, slug, write
+from repsim_cli.results import Run, write
 from repsim_cli.settings import ALL_REMEDIES, Extract, Fraction, Hardware, Small
 from repsim_cli.studies.bounds import activations, check_rows_fit, most_rows, shown, usual_length
 from repsim_cli.studies.cost import Cost, forward_cost, needs, speed_of
@@ -273,7 +274,7 @@ class Probes:
                     )
                     for way in (False, True)
                 )
-                stem = f"probes-{slug(probe)}-{slug(label)}"
+                stem = slug("probes", probe, label)
                 ends = {"lowest": errors.min(2), "highest": errors.max(2)} if self.splits > 1 else {}
                 matrices[f"{probe}, {label}"] = Matrix(
                     rows=Side(model=label, layers=layers),
@@ -281,7 +282,7 @@ class Probes:
                     values=run.write_array(stem, errors.mean(2)),
                     n=len(splits[0].held_out),
                     details={
-                        name: run.write_array(f"{stem}-{name}", values)
+                        name: run.write_array(slug(stem, name), values)
                         for name, values in {"control": control.mean(2), **ends}.items()
                     },
                     label="held-out error (0: perfect)",

@@ -11,7 +11,8 @@ from repsim_cli.content import Matrix, Measured, Side
 from repsim_cli.errors import RunFailed
 from repsim_cli.measures import Measure
 from repsim_cli.measures.base import is_cosine
-from repsim_cli.results import Run, slug
+from repsim_cli.plain import slug
+from repsim_cli.results import Run
 from repsim_cli.similarity import SimilarityMatrix, Wanted
 from repsim_cli.so_far import Writer
 
@@ -61,8 +62,8 @@ def measure_record(
             block = (places[i], places[j])
             if not kept[block].any():
                 continue
-            stem = f"{slug(label)}-{i:02d}-{j:02d}-{slug(row.label)}-{slug(column.label)}"
-            files = {key: run.write_array(f"{stem}-{key}", part[block]) for key, part in beside.items()}
+            stem = slug(label, f"{i:02d}", f"{j:02d}", row.label, column.label)
+            files = {key: run.write_array(slug(stem, key), part[block]) for key, part in beside.items()}
             cells: dict[str, Any] = {key: file for key, file in files.items() if key in CELLS}
             matrices.append(
                 Matrix(
@@ -114,7 +115,7 @@ def blocks_record(
         if not np.isfinite(values).all():
             raise RunFailed(f"{label}: a value of {name} is not finite; please report this with the run's config")
         side = Side(model=name, layers=list(layers))
-        file = run.write_array(f"{slug(label)}-{i:03d}-{slug(name)}", values)
+        file = run.write_array(slug(label, f"{i:03d}", name), values)
         matrices.append(Matrix(rows=side, columns=side, values=file, n=rows))
     return _measured(run, label, measure, estimate, rows, batches, None, matrices)
 

@@ -11,6 +11,7 @@ from repsim_cli.content import REMEDY, Matrix
 from repsim_cli.data.base import Sequences
 from repsim_cli.errors import BadInput
 from repsim_cli.measures import Measure
+from repsim_cli.plain import free
 from repsim_cli.results import Run
 from repsim_cli.settings import Extract, Significance
 from repsim_cli.studies.checks import check_measure, check_rows
@@ -84,7 +85,7 @@ def _under(
         record = measure_record(run, study.readings, label, measures[label], matrix, {}, None, wanted=study.wanted())
         about = {"kind": REMEDY, "measure": measure, "remedy": name}
         for part in record.matrices:
-            matrices[f"{label}, {part.rows.model}, {part.columns.model}"] = replace(part, about=about)
+            matrices[free(f"{label}, {part.rows.model}, {part.columns.model}", matrices)] = replace(part, about=about)
     return matrices
 
 

@@ -19,8 +19,9 @@ from repsim_cli.data.base import Data, Sequences
 from repsim_cli.data.labelled import Examples
 from repsim_cli.errors import BadInput, RunFailed
 from repsim_cli.models.source import AnySource, Source
+from repsim_cli.plain import slug
 from repsim_cli.registry import did_you_mean, studies
-from repsim_cli.results import Progress, Run, quiet, slug
+from repsim_cli.results import Progress, Run, quiet
 from repsim_cli.settings import Extract, Group, Hardware, Several
 from repsim_cli.stitching.evaluate import (
     Estimate,
@@ -446,12 +447,12 @@ class Stitching:
                     stitch = Stitch(Head(head), tail, layer, layer)
                     values[:, labels.index(head), labels.index(tail)] = quantity.of(scores, stitch)
                 place = layer_name(layer)
-                stem = f"{name}-{slug(place)}"
+                stem = slug(name, place)
                 matrices[f"{name}, {place}"] = Matrix(
                     rows=rows,
                     columns=columns,
-                    values=run.write_array(f"{stem}-values", values[0]),
-                    se=run.write_array(f"{stem}-se", values[1]),
+                    values=run.write_array(slug(stem, "values"), values[0]),
+                    se=run.write_array(slug(stem, "se"), values[1]),
                     n=len(scores.weights),
                     label=quantity.label,
                     about={"kind": "stitches", "quantity": name, "layer": place},

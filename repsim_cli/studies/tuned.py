@@ -26,8 +26,9 @@ from repsim_cli.models.shapes import Vocabulary
 from repsim_cli.models.sizes import all_at_once, resident_bytes
 from repsim_cli.models.source import AnySource, Source
 from repsim_cli.models.transformers import predicts_next
+from repsim_cli.plain import slug
 from repsim_cli.registry import studies
-from repsim_cli.results import Run, quiet, slug
+from repsim_cli.results import Run, quiet
 from repsim_cli.settings import Extract, Hardware, Medium, Significance
 from repsim_cli.similarity import estimate_counterparts
 from repsim_cli.studies.bounds import most_rows, passing, places, shown, usual_length
@@ -314,7 +315,7 @@ class Tuned(Similarity):
                 matrices[f"{kind}, {label}"] = Matrix(
                     rows=Side(model=label, layers=rows.get(kind, layers)),
                     columns=Side(model="tokens", layers=[]),
-                    values=run.write_array(f"{slug(kind)}-{number:02d}-{slug(label)}", values),
+                    values=run.write_array(slug(kind, f"{number:02d}", label), values),
                     n=values.shape[1],
                     label=UNITS[kind],
                     about={"kind": kind},

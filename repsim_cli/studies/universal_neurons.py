@@ -15,8 +15,9 @@ from repsim_cli.content import COUNTERPARTS, Matrix, Results, Side
 from repsim_cli.data.base import Data
 from repsim_cli.errors import BadInput, RunFailed
 from repsim_cli.models.source import AnySource, Source
+from repsim_cli.plain import slug
 from repsim_cli.registry import studies
-from repsim_cli.results import Run, slug
+from repsim_cli.results import Run
 from repsim_cli.settings import Extract, Hardware, Several
 from repsim_cli.studies.bounds import activations, check_memory, most_rows, other_settings, passing, shown, usual_length
 from repsim_cli.studies.cost import Cost, forward_cost, needs, neurons_cost
@@ -173,7 +174,7 @@ class UniversalNeurons:
         return f"counterparts of {model} in {other}", Matrix(
             rows=Side(model=model, layers=[*properties, *(f"rotation {i}" for i in range(self.rotations))]),
             columns=Side(model="neurons", layers=[]),
-            values=run.write_array(f"counterparts-{a:02d}-{b:02d}-{slug(model)}-in-{slug(other)}", values),
+            values=run.write_array(slug("counterparts", f"{a:02d}", f"{b:02d}", model, "in", other), values),
             n=moments.rows,
             label="absolute correlation" if self.absolute else "correlation",
             about={

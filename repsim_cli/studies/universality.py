@@ -21,6 +21,7 @@ from repsim_cli.errors import BadInput, RunFailed
 from repsim_cli.measures import Card, Measure
 from repsim_cli.models.source import AnySource, Source
 from repsim_cli.models.transformers import shape_key, untrained
+from repsim_cli.plain import slug
 from repsim_cli.registry import did_you_mean, studies
 from repsim_cli.results import Run
 from repsim_cli.settings import ALL_REMEDIES, Extract, Hardware, Seed, Significance
@@ -243,15 +244,15 @@ class Universality:
                 for part in (cell.trained, cell.twins)
             )
             side = Side(model=f"{cell.factor}: {cell.value}", layers=list(cell.trained.models))
-            stem = name.replace(", ", "-")
+            stem = slug(label, cell.factor, str(cell.value))
             yield name, Matrix(
                 rows=side,
                 columns=side,
                 values=run.write_array(stem, whole),
                 n=made[id(cell.trained)].rows,
                 details={
-                    "untrained": run.write_array(f"{stem}-untrained", fresh),
-                    "null": run.write_array(f"{stem}-null", null),
+                    "untrained": run.write_array(slug(stem, "untrained"), fresh),
+                    "null": run.write_array(slug(stem, "null"), null),
                 },
                 label=bound.card.label,
                 about={

@@ -17,7 +17,7 @@ from repsim_cli.activations.inputs import check_modality, paired, tokenizers
 from repsim_cli.activations.places import row_labels
 from repsim_cli.activations.readings import Layer, devices, readings
 from repsim_cli.activations.rows import row_numbers
-from repsim_cli.analysis.couplings import matched
+from repsim_cli.analysis.couplings import BEST, matched
 from repsim_cli.analysis.histograms import DistanceScale, apart, histograms, spreads, subsets
 from repsim_cli.analysis.neighbourhoods import FULL, PLANE, nearest, plane
 from repsim_cli.content import Matrix, Results, Side
@@ -26,8 +26,9 @@ from repsim_cli.errors import BadInput, Degenerate, RunFailed
 from repsim_cli.findings.layers import in_order
 from repsim_cli.measures.gromov import Space, space
 from repsim_cli.models.source import AnySource, Source
+from repsim_cli.plain import free, slug
 from repsim_cli.registry import did_you_mean, studies
-from repsim_cli.results import Run, slug
+from repsim_cli.results import Run
 from repsim_cli.settings import ALL_REMEDIES, Above0, Extract, Hardware, Medium, NotNegative, Positive, Tries
 from repsim_cli.studies.bounds import activations, check_rows_fit, most_rows, passing, shown, usual_length
 from repsim_cli.studies.cost import Cost, distances_cost, forward_cost, needs
@@ -303,7 +304,7 @@ class Views:
         matrices = {}
         for number, (label, layers) in enumerate(rows.items()):
             edges, counts = histograms(layers, of, spread[label], bins=bins, scale=settings.scale)
-            stem = f"histograms-{number:02d}-{slug(label)}"
+            stem = slug("histograms", f"{number:02d}", label)
             matrices[f"histograms of {label}"] = Matrix(
                 rows=Side(model=label, layers=self._names(label)),
                 columns=Side(model="bins", layers=[str(place) for place in range(bins)]),
@@ -311,9 +312,9 @@ class Views:
                 n=count,
                 label="pairs of rows",
                 details={
-                    "edges": run.write_array(f"{stem}-edges", edges),
-                    "spread": run.write_array(f"{stem}-spread", np.array([of_all for of_all, *_ in spread[label]])),
-                    "left out": run.write_array(f"{stem}-left_out", counts[1:]),
+                    "edges": run.write_array(slug(stem, "edges"), edges),
+                    "spread": run.write_array(slug(stem, "spread"), np.array([of_all for of_all, *_ in spread[label]])),
+                    "left out": run.write_array(slug(stem, "left_out"), counts[1:]),
                 },
                 about={"kind": "histograms", "scale": settings.scale},
             )
@@ -331,15 +332,15 @@ class Views:
                 PLANE: np.stack([nearest(torch.from_numpy(x), k) for x in planes[label]]),
                 FULL: np.stack([nearest(x, k) for x in layers]),
             }
-            stem = f"neighbours-{number:02d}-{slug(label)}"
+            stem = slug("neighbours", f"{number:02d}", label)
             matrices[f"neighbours of {label}"] = Matrix(
                 rows=Side(model=label, layers=self._names(label)),
                 columns=Side(model="rows", layers=batch.names),
-                values=run.write_array(f"{stem}-planes", np.stack(planes[label])),
+                values=run.write_array(slug(stem, "planes"), np.stack(planes[label])),
                 n=len(batch),
                 label="place in the plane of a t-SNE",
                 details={
-                    where: run.write_array(f"{stem}-nearest-{slug(where)}", places) for where, places in around.items()
+                    where: run.write_array(slug(stem, "nearest", where), places) for where, places in around.items()
                 },
                 about={"kind": "neighbours", "k": k, "samples": samples},
             )
@@ -356,8 +357,9 @@ class Views:
             names = self._names(label)
             a, b = (spaces[label][names.index(name)] for name in (row, column))
             for starts, plan in matched(a, b, restarts=settings.restarts, seed=self.seed).items():
-                stem = f"couplings-{number:03d}-{slug(label)}-{slug(row)}-{slug(column)}-{slug(plan.start)}"
-                matrices[f"coupling of {label}, {row} and {column}, {starts}"] = Matrix(
+                of = ["best"] if starts == BEST else []  # both may lead from one start
+                stem = slug("couplings", f"{number:03d}", label, row, column, *of, plan.start)
+                matrices[free(f"coupling of {label}, {row} and {column}, {starts}", matrices)] = Matrix(
                     rows=Side(model=row, layers=batch.names),
                     columns=Side(model=column, layers=batch.names),
                     values=run.write_array(stem, plan.coupling),

@@ -63,6 +63,37 @@ def numbers(folder):
     return {f.name: f.read_bytes() for f in [folder / "results.json", *sorted((folder / "arrays").iterdir())]}
 
 
+def test_a_state_without_the_matrices_of_its_batches(repsim, newest, monkeypatch):
+    """They are computed again: standard errors are of all batches, not of zeros."""
+    from repsim_cli.studies import matrices
+
+    words = (*SMALL, "extract.estimate=ratio_of_sums", "significance.bands=true")
+    original = matrices._keep
+
+    def broken(*args):
+        def keep(batch, values):
+            if batch == 3:
+                raise KeyboardInterrupt
+            original(*args)(batch, values)
+
+        return keep
+
+    monkeypatch.setattr(matrices, "SAVE_EVERY", -1.0)
+    monkeypatch.setattr(matrices, "_keep", broken)
+    assert repsim("run", *words)[0] == 130
+    monkeypatch.setattr(matrices, "_keep", original)
+    folder = newest()
+    assert (folder / results.STATE).is_file()
+    (kept,) = folder.glob(".per-batch-*")
+    kept.unlink()
+    assert repsim("run", "-q", *words, "resume=latest")[0] == 0
+    assert repsim("run", "-q", *words, "cache=false")[0] == 0
+    assert newest() != folder
+    resumed, whole = (sorted((of / "arrays").glob("*-se.npy")) for of in (folder, newest()))
+    assert len(whole) == 3
+    assert [file.read_bytes() for file in resumed] == [file.read_bytes() for file in whole]
+
+
 def changed(folder, change):
     """The manifest as `change` leaves it."""
     manifest = results.read_manifest(folder)

@@ -19,8 +19,12 @@ function saved(name, type, content) {
   setTimeout(() => URL.revokeObjectURL(address), 10000);
 }
 
+// as plain.py: what a spreadsheet takes for a formula begins with an apostrophe
+const FORMULA = /^(\s*[=+\-@＝＋－＠]|[\t\r\n])/, NUMBER = /^[+-]?((\d+\.?\d*|\.\d+)(e[+-]?\d+)?|inf|nan)$/i;
+
 function csv(columns, rows) {
   const cell = (value) => {
+    if (typeof value === "string" && FORMULA.test(value) && !NUMBER.test(value)) value = `'${value}`;
     const text = value === null || value === undefined || Number.isNaN(value) ? "" : typeof value === "object" ? JSON.stringify(value) : String(value);
     return /[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
   };

@@ -1,0 +1,108 @@
+"""Labels and other texts, which may hold any character, as names of files, cells of CSV and lines of a terminal."""
+
+import csv
+import hashlib
+import io
+import itertools
+import re
+from collections.abc import Container, Iterable, MutableMapping
+from typing import Any
+
+PART, WHOLE = 60, 180  # characters of a label in a name, and of the name
+# characters that turn the text beside them around, such as a number behind a name
+TURNING = (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+# those that steer a terminal or end a line, and halves of surrogates, which cannot be encoded
+STEERING = (*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029, *TURNING, *range(0xD800, 0xE000))
+SHOWN = {i: chr(i).encode("unicode_escape").decode() for i in STEERING}
+# what a spreadsheet takes for a formula, also in the wide form, and what it takes for a number
+FORMULA = re.compile(r"\s*[=+\-@＝＋－＠]|[\t\n]")
+NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?|[+-]?(inf|nan)", re.IGNORECASE)
+
+
+class Name(str):
+    """A name made of labels; they tell names apart that are written the same."""
+
+    parts: tuple[str, ...]
+
+    def __new__(cls, text: str, parts: tuple[str, ...]) -> "Name":
+        made = super().__new__(cls, text)
+        made.parts = parts
+        return made
+
+
+def slug(*labels: str) -> Name:
+    """Labels as a safe part of a file name, joined by hyphens. A label that was shortened, or changed beyond
+    underscores for spaces and commas, ends with a hash of the whole. A label that is a name stands for its labels.
+
+    >>> slug("cka, words", "resid_post@3"), slug("../my model@3")
+    ('cka__words-resid_post@3', 'my_model@3-ba29c2b4')
+    """
+    parts = tuple(part for label in labels for part in getattr(label, "parts", (label,)))
+    return Name(_cut("-".join(map(_part, parts)), WHOLE, parts), parts)
+
+
+def _part(label: str) -> str:
+    kept = re.sub(r"[^\w.@-]", "_", label, flags=re.ASCII).lstrip("._") or "x"
+    return _cut(kept, PART if kept == re.sub("[ ,]", "_", label) else 0, label)
+
+
+def _cut(text: str, most: int, of: Any) -> str:
+    """The text, or where it is longer its beginning with a hash of what it stands for."""
+    return text if len(text) <= most else f"{text[: (most or PART) - 9]}-{_hash(of)}"
+
+
+def _hash(of: Any) -> str:
+    return hashlib.sha256(repr(of).encode()).hexdigest()[:8]
+
+
+def once(name: str, given: MutableMapping[str, tuple[str, ...]]) -> str:
+    """The name of a file, with a hash where other labels already gave this name, or one that differs in case alone,
+    which some file systems take for the same. given: those before.
+
+    Raises RuntimeError for labels that were given before: one of two results would be lost.
+    """
+    made = slug(name)
+    stem, parts = str(made), made.parts
+    while given.get(stem.casefold(), parts) != parts:
+        stem += f"-{_hash(parts)}"
+    if stem.casefold() in given:
+        raise RuntimeError(f"{stem}: the file of this name is written twice")
+    given[stem.casefold()] = parts
+    return stem
+
+
+def free(key: str, taken: Container[str]) -> str:
+    """The key, with a number where it is taken: labels may hold what joins them.
+
+    >>> free("a, b", {"a, b": 0})
+    'a, b 2'
+    """
+    numbered = (f"{key} {number}" for number in itertools.count(2))
+    return next(each for each in itertools.chain([key], numbered) if each not in taken)
+
+
+def escaped(text: str) -> str:
+    r"""The text in one line, where control characters, and those that turn text around, are shown as their codes.
+
+    >>> print(escaped("a\x1b[2Jb\n\u202e"))
+    a\x1b[2Jb\n\u202e
+    """
+    return text.translate(SHOWN)
+
+
+def csv_bytes(rows: Iterable[Iterable[Any]]) -> bytes:
+    """Rows as CSV. Text that a spreadsheet would take for a formula begins with an apostrophe; numbers stay.
+
+    >>> csv_bytes([["=1+1", "-2", -2, "a-b"]])
+    b"'=1+1,-2,-2,a-b\\n"
+    """
+    stream = io.StringIO(newline="")
+    csv.writer(stream, lineterminator="\n").writerows([_cell(value) for value in row] for row in rows)
+    return stream.getvalue().encode()
+
+
+def _cell(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    text = value.replace("\r", "\n")  # which csv puts into quotes
+    return f"'{text}" if FORMULA.match(text) and not NUMBER.fullmatch(text) else text
