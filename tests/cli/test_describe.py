@@ -1,6 +1,7 @@
 """`repsim describe` and `repsim list study`: one text for docstring and terminal, every setting told, examples that run."""
 
 import inspect
+import json
 import re
 import shlex
 from collections.abc import Collection, Iterator
@@ -8,17 +9,19 @@ from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import h5py
 import numpy as np
 import pytest
 from pydantic import Field
+from test_config import EXPERIMENTS
 
 from repsim_cli import registry
 from repsim_cli.cli import docstrings
-from repsim_cli.cli.describe import ROOMS, SETTINGS, allowed, in_words, settings
+from repsim_cli.cli.describe import ROOMS, SETTINGS, allowed, catalogue, in_words, settings
 from repsim_cli.cli.docstrings import LINE, parsed
 from repsim_cli.config import RunKeys
 from repsim_cli.findings.leaderboard import leaderboard
-from repsim_cli.presets import GROUPS, described
+from repsim_cli.presets import GROUPS, conf_dir, described
 from repsim_cli.settings import Above0, Extract, Fraction, Layer, Positive, Ranked, Seed, Share, Significance
 
 
@@ -231,7 +234,11 @@ def places(tmp_path):
     (tmp_path / "text.txt").write_text("Any text will do here.\n\n" * 2000)
     (tmp_path / "pairs.tsv").write_text("gold_label\tsentence1\tsentence2\n" + "neutral\tIt is.\tIt was.\n" * 99)
     np.savez(tmp_path / "stored.npz", layer_0=np.eye(40), layer_1=np.eye(40)[::-1])
+    with h5py.File(tmp_path / "words.hdf5", "w") as archive:
+        archive["0"] = np.ones((3, 2, 5), dtype=np.float32)
+        archive["sentence_to_index"] = np.array([json.dumps({"we met": "0"}).encode()])
     return {
+        "path=FILE data=ptb": f"path={tmp_path / 'words.hdf5'} data=ptb",
         "{kind: series, folder: DIR}": f"{{kind: series, folder: {tmp_path / 'run'}}}",
         "{kind: mnli, path: FILE}": f"{{kind: mnli, path: {tmp_path / 'pairs.tsv'}}}",
         "{kind: precomputed, path: FILE}": f"{{kind: precomputed, path: {tmp_path / 'stored.npz'}}}",
@@ -246,15 +253,83 @@ EXAMPLES = {
 }
 
 
-@pytest.mark.parametrize("name", [name for name in EXAMPLES if name != "model trained"])
-def test_the_command_of_an_example(repsim, places, name):
+def words_of(command, places):
     """On models of one's own: those that ship, in a folder of theirs."""
-    command = EXAMPLES[name]
     for place, there in places.items():
         command = command.replace(place, there)
-    code, out, err = repsim(*shlex.split(command)[1:], "dry_run=true")
+    return shlex.split(command)[1:]
+
+
+def of_a_run(command):
+    """What needs no run of one's own, and is no call of Python."""
+    return command.startswith("repsim run ") and "run: RUN" not in command
+
+
+@pytest.mark.parametrize("name", [name for name, command in EXAMPLES.items() if of_a_run(command)])
+def test_the_command_of_an_example(repsim, places, name):
+    code, out, err = repsim(*words_of(EXAMPLES[name], places), "dry_run=true")
     assert code == 0, err
     assert out.startswith("plan of demo")
+
+
+@pytest.mark.nightly
+def test_every_command_is_planned(repsim, places):
+    """Those of all entries, not only of the first below a comment."""
+    commands = {topic.example: topic.title for topic in catalogue() if of_a_run(topic.example)}
+    assert len(commands) > 400
+    refused = {}
+    for command, title in commands.items():
+        code, _, err = repsim(*words_of(command, places), "dry_run=true")
+        if code:
+            refused[title] = err
+    assert not refused
+
+
+FEW = ("extract.sequences=9",)
+SHORTER = {  # what makes the command of a study short, None: nothing does
+    "architecture": (),
+    "attention": (*FEW, "extract.layers=[0,1]"),
+    "convergence": FEW,
+    "effective_rank": FEW,
+    "features": (*FEW, "options.recipe.steps=2", "options.recipe.width=16", "options.pairings=9"),
+    "finetune": None,
+    "grounding": None,
+    "modular_training": None,
+    "outputs": FEW,
+    "pretrain": ("options.recipe.steps=2",),
+    "probes": ("extract.sequences=64", "extract.layers=[0]", "hardware.processes=1"),
+    "similarity": FEW,
+    "stitching": (
+        "extract.sequences=16", "extract.layers=[0]", "options.recipe.steps=2", "options.recipe.warm_up=1",
+        "options.evaluation=4",
+    ),
+    "training_view": FEW,
+    "tuned": FEW,
+    "universal_neurons": FEW,
+    "universality": None,
+    "views": ("extract.layers=[0,1]", "extract.rows=64", "options.batch=8"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("study", [study for study, words in SHORTER.items() if words is not None])
+def test_the_command_of_a_study_runs(repsim, places, study):
+    code, _, err = repsim(*words_of(EXAMPLES[f"study {study}"], places), *SHORTER[study])
+    assert code == 0, err
+
+
+@pytest.mark.nightly
+@pytest.mark.drawn
+@pytest.mark.parametrize("study", SHORTER)
+def test_the_command_of_a_study_runs_as_it_is_printed(repsim, places, study):
+    """But for stitch layers, which train for half an hour. Then those of the analyses of such runs, which are refused where
+    they need groups, a base or other options."""
+    words = words_of(EXAMPLES[f"study {study}"], places)
+    code, _, err = repsim(*words, *(SHORTER[study] if study == "stitching" else ()))
+    assert code == 0, err
+    for topic in catalogue():
+        if topic.example.startswith("repsim analyse ") and study in registry.analyses.get(topic.name).card.studies:
+            code, _, err = repsim(*shlex.split(topic.example)[1:])
+            assert code == 0 or (code, err.startswith("error: analyses.")) == (2, True), err
 
 
 COMMENTS = {
@@ -266,14 +341,29 @@ COMMENTS = {
 }
 
 
-@pytest.mark.parametrize("command", [command for command in COMMENTS if "FILE" not in command])
-def test_the_command_of_a_comment(repsim, command):
+@pytest.mark.parametrize("command", COMMENTS)
+def test_the_command_of_a_comment(repsim, places, command):
     """Of one of the entries that it stands above."""
     name = COMMENTS[command]
     command = command.replace("NAME", name)
     assert command in repsim("describe", name)[1]
-    code, _, err = repsim(*shlex.split(command)[1:], "dry_run=true")
+    code, _, err = repsim(*words_of(command, places), "dry_run=true")
     assert code == 0, err
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_the_command_of_a_header(repsim, places, name):
+    """Names the experiment; what else it sets is planned with it."""
+    lines = (conf_dir() / "experiment" / f"{name}.yaml").read_text().splitlines()
+    (command,) = (line.removeprefix("# Command: ") for line in lines if line.startswith("# Command: "))
+    selected = f"experiment={name}"
+    assert selected in command.split() or f",{name}" in command or f"{selected}," in command
+    others = [
+        word for word in words_of(command, places)[1:] if not word.startswith(("experiment=", "hardware.threads="))
+    ]
+    if set(others) - {"-m"}:
+        code, _, err = repsim(*words_of(command, places), "dry_run=true")
+        assert code == 0, err
 
 
 @pytest.mark.parametrize(
@@ -290,15 +380,14 @@ def test_the_command_of_a_comment(repsim, command):
 )
 def test_the_command_of_a_setting(repsim, places, name):
     command = repsim("describe", name)[1].splitlines()[-1].removeprefix("  example: ")
-    for place, there in places.items():
-        command = command.replace(place, there)
-    code, _, err = repsim(*shlex.split(command)[1:], "dry_run=true")
+    code, _, err = repsim(*words_of(command, places), "dry_run=true")
     assert code == 0, err
 
 
 @pytest.mark.parametrize("name", ROOMS["study"].names())
 def test_every_study_has_a_command(name):
     assert EXAMPLES[f"study {name}"].startswith(f"repsim run study={name} ")
+    assert name in SHORTER
 
 
 def test_the_list_of_measures_says_what_each_allows(repsim):
