@@ -1,17 +1,16 @@
 """Every kind of study, ended in each of its stages and resumed each time: the same bits as undisturbed."""
 
-import json
 from collections import Counter
 from contextlib import contextmanager
 
+import printed
 import pytest
-from nights import nightly
+from printed import SHORTER, words_of
 from recorded import recorded
-from test_describe import EXAMPLES, SHORTER, places, words_of  # noqa: F401
 
 from repsim_cli import results
 from repsim_cli.cache import Entry
-from repsim_cli.content import COSTS
+from repsim_cli.cli import docstrings
 from repsim_cli.results import Run
 
 CLASSIFIER = (
@@ -22,25 +21,26 @@ CLASSIFIER = (
 )
 
 
-def classifier(label: str, width: int, *seeds: int) -> str:
+def classifiers(label, width, *seeds):
     return f"+model.{label}={CLASSIFIER.replace('WIDTH', str(width)).replace('SEEDS', str(list(seeds)))}"
 
 
-SMALL = ("model=[tiny_a,tiny_b]", "extract.length=32", "extract.sequences=24", "extract.batch_rows=64")
-PERMUTED = (*SMALL, "extract.layers=[0,3]", "significance=permutation", "significance.permutations=9")
-MODELS = ("model=[]", classifier("a", 16, 0, 1, 2), classifier("b", 8, 3, 4, 5))
-PAIRS = ("data=overlap_nli", "data.examples=80", "extract=pooled", "extract.length=40", "extract.sequences=60", "extract.rows=60")
+SMALL = (
+    "model=[tiny_a,tiny_b]",
+    "extract.layers=[0,3]",
+    "extract.length=32",
+    "extract.sequences=24",
+    "extract.batch_rows=64",
+)
+PERMUTED = (*SMALL, "significance=permutation", "significance.permutations=19")
+MODELS = ("model=[]", classifiers("a", 16, 0, 1, 2), classifiers("b", 8, 3, 4, 5))
+POOLED = ("extract=pooled", "extract.length=40", "extract.sequences=60", "extract.rows=60")
 SAMPLE = "{data: {kind: overlap_nli, examples: 60, seed: SEED}, tests: {seeds: {a: a}}}"
-FACTORS = "{width: {base: a, values: {half: b, twice: c}}}"
 STUDIES = {
-    **{
-        study: words
-        for study, words in SHORTER.items()
-        if words is not None
-    },
-    "finetune": ("study=finetune", "measure=[]", "model=[]", classifier("a", 16, 0, 1)),
+    **{study: words for study, words in SHORTER.items() if words is not None},
+    "finetune": ("study=finetune", "measure=[]", "model=[]", classifiers("a", 16, 0, 1)),
     "grounding": (
-        "study=grounding", *MODELS, *PAIRS[2:], "measure=[cka,procrustes]",
+        "study=grounding", *MODELS, *POOLED, "measure=[cka,procrustes]",
         f"+options.samples={{one: {SAMPLE.replace('SEED', '0')}, two: {SAMPLE.replace('SEED', '1')}}}",
     ),
     "modular_training": (
@@ -48,31 +48,36 @@ STUDIES = {
         "+model.mine={kind: modular, recipe: {moduli: [5, 3], blocks: 2, epochs: 3}}",
     ),
     "universality": (
-        "study=universality", *MODELS, classifier("c", 24, 3, 4, 5), *PAIRS, "measure=[cka_unbiased,svcca]",
-        "extract.hook_points=[resid_post]", "extract.estimate=full", "significance=permutation",
-        "significance.permutations=19", f"+options.factors={FACTORS}",
+        "study=universality", *MODELS, classifiers("c", 24, 3, 4, 5), *POOLED, "data=overlap_nli", "data.examples=80",
+        "measure=[cka_unbiased,svcca]", "extract.hook_points=[resid_post]", "extract.estimate=full",
+        "significance=permutation", "significance.permutations=19",
+        "+options.factors={width: {base: a, values: {half: b, twice: c}}}",
     ),
     "similarity, permuted": PERMUTED,
     "similarity, without a cache": (*PERMUTED, "cache=false"),
-    "similarity, under remedies": (*SMALL, "extract.layers=[0,3]", "measure=[cka,mutual_knn]", "analyses.robustness={}", "cache=false"),
+    "similarity, under remedies": (*SMALL, "measure=[cka,mutual_knn]", "analyses.robustness={}", "cache=false"),
+    "similarity of groups": (
+        *SMALL, "model=[tiny_a,tiny_b,tiny_a_step100]", "+groups={late: [tiny_a,tiny_b], early: [tiny_a_step100]}"
+    ),
+    "similarity, one by one": (*SMALL, "measure=[gromov_wasserstein,procrustes]", "extract.estimate=full", "extract.rows=40"),
     "convergence of two series": (
         "study=convergence", "measure=[cka]", "model=[tiny_a_series]", "extract.length=32", "extract.sequences=40",
         "+model.other={kind: series, folder: OTHER}",
     ),
 }  # fmt: skip
-MOST = 2  # times that runs are ended at the same place
+MOST = 2  # times that a run is ended at the same place
 
 
 @pytest.fixture
 def ended(monkeypatch):
-    """ended(begin): the places at which a run is ended, that begin(resumed) starts and resumes: each the first time that
-    it comes by."""
-    places, passed = [], Counter()
+    """ended(begin): where the runs that begin(words) starts and resumes are ended: at each place the first time that they
+    come by, until they come to no other."""
+    ends, passed = [], Counter()
 
-    def by(place: str) -> None:
+    def by(place):
         passed[place] += 1
-        if passed[place] <= MOST and (place, passed[place]) not in places:
-            places.append((place, passed[place]))
+        if passed[place] <= MOST and (place, passed[place]) not in ends:
+            ends.append((place, passed[place]))
             raise KeyboardInterrupt
 
     @contextmanager
@@ -87,54 +92,50 @@ def ended(monkeypatch):
         finish(self, *args, **more)
         by(f"after an entry of {self.kind}")
 
-    def run(begin) -> list[tuple[str, int]]:
+    def run(begin):
         monkeypatch.setattr("repsim_cli.studies.matrices.SAVE_EVERY", -1.0)
         monkeypatch.setattr(Run, "stage", staged)
         monkeypatch.setattr(Entry, "finish", finish)
-        code = begin(())
+        code = begin()
         while code == 130:
             passed.clear()
-            code = begin(("resume=latest",))
-        assert code == 0
-        return places
+            code = begin("resume=latest")
+        return ends
 
     return run
 
 
 def content(folder):
-    """All that a run found, but for what it took."""
+    """What a run found, but for the seconds that it took."""
     found = recorded(folder)
-    found["tables"].pop(COSTS, None)
-    arrays = {file.name: file.read_bytes() for file in sorted((folder / "arrays").glob("*"))}
-    return {**found, "warnings": sorted(found["warnings"])}, arrays
+    for table in found["tables"].values():
+        kept = [i for i, column in enumerate(table["columns"]) if "seconds" not in column]
+        table["rows"] = [[row[i] for i in kept] for row in table["rows"]]
+    found["warnings"] = sorted(found["warnings"])
+    return {**found, **{file.name: file.read_bytes() for file in sorted((folder / "arrays").glob("*"))}}
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("study", STUDIES)
-def test_a_study_is_resumed_from_each_of_its_stages(repsim, newest, ended, places, tiny_folder, study, tmp_path, monkeypatch):  # noqa: F811
+def test_a_study_goes_on_from_each_of_its_stages(
+    repsim, newest, ended, shared, tiny_folder, study, tmp_path, monkeypatch
+):
     (tmp_path / "other").mkdir()
-    for step in (1, 2):
+    for step in (1, 2):  # with another tokenizer
         (tmp_path / "other" / f"step{step}").symlink_to(tiny_folder("gpt2", step))
     words = [word.replace("OTHER", str(tmp_path / "other")) for word in STUDIES[study]]
-    if study in SHORTER and SHORTER[study] is not None:
-        words = (*words_of(EXAMPLES[f"study {study}"], places)[1:], *words)
-    words = ("run", "-q", *words, "hardware.threads=1")
-    errors = []
-    monkeypatch.setenv("REPSIM_CACHE", str(tmp_path / "one"))
-    code, _, err = repsim(*words)
-    assert code == 0, err
-    expected = content(newest())
+    if SHORTER.get(study) is not None:
+        words = [*words_of(docstrings.studies()[study].example, printed.places(tmp_path, shared))[1:], *words]
 
-    def begin(more):
-        monkeypatch.setenv("REPSIM_CACHE", str(tmp_path / "two"))
-        code, _, err = repsim(*words, *more)
-        errors.append(err)
+    def begin(*more, cache="two"):
+        monkeypatch.setenv("REPSIM_CACHE", str(tmp_path / cache))
+        code, _, err = repsim("run", "-q", *words, "hardware.threads=1", *more)
         assert code in (0, 130), err
         return code
 
-    stopped = ended(begin)
-    with open("/tmp/walk.txt", "a") as f:
-        print(study, len(stopped), stopped, file=f)
-    folder = newest()
-    assert len(json.loads((folder / "manifest.json").read_text())["resumed"]) == len(stopped)
-    assert len(stopped) >= 4
-    assert content(folder) == expected
+    begin(cache="one")
+    expected = content(newest())
+    ends = ended(begin)
+    assert len(results.read_manifest(newest())["resumed"]) == len(ends) >= 4
+    found = content(newest())
+    assert [name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name)] == []
