@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from repsim_cli import cache, measures, registry, results, so_far
 from repsim_cli.content import to_json
