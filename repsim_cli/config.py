@@ -4,7 +4,7 @@ import inspect
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Annotated, Any, Literal
 
 from omegaconf import DictConfig, OmegaConf
@@ -122,7 +122,8 @@ class RunConfig:
     skipped: by label, why a measure of the configuration is not computed. misfits: in a dry run, why the run would be
     refused on this machine. notes: warnings about settings that the run changes. unknown: in a dry run, the models
     whose shapes only the hub has while it cannot be reached; the study is then None. analyses: their options, by name.
-    claims: those that they test. facts: about every model, for the manifest.
+    claims: those that they test. facts: about every model, for the manifest. options: of the study as plain values, the
+    defaults of those that are not given among them.
     """
 
     keys: RunKeys
@@ -135,6 +136,7 @@ class RunConfig:
     misfits: Sequence[str] = ()
     notes: Sequence[str] = ()
     unknown: Mapping[str, Unreachable] = field(default_factory=dict)
+    options: Fields = field(default_factory=dict)
 
     def plan(self) -> Fields:
         """What the run would do."""
@@ -248,11 +250,24 @@ def _validated(plain: Fields, problems: list[str], misfits: list[str]) -> RunCon
     give_up([*problems, *([] if plain["dry_run"] else misfits)])
     skipped |= getattr(instance, "skipped", {})
     facts = _facts(instance, bound.get("model", {}))
-    planned = _planned(keys, instance, facts)
+    recorded = _recorded(plain["options"], options)
+    planned = _planned(keys, instance, facts, recorded)
     settled = attempt(problems, "", lambda: chosen(planned, analyses, keys.claims))
     give_up(problems)
-    options, claims = settled
-    return RunConfig(keys, instance, bound.get("model", {}), skipped, options, claims, facts, misfits, notes)
+    models = bound.get("model", {})
+    return RunConfig(keys, instance, models, skipped, *settled, facts, misfits, notes, options=recorded)
+
+
+def _recorded(given: Any, bound: Any) -> Any:
+    """Bound settings as plain values, defaults among them; entries of data as they were given."""
+    from repsim_cli.data.base import Data
+
+    if isinstance(bound, Data):
+        return given
+    parts = {each.name: getattr(bound, each.name) for each in fields(bound)} if is_dataclass(bound) else bound
+    if isinstance(parts, dict):
+        return {key: _recorded((given or {}).get(key), part) for key, part in parts.items()}
+    return bound
 
 
 def _texts(given: Any) -> list[str]:
@@ -334,16 +349,14 @@ def _facts(study: Any, models: Mapping[str, Any]) -> dict[str, Facts]:
     return {label: facts(label, model, layers.get(label, ())) for label, model in models.items()}
 
 
-def _planned(keys: RunKeys, study: Any, facts: Mapping[str, Facts]) -> Planned:
+def _planned(keys: RunKeys, study: Any, facts: Mapping[str, Facts], options: Fields) -> Planned:
     from repsim_cli.studies.record import card_record
 
     measures = getattr(study, "measures", {})
     measures = {label: card_record(bound) for label, bound in measures.items()} if isinstance(measures, dict) else {}
     groups = {name: len(group) if isinstance(group, list) else int(group.get("top") or group.get("bottom") or 0)
               for name, group in (keys.groups or {}).items()}  # fmt: skip
-    return Planned(
-        study=keys.study, models=facts, measures=measures, groups=groups, base=keys.base, options=keys.options
-    )
+    return Planned(study=keys.study, models=facts, measures=measures, groups=groups, base=keys.base, options=options)
 
 
 def _models(problems: list[str], plain: Fields, unreached: dict[str, Unreachable]) -> dict[str, Any]:

@@ -148,13 +148,14 @@ class Run:
         write(self.folder / "manifest.json", dumps(self.manifest).encode())
 
     def input(self, key: str, description: Mapping[str, Any]) -> None:
-        """Notes what is compared. Raises BadInput where a resumed run began with other input under this key: its
-        numbers would be of both."""
-        before, now = self.manifest.get(key), json.loads(dumps(description))
-        if self.manifest["resumed"] and before and now != before:
-            (first, *_) = differences(now, before, key)
-            raise BadInput(f"resume: {self.folder} began with other input, got {first}; start a new run")
-        self.manifest[key] = description
+        """Notes what is compared, beside what is noted under this key already. Raises BadInput where a resumed run
+        began with other input of the same name: its numbers would be of both."""
+        before, now = self.manifest.get(key, {}), json.loads(dumps(description))
+        if self.manifest["resumed"] and (
+            found := differences(now, {name: before.get(name, part) for name, part in now.items()}, key)
+        ):
+            raise BadInput(f"resume: {self.folder} began with other input, got {found[0]}; start a new run")
+        self.manifest[key] = before | now
 
     def warn(self, text: str) -> None:
         """A warning: in the log, the manifest and the results."""

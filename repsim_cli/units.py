@@ -273,7 +273,7 @@ class Session:
             sequences, total = training.start(run)
             self._started[label] = sequences, total, run.manifest["data"]
         sequences, total, data = self._started[label]
-        run.manifest |= {"models": {}, "data": copy.deepcopy(data)}
+        run.manifest |= {"data": copy.deepcopy(data)}
         return training, sequences, total
 
     def whole(self, label: str) -> Whole:

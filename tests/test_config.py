@@ -118,6 +118,19 @@ def test_every_registered_component_can_be_selected():
     assert files == set(registry.data.names()) - {"memory"}
 
 
+def test_the_options_of_a_run_have_their_defaults():
+    """Findings read them as if all were given."""
+    words = ("study=features", "model=[tiny_a]", "measure=[]", "extract.layers=[2]", "extract.estimate=full")
+    options = validate(composed(*words, "+options.recipe={steps: 5}", "dry_run=true")).options
+    assert options.keys() == inspect.signature(registry.studies.get("features").function).parameters.keys() - {
+        "model", "data", "extract", "hardware", "seed", "cache"
+    }  # fmt: skip
+    assert (options["pairings"], options["recipe"]["steps"], options["recipe"]["batch_size"]) == (99, 5, 512)
+    options = validate(composed("experiment=tiny/grounding", "dry_run=true")).options
+    assert options["samples"]["pairs"]["data"]["kind"] == "overlap_nli"
+    assert validate(composed("analyses.robustness={}", "dry_run=true")).options["robustness"] is True
+
+
 def test_every_label_of_a_table_stands_there_once_with_a_comment():
     for group, file in presets.TABLES.items():
         labels = [line.partition(":")[0] for line in (CONF / file).read_text().splitlines() if line[:1].isalpha()]

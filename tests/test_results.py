@@ -28,6 +28,24 @@ def test_no_failure_becomes_a_number():
             results.dumps({"value": value})
 
 
+def test_input_is_noted_item_by_item_and_a_resumed_run_compares_like_with_like(tmp_path):
+    """Whatever part of it comes first: what the cache has is not asked for again."""
+    run = created(tmp_path / "run")
+    for label in "ab":
+        run.input("models", {label: {"hash": label, "sizes": (1, 2)}})
+    run.input("data", {"hash": "d"})
+    run.manifest["data"]["tokens_read"] = 3  # beside what was noted
+    run.finish("interrupted")
+    again = results.reopen(run.folder)
+    again.input("models", {"c": {"hash": "c"}})
+    again.input("models", {"a": {"hash": "a", "sizes": (1, 2)}})
+    assert list(again.manifest["models"]) == ["a", "b", "c"]
+    again.input("data", {"hash": "d"})
+    assert again.manifest["data"] == {"hash": "d", "tokens_read": 3}
+    with pytest.raises(BadInput, match="run began with other input, got models.a.hash: a then, x now; start a new run"):
+        again.input("models", {"c": {"hash": "c"}, "a": {"hash": "x", "sizes": (1, 2)}})
+
+
 def test_arrays_are_float64_and_never_pickled(tmp_path):
     run = created(tmp_path / "run")
     path = run.write_array("x", np.eye(3, dtype="float32"))

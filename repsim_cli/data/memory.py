@@ -16,6 +16,7 @@ def memory(*, key: str) -> Data:
     """Texts of a Python program that called `repsim_cli.compare`; no command can open them.
 
     key: their hash.
+    Example: repsim_cli.compare({"a": "tiny_a", "b": "tiny_b"}, texts)
     """
     if key not in HELD:
         raise gone("key: the texts", key)

@@ -38,7 +38,12 @@ def chosen(planned: Planned, given: Mapping[str, Any], claims: Sequence[str]) ->
         if name in given:
             options[name] = given[name]
         elif planned.study in card.studies and (name in of_claims or card.unasked(planned)):
-            options[name] = card.options()
+            if needed := [each.name for each in dataclasses.fields(card.options) if _required(each)]:
+                named = " and ".join(claim.name for claim in tested if claim.analysis == name)
+                settings = ", ".join(f"{key}: ..." for key in needed)
+                problems.append(f"claims: {named} needs settings, got none; set analyses.{name}={{{settings}}}")
+            else:
+                options[name] = card.options()
     for name, settings in options.items():
         if planned.study not in cards[name].studies:
             problems.append(f"analyses.{name}: it is about {_of_other_studies(cards[name], planned)}")
@@ -58,6 +63,10 @@ def chosen(planned: Planned, given: Mapping[str, Any], claims: Sequence[str]) ->
     if problems:
         raise BadConfig(list(dict.fromkeys(problems)))
     return options, tested
+
+
+def _required(field: dataclasses.Field) -> bool:
+    return field.default is field.default_factory is dataclasses.MISSING
 
 
 def _of_other_studies(card: Analysis, planned: Planned) -> str:

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from repsim_cli.content import Curve, Table
-from repsim_cli.findings.analysis import Finished, Job, Part, analysis, asked
+from repsim_cli.errors import BadInput
+from repsim_cli.findings.analysis import Finished, Job, Part, Planned, analysis, asked
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
 from repsim_cli.findings.evidence import arrangements, by_jackknife
 from repsim_cli.findings.groups import (
@@ -38,6 +39,10 @@ COLUMNS = {
 @dataclass(frozen=True, kw_only=True)
 class Penalties:
     """What stitched models lose by depth, for pairs of models of one group and of two. It has no settings."""
+
+    def check(self, planned: Planned) -> None:
+        if not planned.groups:
+            raise BadInput("pairs of models of one group and of two are compared, got no groups; set groups")
 
 
 def within_gap(values: np.ndarray, labels: np.ndarray) -> np.ndarray:
@@ -158,6 +163,8 @@ def stitched(run: Finished) -> dict[str, Stitched]:
 def penalties(run: Finished, options: Penalties, claims: Sequence[Claim]) -> Part:
     lines: dict[str, Curve] = {}
     by_quantity = stitched(run)
+    if not by_quantity:
+        return Part(claims=[each.untestable("stitches", "needs groups of models") for each in claims])
     for quantity, (label, layers, depths) in by_quantity.items():
         lines |= curves(quantity, label, "resid_post", layers, depths, level=run.level, seed=run.seed)
     verdicts = [

@@ -37,6 +37,7 @@ def memory(*, key: str) -> AnySource:
     """A model of a Python program that called `repsim_cli.compare`; no command can open it.
 
     key: its hash.
+    Example: repsim_cli.compare({"mine": module, "other": "tiny_a"}, texts)
     """
     if key not in HELD:
         raise gone("key: the model", key)

@@ -23,6 +23,7 @@ from repsim_cli.activations.inputs import check_modality, tokenizers
 from repsim_cli.activations.maps import Maps
 from repsim_cli.activations.readings import Reading, devices
 from repsim_cli.activations.stored import Recorder, window_name
+from repsim_cli.cache import key
 from repsim_cli.content import Matrix, Results, Side
 from repsim_cli.data.base import Data, Sequences
 from repsim_cli.errors import BadInput, Degenerate, RunFailed
@@ -197,7 +198,7 @@ class Attention:
         run.manifest["models_run"] = list(self.models)
         counts, alone = tally(run, self.models), len(self._turns()) > 1
         file = run.folder / STATE
-        state, save = resumed(file)
+        state, save = resumed(file, key({"models": identities}))
         with ExitStack() as held:
             recorders = {}
             if alone:

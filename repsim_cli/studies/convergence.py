@@ -30,7 +30,7 @@ from repsim_cli.studies.bounds import most_rows
 from repsim_cli.studies.checks import suitable
 from repsim_cli.studies.cost import Cost, needs
 from repsim_cli.studies.record import blocks_record
-from repsim_cli.studies.sample import batch_labels, diagnosis_of, prepare, tally
+from repsim_cli.studies.sample import batch_labels, diagnosis_of, inputs, prepare, tally
 from repsim_cli.studies.similarity import Similarity
 
 Missing = Literal["stop", "skip"]
@@ -167,7 +167,6 @@ class Convergence:
     def curves(self, run: Run, visit: Visit | None = None) -> list[Curve]:
         """A curve per measure, hook point and model (and what it is compared with). visit: as in `visited`."""
         prepare(run, self.hardware)
-        run.manifest["models"] = {}
         for training in self.trainings.values():
             training.make(run)
         trainings = self.trainings.values()
@@ -268,6 +267,9 @@ class Training(Similarity):
 
         with run.stage("training"):
             self.series.make(progress)
+
+    def sequences(self, run: Run) -> dict[str, Sequences]:
+        return inputs(run, self.live, self.tokenizers, self.data, self.extract, self.seed, self.label)
 
     def start(self, run: Run) -> tuple[dict[str, Sequences], int]:
         """The inputs of every checkpoint, and how many rows they give."""
@@ -389,7 +391,7 @@ class Training(Similarity):
         They stay in the cache while `held` is open, and in memory where there is no cache.
         """
         label, hardware, identity = self.label, self.hardware, opened.identity
-        run.manifest["models"][f"{label}, step {opened.checkpoint.step}"] = identity
+        run.input("models", {f"{label}, step {opened.checkpoint.step}": identity})
         of_checkpoint = replace(self.readings[0], source=opened.source)
         live = self.readings if self.cache else []
         entries = cached(live, sequences, {label: identity}, self.extract, hardware.dtype, run.warn)

@@ -46,7 +46,7 @@ class Finetune:
     def run(self, run: Run) -> Results:
         with run.stage("models"):
             identities = {label: source.identity() for label, source in self.models.items()}
-            run.manifest["models"] = identities
+            run.input("models", identities)
             records = {label: training_record(identity["trained"]) for label, identity in identities.items()}
         run.save_manifest()
         return Results(

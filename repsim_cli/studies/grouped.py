@@ -87,9 +87,10 @@ def chosen(run: Run, groups: Mapping[str, Group], models: Mapping[str, AnySource
         if not isinstance(source, Precomputed) and source.metrics is not None
     }
     members = resolve(groups, metrics)
-    run.manifest["groups"] = {
+    noted = {
         name: {label: {by: metrics[label][by] for by in ranked} for label in labels} for name, labels in members.items()
     }
+    run.input("groups", noted)
     for tie in ties(groups, members, metrics):
         run.warn(tie)
     return members

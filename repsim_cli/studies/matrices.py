@@ -5,7 +5,7 @@ import shutil
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import safetensors.torch
+import torch
 from torch import Tensor
 
 from repsim_cli import significance as judging
@@ -56,17 +57,22 @@ CLOSEST = ["measure", "model a", "model b", "layer a", "layer b", "value", "p", 
 Matrices = dict[str, SimilarityMatrix]
 
 
-def resumed(file: Path, always: bool = False) -> tuple[State | None, Callable[[State], None]]:
-    """The running means that a killed run saved, if any, and a function to save them, always or every few seconds."""
-    saved = time.monotonic()
+def resumed(file: Path, of: str, always: bool = False) -> tuple[State | None, Callable[[State], None]]:
+    """The running means that a killed run saved, if any, and a function to save them, always or every few seconds.
+
+    of: what the means are of. Those of anything else are not taken: a run may have several such passes.
+    """
+    saved, mark = time.monotonic(), torch.tensor(list(of.encode()), dtype=torch.uint8)
 
     def save(state: State) -> None:
         nonlocal saved
         if always or time.monotonic() - saved > SAVE_EVERY:
-            write(file, safetensors.torch.save({key: x.cpu().contiguous() for key, x in state.items()}))
+            whole = {key: x.cpu().contiguous() for key, x in {**state, "of": mark}.items()}
+            write(file, safetensors.torch.save(whole))
             saved = time.monotonic()
 
-    return safetensors.torch.load_file(file) if file.is_file() else None, save
+    state = safetensors.torch.load_file(file) if file.is_file() else {}
+    return state if torch.equal(state.pop("of", mark[:0]), mark) else None, save
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,13 +242,13 @@ def estimated(
     trading: the rows that permutations move, where significance is by permutation. known: pairs in the cache. fill:
     takes permutations from there.
     """
-    file = run.folder / STATE
-    state, save = resumed(file, always=any(measure.slow is not None for measure in measures.values()))
+    file, names = run.folder / STATE, [str(layer) for layer in layers_of(rows.readings)]
+    of = key({"models": rows.identities, "layers": names, "extract": asdict(rows.extract)})
+    state, save = resumed(file, of, always=any(measure.slow is not None for measure in measures.values()))
     jackknifed = _jackknifed(significance, rows.extract.estimate)
     files = [_per_batch_file(run, label) for label in measures] if jackknifed else []
     if state is not None and not all([*(f"{label}.mean" in state for label in measures), *map(Path.is_file, files)]):
         state = None  # saved while the cache held some of these matrices, or without those of its batches
-    names = [str(layer) for reading in rows.readings for layer in reading.layers]
     labels = batch_labels(rows.sequences, rows.extract, rows.numbers)
 
     def permutations(steps: Sequence[Any], measure: str) -> Iterator[Any]:
@@ -269,6 +275,7 @@ def estimated(
         processes=rows.hardware.workers,
         progress=run.progress,
         seed=rows.seed,
+        call=of,
         known=known,
         batches=count,
         show=so_far(

@@ -54,7 +54,7 @@ class ModularTraining:
     def run(self, run: Run) -> Results:
         with run.stage("models"):
             identities = {label: source.identity() for label, source in self.models.items()}
-            run.manifest["models"] = identities
+            run.input("models", identities)
             curves, wrong = (
                 {label: kept(identity["trained"], name) for label, identity in identities.items()}
                 for name in (CURVES, MISTAKES)

@@ -135,7 +135,7 @@ class Outputs:
             sequences = inputs(run, self.models, self.tokenizers, self.data, self.extract, self.seed)
             scored = self._scored(sequences)
         with run.stage("models"):
-            run.manifest["models"] = {label: source.identity() for label, source in self.models.items()}
+            run.input("models", {label: source.identity() for label, source in self.models.items()})
             modules = {label: named(label, self._whole, label) for label in self.models}
         run.save_manifest()
         sums = Sums(self.measures)

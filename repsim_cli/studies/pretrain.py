@@ -82,11 +82,8 @@ class Pretrain:
         run.manifest.update(device="cpu", threads=torch.get_num_threads())
         with run.stage("data"):
             text = corpus(self.data, self.recipe, self.seed)
-            run.manifest["data"] = {
-                "source": self.data.source,
-                "hash": text.hash,
-                "sequences": len(text.seen) + len(text.held_out),
-            }
+            about = {"source": self.data.source, "hash": text.hash}
+            run.input("data", {**about, "sequences": len(text.seen) + len(text.held_out)})
         with run.stage("training"):
             place, state = run.folder / "models", run.folder / STATE
             trained = pretrain(self.recipe, text, place, seed=self.seed, state=state, progress=run.progress)

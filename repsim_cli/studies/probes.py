@@ -59,7 +59,7 @@ class Probes:
 
     targets: the label of the stored representations that are the targets: one feature per class with a single 1 in each
         row, or one whole number; null: the labels of the data.
-    labels: which labels of the data; null: all that the rows have.
+    labels: which labels of the data; null: all in which the rows differ.
     keep_together: labels of the data that are no target; documents with the same one, such as `group`, are on the same
         side of every split; null: each document is drawn for itself.
     probes: which of linear_regression (of numbers), linear_classification (least squares on indicators of the classes),
@@ -381,6 +381,8 @@ def labels_of(
         documents = np.unique(chosen.pop(together), return_inverse=True)[1]
     if not chosen:
         raise BadInput(f"options.keep_together: no other labels are left as targets, got '{together}'; drop it")
+    if wanted is None:
+        chosen = {name: labels for name, labels in chosen.items() if len({*labels}) > 1} or chosen
     classes, names = {}, {}
     for name, labels in chosen.items():
         values, classes[name] = np.unique(labels, return_inverse=True)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from repsim_cli.activations.batching import COUNTS, Tally
+from repsim_cli.activations.batching import Tally
 from repsim_cli.activations.by_block import parts, run_by_block
 from repsim_cli.activations.cached import Identities, cached, entries_of, from_cache
 from repsim_cli.activations.diagnostics import Diagnosis
@@ -56,14 +56,24 @@ def prepare(run: Run, hardware: Hardware) -> None:
 
 
 def inputs(
-    run: Run, live: Mapping[str, Source], tokenizers: Mapping[str, Any], data: Data, extract: Extract, seed: int
+    run: Run,
+    live: Mapping[str, Source],
+    tokenizers: Mapping[str, Any],
+    data: Data,
+    extract: Extract,
+    seed: int,
+    of: str = "",
 ) -> dict[str, Sequences]:
-    """The inputs of each live model, noted in the manifest."""
+    """The inputs of each live model, noted in the manifest; of: what they are the inputs of, where a run has several
+    such."""
     sequences = sequences_of(live, tokenizers, data, extract, seed)
     if sequences:
         description, notices = described(sequences, data, extract)
-        before = run.manifest.get("data") or {}
-        run.input("data", description | {name: before[name] for name in COUNTS if name in before})
+        if of:
+            run.input(f"data of {of}", description)
+            run.manifest["data"] = run.manifest.get("data", {}) | description
+        else:
+            run.input("data", description)
         for notice in notices:
             run.warn(notice)
     return sequences

@@ -90,7 +90,8 @@ class Stitching:
     labels: the names of classifiers' labels, in the order of their logits, where configs do not name them; null: those
         of configs.
     Example: repsim run study=stitching model=[] +model.mine='{kind: transformers, path: DIR}' +model.other='{kind:
-        transformers, path: DIR}' data=local_text data.path=FILE extract.sequences=500 options.recipe.steps=1000
+        transformers, path: DIR}' data=local_text data.path=FILE data.sample_by=paragraph
+        extract.sequences=500 options.recipe.steps=1000
     """
 
     def __init__(

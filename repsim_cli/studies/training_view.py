@@ -106,7 +106,6 @@ class TrainingView:
 
     def run(self, run: Run) -> Results:
         prepare(run, self.hardware)
-        run.manifest["models"] = {}
         records, curves, rows = [], [], []
         # nothing is said of how pairs were solved, so none is audited
         with Work(folder=run.folder, processes=self.hardware.workers, progress=run.progress, seed=None) as work:

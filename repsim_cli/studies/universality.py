@@ -187,12 +187,9 @@ class Universality:
             tokenizers = {label: part.tokenizers[label] for part in self.parts for label in part.live}
             sequences = inputs(run, self.live, tokenizers, self.data, self.extract, self.seed)
         known: dict[int, dict[str, SimilarityMatrix]] = {}
-        models: dict[str, Any] = {}
         for part in self.parts:
             with run.stage("similarity"):
                 known[id(part)] = self._matrices(run, part, sequences)
-            models |= run.manifest["models"]
-        run.manifest["models"] = models
         for key in ("models_run", "matrices_cached"):
             run.manifest.pop(key, None)
         matrices: dict[str, Matrix] = {}

@@ -19,6 +19,7 @@ from repsim_cli.data.packing import Text
 from repsim_cli.errors import BadInput
 from repsim_cli.models.checkpoints import hash_files, weight_files
 from repsim_cli.models.configs import config_hash, config_of, inline_config, source
+from repsim_cli.models.decoders import DECODERS
 from repsim_cli.models.loading import WHOLE, uncached
 from repsim_cli.models.series import METRICS, read_metrics
 from repsim_cli.models.source import Checkpoint, Family, Series, Source, Work
@@ -124,6 +125,11 @@ def finetuned(
     scored = {name: scoring(labels, sets[name].names, name) for name in ("evaluate", "hans") if name in sets}
     encoder = place(path, hub, revision) if config is None else None
     plain = encoder.config if encoder is not None else inline_config(config or {})
+    if plain.model_type in DECODERS and plain.pad_token_id is None:
+        raise BadInput(
+            f"config: a classifier of {plain.model_type} reads the last token that is no padding, got no pad_token_id; "
+            "set it in the model's config"
+        )
     cut = plain if blocks is None else first_blocks(plain, blocks)
     settings = labelled_config(cut, labels)
     whole_shape, cut_shape = (config_hash(each.to_dict()) for each in (plain, cut))  # before any model changes them

@@ -4,21 +4,21 @@ import inspect
 import re
 import shlex
 from collections.abc import Collection, Iterator
-from importlib import resources
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import numpy as np
+import printed
 import pytest
+from printed import SHORTER, words_of
 from pydantic import Field
+from test_config import EXPERIMENTS
 
 from repsim_cli import registry
 from repsim_cli.cli import docstrings
-from repsim_cli.cli.describe import ROOMS, SETTINGS, allowed, in_words, settings
+from repsim_cli.cli.describe import ROOMS, SETTINGS, allowed, catalogue, in_words, settings
 from repsim_cli.cli.docstrings import LINE, parsed
 from repsim_cli.config import RunKeys
 from repsim_cli.findings.leaderboard import leaderboard
-from repsim_cli.presets import GROUPS, described
+from repsim_cli.presets import GROUPS, conf_dir, described
 from repsim_cli.settings import Above0, Extract, Fraction, Layer, Positive, Ranked, Seed, Share, Significance
 
 
@@ -222,23 +222,8 @@ def test_the_list_of_analyses(repsim):
 
 
 @pytest.fixture
-def places(tmp_path):
-    """What a user has, by its place in the examples: a folder of a model or of checkpoints, a file."""
-    shipped = Path(str(resources.files("repsim_cli"))) / "assets" / "models"
-    (tmp_path / "run").mkdir()
-    for name in ("step100", "step400"):
-        (tmp_path / "run" / name).symlink_to(shipped / f"tiny_a_{name}")
-    (tmp_path / "text.txt").write_text("Any text will do here.\n\n" * 2000)
-    (tmp_path / "pairs.tsv").write_text("gold_label\tsentence1\tsentence2\n" + "neutral\tIt is.\tIt was.\n" * 99)
-    np.savez(tmp_path / "stored.npz", layer_0=np.eye(40), layer_1=np.eye(40)[::-1])
-    return {
-        "{kind: series, folder: DIR}": f"{{kind: series, folder: {tmp_path / 'run'}}}",
-        "{kind: mnli, path: FILE}": f"{{kind: mnli, path: {tmp_path / 'pairs.tsv'}}}",
-        "{kind: precomputed, path: FILE}": f"{{kind: precomputed, path: {tmp_path / 'stored.npz'}}}",
-        "data=mnli data.path=FILE": f"data=mnli data.path={tmp_path / 'pairs.tsv'}",
-        "data.path=FILE": f"data.path={tmp_path / 'text.txt'}",
-        "path: DIR": f"path: {shipped / 'tiny_a'}",
-    }
+def places(tmp_path, shared):
+    return printed.places(tmp_path, shared)
 
 
 EXAMPLES = {
@@ -246,15 +231,50 @@ EXAMPLES = {
 }
 
 
-@pytest.mark.parametrize("name", [name for name in EXAMPLES if name != "model trained"])
+def of_a_run(command):
+    """What needs no run of one's own, and is no call of Python."""
+    return command.startswith("repsim run ") and "run: RUN" not in command
+
+
+@pytest.mark.parametrize("name", [name for name, command in EXAMPLES.items() if of_a_run(command)])
 def test_the_command_of_an_example(repsim, places, name):
-    """On models of one's own: those that ship, in a folder of theirs."""
-    command = EXAMPLES[name]
-    for place, there in places.items():
-        command = command.replace(place, there)
-    code, out, err = repsim(*shlex.split(command)[1:], "dry_run=true")
+    code, out, err = repsim(*words_of(EXAMPLES[name], places), "dry_run=true")
     assert code == 0, err
     assert out.startswith("plan of demo")
+
+
+@pytest.mark.nightly
+def test_every_command_is_planned(repsim, places):
+    """Those of all entries, not only of the first below a comment."""
+    commands = {topic.example: topic.title for topic in catalogue() if of_a_run(topic.example)}
+    assert len(commands) > 400
+    refused = {}
+    for command, title in commands.items():
+        code, _, err = repsim(*words_of(command, places), "dry_run=true")
+        if code:
+            refused[title] = err
+    assert not refused
+
+
+@pytest.mark.parametrize("study", [study for study, words in SHORTER.items() if words is not None])
+def test_the_command_of_a_study_runs(repsim, places, study):
+    code, _, err = repsim(*words_of(EXAMPLES[f"study {study}"], places), *SHORTER[study])
+    assert code == 0, err
+
+
+@pytest.mark.nightly
+@pytest.mark.drawn
+@pytest.mark.parametrize("study", SHORTER)
+def test_the_command_of_a_study_runs_as_it_is_printed(repsim, places, study):
+    """But for stitch layers, which train for half an hour. Then those of the analyses of such runs, which are refused where
+    they need groups, a base or other options."""
+    words = words_of(EXAMPLES[f"study {study}"], places)
+    code, _, err = repsim(*words, *(SHORTER[study] if study == "stitching" else ()))
+    assert code == 0, err
+    for topic in catalogue():
+        if topic.example.startswith("repsim analyse ") and study in registry.analyses.get(topic.name).card.studies:
+            code, _, err = repsim(*shlex.split(topic.example)[1:])
+            assert code == 0 or err.startswith("error: analyses."), err
 
 
 COMMENTS = {
@@ -266,14 +286,29 @@ COMMENTS = {
 }
 
 
-@pytest.mark.parametrize("command", [command for command in COMMENTS if "FILE" not in command])
-def test_the_command_of_a_comment(repsim, command):
+@pytest.mark.parametrize("command", COMMENTS)
+def test_the_command_of_a_comment(repsim, places, command):
     """Of one of the entries that it stands above."""
     name = COMMENTS[command]
     command = command.replace("NAME", name)
     assert command in repsim("describe", name)[1]
-    code, _, err = repsim(*shlex.split(command)[1:], "dry_run=true")
+    code, _, err = repsim(*words_of(command, places), "dry_run=true")
     assert code == 0, err
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_the_command_of_a_header(repsim, places, name):
+    """Names the experiment; what else it sets is planned with it."""
+    lines = (conf_dir() / "experiment" / f"{name}.yaml").read_text().splitlines()
+    (command,) = (line.removeprefix("# Command: ") for line in lines if line.startswith("# Command: "))
+    selected = f"experiment={name}"
+    assert selected in command.split() or f",{name}" in command or f"{selected}," in command
+    others = [
+        word for word in words_of(command, places)[1:] if not word.startswith(("experiment=", "hardware.threads="))
+    ]
+    if set(others) - {"-m"}:
+        code, _, err = repsim(*words_of(command, places), "dry_run=true")
+        assert code == 0, err
 
 
 @pytest.mark.parametrize(
@@ -290,15 +325,14 @@ def test_the_command_of_a_comment(repsim, command):
 )
 def test_the_command_of_a_setting(repsim, places, name):
     command = repsim("describe", name)[1].splitlines()[-1].removeprefix("  example: ")
-    for place, there in places.items():
-        command = command.replace(place, there)
-    code, _, err = repsim(*shlex.split(command)[1:], "dry_run=true")
+    code, _, err = repsim(*words_of(command, places), "dry_run=true")
     assert code == 0, err
 
 
 @pytest.mark.parametrize("name", ROOMS["study"].names())
 def test_every_study_has_a_command(name):
     assert EXAMPLES[f"study {name}"].startswith(f"repsim run study={name} ")
+    assert name in SHORTER
 
 
 def test_the_list_of_measures_says_what_each_allows(repsim):

@@ -1,4 +1,4 @@
-"""The commands of README and docs: those of `repsim run` are planned, the others run. The links of all pages."""
+"""The commands of README, docs and help: those of `repsim run` are planned, the others run. The links of all pages."""
 
 import re
 import shlex
@@ -10,9 +10,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from nights import nightly
 from safetensors.torch import load_file, save_file
 
 import repsim_cli
+from repsim_cli.cli import parser
 from repsim_cli.config import RunKeys
 
 ROOT = Path(__file__).parents[2]
@@ -29,11 +31,15 @@ def commands():
                 yield tuple(words[1:])
 
 
-COMMANDS = list(commands())
+PRINTED = list(commands())
+(SUB,) = (action.choices for action in parser()._actions if isinstance(action.choices, dict))
+HELP = [tuple(shlex.split(sub.epilog.removeprefix("example: repsim "))) for sub in (parser(), *SUB.values())]
+COMMANDS = [*PRINTED, *HELP]
 
 
 def test_every_command_is_read():
-    assert len(COMMANDS) == TEXT.count("\n$ repsim ")
+    assert len(PRINTED) == TEXT.count("\n$ repsim ")
+    assert {words[0] for words in HELP} == {*SUB} - {"diff"}
     assert {words[0] for words in COMMANDS} >= {"run", "list", "show", "plot", "compare", "report", "measure", "doctor"}
 
 
@@ -89,6 +95,10 @@ def place(tmp_path, tiny_folder, monkeypatch):
     Path("texts.csv").write_text("\n".join(["key,text", *(f"{key},some words of text {key}" for key in keys)]))
     shutil.copytree(tiny_folder("gpt_neox"), "DIR")
     shutil.copytree(tiny_folder("gpt2"), "OTHER")
+    Path("models").mkdir()
+    for name, kind in (("small", "gpt_neox"), ("large", "gpt2")):
+        Path("models", name).symlink_to(tiny_folder(kind))
+    shutil.copy("corpus.txt", "texts.txt")
 
 
 @pytest.mark.parametrize("words", [w for w in dict.fromkeys(COMMANDS) if w[0] == "run"], ids=" ".join)
@@ -110,12 +120,16 @@ NAMES = {
 }  # of runs that began together the last
 
 
-@pytest.mark.parametrize("words", [w for w in dict.fromkeys(COMMANDS) if w[0] != "run"], ids=" ".join)
+COSTLY = [words for words in HELP if words[0] in ("convert", "compare")]  # like commands of the pages
+
+
+@pytest.mark.parametrize("words", nightly([w for w in dict.fromkeys(COMMANDS) if w[0] != "run"], *COSTLY), ids=" ".join)
 def test_run(repsim, finished, place, tmp_path, words):
     """The runs that a command names are there."""
     if words[0] == "convert":
-        weights = Path("DIR").rename("ID") / "model.safetensors"
-        torch.save(load_file(weights), "ID/pytorch_model.bin")
+        Path(words[1]).parent.mkdir(exist_ok=True)
+        weights = Path("DIR").rename(words[1]) / "model.safetensors"
+        torch.save(load_file(weights), weights.with_name("pytorch_model.bin"))
         weights.unlink()
     for name in NAMES.keys() & {*words}:
         measured = MAPS if "--heads" in words else SEVERAL if words[0] == "analyse" else ROWS

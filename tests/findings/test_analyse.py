@@ -11,10 +11,11 @@ from recorded import recorded
 from repsim_cli import environment, registry, results
 from repsim_cli.cli.claims import table
 from repsim_cli.content import BY_BLOCK, END_TO_END, Results
-from repsim_cli.errors import BadInput, Degenerate
-from repsim_cli.findings.analyse import analyse, card_of, noted
-from repsim_cli.findings.analysis import Finished
-from repsim_cli.findings.claims import known
+from repsim_cli.errors import BadConfig, BadInput, Degenerate
+from repsim_cli.findings.analyse import analyse, card_of, chosen, noted
+from repsim_cli.findings.analysis import Finished, Planned
+from repsim_cli.findings.claims import UNTESTABLE, known
+from repsim_cli.findings.penalties import Penalties, penalties
 
 SMALL = (
     "model=[tiny_a,tiny_b]", "measure=[cka,rsa,mutual_knn]", "extract.estimate=full", "extract.rows=200", "base=tiny_a",
@@ -35,6 +36,33 @@ def test_analysing_again_changes_no_byte(repsim, newest):
     assert set(found["analyses"]) == {"agreement", "base_model", "diagnostics", "maps"}
     assert {claim["name"] for claim in found["claims"]} == {"falls_with_layer_distance"}
     assert {"version", "commit", "dirty"} == set(found["analyses"]["agreement"]["code"])
+
+
+@pytest.mark.parametrize(
+    ("study", "claim", "problem"),
+    [
+        ("finetune", "freezing_two_thirds_costs_little",
+         "claims: freezing_two_thirds_costs_little needs settings, got none; set analyses.variants={models: ...}"),
+        ("stitching", "analyses.penalties",
+         "analyses.penalties: pairs of models of one group and of two are compared, got no groups; set groups"),
+    ],
+)  # fmt: skip
+def test_what_a_run_does_not_have(study, claim, problem):
+    planned = Planned(study=study, models={}, measures={}, groups={}, base=None)
+    given = {"penalties": Penalties()} if claim.startswith("analyses") else {}
+    with pytest.raises(BadConfig) as refused:
+        chosen(planned, given, [] if given else [claim])
+    assert refused.value.problems == [problem]
+
+
+def test_without_groups_claims_about_them_are_untestable():
+    nothing = Finished(
+        folder=Path(),
+        manifest={"facts": {"a": {"kind": "live", "family": "a", "layers": [], "widths": []}}},
+        results=Results(study="stitching"),
+    )
+    (verdict,) = penalties(nothing, Penalties(), known(["between_groups_cost_late"])).claims
+    assert (verdict.verdict, verdict.why) == (UNTESTABLE, "needs groups of models")
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from repsim_cli import cache, closure, environment, measures, registry, results, so_far
 from repsim_cli.content import to_json
@@ -553,14 +554,24 @@ def test_a_state_that_lacks_a_measure_is_begun_again(compared, monkeypatch, tmp_
     saved = {}
     original = matrices.resumed
 
-    def keeping(file, always=False):
-        state, save = original(file, always)
+    def keeping(file, of, always=False):
+        state, save = original(file, of, always)
         return state, lambda one: saved.update(file=file, state=dict(one)) or save(one)
 
     monkeypatch.setattr(matrices, "resumed", keeping)
     compared("ab", ["procrustes"], estimate="per_batch", cache=False)
-    monkeypatch.setattr(matrices, "resumed", lambda file, always=False: (saved["state"], lambda state: None))
+    monkeypatch.setattr(matrices, "resumed", lambda file, of, always=False: (saved["state"], lambda state: None))
     assert compared("ab", ["cka", "procrustes"], estimate="per_batch", cache=False)[0] == fresh
+
+
+def test_a_state_of_other_models_is_not_taken(tmp_path, monkeypatch):
+    """A run may have several passes, and any of them may have been cut off."""
+    monkeypatch.setattr(matrices, "SAVE_EVERY", -1.0)
+    state, save = matrices.resumed(tmp_path / "state", "a")
+    assert state is None
+    save({"cka.mean": torch.ones(2, 2)})
+    assert matrices.resumed(tmp_path / "state", "b")[0] is None
+    assert [*(matrices.resumed(tmp_path / "state", "a")[0] or {})] == ["cka.mean"]
 
 
 def test_a_run_shows_its_maps_and_ends_with_the_same_bits(compared, monkeypatch):

@@ -1,6 +1,7 @@
 """The universality grid: models of every value of a factor against seeds of its base, twins and chance; bad input."""
 
 import json
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -11,6 +12,8 @@ from repsim_cli import measures, registry, results
 from repsim_cli.findings.universality import MARKERS
 from repsim_cli.models.transformers import shape_key, untrained
 from repsim_cli.significance import max_t
+from repsim_cli.studies import universality as study
+from repsim_cli.studies.matrices import matrices_of
 from repsim_cli.studies.universality import between
 
 ENTRY = (
@@ -47,8 +50,14 @@ FACTOR = "{base: small, values: {half: narrow, more: other}}"
 
 
 @pytest.mark.drawn
-def test_every_value_is_compared_with_seeds_twins_and_chance(repsim, newest):
-    code, _, err = repsim("run", *WORDS, f"+options.factors={{any: {FACTOR}}}")
+def test_every_value_is_compared_with_seeds_twins_and_chance(repsim, newest, monkeypatch):
+    """Though the run is interrupted in the second of its comparisons, and resumed."""
+    words = ("run", *WORDS, f"+options.factors={{any: {FACTOR}}}")
+    compared = iter((matrices_of, mock.Mock(side_effect=KeyboardInterrupt)))
+    monkeypatch.setattr(study, "matrices_of", lambda *args, **more: next(compared)(*args, **more))
+    assert repsim(*words)[0] == 130
+    monkeypatch.setattr(study, "matrices_of", matrices_of)
+    code, _, err = repsim(*words, "resume=latest")
     assert code == 0, err
     record, manifest = recorded(newest()), json.loads((newest() / "manifest.json").read_text())
     # nine trained models, three untrained in each of two shapes
@@ -62,6 +71,7 @@ def test_every_value_is_compared_with_seeds_twins_and_chance(repsim, newest):
         for value in ("half", "more")
     ]
     assert {row["models"] for row in rows} == {"3 x 3"}
+    nulls = {}
     for row in rows:
         matrix = record["matrices"][f"{row['measure']}, any, {row['value']}"]
         values = results.read_array(newest(), matrix["values"])
@@ -76,7 +86,9 @@ def test_every_value_is_compared_with_seeds_twins_and_chance(repsim, newest):
         pairs = fresh[:3, 3:] if row["value"] == "half" else fresh[np.triu_indices(3, 1)]
         assert row["untrained"] == pytest.approx(pairs.mean())
         assert row["chance"] == pytest.approx(null.mean())
+        nulls.setdefault(row["measure"], []).append(null)
         assert matrix["about"]["tested"] == pytest.approx(values[0, 3])  # pooled rows all trade places
+    assert not any(np.array_equal(*of_both) for of_both in nulls.values())  # of other models
     # the same permutations for both values: max-T over the values of a measure
     of_cka = [record["matrices"][f"cka_unbiased, any, {value}"] for value in ("half", "more")]
     nulls = [results.read_array(newest(), matrix["details"]["null"]) for matrix in of_cka]
