@@ -36,7 +36,11 @@ def test_the_notebooks(tmp_path, monkeypatch):
     for book in committed:
         run.cells += [nbformat.from_dict({**cell}) for cell in book.cells] + [nbformat.v4.new_code_cell("%reset -f")]
     client = nbclient.NotebookClient(
-        run, timeout=120, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
+        run,
+        timeout=120,
+        kernel_name="python3",
+        coalesce_streams=True,
+        resources={"metadata": {"path": str(tmp_path)}},
     )
     client.execute()
     cells = iter(run.cells)

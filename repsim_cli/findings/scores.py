@@ -151,6 +151,12 @@ def separation(models: Models) -> float:
     return float(np.mean(precisions))
 
 
+def precision_of_noise(positives: int, pairs: int) -> float:
+    """The expected average precision of a random order without ties: more than the share of positives."""
+    first = float((1 / np.arange(1, pairs + 1)).sum()) / pairs  # of a single positive
+    return first + (positives - 1) / (pairs - 1) * (1 - first) if pairs > 1 else first
+
+
 def conformity(models: Models) -> float:
     """How often a pair within a group is more similar than one across groups; ties count as no."""
     return float(np.mean([(_sign(within[:, None] - across) > 0).mean() for within, across in _by_group(models)]))
@@ -310,7 +316,9 @@ SCORES: Mapping[str, Score] = {
     "separation": Score(
         of=separation,
         chance=lambda models: float(
-            np.mean([len(within) / (len(within) + len(across)) for within, across in _by_group(models)])
+            np.mean(
+                [precision_of_noise(len(within), len(within) + len(across)) for within, across in _by_group(models)]
+            )
         ),
         applies=lambda models: bool(_by_group(models)),
     ),

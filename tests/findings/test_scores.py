@@ -71,17 +71,24 @@ def test_an_oracle_has_one_and_noise_has_chance(name):
     values = [score.of(noise(seed)) for seed in range(100)]
     error = np.std(values, ddof=1) / 10
     chance = score.chance(noise(0))
-    # average precision of few pairs is a little above the share of positives
-    expected = np.mean([_precision_of_noise(seed) for seed in range(300)]) if name == "separation" else chance
-    assert abs(np.mean(values) - expected) < 4 * error
+    assert abs(np.mean(values) - chance) < 4 * error
     assert np.mean(values) < 0.7
     assert min(values) >= score.lowest
 
 
-def _precision_of_noise(seed):
-    """The definition of average precision on random scores: of 6 positives among 38 pairs."""
-    hits = np.random.default_rng([seed, 1]).permutation([1] * 6 + [0] * 32)
-    return float(np.mean((hits.cumsum() / np.arange(1, 39))[hits == 1]))
+@pytest.mark.parametrize(("positives", "pairs"), [(1, 1), (1, 5), (3, 3), (3, 12), (4, 9), (6, 11)])
+def test_average_precision_of_noise_is_that_of_all_orders(positives, pairs):
+    """2 groups of 3 models are 3 positives among 12 pairs: 0.393, where their share is 0.25."""
+    every = [
+        np.mean(np.arange(1, positives + 1) / (np.array(places) + 1))
+        for places in itertools.combinations(range(pairs), positives)
+    ]
+    assert scores.precision_of_noise(positives, pairs) == pytest.approx(np.mean(every))
+
+
+def test_chance_of_separation_is_that_of_its_groups():
+    models = Models(similar=np.ones((6, 6, 1, 1)), groups=np.repeat([0, 1], 3), apart={})
+    assert SCORES["separation"].chance(models) == pytest.approx(0.393, abs=5e-4)
 
 
 def test_a_constant_measure_gains_nothing():

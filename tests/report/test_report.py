@@ -1186,22 +1186,17 @@ def test_nothing_is_cut_off_in_print(tmp_path, opened):
     page.call("Emulation.setEmulatedMedia", media="", features=[])
 
 
-def test_150_layers_stay_fluid(tmp_path, opened):
-    """8 models, 22,500 cells: the median hover takes a tenth of a second at most, on a busy machine too."""
+def test_150_layers_answer_every_move(tmp_path, opened):
+    """8 models, 22,500 cells: the readout follows the pointer. benchmarks/report_page.py measures how fast."""
     sizes = (17, 18, 18, 19, 19, 19, 20, 20)
     folder = made(tmp_path / "run", models=[f"model_{i}" for i in range(8)], sizes=sizes, measures=("cka",))
     page = opened(saved(folder))
     left, top, width, height = box(page, ".map canvas")
-    page.evaluate(
-        "window.spent = []; window.begun = 0;"
-        "addEventListener('pointermove', () => { begun = performance.now(); }, true);"
-        "addEventListener('pointermove', () => { spent.push(performance.now() - begun); });"
-    )
+    told = set()
     for step in range(40):
         page.mouse("mouseMoved", left + width * (0.2 + 0.015 * step), top + height * 0.5)
-    spent = page.evaluate("spent")
-    assert len(spent) >= 20
-    assert np.median(spent) < 100
+        told.add(page.evaluate(READOUT))
+    assert len(told) >= 20
 
 
 @pytest.fixture
