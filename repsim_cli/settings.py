@@ -53,8 +53,9 @@ class Extract:
         Unicode's rules (UAX 29) and have a letter or a digit. They are the same for all models, whatever their
         tokenizers.
     piece: which of its tokens stands for a word or span: the `last`, the `first`, or their `mean`.
-    padding: `drop` leaves padding, BOS and other special tokens out of rows and means; `keep` keeps them, and pads
-        labelled examples to `length`. Pooled rows never read padding; `first` and `last` may be special tokens.
+    padding: `drop` leaves padding, and what the tokenizer, its chat template or packing adds (BOS, separators), out of
+        rows and means; `keep` keeps them, and pads labelled examples to `length`. A special token that the text spells
+        out is a token like any other. Pooled rows never read padding; `first` and `last` may be added tokens.
     length: tokens per packed sequence. Labelled examples, and the documents of pooled rows, are cut to it. The shortest
         context of the models is the most; more is lowered to it, with a warning. `auto` in a configuration is that
         context, at most 512.
@@ -78,8 +79,8 @@ class Extract:
         `mean` is that of the others, `first` and `last` are the first and last of the others. A row that one model
         leaves out is left out for all; a word is at the place of the token that stands for it (of `mean`, its first).
         `auto` in a configuration: see `normalise`.
-    skip_tokens: tokens whose places are left out in the same way: `newline` (white space with a line break), `bos`,
-        `eos`, `sep`, `cls`, `unk`.
+    skip_tokens: tokens whose places are left out in the same way, also where the text spells them out: `newline` (white
+        space with a line break), `bos`, `eos`, `sep`, `cls`, `unk`.
     drop_features: features with more than this share of their layer's variance are left out; 1: none.
     normalise: `features` divides every feature by its standard deviation, `rows` every row, as it is, by its norm.
         `auto` in a configuration is, for the tokens and words of language models in studies that take remedies, skip=4

@@ -121,7 +121,18 @@ def sequences_of(
                 f"model.{label}: its vocabulary has {source.vocabulary} tokens, got id {highest} "
                 "from its tokenizer; use the tokenizer that it was trained with"
             )
-    return skipping(sequences, tokenizers, extract)
+    counted = {label: replace(x, spelled=spelled(x, tokenizers[label])) for label, x in sequences.items()}
+    return skipping(counted, tokenizers, extract)
+
+
+def spelled(sequences: Sequences, tokenizer: Any) -> dict[str, int]:
+    """How often each special token of the tokenizer stands in the text; none where the input is no text."""
+    added: Mapping[int, Any] = getattr(tokenizer, "added_tokens_decoder", {})
+    special = {token: str(name) for token, name in added.items() if name.special}
+    if not special:
+        return {}
+    found, counts = np.unique(sequences.ids[sequences.text & np.isin(sequences.ids, list(special))], return_counts=True)
+    return {special[token]: count for token, count in zip(found.tolist(), counts.tolist(), strict=True)}
 
 
 def paired(
@@ -216,6 +227,7 @@ def described(sequences: Mapping[str, Sequences], data: Data, extract: Extract) 
     parts, tokens = dict.fromkeys(WORDS, given + sample.lost), int(lengths_of(used(sample, extract)).sum())
     candidates = {"token": tokens, **parts}.get(extract.unit, count)
     truncated = {label: given.truncated for label, given in sequences.items() if given.truncated}
+    in_text = {label: dict(given.spelled) for label, given in sequences.items() if given.spelled}
     notices = []
     drawn = sample.documents if extract.unit in WORDS and not data.running else count
     if drawn < extract.sequences and "sequences" not in extract.at_most:
@@ -249,6 +261,7 @@ def described(sequences: Mapping[str, Sequences], data: Data, extract: Extract) 
         "rows_kept": rows,
         "rows_dropped": candidates - rows,
         "rows_skipped": given - rows,
+        "special_tokens_in_text": in_text,
         "sentences_split": sample.split,
         "labels": sample.labels and sample.labels.counts(),
         "examples_dropped": dict(sample.dropped),

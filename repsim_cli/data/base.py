@@ -32,7 +32,8 @@ class Sequences:
 
     inputs: the model's input, token ids (N, L) or pixel values (N, channels, height, width).
     mask: False where padded (on the right).
-    text: True for tokens of documents and patches of images, False for special tokens and padding.
+    text: True for tokens of documents and patches of images, False for padding and for tokens that the tokenizer, its
+    chat template or packing added, whatever their ids.
     document, position: the row id of each place: its document (or example, or image) and its place there (-1 where
     not text).
     documents: how many were read.
@@ -48,6 +49,8 @@ class Sequences:
     words_dropped: how many words were left out alone, by reason.
     skip: places that the settings of the run leave out (`extract.skip`, `skip_tokens`); None: none.
     left_out: places without a row because some model of the run skips it; with pooled rows, all places of a sequence.
+    spelled: how many tokens of the text are special ones of the tokenizer, which the text spells out or which stand for
+    what the tokenizer does not know, by token.
     """
 
     inputs: Shaped[np.ndarray, "N ..."]
@@ -68,6 +71,7 @@ class Sequences:
     words_dropped: Mapping[str, int] = field(default_factory=dict)
     skip: Bool[np.ndarray, "N L"] | None = None
     left_out: Bool[np.ndarray, "N L"] | None = None
+    spelled: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def ids(self) -> Int[np.ndarray, "N L"]:

@@ -114,10 +114,8 @@ def pack(text: Text, tokenizer: Any, *, length: int, sequences: int, pool: int, 
     for document, first, place, tokens in _tokenized(text, tokenizer):
         documents = document + 1
         placed = np.stack([tokens, np.full_like(tokens, document), place + np.arange(len(tokens))])
-        if joint is not None:
-            placed[1:, tokens == joint] = -1
-            if first:
-                placed = np.concatenate([[[joint], [-1], [-1]], placed], axis=1)
+        if joint is not None and first:
+            placed = np.concatenate([[[joint], [-1], [-1]], placed], axis=1)
         pending = np.concatenate([pending, placed], axis=1)
         whole = min(pending.shape[1] // length, pool - len(rows))
         rows += [pending[:, i * length : (i + 1) * length].astype(np.int32) for i in range(whole)]

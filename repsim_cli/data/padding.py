@@ -9,8 +9,6 @@ import numpy as np
 from repsim_cli.data.base import Labels, Sequences, draw
 from repsim_cli.errors import BadInput
 
-SPECIAL = ("bos", "eos", "cls", "sep", "pad")
-
 
 def pad(
     texts: Sequence[tuple[str, ...]],
@@ -53,9 +51,7 @@ def pad(
         return table
 
     ids = filled("input_ids", next(i for i in (tokenizer.pad_token_id, tokenizer.eos_token_id, 0) if i is not None))
-    # special tokens that the text spells out are no rows either
-    special = {getattr(tokenizer, f"{name}_token_id") for name in SPECIAL} - {None}
-    text = (filled("special_tokens_mask", 1) == 0) & ~np.isin(ids, list(special))
+    text = filled("special_tokens_mask", 1) == 0
     if not text.any(1).all():
         bare = texts[int(drawn[int(text.any(1).argmin())])]
         raise BadInput(f"{source}: an example has no tokens, got {bare!r:.80}; leave it out of the data")

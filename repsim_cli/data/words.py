@@ -15,7 +15,6 @@ import regex
 from jaxtyping import Bool, Int
 
 from repsim_cli.data.base import Sequences
-from repsim_cli.data.padding import SPECIAL
 from repsim_cli.errors import BadInput
 from repsim_cli.settings import Extract
 
@@ -130,7 +129,6 @@ def pieces(tokenizer: Any, passages: Sequence[Passage]) -> list[Pieces]:
         verbose=False,
     )
     segments = given.get("token_type_ids")
-    special = [i for name in SPECIAL if (i := getattr(tokenizer, f"{name}_token_id")) is not None]
     stretches = []
     for i, passage in enumerate(passages):
         ids, added = np.asarray(given["input_ids"][i]), np.asarray(given["special_tokens_mask"][i], bool)
@@ -138,7 +136,7 @@ def pieces(tokenizer: Any, passages: Sequence[Passage]) -> list[Pieces]:
         if len(passage.texts) == 2:
             second = np.asarray([number == 1 for number in given.sequence_ids(i)])
             spans = spans + np.where(second, len(passage.texts[0]) + 1, 0)[:, None]
-        word, lost, order = _words(spans, added | np.isin(ids, special), passage.words)
+        word, lost, order = _words(spans, added, passage.words)
         segment = np.zeros_like(ids) if segments is None else np.asarray(segments[i])
         tokens = np.stack([ids, word, segment]).astype(np.int32)
         stretches.append(Pieces(tokens, segments is not None, lost, order))

@@ -22,12 +22,13 @@ from repsim_cli.models.transformers import headed, load
 from repsim_cli.planning import check_device, is_dry
 from repsim_cli.registry import models
 from repsim_cli.results import STATE, Progress, dumps
-from repsim_cli.training.finetune import CODE, EncoderRecipe
+from repsim_cli.training.finetune import EncoderRecipe
 from repsim_cli.training.masked import MASKED_TOKENS, marked_tokenizer, sequences_of, train_masked, with_fresh_weights
 from repsim_cli.training.trained import Metrics, Trained
 
 # beside the weights: seed, recipe, loss by step, CPU seconds, how many examples evaluate it, of sparse ones each block
 RECORD = "training.json"
+CODE = 3  # raise when a change of the code changes what is trained
 SHARED_SEED = 2**32 - 1  # the highest seed; no classifier may use it, so that none shares its random weights
 
 

@@ -44,27 +44,38 @@ def marked_tokenizer(where: str) -> Any:
 
 
 class Masked(NamedTuple):
-    """Sequences [CLS] ... [SEP] of a text: those to be trained on, and every twentieth, held out."""
+    """Sequences [CLS] ... [SEP] of a text: those to be trained on, and every twentieth, held out.
+
+    seen_text, held_out_text: which of their tokens are of the text, and known to the tokenizer.
+    """
 
     seen: Int[np.ndarray, "N L"]
     held_out: Int[np.ndarray, "M L"]
+    seen_text: Bool[np.ndarray, "N L"]
+    held_out_text: Bool[np.ndarray, "M L"]
 
 
 def sequences_of(text: Text, tokenizer: Any, length: int) -> Masked:
     settings = {"sequences": EVERYTHING, "pool": EVERYTHING, "separator": "sep", "seed": 0}
     made = pack(text, tokenizer, length=length - 2, **settings)
-    whole = np.pad(made.ids[made.mask.all(1)], ((0, 0), (1, 1)))
+    known = made.text & (made.ids != tokenizer.unk_token_id)
+    whole, text_of = (np.pad(x[made.mask.all(1)], ((0, 0), (1, 1))) for x in (made.ids, known))
     if len(whole) < 2:
         raise BadInput(f"data: too little text to train on, got {len(whole)} sequences of {length}; give more")
     whole[:, 0], whole[:, -1] = tokenizer.cls_token_id, tokenizer.sep_token_id
-    return Masked(whole[[i for i in range(len(whole)) if i % HELD_OUT]], whole[::HELD_OUT])
+    seen = np.arange(len(whole)) % HELD_OUT > 0
+    return Masked(whole[seen], whole[~seen], text_of[seen], text_of[~seen])
 
 
 def hidden(
-    ids: Int[np.ndarray, "b L"], tokenizer: Any, draw: np.random.Generator, share: float = HIDDEN
+    ids: Int[np.ndarray, "b L"],
+    text: Bool[np.ndarray, "b L"],
+    tokenizer: Any,
+    draw: np.random.Generator,
+    share: float = HIDDEN,
 ) -> tuple[Int[np.ndarray, "b L"], Bool[np.ndarray, "b L"]]:
-    """The tokens as the model reads them, and which it has to predict: a share of those that are not special."""
-    chosen = (draw.random(ids.shape) < share) & ~np.isin(ids, tokenizer.all_special_ids)
+    """The tokens as the model reads them, and which it has to predict: a share of those of the text."""
+    chosen = (draw.random(ids.shape) < share) & text
     how = draw.random(ids.shape)
     others = draw.integers(len(tokenizer), size=ids.shape)
     read = np.where(how < MASKED, tokenizer.mask_token_id, np.where(how < MASKED + REPLACED, others, ids))
@@ -111,7 +122,8 @@ def train_masked(
     share: of the tokens that are predicted in training."""
 
     def loss(numbers: Int[np.ndarray, " b"], draw: np.random.Generator) -> Tensor:
-        logits, wanted = _predicted(model, text.seen[numbers], tokenizer, draw, recipe.device, share)
+        given = text.seen[numbers], text.seen_text[numbers]
+        logits, wanted = _predicted(model, *given, tokenizer, draw, recipe.device, share)
         return nn.functional.cross_entropy(logits, wanted)
 
     losses = train_on(model, len(text.seen), recipe, loss, seed=seed, state=state, progress=progress)
@@ -121,13 +133,14 @@ def train_masked(
 def _predicted(
     model: Any,
     ids: Int[np.ndarray, "b L"],
+    text: Bool[np.ndarray, "b L"],
     tokenizer: Any,
     draw: np.random.Generator,
     device: str,
     share: float = HIDDEN,
 ) -> tuple[Tensor, Tensor]:
     """The logits at the hidden places, (places, vocabulary), and the tokens that stood there."""
-    read, chosen = hidden(ids, tokenizer, draw, share)
+    read, chosen = hidden(ids, text, tokenizer, draw, share)
     inputs, places, wanted = (torch.from_numpy(x).to(device) for x in (read, chosen, ids))
     return model(input_ids=inputs.long()).logits[places], wanted[places].long()
 
@@ -139,13 +152,13 @@ def scores(model: Any, text: Masked, tokenizer: Any, recipe: EncoderRecipe) -> M
     model.eval()
     draw, parts = np.random.default_rng(0), []
     for start in range(0, len(text.held_out), recipe.batch_size):
-        some = text.held_out[start : start + recipe.batch_size]
-        logits, wanted = _predicted(model, some, tokenizer, draw, recipe.device)
+        batch = slice(start, start + recipe.batch_size)
+        given = text.held_out[batch], text.held_out_text[batch]
+        logits, wanted = _predicted(model, *given, tokenizer, draw, recipe.device)
         loss = nn.functional.cross_entropy(logits, wanted, reduction="none")
         parts.append(torch.stack([loss, (logits.argmax(-1) == wanted).float(), wanted.float()]).cpu())
     loss, right, tokens = torch.cat(parts, 1).double().numpy()
-    ordinary = text.seen[~np.isin(text.seen, tokenizer.all_special_ids)]
-    counts = np.bincount(ordinary, minlength=len(tokenizer)) + 1
+    counts = np.bincount(text.seen[text.seen_text], minlength=len(tokenizer)) + 1
     expected = tokens.astype(int)
     return {
         "masked_loss": float(loss.mean()),

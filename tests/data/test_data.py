@@ -77,9 +77,9 @@ def test_separators():
         separator_id(Characters(), "bos")
 
 
-def test_a_separator_in_the_text_is_no_row():
+def test_a_separator_in_the_text_is_a_row():
     found = packed(["a\0b"])
-    assert "".join(map(chr, found.ids[found.text])) == "ab"
+    assert "".join(map(chr, found.ids[found.text])) == "a\0b"
 
 
 def test_no_tokens():

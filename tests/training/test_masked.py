@@ -45,7 +45,9 @@ def test_fifteen_percent_are_hidden_and_four_fifths_of_them_masked():
     draw = np.random.default_rng(0)
     ids = draw.integers(4, 512, size=(400, 64))
     ids[:, 0], ids[:, -1] = tokenizer.cls_token_id, tokenizer.sep_token_id
-    read, chosen = masked.hidden(ids, tokenizer, draw)
+    text = np.ones(ids.shape, bool)
+    text[:, [0, -1]] = False
+    read, chosen = masked.hidden(ids, text, tokenizer, draw)
     assert not chosen[:, [0, -1]].any()
     assert (read == ids)[~chosen].all()
     assert chosen[:, 1:-1].mean() == pytest.approx(0.15, abs=0.01)
@@ -67,6 +69,21 @@ def test_texts_and_pairs_are_marked(tmp_path):
     again = masked.marked_tokenizer(str(tmp_path))
     assert (again("a b", "c").input_ids, len(again)) == (pair.input_ids, 513)
     assert masked.marked_tokenizer("tiny_a").mask_token is None  # it has no [CLS]
+
+
+def test_what_a_text_spells_out_is_predicted():
+    """Not what packing added, whatever its id, nor what the tokenizer does not know."""
+    text = registry.data.get("embedded_text").function(split="train")
+    given = type(text)(documents=lambda: (d for d in ["a [SEP] b [MASK] \u4e00"] * 40), source="spelled")
+    tokenizer = masked.marked_tokenizer("word_pieces")
+    sequences = masked.sequences_of(given, tokenizer, 8)
+    words = ["[SEP]", "a", "[SEP]", "b", "[MASK]", "[UNK]"]  # a separator and a document
+    assert tokenizer.convert_ids_to_tokens(sequences.held_out[0]) == ["[CLS]", *words, "[SEP]"]
+    expected = [False, False, True, True, True, True, False, False]
+    assert (sequences.seen_text == expected).all()
+    assert (sequences.held_out_text == expected).all()
+    _, chosen = masked.hidden(sequences.seen, sequences.seen_text, tokenizer, np.random.default_rng(0), 1.0)
+    assert (chosen == sequences.seen_text).all()
 
 
 def test_metrics_are_those_of_plain_computations():
