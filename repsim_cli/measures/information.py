@@ -23,7 +23,7 @@ from repsim_cli.settings import Positive, Seed, Several, Small
 
 Few = Annotated[int, Field(ge=1, le=5)]  # of 5 the critic has 441 weights, which Newton's method solves for
 
-EQUAL = 1e-9  # of unit variance: rows that are closer are copies
+TIED = 1e-6  # of unit variance: distances that differ by less do so by the rounding of float32 alone
 LONGEST = 3.0  # root mean square of a row's components, beyond which the critic sees a shorter row
 CONVERGED = 1e-14  # of the squared Newton decrement; the next step would square it
 STEPS = 200
@@ -38,24 +38,25 @@ def components(x: Float[Tensor, "n d"], *, dims: int) -> Float[Tensor, "n c"]:
 
 
 def distances(some: Float[Tensor, "b c"], rows: Float[Tensor, "n c"]) -> Float[Tensor, "b n"]:
-    found = torch.cdist(some, rows, compute_mode="donot_use_mm_for_euclid_dist")
-    return torch.where(found < EQUAL, 0.0, found)
+    return torch.cdist(some, rows, compute_mode="donot_use_mm_for_euclid_dist")
 
 
 def ksg(a: Float[Tensor, "n c"], b: Float[Tensor, "n e"], *, k: int) -> float:
     """psi(k) + psi(n) - mean of psi(rows nearer in a) + psi(rows nearer in b), each row counted among them.
 
-    Nearer than the kth neighbour by the larger of both distances. A row with more than k copies in both counts them.
+    Nearer than the kth neighbour by the larger of both distances. Where several rows are equally near in its place, as
+    copies are, all rows up to them count, in each of the three; so no value is above psi(n) - psi(k).
     """
     n, total = len(a), 0.0
     for rows in torch.arange(n).split(max(1, BLOCK // n)):
         x, y = distances(a[rows], a), distances(b[rows], b)
         joint = torch.maximum(x, y)
         radius = joint.kthvalue(k + 1, dim=1, keepdim=True).values  # the nearest is the row itself
-        copied = radius == 0
-        around = torch.where(copied, (joint == 0).sum(1, keepdim=True), k)
-        near = [torch.where(copied, side == 0, side < radius).sum(1, keepdim=True) for side in (x, y)]
-        total += float(sum(map(_digamma, near), -_digamma(around)).sum())
+        upto, below = radius + TIED, radius - TIED
+        around = (joint <= upto).sum(1, keepdim=True)
+        tied = around - (joint < below).sum(1, keepdim=True) > 1
+        near = [(side <= torch.where(tied, upto, below)).sum(1, keepdim=True) for side in (x, y)]
+        total += float(sum(map(_digamma, near), -_digamma(torch.where(tied, around, k))).sum())
     return float(_digamma(torch.tensor(n))) - total / n
 
 

@@ -1,5 +1,6 @@
 """Pointwise distances: how far apart paired rows are, in the same coordinates; nothing is aligned or centred."""
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -85,7 +86,7 @@ def euclidean() -> Measure:
 
 
 class Directed(NamedTuple):
-    """Rows, and 1 / their norms."""
+    """Rows, each by a power of two of its own, and 1 / their norms."""
 
     rows: Float[Tensor, "n d"]
     inverse: Float[Tensor, "n 1"]
@@ -93,6 +94,9 @@ class Directed(NamedTuple):
 
 def directed(x: Float[Tensor, "n d"]) -> Directed:
     x = varying(x)
+    # exact, so that squares neither vanish nor overflow; the power of two itself is a number of the type
+    exponents = torch.frexp(x.abs().amax(1, keepdim=True)).exponent
+    x = torch.ldexp(x, (-exponents).clamp_max(round(-math.log2(torch.finfo(x.dtype).tiny))))
     norms = torch.linalg.vector_norm(x, dim=1, keepdim=True)
     zero = int((norms == 0).sum())
     if zero:
@@ -102,7 +106,8 @@ def directed(x: Float[Tensor, "n d"]) -> Directed:
 
 def cosine_distance(a: Directed, b: Directed) -> float:
     """From the difference of the unit rows, which is accurate for small distances."""
-    x, y = (torch.nn.functional.normalize(side.rows.double(), dim=1) for side in (a, b))
+    both = [side.rows.double() for side in (a, b)]
+    x, y = (rows / torch.linalg.vector_norm(rows, dim=1, keepdim=True) for rows in both)
     return float((x - y).square().sum(1).mean() / 2)
 
 

@@ -133,7 +133,7 @@ def pillai_trace() -> Measure:
         minimum_rows=3,
         cost="n d^2 + d^3 once per layer, n^2/2 per pair",
         source="May et al. 2019, eigenspace overlap score, on centred data",
-        note="1: equal column spaces. Unlike yanai_cca, layers of different widths cannot score 1.",
+        note="1: equal column spaces. Unlike yanai_cca, layers of different ranks cannot score 1.",
         refuses_wide=True,
     ),
 )

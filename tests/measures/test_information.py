@@ -77,6 +77,24 @@ def test_rows_with_copies_count_as_classes():
     assert KSG(x, number) == pytest.approx(mixed, abs=0.05)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("kind", ["copies", "pairs", "lattice", "normal"])
+def test_ties_pass_no_ceiling_and_no_change_of_coordinates(kind, dtype):
+    """Rows that repeat, and rows whose distances tie, which rounding would break another way in other coordinates."""
+    draw = np.random.default_rng(0)
+    x = {
+        "copies": lambda: draw.normal(size=(30, 8))[draw.integers(0, 30, 100)],
+        "pairs": lambda: np.repeat(draw.normal(size=(50, 8)), 2, 0),
+        "lattice": lambda: draw.integers(0, 3, (100, 8)),
+        "normal": lambda: draw.normal(size=(100, 8)),
+    }[kind]()
+    x = x.astype(dtype)
+    own, rotation = KSG(x, x), np.linalg.qr(draw.normal(size=(8, 8)))[0].astype(dtype)
+    assert own <= digamma(100) - digamma(5) + 1e-12
+    for other in (dtype(1.7) * x, x @ rotation):
+        assert KSG(x, other) == pytest.approx(own, abs=1e-9)
+
+
 def test_more_components_than_there_are():
     x, y = normal(0.9)
     assert measures.get("mutual_information", dims=10)(x, y) == KSG(x, y)

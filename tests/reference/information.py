@@ -19,14 +19,13 @@ def mutual_information(x, y, k=5, dims=3):
     n, total = len(x), 0.0
     for i in range(n):
         in_x, in_y = np.linalg.norm(x - x[i], axis=1), np.linalg.norm(y - y[i], axis=1)
-        in_x[in_x < 1e-9] = in_y[in_y < 1e-9] = 0
         larger = np.maximum(in_x, in_y)
         epsilon = np.sort(np.delete(larger, i))[k - 1]
-        if epsilon > 0:
-            others = [np.sum(np.delete(side, i) < epsilon) for side in (in_x, in_y)]
-            total += digamma(k) - sum(digamma(count + 1) for count in others)
+        if np.sum(np.abs(larger - epsilon) <= 1e-6) > 1:
+            around = [np.sum(side <= epsilon + 1e-6) for side in (larger, in_x, in_y)]
         else:
-            total += digamma(np.sum(larger == 0)) - digamma(np.sum(in_x == 0)) - digamma(np.sum(in_y == 0))
+            around = [k, *(np.sum(side < epsilon - 1e-6) for side in (in_x, in_y))]
+        total += digamma(around[0]) - digamma(around[1]) - digamma(around[2])
     return digamma(n) + total / n
 
 
