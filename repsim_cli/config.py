@@ -254,8 +254,9 @@ def _validated(plain: Fields, problems: list[str], misfits: list[str]) -> RunCon
     planned = _planned(keys, instance, facts, recorded)
     settled = attempt(problems, "", lambda: chosen(planned, analyses, keys.claims))
     give_up(problems)
+    asked, claims = settled
     models = bound.get("model", {})
-    return RunConfig(keys, instance, models, skipped, *settled, facts, misfits, notes, options=recorded)
+    return RunConfig(keys, instance, models, skipped, asked, claims, facts, misfits, notes, options=recorded)
 
 
 def _recorded(given: Any, bound: Any) -> Any:
