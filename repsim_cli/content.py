@@ -34,6 +34,8 @@ COMPARED, TRUNCATED, UNMEASURED, COSTS = "compared", "truncated", "not measured"
 UNMEASURED_COLUMNS = ["measure", "data", "test", "hook point", "why"]
 COSTS_COLUMNS = ["measure", "data", "rows", "pairs", "seconds per pair", "rho with all rows"]
 CHANCE = "chance"  # the detail of a matrix that has the level of chance of each cell
+# the arrays of a matrix with a number per cell; p, p_family, q, calibrated and chance are of `tested`, if it is there
+QUANTITIES = ("values", "se", "low", "high", "p", "p_family", "q", "calibrated", "tested", CHANCE)
 GRID = "grid"  # the kind of a matrix of the models of a base and of a value of a factor, which its `about` names
 SPACES = "feature spaces"  # the table of the spaces of paired features of two layers
 MATCHED = "matched latents"  # the kind of a matrix of the latents of two dictionaries, matched one to one
@@ -83,6 +85,12 @@ class Matrix:
     bounds: list[float | None] = field(default_factory=lambda: [None, None])
     about: dict[str, Any] = field(default_factory=dict)
     analysis: str = ""
+
+    @property
+    def cells(self) -> dict[str, str]:
+        """The paths of its QUANTITIES, as far as it has them."""
+        paths = vars(self) | {CHANCE: self.details.get(CHANCE)}
+        return {what: paths[what] for what in QUANTITIES if paths[what]}
 
 
 @dataclass(frozen=True, kw_only=True)

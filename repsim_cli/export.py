@@ -5,14 +5,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from repsim_cli.content import Curve, Matrix
+from repsim_cli.content import QUANTITIES, Curve, Matrix
 from repsim_cli.draw.heatmap import by_block
 from repsim_cli.plain import Name, csv_bytes, escaped, once
 from repsim_cli.results import read_array, read_results, write
 
 FORMATS = ("csv", "latex", "parquet")
 SUFFIXES = {"csv": "csv", "latex": "tex", "parquet": "parquet"}
-ERRORS = ("se", "p", "p_family", "q", "calibrated")
 SPECIAL = {c: f"\\{c}" for c in "&%$#_{}"} | {
     "~": "\\textasciitilde{}",
     "^": "\\textasciicircum{}",
@@ -46,7 +45,7 @@ def sheets(folder: Path) -> Iterator[Sheet]:
             about = f"{about}, {matrix.n or measured.estimate['rows']} rows"
             yield _matrix(folder, Name("-".join(labels), labels), about, matrix)
             pairs += _pairs(folder, measured.label, matrix)
-    columns = ["measure", "model", "layer", "other_model", "other_layer", "value", *ERRORS]
+    columns = ["measure", "model", "layer", "other_model", "other_layer", "value", *QUANTITIES[1:]]
     if pairs:
         yield Sheet("pairs", "all pairs of layers", columns, pairs, long=True)
     for name, matrix in results.matrices.items():
@@ -69,12 +68,10 @@ def _matrix(folder: Path, name: str, about: str, matrix: Matrix) -> Sheet:
 
 
 def _pairs(folder: Path, measure: str, matrix: Matrix) -> Iterator[list[Any]]:
-    parts = [
-        read_array(folder, path) if path else None for path in (matrix.values, *(getattr(matrix, e) for e in ERRORS))
-    ]
+    parts = {what: read_array(folder, path) for what, path in matrix.cells.items()}
     for i, layer in enumerate(matrix.rows.layers):
         for j, other in enumerate(matrix.columns.layers):
-            cells = [None if part is None else part[i, j].item() for part in parts]
+            cells = [parts[what][i, j].item() if what in parts else None for what in QUANTITIES]
             yield [measure, matrix.rows.model, layer, matrix.columns.model, other, *cells]
 
 

@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 
-from repsim_cli.content import SCHEMA, Results, Verdict, from_json, to_json
+from repsim_cli.content import SCHEMA, Matrix, Measured, Results, Verdict, from_json, to_json
 from repsim_cli.documents import Unreadable, misfit, read_json, read_yaml
 from repsim_cli.environment import git_state, versions
 from repsim_cli.errors import BadInput
@@ -498,6 +498,18 @@ def marked(results: Results) -> Results:
         return [with_marks(inner) for inner in value] if isinstance(value, list) else value
 
     return from_json(with_marks(to_json(results))) if results.marks else results
+
+
+def closest(
+    measured: Measured, matrix: Matrix, cells: Mapping[str, np.ndarray]
+) -> tuple[str, str, dict[str, float]] | None:
+    """The two layers of a matrix that are closest by value, the first of equal ones, and all numbers of their cell, as
+    every table and page shows them. None where no cell has a value. cells: the arrays of `matrix.cells`."""
+    nearer = cells["values"] if measured.larger_is_closer else -cells["values"]
+    if np.isnan(nearer).all():
+        return None
+    i, j = np.unravel_index(np.nanargmax(nearer), nearer.shape)
+    return matrix.rows.layers[i], matrix.columns.layers[j], {what: float(x[i, j]) for what, x in cells.items()}
 
 
 def read_array(folder: Path, relative: str, *, mapped: bool = False) -> np.ndarray:

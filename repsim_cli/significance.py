@@ -392,33 +392,6 @@ def max_t(observed: Float[Tensor, " m"], null: Float[Tensor, "k m"]) -> Float[Te
     return adjusted
 
 
-def best_pairs(
-    settings: Significance,
-    measure: Measure,
-    matrix: SimilarityMatrix,
-    places: Mapping[str, slice],
-    names: Sequence[str],
-) -> list[list[Any]]:
-    """For every pair of models, the closest pair of layers on all rows; for an asymmetric measure, in both directions.
-
-    p and the calibrated score belong to the closest pair on the tested rows, as the maximum over all pairs.
-    """
-    sign = 1 if measure.card.larger_is_closer else -1
-    rows = []
-    chosen = itertools.combinations if measure.card.symmetric else itertools.permutations
-    for (a, row), (b, column) in chosen(places.items(), 2):
-        block = sign * matrix.values[row, column]
-        null = (sign * matrix.statistics["null"][:, row, column]).flatten(1).amax(1) * sign
-        tested = (sign * matrix.statistics["tested"][row, column]).amax() * sign
-        value = sign * block.max()
-        i, j = divmod(int(block.argmax()), block.shape[1])
-        p = p_values(tested.view(1, 1), null.view(-1, 1, 1), measure.card)
-        score = calibrated(tested.view(1, 1), null.view(-1, 1, 1), measure.card, settings.alpha)
-        layers = names[row.start + i], names[column.start + j]
-        rows.append([a, b, *layers, float(value), float(p), float(score)])
-    return rows
-
-
 def standardised(prepared: PreparedProducts) -> dict[str, Tensor]:
     """z and skewness of the inner products of all pairs under the null, in closed form."""
     measure = prepared.measure

@@ -15,7 +15,7 @@ from recorded import recorded
 from repsim_cli import measures, results, segments
 from repsim_cli import significance as judging
 from repsim_cli.settings import Significance
-from repsim_cli.similarity import SimilarityMatrix, all_pairs
+from repsim_cli.similarity import all_pairs
 
 INNER = [name for name in measures.available() if isinstance(measures.get(name), measures.InnerProduct)]
 
@@ -271,22 +271,6 @@ def test_errors_of_a_ratio_of_sums():
     assert np.mean(errors) == pytest.approx(scatter, rel=0.25)
 
 
-def test_best_pair_of_layers_is_judged_as_a_maximum():
-    """The null of the best of many pairs is the best of the null's pairs."""
-    null = torch.zeros(19, 4, 4, dtype=torch.float64)
-    null[:, :2, 2:] = torch.linspace(0, 0.9, 19 * 4, dtype=torch.float64).view(19, 2, 2)
-    values = torch.eye(4, dtype=torch.float64)
-    values[0, 3] = values[3, 0] = 0.5
-    matrix = SimilarityMatrix(
-        values=values, se=None, estimate="full", rows=9, batches=1, statistics={"null": null, "tested": values}
-    )
-    places = {"a": slice(0, 2), "b": slice(2, 4)}
-    (row,) = judging.best_pairs(Significance(), measures.get("cka"), matrix, places, ["a0", "a1", "b0", "b1"])
-    above = int((null[:, :2, 2:].flatten(1).amax(1) >= 0.5).sum())
-    assert row[:5] == ["a", "b", "a0", "b1", 0.5]
-    assert row[5] == pytest.approx((1 + above) / 20)
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -424,11 +408,6 @@ def test_a_run_with_permutations(repsim, newest):
                     assert (parts[key].diagonal() == parts["p"].diagonal()).all()
             assert (parts["low"] <= parts["high"]).all()
             assert ((parts["calibrated"] >= 0) & (parts["calibrated"] <= 1)).all()
-    table = found["tables"]["closest layers"]
-    assert [row[:3] for row in table["rows"]] == [
-        ["cka_unbiased", "tiny_a", "tiny_b"],
-        ["mutual_knn", "tiny_a", "tiny_b"],
-    ]
     assert not list(newest().glob(".p*"))
 
 

@@ -97,15 +97,26 @@ class Result:
         return results.read_array(self.folder, path)
 
     def closest(self, first: str, second: str, measure: str | None = None) -> tuple[str, str, float]:
-        """The closest layers of two models, and their value. Raises BadInput as `matrix` does."""
-        values, rows, columns = self.matrix(first, second, measure)
-        sign = 1 if self._measured(measure).larger_is_closer else -1
-        i, j = np.unravel_index(np.nanargmax(sign * values), values.shape)
-        return rows[i], columns[j], float(values[i, j])
+        """The closest layers of two models, and their value. Raises BadInput as `matrix` does, and where there is
+        none."""
+        row, column, numbers = self.closest_numbers(first, second, measure)
+        return row, column, numbers["values"]
+
+    def closest_numbers(self, first: str, second: str, measure: str | None = None) -> tuple[str, str, dict[str, float]]:
+        """The same with all numbers of this pair of layers, by quantity."""
+        matrix = self._matrix(first, second, measure)
+        cells = {what: self._array(path) for what, path in matrix.cells.items()}
+        found = results.closest(self._measured(measure), matrix, cells)
+        if found is None:
+            raise BadInput(
+                f"closest: no layers of these models have a value, got '{first}' and '{second}'; name others"
+            )
+        row, column, numbers = found
+        return (row, column, numbers) if matrix.rows.model == first else (column, row, numbers)
 
     def frame(self) -> Any:
-        """A pandas DataFrame with a row per measure and pair of layers: value, and se, p, p_family, q and calibrated
-        where the run has them."""
+        """A pandas DataFrame with a row per measure and pair of layers: value, and what else the run has of each cell
+        (se, low, high, p, p_family, q, calibrated, tested, chance)."""
         import pandas
 
         tables = []
@@ -116,10 +127,8 @@ class Result:
                 table.insert(0, "measure", measured.label)
                 table.insert(1, "model", matrix.rows.model)
                 table.insert(3, "other_model", matrix.columns.model)
-                table["value"] = self._array(matrix.values).ravel()
-                for name in ("se", "p", "p_family", "q", "calibrated"):
-                    if (path := getattr(matrix, name)) is not None:
-                        table[name] = self._array(path).ravel()
+                for what, path in matrix.cells.items():
+                    table["value" if what == "values" else what] = self._array(path).ravel()
                 tables.append(table)
         return pandas.concat(tables, ignore_index=True) if tables else pandas.DataFrame()
 

@@ -2,14 +2,16 @@
 
 import argparse
 import importlib.util
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from repsim_cli import folders, results, signals
 from repsim_cli.cli.follow import follow
 from repsim_cli.cli.terminal import Bar, check_torch, say
-from repsim_cli.content import DIAGNOSTICS, Matrix, Measured, Table, Verdict
+from repsim_cli.content import CHANCE, DIAGNOSTICS, Matrix, Measured, Table, Verdict
 from repsim_cli.errors import BadInput
 from repsim_cli.executors.records import FILE, read_records
 from repsim_cli.findings.leaderboard import grade
@@ -99,16 +101,17 @@ def _measure_lines(folder: Path, measure: Measured, brief: bool) -> Iterator[str
     )
     shown = [named for pair in measure.matrices for named in _by_hook_point(folder, pair)]
     if brief:
-        means = [values.mean() for _, values in shown]
-        lowest, highest = min(values.min() for _, values in shown), max(values.max() for _, values in shown)
-        yield f"    mean {sum(means) / len(means):6.3f}   lowest {lowest:6.3f}   highest {highest:6.3f}"
+        yield f"    {_spread(np.concatenate([values.ravel() for _, values in shown]))}"
         return
     width = max(len(name) for name, _ in shown[:SHOWN_PAIRS])
     for name, values in shown[:SHOWN_PAIRS]:
-        spread = f"lowest {values.min():6.3f}   highest {values.max():6.3f}"
-        yield f"    {name:{width}}  mean {values.mean():6.3f}   {spread}"
+        yield f"    {name:{width}}  {_spread(values)}"
     if len(shown) > SHOWN_PAIRS:
         yield f"    and {len(shown) - SHOWN_PAIRS} more: see results.json"
+
+
+def _spread(values: np.ndarray) -> str:
+    return f"mean {values.mean():6.3f}   lowest {values.min():6.3f}   highest {values.max():6.3f}"
 
 
 def _by_hook_point(folder: Path, pair: Matrix) -> Iterator[tuple[str, Any]]:
@@ -116,7 +119,7 @@ def _by_hook_point(folder: Path, pair: Matrix) -> Iterator[tuple[str, Any]]:
     rows, columns = ([layer.partition("@")[0] for layer in side.layers] for side in (pair.rows, pair.columns))
     values, name = results.read_array(folder, pair.values), f"{pair.rows.model} x {pair.columns.model}"
     points = [point for point in dict.fromkeys(rows) if point in columns]
-    if len(points) < 2 or len(points) == len(rows):  # names of layers that are no hook points differ throughout
+    if len(points) < 2 or len(set(rows)) == len(rows):  # names of layers that are no hook points differ throughout
         yield name, values
         return
     for point in points:
@@ -346,11 +349,11 @@ def _answer(result: "Result", a: str, b: str) -> Iterator[str]:
         rows = f"{estimate['rows']:,} of {estimate['rows_available']:,} {estimate.get('unit', 'rows')}"
         yield f"  {measured.label}: {measured.card['label']}, {better} is closer, {estimate['kind']}, {rows}"
         for first, second in [(a, b)] if measured.card["symmetric"] else [(a, b), (b, a)]:
-            values = result.matrix(first, second, measured.label).values
-            spread = f"mean {values.mean():6.3f}   lowest {values.min():6.3f}   highest {values.max():6.3f}"
-            yield f"    {first} x {second}  {spread}"
-            row, column, value = result.closest(first, second, measured.label)
-            yield f"    closest by {measured.label}: {row} of {first} and {column} of {second}, {value:.3f}"
+            yield f"    {first} x {second}  {_spread(result.matrix(first, second, measured.label).values)}"
+            row, column, numbers = result.closest_numbers(first, second, measured.label)
+            yield f"    closest by {measured.label}: {row} of {first} and {column} of {second}, {numbers['values']:.3f}"
+            if measured.null is not None:
+                yield f"      {_judged(measured.null, numbers)}"
             chance = result.chance(first, second, measured.label)
             if chance is not None and measured.null is not None:
                 level, share = f"{chance.low:.3f} to {chance.high:.3f}", f"{100 * measured.null['alpha']:g} %"
@@ -361,6 +364,17 @@ def _answer(result: "Result", a: str, b: str) -> Iterator[str]:
         yield f"  warnings: {len(result.warnings)}, see repsim show {result.folder}"
     yield f"  folder: {result.folder}"
     yield f"  report: {result.folder / 'report.html'}"
+
+
+def _judged(null: Mapping[str, Any], numbers: Mapping[str, float]) -> str:
+    """What the test says of the closest layers, as the table `closest layers` has it."""
+    tested = (
+        f"{numbers['tested']:.3f} on the {100 * null['share']:.0f} % of rows that were tested: "
+        if "tested" in numbers
+        else ""
+    )
+    named = {CHANCE: "chance", "calibrated": "calibrated", "p": "p", "p_family": "family-wise p"}
+    return tested + ", ".join(f"{name} {numbers[what]:.3g}" for what, name in named.items() if what in numbers)
 
 
 def _compare_runs(parsed: argparse.Namespace) -> int:

@@ -24,7 +24,8 @@ def level_of(
     """
     if drawn and null:
         cells = np.concatenate([part.ravel() for part in drawn])
-        return _marked_at(cells), f"chance, closer than {100 * (1 - null['alpha']):g} % of random pairings"
+        some = f" of {100 * share:.0f} % of the rows" if (share := null.get("share", 1)) < 1 else ""
+        return _marked_at(cells), f"chance, closer than {100 * (1 - null['alpha']):g} % of random pairings{some}"
     if not null and (across := across[np.isfinite(across)]).size:
         return _marked_at(across), "between a trained and an untrained model"
     return None, ""

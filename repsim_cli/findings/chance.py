@@ -12,9 +12,13 @@ from repsim_cli.findings.analysis import Finished, LayerMap
 def chance_in(
     run: Finished, measured: Measured, values: np.ndarray, rows: Sequence[str], columns: Sequence[str]
 ) -> tuple[Chance | None, str]:
-    """What these values of a measure would be by chance, and what that is: from the null, or else from models with
-    fresh weights, unless all values are of such models. rows, columns: the model of each layer."""
-    drawn = [run.array(matrix.details[CHANCE]) for matrix in measured.matrices if CHANCE in matrix.details]
+    """What these values of a measure would be by chance, and what that is: from the null of these layers, or else from
+    models with fresh weights, unless all values are of such models. rows, columns: the model of each layer."""
+    drawn = [
+        run.array(matrix.details[CHANCE])
+        for matrix in measured.matrices
+        if CHANCE in matrix.details and matrix.rows.model in rows and matrix.columns.model in columns
+    ]
     untrained = [model for model, facts in run.manifest.get("facts", {}).items() if not facts.get("trained", True)]
     fresh = [np.isin(side, untrained) for side in (rows, columns)]
     across = fresh[0][:, None] != fresh[1]

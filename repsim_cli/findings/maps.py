@@ -489,7 +489,8 @@ def _panels(run: Finished, measured: Measured) -> Any:
     matrices = measured.matrices
     squares = [(x.rows.model, run.array(x.values), x.rows.layers, x.rows.layers) for x in matrices]
     _, said = by_block([name for matrix in matrices for name in matrix.rows.layers])
-    chance, level = level_in(run, measured, np.empty((0, 0)), [], [])
+    models = [matrix.rows.model for matrix in matrices]
+    chance, level = level_in(run, measured, np.full((len(models), len(models)), np.nan), models, models)
     title = (f"{measured.label}, {said}" if said else measured.label) + (f"\n{level}" if level else "")
     return small_heatmaps(squares, measured.card, title, chance)[0]
 

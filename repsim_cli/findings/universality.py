@@ -30,7 +30,8 @@ CELLS, FACTORS, AGREEMENT = "universality", "universality of factors", "agreemen
 WEIGHTED = "universality by weight of measures"
 COLUMNS = [
     "measure", "factor", "value", "models", "similarity", "low", "high", "seeds", "least of seeds", "largest of seeds",
-    "untrained", "chance", "p against chance", "p against untrained", "p below seeds", "share of seeds", "verdict",
+    "untrained", "tested", "chance", "p against chance",  # tested: of a model each, on the rows that chance is of
+    "p against untrained", "p below seeds", "share of seeds", "verdict",
 ]  # fmt: skip
 SHOWN = (0.0, 1.0)  # the ends of the scale of colours, as a share of the way from the baseline to the seeds
 CELL, ROW = 0.36, 0.2  # inches of a column and of a row, which is as high as wide or at least this
@@ -227,7 +228,8 @@ def rows_of(run: Finished, label: str, card: Mapping[str, Any], matrices: Sequen
             label, matrix.about["factor"], matrix.about["value"],
             f"{matrix.about['seeds']} x {len(matrix.rows.layers) - matrix.about['seeds']}",
             sign * cell.similarity, *about,
-            sign * cell.untrained, sign * by_chance, float(chance[i]), float(above[i]), below_seeds, share, said[i],
+            sign * cell.untrained, matrix.about["tested"], sign * by_chance, float(chance[i]),
+            float(above[i]), below_seeds, share, said[i],
         ]  # fmt: skip
 
 

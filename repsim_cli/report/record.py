@@ -4,7 +4,7 @@ import base64
 import json
 import math
 import shlex
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 
 from repsim_cli import so_far
-from repsim_cli.content import CHANCE, DIAGNOSTICS, Matrix, Measured, Results, Side
+from repsim_cli.content import CHANCE, DIAGNOSTICS, QUANTITIES, Matrix, Measured, Results, Side
 from repsim_cli.draw.chance import level_of
 from repsim_cli.draw.heatmap import colour_range, colours
 from repsim_cli.errors import BadInput
 from repsim_cli.plain import slug
 from repsim_cli.results import (
+    closest,
     has_results,
     marked,
     outputs_root,
@@ -28,9 +29,7 @@ from repsim_cli.results import (
     read_results,
 )
 
-# of a matrix in results.json
-QUANTITIES = ("values", "se", "low", "high", "p", "p_family", "q", "calibrated", "tested", CHANCE)
-SHARES = ("p", "p_family", "q", "calibrated")  # of them, those from 0 to 1 whatever the measure
+SHARES = ("p", "p_family", "q", "calibrated")  # quantities from 0 to 1 whatever the measure
 NUMBERS = 1_100_000  # in a page: those of 60 models with 12 layers, four quantities of a symmetric measure
 MOST, LARGEST = 6_000_000, 400_000  # bytes of all figures in a page, and of an SVG there
 BOTH = 9_500_000  # bytes of numbers and figures
@@ -57,7 +56,7 @@ def record(folder: Path, among: int = 1) -> dict[str, Any]:
     arrays = {name: array for _, by_name in known for name, array in by_name.items()}
     measures = [*whole.measures, *(x for *_, x in remedied.values()), *(measured for measured, _ in known)]
     count = sum(
-        len(m.rows.layers) * len(m.columns.layers) * len(_paths(m)) for measured in measures for m in measured.matrices
+        len(m.rows.layers) * len(m.columns.layers) * len(m.cells) for measured in measures for m in measured.matrices
     )
     block = math.ceil(math.sqrt(count * among / NUMBERS)) or 1
     untrained = {label for label, of in manifest.get("facts", {}).items() if not of.get("trained", True)}
@@ -146,35 +145,36 @@ def drawn_from(figure: str, whole: Results) -> dict[str, list[str]]:
 
 
 def _measure(
-    measure: Measured, block: int, read: Callable[[Matrix, str], np.ndarray | None], untrained: Collection[str]
+    measure: Measured, block: int, read: Callable[[Matrix, str], np.ndarray], untrained: Set[str]
 ) -> dict[str, Any]:
     """A measure's record with its arrays, or means over blocks of them, embedded, the colours of each quantity, and the
-    level of chance."""
-    arrays = {what: [read(m, what) for m in measure.matrices] for what in QUANTITIES}
+    level of chance, of all and of each matrix. closest: of every two models the closest layers, with their numbers."""
+    arrays = [{what: read(m, what) for what in m.cells} for m in measure.matrices]
     scales = {}
-    for what, blocks in arrays.items():
-        kept = [array[~np.isnan(array)] for array in blocks if array is not None]
+    for what in QUANTITIES:
+        kept = [cells[what][~np.isnan(cells[what])] for cells in arrays if what in cells]
         if kept:
             scales[what] = _scale(np.concatenate(kept), measure.card, what)
+
+    def level(some: slice) -> dict[str, list[float]] | None:
+        pairs = list(zip(measure.matrices, arrays, strict=True))[some]
+        drawn = [cells[CHANCE] for _, cells in pairs if CHANCE in cells]
+        across = [
+            c["values"].ravel() for m, c in pairs if (m.rows.model in untrained) != (m.columns.model in untrained)
+        ]
+        chance, said = level_of(measure.null, drawn, np.concatenate([np.empty(0), *across]))
+        return None if chance is None else {said: [chance.low, chance.middle, chance.high]}
+
     sides: dict[str, int] = {}  # the names of layers stand once, since a run of many models has thousands of matrices
-    matrices = [
-        {
-            **{side: sides.setdefault(_side(getattr(m, side), block), len(sides)) for side in ("rows", "columns")},
-            "n": m.n,
-            **{what: _base64(array, block) for what in QUANTITIES if (array := arrays[what][i]) is not None},
-        }
-        for i, m in enumerate(measure.matrices)
-    ]
+    matrices, near = [], []
+    for i, (m, cells) in enumerate(zip(measure.matrices, arrays, strict=True)):
+        places = {side: sides.setdefault(_side(getattr(m, side), block), len(sides)) for side in ("rows", "columns")}
+        shown = {what: _base64(array, block) for what, array in cells.items()}
+        matrices.append({**places, "n": m.n, "level": level(slice(i, i + 1)), **shown})
+        if m.rows.model != m.columns.model and (found := closest(measure, m, cells)):
+            near.append([m.rows.model, m.columns.model, *found])
     about = {**vars(measure), "matrices": matrices, "sides": [json.loads(side) for side in sides]}
-    drawn = [array for array in arrays[CHANCE] if array is not None]
-    across = [
-        array.ravel()
-        for m, array in zip(measure.matrices, arrays["values"], strict=True)
-        if array is not None and (m.rows.model in untrained) != (m.columns.model in untrained)
-    ]
-    chance, said = level_of(measure.null, drawn, np.concatenate([np.empty(0), *across]))
-    level = None if chance is None else {said: [chance.low, chance.middle, chance.high]}
-    return {**about, "scales": scales, "block": block, "level": level}
+    return {**about, "scales": scales, "block": block, "level": level(slice(None)), "closest": near}
 
 
 def _side(side: Side, block: int) -> str:
@@ -202,22 +202,16 @@ def block_means(array: np.ndarray, block: int) -> np.ndarray:
     return np.add.reduceat(np.add.reduceat(array, places[0], 0), places[1], 1) / np.outer(*sizes)
 
 
-def _paths(matrix: Matrix) -> dict[str, str]:
-    """The arrays of a matrix by quantity."""
-    paths = {what: matrix.details.get(CHANCE) if what == CHANCE else getattr(matrix, what) for what in QUANTITIES}
-    return {what: path for what, path in paths.items() if path is not None}
-
-
 def _scale(values: np.ndarray, card: dict[str, Any], what: str) -> dict[str, Any]:
     low, high = (0.0, 1.0) if what in SHARES else colour_range(values, card, what)
     return {"low": low, "high": high, "colours": "cividis" if what in SHARES else colours(card, what, "viridis")}
 
 
-def _array(folder: Path, so_far: Mapping[str, np.ndarray], matrix: Matrix, what: str) -> np.ndarray | None:
+def _array(folder: Path, so_far: Mapping[str, np.ndarray], matrix: Matrix, what: str) -> np.ndarray:
     """so_far: the arrays of a running run, which may have gaps."""
-    path = _paths(matrix).get(what)
-    if path is None or path in so_far:
-        return so_far.get(path or "")
+    path = matrix.cells[what]
+    if path in so_far:
+        return so_far[path]
     array = read_array(folder, path)
     shape = (len(matrix.rows.layers), len(matrix.columns.layers))
     if array.shape != shape or array.dtype != np.float64:

@@ -27,7 +27,7 @@ from repsim_cli.data.base import Sequences
 from repsim_cli.errors import Degenerate, RunFailed
 from repsim_cli.measures import Measure
 from repsim_cli.models.source import PrecomputedWords
-from repsim_cli.results import STATE, Progress, Run, dumps, write
+from repsim_cli.results import STATE, Progress, Run, closest, dumps, read_array, write
 from repsim_cli.segments import BOTH, Segments, segments
 from repsim_cli.settings import Extract, Significance
 from repsim_cli.similarity import (
@@ -53,7 +53,8 @@ from repsim_cli.training.state import SAVE_EVERY
 
 PACKED = "packed"  # the folder of tiles, in that of the run, until all batches are compared
 ROWS = "diagnostics.json"  # of the layers of a group, beside their tiles
-CLOSEST = ["measure", "model a", "model b", "layer a", "layer b", "value", "p", "calibrated"]
+CLOSEST = ["measure", "model a", "model b", "layer a", "layer b"]
+JUDGED = ["tested", CHANCE, "calibrated", "p", "p_family"]  # beside the value of the closest layers
 Matrices = dict[str, SimilarityMatrix]
 
 
@@ -376,13 +377,12 @@ def records(
     trading: Segments | None,
     wanted: Wanted | None,
 ) -> tuple[list[Measured], dict[str, Table]]:
-    """The measures as results.json has them, and after a permutation test the table of the closest layers."""
-    measured, closest = [], []
-    names = [layer.name for reading in readings for layer in reading.layers]
-    places = dict(zip((reading.label for reading in readings), places_of(readings), strict=True))
+    """The measures as results.json has them, and after a test the table of the closest layers of every two models."""
+    measured: list[Measured] = []
+    table: list[list[Any]] = []
     for label, matrix in matrices.items():
         measure = measures[label]
-        judged = judging.judge(significance, measure, matrix, trading, list(places.values()))
+        judged = judging.judge(significance, measure, matrix, trading, places_of(readings))
         if judged.null is not None and judged.null.get("skewed"):
             run.warn(
                 f"significance: {label}: the null of {judged.null['skewed']} of {matrix.values.numel()} cells is too "
@@ -403,11 +403,16 @@ def records(
             extra["low"], extra["high"] = judging.bands(
                 matrix.values, extra["se"], matrix.batches, significance, measure.card
             )
-        measured.append(measure_record(run, readings, label, measure, matrix, extra, judged.null, wanted=wanted))
-        if significance.method == "permutation":
-            best = judging.best_pairs(significance, measure, matrix, places, names)
-            closest += [[label, *row] for row in best]
-    return measured, {"closest layers": Table(columns=CLOSEST, rows=closest)} if closest else {}
+        record = measure_record(run, readings, label, measure, matrix, extra, judged.null, wanted=wanted)
+        measured.append(record)
+        for each in record.matrices if judged.null is not None else ():
+            models = each.rows.model, each.columns.model
+            cells = {what: read_array(run.folder, path) for what, path in each.cells.items()}
+            if models[0] != models[1] and (found := closest(record, each, cells)):
+                *layers, numbers = found
+                table.append([label, *models, *layers, numbers["values"], *map(numbers.get, JUDGED)])
+    columns = [*CLOSEST, "value", *JUDGED]
+    return measured, {"closest layers": Table(columns=columns, rows=table)} if table else {}
 
 
 def _jackknifed(significance: Significance, estimate: str) -> bool:

@@ -689,6 +689,14 @@ const axisName = (axis) => (axis.unit ? `${axis.name}, ${axis.unit}` : axis.name
 // What chance gives: [name, low, middle, high] of each level.
 const levelsOf = (levels) => Object.entries(levels ?? {}).map(([name, level]) => [name, ...(Array.isArray(level) ? level : [level, level, level])]);
 
+// The level of chance of what is shown of a measure: of two models that of their layers, where it is known.
+function levelIn(record, rows, columns) {
+  const [of, beside] = [rows, columns].map((layers) => unique(layers.map(({ model }) => model)));
+  const is = (first, second) => (m) => m.rows.model === first[0] && m.columns.model === second[0];
+  const pair = of.length + beside.length === 2 ? record.matrices.find(is(of, beside)) ?? record.matrices.find(is(beside, of)) : null;
+  return pair?.level ?? record.level ?? {};
+}
+
 // The levels of several curves as one, with their range; null where none of them is about chance.
 function sharedLevels(curves) {
   if (!curves.some(({ about }) => about.levels)) return null;
@@ -880,7 +888,7 @@ function matrices() {
       if (!grid[what]) return { title: title(run), missing: `This run has no ${QUANTITIES[what]}.` };
       const rows = kept(entry, "rows"), columns = kept(entry, "columns");
       if (!rows.length || !columns.length) return { title: title(run), missing: "This run has no such model." };
-      return { title: title(run), rows, columns, grouped, values: cellsOf(grid, what, rows, columns), scale: shared(scales), level: what === "values" ? record.level ?? {} : null, note: `${[record.card.label, value("remedy"), what === "values" ? "" : QUANTITIES[what]].filter(Boolean).join(", ")} (${[better(record), "bright is " + (what === "values" ? "close" : "large")].filter(Boolean).join(", ")})` };
+      return { title: title(run), rows, columns, grouped, values: cellsOf(grid, what, rows, columns), scale: shared(scales), level: what === "values" ? levelIn(record, rows, columns) : null, note: `${[record.card.label, value("remedy"), what === "values" ? "" : QUANTITIES[what]].filter(Boolean).join(", ")} (${[better(record), "bright is " + (what === "values" ? "close" : "large")].filter(Boolean).join(", ")})` };
     });
     if (!MANY || shown.some(({ grid }) => !grid || !grid[what])) return made;
     const [first, other] = shown;
@@ -951,7 +959,7 @@ function matrices() {
       return { label: title(run), y, low: band(-1), high: band(1) };
     });
     const marked = names.indexOf(column.name);
-    line = chart(names, lines, `layer of ${column.model}`, shown.find(({ record }) => record).record.label, { marked: marked < 0 ? null : marked, levels: MANY ? null : shown[0].record.level ?? {} });
+    line = chart(names, lines, `layer of ${column.model}`, shown.find(({ record }) => record).record.label, { marked: marked < 0 ? null : marked, levels: MANY ? null : levelIn(shown[0].record, [layerOfRow], [column]) });
     const columns = ["layer"], rows = names.map((name) => [name]);
     for (const { run, grid } of has) {
       for (const [what, quantity] of Object.entries(QUANTITIES)) {
@@ -1054,25 +1062,13 @@ function answer() {
       ...(verdicts.length ? [el("ul", { class: "plain" }, ...verdicts)] : []),
     ];
   });
-  const rows = RUNS.flatMap((run) => run.measures.flatMap((measure) => closest(measure).map((row) => ofRun(run, row))));
+  const rows = RUNS.flatMap((run) => run.measures.flatMap((measure) => measure.closest.map(([a, b, i, j, n]) => ofRun(run, [measure.label, a, i, b, j, n.values, n.tested, n.chance, n.calibrated, n.p_family ?? n.p]))));
   const known = RUNS.some((run) => run.measures.some((m) => m.null) || Object.keys(run.so_far).length);
   const levels = RUNS.flatMap((run) => run.measures.filter((m) => m.level && !m.null).flatMap((m) => levelWords(m.level).map((text) => `${MANY ? `${run.letter}: ` : ""}${m.label} ${text}`)));
-  if (rows.length) parts.push(table("The closest layers of two models", ...withoutEmpty(runColumn(["measure", "model", "layer", "other model", "other layer", "value", "chance", "calibrated", "p, corrected"]), rows), { tall: true, round: true }));
-  parts.push(...unique(RUNS.flatMap((run) => run.measures.filter((m) => m.block > 1).map(averaged))).map((text) => el("p", { class: "quiet" }, text)));
+  if (rows.length) parts.push(table("The closest layers of two models", ...withoutEmpty(runColumn(["measure", "model", "layer", "other model", "other layer", "value", QUANTITIES.tested, "chance", "calibrated", "p, corrected"]), rows), { tall: true, round: true }));
   if (levels.length) parts.push(el("p", { class: "quiet" }, `For reference: ${levels.join("; ")}.`));
   if (rows.length && !known) parts.push(el("p", { class: "quiet" }, `${levels.length ? "Nothing" : "Chance is not known: nothing"} was tested. significance=permutation adds the level of chance, calibrated scores and p values.`));
   return section("results", "Results", ...parts);
-}
-
-function closest(measure) {
-  const sign = measure.card.larger_is_closer ? 1 : -1;
-  return measure.matrices.filter((m) => m.rows.model !== m.columns.model).map((m) => {
-    const values = numbers(m.values), wide = m.columns.layers.length;
-    let best = 0;
-    for (let i = 1; i < values.length; i += 1) if (Number.isNaN(values[best]) || sign * values[i] > sign * values[best]) best = i;
-    const at = (array) => (array ? numbers(array)[best] : null);
-    return [measure.label, m.rows.model, m.rows.layers[Math.floor(best / wide)], m.columns.model, m.columns.layers[best % wide], values[best], at(m.chance), at(m.calibrated), at(m.p_family ?? m.p)];
-  });
 }
 
 // The numbers of a figure as CSV, where its name says which they are.
