@@ -89,8 +89,8 @@ class Matrix:
     @property
     def cells(self) -> dict[str, str]:
         """The paths of its QUANTITIES, as far as it has them."""
-        paths = vars(self) | {CHANCE: self.details.get(CHANCE)}
-        return {what: paths[what] for what in QUANTITIES if paths[what]}
+        paths = {what: self.details.get(what) if what == CHANCE else getattr(self, what) for what in QUANTITIES}
+        return {what: path for what, path in paths.items() if isinstance(path, str)}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -105,7 +105,7 @@ def test_every_quantity_of_every_pair_is_one_number(run):
 def test_the_level_of_chance_of_two_models_is_that_of_their_layers(run):
     """In figures, on the page and in Python, where the level of all models together is another."""
     whole, result = results.read_results(run), repsim_cli.load(run)
-    about = Finished(folder=run, manifest=results.read_facts(run), results=whole)
+    about = Finished(folder=run, manifest=results.read_manifest(run), results=whole)
     for measured, of_page in zip(whole.measures, record(run)["measures"], strict=True):
         share = f"{100 * measured.null['share']:.0f} % of the rows"
         for matrix, level in zip(measured.matrices, of_page["matrices"], strict=True):
