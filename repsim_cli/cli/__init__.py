@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except KeyboardInterrupt:
         hint = "; the same command with resume=latest resumes it" if words[:1] == ["run"] else ""
         with contextlib.suppress(OSError):  # the terminal may be gone
-            say(f"interrupted{hint}", file=sys.stderr)
+            say(f"interrupted{hint}", aside=True)
         code = signals.INTERRUPTED
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -110,7 +110,7 @@ def run(words: list[str]) -> int:
     if len(ended) > 1:
         _sweep_table(Path(ended[0][1]).parent)
         if bad:
-            say(f"{len(bad)} of {len(statuses)} jobs did not complete", file=sys.stderr)
+            say(f"{len(bad)} of {len(statuses)} jobs did not complete", aside=True)
     if "interrupted" in statuses:
         return 130
     if set(statuses) == {"refused"}:
@@ -304,7 +304,7 @@ def _opened(checked: Any, folder: Path) -> results.Run | None:
             if complete:
                 say(f"{target}: already complete, nothing is left to do")
                 return None
-            say(f"resuming {target}", file=sys.stderr)
+            say(f"resuming {target}", aside=True)
             return results.reopen(target)
         if HydraConfig.get().mode != RunMode.MULTIRUN:
             raise BadInput("resume: no unfinished run of this configuration, got latest; start it without resume")

@@ -5,7 +5,7 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from typing import Any, TextIO
+from typing import Any
 
 from repsim_cli.errors import BadConfig, BadInput, RepsimError
 from repsim_cli.plain import escaped
@@ -14,10 +14,10 @@ log = logging.getLogger("repsim")
 QUIET = "REPSIM_QUIET"
 
 
-def say(*lines: str, file: TextIO | None = None) -> None:
-    """Prints lines, by default on standard output; nothing in their labels steers the terminal."""
+def say(*lines: str, aside: bool = False) -> None:
+    """Prints lines on standard output, or aside, on standard error; nothing in their labels steers the terminal."""
     for line in lines:
-        print(escaped(line), file=file, flush=True)
+        print(escaped(line), file=sys.stderr if aside else sys.stdout, flush=True)
 
 
 class Lines(logging.Formatter):
@@ -54,7 +54,7 @@ def check_torch() -> None:
 
 def complain(error: RepsimError, job: str = "") -> None:
     lines = error.problems if isinstance(error, BadConfig) else [" ".join(str(error).split("\n"))]
-    say(*(f"error: {job}{line}" for line in lines), file=sys.stderr)
+    say(*(f"error: {job}{line}" for line in lines), aside=True)
 
 
 class Bar:
@@ -83,5 +83,5 @@ class Bar:
             if (now - shown >= 2 and done * 10 // total > (done - 1) * 10 // total) or now - shown >= 30:
                 rate = done / (now - start)
                 left = (total - done) / rate
-                say(f"{label}: {done}/{total} {unit}, {rate:.2f}/s, {left:.0f} s left", file=sys.stderr)
+                say(f"{label}: {done}/{total} {unit}, {rate:.2f}/s, {left:.0f} s left", aside=True)
                 shown = now
