@@ -16,7 +16,7 @@ from typing import Any
 
 PR_SET_PDEATHSIG = 1
 LOOK_EVERY = 0.5  # seconds, on systems that do not report the death of a parent
-GRACE = 1.5  # seconds for a job of a sweep to record that it was interrupted
+GRACE = 10.0  # seconds, at most, for the jobs of a sweep to record that they were interrupted
 
 
 def follow(parent: int) -> None:
@@ -67,6 +67,7 @@ def followed_joblib() -> None:
     """Makes the processes of joblib follow this one; when it aborts, they first get time to record it."""
     import joblib
     from joblib._parallel_backends import LokyBackend
+    from joblib.externals.loky.backend.utils import kill_process_tree
 
     class Followed(LokyBackend):
         def configure(self, *arguments: Any, **settings: Any) -> int:
@@ -78,12 +79,16 @@ def followed_joblib() -> None:
 
         def abort_everything(self, ensure_ready: bool = True) -> None:
             processes = multiprocessing.active_children()
+            self._workers._processes.clear()  # type: ignore[union-attr]  # else loky kills all once the first has ended
             for process in processes:
                 process.terminate()
             end = time.monotonic() + GRACE
             left = [process.sentinel for process in processes]
             while left and (ended := wait(left, max(0.0, end - time.monotonic()))):
                 left = [sentinel for sentinel in left if sentinel not in ended]
+            for process in processes:
+                if process.sentinel in left:
+                    kill_process_tree(process)
             super().abort_everything(ensure_ready)
 
     joblib.register_parallel_backend("loky", Followed)

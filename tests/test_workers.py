@@ -42,7 +42,7 @@ def job(number):
             os.write(1, b"started\\n")
             time.sleep(60)
     except KeyboardInterrupt:
-        time.sleep(0.3)
+        time.sleep(0.1 + number)  # one takes longer to record it
         open(f"interrupted-{number}", "w").close()
         os._exit(signals.INTERRUPTED)
 followed_joblib()
