@@ -1,0 +1,33 @@
+"""Run folders of an earlier state of the code: shown, compared, reported, plotted, exported, analysed and loaded."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+import repsim_cli
+
+EARLIER = Path(__file__).parents[1] / "earlier"
+SHOWN = {"similarity": "0.833", "convergence": "6.8 s", "probes": "0.1625"}
+
+
+@pytest.mark.parametrize("study", SHOWN)
+def test_all_that_reads_a_run_folder_reads_it(study, repsim, tmp_path):
+    run, other = (shutil.copytree(EARLIER / study, tmp_path / name) for name in ("run", "other"))
+    found = json.loads((run / "results.json").read_text())
+    assert SHOWN[study] in repsim("show", run)[1]
+    for words in (["analyse"], ["plot"], ["report"], ["export", "--csv"]):
+        code, _, err = repsim(words[0], run, *words[1:])
+        assert code == 0, err
+    assert json.loads((run / "results.json").read_text()) == found
+    assert any((run / "figures").glob("*.png"))
+    assert any((run / "export").glob("*.csv"))
+    assert study in (run / "report.html").read_text()
+    assert repsim_cli.load(run).folder == run
+    code, out, err = repsim("diff", run, other)
+    if study == "similarity":
+        assert code == 0, err
+        assert out.count("largest         0   mean         0") == 6
+    else:
+        assert "share no measure" in err
