@@ -16,19 +16,10 @@ from repsim_cli.measures.alignments import Coupling as OfOneKind
 from repsim_cli.measures.alignments import Couplings
 from repsim_cli.measures.assignment import Coupling, coupling_of, matching, plan
 from repsim_cli.measures.base import Card, Measure, Pairwise, Slow
-from repsim_cli.measures.gromov import (
-    LOCAL,
-    SETTLED,
-    STEPS,
-    CostScale,
-    Space,
-    descend,
-    gromov_objective,
-    in_one_order,
-    mixtures,
-    permuted,
-    space,
-)
+from repsim_cli.measures.gromov import LOCAL
+from repsim_cli.measures.gromov_descents import SETTLED, STEPS, descend, gromov_objective
+from repsim_cli.measures.gromov_search import mixtures
+from repsim_cli.measures.gromov_spaces import CostScale, Space, in_one_order, permuted, space
 from repsim_cli.measures.rdm import exact_where_close
 from repsim_cli.registry import measures
 from repsim_cli.settings import Seed, Share, Small
