@@ -1,11 +1,10 @@
 """Where searches for the least Gromov-Wasserstein objective start, and what blocks of close rows find."""
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
-import torch
 from jaxtyping import Float
 
 from repsim_cli.measures.assignment import Coupling, Matched, Prices, assign, coupling_of, matching
@@ -30,14 +29,16 @@ from repsim_cli.measures.gromov_spaces import (
     blocked,
     in_one_order,
     levels,
-    one_order,
-    permuted,
+    rows_in_one_order,
 )
 
 GromovStart = Literal["best", "pot", "identity"]
 
-KEPT, THINNED = 20, 3  # of the coarsest assignments so many are refined, of each finer level a third of these
-LOWERED = 6  # assignments of few rows
+KEPT, THINNED = (
+    20,
+    3,
+)  # of the coarsest assignments so many are refined (of few rows a third), of finer ones a third
+LOWERED = 8  # assignments of few rows that are lowered
 REPRESENTED = 250  # rows at most on which the rows' own pairing is lowered
 
 
@@ -64,30 +65,31 @@ def matched_by(left: Float[np.ndarray, "n k"], right: Float[np.ndarray, "n k"]) 
 
 def coarse_starts(a: Space, b: Space, left: Square, right: Square) -> Iterator[tuple[str, Matched]]:
     """Assignments of the coarsest blocks: by mean distances, by all distances in order, and by coordinates, with
-    axes in all orders and directions."""
+    axes in all directions and orders (of few rows, orders in which no more than two neighbours trade places)."""
     yield "pot", by_mean_distance(left, right)
     yield "profiles", assign(-np.sort(left, axis=1) @ np.sort(right, axis=1).T)[0]
-    for order in itertools.permutations(range(AXES)):
+    for order in itertools.islice(itertools.permutations(range(AXES)), AXES if len(a.rows) < BLOCKED else None):
         for signs in itertools.product((1, -1), repeat=AXES):
             yield "principal_axes", assign(-a.axes @ (b.axes[:, order] * signs).T)[0]
 
 
 def by_blocks(a: Space, b: Space) -> tuple[list[Trial], int]:
-    """Assignments of all rows, and the number of steps: of blocks of rows, refined to ever smaller
-    blocks and to rows.
+    """Assignments of all rows, and the number of steps: of blocks of rows, refined to ever smaller blocks and to rows.
 
     The rows of each side are in blocks of close rows, as many on both sides. The objective of mean distances between
     blocks is that of couplings that are constant in blocks, and few blocks have fewer minima. Of many starts on the
     coarsest blocks the lowest ends are refined: halves of blocks are matched by their distances to all blocks as
     matched, and lowered. Fewer than twice `COARSEST` rows are their own blocks, and not lowered.
     """
+    few = len(a.rows) < BLOCKED
     sides = list(zip(levels(a), levels(b), strict=True))
     finer = [*((left.distances, right.distances) for left, right in sides), (a.distances, b.distances)]
     trials = [Trial(name, to, assignment_objective(*finer[0], to)) for name, to in coarse_starts(a, b, *finer[0])]
     steps = len(trials)
     for k, (left, right) in enumerate(sides):
-        ends = [lowered(trial, left.distances, right.distances, COARSE) for trial in trials]
-        lowest = distinct(trial for trial, _ in ends)[: max(KEPT // THINNED**k, 1)]
+        tried = distinct(trials)[:KEPT] if few else trials
+        ends = [lowered(trial, left.distances, right.distances, COARSE) for trial in tried]
+        lowest = distinct(trial for trial, _ in ends)[: max(KEPT // THINNED ** (k + few), 1)]
         trials = [refined(trial, left.halves, right.halves, *finer[k + 1]) for trial in lowest]
         steps += sum(more for _, more in ends) + len(trials)
     return trials, steps
@@ -148,45 +150,43 @@ class Gromov(NamedTuple):
 
 
 def best_gromov(a: Space, b: Space, *, start: GromovStart, restarts: int, seed: int) -> Gromov:
-    """The least objective over the starts; steps: the sum over all of them.
-
-    Few rows are put into `one_order` first, which leaves the order they come in to their own pairing alone.
-    """
-    first, second = in_one_order(a, b)
-    settings = {"start": start, "restarts": restarts, "seed": seed}
-    if len(first.rows) >= BLOCKED:
-        return searched(first, second, np.arange(len(first.rows)), **settings)
-    orders = [one_order(side.rows) for side in (first, second)]
-    first, second = (permuted(side, torch.from_numpy(order)) for side, order in zip((first, second), orders))
-    places = [order.argsort() for order in orders]
-    found = searched(first, second, places[1][orders[0]], **settings)
-    return found._replace(coupling=found.coupling[np.ix_(*places)])
+    """The least objective over the starts; steps: the sum over all of them."""
+    pair = rows_in_one_order(*in_one_order(a, b))
+    found = searched(pair.a, pair.b, pair.paired, start=start, restarts=restarts, seed=seed)
+    return found._replace(coupling=pair.as_given(found.coupling))
 
 
 def searched(a: Space, b: Space, paired: Matched, *, start: GromovStart, restarts: int, seed: int) -> Gromov:
-    """paired: the rows' own pairing."""
-    left, right = a.distances, b.distances
-    ends, steps, few = list[Gromov](), 0, len(left) < BLOCKED
-    tried: dict[str, Coupling] = {}
+    """paired: the rows' own pairing. Of few rows `best` takes it where it is below what other starts led to, as few
+    orders of rows are that were not meant."""
+    left, right, few = a.distances, b.distances, len(a.rows) < BLOCKED
+    ends = list[Gromov]()
+    lower = None
     if start == "best":
+        lower = FEW if few else MANY_ROWS
         found, steps = (of_few if few else of_many)(blocked(a), blocked(b))
         ends.append(Gromov(found.value, coupling_of(found.matched), found.start, steps))
-    if start == "identity" or (start == "best" and few):
-        tried["identity"] = coupling_of(paired)
     if start == "pot" or (start == "best" and few):
-        tried["pot"] = coupling_of(by_mean_distance(left, right))
-    tried |= {f"drawn_{k}": coupling for k, coupling in enumerate(mixtures(len(left), restarts, seed))}
-    for name, coupling in tried.items():
-        end = descend(coupling, left, right)
-        steps += end.steps
-        found = Gromov(gromov_objective(left, right, end.coupling), end.coupling, name, steps)
-        matched = matching(end.coupling)
-        if start == "best" and matched is not None:
-            lower, more = lowered(Trial(name, matched, found.value), left, right, FEW if few else MANY_ROWS)
-            steps += more
-            found = Gromov(lower.value, coupling_of(lower.matched), name, steps)
-        ends.append(found)
-    return min(ends, key=lambda end: end.value)._replace(steps=steps)
+        ends.append(descended("pot", coupling_of(by_mean_distance(left, right)), left, right, lower))
+    known = min((end.value for end in ends), default=np.inf)
+    if start == "identity" or (start == "best" and few and assignment_objective(left, right, paired) < known):
+        ends.append(descended("identity", coupling_of(paired), left, right, lower))
+    for k, coupling in enumerate(mixtures(len(left), restarts, seed)):
+        ends.append(descended(f"drawn_{k}", coupling, left, right, lower))
+    return min(ends, key=lambda end: end.value)._replace(steps=sum(end.steps for end in ends))
+
+
+def descended(
+    name: str, coupling: Coupling, left: Square, right: Square, diagonals: Mapping[float, float] | None
+) -> Gromov:
+    """The end of a descent; with diagonals, `lowered` further where it is an assignment."""
+    end = descend(coupling, left, right)
+    found = Gromov(gromov_objective(left, right, end.coupling), end.coupling, name, end.steps)
+    matched = matching(end.coupling)
+    if diagonals is None or matched is None:
+        return found
+    lower, more = lowered(Trial(name, matched, found.value), left, right, diagonals)
+    return Gromov(lower.value, coupling_of(lower.matched), name, end.steps + more)
 
 
 def starts(start: GromovStart, restarts: int) -> tuple[str, ...]:

@@ -36,11 +36,11 @@ class Space(NamedTuple):
 
 
 def space(x: Float[Tensor, "n d"], *, cost_scale: CostScale, bounds: bool = False, blocks: bool = False) -> Space:
-    """Euclidean distances, divided by their mean over i < j, by their maximum, or not at all; 0 for equal rows, and for
-    float32 rows that differ by rounding alone. blocks: many rows are `blocked`. Few rows are computed in `one_order`."""
+    """Euclidean distances, divided by their mean over i < j, by their maximum, or not at all; 0 for equal rows and
+    for float32 rows that differ by rounding alone. blocks: they are `blocked`. Of few rows no bit depends on their order."""
     rounding = 0.0 if x.dtype == torch.float64 else FLAT
     x = x.double()
-    order = one_order(x.cpu().numpy())
+    order = by_bytes(x.cpu().numpy())
     x = x[torch.from_numpy(order)]
     try:
         unit, scale = centred(x)
@@ -57,11 +57,17 @@ def space(x: Float[Tensor, "n d"], *, cost_scale: CostScale, bounds: bool = Fals
     return state if len(x) >= BLOCKED else permuted(state, torch.from_numpy(order.argsort()))
 
 
-def one_order(rows: Float[np.ndarray, "n d"]) -> Int[np.ndarray, " n"]:
-    """An order of fewer than `BLOCKED` rows that does not depend on the one they come in: by their bytes."""
+def by_bytes(rows: Float[np.ndarray, "n d"]) -> Int[np.ndarray, " n"]:
+    """An order of fewer than `BLOCKED` rows that does not depend on the one they come in."""
     if len(rows) >= BLOCKED:
         return np.arange(len(rows))
     return np.array(sorted(range(len(rows)), key=[row.tobytes() for row in rows].__getitem__))
+
+
+def one_order(state: Space) -> Int[np.ndarray, " n"]:
+    """The same that rotations of the rows do not change either: by mean distance."""
+    order = by_bytes(state.rows)
+    return order[state.distances[np.ix_(order, order)].mean(1).argsort(kind="stable")]
 
 
 def blocked(state: Space) -> Space:
@@ -139,5 +145,30 @@ def permuted(state: Space, order: Tensor) -> Space:
 
 def in_one_order(a: Space, b: Space) -> tuple[Space, Space]:
     """The pair in an order that does not depend on which comes first, nor, of few rows, on their order."""
-    first, second = sorted((a, b), key=lambda state: (state.rows.shape, state.rows[one_order(state.rows)].tobytes()))
+    first, second = sorted((a, b), key=lambda state: (state.rows.shape, state.rows[by_bytes(state.rows)].tobytes()))
     return first, second
+
+
+class Ordered(NamedTuple):
+    """A pair with the few rows of each side in `one_order`; many rows stay as they are.
+
+    paired: the row of b that comes with each row of a. places: where the rows that were given are.
+    """
+
+    a: Space
+    b: Space
+    paired: Int[np.ndarray, " n"]
+    places: list[Int[np.ndarray, " n"]]
+
+    def as_given(self, coupling: Float[np.ndarray, "n m"]) -> Float[np.ndarray, "n m"]:
+        return coupling[np.ix_(*self.places)] if len(coupling) < BLOCKED else coupling
+
+
+def rows_in_one_order(a: Space, b: Space) -> Ordered:
+    if len(a.rows) >= BLOCKED:
+        rows = np.arange(len(a.rows))
+        return Ordered(a, b, rows, [rows, rows])
+    orders = [one_order(side) for side in (a, b)]
+    places = [order.argsort() for order in orders]
+    a, b = (permuted(side, torch.from_numpy(order)) for side, order in zip((a, b), orders, strict=True))
+    return Ordered(a, b, places[1][orders[0]], places)
