@@ -37,7 +37,8 @@ class Space(NamedTuple):
 
 def space(x: Float[Tensor, "n d"], *, cost_scale: CostScale, bounds: bool = False, blocks: bool = False) -> Space:
     """Euclidean distances, divided by their mean over i < j, by their maximum, or not at all; 0 for equal rows and
-    for float32 rows that differ by rounding alone. blocks: they are `blocked`. Of few rows no bit depends on their order."""
+    for float32 rows that differ by rounding alone. blocks: they are `blocked`. The order of few rows
+    changes no bit."""
     rounding = 0.0 if x.dtype == torch.float64 else FLAT
     x = x.double()
     order = by_bytes(x.cpu().numpy())

@@ -477,3 +477,56 @@ def test_without_numba_the_same_value(monkeypatch):
     fast = gromov.gromov(left, right, start="best", restarts=0, seed=0)
     monkeypatch.setattr(assignment, "compiled", lambda: None)
     assert gromov.gromov(left, right, start="best", restarts=0, seed=0) == pytest.approx(fast, rel=1e-9)
+
+
+@pytest.mark.parametrize("name", FAMILY)
+@pytest.mark.parametrize("n", [2, 3, 30, 124, 249])
+def test_few_rows_in_another_order_have_the_same_value(name, n):
+    """To the bit, where the rows of both sides have nothing in common."""
+    rng = np.random.default_rng(n)
+    x, y = rng.normal(size=(n, 6)), rng.normal(size=(n, 4))
+    measure = measures.get(name)
+    values = [measure(x[rng.permutation(n)], y[rng.permutation(n)]) for _ in range(3)]
+    assert {measure(x, y), measure(y, x), *values} == {values[0]}
+
+
+@pytest.mark.parametrize("name", FAMILY)
+def test_the_rows_own_pairing_is_a_start_of_few_rows(name):
+    """Noise in each row, in many dimensions: only the pairing of the rows leads below what all other starts find."""
+    case = np.load(GOLDEN / "inputs" / "c2.npz")
+    x, y = case["x"], case["y"]
+    measure = measures.get(name)
+    shuffled = {measure(x, y[np.random.default_rng(seed).permutation(len(y))]) for seed in range(3)}
+    assert len(shuffled) == 1
+    assert measure(x, y) < 0.95 * min(shuffled)
+
+
+@pytest.mark.parametrize("n", [20, 60, 140])
+def test_restarts_of_few_rows_depend_on_their_order_no_more(n):
+    rng = np.random.default_rng(n)
+    x, y = rng.normal(size=(n, 6)), rng.normal(size=(n, 4))
+    measure = measures.get("gromov_wasserstein", start="pot", restarts=2)
+    assert measure(x, y) == measure(x[rng.permutation(n)], y)
+
+
+@pytest.mark.parametrize("n", [60, 140])
+def test_few_rows_are_lowered_below_the_start_of_pot_and_the_pairing(n):
+    ratios = []
+    for seed in range(3):
+        sides = [gromov_spaces.space(torch.from_numpy(x), cost_scale="mean") for x in large(seed, n)]
+        of_two = min(gromov.gromov(*sides, start=start, restarts=0, seed=0) for start in ("identity", "pot"))
+        ratios.append(gromov.gromov(*sides, start="best", restarts=0, seed=0) / of_two)
+    assert max(ratios) <= 1 + 1e-9
+    assert np.mean(ratios) < 0.97
+
+
+def test_the_coupling_of_few_rows_is_of_the_rows_as_given():
+    x, y = draw(n=40)
+    rows = np.random.default_rng(0).permutation(40)
+    mass = measures.get("gromov_wasserstein").align(x, y).mass
+    a, b = (gromov_spaces.space(torch.from_numpy(side), cost_scale="mean").distances for side in (x, y))
+    assert gromov_descents.gromov_objective(a, b, mass.numpy()) == pytest.approx(
+        measures.get("gromov_wasserstein")(x, y), rel=1e-9
+    )
+    neighbour = measures.get("gromov_wasserstein").align(x[rows], 3 * x).mass
+    assert (neighbour.numpy().argmax(1) == rows).all()
