@@ -193,7 +193,9 @@ def wasserstein() -> Measure:
         paired=False,
         cost="about 5 steps of 2 n^2 d + n^3 log n + d^3 log d per start and pair",
         source="Redko et al. 2020, squared loss; block coordinate descent",
-        note=LOCAL + "In squared units of the activations. 0: equal up to the order of rows and of neurons.",
+        note=LOCAL + "In squared units of the activations. 0: equal up to the order of rows and of neurons. Of fewer "
+        "than 250 rows their order matters only where their own pairing leads below what the other starts find: of "
+        "shuffled layers of small models in 69 % at 20 rows, by 14 % at most, in 19 % at 50 and in none at 100.",
         takes_constant=True,
     ),
 )
@@ -202,8 +204,9 @@ def coot(*, starts: Small = 2, seed: Seed = 0) -> Measure:
 
     The value is sum (x_ip - y_jq)^2 S_ij F_pq.
 
-    starts: how many starts: the rows' own pairing, the uniform coupling, then random permutations; beside them always
-        the rows matched by their means.
+    starts: how many starts: the rows' own pairing (of fewer than 250 rows where it is below the ends of those that are
+        always tried), the uniform coupling, then random permutations; always the rows matched by their means, and of
+        fewer than 250 rows by their values in order and by neurons matched so.
     seed: of the permutations.
 
     Rows and neurons come in another order:
@@ -229,7 +232,9 @@ def coot(*, starts: Small = 2, seed: Seed = 0) -> Measure:
         cost="about 5 steps of gromov_wasserstein + d^3 log d per start and pair (n = 200, d = 256: 0.25 s)",
         source="Demetci et al. 2024; the objective, not its feature part alone",
         note=LOCAL + "Activations are in their own units, distances scaled: scale the activations to balance them. "
-        "0: equal up to the order of rows and of neurons.",
+        "0: equal up to the order of rows and of neurons. Of fewer than 250 rows their order matters only where their "
+        "own pairing leads below what the other starts find: of shuffled layers of small models in 19 % at 20 rows and "
+        "in 6 % at 50, by 11 % at most.",
         takes_constant=True,
     ),
 )
@@ -244,8 +249,10 @@ def augmented_gromov_wasserstein(
 
     alpha: the weight of Gromov-Wasserstein; 1 - alpha is that of co-optimal transport.
     cost_scale: what the costs of each side are divided by: their `mean`, their `max`, or nothing (`none`).
-    starts: how many starts: the rows' own pairing, the uniform coupling, then random permutations; beside them always
-        the rows matched by their means.
+    starts: how many starts: the rows' own pairing (of fewer than 250 rows where it is below the ends of those that are
+        always tried), the uniform coupling, then random permutations; always the rows matched by their means, and of
+        fewer than 250 rows by their values in order and by neurons matched so, and, unless alpha is 0, the best of
+        `gromov_wasserstein`.
     seed: of the permutations.
 
     Rows and neurons come in another order:
