@@ -18,17 +18,10 @@ import torch
 from gromov_wasserstein import layers
 from threadpoolctl import threadpool_limits
 
-from repsim_cli.measures.gromov import (
-    MANY_ROWS,
-    Space,
-    Trial,
-    assignment_objective,
-    best_gromov,
-    in_one_order,
-    lowered,
-    matching,
-    space,
-)
+from repsim_cli.measures.assignment import matching
+from repsim_cli.measures.gromov_descents import MANY_ROWS, Trial, assignment_objective, lowered
+from repsim_cli.measures.gromov_search import best_gromov
+from repsim_cli.measures.gromov_spaces import Space, in_one_order, space
 
 ROWS, HUBS, OTHERS = 1000, 3, 8
 ROUGH = {0.8: 1e-2}  # diagonal and tolerance of a short descent

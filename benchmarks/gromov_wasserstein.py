@@ -31,7 +31,9 @@ from repsim_cli.activations.rows import batches, blocks
 from repsim_cli.binding import bind_model
 from repsim_cli.data.modular import modular_pairs
 from repsim_cli.measures import assignment
-from repsim_cli.measures.gromov import Space, best_gromov, in_one_order, lower_bounds, space
+from repsim_cli.measures.gromov import lower_bounds
+from repsim_cli.measures.gromov_search import best_gromov
+from repsim_cli.measures.gromov_spaces import Space, in_one_order, space
 from repsim_cli.models.source import Precomputed
 from repsim_cli.presets import conf_dir, entries
 from repsim_cli.registry import data

@@ -18,7 +18,8 @@ import torch
 from gromov_wasserstein import layers, timed
 from threadpoolctl import threadpool_limits
 
-from repsim_cli.measures.gromov import Space, best_gromov, space
+from repsim_cli.measures.gromov_search import best_gromov
+from repsim_cli.measures.gromov_spaces import Space, space
 
 DRAWN = 10
 TWO, TWELVE, POT, BEST = "two starts", "twelve starts", "POT's start", "`best`"

@@ -5,7 +5,10 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from repsim_cli.measures.gromov import Space, best_gromov, coupling_of, gromov_objective, in_one_order
+from repsim_cli.measures.assignment import coupling_of
+from repsim_cli.measures.gromov_descents import gromov_objective
+from repsim_cli.measures.gromov_search import best_gromov
+from repsim_cli.measures.gromov_spaces import Space, in_one_order
 
 PUBLISHED, BEST = "POT's start", "best of all starts"
 

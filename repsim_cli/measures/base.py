@@ -15,12 +15,15 @@ from torch import Tensor
 
 from repsim_cli.activations.maps import Maps
 from repsim_cli.errors import BadInput, Degenerate
-from repsim_cli.measures.inner import AnyKernel, CentredRows, Matrix, Products, State, products, states_of
+from repsim_cli.measures.inner import AnyKernel, CentredRows, Matrix, Packed, Products, State, products, states_of
+from repsim_cli.measures.room import check_room
+from repsim_cli.settings import Hardware
 from repsim_cli.symmetric import gram_matrix, squared_norms, strips
 
 Labels = Sequence[int] | np.ndarray | Tensor | None  # n class codes
 CACHED = 1 << 17  # cells
 FEW = 512  # rows, of which the whole Gram matrix is held
+PACKED, WHOLE = 5.0, 3.0  # (n, n) matrices of float64 that a direct call of such kernels holds at a time
 LARGEST = 1e60  # absolute value in float64: sums of fourth powers of larger ones overflow
 
 Invariance = Literal[
@@ -235,14 +238,16 @@ class Measure(ABC):
                 f"{self.name}: x and y must be (n, d) with the same n, "
                 f"got {tuple(x.shape)} and {tuple(y.shape)}; pair the rows"
             )
-        for name, side in (("x", x), ("y", y)):
-            bad = ~(side.double().abs() <= LARGEST)
+        in_blocks = [(name, side, rows) for name, side in zip("xy", given, strict=True) for rows in blocks(side)]
+        for name, side, rows in in_blocks:
+            bad = ~(side[rows].double().abs() <= LARGEST)
             if bad.any():
-                row, got = int(bad.any(1).nonzero()[0]), float(side[bad][0])
+                row, got = rows.start + int(bad.any(1).nonzero()[0]), float(side[rows][bad][0])
                 problem = "too large to be squared and summed" if math.isfinite(got) else "not finite"
                 raise Degenerate(f"{name}: {problem}, got {got} in row {row}; fix the array")
         codes = None if labels is None else torch.as_tensor(np.asarray(labels))
         self.check(("x", "y"), [side.shape for side in given], codes)
+        check_room(self.name, self.squares_at_once, len(x))
         for name, side in (("x", x), ("y", y)):
             if self.card.width_limit and len(side) <= side.shape[1]:
                 warnings.warn(
@@ -255,6 +260,11 @@ class Measure(ABC):
     @property
     def rows_needed(self) -> int:
         return max(self.card.minimum_rows, self.minimum_rows)
+
+    @property
+    def squares_at_once(self) -> float:
+        """How many (n, n) matrices of float64 a direct call holds at a time."""
+        return 2 * self.squares + (self.slow.squares if self.slow else 0)
 
     def check(self, names: Sequence[str], shapes: Sequence[Sequence[int]], labels: Tensor | None) -> None:
         """Raises Degenerate where the shapes (n, d) or the labels are not what the card asks for."""
@@ -300,13 +310,18 @@ class InnerProduct(Measure):
         kernels = list(dict.fromkeys((self.row, self.column)))
         prepared = [at(name, lambda side=side: states_of(kernels, side, {})) for name, side in (("x", x), ("y", y))]
         states = {kernel: [by_kernel[kernel] for by_kernel in prepared] for kernel in kernels}
-        cross = products([(self.row, self.column)], states, len(x), len(x))[0]
+        cross = products([(self.row, self.column)], states, len(x), Hardware.tile)[0]
         norms = self_products(self, cross, len(x), x.dtype)
         try:
             values = inner_values(self, cross, norms, states[self.row], states[self.column])
             return float(within(self.card, values)[0, 1])
         except Degenerate as error:
             raise Degenerate(f"{self.name}: {error}") from None
+
+    @property
+    def squares_at_once(self) -> float:
+        kernels = {self.row, self.column}
+        return max(PACKED if isinstance(kernel, Packed) else WHOLE * kernel.whole for kernel in kernels)
 
 
 @dataclass(frozen=True, kw_only=True)

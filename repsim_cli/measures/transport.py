@@ -16,22 +16,24 @@ from repsim_cli.measures.alignments import Coupling as OfOneKind
 from repsim_cli.measures.alignments import Couplings
 from repsim_cli.measures.assignment import Coupling, coupling_of, matching, plan
 from repsim_cli.measures.base import Card, Measure, Pairwise, Slow
-from repsim_cli.measures.gromov import (
-    LOCAL,
-    SETTLED,
-    STEPS,
+from repsim_cli.measures.gromov import LOCAL
+from repsim_cli.measures.gromov_descents import SETTLED, STEPS, descend, gromov_objective
+from repsim_cli.measures.gromov_search import mixtures, of_few
+from repsim_cli.measures.gromov_spaces import (
+    BLOCKED,
     CostScale,
     Space,
-    descend,
-    gromov_objective,
+    blocked,
     in_one_order,
-    mixtures,
     permuted,
+    rows_in_one_order,
     space,
 )
 from repsim_cli.measures.rdm import exact_where_close
 from repsim_cli.registry import measures
 from repsim_cli.settings import Seed, Share, Small
+
+QUANTILES = 33
 
 
 def coot_objective(x: np.ndarray, y: np.ndarray, samples: Coupling, features: Coupling) -> float:
@@ -44,9 +46,28 @@ def coot_objective(x: np.ndarray, y: np.ndarray, samples: Coupling, features: Co
 
 
 def couplings(n: int, starts: int, seed: int) -> Iterator[Coupling]:
-    """The pairing of the rows, the uniform coupling, then mixtures."""
-    yield from (coupling_of(np.arange(n)), np.full((n, n), 1 / n**2))[:starts]
+    """The uniform coupling, then mixtures."""
+    yield from [np.full((n, n), 1 / n**2)][: starts - 1]
     yield from mixtures(n, starts - 2, seed)
+
+
+def by_values(a: Space, b: Space, alpha: float) -> Iterator[Coupling]:
+    """Rows matched by their means, and of few rows also by their values in order, after neurons were matched so, and,
+    where distances count, by these."""
+    # uniform features, which match the rows by their means, are cheap to try
+    yield plan(-2 * a.rows.mean(1)[:, None] * b.rows.mean(1)[None])
+    if len(a.rows) >= BLOCKED:
+        return
+    yield plan(-(spread(a.rows) @ spread(b.rows).T))
+    features = plan(-(spread(a.rows.T) @ spread(b.rows.T).T))
+    yield plan(-2 * a.rows @ features @ b.rows.T)
+    if alpha:
+        yield coupling_of(of_few(blocked(a), blocked(b))[0].matched)
+
+
+def spread(rows: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n QUANTILES"]:
+    """The values of each row in order, as so many quantiles."""
+    return np.quantile(rows, np.linspace(0, 1, QUANTILES), axis=1).T
 
 
 class Solution(NamedTuple):
@@ -83,10 +104,16 @@ def augmented(a: Space, b: Space, **settings: Any) -> float:
 
 def best_augmented(a: Space, b: Space, *, alpha: float, starts: int, seed: int) -> Solution:
     """The best of all starts, of sides as `in_one_order` gives them."""
-    # uniform features, which match the rows by their means, are cheap to try
-    by_means = plan(-2 * a.rows.mean(1)[:, None] * b.rows.mean(1)[None])
-    tried = [alternate(a, b, start, alpha) for start in [by_means, *couplings(len(a.rows), starts, seed)]]
-    return min(tried, key=lambda solution: solution.value)
+    pair = rows_in_one_order(a, b)
+    a, b, paired = pair.a, pair.b, coupling_of(pair.paired)
+    ends = [alternate(a, b, start, alpha) for start in by_values(a, b, alpha)]
+    features = plan(-2 * a.rows.T @ paired @ b.rows)
+    known = min(end.value for end in ends)
+    if len(a.rows) >= BLOCKED or augmented_objective(a, b, paired, features, alpha) < known:
+        ends.append(alternate(a, b, paired, alpha))
+    ends += [alternate(a, b, start, alpha) for start in couplings(len(a.rows), starts, seed)]
+    best = min(ends, key=lambda end: end.value)
+    return best._replace(samples=pair.as_given(best.samples))
 
 
 def both_coupled(x: Tensor, y: Tensor, *, cost_scale: CostScale, **settings: Any) -> Couplings:
@@ -166,7 +193,9 @@ def wasserstein() -> Measure:
         paired=False,
         cost="about 5 steps of 2 n^2 d + n^3 log n + d^3 log d per start and pair",
         source="Redko et al. 2020, squared loss; block coordinate descent",
-        note=LOCAL + "In squared units of the activations. 0: equal up to the order of rows and of neurons.",
+        note=LOCAL + "In squared units of the activations. 0: equal up to the order of rows and of neurons. Of fewer "
+        "than 250 rows their order matters only where their own pairing leads below what the other starts find: of "
+        "shuffled layers of small models in 69 % at 20 rows, by 14 % at most, in 19 % at 50 and in none at 100.",
         takes_constant=True,
     ),
 )
@@ -175,8 +204,9 @@ def coot(*, starts: Small = 2, seed: Seed = 0) -> Measure:
 
     The value is sum (x_ip - y_jq)^2 S_ij F_pq.
 
-    starts: how many starts: the rows' own pairing, the uniform coupling, then random permutations; beside them always
-        the rows matched by their means.
+    starts: how many starts: the rows' own pairing (of fewer than 250 rows where it is below the ends of those that are
+        always tried), the uniform coupling, then random permutations; always the rows matched by their means, and of
+        fewer than 250 rows by their values in order and by neurons matched so.
     seed: of the permutations.
 
     Rows and neurons come in another order:
@@ -202,7 +232,9 @@ def coot(*, starts: Small = 2, seed: Seed = 0) -> Measure:
         cost="about 5 steps of gromov_wasserstein + d^3 log d per start and pair (n = 200, d = 256: 0.25 s)",
         source="Demetci et al. 2024; the objective, not its feature part alone",
         note=LOCAL + "Activations are in their own units, distances scaled: scale the activations to balance them. "
-        "0: equal up to the order of rows and of neurons.",
+        "0: equal up to the order of rows and of neurons. Of fewer than 250 rows their order matters only where their "
+        "own pairing leads below what the other starts find: of shuffled layers of small models in 19 % at 20 rows and "
+        "in 6 % at 50, by 11 % at most.",
         takes_constant=True,
     ),
 )
@@ -217,8 +249,10 @@ def augmented_gromov_wasserstein(
 
     alpha: the weight of Gromov-Wasserstein; 1 - alpha is that of co-optimal transport.
     cost_scale: what the costs of each side are divided by: their `mean`, their `max`, or nothing (`none`).
-    starts: how many starts: the rows' own pairing, the uniform coupling, then random permutations; beside them always
-        the rows matched by their means.
+    starts: how many starts: the rows' own pairing (of fewer than 250 rows where it is below the ends of those that are
+        always tried), the uniform coupling, then random permutations; always the rows matched by their means, and of
+        fewer than 250 rows by their values in order and by neurons matched so, and, unless alpha is 0, the best of
+        `gromov_wasserstein`.
     seed: of the permutations.
 
     Rows and neurons come in another order:

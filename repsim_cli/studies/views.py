@@ -24,7 +24,7 @@ from repsim_cli.content import Matrix, Results, Side
 from repsim_cli.data.base import Data, Sequences, draw
 from repsim_cli.errors import BadInput, Degenerate, RunFailed
 from repsim_cli.findings.layers import in_order
-from repsim_cli.measures.gromov import Space, space
+from repsim_cli.measures.gromov_spaces import Space, space
 from repsim_cli.models.source import AnySource, Source
 from repsim_cli.plain import free, slug
 from repsim_cli.registry import did_you_mean, studies

@@ -13,7 +13,7 @@ from threadpoolctl import threadpool_info
 
 from repsim_cli import cli, folders, measures, results, so_far
 from repsim_cli.errors import Degenerate, RunFailed
-from repsim_cli.measures import gromov
+from repsim_cli.measures import gromov, gromov_descents, gromov_search, gromov_spaces
 from repsim_cli.similarity import Work, all_pairs, estimate_all_pairs, processes
 from repsim_cli.similarity.pairs import AUDITED, audited, note_name, plain
 from repsim_cli.studies import solved as tables
@@ -206,7 +206,9 @@ def test_the_audit_finds_a_wrong_solver(tmp_path, start, monkeypatch):
     if start == "pot":
         assert min(row[5] for row in rows) >= -1e-9
     # a descent that ends where it starts
-    monkeypatch.setattr(gromov, "descend", lambda coupling, *_: gromov.Optimum(np.roll(coupling, 1, 1), 1))
+    monkeypatch.setattr(
+        gromov_search, "descend", lambda coupling, *_: gromov_descents.Optimum(np.roll(coupling, 1, 1), 1)
+    )
     rows, broken, warning = audit(tmp_path / "wrong", measure)
     assert broken > 0
     claim = {"pot": "within 1e-9 of", "best": "at most 5 % above"}[start]
@@ -227,7 +229,7 @@ def test_which_pairs_are_audited():
 def test_ties_are_seen():
     draw = np.random.default_rng(0)
     classes = np.eye(3)[draw.integers(0, 3, 40)]
-    both = [gromov.space(torch.from_numpy(x), cost_scale="mean") for x in (classes, draw.normal(size=(40, 3)))]
+    both = [gromov_spaces.space(torch.from_numpy(x), cost_scale="mean") for x in (classes, draw.normal(size=(40, 3)))]
     assert [gromov.tied(one.distances) for one in both] == [True, False]
     assert gromov.by_pot(*both).details == (1.0,)
     assert gromov.by_pot(both[1], both[1]).details == (0.0,)

@@ -30,7 +30,8 @@ from repsim_cli.findings.histograms import (
     shifts,
 )
 from repsim_cli.findings.neighbours import chance, neighbours_change, overlap
-from repsim_cli.measures.gromov import gromov_objective, space
+from repsim_cli.measures.gromov_descents import gromov_objective
+from repsim_cli.measures.gromov_spaces import space
 
 CLAIMS = (
     "base_distances_stay", "fine_tuning_shifts_distances", "distances_shift_late", "neighbours_change",

@@ -1,0 +1,195 @@
+"""Where searches for the least Gromov-Wasserstein objective start, and what blocks of close rows find."""
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Literal, NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from repsim_cli.measures.assignment import Coupling, Matched, Prices, assign, coupling_of, matching
+from repsim_cli.measures.gromov_descents import (
+    COARSE,
+    FEW,
+    MANY_ROWS,
+    Trial,
+    assignment_objective,
+    descend,
+    gromov_objective,
+    lowered,
+)
+from repsim_cli.measures.gromov_spaces import (
+    AXES,
+    BLOCKED,
+    Halves,
+    Level,
+    Space,
+    Square,
+    between,
+    blocked,
+    in_one_order,
+    levels,
+    rows_in_one_order,
+)
+
+GromovStart = Literal["best", "pot", "identity"]
+
+KEPT, THINNED = (
+    20,
+    3,
+)  # of the coarsest assignments so many are refined (of few rows a third), of finer ones a third
+LOWERED = 8  # assignments of few rows that are lowered
+REPRESENTED = 250  # rows at most on which the rows' own pairing is lowered
+
+
+def mixtures(n: int, count: int, seed: int) -> Iterator[Coupling]:
+    """Halfway between the uniform coupling and drawn permutations."""
+    draw = np.random.default_rng(seed)
+    for _ in range(count):
+        yield (coupling_of(draw.permutation(n)) + 1 / n**2) / 2
+
+
+def by_mean_distance(a: Square, b: Square) -> Matched:
+    """The end of the first step from the uniform coupling: the gradient there has rank 1, so that rows are matched in
+    the order of their mean distances."""
+    matched = np.empty(len(a), int)
+    matched[a.mean(1).argsort(kind="stable")] = b.mean(1).argsort(kind="stable")
+    return matched
+
+
+def matched_by(left: Float[np.ndarray, "n k"], right: Float[np.ndarray, "n k"]) -> tuple[Matched, Prices | None]:
+    """Rows are matched by their distances to k that are matched already."""
+    sides = ((side / (side.mean() or 1.0)).astype(np.float32) for side in (left, right))
+    return assign(np.float32(-4 / left.shape[1]) * (next(sides) @ next(sides).T))
+
+
+def coarse_starts(a: Space, b: Space, left: Square, right: Square) -> Iterator[tuple[str, Matched]]:
+    """Assignments of the coarsest blocks: by mean distances, by all distances in order, and by coordinates, with
+    axes in all directions and orders (of few rows, orders in which no more than two neighbours trade places)."""
+    yield "pot", by_mean_distance(left, right)
+    yield "profiles", assign(-np.sort(left, axis=1) @ np.sort(right, axis=1).T)[0]
+    for order in itertools.islice(itertools.permutations(range(AXES)), AXES if len(a.rows) < BLOCKED else None):
+        for signs in itertools.product((1, -1), repeat=AXES):
+            yield "principal_axes", assign(-a.axes @ (b.axes[:, order] * signs).T)[0]
+
+
+def by_blocks(a: Space, b: Space) -> tuple[list[Trial], int]:
+    """Assignments of all rows, and the number of steps: of blocks of rows, refined to ever smaller blocks and to rows.
+
+    The rows of each side are in blocks of close rows, as many on both sides. The objective of mean distances between
+    blocks is that of couplings that are constant in blocks, and few blocks have fewer minima. Of many starts on the
+    coarsest blocks the lowest ends are refined: halves of blocks are matched by their distances to all blocks as
+    matched, and lowered. Fewer than twice `COARSEST` rows are their own blocks, and not lowered.
+    """
+    few = len(a.rows) < BLOCKED
+    sides = list(zip(levels(a), levels(b), strict=True))
+    finer = [*((left.distances, right.distances) for left, right in sides), (a.distances, b.distances)]
+    trials = [Trial(name, to, assignment_objective(*finer[0], to)) for name, to in coarse_starts(a, b, *finer[0])]
+    steps = len(trials)
+    for k, (left, right) in enumerate(sides):
+        tried = distinct(trials)[:KEPT] if few else trials
+        ends = [lowered(trial, left.distances, right.distances, COARSE) for trial in tried]
+        lowest = distinct(trial for trial, _ in ends)[: max(KEPT // THINNED ** (k + few), 1)]
+        trials = [refined(trial, left.halves, right.halves, *finer[k + 1]) for trial in lowest]
+        steps += sum(more for _, more in ends) + len(trials)
+    return trials, steps
+
+
+def distinct(trials: Iterable[Trial]) -> list[Trial]:
+    """Each assignment once, the lowest first."""
+    return sorted({trial.matched.tobytes(): trial for trial in trials}.values(), key=lambda trial: trial.value)
+
+
+def of_few(a: Space, b: Space) -> tuple[Trial, int]:
+    """The lowest end of the lowest assignments."""
+    trials, steps = by_blocks(a, b)
+    ends = [lowered(trial, a.distances, b.distances, FEW) for trial in distinct(trials)[:LOWERED]]
+    return distinct(end for end, _ in ends)[0], steps + sum(more for _, more in ends)
+
+
+def of_many(a: Space, b: Space) -> tuple[Trial, int]:
+    """The lowest of blocks, of the rows' own pairing, and of what this is lowered to on some rows (a half of each of
+    `REPRESENTED` blocks at most), lowered on all rows."""
+    trials, steps = by_blocks(a, b)
+    best, more = against_identity(min(trials, key=lambda trial: trial.value), a.distances, b.distances, levels(a))
+    end, last = lowered(best, a.distances, b.distances, MANY_ROWS)
+    return end, steps + more + last
+
+
+def refined(trial: Trial, left: Halves, right: Halves, a: Square, b: Square) -> Trial:
+    """An assignment of blocks as one of their halves, which have distances a and b."""
+    to, prices = matched_by(between(a, left), between(b, right)[:, trial.matched])
+    return Trial(trial.start, to, assignment_objective(a, b, to), prices)
+
+
+def against_identity(best: Trial, a: Square, b: Square, blocks: Sequence[Level]) -> tuple[Trial, int]:
+    """The best of an assignment, the rows' own pairing, and what it is lowered to on a row of each block, extended to
+    all rows; and the number of steps. It is extended only where it is lower on these rows, on which it should be."""
+    rows = np.arange(len(a))
+    best = min(best, Trial("identity", rows, assignment_objective(a, b, rows)), key=lambda trial: trial.value)
+    for level in reversed(blocks):
+        if len(rows) <= REPRESENTED:
+            break
+        rows = rows[level.halves[:, 0]]
+    left, right, here = a[np.ix_(rows, rows)], b[np.ix_(rows, rows)], np.arange(len(rows))
+    end, steps = lowered(Trial("identity", here, assignment_objective(left, right, here)), left, right, COARSE)
+    if end.value >= best.value:
+        return best, steps
+    to, prices = matched_by(a[:, rows], b[:, rows[end.matched]])
+    extended = Trial("identity", to, assignment_objective(a, b, to), prices)
+    return min(best, extended, key=lambda trial: trial.value), steps + 1
+
+
+class Gromov(NamedTuple):
+    """The best assignment: its objective, coupling (of the sides as ordered by `in_one_order`), start and steps."""
+
+    value: float
+    coupling: Coupling
+    start: str
+    steps: int
+
+
+def best_gromov(a: Space, b: Space, *, start: GromovStart, restarts: int, seed: int) -> Gromov:
+    """The least objective over the starts; steps: the sum over all of them."""
+    pair = rows_in_one_order(*in_one_order(a, b))
+    found = searched(pair.a, pair.b, pair.paired, start=start, restarts=restarts, seed=seed)
+    return found._replace(coupling=pair.as_given(found.coupling))
+
+
+def searched(a: Space, b: Space, paired: Matched, *, start: GromovStart, restarts: int, seed: int) -> Gromov:
+    """paired: the rows' own pairing. Of few rows `best` takes it where it is below what other starts led to, as few
+    orders of rows are that were not meant."""
+    left, right, few = a.distances, b.distances, len(a.rows) < BLOCKED
+    ends = list[Gromov]()
+    lower = None
+    if start == "best":
+        lower = FEW if few else MANY_ROWS
+        found, steps = (of_few if few else of_many)(blocked(a), blocked(b))
+        ends.append(Gromov(found.value, coupling_of(found.matched), found.start, steps))
+    if start == "pot" or (start == "best" and few):
+        ends.append(descended("pot", coupling_of(by_mean_distance(left, right)), left, right, lower))
+    known = min((end.value for end in ends), default=np.inf)
+    if start == "identity" or (start == "best" and few and assignment_objective(left, right, paired) < known):
+        ends.append(descended("identity", coupling_of(paired), left, right, lower))
+    for k, coupling in enumerate(mixtures(len(left), restarts, seed)):
+        ends.append(descended(f"drawn_{k}", coupling, left, right, lower))
+    return min(ends, key=lambda end: end.value)._replace(steps=sum(end.steps for end in ends))
+
+
+def descended(
+    name: str, coupling: Coupling, left: Square, right: Square, diagonals: Mapping[float, float] | None
+) -> Gromov:
+    """The end of a descent; with diagonals, `lowered` further where it is an assignment."""
+    end = descend(coupling, left, right)
+    found = Gromov(gromov_objective(left, right, end.coupling), end.coupling, name, end.steps)
+    matched = matching(end.coupling)
+    if diagonals is None or matched is None:
+        return found
+    lower, more = lowered(Trial(name, matched, found.value), left, right, diagonals)
+    return Gromov(lower.value, coupling_of(lower.matched), name, end.steps + more)
+
+
+def starts(start: GromovStart, restarts: int) -> tuple[str, ...]:
+    """The names of the starts, in the order of the trials."""
+    paired = ("identity", "pot", "profiles", "principal_axes") if start == "best" else (start,)
+    return (*paired, *(f"drawn_{k}" for k in range(restarts)))

@@ -1,0 +1,175 @@
+"""The distances among the rows of a representation, and rows in blocks of close ones, for Gromov-Wasserstein."""
+
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from repsim_cli.errors import Degenerate
+from repsim_cli.measures.base import FLAT, centred
+from repsim_cli.measures.inner import unpacked
+from repsim_cli.measures.rdm import packed_distances
+
+CostScale = Literal["mean", "max", "none"]
+Square = Float[np.ndarray, "n n"]
+Halves = Int[np.ndarray, "blocks 2"]
+
+COARSEST = 62  # blocks, but less than twice as many
+BLOCKED = 250  # of fewer rows the order is made irrelevant, at the cost of more starts
+AXES = 3  # of blocks, whose directions and order are starts
+
+
+class Space(NamedTuple):
+    """Distances between the rows, the rows themselves, and, if bounds are requested, all distances in order.
+
+    halves, coarse, axes: as `blocked` adds them, see there.
+    """
+
+    distances: Square
+    rows: Float[np.ndarray, "n d"]
+    ordered: Float[np.ndarray, " cells"]
+    halves: Int[np.ndarray, "pairs 2"] = np.empty((0, 2), int)
+    coarse: Float[np.ndarray, " coarse"] = np.empty(0, np.float32)
+    axes: Float[np.ndarray, "blocks axes"] = np.empty((0, AXES))
+
+
+def space(x: Float[Tensor, "n d"], *, cost_scale: CostScale, bounds: bool = False, blocks: bool = False) -> Space:
+    """Euclidean distances, divided by their mean over i < j, by their maximum, or not at all; 0 for equal rows and
+    for float32 rows that differ by rounding alone. blocks: they are `blocked`. The order of few rows
+    changes no bit."""
+    rounding = 0.0 if x.dtype == torch.float64 else FLAT
+    x = x.double()
+    order = by_bytes(x.cpu().numpy())
+    x = x[torch.from_numpy(order)]
+    try:
+        unit, scale = centred(x)
+        if scale <= rounding * float(x.abs().max()):
+            raise Degenerate("all rows are equal up to rounding")
+    except Degenerate:  # equal rows have distances, but no scale
+        cells = x.new_zeros(len(x) * (len(x) - 1) // 2)
+    else:
+        cells = packed_distances(unit)
+        cells *= {"mean": 1 / float(cells.mean()), "max": 1 / float(cells.max()), "none": scale}[cost_scale]
+    ordered = cells.sort().values if bounds else cells[:0]
+    state = Space(unpacked(cells, len(x)).cpu().numpy(), x.cpu().numpy(), ordered.cpu().numpy())
+    state = blocked(state) if blocks else state
+    return state if len(x) >= BLOCKED else permuted(state, torch.from_numpy(order.argsort()))
+
+
+def by_bytes(rows: Float[np.ndarray, "n d"]) -> Int[np.ndarray, " n"]:
+    """An order of fewer than `BLOCKED` rows that does not depend on the one they come in."""
+    if len(rows) >= BLOCKED:
+        return np.arange(len(rows))
+    return np.array(sorted(range(len(rows)), key=[row.tobytes() for row in rows].__getitem__))
+
+
+def one_order(state: Space) -> Int[np.ndarray, " n"]:
+    """The same that rotations of the rows do not change either: by mean distance."""
+    order = by_bytes(state.rows)
+    return order[state.distances[np.ix_(order, order)].mean(1).argsort(kind="stable")]
+
+
+def blocked(state: Space) -> Space:
+    """With its rows in blocks of 2, of 4, and so on, as far as there are `COARSEST`.
+
+    halves: of all levels, the finest first, the two rows or blocks in each block; one that is left over is in none.
+    coarse: of all levels in the same order, the mean distances between blocks, 0 on the diagonal, of the mean distance.
+    axes: the coarsest blocks in the coordinates of largest variance (classical scaling).
+    """
+    if len(state.axes):
+        return state
+    size = float(state.distances.mean()) or 1.0
+    distances, halves, coarse = state.distances / size, [state.halves], [state.coarse]
+    while len(distances) >= 2 * COARSEST:
+        halves.append(closest_pairs(distances))
+        distances = between(between(distances, halves[-1]).T, halves[-1])
+        np.fill_diagonal(distances, 0)
+        coarse.append(distances.astype(np.float32).ravel())
+    return state._replace(halves=np.concatenate(halves), coarse=np.concatenate(coarse), axes=coordinates(distances))
+
+
+def closest_pairs(distances: Square) -> Halves:
+    """Rows in pairs: the closest two, the closest two of the others, and so on."""
+    left, pairs = np.arange(len(distances)), []
+    apart = distances.copy()
+    np.fill_diagonal(apart, np.inf)
+    while len(left) > 1:
+        near = apart.argmin(1)
+        first = np.flatnonzero((near[near] == np.arange(len(left))) & (np.arange(len(left)) < near))
+        pairs.append(np.stack([left[first], left[near[first]]], 1))
+        rest = np.setdiff1d(np.arange(len(left)), np.concatenate([first, near[first]]))
+        left, apart = left[rest], apart[np.ix_(rest, rest)]
+    return np.concatenate(pairs)
+
+
+def between(distances: Float[np.ndarray, "n m"], pairs: Halves) -> Float[np.ndarray, "n k"]:
+    """The mean distances of rows to pairs of columns."""
+    return (distances[:, pairs[:, 0]] + distances[:, pairs[:, 1]]) / 2
+
+
+def coordinates(distances: Square) -> Float[np.ndarray, "n axes"]:
+    squares = distances**2
+    means = squares.mean(1)
+    variances, directions = np.linalg.eigh((means[:, None] + means - means.mean() - squares) / 2)
+    largest = directions[:, : -AXES - 1 : -1] * np.sqrt(variances[: -AXES - 1 : -1].clip(0))
+    return np.pad(largest, ((0, 0), (0, AXES - largest.shape[1])))
+
+
+class Level(NamedTuple):
+    """The mean distances between blocks, and of each block the two rows or blocks of the next finer level."""
+
+    distances: Square
+    halves: Halves
+
+
+def levels(state: Space) -> list[Level]:
+    """The blocks of all sizes, the coarsest first."""
+    n, made, used, cells = len(state.distances), list[Level](), 0, 0
+    while n >= 2 * COARSEST:
+        n //= 2
+        distances = state.coarse[cells : cells + n * n].reshape(n, n)
+        made.append(Level(distances, state.halves[used : used + n]))
+        used, cells = used + n, cells + n * n
+    return made[::-1]
+
+
+def permuted(state: Space, order: Tensor) -> Space:
+    rows = order.cpu().numpy()
+    halves = state.halves.copy()
+    if len(halves):
+        halves[: len(rows) // 2] = rows.argsort()[halves[: len(rows) // 2]]  # those of rows; the others are of blocks
+    axes = state.axes[rows] if len(state.axes) == len(rows) else state.axes
+    return state._replace(distances=state.distances[rows][:, rows], rows=state.rows[rows], halves=halves, axes=axes)
+
+
+def in_one_order(a: Space, b: Space) -> tuple[Space, Space]:
+    """The pair in an order that does not depend on which comes first, nor, of few rows, on their order."""
+    first, second = sorted((a, b), key=lambda state: (state.rows.shape, state.rows[by_bytes(state.rows)].tobytes()))
+    return first, second
+
+
+class Ordered(NamedTuple):
+    """A pair with the few rows of each side in `one_order`; many rows stay as they are.
+
+    paired: the row of b that comes with each row of a. places: where the rows that were given are.
+    """
+
+    a: Space
+    b: Space
+    paired: Int[np.ndarray, " n"]
+    places: list[Int[np.ndarray, " n"]]
+
+    def as_given(self, coupling: Float[np.ndarray, "n m"]) -> Float[np.ndarray, "n m"]:
+        return coupling[np.ix_(*self.places)] if len(coupling) < BLOCKED else coupling
+
+
+def rows_in_one_order(a: Space, b: Space) -> Ordered:
+    if len(a.rows) >= BLOCKED:
+        rows = np.arange(len(a.rows))
+        return Ordered(a, b, rows, [rows, rows])
+    orders = [one_order(side) for side in (a, b)]
+    places = [order.argsort() for order in orders]
+    a, b = (permuted(side, torch.from_numpy(order)) for side, order in zip((a, b), orders, strict=True))
+    return Ordered(a, b, places[1][orders[0]], places)
