@@ -197,7 +197,11 @@ class FinishedMatrices:
             try:
                 entry.write("matrix", lambda path, whole=whole: safetensors.torch.save_file(whole, path))
                 entry.finish(
-                    estimate=matrix.estimate, rows=matrix.rows, batches=matrix.batches, notices=list(matrix.notices)
+                    estimate=matrix.estimate,
+                    rows=matrix.rows,
+                    batches=matrix.batches,
+                    notices=list(matrix.notices),
+                    undefined=[[*cell, why] for cell, why in matrix.undefined.items()],
                 )
             except OSError as error:
                 self.run.warn(f"cache: {entry.folder} cannot be written ({error.strerror}); continuing without it")
@@ -210,7 +214,8 @@ def matrix_from(entry: Entry) -> SimilarityMatrix:
     about = {name: entry.meta[name] for name in ("estimate", "rows", "batches", "notices")}
     values, se = parts.pop("values"), parts.pop("se", None)
     observed = {name.removeprefix("observed "): part for name, part in parts.items()}
-    return SimilarityMatrix(values=values, se=se, statistics=observed, **about)
+    undefined = {(a, b): why for a, b, why in entry.meta["undefined"]}
+    return SimilarityMatrix(values=values, se=se, statistics=observed, undefined=undefined, **about)
 
 
 @contextmanager
