@@ -249,9 +249,7 @@ class Tuned(Similarity):
                 **change.tensors(),
                 **{f"of {name}": x.values[i * count : (i + 1) * count] for name, x in compared.items()},
                 **{
-                    f"why of {name}": _encoded(
-                        {r - i * count: why for r, why in x.undefined.items() if r // count == i}
-                    )
+                    f"why of {name}": _encoded({r % count: why for r, why in x.undefined.items() if r // count == i})
                     for name, x in compared.items()
                 },
                 **{
