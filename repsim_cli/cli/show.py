@@ -111,7 +111,11 @@ def _measure_lines(folder: Path, measure: Measured, brief: bool) -> Iterator[str
 
 
 def _spread(values: np.ndarray) -> str:
-    return f"mean {values.mean():6.3f}   lowest {values.min():6.3f}   highest {values.max():6.3f}"
+    known = values[~np.isnan(values)]
+    if not known.size:
+        return "no value"
+    lacking = f"   {values.size - known.size:,} of {values.size:,} without a value" if known.size < values.size else ""
+    return f"mean {known.mean():6.3f}   lowest {known.min():6.3f}   highest {known.max():6.3f}{lacking}"
 
 
 def _by_hook_point(folder: Path, pair: Matrix) -> Iterator[tuple[str, Any]]:
@@ -398,7 +402,7 @@ def _compare_runs(parsed: argparse.Namespace) -> int:
     width = max(len(f"{d.rows} x {d.columns}") for d in differences)
     for d in differences:
         pair = f"{d.rows} x {d.columns}"
-        say(f"  {d.measure:16}  {pair:{width}}  largest {d.largest:9.3g}   mean {d.mean:9.3g}   {d.block.size} cells")
+        say(f"  {d.measure:16}  {pair:{width}}  largest {d.largest:9.3g}   mean {d.mean:9.3g}   {d.known.size} cells")
     for line in unmatched:
         say(f"  not compared: {line}")
     if parsed.output:
