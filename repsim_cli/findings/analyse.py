@@ -167,12 +167,8 @@ def draw(
     def jobs(shown: Results) -> list[tuple[str, Any]]:
         run = Finished(folder=folder, manifest=manifest, results=shown)
         given = {name: run if name == MAPS else complete(run)[0] for name in drawn}
-        return [
-            job
-            for name, its in given.items()
-            if its and (figures := card_of(name).figures)
-            for job in figures(its, whole)
-        ]
+        makers = {name: card_of(name).figures for name in drawn}
+        return [job for name, its in given.items() if its and (make := makers[name]) for job in make(its, whole)]
 
     # files are named by the models' labels, figures show these with their marks
     names, makers = jobs(before), jobs(results.marked(before))

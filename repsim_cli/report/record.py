@@ -195,14 +195,18 @@ def spans(layers: list[str], block: int) -> list[str]:
 
 
 def block_means(array: np.ndarray, block: int) -> np.ndarray:
-    """The means over blocks of `block` rows and columns, fewer in the last ones.
+    """The means over blocks of `block` rows and columns, fewer in the last ones, of the cells with a value.
 
     >>> block_means(np.array([[1.0, 2, 3], [4, 5, 6]]), 2)
     array([[3. , 4.5]])
     """
     places = [np.arange(0, n, block) for n in array.shape]
-    sizes = [np.diff([*at, n]) for at, n in zip(places, array.shape, strict=True)]
-    return np.add.reduceat(np.add.reduceat(array, places[0], 0), places[1], 1) / np.outer(*sizes)
+    known = np.isfinite(array)
+    sums, counts = (
+        np.add.reduceat(np.add.reduceat(part, places[0], 0), places[1], 1)
+        for part in (np.where(known, array, 0.0), known.astype(float))
+    )
+    return np.divide(sums, counts, out=np.full(sums.shape, np.nan), where=counts > 0)
 
 
 def _scale(values: np.ndarray, card: dict[str, Any], what: str) -> dict[str, Any]:
