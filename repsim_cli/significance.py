@@ -426,7 +426,8 @@ def permuted(
 ) -> Float[Tensor, "k r r"]:
     """The measure for all pairs with the column's rows in each of the orders, without refitting.
 
-    noted: stores values as they are computed, initially NaN; finished values are not computed again.
+    noted: stores values as they are computed, initially NaN, and infinity where there is none; finished values are not
+    computed again.
     """
     count = len(prepared.names)
     values = np.full((len(orders), count, count), np.nan) if noted is None else noted
@@ -435,8 +436,8 @@ def permuted(
         measure = prepared.measure
         for k in progress(left, measure.name):
             columns = [measure.permute(state, orders[k]) for state in prepared.states]
-            values[k] = pairs(measure, prepared.states, columns, prepared.names, prepared.left).cpu()
-        return torch.from_numpy(np.array(values))
+            values[k] = finished(pairs(measure, prepared.states, columns, prepared.names, prepared.left))
+        return torch.from_numpy(np.where(np.isinf(values), np.nan, values))
     measure, n = prepared.measure, prepared.rows
     rows, columns = prepared.states[measure.row], prepared.states[measure.column]
     steps = [left[start : start + TOGETHER] for start in range(0, len(left), TOGETHER)]
@@ -447,8 +448,13 @@ def permuted(
         }
         crosses = products([(measure.row, alias) for alias in moved], {measure.row: rows, **moved}, n, prepared.tile)
         for k, cross, states in zip(some, crosses, moved.values(), strict=True):
-            values[k] = value_of(measure, cross, prepared.norms, rows, states, prepared.names, {}).cpu()
-    return torch.from_numpy(np.array(values))
+            values[k] = finished(value_of(measure, cross, prepared.norms, rows, states, prepared.names, {}))
+    return torch.from_numpy(np.where(np.isinf(values), np.nan, values))
+
+
+def finished(values: Tensor) -> np.ndarray:
+    """Values as `noted` has them: those that do not exist are infinite, so that they are not computed again."""
+    return values.masked_fill(values.isnan(), math.inf).cpu().numpy()
 
 
 def _alias(kernel: AnyKernel) -> AnyKernel:

@@ -353,7 +353,10 @@ def _answer(result: "Result", a: str, b: str) -> Iterator[str]:
         rows = f"{estimate['rows']:,} of {estimate['rows_available']:,} {estimate.get('unit', 'rows')}"
         yield f"  {measured.label}: {measured.card['label']}, {better} is closer, {estimate['kind']}, {rows}"
         for first, second in [(a, b)] if measured.card["symmetric"] else [(a, b), (b, a)]:
-            yield f"    {first} x {second}  {_spread(result.matrix(first, second, measured.label).values)}"
+            values = result.matrix(first, second, measured.label).values
+            yield f"    {first} x {second}  {_spread(values)}"
+            if np.isnan(values).all():
+                continue
             row, column, numbers = result.closest_numbers(first, second, measured.label)
             yield f"    closest by {measured.label}: {row} of {first} and {column} of {second}, {numbers['values']:.3f}"
             if measured.null is not None:
@@ -370,15 +373,17 @@ def _answer(result: "Result", a: str, b: str) -> Iterator[str]:
     yield f"  report: {result.folder / 'report.html'}"
 
 
-def _judged(null: Mapping[str, Any], numbers: Mapping[str, float]) -> str:
+def _judged(null: Mapping[str, Any], numbers: Mapping[str, float | None]) -> str:
     """What the test says of the closest layers, as the table `closest layers` has it."""
     tested = (
         f"{numbers['tested']:.3f} on the {100 * null['share']:.0f} % of rows that were tested: "
-        if "tested" in numbers
+        if numbers.get("tested") is not None
         else ""
     )
     named = {CHANCE: "chance", "calibrated": "calibrated", "p": "p", "p_family": "family-wise p"}
-    return tested + ", ".join(f"{name} {numbers[what]:.3g}" for what, name in named.items() if what in numbers)
+    return tested + ", ".join(
+        f"{name} {numbers[what]:.3g}" for what, name in named.items() if numbers.get(what) is not None
+    )
 
 
 def _compare_runs(parsed: argparse.Namespace) -> int:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from repsim_cli import registry
+from repsim_cli import significance as judging
 from repsim_cli.activations.cached import Identities
 from repsim_cli.activations.places import row_labels, rows_left
 from repsim_cli.activations.readings import Reading
@@ -329,7 +330,7 @@ def known_nulls(
         def fill(batch: int, label: str, values: np.ndarray) -> None:
             for (of, block), unit in keys.items():
                 if of == label and unit in entries and (file := entries[unit].files.get(f"{batch:05d}")):
-                    values[block.start : block.stop] = safetensors.torch.load_file(file)["null"].numpy()
+                    values[block.start : block.stop] = judging.finished(safetensors.torch.load_file(file)["null"])
 
         yield fill
 

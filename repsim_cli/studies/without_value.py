@@ -13,6 +13,10 @@ from repsim_cli.similarity import SimilarityMatrix, Wanted
 MOST = 3  # reasons in a warning
 
 
+class NoValue(RunFailed):
+    """No measure has a value for any two layers."""
+
+
 class Lacking(NamedTuple):
     """Why cells of a measure have no value, one for each, of so many cells in all. some: whether any has one."""
 
@@ -24,7 +28,7 @@ class Lacking(NamedTuple):
 def measures_with_values(run: Run, found: Mapping[str, Lacking]) -> list[str]:
     """The measures with a value at all, by label: the run skips all others, and warns of cells without a value.
 
-    Raises RunFailed where no measure has any.
+    Raises NoValue where no measure has any.
     """
     said: dict[tuple[int, int, str], list[str]] = {}
     for label, (why, cells, some) in found.items():
@@ -33,7 +37,7 @@ def measures_with_values(run: Run, found: Mapping[str, Lacking]) -> list[str]:
     none = {label: reasons(why) for label, (why, _, some) in found.items() if not some}
     if len(none) == len(found):
         why = "; ".join(f"{', '.join(labels)} ({text})" for text, labels in inverted(none).items())
-        raise RunFailed(f"measure: no two layers have a value under any measure, got {why}; read other layers or data")
+        raise NoValue(f"measure: no two layers have a value under any measure, got {why}; read other layers or data")
     for (count, cells, text), labels in said.items():
         run.warn(f"{', '.join(labels)}: {count:,} of {cells:,} cells without a value: {text}")
     for label, text in none.items():

@@ -20,6 +20,7 @@ from repsim_cli.findings.complete import complete
 from repsim_cli.measures.base import Card, Pairwise
 from repsim_cli.models.precomputed import precomputed
 from repsim_cli.report.record import block_means, record
+from repsim_cli.segments import BOTH, segments
 from repsim_cli.settings import Extract, Hardware, Significance
 from repsim_cli.similarity import (
     all_pairs,
@@ -31,6 +32,7 @@ from repsim_cli.similarity import (
 )
 from repsim_cli.studies.training_view import _to_others
 from repsim_cli.studies.universality import between
+from repsim_cli.studies.without_value import Lacking, NoValue, measures_with_values
 
 INNER, SINGLY, BOTH_WAYS, SLOW = "cka", "procrustes", "linear_regression", "gromov_wasserstein"
 NAMES = ["a x", "a y", "b x"]
@@ -155,8 +157,6 @@ def test_their_cells_have_no_test_and_the_others_keep_theirs(method):
         trading = None
         beside = {}
         if method == "permutation":
-            from repsim_cli.segments import BOTH, segments
-
             trading = segments([np.arange(24)], [np.full(24, BOTH)], 4)
             more = {"seed": 0, "tile": 512, "labels": lambda batch: None}
             notes = lambda batch, label, shape: np.full(shape, np.nan)  # noqa: E731
@@ -315,7 +315,9 @@ def test_a_measure_without_any_value_is_skipped_and_a_run_of_none_fails(compared
     made, found = compared(INNER, "euclidean", labels=("flat",))
     assert [measured.label for measured in found.measures] == ["euclidean"]
     assert made.manifest["measures_skipped"][INNER].startswith("no two layers have a value: embed of 'flat': all rows")
-    with pytest.raises(RunFailed, match="no two layers have a value under any measure, got cka, procrustes .*embed of 'flat'"):
+    with pytest.raises(
+        RunFailed, match="no two layers have a value under any measure, got cka, procrustes .*embed of 'flat'"
+    ):
         compared(INNER, SINGLY, labels=("flat",))
 
 
@@ -330,3 +332,39 @@ def test_hatches_and_means_over_blocks():
     assert not axes.patch.get_hatch()
     assert block_means(values, 2).tolist() == [[pytest.approx(2 / 3)]]
     assert np.isnan(block_means(np.full((1, 1), np.nan), 1)).all()
+
+
+def test_permutations_without_a_value_are_not_computed_again():
+    noted, of = {}, bound(INNER, SINGLY)
+    settings = Significance(method="permutation", permutations=9, clusters="row")
+    trading = segments([np.arange(24)], [np.full(24, BOTH)], 4)
+    steps = []
+
+    def drawn():
+        return significance.drawn(
+            settings,
+            of,
+            trading,
+            names=NAMES,
+            seed=0,
+            tile=512,
+            labels=lambda batch: None,
+            notes=lambda batch, label, shape: noted.setdefault(label, np.full(shape, np.nan)),
+            progress=lambda some, measure: steps.append(len(some)) or some,
+        )(0, rows())
+
+    first = drawn()
+    assert 0 not in steps
+    steps.clear()
+    again = drawn()
+    assert steps == [0, 0]
+    for label in of:
+        np.testing.assert_array_equal(first[label, "null"], again[label, "null"])
+        assert lacking(first[label, "null"][0]) == ROW_AND_COLUMN
+
+
+def test_remedies_that_leave_no_value_are_left_out(compared):
+    with pytest.raises(NoValue):
+        measures_with_values(compared(INNER)[0], {"x": Lacking(["a: all rows are equal"], 1, False)})
+    with pytest.raises(RunFailed, match=r"got x \(a; b; c and 1 more reasons\)"):
+        measures_with_values(None, {"x": Lacking(["a", "b", "c", "d"], 4, False)})
