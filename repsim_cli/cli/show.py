@@ -11,7 +11,7 @@ import numpy as np
 from repsim_cli import folders, results, signals
 from repsim_cli.cli.follow import follow
 from repsim_cli.cli.terminal import Bar, check_torch, say
-from repsim_cli.content import CHANCE, DIAGNOSTICS, Matrix, Measured, Table, Verdict
+from repsim_cli.content import CHANCE, DIAGNOSTICS, WITHOUT_VALUE, Matrix, Measured, Table, Verdict
 from repsim_cli.errors import BadInput
 from repsim_cli.executors.records import FILE, read_records
 from repsim_cli.findings.leaderboard import grade
@@ -37,7 +37,7 @@ def summary(folder: Path) -> list[str]:
         for measure in whole.measures:
             lines += _measure_lines(folder, measure, brief=many)
         for name, table in whole.tables.items():
-            if name not in (AUDIT, DIAGNOSTICS):
+            if name not in (AUDIT, DIAGNOSTICS, WITHOUT_VALUE):
                 lines += _table_lines(name, table)
         for claim in whole.claims:
             lines.append(f"  claim {claim.name} ({claim.measure}): {claim.verdict} ({_evidence(claim)})")
@@ -375,9 +375,10 @@ def _answer(result: "Result", a: str, b: str) -> Iterator[str]:
 
 def _judged(null: Mapping[str, Any], numbers: Mapping[str, float | None]) -> str:
     """What the test says of the closest layers, as the table `closest layers` has it."""
+    known = {what for what, number in numbers.items() if number is not None}
     tested = (
         f"{numbers['tested']:.3f} on the {100 * null['share']:.0f} % of rows that were tested: "
-        if numbers.get("tested") is not None
+        if "tested" in known
         else ""
     )
     named = {CHANCE: "chance", "calibrated": "calibrated", "p": "p", "p_family": "family-wise p"}

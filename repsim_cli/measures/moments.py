@@ -63,8 +63,8 @@ def axes(x: Second) -> Axes:
     directions = principal(x)
     if not len(directions.s):
         raise Degenerate(
-            "all rows are equal within the rounding of second moments, got no direction; use the estimate full, or drop "
-            "this layer"
+            "all rows are equal within the rounding of second moments, got no direction; use the estimate full, or "
+            "drop this layer"
         )
     if x.eps < SINGLE and len(directions.s) < len(x.sizes):
         warnings.warn(

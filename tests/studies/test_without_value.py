@@ -2,7 +2,9 @@
 
 import json
 import math
+import tempfile
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -30,6 +32,7 @@ from repsim_cli.similarity import (
     moment_pairs,
     of_sums,
 )
+from repsim_cli.similarity.grams import Shape, packed
 from repsim_cli.studies.training_view import _to_others
 from repsim_cli.studies.universality import between
 from repsim_cli.studies.without_value import Lacking, NoValue, measures_with_values
@@ -368,3 +371,33 @@ def test_remedies_that_leave_no_value_are_left_out(compared):
         measures_with_values(compared(INNER)[0], {"x": Lacking(["a: all rows are equal"], 1, False)})
     with pytest.raises(RunFailed, match=r"got x \(a; b; c and 1 more reasons\)"):
         measures_with_values(None, {"x": Lacking(["a", "b", "c", "d"], 4, False)})
+
+
+def test_layers_whose_rows_do_not_fit_together():
+    x = rows()
+
+    def keep(group, save):
+        folder = tmp / "-".join(map(str, group))
+        save(folder)
+        return folder
+
+    with tempfile.TemporaryDirectory() as name:
+        tmp = Path(name)
+        stream = lambda group: [[x[a].float() for a in group]]  # noqa: E731
+        batches = packed(keep, bound(INNER), [[0, 1], [2]], stream, Shape(1, 24, 512), names=NAMES)
+        made, _ = estimate_all_pairs(bound(INNER), batches, names=NAMES, estimate="full")
+    assert lacking(made[INNER].values) == sorted(made[INNER].undefined) == ROW_AND_COLUMN
+
+
+def test_second_moments_of_a_layer_that_is_constant_but_for_rounding():
+    x = rows()
+    x[1] = x[1] + 1e-12 * x[0]
+    of = {"names": NAMES, "widths": [4, 4, 4], "room": 1e9}
+    made, _ = moment_pairs(bound("mean_cca"), lambda chosen: [[x[a] for a in chosen]], **of)
+    assert (
+        made["mean_cca"]
+        .undefined[1, 1]
+        .startswith("a y: all rows are equal within the rounding of second moments, got")
+    )
+    made, _ = estimate_all_pairs(bound("mean_cca"), lambda seen: [x], names=NAMES, estimate="full")
+    assert not made["mean_cca"].undefined
