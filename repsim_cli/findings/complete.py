@@ -53,8 +53,8 @@ def lacking(run: Finished, measured: Measured) -> Iterator[Layer]:
 
 
 def without(run: Finished, out: Collection[Layer]) -> Finished:
-    """The run without these layers."""
-    left = {}
+    """The run without these layers, and without steps of a training that have none left."""
+    left, models = {}, run.manifest.get("models", {})
 
     def some(side: Side) -> list[int]:
         return [i for i, name in enumerate(side.layers) if (side.model, name) not in out]
@@ -69,7 +69,10 @@ def without(run: Finished, out: Collection[Layer]) -> Finished:
         return replace(matrix, rows=rows, columns=columns)
 
     results = run.results
-    measures = [replace(measured, matrices=[*map(kept, measured.matrices)]) for measured in results.measures]
+    measures = [
+        replace(measured, matrices=[x for x in map(kept, measured.matrices) if x.rows.layers or x.rows.model in models])
+        for measured in results.measures
+    ]
     matrices = {k: kept(x) if x.about.get("kind") == REMEDY else x for k, x in results.matrices.items()}
     facts = {}
     for model, about in run.manifest.get("facts", {}).items():
