@@ -21,9 +21,7 @@ def complete(run: Finished) -> tuple[Finished | None, list[str]]:
         return run, []
     counts = Counter(layer for measured in run.results.measures for layer in lacking(run, measured))
     out = {layer for layer, count in counts.items() if 2 * count >= len(run.results.measures)}
-    if run.groups or not all(
-        model in run.manifest.get("models", {}) for model, _ in out
-    ):  # the others have the same layers
+    if run.groups:  # whose models have the same layers
         names = {name for _, name in out}
         out = {layer for measured in run.results.measures for layer in layers_of(measured) if layer[1] in names}
     left, kept = without(run, out), []
