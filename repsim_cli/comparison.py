@@ -16,7 +16,8 @@ SMALLEST_RANGE = 1e-12
 
 
 class Difference(NamedTuple):
-    """A pair of models under a measure; `block` is the second run minus the first on the layers that both have."""
+    """A pair of models under a measure; `block` is the second run minus the first on the layers that both have, NaN
+    where a run has no value."""
 
     measure: str
     rows: str
@@ -26,12 +27,17 @@ class Difference(NamedTuple):
     block: np.ndarray
 
     @property
+    def known(self) -> np.ndarray:
+        """The sizes of the differences where both runs have a value."""
+        return np.abs(self.block[~np.isnan(self.block)])
+
+    @property
     def largest(self) -> float:
-        return float(np.abs(self.block).max())
+        return float(self.known.max())
 
     @property
     def mean(self) -> float:
-        return float(np.abs(self.block).mean())
+        return float(self.known.mean())
 
 
 def compare(first: Path, second: Path) -> tuple[list[Difference], list[str]]:
@@ -53,7 +59,11 @@ def compare(first: Path, second: Path) -> tuple[list[Difference], list[str]]:
             values[np.ix_([r.index(n) for n in rows], [c.index(n) for n in columns])]
             for values, r, c in ((a, rows_a, columns_a), (b, rows_b, columns_b))
         ]
-        differences.append(Difference(*key, rows, columns, taken[1] - taken[0]))
+        block = taken[1] - taken[0]
+        if np.isnan(block).all():
+            unmatched.append(f"{key[0]}: {key[1]} x {key[2]} have no cell with a value in both")
+            continue
+        differences.append(Difference(*key, rows, columns, block))
     if not differences:
         raise BadInput(f"RUN: the runs share no measure and pair of models, got {first} and {second}; compare others")
     return differences, unmatched
@@ -79,7 +89,7 @@ def table(differences: list[Difference]) -> list[dict[str, Any]]:
             "measure": d.measure,
             "rows": d.rows,
             "columns": d.columns,
-            "layers": d.block.size,
+            "layers": d.known.size,
             "largest": d.largest,
             "mean": d.mean,
         }
@@ -95,7 +105,7 @@ def figures(differences: list[Difference], names: tuple[str, str]) -> Iterator[t
 
 
 def _figure(difference: Difference, names: tuple[str, str]) -> Any:
-    most = max(float(np.abs(difference.block).max()), SMALLEST_RANGE)
+    most = max(difference.largest, SMALLEST_RANGE)
     title = f"{difference.measure}: difference\n{names[1]} minus {names[0]}"
     figure, axes = heatmap(
         difference.block,

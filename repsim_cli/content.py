@@ -36,6 +36,9 @@ COSTS_COLUMNS = ["measure", "data", "rows", "pairs", "seconds per pair", "rho wi
 CHANCE = "chance"  # the detail of a matrix that has the level of chance of each cell
 # the arrays of a matrix with a number per cell; p, p_family, q, calibrated and chance are of `tested`, if it is there
 QUANTITIES = ("values", "se", "low", "high", "p", "p_family", "q", "calibrated", "tested", CHANCE)
+# the table of cells of matrices, and of points of curves, for which a measure is undefined
+WITHOUT_VALUE = "cells without a value"
+WITHOUT_VALUE_COLUMNS = ["measure", "model a", "model b", "layer a", "layer b", "why"]
 GRID = "grid"  # the kind of a matrix of the models of a base and of a value of a factor, which its `about` names
 SPACES = "feature spaces"  # the table of the spaces of paired features of two layers
 MATCHED = "matched latents"  # the kind of a matrix of the latents of two dictionaries, matched one to one

@@ -1,6 +1,7 @@
 """The numbers of a run as files for papers and other programs: CSV, LaTeX and parquet."""
 
 import io
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -63,7 +64,7 @@ def _matrix(folder: Path, name: str, about: str, matrix: Matrix) -> Sheet:
     values = read_array(folder, matrix.values)
     sides = zip((matrix.rows.layers, matrix.columns.layers), values.shape, strict=True)
     rows, columns = (names if len(names) == count else list(map(str, range(count))) for names, count in sides)
-    cells = [[row, *numbers] for row, numbers in zip(rows, values.tolist(), strict=True)]
+    cells = [[row, *map(_known, numbers)] for row, numbers in zip(rows, values.tolist(), strict=True)]
     return Sheet(name, about, ["layer", *columns], cells, long=columns is not matrix.columns.layers)
 
 
@@ -71,8 +72,13 @@ def _pairs(folder: Path, measure: str, matrix: Matrix) -> Iterator[list[Any]]:
     parts = {what: read_array(folder, path) for what, path in matrix.cells.items()}
     for i, layer in enumerate(matrix.rows.layers):
         for j, other in enumerate(matrix.columns.layers):
-            cells = [parts[what][i, j].item() if what in parts else None for what in QUANTITIES]
+            cells = [_known(parts[what][i, j].item()) if what in parts else None for what in QUANTITIES]
             yield [measure, matrix.rows.model, layer, matrix.columns.model, other, *cells]
+
+
+def _known(number: float) -> float | None:
+    """None for NaN, which says that a cell has no value."""
+    return None if math.isnan(number) else number
 
 
 def _points(curve: Curve) -> Iterator[list[Any]]:

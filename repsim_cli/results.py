@@ -29,7 +29,18 @@ from typing import Any
 
 import numpy as np
 
-from repsim_cli.content import SCHEMA, Matrix, Measured, Results, Verdict, from_json, to_json
+from repsim_cli.content import (
+    SCHEMA,
+    WITHOUT_VALUE,
+    WITHOUT_VALUE_COLUMNS,
+    Matrix,
+    Measured,
+    Results,
+    Table,
+    Verdict,
+    from_json,
+    to_json,
+)
 from repsim_cli.documents import Unreadable, misfit, read_json, read_yaml
 from repsim_cli.environment import git_state, versions
 from repsim_cli.errors import BadInput
@@ -141,6 +152,7 @@ class Run:
     manifest: dict[str, Any]
     lock: Any
     progress: Progress = quiet
+    without_value: list[list[str]] = field(default_factory=list)  # rows of the table of that name
     _arrays: dict[str, tuple[str, ...]] = field(default_factory=dict)
     _started: float = field(default_factory=time.monotonic)
 
@@ -193,6 +205,9 @@ class Run:
         return relative
 
     def write_results(self, results: Results) -> None:
+        if self.without_value:
+            table = Table(columns=WITHOUT_VALUE_COLUMNS, rows=self.without_value)
+            results = replace(results, tables=results.tables | {WITHOUT_VALUE: table})
         self.write_text("results.json", dumps(to_json(results)))
         self._hashed("results.json")
 
@@ -502,14 +517,26 @@ def marked(results: Results) -> Results:
 
 def closest(
     measured: Measured, matrix: Matrix, cells: Mapping[str, np.ndarray]
-) -> tuple[str, str, dict[str, float]] | None:
+) -> tuple[str, str, dict[str, float | None]] | None:
     """The two layers of a matrix that are closest by value, the first of equal ones, and all numbers of their cell, as
     every table and page shows them. None where no cell has a value. cells: the arrays of `matrix.cells`."""
     nearer = cells["values"] if measured.larger_is_closer else -cells["values"]
     if np.isnan(nearer).all():
         return None
     i, j = np.unravel_index(np.nanargmax(nearer), nearer.shape)
-    return matrix.rows.layers[i], matrix.columns.layers[j], {what: float(x[i, j]) for what, x in cells.items()}
+    numbers = {what: None if np.isnan(x[i, j]) else float(x[i, j]) for what, x in cells.items()}
+    return matrix.rows.layers[i], matrix.columns.layers[j], numbers
+
+
+def without_value(results: Results, measured: Measured, matrix: Matrix) -> np.ndarray:
+    """Which cells of a matrix are listed as without a value; no other number of theirs may be missing."""
+    table, sides = results.tables.get(WITHOUT_VALUE), (matrix.rows, matrix.columns)
+    places = [{layer: i for i, layer in enumerate(side.layers)} for side in sides]
+    mask = np.zeros([len(side) for side in places], bool)
+    for label, *models, layer, other, _ in table.rows if table else ():
+        if label == measured.label and models == [side.model for side in sides]:
+            mask[places[0][layer], places[1][other]] = True
+    return mask
 
 
 def read_array(folder: Path, relative: str, *, mapped: bool = False) -> np.ndarray:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from repsim_cli.errors import BadInput
 from repsim_cli.measures import Card, InnerProduct, Measure
-from repsim_cli.measures.base import MeasureWarning, inner_values, is_cosine
+from repsim_cli.measures.base import MeasureWarning, is_cosine
 from repsim_cli.measures.inner import (
     AnyKernel,
     Features,
@@ -35,7 +35,7 @@ from repsim_cli.measures.inner import (
 )
 from repsim_cli.segments import Segments
 from repsim_cli.settings import Significance
-from repsim_cli.similarity import Beside, Key, SimilarityMatrix, Statistics, all_pairs, pairs
+from repsim_cli.similarity import Beside, Key, SimilarityMatrix, Statistics, all_pairs, pairs, value_of
 from repsim_cli.similarity.pairs import Prepared, PreparedProducts, PreparedStates
 
 TOGETHER = 8  # permutations in a tiled pass
@@ -236,7 +236,8 @@ def drawn(
     notes: Notes,
     progress: Progress = silent,
 ) -> Beside:
-    """For every batch, the values on the rows in segments (`tested`), and those under random pairings (`null`).
+    """For every batch, the values on the rows in segments (`tested`), and those under random pairings (`null`); NaN
+    where there are none.
 
     labels(batch): a class code per row.
     notes(batch, label, shape): a file of numbers for each measure, initially NaN, from which a stopped run resumes.
@@ -256,12 +257,14 @@ def drawn(
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", MeasureWarning)  # of the same rows as those of the values
                 null = permuted(prepared, orders, progress, noted)
-            # permuting either side is equivalent: both entries of a symmetric measure share the null
-            null = null.triu() + null.triu(1).mT if measure.card.symmetric else null
+            if measure.card.symmetric:  # permuting either side is equivalent: both entries share the null
+                null = torch.where(torch.ones_like(null[0], dtype=torch.bool).triu(), null, null.mT)
+            null[:, values.cpu().isnan()] = torch.nan
             values_by_key.update({(label, "tested"): values, (label, "null"): null})
 
         chosen = [x[rows.to(x.device)] for x in representations]
-        all_pairs(measures, chosen, names, tile=tile, labels=None if codes is None else codes[rows], observe=observe)
+        given = {"tile": tile, "labels": None if codes is None else codes[rows]}
+        all_pairs(measures, chosen, names, observe=observe, lack=lambda *_: None, **given)
         return values_by_key
 
     return beside
@@ -301,7 +304,7 @@ def judge(
     holm = settings.method == "closed_form" or settings.family == "holm"
     if settings.method == "closed_form":
         root = math.sqrt(matrix.batches)
-        skewness = observed["skewness"] / root
+        skewness = observed["skewness"].masked_fill(matrix.values.isnan(), torch.nan) / root
         null = {"method": "closed_form", "clusters": "row", "alpha": settings.alpha, "family": "holm"}
         null["skewed"] = int((skewness > SKEWED).sum())
         p = tail(observed["z"] * root, skewness)
@@ -316,14 +319,17 @@ def judge(
             "segments": segments.count,
             "share": segments.share,
         }
-        tested, drawn_values = observed["tested"], observed["null"]
+        drawn_values = observed["null"]
+        tested = observed["tested"].masked_fill(drawn_values.isnan().any(0), torch.nan)
         p = p_values(tested, drawn_values, card)
+        calibration = calibrated(tested, drawn_values, card, settings.alpha)
+        chance = chance_level(tested, drawn_values, card, settings.alpha)
         return Judged(
             p,
             *corrected(p, tested, None if holm else drawn_values, card, places),
-            calibrated=calibrated(tested, drawn_values, card, settings.alpha),
+            calibrated=calibration.masked_fill(tested.isnan(), torch.nan),
             tested=tested if segments.share < 1 else None,
-            chance=chance_level(tested, drawn_values, card, settings.alpha),
+            chance=chance.masked_fill(tested.isnan(), torch.nan),
             null=null,
         )
     return Judged()
@@ -356,7 +362,8 @@ def corrected(
         else:
             family[row, column][cells] = max_t(sign * tested[row, column][cells], sign * null[:, row, column][:, cells])
     if card.symmetric:
-        family, rate = (half.triu() + half.triu(1).mT for half in (family, rate))
+        upper = torch.ones_like(p, dtype=torch.bool).triu()
+        family, rate = (torch.where(upper, half, half.mT) for half in (family, rate))
     return family, rate
 
 
@@ -419,7 +426,8 @@ def permuted(
 ) -> Float[Tensor, "k r r"]:
     """The measure for all pairs with the column's rows in each of the orders, without refitting.
 
-    noted: stores values as they are computed, initially NaN; finished values are not computed again.
+    noted: stores values as they are computed, initially NaN, and infinity where there is none; finished values are not
+    computed again.
     """
     count = len(prepared.names)
     values = np.full((len(orders), count, count), np.nan) if noted is None else noted
@@ -428,8 +436,8 @@ def permuted(
         measure = prepared.measure
         for k in progress(left, measure.name):
             columns = [measure.permute(state, orders[k]) for state in prepared.states]
-            values[k] = pairs(measure, prepared.states, columns, prepared.names).cpu()
-        return torch.from_numpy(np.array(values))
+            values[k] = finished(pairs(measure, prepared.states, columns, prepared.names, prepared.left))
+        return torch.from_numpy(np.where(np.isinf(values), np.nan, values))
     measure, n = prepared.measure, prepared.rows
     rows, columns = prepared.states[measure.row], prepared.states[measure.column]
     steps = [left[start : start + TOGETHER] for start in range(0, len(left), TOGETHER)]
@@ -440,8 +448,13 @@ def permuted(
         }
         crosses = products([(measure.row, alias) for alias in moved], {measure.row: rows, **moved}, n, prepared.tile)
         for k, cross, states in zip(some, crosses, moved.values(), strict=True):
-            values[k] = inner_values(measure, cross, prepared.norms, rows, states).cpu()
-    return torch.from_numpy(np.array(values))
+            values[k] = finished(value_of(measure, cross, prepared.norms, rows, states, prepared.names, {}))
+    return torch.from_numpy(np.where(np.isinf(values), np.nan, values))
+
+
+def finished(values: Tensor) -> np.ndarray:
+    """Values as `noted` has them: those that do not exist are infinite, so that they are not computed again."""
+    return values.masked_fill(values.isnan(), math.inf).cpu().numpy()
 
 
 def _alias(kernel: AnyKernel) -> AnyKernel:
@@ -468,7 +481,7 @@ def p_values(observed: Float[Tensor, "r c"], null: Float[Tensor, "k r c"], card:
     sign = 1 if card.larger_is_closer else -1
     # equal values may differ by rounding
     as_close = sign * null >= sign * observed - 1e-12 * observed.abs()
-    return (1 + as_close.sum(0)).double() / (1 + len(null))
+    return ((1 + as_close.sum(0)).double() / (1 + len(null))).masked_fill(observed.isnan(), torch.nan)
 
 
 def calibrated(observed: Float[Tensor, "r r"], null: Float[Tensor, "k r r"], card: Card, alpha: float) -> Matrix:

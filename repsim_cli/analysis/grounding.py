@@ -131,6 +131,8 @@ def _values(
         wanted=wanted,
     )
     values = matrices[measure.name].values
+    for why in matrices[measure.name].undefined.values():
+        raise Degenerate(why)
     if not torch.isfinite(values[wanted]).all():
         raise Degenerate("a value is not finite")
     return values, time.process_time() - began, notices

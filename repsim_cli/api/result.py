@@ -25,7 +25,7 @@ SCREEN = 80  # dots per inch of the map in a notebook
 
 
 class LabelledMatrix(NamedTuple):
-    """values[i, j]: of layer rows[i] of one model and layer columns[j] of the other."""
+    """values[i, j]: of layer rows[i] of one model and layer columns[j] of the other; NaN where there is none."""
 
     values: Float[np.ndarray, "r c"]
     rows: list[str]
@@ -100,9 +100,12 @@ class Result:
         """The closest layers of two models, and their value. Raises BadInput as `matrix` does, and where there is
         none."""
         row, column, numbers = self.closest_numbers(first, second, measure)
+        assert numbers["values"] is not None  # the closest have a value
         return row, column, numbers["values"]
 
-    def closest_numbers(self, first: str, second: str, measure: str | None = None) -> tuple[str, str, dict[str, float]]:
+    def closest_numbers(
+        self, first: str, second: str, measure: str | None = None
+    ) -> tuple[str, str, dict[str, float | None]]:
         """The same with all numbers of this pair of layers, by quantity."""
         matrix = self._matrix(first, second, measure)
         cells = {what: self._array(path) for what, path in matrix.cells.items()}

@@ -72,8 +72,7 @@ def terminal_maps(maps: Sequence[so_far.Map], size: os.terminal_size) -> list[st
     drawn = min(maps, key=lambda given: np.isfinite(given.values).sum())
     room = max(1, min((size.columns - wide - 3) // 2, size.lines - len(lines) - 3))
     block = math.ceil(len(drawn.names) / room)
-    with np.errstate(invalid="ignore"):  # 0 / 0 where a block has no known cell
-        means = block_means(np.nan_to_num(drawn.values), block) / block_means(1.0 * np.isfinite(drawn.values), block)
+    means = block_means(drawn.values, block)
     low, high = np.nanmin(means, initial=np.inf), np.nanmax(means, initial=-np.inf)
     shares = (means - low) / (high - low) if high > low else 0 * means + 1
     closeness = shares if drawn.measured.larger_is_closer or high <= low else 1 - shares

@@ -11,7 +11,7 @@ import numpy as np
 from repsim_cli import folders, results, signals
 from repsim_cli.cli.follow import follow
 from repsim_cli.cli.terminal import Bar, check_torch, say
-from repsim_cli.content import CHANCE, DIAGNOSTICS, Matrix, Measured, Table, Verdict
+from repsim_cli.content import CHANCE, DIAGNOSTICS, WITHOUT_VALUE, Matrix, Measured, Table, Verdict
 from repsim_cli.errors import BadInput
 from repsim_cli.executors.records import FILE, read_records
 from repsim_cli.findings.leaderboard import grade
@@ -37,7 +37,7 @@ def summary(folder: Path) -> list[str]:
         for measure in whole.measures:
             lines += _measure_lines(folder, measure, brief=many)
         for name, table in whole.tables.items():
-            if name not in (AUDIT, DIAGNOSTICS):
+            if name not in (AUDIT, DIAGNOSTICS, WITHOUT_VALUE):
                 lines += _table_lines(name, table)
         for claim in whole.claims:
             lines.append(f"  claim {claim.name} ({claim.measure}): {claim.verdict} ({_evidence(claim)})")
@@ -111,7 +111,11 @@ def _measure_lines(folder: Path, measure: Measured, brief: bool) -> Iterator[str
 
 
 def _spread(values: np.ndarray) -> str:
-    return f"mean {values.mean():6.3f}   lowest {values.min():6.3f}   highest {values.max():6.3f}"
+    known = values[~np.isnan(values)]
+    if not known.size:
+        return "no value"
+    lacking = f"   {values.size - known.size:,} of {values.size:,} without a value" if known.size < values.size else ""
+    return f"mean {known.mean():6.3f}   lowest {known.min():6.3f}   highest {known.max():6.3f}{lacking}"
 
 
 def _by_hook_point(folder: Path, pair: Matrix) -> Iterator[tuple[str, Any]]:
@@ -349,7 +353,10 @@ def _answer(result: "Result", a: str, b: str) -> Iterator[str]:
         rows = f"{estimate['rows']:,} of {estimate['rows_available']:,} {estimate.get('unit', 'rows')}"
         yield f"  {measured.label}: {measured.card['label']}, {better} is closer, {estimate['kind']}, {rows}"
         for first, second in [(a, b)] if measured.card["symmetric"] else [(a, b), (b, a)]:
-            yield f"    {first} x {second}  {_spread(result.matrix(first, second, measured.label).values)}"
+            values = result.matrix(first, second, measured.label).values
+            yield f"    {first} x {second}  {_spread(values)}"
+            if np.isnan(values).all():
+                continue
             row, column, numbers = result.closest_numbers(first, second, measured.label)
             yield f"    closest by {measured.label}: {row} of {first} and {column} of {second}, {numbers['values']:.3f}"
             if measured.null is not None:
@@ -366,15 +373,18 @@ def _answer(result: "Result", a: str, b: str) -> Iterator[str]:
     yield f"  report: {result.folder / 'report.html'}"
 
 
-def _judged(null: Mapping[str, Any], numbers: Mapping[str, float]) -> str:
+def _judged(null: Mapping[str, Any], numbers: Mapping[str, float | None]) -> str:
     """What the test says of the closest layers, as the table `closest layers` has it."""
+    known = {what for what, number in numbers.items() if number is not None}
     tested = (
         f"{numbers['tested']:.3f} on the {100 * null['share']:.0f} % of rows that were tested: "
-        if "tested" in numbers
+        if "tested" in known
         else ""
     )
     named = {CHANCE: "chance", "calibrated": "calibrated", "p": "p", "p_family": "family-wise p"}
-    return tested + ", ".join(f"{name} {numbers[what]:.3g}" for what, name in named.items() if what in numbers)
+    return tested + ", ".join(
+        f"{name} {numbers[what]:.3g}" for what, name in named.items() if numbers.get(what) is not None
+    )
 
 
 def _compare_runs(parsed: argparse.Namespace) -> int:
@@ -398,7 +408,7 @@ def _compare_runs(parsed: argparse.Namespace) -> int:
     width = max(len(f"{d.rows} x {d.columns}") for d in differences)
     for d in differences:
         pair = f"{d.rows} x {d.columns}"
-        say(f"  {d.measure:16}  {pair:{width}}  largest {d.largest:9.3g}   mean {d.mean:9.3g}   {d.block.size} cells")
+        say(f"  {d.measure:16}  {pair:{width}}  largest {d.largest:9.3g}   mean {d.mean:9.3g}   {d.known.size} cells")
     for line in unmatched:
         say(f"  not compared: {line}")
     if parsed.output:

@@ -22,8 +22,8 @@ def level_of(
     """The level of chance, and what it is: from the null, or else from models with fresh weights. null: how chance was
     judged. drawn: its levels for the cells of each matrix. across: the values between a trained and an untrained model.
     """
-    if drawn and null:
-        cells = np.concatenate([part.ravel() for part in drawn])
+    cells = np.concatenate([np.empty(0), *(part.ravel() for part in drawn)])
+    if null and (cells := cells[np.isfinite(cells)]).size:
         some = f" of {100 * share:.0f} % of the rows" if (share := null.get("share", 1)) < 1 else ""
         return _marked_at(cells), f"chance, closer than {100 * (1 - null['alpha']):g} % of random pairings{some}"
     if not null and (across := across[np.isfinite(across)]).size:

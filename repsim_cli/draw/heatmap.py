@@ -78,11 +78,14 @@ def heatmap(
     total, tall = across * matrix_width + (across - 1) * APART, down * height + (down - 1) * APART
     # labels stand outside this canvas; the figure is cropped to what is drawn
     figure = Figure(figsize=(total, tall))
+    marked = crossed is not None and bool(crossed[np.isnan(values)].any())  # in another way
     for number, (cells, label, (low, high), scale) in enumerate(parts):
         left = number * (matrix_width + APART) if aside else 0.0
         bottom = 0.0 if aside else (len(parts) - 1 - number) * (height + APART)
         axes = figure.add_axes((left / total, bottom / tall, width / total, height / tall), label=MATRIX)
         image = axes.imshow(cells, cmap=scale, vmin=low, vmax=high, aspect="auto")
+        if not marked:
+            hatch(axes)
         upright = (bottom + 0.1 * height) / tall, 0.8 * height / tall
         bar = figure.add_axes(((left + matrix_width - BAR) / total, upright[0], BAR / total, upright[1]))
         figure.colorbar(image, cax=bar).set_label(label, fontsize=None if limit is None else 7)
@@ -104,8 +107,19 @@ def heatmap(
             for ink, thick in (("white", points / 5), ("black", points / 11)):
                 axes.scatter(j, i, marker="x", s=(0.8 * points) ** 2, c=ink, linewidths=min(1.6, thick))
     first = pair(figure)[0]
-    first.set_title(title, loc="left", parse_math=False)
+    first.set_title(title if marked else noted(title, values), loc="left", parse_math=False)
     return figure, first
+
+
+def hatch(axes: Any) -> None:
+    """The ground of a matrix, which its cells without a value leave open."""
+    axes.patch.set(hatch="//////", facecolor="0.93", edgecolor="0.6")
+
+
+def noted(title: str, *matrices: np.ndarray) -> str:
+    """The title of matrices, with a line on how their cells without a value are drawn, where there are any."""
+    count = sum(int(np.isnan(values).sum()) for values in matrices)
+    return f"{title}\nhatched: no value, in {count:,} of {sum(x.size for x in matrices):,} cells" if count else title
 
 
 def pair(figure: Any) -> list[Any]:
@@ -130,7 +144,7 @@ def _write(axes: Any, image: Any, cells: np.ndarray, form: str, inches: float) -
     """The values into their cells."""
     size = min(6.0, 72 * inches / 3)
     for (i, j), value in np.ndenumerate(cells):
-        if np.isnan(value):  # a cell without a value, which is crossed out
+        if np.isnan(value):  # a cell without a value, which is crossed out or hatched
             continue
         red, green, blue, _ = image.cmap(image.norm(value))
         ink = "black" if 0.3 * red + 0.6 * green + 0.1 * blue > 0.5 else "white"
@@ -177,6 +191,7 @@ def small_heatmaps(
     image: Any = None
     for axes, (first, lowest), (name, values, rows, columns) in zip(used, edges(used), matrices, strict=True):
         image = axes.imshow(values, cmap=colours(card, "values"), vmin=low, vmax=high)
+        hatch(axes)
         axes.set_title(shortened(name, int(14 * side)), fontsize=7, pad=3, parse_math=False)
         for axis, layers, shown in ((axes.yaxis, rows, first), (axes.xaxis, columns, lowest)):
             names, _ = by_block(layers)
@@ -188,7 +203,7 @@ def small_heatmaps(
     bar = bar_beside(figure, image, bar_label(card))
     if chance is not None:
         _mark(bar, chance)
-    headline(figure, title, 0.22)
+    headline(figure, noted(title, *(values for _, values, _, _ in matrices)), 0.22)
     return figure, used
 
 
@@ -219,6 +234,7 @@ def measure_maps(
     image: Any = None
     for axes, (first, lowest), part, (low, high, scale) in zip(used, edges(used), parts, scales, strict=True):
         image = axes.imshow(part.values, cmap=scale, vmin=low, vmax=high, aspect="auto")
+        hatch(axes)
         axes.set_title(part.name, loc="left", fontsize=6.5, pad=3, parse_math=False)
         side = axes.get_window_extent().width / figure.dpi
         for axis, names, model, shown in (
@@ -245,7 +261,7 @@ def measure_maps(
                 bar.plot([-0.5], [at], marker=">", markersize=4, markeredgewidth=0, **place)
     if common:
         bar_beside(figure, image, bar_label(parts[0].card))
-    headline(figure, title, 0.25)
+    headline(figure, noted(title, *(part.values for part in parts)), 0.25)
     return figure
 
 
@@ -325,12 +341,13 @@ def outer_names(axes: Any, which: str, models: list[str], ends: np.ndarray, belo
 
 def colour_range(values: np.ndarray, card: Mapping[str, Any], what: str) -> tuple[float, float]:
     """From the card's bounds; where a side has none, from the data (0 included)."""
+    values = values[np.isfinite(values)]
     if what == "se":
-        return 0.0, max(float(values.max()), 1e-12)
+        return 0.0, float(values.max(initial=1e-12))
     # models of one training say nearly the same: on the whole range their differences would not be seen
     low, high = (0.0, None) if card.get("reads") == "outputs" else card["bounds"]
-    low = min(0.0, float(values.min())) if low is None else low
-    high = max(0.0, float(values.max())) if high is None else high
+    low = float(values.min(initial=0.0)) if low is None else low
+    high = float(values.max(initial=0.0)) if high is None else high
     return low, high
 
 

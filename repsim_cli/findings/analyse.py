@@ -12,9 +12,11 @@ from repsim_cli.draw.frame import Figures, Style, save, settings_of
 from repsim_cli.errors import BadConfig, BadInput, Degenerate, RunFailed
 from repsim_cli.findings.analysis import Analysis, Finished, Part, Planned
 from repsim_cli.findings.claims import Claim, known
+from repsim_cli.findings.complete import complete
 from repsim_cli.plain import slug
 from repsim_cli.results import Progress, Run, quiet
 
+MAPS = "maps"  # the analysis whose figures show cells without a value; others do without their layers
 ANALYSES = "analyses."  # what the error of a failed analysis begins with
 
 
@@ -85,12 +87,15 @@ def analyse(run: Run, options: Mapping[str, Any], claims: Sequence[Claim], level
     """
     whole = results.read_results(run.folder)
     finished = Finished(folder=run.folder, manifest=run.manifest, results=whole.of_study(), level=level)
+    given, left_out = complete(finished)
+    for warning in left_out if options else ():
+        run.warn(warning)
     code = environment.code()
     try:
         for name, settings in options.items():
             tested = [claim for claim in claims if claim.analysis == name]
             try:
-                part = card_of(name).compute(finished, settings, tested)
+                part = Part() if given is None else card_of(name).compute(given, settings, tested)
             except (BadInput, Degenerate) as error:
                 raise RunFailed(f"{ANALYSES}{name}: {error}") from error
             part = dataclasses.replace(part, claims=noted(part.claims, finished, tested))
@@ -157,12 +162,13 @@ def draw(
     manifest = results.read_manifest(folder)
     for matrix in [*before.matrices.values(), *(matrix for x in before.measures for matrix in x.matrices)]:
         results.read_array(folder, matrix.values, mapped=True)  # no figure is drawn of a damaged run
-    drawn = [card_of(name).figures for name in before.analyses if only is None or name in only]
-    kinds = [figures for figures in drawn if figures is not None]
+    drawn = [name for name in before.analyses if only is None or name in only]
 
     def jobs(shown: Results) -> list[tuple[str, Any]]:
         run = Finished(folder=folder, manifest=manifest, results=shown)
-        return [job for figures in kinds for job in figures(run, whole)]
+        given = {name: run if name == MAPS else complete(run)[0] for name in drawn}
+        makers = {name: card_of(name).figures for name in drawn}
+        return [job for name, its in given.items() if its and (make := makers[name]) for job in make(its, whole)]
 
     # files are named by the models' labels, figures show these with their marks
     names, makers = jobs(before), jobs(results.marked(before))

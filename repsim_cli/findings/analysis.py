@@ -51,12 +51,14 @@ class LayerMap:
 
 @dataclass(frozen=True, kw_only=True)
 class Finished:
-    """A run folder whose study has measured everything. level: of confidence bands."""
+    """A run folder whose study has measured everything. level: of confidence bands. left: by the path of an array, the
+    cells that are read of it; others are read whole."""
 
     folder: Path
     manifest: Mapping[str, Any]
     results: Results
     level: float = 0.95
+    left: Mapping[str, tuple[np.ndarray, ...]] = field(default_factory=dict)
 
     @property
     def seed(self) -> int:
@@ -91,7 +93,7 @@ class Finished:
         return {about.training: label for label, about in reversed(self.models.items()) if about.training}
 
     def array(self, path: str) -> np.ndarray:
-        return results.read_array(self.folder, path)
+        return results.read_array(self.folder, path)[self.left.get(path, ...)]
 
     def measured(self, kind: str) -> list[Matrix]:
         """The matrices of a study that are no similarity of layers, by their `about.kind`."""

@@ -497,8 +497,8 @@ def _panels(run: Finished, measured: Measured) -> Any:
 
 def _limits(run: Finished, measured: Measured) -> tuple[float, float]:
     """Of the colours of all pairs of models, so that their figures can be compared."""
-    arrays = [run.array(matrix.values) for matrix in measured.matrices]
-    ends = np.array([end for values in arrays for end in (values.min(), values.max())])
+    arrays = [x[np.isfinite(x)] for x in (run.array(matrix.values) for matrix in measured.matrices)]
+    ends = np.array([end for values in arrays if values.size for end in (values.min(), values.max())])
     return colour_range(ends, measured.card, "values")
 
 
@@ -593,7 +593,7 @@ def _measured(
 def _calibrated(score: np.ndarray, card: Mapping[str, Any]) -> dict[str, Any]:
     """How calibrated scores are drawn: as shares of the way from chance to the best value, where there is one."""
     best = card["bounds"][1] if card["larger_is_closer"] else card["bounds"][0]
-    limits = (0.0, 1.0 if best is not None else max(float(np.nanmax(score)), 1e-12))
+    limits = (0.0, 1.0 if best is not None else float(score[np.isfinite(score)].max(initial=1e-12)))
     return {
         "label": "calibrated score (0: chance)",
         "limits": limits,

@@ -57,9 +57,15 @@ class Axes(NamedTuple):
 def axes(x: Second) -> Axes:
     """The directions that count by the rule of `rank.py` for float32; smaller ones are lost in second moments.
 
-    Warns where the rows were stored in float64, since what is left out may be more than rounding.
+    Warns where the rows were stored in float64, since what is left out may be more than rounding. Raises Degenerate
+    where none is left.
     """
     directions = principal(x)
+    if not len(directions.s):
+        raise Degenerate(
+            "all rows are equal within the rounding of second moments, got no direction; use the estimate full, or "
+            "drop this layer"
+        )
     if x.eps < SINGLE and len(directions.s) < len(x.sizes):
         warnings.warn(
             "directions were left out whose variance is within the rounding of second moments, got "
@@ -86,7 +92,8 @@ def principal(x: Second) -> Axes:
     turn = ordering(loadings)
     loadings = turn.T @ loadings
     s = torch.linalg.vector_norm(loadings, dim=1)
-    return Axes(whiten @ turn, s, loadings, x.rows, float(values[counted][0] / values[-1]))
+    spread = float(values[counted][0] / values[-1]) if counted.any() else 0.0
+    return Axes(whiten @ turn, s, loadings, x.rows, spread)
 
 
 def ordering(loadings: Float[Tensor, "k d"]) -> Float[Tensor, "k k"]:

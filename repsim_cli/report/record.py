@@ -27,6 +27,7 @@ from repsim_cli.results import (
     read_config,
     read_manifest,
     read_results,
+    without_value,
 )
 
 SHARES = ("p", "p_family", "q", "calibrated")  # quantities from 0 to 1 whatever the measure
@@ -72,7 +73,9 @@ def record(folder: Path, among: int = 1) -> dict[str, Any]:
         "repeat": shlex.join(["repsim", "run", "--from", _name(folder)]),
         "config": list(flat(read_config(folder))) if configured else [],
         "config_text": (folder / "config.yaml").read_text() if configured else "",
-        "measures": [_measure(measure, block, partial(_array, folder, arrays), untrained) for measure in measures],
+        "measures": [
+            _measure(measure, block, partial(_array, folder, arrays, whole, measure), untrained) for measure in measures
+        ],
         "remedied": {label: {"base": base, "remedy": remedy} for label, (base, remedy, _) in remedied.items()},
         "so_far": {given.measured.label: given.state for given in maps},
         "tables": [(name, asdict(table)) for name, table in whole.tables.items()],
@@ -192,14 +195,18 @@ def spans(layers: list[str], block: int) -> list[str]:
 
 
 def block_means(array: np.ndarray, block: int) -> np.ndarray:
-    """The means over blocks of `block` rows and columns, fewer in the last ones.
+    """The means over blocks of `block` rows and columns, fewer in the last ones, of the cells with a value.
 
     >>> block_means(np.array([[1.0, 2, 3], [4, 5, 6]]), 2)
     array([[3. , 4.5]])
     """
     places = [np.arange(0, n, block) for n in array.shape]
-    sizes = [np.diff([*at, n]) for at, n in zip(places, array.shape, strict=True)]
-    return np.add.reduceat(np.add.reduceat(array, places[0], 0), places[1], 1) / np.outer(*sizes)
+    known = np.isfinite(array)
+    sums, counts = (
+        np.add.reduceat(np.add.reduceat(part, places[0], 0), places[1], 1)
+        for part in (np.where(known, array, 0.0), known.astype(float))
+    )
+    return np.divide(sums, counts, out=np.full(sums.shape, np.nan), where=counts > 0)
 
 
 def _scale(values: np.ndarray, card: dict[str, Any], what: str) -> dict[str, Any]:
@@ -207,8 +214,10 @@ def _scale(values: np.ndarray, card: dict[str, Any], what: str) -> dict[str, Any
     return {"low": low, "high": high, "colours": "cividis" if what in SHARES else colours(card, what, "viridis")}
 
 
-def _array(folder: Path, so_far: Mapping[str, np.ndarray], matrix: Matrix, what: str) -> np.ndarray:
-    """so_far: the arrays of a running run, which may have gaps."""
+def _array(
+    folder: Path, so_far: Mapping[str, np.ndarray], whole: Results, measured: Measured, matrix: Matrix, what: str
+) -> np.ndarray:
+    """An array of a matrix, NaN where it has no value. so_far: the arrays of a running run, which may have gaps."""
     path = matrix.cells[what]
     if path in so_far:
         return so_far[path]
@@ -219,7 +228,8 @@ def _array(folder: Path, so_far: Mapping[str, np.ndarray], matrix: Matrix, what:
             f"{folder / path}: not float64 {shape} as its layers, got {array.dtype} {array.shape}; "
             "the run is damaged, run it again"
         )
-    if not np.isfinite(array).all():
+    known = np.isfinite(array)
+    if not known.all() and (np.isinf(array) | ~(known | without_value(whole, measured, matrix))).any():
         raise BadInput(f"{folder / path}: a value is not finite, got nan or inf; the run is damaged, run it again")
     return array
 

@@ -5,11 +5,14 @@ from repsim_cli.similarity.counterparts import Counterparts, estimate_counterpar
 from repsim_cli.similarity.estimates import Beside, Key, State, check_estimate, estimate_all_pairs, joined, of_sums
 from repsim_cli.similarity.known import KnownPairs
 from repsim_cli.similarity.moments import moment_pairs
-from repsim_cli.similarity.pairs import Prepared, SimilarityMatrix, Statistics, Wanted, all_pairs, note_name, pairs
+from repsim_cli.similarity.one_by_one import note_name, pairs
+from repsim_cli.similarity.pairs import Prepared, SimilarityMatrix, Statistics, all_pairs
 from repsim_cli.similarity.processes import Work
+from repsim_cli.similarity.undefined import Cell, Undefined, Wanted, masked, value_of
 
 __all__ = [
     "Beside",
+    "Cell",
     "Counterparts",
     "Key",
     "KnownPairs",
@@ -17,6 +20,7 @@ __all__ = [
     "SimilarityMatrix",
     "State",
     "Statistics",
+    "Undefined",
     "Wanted",
     "Work",
     "all_pairs",
@@ -25,8 +29,10 @@ __all__ = [
     "estimate_attention",
     "estimate_counterparts",
     "joined",
+    "masked",
     "moment_pairs",
     "note_name",
     "of_sums",
     "pairs",
+    "value_of",
 ]

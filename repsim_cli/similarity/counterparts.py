@@ -10,25 +10,28 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from repsim_cli.errors import BadInput
+from repsim_cli.errors import BadInput, Degenerate
 from repsim_cli.measures import InnerProduct, Measure
 from repsim_cli.measures.base import at, inner_values, self_products
 from repsim_cli.measures.inner import Kernel, states_of, unchanged
 from repsim_cli.measures.inner import State as KernelState
 from repsim_cli.similarity.estimates import Mean, Notices, distinct, noticed, of_sums
-from repsim_cli.similarity.pairs import all_pairs, blamed, by_preparation, hsic_products
+from repsim_cli.similarity.pairs import all_pairs, by_preparation, hsic_products
+from repsim_cli.similarity.undefined import Lack, Reasons
 
 STRIP_ROWS = 1024  # rows of one float32 product of features
 
 
 @dataclass(frozen=True, kw_only=True)
 class Counterparts:
-    """values[r]: the entry (row r, column r) alone; se: standard errors, where there are several batches."""
+    """values[r]: the entry (row r, column r) alone; se: standard errors, where there are several batches. undefined: by
+    r, why it has no value; it is NaN there."""
 
     values: Float[Tensor, " r"]
     se: Float[Tensor, " r"] | None
     rows: int
     batches: int
+    undefined: Mapping[int, str]
 
 
 def estimate_counterparts(
@@ -50,14 +53,17 @@ def estimate_counterparts(
     notices: Notices = {}
     seen = rows = 0
     sides: list[dict[Any, Any]] = [({} if kept is None else kept.setdefault(i, {})) for i in range(len(names))]
+    undefined = [Reasons(list(measures)) for _ in names]
     for left, right in batches:
-        with noticed(notices, measures):
-            made = [
-                hsic_products(measures, (x, y), both, tile=tile)
-                if estimate == "ratio_of_sums"
-                else _pair(measures, (x, y), both, tile, labels(seen), {} if kept is None else side)
-                for x, y, both, side in zip(left, right, names, sides, strict=True)
-            ]
+        made = []
+        for x, y, both, side, reasons in zip(left, right, names, sides, undefined, strict=True):
+            reasons.where = "" if estimate == "full" else f"batch {seen + 1}: "
+            with noticed(notices, measures):
+                if estimate == "ratio_of_sums":
+                    made.append(hsic_products(measures, (x, y), both, tile=tile, lack=reasons.add))
+                else:
+                    given = labels(seen), {} if kept is None else side, reasons.add
+                    made.append(_pair(measures, (x, y), both, tile, *given))
         rows, seen = rows + len(left[0]), seen + 1
         for label in measures:
             values = torch.stack([pair[label].cpu() for pair in made])
@@ -68,9 +74,13 @@ def estimate_counterparts(
     for label, mean in means.items():
         values, se = mean.mean, mean.se
         if estimate == "ratio_of_sums":
-            hsic = zip(values, names, strict=True)
-            values, se = torch.stack([of_sums(measures[label], x, both)[0, 1] for x, both in hsic]), None
-        estimates[label] = Counterparts(values=values, se=se, rows=rows, batches=seen)
+            hsic = zip(values, names, undefined, strict=True)
+            values = torch.stack(
+                [of_sums(measures[label], x, both, partial(why.add, label))[0, 1] for x, both, why in hsic]
+            )
+            se = None
+        why = {r: next(iter(x.cells[label].values())) for r, x in enumerate(undefined) if values[r].isnan()}
+        estimates[label] = Counterparts(values=values, se=se, rows=rows, batches=seen, undefined=why)
     return estimates, distinct(itertools.chain.from_iterable(notices.values()))
 
 
@@ -81,24 +91,39 @@ def _pair(
     tile: int,
     labels: Tensor | None,
     kept: dict[Any, Any],
+    lack: Lack,
 ) -> dict[str, Tensor]:
-    """Every measure of one pair; measures that are not inner products are computed in one direction only."""
+    """Every measure of one pair, NaN where it has no value; measures that are not inner products are computed in one
+    direction only."""
     narrow = max(x.shape[1] for x in pair) < len(pair[0])
     values, inner = {}, {}
+
+    def one(label: str, step: Callable[[], float | Tensor]) -> None:
+        try:
+            values[label] = torch.as_tensor(step(), dtype=torch.float64)
+        except Degenerate as error:
+            values[label] = torch.tensor(torch.nan, dtype=torch.float64)
+            lack(label, {(0, 1): error})
+
     for label, measure in measures.items():
         if isinstance(measure, InnerProduct) and narrow and _plain(measure):
-            values[label] = _of_features(measure, pair, names, kept)
+            one(label, partial(_of_features, measure, pair, names, kept))
         elif isinstance(measure, InnerProduct):
             inner[label] = measure
-    values |= {label: matrix[0, 1] for label, matrix in all_pairs(inner, pair, names, tile=tile).items()}
+    values |= {label: matrix[0, 1] for label, matrix in all_pairs(inner, pair, names, tile=tile, lack=lack).items()}
     for group in by_preparation(measures):
         some = next(iter(group.values()))
         for measure in group.values():
             measure.check(names, [x.shape for x in pair], labels)
-        x, y = (some.prepared(side, name, labels) for side, name in zip(pair, names, strict=True))
+        try:
+            x, y = (some.prepared(side, name, labels) for side, name in zip(pair, names, strict=True))
+        except Degenerate as error:
+            for label in group:
+                values[label] = torch.tensor(torch.nan, dtype=torch.float64)
+                lack(label, {(0, 1): error})
+            continue
         for label, measure in group.items():
-            value = at(f"{names[0]} and {names[1]}", partial(measure.compare, x, y))
-            values[label] = torch.tensor(float(value), dtype=torch.float64)
+            one(label, partial(at, f"{names[0]} and {names[1]}", partial(measure.compare, x, y)))
     return values
 
 
@@ -135,5 +160,7 @@ def _of_features(
     cross = torch.stack([product(state, state), xy, xy, yy]).reshape(2, 2)
     states = [state, other]
     norms = self_products(measure, cross, len(pair[0]), torch.promote_types(pair[0].dtype, torch.float32))
-    with blamed(measure, cross, names):
+    try:
         return inner_values(measure, cross, norms, states, states)[0, 1]
+    except Degenerate as error:
+        raise Degenerate(f"{names[int(cross.diagonal().argmin())]}: {measure.name}: {error}") from None

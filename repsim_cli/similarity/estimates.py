@@ -13,24 +13,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from repsim_cli.errors import BadInput, Degenerate
+from repsim_cli.errors import BadInput
 from repsim_cli.measures import Measure
 from repsim_cli.measures.base import MeasureWarning, within
-from repsim_cli.measures.inner import Products
+from repsim_cli.similarity.one_by_one import array
 from repsim_cli.similarity.pairs import (
     Batch,
-    Matrix,
     Prepared,
     SimilarityMatrix,
     Statistics,
-    Wanted,
     all_pairs,
-    array,
-    blamed,
     hsic_products,
     of_hsic,
 )
 from repsim_cli.similarity.processes import Work
+from repsim_cli.similarity.undefined import Lack, Matrix, Reasons, Undefined, Wanted, value_of
 
 
 @dataclass
@@ -133,7 +130,7 @@ def estimate_all_pairs(
         batches that have them.
     each(batch, values): called after every batch.
     save(state): called after every batch; from a saved `state` the estimate resumes with the same bits.
-    wanted: as in `all_pairs`.
+    wanted: as in `all_pairs`. A cell that has no value in a batch has none: the matrices say why.
     work: where the pairs of slow measures are solved; their details are among the statistics.
     """
     for measure in measures.values():
@@ -141,6 +138,7 @@ def estimate_all_pairs(
     means: dict[Any, Mean] = {}
     seen = rows = 0
     notices: Notices = {}
+    undefined = Reasons(list(measures), wanted)
     if state is not None:
         stored = [key.removesuffix(".mean") for key in state if key.endswith(".mean")]
         means = {
@@ -149,36 +147,40 @@ def estimate_all_pairs(
         }
         seen, rows = (int(count) for count in state["seen"])
         notices = json.loads(bytes(state["notices"].tolist()))
+        undefined.load(bytes(state["undefined"].tolist()))
     summed = estimate == "ratio_of_sums"
     for batch in batches(seen):
+        undefined.where = "" if estimate == "full" else f"batch {seen + 1}: "
         with noticed(notices, measures):
             if summed:
-                values = {(label,): hsic for label, hsic in hsic_products(measures, batch, names, tile=tile).items()}
+                sums = hsic_products(measures, batch, names, tile=tile, lack=undefined.add)
+                values = {(label,): hsic for label, hsic in sums.items()}
             else:
                 given = partial(statistics, seen)
-                values = _observed(measures, batch, names, tile, labels(seen), given, wanted, work, seen)
+                values = _observed(measures, batch, names, tile, labels(seen), given, wanted, work, seen, undefined.add)
                 values |= beside(seen, batch)
         rows, seen = rows + len(batch[0]), seen + 1
         for key, value in values.items():
             means.setdefault(key, Mean.like(value.cpu())).add(value.cpu())
         each(seen - 1, {label: values[label,] for label in measures})
-        save(saved(means, seen, rows, notices))
+        save(saved(means, seen, rows, notices, undefined))
         if work is not None:
             for label, measure in measures.items():
                 work.show(label, partial(_so_far, measure if summed else None, means[label,].mean, names), seen)
     if not rows:
         raise BadInput("extract: no batch could be filled, got too few rows; lower batch_rows or add data")
-    matrices = {}
+    matrices, undefined.where = {}, ""
     for label, measure in measures.items():
         mean = means[label,]
         matrices[label] = SimilarityMatrix(
-            values=of_sums(measure, mean.mean, names) if summed else mean.mean,
+            values=of_sums(measure, mean.mean, names, partial(undefined.add, label)) if summed else mean.mean,
             se=None if summed else mean.se,
             estimate=estimate,
             rows=rows,
             batches=seen,
             statistics={key[1]: m.mean for key, m in means.items() if key[0] == label and key[1:]},
             notices=notices.get(label, []),
+            undefined=undefined.cells[label],
         )
     return matrices, joined(matrices.values())
 
@@ -193,6 +195,7 @@ def _observed(
     wanted: Wanted | None,
     work: Work | None,
     number: int,
+    lack: Lack,
 ) -> dict[Key, Tensor]:
     """The values of one batch, and the statistics observed beside them."""
     observed: dict[Key, Tensor] = {}
@@ -201,35 +204,39 @@ def _observed(
         more = {**prepared.details, **statistics(measure, prepared, values)}
         observed.update({(label, key): value for key, value in more.items()})
 
-    values = all_pairs(
-        measures, batch, names, tile=tile, labels=labels, observe=observe, wanted=wanted, work=work, batch=number
-    )
+    given = {"tile": tile, "labels": labels, "wanted": wanted, "work": work, "batch": number}
+    values = all_pairs(measures, batch, names, observe=observe, lack=lack, **given)
     return {**{(label,): value for label, value in values.items()}, **observed}
 
 
-def of_sums(measure: Measure, hsic: Matrix, names: Sequence[str]) -> Matrix:
-    """The measure from HSICs that were summed over batches."""
-    diagonal = hsic.diagonal()
-    with blamed(measure, hsic, names):
-        return within(measure.card, of_hsic(measure).value(Products(hsic, diagonal, diagonal, (), ())))
+def of_sums(
+    measure: Measure, hsic: Matrix, names: Sequence[str], lack: Callable[[Undefined], None] = lambda undefined: None
+) -> Matrix:
+    """The measure from HSICs that were summed over batches, NaN where they are. lack: is told of further cells."""
+    kept = [a for a in range(len(hsic)) if hsic[a, a].isfinite()]
+    values, at_kept = torch.full_like(hsic, torch.nan), torch.tensor(kept, dtype=torch.long)
+    if kept:
+        some, undefined = hsic[at_kept][:, at_kept], Undefined()
+        given = [names[a] for a in kept], undefined
+        values[at_kept[:, None], at_kept] = value_of(of_hsic(measure), some, some.diagonal(), (), (), *given)
+        lack({(kept[a], kept[b]): error for (a, b), error in undefined.items()})
+    return within(measure.card, values)
 
 
 def _so_far(summed: Measure | None, mean: Tensor, names: Sequence[str]) -> np.ndarray:
     """The values of a mean over some batches, of HSIC for the measure `summed`; NaN where that has no value yet."""
     if summed is None:
         return array(mean)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", MeasureWarning)
-            return array(of_sums(summed, mean, names))
-    except Degenerate:
-        return np.full(mean.shape, np.nan)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", MeasureWarning)
+        return array(of_sums(summed, mean, names))
 
 
-def saved(means: Mapping[Any, Mean], seen: int, rows: int, notices: Notices) -> State:
+def saved(means: Mapping[Any, Mean], seen: int, rows: int, notices: Notices, undefined: Reasons) -> State:
     state: State = {
         "seen": torch.tensor([seen, rows]),
         "notices": torch.tensor(list(json.dumps(notices).encode()), dtype=torch.uint8),
+        "undefined": torch.tensor(list(undefined.dump()), dtype=torch.uint8),
     }
     for parts, mean in means.items():
         key = "\t".join(parts)

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from repsim_cli.errors import Degenerate
 from repsim_cli.measures import Measure, OfHsic
 from repsim_cli.measures.base import at
 from repsim_cli.measures.inner import Kernel, Tiles, cells_of_tiles, states_of, tiles_of
@@ -80,7 +81,12 @@ def packed(
         files = {layer: [_new(stem, shape) for stem in _stems(folder, layer, kernels)] for layer in group}
         for batch, rows in enumerate(stream(group)):
             for layer, x in zip(group, rows, strict=True):
-                states = at(names[layer], partial(states_of, kernels, x, {}))
+                try:
+                    states = at(names[layer], partial(states_of, kernels, x, {}))
+                except Degenerate:  # all rows are equal
+                    for _, diagonal in files[layer]:
+                        diagonal[batch, -1] = np.nan
+                    continue
                 for kernel, (cells, diagonal) in zip(kernels, files[layer], strict=True):
                     tiles = tiles_of(kernel, states[kernel], shape.rows, shape.tile)
                     cells[batch] = tiles.cells.cpu().numpy()

@@ -15,12 +15,13 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from repsim_cli.activations.rows import AT_ONCE
-from repsim_cli.errors import BadInput
+from repsim_cli.errors import BadInput, Degenerate
 from repsim_cli.measures import Measure, rank
 from repsim_cli.measures.base import at, issued_by, within
 from repsim_cli.measures.moments import Second
 from repsim_cli.similarity.estimates import Notices, check_estimate, joined, noticed
 from repsim_cli.similarity.pairs import SimilarityMatrix
+from repsim_cli.similarity.undefined import Reasons
 
 BYTES = 8  # of a number in float64
 Cell = tuple[int, int]
@@ -36,7 +37,8 @@ def moment_pairs(
     room: float,
     keep: Callable[[Any], Any] = lambda state: state,
 ) -> tuple[dict[str, SimilarityMatrix], list[str]]:
-    """Every measure for all pairs from the second moments of all rows, and the measures' warnings.
+    """Every measure for all pairs from the second moments of all rows, and the measures' warnings. Cells without a
+    value are NaN, and the matrices say why.
 
     passes(layers): a fresh stream of paired rows (n, d) of these layers. There are as few passes over the rows as cross
     products of `room` bytes at a time allow (`passes_of`), whatever the number of rows.
@@ -45,33 +47,48 @@ def moment_pairs(
     for measure in measures.values():
         check_estimate(measure, "moments")
     forms = {label: measure.moments for label, measure in measures.items() if measure.moments is not None}
-    values = {label: torch.empty(len(names), len(names), dtype=torch.float64) for label in measures}
+    values = {label: torch.full((len(names), len(names)), torch.nan, dtype=torch.float64) for label in measures}
+    undefined, failed = Reasons(list(measures)), dict[tuple[str, int], Degenerate]()
     alive: dict[int, Tensor] = {}
     notices: Notices = {}
     states: dict[tuple[Any, int], Any] = {}
 
     def compare(a: int, b: int, covariance: Tensor) -> None:
         for label, form in forms.items():
+            if error := failed.get((label, a)) or failed.get((label, b)):
+                undefined.add(label, {(a, b): error, (b, a): error})
+                continue
             cells = covariance
             if form.drops_dead and not (alive[a].all() and alive[b].all()):
                 cells = covariance[alive[a]][:, alive[b]]
             both = partial(form.compare, states[form.prepare, a], states[form.prepare, b], cells)
-            with issued_by([label]):
-                values[label][a, b], values[label][b, a] = at(f"{names[a]} and {names[b]}", both)
+            try:
+                with issued_by([label]):
+                    values[label][a, b], values[label][b, a] = at(f"{names[a]} and {names[b]}", both)
+            except Degenerate as error:
+                undefined.add(label, {(a, b): error, (b, a): error})
 
     def prepare(a: int, x: Second) -> None:
         living = x
         if dropping := [label for label, form in forms.items() if form.drops_dead]:
             lengths = x.covariance.diagonal().clamp_min(0).sqrt()
-            with issued_by(dropping):
-                alive[a] = at(names[a], partial(rank.varying, lengths, x.sizes, x.eps))
-            living = x._replace(covariance=x.covariance[alive[a]][:, alive[a]], sizes=x.sizes[alive[a]])
+            try:
+                with issued_by(dropping):
+                    alive[a] = at(names[a], partial(rank.varying, lengths, x.sizes, x.eps))
+                living = x._replace(covariance=x.covariance[alive[a]][:, alive[a]], sizes=x.sizes[alive[a]])
+            except Degenerate as error:
+                failed.update({(label, a): error for label in dropping})
         for label, form in forms.items():
+            if (label, a) in failed:
+                continue
             given = living if form.drops_dead else x
-            measures[label].check([names[a]], [(x.rows, len(given.sizes))], None)
-            if (form.prepare, a) not in states:
-                with issued_by(other for other, its in forms.items() if its.prepare == form.prepare):
-                    states[form.prepare, a] = keep(at(names[a], partial(form.prepare, given)))
+            try:
+                measures[label].check([names[a]], [(x.rows, len(given.sizes))], None)
+                if (form.prepare, a) not in states:
+                    with issued_by(other for other, its in forms.items() if its.prepare == form.prepare):
+                        states[form.prepare, a] = keep(at(names[a], partial(form.prepare, given)))
+            except Degenerate as error:
+                failed[label, a] = error
 
     rows = 0
     for cells in passes_of(widths, room):
@@ -95,6 +112,7 @@ def moment_pairs(
             batches=1,
             statistics={},
             notices=notices.get(label, []),
+            undefined=undefined.cells[label],
         )
         for label, matrix in values.items()
     }

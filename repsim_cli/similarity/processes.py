@@ -280,8 +280,9 @@ def solve_all(
     work: Work | None = None,
     turn: Turn = ALONE,
     show: Callable[[], None] = lambda: None,
-) -> None:
-    """Fills noted[a, b] with the value and its details, where they are still missing. show: called after each pair."""
+) -> dict[Cell, Degenerate]:
+    """Fills noted[a, b] with the value and its details, where they are still missing; returns why pairs without a value
+    have none. show: called after each pair."""
     kind, batch, later, known = turn
     if known is not None:
         # the pairs that this run noted before it was killed, and those that other runs solved
@@ -293,11 +294,12 @@ def solve_all(
         known.fill(kind, batch, noted, asked)
     left = [cell for cell in cells if np.isnan(noted[cell][0])]
     progress = quiet if work is None else work.progress
-    results = answers(solve, states, left, work)
+    results, undefined = answers(solve, states, left, work), {}
     with one_thread(), contextlib.closing(results):
         for _, ((a, b), solved) in zip(progress(left, label=name, unit="pairs", later=later), results, strict=True):
             if isinstance(solved, Degenerate):
-                raise Degenerate(f"{names[a]} and {names[b]}: {solved}")
+                undefined[a, b] = Degenerate(f"{names[a]} and {names[b]}: {solved}")
+                continue
             if isinstance(solved, str):
                 raise RuntimeError(f"{names[a]} and {names[b]}: {solved}")
             if not np.isfinite([solved.value, *solved.details]).all():
@@ -311,3 +313,4 @@ def solve_all(
             if known is not None:
                 known.add(kind, batch, (a, b), [solved.value, *solved.details])
             show()
+    return undefined

@@ -41,6 +41,7 @@ from repsim_cli.studies.cost import Cost, forward_cost, needs, products
 from repsim_cli.studies.matrices import resumed
 from repsim_cli.studies.record import measure_record
 from repsim_cli.studies.sample import free, identified, inputs, loaded, prepare, tally
+from repsim_cli.studies.without_value import kept
 
 STAGE = "attention and similarity"
 
@@ -182,7 +183,7 @@ class Attention:
             if known.missing:
                 missing = {label: self.measures[label] for label in known.missing}
                 known.keep(self._matrices(run, missing, sequences, identities))
-            matrices = {label: known.matrices[label] for label in self.measures}
+            matrices = kept(run, {label: known.matrices[label] for label in self.measures})
         for notice in joined(matrices.values()):
             run.warn(notice)
         with run.stage("results"):
@@ -215,10 +216,11 @@ class Attention:
                 given = (self.readings, modules, sequences, self.special, self.hardware, progress)
                 return maps(*given, seen, counts, recorders)
 
+            layers = [str(layer) for reading in self.readings for layer in reading.layers]
             with run.stage(STAGE):
                 try:
                     matrices, _ = estimate_attention(
-                        measures, stream, head_places(self.readings), state=state, save=save
+                        measures, stream, head_places(self.readings), names=layers, state=state, save=save
                     )
                 except Degenerate as error:
                     raise RunFailed(str(error)) from error

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from repsim_cli import registry
+from repsim_cli import significance as judging
 from repsim_cli.activations.cached import Identities
 from repsim_cli.activations.places import row_labels, rows_left
 from repsim_cli.activations.readings import Reading
@@ -197,7 +198,11 @@ class FinishedMatrices:
             try:
                 entry.write("matrix", lambda path, whole=whole: safetensors.torch.save_file(whole, path))
                 entry.finish(
-                    estimate=matrix.estimate, rows=matrix.rows, batches=matrix.batches, notices=list(matrix.notices)
+                    estimate=matrix.estimate,
+                    rows=matrix.rows,
+                    batches=matrix.batches,
+                    notices=list(matrix.notices),
+                    undefined=[[*cell, why] for cell, why in matrix.undefined.items()],
                 )
             except OSError as error:
                 self.run.warn(f"cache: {entry.folder} cannot be written ({error.strerror}); continuing without it")
@@ -210,7 +215,8 @@ def matrix_from(entry: Entry) -> SimilarityMatrix:
     about = {name: entry.meta[name] for name in ("estimate", "rows", "batches", "notices")}
     values, se = parts.pop("values"), parts.pop("se", None)
     observed = {name.removeprefix("observed "): part for name, part in parts.items()}
-    return SimilarityMatrix(values=values, se=se, statistics=observed, **about)
+    undefined = {(a, b): why for a, b, why in entry.meta["undefined"]}
+    return SimilarityMatrix(values=values, se=se, statistics=observed, undefined=undefined, **about)
 
 
 @contextmanager
@@ -324,7 +330,7 @@ def known_nulls(
         def fill(batch: int, label: str, values: np.ndarray) -> None:
             for (of, block), unit in keys.items():
                 if of == label and unit in entries and (file := entries[unit].files.get(f"{batch:05d}")):
-                    values[block.start : block.stop] = safetensors.torch.load_file(file)["null"].numpy()
+                    values[block.start : block.stop] = judging.finished(safetensors.torch.load_file(file)["null"])
 
         yield fill
 

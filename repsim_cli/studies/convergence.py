@@ -32,6 +32,7 @@ from repsim_cli.studies.cost import Cost, needs
 from repsim_cli.studies.record import blocks_record
 from repsim_cli.studies.sample import batch_labels, diagnosis_of, inputs, prepare, tally
 from repsim_cli.studies.similarity import Similarity
+from repsim_cli.studies.without_value import Lacking, measures_with_values
 
 Missing = Literal["stop", "skip"]
 GAPS = ["model", "step", "why"]
@@ -314,7 +315,20 @@ class Training(Similarity):
             before, earlier = step, [*earlier, replace(step, rows=step.again)] if pairs else []
             if previous and step.checkpoint is self.series.checkpoints[-2]:
                 compare(final, step, "previous")
-        return [curve for key, by_step in values.items() for curve in self._curves(*key, by_step)]
+        labels = self._listed(run)
+        return [curve for key, by_step in values.items() if key[0] in labels for curve in self._curves(*key, by_step)]
+
+    def _listed(self, run: Run) -> list[str]:
+        """The measures with a value at all; what has none is listed."""
+        found = {}
+        for measure, by_pair in self.between.items():
+            missing = [(steps, r, why) for steps, pair in by_pair.items() for r, why in pair.undefined.items()]
+            cells = len(self.layers) * len(by_pair)
+            found[measure] = Lacking([why for *_, why in missing], cells, len(missing) < cells)
+            for steps, r, why in missing:
+                layers = (f"{self.layers[r].name} at step {step}" for step in steps)
+                run.without_value.append([measure, self.label, self.label, *layers, why])
+        return measures_with_values(run, found)
 
     def visited(
         self, run: Run, sequences: Mapping[str, Sequences], total: int, *, keep: bool, visit: Visit | None = None
@@ -449,7 +463,8 @@ class Training(Similarity):
             places = [i for i, other in enumerate(points) if other == point]
             se = {step: pair.se[places].tolist() for step, pair in by_step.items() if pair.se is not None}
             values = {step: pair.values[places].tolist() for step, pair in by_step.items()}
-            untrained = against == "last" and 0 in values and len(values) > 1
+            first = [value for value in values.get(0, ()) if not np.isnan(value)]
+            untrained = against == "last" and first and len(values) > 1
             yield curve(
                 quantity=f"{measure} to {against}",
                 label=bound.card.label,
@@ -462,7 +477,7 @@ class Training(Similarity):
                 se=se,
                 bounds=bound.card.bounds,
                 measure=measure,
-                levels={UNTRAINED: float(np.mean(values[0]))} if untrained else {},
+                levels={UNTRAINED: float(np.mean(first))} if untrained else {},
                 larger_is_closer=bound.card.larger_is_closer,
             )
 
@@ -496,20 +511,26 @@ class Training(Similarity):
     def matrices(self, run: Run) -> Iterator[Measured]:
         """Similarity of all checkpoints with all, a matrix per layer."""
         for label, by_pair in self.between.items():
+            if not any(pair.values.isfinite().any() for pair in by_pair.values()):
+                continue
             steps = sorted({step for pair in by_pair for step in pair})
-            blocks = {}
+            blocks, undefined = {}, {}
             for i, layer in enumerate(self.layers):
                 square = np.zeros((len(steps), len(steps)))
                 for (first, second), pair in by_pair.items():
                     j, k = steps.index(first), steps.index(second)
                     square[j, k] = square[k, j] = float(pair.values[i])
                 blocks[layer.name] = ([f"step {step}" for step in steps], square)
+                cells = {tuple(map(steps.index, both)): pair.undefined.get(i) for both, pair in by_pair.items()}
+                why = {cell: text for (j, k), text in cells.items() if text for cell in ((j, k), (k, j))}
+                undefined |= {layer.name: why} if why else {}
             like = next(iter(by_pair.values()))
             yield blocks_record(
                 run,
                 f"{label} between checkpoints of {self.label}",
                 self.measures[label],
                 blocks,
+                undefined,
                 estimate=self.extract.estimate,
                 rows=like.rows,
                 batches=like.batches,

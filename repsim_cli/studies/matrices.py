@@ -49,6 +49,7 @@ from repsim_cli.similarity.processes import filed
 from repsim_cli.studies.cached import Content, Fill, digest, finished, kept_tables, known_nulls, known_pairs
 from repsim_cli.studies.record import measure_record, places_of, so_far
 from repsim_cli.studies.sample import Rows, Study, batch_labels, identified, layers_of, opened
+from repsim_cli.studies.without_value import kept
 from repsim_cli.training.state import SAVE_EVERY
 
 PACKED = "packed"  # the folder of tiles, in that of the run, until all batches are compared
@@ -220,7 +221,7 @@ def matrices_of(
                 if not tables:
                     tables |= rows.tables(layers_of(study.readings))
             known.keep(made)
-        matrices = {label: known.matrices[label] for label in measures}
+        matrices = kept(run, {label: known.matrices[label] for label in measures}, wanted)
     for notice in joined(matrices.values()):
         run.warn(notice)
     return matrices, tables

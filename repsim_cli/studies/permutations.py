@@ -75,9 +75,12 @@ def permuted_ahead(
                 if name in entry.files or not len(trading.rows(batch)):
                     continue
                 try:
-                    values = null(batch, representations)[label, "null"][block.start : block.stop]
+                    values = null(batch, representations).get((label, "null"))
                 except Degenerate as error:
                     raise RunFailed(str(error)) from error
+                if values is None:  # no two layers have a value
+                    continue
+                values = values[block.start : block.stop]
                 parts = {"null": values.contiguous()}
                 entry.write(name, lambda path, parts=parts: safetensors.torch.save_file(parts, path))
         entry.finish()

@@ -28,6 +28,7 @@ def card_record(measure: Measure) -> dict[str, Any]:
     return {**measure.card.record(), "cosine": is_cosine(measure)}
 
 
+UNTESTED = "no test or error: some batch, random pairing or sample without it leaves the measure undefined"
 CELLS = ("se", "p", "p_family", "q", "calibrated", "tested", "low", "high")  # of a Matrix; all else are details
 
 
@@ -46,14 +47,22 @@ def measure_record(
 
     extra: further numbers of every cell (se, p, ...), saved beside the values; None is left out.
     available: how many rows matrix.rows were taken of, by default the rows of the run. wanted: which cells were
-    computed; the matrix of two models is saved where any of its cells was.
+    computed; the matrix of two models is saved where any of its cells was. Cells without a value are NaN, and listed.
     """
     places = places_of(readings)
     values = matrix.values.cpu().numpy()
     beside = {key: np.asarray(part) for key, part in extra.items() if part is not None}
     kept = np.ones(values.shape, bool) if wanted is None else wanted.numpy()
-    if not np.isfinite(values[kept]).all():
+    lacking = np.zeros(values.shape, bool)
+    for cell in matrix.undefined:
+        lacking[cell] = True
+    if not (np.isfinite(values) ^ lacking)[kept].all():
         raise RunFailed(f"{label}: a value is not finite; please report this with the run's config")
+    beside = {key: np.where(lacking, np.nan, part) for key, part in beside.items()}
+    untested = np.isnan([values, *beside.values()]).any(0) & ~lacking & kept
+    why = dict(matrix.undefined) | dict.fromkeys(map(tuple, np.argwhere(untested).tolist()), UNTESTED)
+    if untested.any():
+        run.warn(f"{label}: {untested.sum():,} cells with a value: {UNTESTED}")
     matrices = []
     for i, row in enumerate(readings):
         for j, column in enumerate(readings):
@@ -63,6 +72,7 @@ def measure_record(
             if not kept[block].any():
                 continue
             stem = slug(label, f"{i:02d}", f"{j:02d}", row.label, column.label)
+            run.without_value += listed(label, row, column, places[i], places[j], why)
             files = {key: run.write_array(slug(stem, key), part[block]) for key, part in beside.items()}
             cells: dict[str, Any] = {key: file for key, file in files.items() if key in CELLS}
             matrices.append(
@@ -76,6 +86,17 @@ def measure_record(
                 )
             )
     return _measured(run, label, measure, matrix.estimate, matrix.rows, matrix.batches, null, matrices, available)
+
+
+def listed(
+    label: str, row: Reading, column: Reading, rows: slice, columns: slice, why: Mapping[tuple[int, int], str]
+) -> list[list[str]]:
+    """The rows of the table of cells without a value, of the matrix of two models. rows, columns: its place."""
+    return [
+        [label, row.label, column.label, row.layers[a - rows.start].name, column.layers[b - columns.start].name, text]
+        for (a, b), text in sorted(why.items())
+        if rows.start <= a < rows.stop and columns.start <= b < columns.stop
+    ]
 
 
 def so_far(
@@ -104,16 +125,20 @@ def blocks_record(
     label: str,
     measure: Measure,
     blocks: Mapping[str, tuple[Sequence[str], np.ndarray]],
+    undefined: Mapping[str, Mapping[tuple[int, int], str]],
     *,
     estimate: str,
     rows: int,
     batches: int,
 ) -> Measured:
-    """A measure in results.json, of separate square matrices: name -> (names of rows and columns, values)."""
+    """A measure in results.json, of separate square matrices: name -> (names of rows and columns, values). undefined:
+    by name, why cells have no value."""
     matrices = []
     for i, (name, (layers, values)) in enumerate(blocks.items()):
-        if not np.isfinite(values).all():
+        why = undefined.get(name, {})
+        if {*map(tuple, np.argwhere(~np.isfinite(values)).tolist())} != set(why):
             raise RunFailed(f"{label}: a value of {name} is not finite; please report this with the run's config")
+        run.without_value += [[label, name, name, layers[a], layers[b], text] for (a, b), text in sorted(why.items())]
         side = Side(model=name, layers=list(layers))
         file = run.write_array(slug(label, f"{i:03d}", name), values)
         matrices.append(Matrix(rows=side, columns=side, values=file, n=rows))

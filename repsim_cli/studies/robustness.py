@@ -17,6 +17,7 @@ from repsim_cli.settings import Extract, Significance
 from repsim_cli.studies.checks import check_measure, check_rows
 from repsim_cli.studies.matrices import clusters_of, matrices_of
 from repsim_cli.studies.record import measure_record
+from repsim_cli.studies.without_value import NoValue
 
 if TYPE_CHECKING:
     from repsim_cli.studies.similarity import Similarity
@@ -47,7 +48,7 @@ def under_remedies(run: Run, study: "Similarity", sequences: Mapping[str, Sequen
         extract = replace(study.extract, **{**NONE, **settings})
         try:
             made = _under(run, study, name, extract, sequences)
-        except BadInput as error:
+        except (BadInput, NoValue) as error:
             run.warn(f"robustness: the remedy '{name}' is left out ({error})")
             continue
         matrices |= made

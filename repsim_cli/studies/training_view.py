@@ -8,7 +8,7 @@ import numpy as np
 
 from repsim_cli.activations.readings import Reading
 from repsim_cli.activations.rows import row_numbers
-from repsim_cli.analysis.curves import curve, named
+from repsim_cli.analysis.curves import curve, known, named
 from repsim_cli.content import Curve, Measured, Results, Table
 from repsim_cli.data.base import Data
 from repsim_cli.errors import BadInput, Degenerate, RunFailed
@@ -17,14 +17,15 @@ from repsim_cli.models.source import Series
 from repsim_cli.registry import studies
 from repsim_cli.results import Run
 from repsim_cli.settings import Extract, Hardware
-from repsim_cli.similarity import Work, estimate_all_pairs
+from repsim_cli.similarity import SimilarityMatrix, Work, estimate_all_pairs
 from repsim_cli.studies.convergence import Gap, Missing, Training, gap_table, measures, needs_of_trainings, skipped
 from repsim_cli.studies.cost import Cost
 from repsim_cli.studies.record import blocks_record
 from repsim_cli.studies.sample import batch_labels, prepare
+from repsim_cli.studies.without_value import lacking, measures_with_values
 
 COLUMNS = ["model", "measure", "step", "mean over pairs of layers"]
-Matrices = dict[int, np.ndarray]  # by step
+Matrices = dict[int, SimilarityMatrix]  # by step
 
 
 @studies.register("training_view")
@@ -112,11 +113,13 @@ class TrainingView:
             for place, (label, training) in enumerate(self.trainings.items()):
                 training.make(run)
                 matrices, metrics = self._visited(run, training, work, place)
-                for measure, by_step in matrices.items():
+                for measure in measures_with_values(run, {k: lacking(x.values()) for k, x in matrices.items()}):
+                    by_step = matrices[measure]
                     records.append(self._record(run, training, measure, by_step))
                     curves.append(self._curve(measure, training, by_step))
                     for step, matrix in by_step.items():
-                        rows.append(([label, measure, step, float(_to_others(matrix).mean())], metrics[step]))
+                        distance = known(_mean(_to_others(matrix.values.cpu().numpy())))
+                        rows.append(([label, measure, step, distance], metrics[step]))
         gaps = [gap for training in self.trainings.values() for gap in training.gaps]
         names = list(dict.fromkeys(name for _, scores in rows for name in scores))
         view = Table(columns=[*COLUMNS, *names], rows=[[*row, *map(scores.get, names)] for row, scores in rows])
@@ -155,7 +158,7 @@ class TrainingView:
             for notice in notices:
                 run.warn(notice)
             for label, matrix in estimates.items():
-                matrices[label][number] = matrix.values.cpu().numpy()
+                matrices[label][number] = matrix
                 self.counts = {"rows": matrix.rows, "batches": matrix.batches}
             metrics[number] = source.metrics() if source.metrics is not None else {}
         ordered = {label: dict(sorted(by_step.items())) for label, by_step in matrices.items()}
@@ -163,12 +166,14 @@ class TrainingView:
 
     def _record(self, run: Run, training: Training, measure: str, by_step: Matrices) -> Measured:
         layers = [layer.name for layer in training.layers]
-        blocks = {f"step {step}": (layers, matrix) for step, matrix in by_step.items()}
+        blocks = {f"step {step}": (layers, matrix.values.cpu().numpy()) for step, matrix in by_step.items()}
+        undefined = {f"step {step}": matrix.undefined for step, matrix in by_step.items()}
         return blocks_record(
             run,
             f"{measure} between layers of {training.label}",
             self.measures[measure],
             blocks,
+            undefined,
             estimate=self.extract.estimate,
             **self.counts,
         )
@@ -184,12 +189,18 @@ class TrainingView:
             parameters=training.live[training.label].parameters,
             steps=[checkpoint.step for checkpoint in training.series.checkpoints],
             layers=[layer.name for layer in training.layers],
-            values={step: _to_others(matrix).tolist() for step, matrix in by_step.items()},
+            values={step: _to_others(matrix.values.cpu().numpy()).tolist() for step, matrix in by_step.items()},
             bounds=card.bounds,
         )
 
 
 def _to_others(matrix: np.ndarray) -> np.ndarray:
-    """The mean of every row and column without the diagonal."""
+    """The mean of every row and column without the diagonal, of the cells with a value; NaN where none has one."""
     both = (matrix + matrix.T) / 2
-    return (both.sum(1) - np.diag(both)) / (len(both) - 1)
+    return np.array([_mean(np.delete(row, i)) for i, row in enumerate(both)])
+
+
+def _mean(values: np.ndarray) -> float:
+    """Of the numbers that are not NaN; NaN where there is none."""
+    there = values[~np.isnan(values)]
+    return float(there.mean()) if len(there) else np.nan

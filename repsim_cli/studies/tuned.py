@@ -1,13 +1,14 @@
 """What further training, an adapter or rounding changed: models against their base, layer by layer, token by token."""
 
 import gc
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from repsim_cli.activations.batching import Tally, most_places, passes
 from repsim_cli.activations.hook_points import LOGITS
@@ -17,6 +18,7 @@ from repsim_cli.activations.readings import Layer, Reading, loading
 from repsim_cli.activations.remedies import Remedies
 from repsim_cli.activations.rows import Block, batches, blocks, row_numbers
 from repsim_cli.analysis.changes import CELLS, TEXTS, TOKENS, Change, Texts
+from repsim_cli.analysis.curves import known
 from repsim_cli.content import COSINE, KL, NEXT, RELATIVE, Axis, Curve, Matrix, Results, Side, Table
 from repsim_cli.data.base import Data, Sequences
 from repsim_cli.errors import BadInput, Degenerate, RunFailed
@@ -36,6 +38,7 @@ from repsim_cli.studies.cached import Content, Tensors, finished_units
 from repsim_cli.studies.cost import Cost, forward_cost, needs, pairs_cost
 from repsim_cli.studies.sample import batch_labels, identified, prepare, tally
 from repsim_cli.studies.similarity import Similarity
+from repsim_cli.studies.without_value import Lacking, measures_with_values
 
 HEAD = "AutoModelForCausalLM"
 UNITS = {
@@ -246,6 +249,10 @@ class Tuned(Similarity):
                 **change.tensors(),
                 **{f"of {name}": x.values[i * count : (i + 1) * count] for name, x in compared.items()},
                 **{
+                    f"why of {name}": _encoded({r % count: why for r, why in x.undefined.items() if r // count == i})
+                    for name, x in compared.items()
+                },
+                **{
                     f"se of {name}": x.se[i * count : (i + 1) * count]
                     for name, x in compared.items()
                     if x.se is not None
@@ -305,9 +312,21 @@ class Tuned(Similarity):
                 rows += of_other[:count]
             yield Block(first, rows)
 
+    def _listed(self, run: Run, changes: Mapping[str, Tensors]) -> dict[str, Measure]:
+        """The measures with a value at all; what has none is listed."""
+        layers, found = [layer.name for layer in self.reference.layers], {}
+        for name in self.measures:
+            missing = [(label, *each) for label, x in changes.items() for each in _decoded(x[f"why of {name}"])]
+            cells = len(layers) * len(changes)
+            found[name] = Lacking([why for *_, why in missing], cells, len(missing) < cells)
+            for label, r, why in missing:
+                run.without_value.append([name, str(self.base), label, layers[r], layers[r], why])
+        return {name: self.measures[name] for name in measures_with_values(run, found)}
+
     def _results(self, run: Run, changes: Mapping[str, Tensors], sequences: Sequences) -> Results:
         matrices, curves = {}, {}
         layers = [layer.name for layer in self.reference.layers]
+        measures = self._listed(run, changes)
         rows = {KL: ["logits"], NEXT: ["base", "model"]}
         for number, (label, change) in enumerate(changes.items()):
             for kind in (kind for kind in UNITS if kind in change):
@@ -320,14 +339,14 @@ class Tuned(Similarity):
                     label=UNITS[kind],
                     about={"kind": kind},
                 )
-            for name, measure in self.measures.items():
+            for name, measure in measures.items():
                 quantity, se = f"{name} with {self.base}", change.get(f"se of {name}")
                 curves[f"{quantity}, {label}"] = Curve(
                     x=Axis(name="layer"),
                     y=Axis(name=f"{measure.card.label} with {self.base}"),
                     at=layers,
-                    lines={"same layer": change[f"of {name}"].tolist()},
-                    errors={} if se is None else {"same layer": se.tolist()},
+                    lines={"same layer": [*map(known, change[f"of {name}"].tolist())]},
+                    errors={} if se is None else {"same layer": [*map(known, se.tolist())]},
                     bounds=list(measure.card.bounds),
                     about={
                         "quantity": quantity,
@@ -344,6 +363,15 @@ class Tuned(Similarity):
             "texts that change most": Table(columns=TEXTS, rows=list(texts.texts(changes, self.examples))),
         }
         return Results(study="tuned", matrices=matrices, curves=curves, tables=tables)
+
+
+def _encoded(why: Mapping[int, str]) -> Tensor:
+    """Why layers have no value, as a tensor, which the cache holds."""
+    return torch.tensor(list(json.dumps([*why.items()]).encode()), dtype=torch.uint8)
+
+
+def _decoded(why: Tensor) -> list[tuple[int, str]]:
+    return json.loads(bytes(why.tolist()))
 
 
 def _with_tokenizer_of(base: str, models: Mapping[str, AnySource]) -> dict[str, AnySource]:

@@ -195,7 +195,9 @@ class Universality:
         matrices: dict[str, Matrix] = {}
         with run.stage("results"):
             for label, bound in self.measures.items():
-                matrices |= dict(self._of_measure(run, label, bound, {key: made[label] for key, made in known.items()}))
+                if all(label in made for made in known.values()):  # else it is skipped, as no two layers have a value
+                    of_parts = {key: made[label] for key, made in known.items()}
+                    matrices |= dict(self._of_measure(run, label, bound, of_parts))
         return Results(study="universality", matrices=matrices, about={"alpha": self.significance.alpha})
 
     def _matrices(self, run: Run, part: Similarity, given: Mapping[str, Sequences]) -> dict[str, SimilarityMatrix]:
@@ -261,12 +263,13 @@ class Universality:
 
 def between(values: Float[np.ndarray, "r r"], places: Sequence[slice], card: Card) -> Float[np.ndarray, "m m"]:
     """The similarity of models: of every layer of both with the closest layer of the other, on average over the layers
-    of each, then over both. places: of the layers of each model."""
-    best = np.max if card.larger_is_closer else np.min
+    of each, then over both; without layers that have no value. places: of the layers of each model."""
+    closer = values if card.larger_is_closer else -values
     made = np.empty((len(places), len(places)))
     for (i, row), (j, column) in combinations_with_replacement(enumerate(places), 2):
-        made[i, j] = made[j, i] = (best(values[row, column], 1).mean() + best(values[column, row], 1).mean()) / 2
-    return made
+        best = [np.where(np.isnan(x), -np.inf, x).max(1) for x in (closer[row, column], closer[column, row])]
+        made[i, j] = made[j, i] = sum(x[x > -np.inf].mean() if (x > -np.inf).any() else np.nan for x in best) / 2
+    return made if card.larger_is_closer else -made
 
 
 def _seeds(where: str, entry: str, model: Mapping[str, AnySource]) -> dict[str, Source]:

@@ -15,7 +15,7 @@ from repsim_cli import cli, folders, measures, results, so_far
 from repsim_cli.errors import Degenerate, RunFailed
 from repsim_cli.measures import gromov, gromov_descents, gromov_search, gromov_spaces
 from repsim_cli.similarity import Work, all_pairs, estimate_all_pairs, processes
-from repsim_cli.similarity.pairs import AUDITED, audited, note_name, plain
+from repsim_cli.similarity.one_by_one import AUDITED, audited, note_name, plain
 from repsim_cli.studies import solved as tables
 
 N = 24

@@ -1,0 +1,403 @@
+"""Cells for which a measure is undefined: left out, listed and drawn as such, while the run goes on with all others."""
+
+import json
+import math
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from repsim_cli import export, measures, registry, results, significance
+from repsim_cli.activations.maps import Maps
+from repsim_cli.analysis.curves import curve
+from repsim_cli.content import WITHOUT_VALUE, to_json
+from repsim_cli.draw.heatmap import heatmap, noted
+from repsim_cli.errors import BadInput, Degenerate, RunFailed
+from repsim_cli.findings.analyse import draw
+from repsim_cli.findings.analysis import Finished
+from repsim_cli.findings.complete import complete
+from repsim_cli.measures.base import Card, Pairwise
+from repsim_cli.models.precomputed import precomputed
+from repsim_cli.report.record import block_means, record
+from repsim_cli.segments import BOTH, segments
+from repsim_cli.settings import Extract, Hardware, Significance
+from repsim_cli.similarity import (
+    all_pairs,
+    estimate_all_pairs,
+    estimate_attention,
+    estimate_counterparts,
+    moment_pairs,
+    of_sums,
+)
+from repsim_cli.similarity.grams import Shape, packed
+from repsim_cli.studies.training_view import _to_others
+from repsim_cli.studies.universality import between
+from repsim_cli.studies.without_value import Lacking, NoValue, measures_with_values
+
+INNER, SINGLY, BOTH_WAYS, SLOW = "cka", "procrustes", "linear_regression", "gromov_wasserstein"
+NAMES = ["a x", "a y", "b x"]
+CONSTANT = "a y: all rows are equal, got a constant representation; drop this layer or change the data"
+
+
+def rows(count=24, constant=1):
+    """Three representations, one of them constant, in all batches or in none."""
+    x = [torch.from_numpy(np.random.default_rng(seed).normal(size=(count, 4))) for seed in range(3)]
+    if constant is not None:
+        x[constant] = torch.full_like(x[constant], 0.3)
+    return x
+
+
+def bound(*names):
+    return {name: measures.get(name) for name in names}
+
+
+def lacking(matrix):
+    return [tuple(cell) for cell in np.argwhere(np.isnan(np.asarray(matrix))).tolist()]
+
+
+ROW_AND_COLUMN = [(0, 1), (1, 0), (1, 1), (1, 2), (2, 1)]
+
+
+@pytest.mark.parametrize("name", [INNER, SINGLY, BOTH_WAYS, "cka_unbiased", "mutual_knn", "cosine", "rsa"])
+def test_the_cells_of_a_constant_layer_have_no_value_and_all_others_keep_their_bits(name):
+    made, _ = estimate_all_pairs(bound(name), lambda seen: [rows()], names=NAMES, estimate="full")
+    whole, _ = estimate_all_pairs(bound(name), lambda seen: [rows(constant=None)], names=NAMES, estimate="full")
+    matrix, known = made[name], np.ix_([0, 2], [0, 2])
+    assert lacking(matrix.values) == sorted(matrix.undefined) == ROW_AND_COLUMN
+    assert all(why.startswith("a y: ") for why in matrix.undefined.values())
+    np.testing.assert_array_equal(matrix.values.numpy()[known], whole[name].values.numpy()[known])
+
+
+def test_all_pairs_refuses_them_unless_it_is_told_what_to_do():
+    with pytest.raises(Degenerate, match=f"^{CONSTANT}$"):
+        all_pairs(bound(INNER), rows(), NAMES)
+    told = {}
+    all_pairs(bound(INNER), rows(), NAMES, lack=lambda label, undefined: told.update({label: list(undefined)}))
+    assert sorted(told[INNER]) == ROW_AND_COLUMN
+
+
+def test_one_batch_without_a_value_leaves_none_of_the_mean():
+    batches = [rows(constant=None), rows()]
+    for estimate in ("per_batch", "ratio_of_sums"):
+        made, _ = estimate_all_pairs(bound(INNER), lambda seen: batches[seen:], names=NAMES, estimate=estimate)
+        assert lacking(made[INNER].values) == ROW_AND_COLUMN
+        assert made[INNER].undefined[1, 1] == f"batch 2: {CONSTANT}"
+
+
+def test_an_interrupted_estimate_resumes_with_its_reasons():
+    states, batches = [], [rows(), rows(constant=None)]
+    given = {"names": NAMES, "estimate": "per_batch"}
+    whole, _ = estimate_all_pairs(bound(INNER), lambda seen: batches[seen:], **given, save=states.append)
+    again, _ = estimate_all_pairs(bound(INNER), lambda seen: batches[seen:], **given, state=states[0])
+    assert again[INNER].undefined == whole[INNER].undefined != {}
+
+
+def test_sums_without_variance_have_no_value():
+    told = {}
+    values = of_sums(measures.get(INNER), torch.tensor([[1.0, 0], [0, 0]]), ["a", "b"], told.update)
+    assert lacking(values) == sorted(told) == [(0, 1), (1, 0), (1, 1)]
+    assert str(told[1, 1]).startswith("b: cka: self-similarity is not positive")
+
+
+def test_second_moments_leave_them_out_too():
+    made, _ = moment_pairs(
+        bound(INNER, "pwcca"), lambda chosen: [[rows()[a] for a in chosen]], names=NAMES, widths=[4, 4, 4], room=1e9
+    )
+    for matrix in made.values():
+        assert lacking(matrix.values) == sorted(matrix.undefined) == ROW_AND_COLUMN
+        assert matrix.undefined[1, 1].startswith("a y: all rows are equal")
+
+
+def test_a_counterpart_without_a_value():
+    left, right, names = rows(), rows(constant=None), [(name, f"{name}'") for name in NAMES]
+    for estimate in ("full", "ratio_of_sums"):
+        of = bound(INNER) if estimate == "ratio_of_sums" else bound(INNER, SINGLY, BOTH_WAYS)
+        made, _ = estimate_counterparts(of, [(left, right)], names=names, estimate=estimate)
+        for pair in made.values():
+            assert lacking(pair.values[:, None]) == [(1, 0)]
+            assert list(pair.undefined) == [1]
+            assert "all rows are equal" in pair.undefined[1]
+
+
+def test_a_single_pair_without_a_value():
+    def compare(a, b):
+        if {int(a), int(b)} == {0, 2}:
+            raise Degenerate("no value, got these two; take others")
+        return 1.0
+
+    card = replace(measures.get(SINGLY).card, label="x")
+    assert isinstance(card, Card)
+    measure = Pairwise(name="odd", card=card, settings={}, prepare=lambda x: int(x[0, 0]), compare=compare)
+    x = [torch.full((4, 2), float(value)) for value in range(3)]
+    made, _ = estimate_all_pairs({"odd": measure}, lambda seen: [x], names=NAMES, estimate="full")
+    assert lacking(made["odd"].values) == [(0, 2), (2, 0)]
+    assert made["odd"].undefined[2, 0] == "a x and b x: no value, got these two; take others"
+
+
+def test_layers_of_attention_that_cannot_be_compared():
+    even, uneven = np.full((2, 3, 3), 1 / 3), np.random.default_rng(0).dirichlet(np.ones(3), (2, 3))
+    layers = [slice(0, 2), slice(2, 4), slice(4, 6)]
+    cells = torch.from_numpy(np.concatenate([even, uneven, uneven[:, ::-1]]).copy())
+    batches = [Maps(torch.cat([cells.flatten(1)] * 2, 1), [3, 3], layers)]
+    of = bound("attention_cka", "attention_pearson")
+    made, _ = estimate_attention(of, lambda seen: batches[seen:], layers, names=NAMES)
+    for label, matrix in made.items():
+        assert lacking(matrix.values) == sorted(matrix.undefined) == [(0, 0), (0, 1), (0, 2), (1, 0), (2, 0)], label
+        assert matrix.undefined[0, 1].startswith(f"a x: {label}: ")
+        assert "heads" not in matrix.statistics
+
+
+@pytest.mark.parametrize("method", ["permutation", "closed_form"])
+def test_their_cells_have_no_test_and_the_others_keep_theirs(method):
+    settings = Significance(method=method, permutations=19, clusters="row")
+    judged = []
+    for constant in (1, None):
+        x = rows(constant=constant)
+        places = [slice(0, 2), slice(2, 3)]
+        trading = None
+        beside = {}
+        if method == "permutation":
+            trading = segments([np.arange(24)], [np.full(24, BOTH)], 4)
+            more = {"seed": 0, "tile": 512, "labels": lambda batch: None}
+            notes = lambda batch, label, shape: np.full(shape, np.nan)  # noqa: E731
+            beside = {"beside": significance.drawn(settings, bound(INNER), trading, names=NAMES, notes=notes, **more)}
+        observed = significance.statistics(settings, lambda batch: np.arange(24))
+        made, _ = estimate_all_pairs(
+            bound(INNER), lambda seen, x=x: [x], names=NAMES, estimate="full", statistics=observed, **beside
+        )
+        judged.append(significance.judge(settings, measures.get(INNER), made[INNER], trading, places))
+    some, whole = judged
+    known = np.ix_([0, 2], [0, 2])
+    for kind in ("p", "p_family", "q", "calibrated", "chance"):
+        if getattr(whole, kind) is not None:
+            assert lacking(getattr(some, kind)) == ROW_AND_COLUMN, kind
+    np.testing.assert_array_equal(some.p.numpy()[known], whole.p.numpy()[known])
+
+
+def test_means_of_curves_and_of_models_do_without_them():
+    made = curve(
+        quantity="q", label="l", point="p", model="m", parameters=1, steps=[0, 1], layers=["x", "y"],
+        values={0: [0.5, math.nan], 1: [math.nan, math.nan]},
+    )  # fmt: skip
+    assert made.lines == {"x": [0.5, None], "y": [None, None]}
+    assert made.mean == [0.5, None]
+    assert made.bands["quartiles"].low == [0.5, None]
+    square = np.array([[1, 0.5, np.nan], [0.5, 1, np.nan], [np.nan] * 3])
+    np.testing.assert_array_equal(_to_others(square), [0.5, 0.5, np.nan])
+    card = measures.get(INNER).card
+    np.testing.assert_array_equal(between(square, [slice(0, 1), slice(1, 3)], card), [[1, 0.5], [0.5, 1]])
+
+
+# ---- a run ----
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("stored")
+    for seed, label in enumerate(("mine", "other")):
+        draw = np.random.default_rng(seed)
+        layers = {name: draw.normal(size=(40, 4)) for name in ("embed", "y", "z")}
+        if label == "mine":
+            layers["embed"][:] = 0.3
+        np.savez(folder / f"{label}.npz", **layers)
+    return folder
+
+
+@pytest.fixture
+def compared(files, tmp_path, monkeypatch):
+    """compared(measures, **settings): the run of two models, one with a constant layer, and what it found."""
+    monkeypatch.setenv("REPSIM_CACHE", str(tmp_path / "cache"))
+
+    def run(*names, labels=("mine", "other"), test=None, **extract):
+        study = registry.studies.get("similarity").function(
+            model={label: precomputed(path=str(files / f"{label}.npz")) for label in labels},
+            data=registry.data.get("embedded_text").function(split="validation"),
+            measure=bound(*names),
+            extract=Extract(
+                hook_points=["resid_post"], **{"estimate": "full", "rows": 40, "batch_rows": 20, **extract}
+            ),
+            significance=Significance(**(test or {})),
+            hardware=Hardware(processes=1),
+            seed=0,
+        )
+        made = results.create(tmp_path / "run", name="x", study="similarity", seed=0, command=[], overrides=[])
+        facts = {
+            label: {"kind": "stored", "family": label, "layers": ["embed", "y", "z"], "widths": [4, 4, 4]}
+            for label in labels
+        }
+        made.manifest.update(facts=facts, base=None, options={})
+        found = study.run(made)
+        made.write_results(replace(found, warnings=made.manifest["warnings"], analyses={"maps": {"options": {}}}))
+        made.finish("complete")
+        return made, results.read_results(made.folder)
+
+    return run
+
+
+def test_a_run_lists_them_warns_once_and_goes_on(compared):
+    made, found = compared(
+        INNER, SINGLY, "euclidean", test={"method": "permutation", "permutations": 19, "family": "max_t"}
+    )
+    assert made.manifest["warnings"][0] == (
+        "cka, procrustes: 11 of 36 cells without a value: embed of 'mine': all rows are equal"
+    )
+    table = found.tables[WITHOUT_VALUE]
+    assert {tuple(row[:5]) for row in table.rows if row[0] == INNER} == {
+        *((INNER, "mine", "mine", "embed", name) for name in ("embed", "y", "z")),
+        *((INNER, "mine", "mine", name, "embed") for name in ("y", "z")),
+        *((INNER, "mine", "other", "embed", name) for name in ("embed", "y", "z")),
+    }
+    for measured in found.measures:
+        for matrix in measured.matrices:
+            mask = results.without_value(found, measured, matrix)
+            for path in matrix.cells.values():
+                np.testing.assert_array_equal(np.isnan(results.read_array(made.folder, path)), mask)
+    assert "NaN" not in (made.folder / "results.json").read_text()
+    by_cache, same = compared(
+        INNER, SINGLY, "euclidean", test={"method": "permutation", "permutations": 19, "family": "max_t"}
+    )
+    assert by_cache.manifest["matrices_cached"] == [INNER, SINGLY, "euclidean"]
+    assert to_json(same)["tables"][WITHOUT_VALUE] == to_json(found)["tables"][WITHOUT_VALUE]
+
+
+def test_the_page_the_export_and_the_figures_show_them(compared):
+    made, _ = compared(INNER)
+    cells = {name: sheet for sheet in export.sheets(made.folder) for name in [str(sheet.name)]}
+    mine = cells["cka-mine-mine"]
+    assert mine.rows[0] == ["embed", None, None, None]
+    assert export.as_csv(mine).decode().splitlines()[1] == "embed,,,"
+    assert "embed & -- & -- & -- \\\\" in export.as_latex(mine).decode()
+    assert record(made.folder)["measures"][0]["closest"][0][2] != "embed"
+    drawn = draw(made.folder)
+    assert "cka-all.png" in {file.name for file in drawn}
+    svg = next(file for file in drawn if file.name == "cka-all.svg").read_text()
+    assert "hatched: no value, in 11 of 36 cells" in svg or "pattern" in svg
+
+
+def test_a_cell_that_is_not_listed_is_damage(compared):
+    made, found = compared(INNER)
+    document = json.loads((made.folder / "results.json").read_text())
+    document["tables"][WITHOUT_VALUE]["rows"].pop()
+    (made.folder / "results.json").write_text(json.dumps(document))
+    manifest = json.loads((made.folder / "manifest.json").read_text())
+    manifest["files"]["results.json"] = results.sha256(made.folder / "results.json")
+    (made.folder / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(BadInput, match="a value is not finite, got nan or inf; the run is damaged"):
+        record(made.folder)
+    assert found.measures
+
+
+def test_analyses_read_the_run_without_the_layer(compared):
+    made, found = compared(INNER, SINGLY)
+    run, said = complete(Finished(folder=made.folder, manifest=made.manifest, results=found))
+    assert said == ["analyses: the layers mine embed are left out, as they lack values"]
+    layers = run.maps[INNER]
+    assert layers.names == ["y", "z", "embed", "y", "z"]
+    assert layers.widths == [4] * 5
+    assert np.isfinite(layers.values).all()
+
+
+def test_analyses_do_without_a_measure_that_lacks_a_few_cells(compared):
+    made, found = compared(INNER, "euclidean", "wasserstein")
+    run, said = complete(Finished(folder=made.folder, manifest=made.manifest, results=found))
+    assert said == ["analyses: the measures cka are left out, as they lack values"]
+    assert list(run.maps) == ["euclidean", "wasserstein"]
+    made, found = compared(INNER)
+    half = replace(found, measures=[replace(m, matrices=m.matrices[:1]) for m in found.measures])
+    run, _ = complete(Finished(folder=made.folder, manifest=made.manifest, results=half))
+    assert run is not None
+
+
+def test_a_measure_without_any_value_is_skipped_and_a_run_of_none_fails(compared, files, tmp_path):
+    with np.load(files / "mine.npz") as kept:
+        np.savez(tmp_path / "flat.npz", **{name: np.full_like(kept[name], 0.3) for name in kept.files})
+    (files / "flat.npz").write_bytes((tmp_path / "flat.npz").read_bytes())
+    made, found = compared(INNER, "euclidean", labels=("flat",))
+    assert [measured.label for measured in found.measures] == ["euclidean"]
+    assert made.manifest["measures_skipped"][INNER].startswith("no two layers have a value: embed of 'flat': all rows")
+    with pytest.raises(
+        RunFailed, match="no two layers have a value under any measure, got cka, procrustes .*embed of 'flat'"
+    ):
+        compared(INNER, SINGLY, labels=("flat",))
+
+
+def test_hatches_and_means_over_blocks():
+    values = np.array([[1.0, np.nan], [0.0, 1.0]])
+    assert noted("x", values) == "x\nhatched: no value, in 1 of 4 cells"
+    assert noted("x", np.eye(2)) == "x"
+    _, axes = heatmap(values, ["a", "b"], ["a", "b"], "t", "bar", (0, 1), "viridis", "{:.1f}")
+    assert axes.patch.get_hatch()
+    crossed = np.isnan(values)
+    _, axes = heatmap(values, ["a", "b"], ["a", "b"], "t", "bar", (0, 1), "viridis", "{:.1f}", crossed=crossed)
+    assert not axes.patch.get_hatch()
+    assert block_means(values, 2).tolist() == [[pytest.approx(2 / 3)]]
+    assert np.isnan(block_means(np.full((1, 1), np.nan), 1)).all()
+
+
+def test_permutations_without_a_value_are_not_computed_again():
+    noted, of = {}, bound(INNER, SINGLY)
+    settings = Significance(method="permutation", permutations=9, clusters="row")
+    trading = segments([np.arange(24)], [np.full(24, BOTH)], 4)
+    steps = []
+
+    def drawn():
+        return significance.drawn(
+            settings,
+            of,
+            trading,
+            names=NAMES,
+            seed=0,
+            tile=512,
+            labels=lambda batch: None,
+            notes=lambda batch, label, shape: noted.setdefault(label, np.full(shape, np.nan)),
+            progress=lambda some, measure: steps.append(len(some)) or some,
+        )(0, rows())
+
+    first = drawn()
+    assert 0 not in steps
+    steps.clear()
+    again = drawn()
+    assert steps == [0, 0]
+    for label in of:
+        np.testing.assert_array_equal(first[label, "null"], again[label, "null"])
+        assert lacking(first[label, "null"][0]) == ROW_AND_COLUMN
+
+
+def test_remedies_that_leave_no_value_are_left_out(compared):
+    with pytest.raises(NoValue):
+        measures_with_values(compared(INNER)[0], {"x": Lacking(["a: all rows are equal"], 1, False)})
+    with pytest.raises(RunFailed, match=r"got x \(a; b; c and 1 more reasons\)"):
+        measures_with_values(None, {"x": Lacking(["a", "b", "c", "d"], 4, False)})
+
+
+def test_layers_whose_rows_do_not_fit_together():
+    x = rows()
+
+    def keep(group, save):
+        folder = tmp / "-".join(map(str, group))
+        save(folder)
+        return folder
+
+    with tempfile.TemporaryDirectory() as name:
+        tmp = Path(name)
+        stream = lambda group: [[x[a].float() for a in group]]  # noqa: E731
+        batches = packed(keep, bound(INNER), [[0, 1], [2]], stream, Shape(1, 24, 512), names=NAMES)
+        made, _ = estimate_all_pairs(bound(INNER), batches, names=NAMES, estimate="full")
+    assert lacking(made[INNER].values) == sorted(made[INNER].undefined) == ROW_AND_COLUMN
+
+
+def test_second_moments_of_a_layer_that_is_constant_but_for_rounding():
+    x = rows()
+    x[1] = x[1] + 1e-12 * x[0]
+    of = {"names": NAMES, "widths": [4, 4, 4], "room": 1e9}
+    made, _ = moment_pairs(bound("mean_cca"), lambda chosen: [[x[a] for a in chosen]], **of)
+    assert (
+        made["mean_cca"]
+        .undefined[1, 1]
+        .startswith("a y: all rows are equal within the rounding of second moments, got")
+    )
+    made, _ = estimate_all_pairs(bound("mean_cca"), lambda seen: [x], names=NAMES, estimate="full")
+    assert not made["mean_cca"].undefined
