@@ -27,9 +27,8 @@ def working(x: Tensor) -> torch.dtype:
 class Neurons(NamedTuple):
     """The neurons of a representation that are not dead.
 
-    values: centred, float64, over `unit_of`. sizes: their norms as stored, offset included. eps: the precision they were
-    stored in.
-    kept: their numbers in the representation.
+    values: centred, float64, over `unit_of`. sizes: their norms as stored, offset included.
+    eps: the precision they were stored in. kept: their numbers in the representation.
     """
 
     values: Float[Tensor, "n k"]

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from repsim_cli.errors import Degenerate
 from repsim_cli.measures.base import (
+    FEW,
     Card,
     InnerProduct,
     Invariance,
@@ -152,17 +153,23 @@ def exact_ranks(cells: Float[Tensor, " cells"], tie: float, fine: float) -> Floa
 def correlation_ranks(x: Float[Tensor, "n d"]) -> Features:
     if x.shape[1] < 3:
         raise Degenerate(f"rows need at least 3 features to correlate, got {x.shape[1]}; use rsa_euclidean")
-    working = torch.float64 if x.dtype == torch.float64 else torch.float32
     rows, sizes = standardised(x)
     units, scale = centred(rows)
     size = float(sizes.square().mean().sqrt())
-    return ranks(packed_distances(units.to(working)), rounding(x, size / scale, 1 / scale))
+    return ranks_of(units, x, rounding(x, size / scale, 1 / scale))
 
 
 def euclidean_ranks(x: Float[Tensor, "n d"]) -> Features:
-    units, scale = centred(x)
+    units, scale = centred(x.double() if len(x) <= FEW else x)
     offset = float(torch.linalg.vector_norm(x[:: len(x) // _SEEN + 1].double().mean(0) / scale))
-    return ranks(packed_distances(units), rounding(x, math.hypot(1, offset)))
+    return ranks_of(units, x, rounding(x, math.hypot(1, offset)))
+
+
+def ranks_of(units: Float[Tensor, "n d"], x: Float[Tensor, "n d"], blur: float) -> Features:
+    """In the precision of x; of few rows, a rank of which weighs more, distances are in float64."""
+    working = torch.float64 if x.dtype == torch.float64 else torch.float32
+    features = ranks(packed_distances(units if len(x) <= FEW else units.to(working)), blur)
+    return Features(features.values.to(working))
 
 
 def rounding(x: Float[Tensor, "n d"], size: float, least: float = 1.0) -> float:
@@ -243,6 +250,8 @@ def rows_of(state: State) -> int:
     return (1 + math.isqrt(1 + 8 * state.features.rows)) // 2
 
 
+TIED = "Distances that the precision of the rows cannot tell apart tie; rounded to bfloat16, few do any more."
+
 SHAPE: frozenset[Invariance] = frozenset({"permutation_of_neurons", "orthogonal", "isotropic_scaling", "translation"})
 
 
@@ -258,7 +267,7 @@ SHAPE: frozenset[Invariance] = frozenset({"permutation_of_neurons", "orthogonal"
         minimum_rows=4,
         cost="n^2 d once per layer, n^2/2 per pair",
         source="Kriegeskorte et al. 2008; 1 - Pearson between rows, Spearman over i < j",
-        note="Rows are correlated over the features as they are: an offset of a feature changes the score.",
+        note="Rows are correlated over the features as they are: an offset of a feature changes the score. " + TIED,
     ),
 )
 def rsa() -> Measure:
@@ -284,7 +293,7 @@ def rsa() -> Measure:
         minimum_rows=4,
         cost="n^2 d once per layer, n^2/2 per pair",
         source="Kriegeskorte et al. 2008; Euclidean distances between rows, Spearman over i < j",
-        note="1: the rows' distances come in the same order.",
+        note="1: the rows' distances come in the same order. " + TIED,
     ),
 )
 def rsa_euclidean() -> Measure:
