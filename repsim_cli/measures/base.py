@@ -1,6 +1,7 @@
 """What a measure is: a card of claims, and pure functions of prepared representations."""
 
 import math
+import sys
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -24,7 +25,7 @@ Labels = Sequence[int] | np.ndarray | Tensor | None  # n class codes
 CACHED = 1 << 17  # cells
 FEW = 512  # rows, of which the whole Gram matrix is held
 PACKED, WHOLE = 5.0, 3.0  # (n, n) matrices of float64 that a direct call of such kernels holds at a time
-LARGEST = 1e60  # absolute value in float64: sums of fourth powers of larger ones overflow
+LARGEST = 1e60  # absolute value where scale counts: sums of fourth powers of larger ones overflow
 
 Invariance = Literal[
     "permutation_of_neurons",
@@ -238,9 +239,10 @@ class Measure(ABC):
                 f"{self.name}: x and y must be (n, d) with the same n, "
                 f"got {tuple(x.shape)} and {tuple(y.shape)}; pair the rows"
             )
+        largest = sys.float_info.max if "isotropic_scaling" in self.card.invariant_to else LARGEST
         in_blocks = [(name, side, rows) for name, side in zip("xy", given, strict=True) for rows in blocks(side)]
         for name, side, rows in in_blocks:
-            bad = ~(side[rows].double().abs() <= LARGEST)
+            bad = ~(side[rows].double().abs() <= largest)
             if bad.any():
                 row, got = rows.start + int(bad.any(1).nonzero()[0]), float(side[rows][bad][0])
                 problem = "too large to be squared and summed" if math.isfinite(got) else "not finite"
@@ -501,14 +503,25 @@ def centred(x: Float[Tensor, "n d"]) -> tuple[Float[Tensor, "n d"], float]:
     rounding; the second removes what is left, a mean in float64. Raises Degenerate for a constant representation.
     """
     x = x if x.dtype == torch.float64 else x.float()
+    unit = float(unit_of(x))
+    x = x / unit
     largest = float(x.abs().max())
-    x = x - x.mean(0)
-    x = x - x.mean(0, dtype=torch.float64).to(x.dtype)
+    x -= x.mean(0)
+    x -= x.mean(0, dtype=torch.float64).to(x.dtype)
     scale = float(torch.linalg.vector_norm(x, dtype=torch.float64)) / len(x) ** 0.5
     # for a constant column, float64 rounding of the mean leaves this much
     if scale <= 1e-13 * largest:
         raise Degenerate("all rows are equal, got a constant representation; drop this layer or change the data")
-    return x / scale, scale
+    return x / scale, scale * unit
+
+
+def unit_of(x: Tensor, dim: int | None = None) -> Tensor:
+    """A power of two: divided by it, no square of a number that counts overflows or vanishes. It is at the largest
+    number, of all or along a dimension, where that is far from 1."""
+    largest = x.abs().max() if dim is None else x.abs().amax(dim, keepdim=True)
+    most = -math.log2(torch.finfo(x.dtype).tiny)  # so that it and its inverse are numbers of the type
+    exponents = torch.frexp(largest).exponent.double().clamp(-most, most)
+    return torch.where(exponents.abs() < most / 8, 0, exponents).exp2().to(x.dtype)
 
 
 # share of the largest entry: rows closer than this differ by the rounding of float32 alone

@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import Tensor
 
 from repsim_cli.measures import moments, rank
-from repsim_cli.measures.base import Invariance
+from repsim_cli.measures.base import Invariance, unit_of
 from repsim_cli.measures.rdm import SHAPE
 
 AFFINE: frozenset[Invariance] = frozenset({*SHAPE, "invertible_linear", "scaling_of_neurons"})
@@ -27,8 +27,8 @@ def working(x: Tensor) -> torch.dtype:
 class Neurons(NamedTuple):
     """The neurons of a representation that are not dead.
 
-    values: centred, float64. sizes: their norms as stored, offset included. eps: the precision they were stored in.
-    kept: their numbers in the representation.
+    values: centred, float64, over `unit_of`. sizes: their norms as stored, offset included.
+    eps: the precision they were stored in. kept: their numbers in the representation.
     """
 
     values: Float[Tensor, "n k"]
@@ -41,6 +41,7 @@ def alive(x: Float[Tensor, "n d"]) -> Neurons:
     """The neurons, without dead ones, which cause a warning. Raises Degenerate where no neuron is left."""
     eps = rank.stored(rank.of_single(x))
     x = x.double()
+    x = x / unit_of(x)
     means = x.mean(0)
     x = x - means
     lengths = torch.linalg.vector_norm(x, dim=0)

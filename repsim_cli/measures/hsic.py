@@ -119,16 +119,22 @@ def cka_unbiased() -> Measure:
 
 
 class Gaussian(NamedTuple):
-    """A double-centred Gaussian kernel exp(-D^2 / (2 sigma^2)): squared norms, -1/(2 sigma^2), row means m_i - m/2."""
+    """A double-centred Gaussian kernel exp(-D^2 / (2 sigma^2)): squared norms, -1/(2 sigma^2), row means m_i - m/2.
+
+    rows: the rows about another point than their mean, where that is far from most of them.
+    """
 
     norms: Float[Tensor, " n"]
     factor: float
     means: Float[Tensor, " n"]
+    rows: Float[Tensor, "n d"] | None
 
 
 def gaussian(features: AnyFeatures, bandwidth: float) -> Gaussian:
     """With `bandwidth` times the median of the distances over i < j as sigma."""
     x = features.values
+    moved = about_most(x)
+    x = x if moved is None else moved
     squared, cells = x.new_empty(len(x), len(x)), []
     for start, block in distance_rows(x):
         rows = slice(start, start + len(block))
@@ -140,7 +146,16 @@ def gaussian(features: AnyFeatures, bandwidth: float) -> Gaussian:
     factor = -1 / (2 * (bandwidth * median) ** 2)
     # torch sums float32 rows into float64 many times slower; the rounding of a mean vanishes with the centring
     means = squared.mul_(factor).exp_().mean(1).double()
-    return Gaussian(x.square().sum(1), factor, (means - means.mean() / 2).to(x.dtype))
+    return Gaussian(x.square().sum(1), factor, (means - means.mean() / 2).to(x.dtype), moved)
+
+
+def about_most(x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"] | None:
+    """The rows about the mean of their inner half; None where that changes little. A row far from all others draws the
+    mean away from them, so that the squares in their distances would cancel."""
+    norms = x.square().sum(1)
+    middle = norms.median()
+    inner = x[norms <= middle].mean(0)
+    return x - inner if bool(inner.square().sum() > middle / 2) else None
 
 
 def median_root(squared: Float[Tensor, " cells"]) -> float:
@@ -151,6 +166,8 @@ def median_root(squared: Float[Tensor, " cells"]) -> float:
 
 
 def gaussian_cells(fit: Gaussian, gram: Tensor, rows: slice, columns: slice) -> Tensor:
+    if fit.rows is not None:
+        torch.mm(fit.rows[rows], fit.rows[columns].T, out=gram)
     squared = gram.mul_(-2).add_(fit.norms[rows, None]).add_(fit.norms[columns]).clamp_min_(0)
     if rows == columns:
         squared.diagonal().zero_()

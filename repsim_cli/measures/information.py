@@ -17,6 +17,7 @@ from torch import Tensor
 
 from repsim_cli.measures.base import Card, Measure, Pairwise, Slow
 from repsim_cli.measures.bases import thin_svd
+from repsim_cli.measures.rank import floor, of_single, stored
 from repsim_cli.measures.rdm import SHAPE
 from repsim_cli.registry import measures
 from repsim_cli.settings import Positive, Seed, Several, Small
@@ -24,6 +25,7 @@ from repsim_cli.settings import Positive, Seed, Several, Small
 Few = Annotated[int, Field(ge=1, le=5)]  # of 5 the critic has 441 weights, which Newton's method solves for
 
 TIED = 1e-6  # of unit variance: distances that differ by less do so by the rounding of float32 alone
+ALIKE = 1e-2  # variances that differ by a smaller share have no directions of their own
 LONGEST = 3.0  # root mean square of a row's components, beyond which the critic sees a shorter row
 CONVERGED = 1e-14  # of the squared Newton decrement; the next step would square it
 STEPS = 200
@@ -32,27 +34,49 @@ BLOCK = 1 << 22  # distances held at a time
 PROJECTED = "Of a few components alone: what the others share is not seen. "
 
 
-def components(x: Float[Tensor, "n d"], *, dims: int) -> Float[Tensor, "n c"]:
-    """The leading principal components, of variance 1; fewer where x has fewer."""
-    return math.sqrt(len(x)) * thin_svd(x).u[:, :dims].cpu()
+class Components(NamedTuple):
+    """The leading principal components, of variance 1; fewer where x has fewer.
+
+    tied: distances that differ by less may do so by the rounding of x alone.
+    """
+
+    values: Float[Tensor, "n c"]
+    tied: float
+
+
+def components(x: Float[Tensor, "n d"], *, dims: int) -> Components:
+    """Directions within the rounding of whole rows, which a rotation in their precision leaves, do not count."""
+    basis, rounding = thin_svd(x), stored(of_single(x))
+    size = float(torch.linalg.vector_norm(basis.s))
+    s = basis.s[basis.s > floor(x.shape[1], rounding) * size]
+    kept = s[:dims]
+    # rounding turns the last component towards the next, by more the less they differ
+    left_out = s[dims] / kept[-1] if len(s) > dims else 0.0
+    turned = 1 / max(1 - float(left_out) ** 2, ALIKE)
+    values = math.sqrt(len(x)) * basis.u[:, : len(kept)].cpu()
+    return Components(values, max(TIED, rounding * size / float(kept[-1]) * turned))
+
+
+def permuted(state: Components, order: Tensor) -> Components:
+    return state._replace(values=state.values[order])
 
 
 def distances(some: Float[Tensor, "b c"], rows: Float[Tensor, "n c"]) -> Float[Tensor, "b n"]:
     return torch.cdist(some, rows, compute_mode="donot_use_mm_for_euclid_dist")
 
 
-def ksg(a: Float[Tensor, "n c"], b: Float[Tensor, "n e"], *, k: int) -> float:
+def ksg(a: Components, b: Components, *, k: int) -> float:
     """psi(k) + psi(n) - mean of psi(rows nearer in a) + psi(rows nearer in b), each row counted among them.
 
     Nearer than the kth neighbour by the larger of both distances. Where several rows are equally near in its place, as
     copies are, all rows up to them count, in each of the three; so no value is above psi(n) - psi(k).
     """
-    n, total = len(a), 0.0
+    n, total, tie = len(a.values), 0.0, max(a.tied, b.tied)
     for rows in torch.arange(n).split(max(1, BLOCK // n)):
-        x, y = distances(a[rows], a), distances(b[rows], b)
+        x, y = (distances(side.values[rows], side.values) for side in (a, b))
         joint = torch.maximum(x, y)
         radius = joint.kthvalue(k + 1, dim=1, keepdim=True).values  # the nearest is the row itself
-        upto, below = radius + TIED, radius - TIED
+        upto, below = radius + tie, radius - tie
         around = (joint <= upto).sum(1, keepdim=True)
         tied = around - (joint < below).sum(1, keepdim=True) > 1
         near = [(side <= torch.where(tied, upto, below)).sum(1, keepdim=True) for side in (x, y)]
@@ -100,6 +124,7 @@ def mutual_information(*, k: Positive = 5, dims: Small = 3) -> Measure:
     return Pairwise(
         prepare=partial(components, dims=dims),
         compare=partial(ksg, k=k),
+        permute=permuted,
         minimum_rows=k + 1,
         slow=Slow(squares=0, products=0.5),
     )
@@ -169,13 +194,13 @@ def fitted_critic(given: Batches, penalty: float) -> Float[Tensor, "f g"]:
     return weights
 
 
-def infonce_bound(a: Float[Tensor, "n c"], b: Float[Tensor, "n e"], *, batch: int, seed: int) -> float:
+def infonce_bound(a: Components, b: Components, *, batch: int, seed: int) -> float:
     """The critic is fitted on one half of the rows, and the bound is taken on the other. The penalty is that of the
     lowest cross-entropy on a quarter of the rows for a critic of another quarter."""
-    quarter = len(a) // 4
+    quarter = len(a.values) // 4
     size = min(batch, quarter)
-    order = torch.from_numpy(np.random.default_rng(seed).permutation(len(a)))
-    x, y = critic_features(a), critic_features(b)
+    order = torch.from_numpy(np.random.default_rng(seed).permutation(len(a.values)))
+    x, y = critic_features(a.values), critic_features(b.values)
 
     def batches(first: int, last: int) -> Batches:
         rows = order[first * quarter : last * quarter]
@@ -227,5 +252,6 @@ def infonce(*, batch: Several = 128, dims: Few = 3, seed: Seed = 0) -> Measure:
     return Pairwise(
         prepare=partial(components, dims=dims),
         compare=partial(infonce_bound, batch=batch, seed=seed),
+        permute=permuted,
         slow=Slow(squares=1, products=0.5),
     )

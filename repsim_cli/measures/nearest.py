@@ -3,6 +3,7 @@
 Pairs are compared list by list, with all rows and many representations at a time.
 """
 
+import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from repsim_cli.measures.base import Measure, MeasureWarning, Pairwise, centred
 from repsim_cli.measures.inner import Matrix
+from repsim_cli.measures.rank import precision
 
 _BLOCK = 4096  # rows of the similarity matrix held at a time
 _EXACT = 1024  # rows computed again in float64 at a time
@@ -22,6 +24,7 @@ _TILE = 512
 _CELLS = 1 << 17  # (representation, row) cells compared at a time
 _TIE = 1e-13  # of the squares in a squared distance: rows whose distances differ by less are equally near
 _NEAR = {torch.float32: 3e-6, torch.float64: 2e-12}  # similarities closer than this may have lost their order
+_MOVED = 1 / 8  # units of the precision of its numbers: how far rounding is likely to move a row
 _MANY_TIES = 0.05  # share of rows
 
 Best = tuple[Float[Tensor, "b m"], Int[Tensor, "b m"]]
@@ -51,7 +54,7 @@ def neighbours(x: Float[Tensor, "n d"], *, k: int) -> Neighbours:
     """The k nearest rows by cosine of centred rows, self excluded by index, equal similarities in index order.
 
     Rows whose order is uncertain in the working precision are computed again in float64. Warns where many rows have
-    several candidates for the k-th place.
+    several candidates for the k-th place, or where the rounding of the rows decides among them.
     """
     exact = unit_rows(x)
     units = exact.to(torch.promote_types(x.dtype, torch.float32))
@@ -59,12 +62,13 @@ def neighbours(x: Float[Tensor, "n d"], *, k: int) -> Neighbours:
     blocks = [largest(cosines(units, int(rows[0]), len(rows)), rows, k) for rows in every.split(_BLOCK)]
     values, lists = (torch.cat(part) for part in zip(*blocks, strict=True))
     unsure = (values[:, :-1] - values[:, 1:] < _NEAR[units.dtype]).any(1).nonzero()[:, 0]
-    tied = 0
+    near, tied = values.double() - 1, 0
     if len(unsure):
         for rows, (best, where) in in_order(with_directions(exact), unsure, k):
             tied += int((best[:, k - 1 : k] == best[:, k:]).sum())
-            values[rows], lists[rows] = (1 + best).to(values.dtype), where
+            values[rows], lists[rows], near[rows] = (1 + best).to(values.dtype), where, best
     warn_of_ties(tied, len(x), k)
+    warn_of_rounding(rounded(near, k, x) - tied, len(x), k)
     places = lists[:, :k].T.contiguous()
     mutual = (places[:, places] == torch.arange(len(x), device=x.device)).any(0)
     return Neighbours(places.int(), values[:, :k].T.contiguous(), mutual, units)
@@ -157,6 +161,25 @@ def warn_of_ties(tied: int, n: int, k: int) -> None:
         warnings.warn(
             f"{tied} of {n} rows have several equally near rows for the last of {k} places, which go by index, the "
             "same in every layer; leave out layers that see no context (embed)",
+            MeasureWarning,
+            stacklevel=3,
+        )
+
+
+def rounded(near: Float[Tensor, "n m"], k: int, x: Float[Tensor, "n d"]) -> int:
+    """Of how many rows the last of k places and the next differ by no more than the rounding of x is likely to move
+    them. near: minus half the squared distances to the nearest rows, of rows of norm 1."""
+    moved = _MOVED * precision(x)
+    last = (-2 * near[:, k - 1 : k]).clamp_min(0).sqrt()
+    # the rounding of d features adds up to `moved`, of which a distance sees its own direction
+    return int((near[:, k - 1 : k] - near[:, k:] <= moved * (last / math.sqrt(x.shape[1]) + moved)).sum())
+
+
+def warn_of_rounding(count: int, n: int, k: int) -> None:
+    if count > _MANY_TIES * n:
+        warnings.warn(
+            f"rounding decides the neighbours of {count} of {n} rows: the last of {k} places and the next are equally "
+            "near within the precision of the rows; give them in a higher precision, or leave the layer out",
             MeasureWarning,
             stacklevel=3,
         )

@@ -38,6 +38,28 @@ def stored(single: Bool[Tensor, " d"]) -> float:
     return SINGLE if 2 * int(single.sum()) >= len(single) else DOUBLE
 
 
+def precision(x: Float[Tensor, "n d"]) -> float:
+    """The relative precision of the numbers, whatever their type is now: that of bfloat16 or float16 where these hold
+    all of them, of float32 by the rule above, else of float64.
+
+    Numbers on a grid, as whole ones are, are no rounded ones: they count as float32.
+    """
+    if x.dtype == torch.float64 and stored(of_single(x)) != SINGLE:
+        return torch.finfo(x.dtype).eps
+    halves = (dtype for dtype in (torch.bfloat16, torch.float16) if all(_rounded(part, dtype) for part in (x[:8], x)))
+    return next((torch.finfo(dtype).eps for dtype in halves if not _on_grid(x, dtype)), SINGLE)
+
+
+def _rounded(x: Tensor, dtype: torch.dtype) -> bool:
+    return torch.equal(x.to(dtype).to(x.dtype), x)
+
+
+def _on_grid(x: Tensor, dtype: torch.dtype) -> bool:
+    """Whether all numbers are multiples of the last digit of the largest."""
+    digit = torch.finfo(dtype).eps / 2 * 2.0 ** int(torch.frexp(x.abs().max().double()).exponent)
+    return bool((x.double().remainder(digit) == 0).all())
+
+
 def floor(d: int, eps: float) -> float:
     """The largest singular value of d neurons of norm 1 that counts as rounding.
 

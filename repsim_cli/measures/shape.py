@@ -180,7 +180,8 @@ def bures_similarity() -> Measure:
 def mean_aligned_cosine(a: Shape, b: Shape) -> float:
     dtype = torch.promote_types(a.rows.dtype, b.rows.dtype)
     x, y = a.rows.to(dtype), b.rows.to(dtype)
-    u, _, vt = torch.linalg.svd((x.T @ y).double(), full_matrices=False)
+    # in float64, for a row far from the others hides in float32 what they say about the rotation
+    u, _, vt = torch.linalg.svd(x.double().T @ y.double(), full_matrices=False)
     products = ((x @ (u @ vt).to(dtype)) * y).sum(1).double()
     norms = torch.linalg.vector_norm(x, dim=1).double() * torch.linalg.vector_norm(y, dim=1)
     without = int((norms == 0).sum())

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from repsim_cli.measures.base import Card, Measure, Pairwise, centred
 from repsim_cli.measures.inner import Matrix
-from repsim_cli.measures.nearest import in_order, warn_of_ties
+from repsim_cli.measures.nearest import in_order, rounded, warn_of_rounding, warn_of_ties
 from repsim_cli.measures.rdm import SHAPE
 from repsim_cli.registry import measures
 from repsim_cli.settings import Medium, Positive
@@ -28,12 +28,14 @@ _COLUMNS = 128  # of the products held at a time
 
 def nearest_rows(x: Float[Tensor, "n d"], k: int) -> Int[Tensor, "n k"]:
     """The k nearest rows by Euclidean distance, self excluded by index, equal distances in index order."""
-    x = centred(x.double())[0]
-    lists, tied = torch.empty(len(x), k, dtype=torch.int64, device=x.device), 0
-    for rows, (best, where) in in_order(x, torch.arange(len(x), device=x.device), k):
+    units = centred(x.double())[0]
+    lists, tied, close = torch.empty(len(x), k, dtype=torch.int64, device=x.device), 0, 0
+    for rows, (best, where) in in_order(units, torch.arange(len(x), device=x.device), k):
         tied += int((best[:, k - 1 : k] == best[:, k:]).sum())
+        close += rounded(best, k, x)
         lists[rows] = where[:, :k]
     warn_of_ties(tied, len(x), k)
+    warn_of_rounding(close - tied, len(x), k)
     return lists
 
 

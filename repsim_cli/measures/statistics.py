@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from repsim_cli.errors import Degenerate
-from repsim_cli.measures.base import Card, Invariance, Measure, Pairwise, centred
+from repsim_cli.measures.base import Card, Invariance, Measure, Pairwise, centred, unit_of
 from repsim_cli.measures.inner import Matrix
 from repsim_cli.measures.rdm import SHAPE, distance_rows
 from repsim_cli.registry import measures
@@ -45,6 +45,7 @@ def varied(x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
 def directions(x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
     """The rows in float64, scaled to norm 1, not centred."""
     x = varied(x)
+    x = x / unit_of(x, 1)
     norms = torch.linalg.vector_norm(x, dim=1, keepdim=True)
     zero = int((norms == 0).sum())
     if zero:
@@ -59,7 +60,9 @@ def magnitude(x: Float[Tensor, "n d"]) -> float:
 
 def concentricity(x: Float[Tensor, "n d"]) -> float:
     """Mean cosine of the rows with the mean row, in [-1, 1]."""
-    rows, mean = directions(x), x.double().mean(0)
+    rows, x = directions(x), x.double()
+    x = x / unit_of(x)
+    mean = x.mean(0)
     norm = torch.linalg.vector_norm(mean)
     if norm <= 1e-13 * float(x.abs().max()):
         raise Degenerate("the mean row is 0 and has no direction, got centred rows; give them as they are")
