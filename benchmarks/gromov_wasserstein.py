@@ -28,12 +28,12 @@ from threadpoolctl import threadpool_limits
 
 from repsim_cli.activations.readings import readings
 from repsim_cli.activations.rows import batches, blocks
-from repsim_cli.binding import bind_model
+from repsim_cli.config.binding import bind_model
+from repsim_cli.config.presets import conf_dir, entries
 from repsim_cli.data.modular import modular_pairs
 from repsim_cli.measures import assignment
 from repsim_cli.measures.gromov import Space, best_gromov, in_one_order, lower_bounds, space
 from repsim_cli.models.source import Precomputed
-from repsim_cli.presets import conf_dir, entries
 from repsim_cli.registry import data
 from repsim_cli.settings import Extract, Hardware
 

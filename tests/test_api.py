@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import repsim_cli
 from repsim_cli.api.entries import configuration, data_entry
-from repsim_cli.binding import bind_model
+from repsim_cli.config.binding import bind_model
 from repsim_cli.errors import BadConfig, BadInput
 from repsim_cli.models.checkpoints import shipped_folder
 

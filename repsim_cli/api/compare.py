@@ -16,8 +16,8 @@ from omegaconf import OmegaConf
 from repsim_cli import report, results
 from repsim_cli.api.entries import configuration, is_transformers, labelled, model_entry
 from repsim_cli.api.result import Result
-from repsim_cli.binding import bind_model
-from repsim_cli.config import validate
+from repsim_cli.config.binding import bind_model
+from repsim_cli.config.run import validate
 from repsim_cli.data import memory as texts_in_memory
 from repsim_cli.errors import BadInput, RepsimError
 from repsim_cli.execution import perform

@@ -10,10 +10,10 @@ from typing import NoReturn
 
 from repsim_cli import __version__, signals
 from repsim_cli.cli.terminal import complain, log, say, terminal_log
+from repsim_cli.config.presets import GROUPS, UNSELECTED
 from repsim_cli.errors import BadInput, RepsimError
 from repsim_cli.files import explained
 from repsim_cli.plain import escaped
-from repsim_cli.presets import GROUPS, UNSELECTED
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

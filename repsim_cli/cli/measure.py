@@ -14,7 +14,7 @@ ALL = "all"
 
 def measure_command(parsed: argparse.Namespace) -> int:
     check_torch()
-    from repsim_cli.binding import bind_measure
+    from repsim_cli.config.binding import bind_measure
 
     settings = settings_of(parsed.settings)
     if parsed.name == ALL and settings:

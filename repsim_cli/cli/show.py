@@ -11,11 +11,11 @@ import numpy as np
 from repsim_cli import folders, results, signals
 from repsim_cli.cli.follow import follow
 from repsim_cli.cli.terminal import Bar, check_torch, say
+from repsim_cli.config.presets import GROUPS, UNSELECTED, described, entries, entry_of
 from repsim_cli.content import CHANCE, DIAGNOSTICS, Matrix, Measured, Table, Verdict
 from repsim_cli.errors import BadInput
 from repsim_cli.executors.records import FILE, read_records
 from repsim_cli.findings.leaderboard import grade
-from repsim_cli.presets import GROUPS, UNSELECTED, described, entries, entry_of
 from repsim_cli.registry import did_you_mean
 from repsim_cli.settings import treatment
 
@@ -214,7 +214,7 @@ def export_command(parsed: argparse.Namespace) -> int:
 
 def analyse_command(parsed: argparse.Namespace) -> int:
     from repsim_cli import report
-    from repsim_cli.config import analyses_of
+    from repsim_cli.config.run import analyses_of
     from repsim_cli.findings.analyse import ANALYSES, analyse, asked, draw
 
     folder = folders.find(parsed.run)

@@ -170,23 +170,21 @@ def test_precomputed_activations_alone_and_beside_a_model(repsim, newest, tiny_f
 
 def test_one_job_is_composed_and_validated_once(repsim, tmp_path, monkeypatch):
     """Each takes a tenth of a second, which every run would pay."""
-    from hydra._internal.config_loader_impl import ConfigLoaderImpl
-
-    from repsim_cli import config
+    from repsim_cli.config import guard, run
 
     calls = []
 
     def counted(function):
         return lambda *given, **named: (calls.append(function.__name__), function(*given, **named))[1]
 
-    monkeypatch.setattr(ConfigLoaderImpl, "load_configuration", counted(ConfigLoaderImpl.load_configuration))
-    monkeypatch.setattr(config, "validate", counted(config.validate))
+    monkeypatch.setattr(guard, "check", counted(guard.check))
+    monkeypatch.setattr(run, "validate", counted(run.validate))
     for label in ("a", "b"):
         np.savez(tmp_path / label, one=np.random.default_rng(0).normal(size=(30, 4)))
     files = [f"model.{label}={{kind: precomputed, path: {tmp_path / label}.npz}}" for label in ("a", "b")]
     words = ("run", "model=[]", *(f"+{file}" for file in files), "measure=[cka]", "extract.estimate=full")
     assert repsim(*words)[0] == 0
-    assert calls == ["load_configuration", "validate"]
+    assert calls == ["check", "validate"]
     # a configuration may ask for a sweep as well, which Hydra starts
     assert repsim(*words, "hydra.mode=MULTIRUN")[0] == 0
     (sweep,) = (tmp_path / "outputs").glob("*/*-sweep")

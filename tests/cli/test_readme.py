@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 import repsim_cli
 from repsim_cli.cli import parser
-from repsim_cli.config import RunKeys
+from repsim_cli.config.run import RunKeys
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -426,7 +426,7 @@ def test_joblib_runs_jobs_side_by_side_on_one_thread_each(tmp_path):
 def test_the_slurm_launcher_composes():
     from hydra import compose, initialize_config_dir
 
-    from repsim_cli.presets import conf_dir
+    from repsim_cli.config.presets import conf_dir
 
     with initialize_config_dir(str(conf_dir()), version_base="1.3"):
         config = compose("config", ["hydra/launcher=slurm", "hydra.launcher.partition=gpu"], return_hydra_config=True)

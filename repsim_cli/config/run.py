@@ -12,7 +12,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, Field
 
 from repsim_cli import registry, tracking
-from repsim_cli.binding import (
+from repsim_cli.config.binding import (
     MISSING,
     STRICT,
     Fields,
