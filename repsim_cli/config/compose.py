@@ -10,9 +10,11 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import hydra
+import yaml
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.object_type import ObjectType
@@ -30,9 +32,9 @@ from repsim_cli import folders, results
 from repsim_cli.config.guard import Guarded
 from repsim_cli.config.presets import GROUPS, TABLES, conf_dir, described, entries, shipped
 from repsim_cli.config.words import COMPONENT_KEY, as_typed, hydra_line, typed
-from repsim_cli.documents import Unreadable, interpolated, read_yaml
+from repsim_cli.documents import interpolated
 from repsim_cli.errors import BadInput
-from repsim_cli.files import walk
+from repsim_cli.files import readable, walk
 from repsim_cli.registry import did_you_mean
 
 OWN, GIVEN = "config", "given"  # primary configurations: conf/config.yaml, and what a program or a run gives
@@ -120,6 +122,8 @@ def in_a_line(words: list[str]) -> Iterator[None]:
         yield
     except (HydraException, ValueError, TypeError) as error:
         raise BadInput(hydra_line(error, words)) from None
+    except yaml.YAMLError as error:
+        raise BadInput(f"--config-dir: a file is no YAML, got {' '.join(str(error).split())}; mend it") from None
 
 
 def run_alone(job: Callable[[Any], Any], config: Any) -> None:
@@ -152,15 +156,17 @@ def print_as_hydra(words: list[str], primary: str) -> int:
     return 0
 
 
-def primary_of(keys: Mapping[str, Any], words: Sequence[str]) -> str:
+def primary_of(keys: Mapping[str, Any], words: Sequence[str], presets: Mapping[str, str] = MappingProxyType({})) -> str:
     """Makes the keys of a run a primary configuration; returns its name.
 
-    A group that the words select (model=[a], data=pile) replaces that of the keys.
+    presets: by group, the file whose keys these change. A group that the words select (model=[a], data=pile) replaces
+    that of the keys.
     """
     default = shipped(conf_dir() / "config.yaml")
-    choices = [entry for entry in default["defaults"] if isinstance(entry, dict)]
-    anew = [entry for entry in choices if _selected(next(iter(entry)), words)]
-    logging_off = [entry for entry in choices if "override" in next(iter(entry))]
+    choices = {group: name for entry in default["defaults"] if entry != "_self_" for group, name in entry.items()}
+    used = [group for group in choices if group in presets or _selected(group, words)]
+    anew = [{group: presets.get(group, choices[group])} for group in used]
+    logging_off = [{group: name} for group, name in choices.items() if "override" in group]
     kept = {key: value for key, value in keys.items() if not _selected(key, words)}
     node = {"defaults": [*anew, "_self_", *logging_off], **kept, "hydra": default["hydra"]}
     ConfigStore.instance().store(name=GIVEN, node=node, provider="repsim")
@@ -202,10 +208,7 @@ def _check_config_dir(root: Path) -> None:
         raise BadInput(f"--config-dir: no such folder, got '{root}'; name a folder of YAML files")
     for folder, _, names in walk(root):
         for file in (folder / name for name in names if name.endswith(".yaml")):
-            try:
-                read_yaml(file)
-            except Unreadable as error:
-                raise BadInput(f"--config-dir: no YAML, got '{file}' ({error}); mend it, or take it away") from None
+            readable(file)
             group, _, name = str(file.relative_to(root).with_suffix("")).partition("/")
             if group in GROUPS and name in described(group):
                 raise BadInput(f"--config-dir: the name of a {group} that ships, got '{file}'; rename it")

@@ -1,8 +1,9 @@
 """The words of a command: what they mean to Hydra, and Hydra's answers as the user shall read them."""
 
 import json
+import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from repsim_cli.config.presets import GROUPS, TABLES, conf_dir, described, entry_of, shipped
@@ -74,20 +75,32 @@ def with_models(words: list[str]) -> list[str]:
 
 
 def _spelled(label: str, name: str) -> str:
-    return f"+model.{label}={_as_override(entry_of(name))}"
+    return f"+model.{label}={as_override(entry_of(name))}"
 
 
-def _as_override(value: Any) -> str:
+def as_override(value: Any) -> str:
     """A value in the grammar of Hydra's overrides, whose keys have no quotes.
 
-    >>> _as_override({"kind": "x", "seeds": [0, None], "data": {"path": "a b"}})
-    '{kind: "x", seeds: [0, null], data: {path: "a b"}}'
+    >>> as_override({"kind": "x", "seeds": [0, None], "data": {"a b": "c d"}})
+    '{kind: "x", seeds: [0, null], data: {a\\\\ b: "c d"}}'
     """
-    if isinstance(value, dict):
-        return f"{{{', '.join(f'{key}: {_as_override(each)}' for key, each in value.items())}}}"
-    if isinstance(value, list):
-        return f"[{', '.join(map(_as_override, value))}]"
-    return json.dumps(value, ensure_ascii=False)
+    if isinstance(value, Mapping):
+        keys = {re.sub(r"([\\()\[\]{}:=,\s])", r"\\\1", str(key)): each for key, each in value.items()}
+        return f"{{{', '.join(f'{key}: {as_override(each)}' for key, each in keys.items())}}}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(as_override, value))}]"
+    if isinstance(value, str | os.PathLike):  # a backslash is one, but where a quote follows
+        inner = re.sub(r'(\\*)("|$)', lambda end: 2 * end[1] + end[2].replace('"', '\\"'), os.fspath(value))
+        return f'"{inner}"'
+    return json.dumps(value)
+
+
+def setting(key: str, value: Any) -> list[str]:
+    """The overrides that set a key of a program to a value, whether the configuration has the key or not."""
+    word = f"{key}={as_override(value)}"
+    if key in ("figures", "groups"):
+        return as_hydra_takes(word)
+    return [*([f"++{key}=null"] if isinstance(value, Mapping) else []), f"++{word}"]
 
 
 def as_hydra_takes(word: str) -> list[str]:
@@ -107,6 +120,24 @@ def as_hydra_takes(word: str) -> list[str]:
 
 def as_typed(word: str) -> str:
     return word.removeprefix("++")
+
+
+def settings_of(words: list[str], given_by: str = "settings") -> dict[str, Any]:
+    """Values by key, from words key=value. Raises BadInput for others, which names the flag they were given by."""
+    import yaml
+
+    settings = {}
+    for setting in words:
+        key, equals, value = setting.partition("=")
+        if not equals:
+            raise BadInput(f"{given_by}: not key=value, got '{setting}'; e.g. k=5")
+        if key in settings:
+            raise BadInput(f"{given_by}: given twice, got '{setting}'; give {key} once")
+        try:
+            settings[key] = yaml.safe_load(value)
+        except yaml.YAMLError:
+            raise BadInput(f"{given_by}: the value is no YAML, got '{setting}'; put it into quotes") from None
+    return settings
 
 
 def hydra_line(error: Exception, overrides: list[str]) -> str:
