@@ -93,18 +93,7 @@ def compare(
         if kept:
             _check_batches(entries, kept, data)
             data = None
-        config = configuration(
-            entries,
-            data,
-            measures,
-            rows,
-            significance,
-            settings,
-            layers=layers,
-            device=device,
-            batch_size=batch_size,
-            seed=seed,
-        )
+        config = configuration(entries, data, measures, rows, significance, settings, layers, device, batch_size, seed)
         if kept and maps == "positions" and config["significance"]["method"] != "none":
             raise BadInput(
                 "significance: positions of one input are no independent rows, got maps='positions'; use maps='pooled' "

@@ -122,7 +122,6 @@ def configuration(
     rows: str,
     significance: str,
     settings: Mapping[str, Any] | Sequence[str],
-    *,
     layers: Sequence[str] = (),
     device: str = "cpu",
     batch_size: int = 8,
@@ -138,10 +137,10 @@ def configuration(
     by_key = settings.items() if isinstance(settings, Mapping) else ()
     words = [word for key, value in by_key for word in setting(key, value)]
     words = words or [part for word in settings for part in as_hydra_takes(word)]
-    keys = [word.lstrip("+~").partition("=")[0] for word in words]
+    keys = [re.split("[=@]", word.lstrip("+~"))[0] for word in words]
     for key in keys:
-        if key == "model" or re.split("[./@]", key)[0] in ("hydra", "experiment"):
-            raise BadInput(f"{re.split('[./@]', key)[0]}: unknown key of a comparison, got '{key}'; use repsim run")
+        if other := re.match(r"(hydra|experiment|model$)\b", key):
+            raise BadInput(f"{other[0]}: unknown key of a comparison, got '{key}'; use repsim run")
     extract: dict[str, Any] = {}
     if len(stored) == len(bound):
         for key, value, none in (("data", data, None), ("rows", rows, "auto")):

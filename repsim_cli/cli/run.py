@@ -41,8 +41,8 @@ def run(words: list[str]) -> int:
     rest, primary = repeated(rest)
     rest = unasked(rest)
     flags, overrides = split(rest)
-    asked, multirun = Asked(overrides, primary, flags.get("--config-dir")), "--multirun" in flags
-    configs = [] if "--shell-completion" in flags else compose(*asked, sweep=multirun)
+    asked = Asked(overrides, primary, flags.get("--config-dir"), "--multirun" in flags)
+    configs = [] if "--shell-completion" in flags else compose(*asked)
     if flags.keys() & PRINTING:
         return print_as_hydra(rest, primary)
     jobs = [(config, validate(task(config))) for config in configs]
@@ -57,32 +57,34 @@ def run(words: list[str]) -> int:
     results.check_root()
     cache.root()
     os.environ[COMMAND] = json.dumps(["repsim", "run", *words])
-    return _ran(jobs, asked, multirun)
+    return _ran(jobs, asked)
 
 
 class Asked(NamedTuple):
-    """What is composed: words, the primary configuration that they change, and the folder of --config-dir."""
+    """What is composed: words, the primary configuration that they change, the folder of --config-dir, and whether
+    the words have several values."""
 
     words: list[str]
     primary: str
     folder: str | None
+    sweep: bool
 
 
-def _ran(jobs: list[tuple[Any, Any]], asked: Asked, multirun: bool) -> int:
+def _ran(jobs: list[tuple[Any, Any]], asked: Asked) -> int:
     """Runs the jobs; the exit code."""
     from hydra.types import RunMode
 
     from repsim_cli.config.compose import run_alone, run_sweep
 
     config, checked = jobs[0]
-    sweep = multirun or config.hydra.mode == RunMode.MULTIRUN
+    sweep = asked.sweep or config.hydra.mode == RunMode.MULTIRUN
     with _statuses() as ended:
         try:
             with signals.interruptible():
                 if sweep:
                     _check_sweep_folder(config)
                     followed_joblib()  # its launcher's processes
-                    run_sweep(job, *asked)
+                    run_sweep(job, *asked[:3])
                 else:
                     run_alone(partial(job, checked=checked), config)
         except OSError as error:  # it cannot make the folder of a job
@@ -130,7 +132,7 @@ def _say_untested(asked: Asked) -> None:
     experiment = [word for word in asked.words if word.startswith("experiment=")]
     if UNASKED not in asked.words or not (experiment or asked.primary != OWN):
         return
-    for config in compose(experiment, asked.primary, asked.folder):
+    for config in compose(*asked._replace(words=experiment)):
         if config.claims:
             what = f"the {len(config.claims)} of {config.name} are about its own models and are not tested"
             log.warning("claims: %s; claims=[NAME,...] asks for those that suit yours", what)

@@ -82,7 +82,7 @@ def register() -> None:
 
 
 @contextmanager
-def opened(folder: str | None = None) -> Iterator[Guarded]:
+def open_loader(folder: str | None = None) -> Iterator[Guarded]:
     """Hydra's loader for conf/ and the folder of --config-dir. Hydra of a program that calls this stays as it was."""
     with ALONE:
         register()
@@ -97,13 +97,13 @@ def opened(folder: str | None = None) -> Iterator[Guarded]:
             GlobalHydra.instance().hydra = before
 
 
-def compose(words: list[str], primary: str = OWN, folder: str | None = None, *, sweep: bool = False) -> list[Any]:
+def compose(words: list[str], primary: str = OWN, folder: str | None = None, sweep: bool = False) -> list[Any]:
     """The configuration of each job of a command, with Hydra's part. Raises BadInput with the near misses.
 
     folder: of --config-dir. sweep: the words have several values, of which every combination is a job.
     """
     made = []
-    with opened(folder) as loader, in_a_line(words):
+    with open_loader(folder) as loader, in_a_line(words):
         for job in _jobs(words, loader) if sweep else [words]:
             made.append(loader.load_configuration(primary, job))
             _check_labels(made[-1], job)
@@ -136,7 +136,7 @@ def run_alone(job: Callable[[Any], Any], config: Any) -> None:
 def run_sweep(job: Callable[[Any], Any], words: list[str], primary: str, folder: str | None) -> None:
     """Runs the jobs of a sweep by the sweeper and launcher of its configuration."""
     words = [*words, "hydra.mode=MULTIRUN"]
-    with opened(folder) as loader, in_a_line(words):
+    with open_loader(folder) as loader, in_a_line(words):
         config = loader.load_configuration(primary, words, RunMode.MULTIRUN)
         context = HydraContext(config_loader=loader, callbacks=Callback())  # type: ignore[arg-type]
         sweeper = Plugins.instance().instantiate_sweeper(hydra_context=context, task_function=job, config=config)
