@@ -523,7 +523,7 @@ def test_settings_of_a_comparison_in_words(repsim, newest, tmp_path):
     assert "\n  data: 2 of the first 3 sequences of " in out
     for given, message in {
         "extract.batch_row=3": "extract.batch_row: ",
-        "extract": "overrides: cannot be read, got extract; write KEY=VALUE",
+        "extract": "overrides: Error parsing override 'extract' missing EQUAL",
         "extract.rows=[1": "overrides: cannot be read, got extract.rows=[1; write KEY=VALUE",
         "sed=1": "sed: unknown key, got 'sed=1'; did you mean 'seed'?",
         "extract=word": "extract: no such name, got 'word'; did you mean 'words'?",
@@ -567,7 +567,7 @@ def test_a_comparison_takes_what_a_run_takes(repsim, newest):
     assert code == 0, err
     config = results.read_config(newest())
     assert list(config["measure"]) == ["cka", "rsa"]
-    assert (config["extract"]["unit"], config["extract"]["rows"], config["figures"]["which"]) == ("text", 64, "all")
+    assert (config["extract"]["unit"], config["extract"]["rows"], config["figures"]["which"]) == ("mean", 64, "all")
     assert config["analyses"]["blocks"] == {"least": 5}
     with pytest.raises(BadInput, match="dry_run: a plan has no result, got true; use repsim compare A B --set dry_run"):
         repsim_cli.compare(["tiny_a", "tiny_b"], settings={"dry_run": True})
