@@ -19,16 +19,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from hydra import compose, initialize_config_dir
 
 import repsim_cli
 from repsim_cli import folders
 from repsim_cli.activations.batching import passes
-from repsim_cli.cli.configs import store
-from repsim_cli.config import validate
+from repsim_cli.config.compose import compose, task
+from repsim_cli.config.run import validate
 from repsim_cli.executors.records import read_records
 from repsim_cli.models.source import Source
-from repsim_cli.presets import conf_dir
 from repsim_cli.studies.bounds import usual_length
 from repsim_cli.studies.cost import CALL, EFFICIENCY, SIDE, duration, forward_operations
 
@@ -92,9 +90,8 @@ def core() -> float:
 
 def planned(words: Sequence[str]) -> Any:
     """The study of a configuration, with the shapes that ship with the package."""
-    store()
-    with initialize_config_dir(str(conf_dir().resolve()), version_base="1.3"):
-        return validate(compose("config", [*words, "dry_run=true"])).study
+    (config,) = compose([*words, "dry_run=true"])
+    return validate(task(config)).study
 
 
 def written(study: Any, label: str) -> float:

@@ -31,10 +31,10 @@ from repsim_cli import measures, registry
 from repsim_cli.activations.capture import capture
 from repsim_cli.activations.readings import loading, readings
 from repsim_cli.activations.rows import Forward, batches, blocks
+from repsim_cli.config.presets import entries
 from repsim_cli.data.base import Sequences
 from repsim_cli.data.packing import pack
 from repsim_cli.models.source import Source
-from repsim_cli.presets import entries
 from repsim_cli.settings import Extract, Hardware
 from repsim_cli.similarity import all_pairs, estimate_all_pairs
 

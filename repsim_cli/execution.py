@@ -3,7 +3,7 @@
 import dataclasses
 
 from repsim_cli import tracking
-from repsim_cli.config import RunConfig
+from repsim_cli.config.run import RunConfig
 from repsim_cli.findings import analyse
 from repsim_cli.results import Run
 from repsim_cli.training import trained

@@ -23,7 +23,7 @@ from repsim_cli.activations.readings import Reading
 from repsim_cli.activations.rows import windows_of
 from repsim_cli.activations.stored import Recorder, activations_key, gather, window_name
 from repsim_cli.cache import Entry
-from repsim_cli.config import RunConfig, of_keys
+from repsim_cli.config.run import RunConfig, of_keys
 from repsim_cli.data.base import Sequences
 from repsim_cli.errors import Degenerate, RunFailed
 from repsim_cli.executors import Unit, executor_of

@@ -34,10 +34,10 @@ import pytest
 import torch
 
 from repsim_cli import closure
-from repsim_cli.cli import configs
+from repsim_cli.config.compose import register
 from repsim_cli.data import network
 
-configs.store()  # for the tests that compose without the command line
+register()  # for the tests that compose without the command line
 
 hypothesis.settings.register_profile("repsim", deadline=None, max_examples=15, derandomize=True)
 hypothesis.settings.load_profile("repsim")

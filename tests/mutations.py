@@ -16,13 +16,13 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 import h5py
-import hydra
 import numpy as np
 import safetensors.torch
 import torch
-from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf, open_dict
+
+from repsim_cli.config.guard import Guarded
 
 KEPT = Path(__file__).parent / "mutations.json"
 VALUES = (
@@ -187,17 +187,16 @@ def _places(value: Any, path: tuple = ()) -> Iterator[list[Any]]:
 def composed_once() -> Iterator[None]:
     """Hydra takes 0.1 s to compose a configuration, most of the time of a refusal. Here the groups that commands select
     are composed once, and the values that a command sets at known keys, or adds, are set in a copy."""
-    compose, groups, known = hydra.compose, ("experiment", "model", "measure", "data", "significance"), {}
+    compose, groups, known = Guarded.load_configuration, ("experiment", "model", "measure", "data", "significance"), {}
 
-    def quick(name: str, overrides: list[str], **settings: bool) -> Any:
+    def quick(loader: Guarded, name: str, overrides: list[str], *mode: Any) -> Any:
         words = [word for word in overrides if word.split("=")[0] in groups]
-        searched = GlobalHydra.instance().config_loader().get_search_path().get_path()
-        own = all(place.provider != "command-line" for place in searched)  # without --config-dir
-        if name != "config" or not own or any("hydra" in word for word in overrides):
-            return compose(name, overrides, **settings)
+        own = loader.loader is loader.own  # without --config-dir
+        if name != "config" or mode or not own or any("hydra" in word for word in overrides):
+            return compose(loader, name, overrides, *mode)
         values = OverridesParser.create().parse_overrides([word for word in overrides if word not in words])
         if tuple(words) not in known:
-            known[tuple(words)] = compose(name, words, **settings)
+            known[tuple(words)] = compose(loader, name, words)
         config = copy.deepcopy(known[tuple(words)])
         for value in values:
             parent, _, last = value.key_or_group.rpartition(".")
@@ -205,12 +204,12 @@ def composed_once() -> Iterator[None]:
             there = isinstance(node, DictConfig) and last in node.keys()  # noqa: SIM118 (values that are missing, too)
             known_place = value.is_force_add() or value.is_add() != there
             if value.is_delete() or value.is_sweep_override() or not known_place:
-                return compose(name, overrides, **settings)
+                return compose(loader, name, overrides)
             with open_dict(config):
                 OmegaConf.update(config, value.key_or_group, value.value(), merge=False)
         return config
 
-    with mock.patch.object(hydra, "compose", quick):
+    with mock.patch.object(Guarded, "load_configuration", quick):
         yield
 
 

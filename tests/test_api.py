@@ -12,8 +12,11 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import repsim_cli
+from repsim_cli import results
 from repsim_cli.api.entries import configuration, data_entry
-from repsim_cli.binding import bind_model
+from repsim_cli.config.binding import bind_model
+from repsim_cli.config.presets import conf_dir
+from repsim_cli.config.run import validate
 from repsim_cli.errors import BadConfig, BadInput
 from repsim_cli.models.checkpoints import shipped_folder
 
@@ -64,7 +67,6 @@ def test_the_same_bits_as_both_commands(of_texts, repsim, newest, tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["tiny_a", "tiny_b", "--output", "x"], "--output: of two runs, got 'x' with models; the run folder has the"),
         (
             ["tiny_a", "tiny_c"],
             "models.tiny_c: MODEL: neither a model nor a folder, got 'tiny_c'; did you mean 'tiny_b'",
@@ -90,11 +92,10 @@ def test_the_same_bits_as_both_commands(of_texts, repsim, newest, tmp_path):
 )
 def test_bad_words(repsim, words, message, tmp_path):
     (tmp_path / "a.csv").write_text("review,stars\nfine,\n")
-    for command in ("compare", "diff"):
-        code, _, err = repsim(command, *(str(tmp_path / "a.csv") if word == "TABLE" else word for word in words))
-        assert code == 2
-        assert re.search(message, err), err
-        assert err.count("\n") == 1
+    code, _, err = repsim("compare", *(str(tmp_path / "a.csv") if word == "TABLE" else word for word in words))
+    assert code == 2
+    assert re.search(message, err), err
+    assert err.count("\n") == 1
 
 
 def test_comparisons_of_one_second_have_a_folder_each(repsim, tmp_path, monkeypatch):
@@ -421,7 +422,7 @@ def test_arrays():
         ({"maps": "flat"}, "maps: unknown, got 'flat'; use flattened, pooled or positions"),
         ({"significance": "permute"}, "significance: no such name, got 'permute'; did you mean 'permutation'"),
         ({"layers": ["resid_pots"]}, "extract.hook_points, model.tiny_a: no such module, got 'module:resid_pots'"),
-        ({"settings": {"seed.x": 3}}, "settings: no such key of a run, got 'seed.x'"),
+        ({"settings": {"seed.x": 3}}, "seed: wrong value, got {'x': 3}; give integer"),
         ({"settings": {"extract.sequence": 3}}, "extract.sequence: unknown key"),
     ],
 )
@@ -522,25 +523,93 @@ def test_settings_of_a_comparison_in_words(repsim, newest, tmp_path):
     assert "\n  data: 2 of the first 3 sequences of " in out
     for given, message in {
         "extract.batch_row=3": "extract.batch_row: ",
-        "extract": "--set: not key=value, got 'extract'",
-        "extract.rows=[1": "--set: the value is no YAML, got 'extract.rows=[1'",
+        "extract": "overrides: Error parsing override 'extract' missing EQUAL",
+        "extract.rows=[1": "overrides: cannot be read, got extract.rows=[1; write KEY=VALUE",
+        "sed=1": "sed: unknown key, got 'sed=1'; did you mean 'seed'?",
+        "extract=word": "extract: no such name, got 'word'; did you mean 'words'?",
+        "experiment=tiny/pythia_cka": "experiment: unknown key of a comparison, got 'experiment'; use repsim run",
+        "model=[tiny_a]": "model: unknown key of a comparison, got 'model'; use repsim run",
     }.items():
         code, _, err = repsim(*words, "--set", given)
-        assert code == 2
+        assert (code, err.count("\n")) == (2, 1)
         assert message in err
-    code, _, err = repsim("compare", newest(), newest(), "--set", "extract.rows=3")
-    assert (code, "--set: of two models, got 'extract.rows=3' with runs; drop it" in err) == (2, True)
+    code, _, err = repsim("compare", newest(), "latest")
+    assert (code, err) == (
+        2,
+        f"error: compare: of models, got the run '{newest()}'; use repsim diff {newest()} latest\n",
+    )
+    code, _, err = repsim("compare", "tiny_a", "latest")
+    assert (code, "error: compare: a run and a model cannot be compared, got the run 'latest' and the" in err) == (
+        2,
+        True,
+    )
+
+
+def test_a_comparison_takes_what_a_run_takes(repsim, newest):
+    """Selections, switches and additions of Hydra; and the plan alone."""
+    words = [
+        "compare",
+        "tiny_a",
+        "tiny_b",
+        "--set",
+        "measure=[cka,rsa]",
+        "--set",
+        "extract=pooled",
+        "--set",
+        "extract.rows=64",
+    ]
+    code, out, err = repsim(*words, "--set", "dry_run=true")
+    assert (code, err) == (0, "")
+    assert out.startswith("plan of compare (nothing was run)\n  models\n    tiny_a: ")
+    assert "\n  measures: cka, rsa\n" in out
+    assert not list(results.outputs_root().rglob("manifest.json"))
+    code, out, err = repsim(*words, "--set", "+analyses.blocks={least: 5}", "--set", "figures=all")
+    assert code == 0, err
+    config = results.read_config(newest())
+    assert list(config["measure"]) == ["cka", "rsa"]
+    assert (config["extract"]["unit"], config["extract"]["rows"], config["figures"]["which"]) == ("mean", 64, "all")
+    assert config["analyses"]["blocks"] == {"least": 5}
+    with pytest.raises(BadInput, match="dry_run: a plan has no result, got true; use repsim compare A B --set dry_run"):
+        repsim_cli.compare(["tiny_a", "tiny_b"], settings={"dry_run": True})
+
+
+def test_models_are_no_runs(repsim, tmp_path, tiny_folder):
+    """`compare` is of models, `diff` of runs; each says so."""
+    for model in ("tiny_a", str(tiny_folder("gpt2")), "x.npy"):
+        code, _, err = repsim("diff", model, "latest")
+        assert (code, err) == (2, f"error: diff: of runs, got the model '{model}'; use repsim compare MODEL MODEL\n")
+    code, _, err = repsim("diff", "nosuch", "latest")
+    assert (code, err[:22]) == (2, "error: RUN: no runs in")
+
+
+def test_the_hydra_of_a_program_stays_as_it_was():
+    from hydra import compose, initialize_config_dir
+    from hydra.core.global_hydra import GlobalHydra
+
+    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        before = GlobalHydra.instance().hydra
+        assert configuration_of({})["name"] == "compare"
+        assert GlobalHydra.instance().hydra is before
+        assert compose("config", ["seed=3"]).seed == 3
+
+
+@pytest.mark.parametrize("text", ["a b", "a\\", 'a\\"b', "ä\n'c'", "", "1", "null", "{x"])
+def test_settings_are_what_a_program_gives(text):
+    """Whatever the grammar of Hydra makes of quotes and symbols."""
+    given = {"data.path": text, "options": {"a b": [text, None], "c=d": {"e": 0.5}}, "groups": {"g": [text, "b"]}}
+    config = configuration_of(given)
+    assert config["data"]["path"] == text
+    assert config["options"] == given["options"]
+    assert config["groups"] == given["groups"]
 
 
 def test_a_word_for_figures_beside_their_settings():
     chosen = configuration_of({"figures": "all", "figures.width": "column"})
     assert {**chosen["figures"], "which": "all", "width": "column"} == chosen["figures"]
     assert configuration_of({"figures.width": "column", "figures": "all"})["figures"] == chosen["figures"]
-    with pytest.raises(BadInput, match="settings: no such key of a run, got 'seed.more'; see repsim describe"):
-        configuration_of({"seed.more": 1})
+    with pytest.raises(BadInput, match="seed: wrong value, got {'more': 1}; give integer"):
+        validate(configuration_of({"seed.more": 1}))
 
 
 def configuration_of(settings):
-    return configuration(
-        {"a": {"kind": "shipped", "name": "tiny_a"}}, None, [], [], "tokens", "none", "cpu", 8, 0, settings
-    )
+    return configuration({"a": {"kind": "shipped", "name": "tiny_a"}}, None, [], "tokens", "none", settings)

@@ -13,10 +13,11 @@ import yaml
 from hydra import compose, initialize_config_dir
 from nights import nightly
 
-from repsim_cli import measures, presets, registry
-from repsim_cli.binding import MISSING, checked, model_function
-from repsim_cli.cli import configs
-from repsim_cli.config import GROUPS, RunKeys, validate
+from repsim_cli import measures, registry
+from repsim_cli.config import presets
+from repsim_cli.config.binding import MISSING, checked, model_function
+from repsim_cli.config.run import GROUPS, RunKeys, validate
+from repsim_cli.config.words import as_hydra_takes
 from repsim_cli.data.base import Data
 from repsim_cli.errors import BadConfig, BadInput
 from repsim_cli.settings import Extract, Hardware, Positive, Ranked, Significance
@@ -37,7 +38,7 @@ def nested(annotation: Any) -> type | None:
 
 def composed(*overrides):
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        return compose("config", [part for word in overrides for part in configs.as_hydra_takes(word)])
+        return compose("config", [part for word in overrides for part in as_hydra_takes(word)])
 
 
 LATER = {

@@ -11,12 +11,12 @@ from test_config import EXPERIMENTS, composed
 from repsim_cli import measures
 from repsim_cli.activations import readings
 from repsim_cli.activations.inputs import tokenizers
-from repsim_cli.config import validate
+from repsim_cli.config.presets import entries
+from repsim_cli.config.run import validate
 from repsim_cli.data import network
 from repsim_cli.errors import BadConfig, BadInput
 from repsim_cli.models import configs, shapes
 from repsim_cli.planning import checking, unfit
-from repsim_cli.presets import entries
 from repsim_cli.registry import models
 from repsim_cli.results import quiet
 from repsim_cli.settings import Extract, Hardware

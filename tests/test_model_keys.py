@@ -8,7 +8,7 @@ import torch
 from recorded import recorded
 
 from repsim_cli import registry, results
-from repsim_cli.config import validate
+from repsim_cli.config.run import validate
 from repsim_cli.errors import BadConfig, BadInput
 from repsim_cli.models.source import Series, with_keys
 from repsim_cli.settings import EveryModel

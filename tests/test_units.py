@@ -13,7 +13,7 @@ import pytest
 from test_config import composed
 
 from repsim_cli import folders, results, significance, units
-from repsim_cli.config import of_keys, validate
+from repsim_cli.config.run import of_keys, validate
 from repsim_cli.studies import permutations, sample
 from repsim_cli.studies.sample import loaded
 

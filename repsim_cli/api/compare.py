@@ -11,13 +11,12 @@ from types import MappingProxyType
 from typing import Any, get_args
 
 import numpy as np
-from omegaconf import OmegaConf
 
 from repsim_cli import report, results
 from repsim_cli.api.entries import configuration, is_transformers, labelled, model_entry
 from repsim_cli.api.result import Result
-from repsim_cli.binding import bind_model
-from repsim_cli.config import validate
+from repsim_cli.config.binding import bind_model
+from repsim_cli.config.run import RunConfig, validate
 from repsim_cli.data import memory as texts_in_memory
 from repsim_cli.errors import BadInput, RepsimError
 from repsim_cli.execution import perform
@@ -94,17 +93,20 @@ def compare(
         if kept:
             _check_batches(entries, kept, data)
             data = None
-        config = configuration(entries, data, measures, layers, rows, significance, device, batch_size, seed, settings)
+        config = configuration(entries, data, measures, rows, significance, settings, layers, device, batch_size, seed)
         if kept and maps == "positions" and config["significance"]["method"] != "none":
             raise BadInput(
                 "significance: positions of one input are no independent rows, got maps='positions'; use maps='pooled' "
                 "or 'flattened'"
             )
+        checked = validate(config)
+        if checked.keys.dry_run:
+            raise BadInput("dry_run: a plan has no result, got true; use repsim compare A B --set dry_run=true")
         if folder is not None:
-            return Result(_performed(Path(folder).expanduser(), config, progress, drawn=True))
+            return Result(perform_in(Path(folder).expanduser(), checked, progress, drawn=True))
         scratch = Path(tempfile.mkdtemp(prefix="repsim-"))
         try:
-            result = Result(_performed(scratch / "run", config, progress, drawn=False))
+            result = Result(perform_in(scratch / "run", checked, progress, drawn=False))
         except BaseException:
             shutil.rmtree(scratch, ignore_errors=True)
             raise
@@ -112,12 +114,11 @@ def compare(
         return result
 
 
-def _performed(folder: Path, config: dict[str, Any], progress: Progress, *, drawn: bool) -> Path:
-    """Checks and runs a configuration in a new folder; returns the folder. drawn: with figures and report.
+def perform_in(folder: Path, checked: RunConfig, progress: Progress, *, drawn: bool) -> Path:
+    """Runs a configuration in a new folder; returns the folder. drawn: with figures and report.
 
     Raises BadInput, or RunFailed.
     """
-    checked = validate(OmegaConf.create(config))
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise BadInput(f"folder: it exists, got '{folder}'; name a new one")
     folder.mkdir(parents=True, exist_ok=True)

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,14 +12,16 @@ import numpy as np
 
 from repsim_cli.activations.hook_points import KINDS
 from repsim_cli.activations.inputs import share_tokens
-from repsim_cli.binding import bind_model
+from repsim_cli.config.binding import bind_model
+from repsim_cli.config.compose import compose, primary_of, task
+from repsim_cli.config.presets import FILES, conf_dir, entries, entry_of, shipped
+from repsim_cli.config.words import as_hydra_takes, setting
 from repsim_cli.data import memory as texts_in_memory
 from repsim_cli.data.base import Data
 from repsim_cli.documents import interpolated
 from repsim_cli.errors import BadConfig, BadInput
 from repsim_cli.models import memory as models_in_memory
 from repsim_cli.models.source import Precomputed, PrecomputedIds, Source
-from repsim_cli.presets import FILES, conf_dir, entries, entry_of, shipped
 from repsim_cli.registry import did_you_mean
 
 
@@ -116,58 +119,52 @@ def configuration(
     models: dict[str, Any],
     data: Any,
     measures: Sequence[str],
-    layers: Sequence[str],
     rows: str,
     significance: str,
-    device: str,
-    batch_size: int,
-    seed: int,
-    settings: Mapping[str, Any],
-) -> dict[str, Any]:
-    """A whole configuration, with the defaults of the command line."""
+    settings: Mapping[str, Any] | Sequence[str],
+    layers: Sequence[str] = (),
+    device: str = "cpu",
+    batch_size: int = 8,
+    seed: int = 0,
+) -> Any:
+    """A whole configuration, with the defaults of the command line. settings: by key, or words KEY=VALUE."""
     bound = {label: bind_model(label, entry) for label, entry in models.items()}
     stored = [label for label, model in bound.items() if isinstance(model, Precomputed)]
     known = entries("measure")
     for name in measures:
         if name not in known:
             raise BadInput(f"measures: no such measure, got '{name}'; {did_you_mean(name, known)}")
-    unit = _unit(bound, rows)
-    extract = shipped(conf_dir() / "extract" / f"{unit}.yaml")
+    by_key = settings.items() if isinstance(settings, Mapping) else ()
+    words = [word for key, value in by_key for word in setting(key, value)]
+    words = words or [part for word in settings for part in as_hydra_takes(word)]
+    keys = [re.split("[=@]", word.lstrip("+~"))[0] for word in words]
+    for key in keys:
+        if other := re.match(r"(hydra|experiment|model$)\b", key):
+            raise BadInput(f"{other[0]}: unknown key of a comparison, got '{key}'; use repsim run")
+    extract: dict[str, Any] = {}
     if len(stored) == len(bound):
         for key, value, none in (("data", data, None), ("rows", rows, "auto")):
             if value != none:
                 raise BadInput(f"{key}: of models that run, got {str(value)!r:.60} with rows that are given; drop it")
-        extract |= {"estimate": "full", "rows": min(model.rows for model in bound.values())}
-        extract["at_most"] = [] if "extract.rows" in settings else ["rows"]  # ids may be in one file alone
+        extract = {"estimate": "full", "rows": min(model.rows for model in bound.values())}
+        extract["at_most"] = [] if "extract.rows" in keys else ["rows"]  # ids may be in one file alone
     elif layers:
         extract["hook_points"] = [_hook_point(name) for name in layers]
-    config = {
-        key: value for key, value in shipped(conf_dir() / "config.yaml").items() if key not in ("defaults", "hydra")
-    }
-    config |= {
+    presets = {"extract": _unit(bound, rows), "significance": significance, "hardware": "cpu"}
+    own = shipped(conf_dir() / "config.yaml")
+    config = {key: value for key, value in own.items() if key not in ("defaults", "hydra")} | {
         "name": "compare",
         "model": models,
         "measure": {name: dict(known[name]) for name in measures},
         "data": data_entry(data),
         "extract": extract,
-        "significance": shipped(_preset("significance", significance)),
-        "hardware": {**shipped(conf_dir() / "hardware" / "cpu.yaml"), "device": device, "batch_size": batch_size},
+        "hardware": {"device": device, "batch_size": batch_size},
         "seed": seed,
         "cache": not stored,
     }
-    for key, value in settings.items():
-        if key == "figures" and isinstance(value, str):
-            key = "figures.which"  # as on the command line
-        *path, last = key.split(".")
-        place = config
-        for part in path:
-            place = place.setdefault(part, {})
-            if not isinstance(place, dict):
-                raise BadInput(f"settings: no such key of a run, got '{key}'; see repsim describe")
-        place[last] = value
-    if text := interpolated(config):
+    if text := interpolated([config, words, presets]):
         raise BadInput(f"settings, data, models: ${{...}} is not replaced here, got '{text}'; give its value")
-    return config
+    return task(*compose(words, primary_of(config, words, presets)))
 
 
 def _unit(bound: Mapping[str, Any], rows: str) -> str:
@@ -183,11 +180,3 @@ def _unit(bound: Mapping[str, Any], rows: str) -> str:
 def _hook_point(name: str) -> str:
     kind = name.split("@")[0].split(".")[-1]
     return name if kind in KINDS or name.startswith("module:") else f"module:{name}"
-
-
-def _preset(group: str, name: str) -> Path:
-    file = conf_dir() / group / f"{name}.yaml"
-    if not file.is_file():
-        names = [each.stem for each in (conf_dir() / group).glob("*.yaml")]
-        raise BadInput(f"{group}: no such name, got '{name}'; {did_you_mean(name, names)}")
-    return file

@@ -10,10 +10,10 @@ from typing import NoReturn
 
 from repsim_cli import __version__, signals
 from repsim_cli.cli.terminal import complain, log, say, terminal_log
+from repsim_cli.config.presets import GROUPS, UNSELECTED
 from repsim_cli.errors import BadInput, RepsimError
 from repsim_cli.files import explained
 from repsim_cli.plain import escaped
-from repsim_cli.presets import GROUPS, UNSELECTED
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -71,12 +71,9 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--version", action="version", version=f"repsim {__version__}")
     commands = top.add_subparsers(metavar="COMMAND", required=True)
 
-    def add(
-        name: str, command: Callable, help: str, example: str, description: str = "", aliases: Sequence[str] = ()
-    ) -> argparse.ArgumentParser:
+    def add(name: str, command: Callable, help: str, example: str, description: str = "") -> argparse.ArgumentParser:
         sub = commands.add_parser(
             name,
-            aliases=aliases,
             help=help,
             description=description or f"{help[0].upper()}{help[1:]}.",
             epilog=f"example: {example}",
@@ -130,32 +127,40 @@ def parser() -> argparse.ArgumentParser:
 
     sub = add(
         "compare",
-        _command("show", "compare_command"),
-        "compare the layers of two models, or the numbers of two runs",
+        _command("compare", "compare_command"),
+        "compare the layers of two models",
         "repsim compare models/small models/large --data texts.txt",
-        "Compare all layers of two models, into a new run folder; or the numbers of two finished runs.",
-        aliases=["diff"],
+        "Compare all layers of two models, into a new run folder.",
     )
-    sub.add_argument("first", metavar="A", help="a folder, .gguf file, hub id or name of repsim list model; or a run")
-    sub.add_argument("second", metavar="B", help="the same; of two runs the differences are B minus A")
-    sub.add_argument("--data", metavar="DATA", help="of models: a file of text, a table, or a name of repsim list data")
+    sub.add_argument("first", metavar="MODEL", help="a folder, .gguf file, hub id or name of repsim list model")
+    sub.add_argument("second", metavar="MODEL", help="the same")
+    sub.add_argument("--data", metavar="DATA", help="a file of text, a table, or a name of repsim list data")
     sub.add_argument("--column", metavar="NAME", help="of a table: the column of the text (text)")
-    sub.add_argument("--measure", metavar="NAME,...", help="of models (cka_unbiased,mutual_knn)")
-    sub.add_argument("--significance", metavar="NAME", help="of models: a name of repsim list significance (none)")
+    sub.add_argument("--measure", metavar="NAME,...", help="names of repsim list measure (cka_unbiased,mutual_knn)")
+    sub.add_argument("--significance", metavar="NAME", default="none", help="a name of repsim list significance (none)")
     sub.add_argument(
         "--set",
         metavar="KEY=VALUE",
         action="append",
         default=[],
-        help="of models: a setting of repsim run, such as extract.batch_rows=256 (may be repeated)",
+        help="a setting of repsim run, such as extract.batch_rows=256 or dry_run=true (may be repeated)",
     )
     sub.add_argument(
         "--rows",
         choices=("auto", "tokens", "words", "pooled"),
         default="auto",
-        help="of models: what becomes a row; auto: tokens where the models share a tokenizer, words elsewhere",
+        help="what becomes a row; auto: tokens where the models share a tokenizer, words elsewhere",
     )
-    sub.add_argument("--output", metavar="DIR", help="of runs: draws the differences and writes their table there")
+
+    sub = add(
+        "diff",
+        _command("compare", "diff_command"),
+        "show how far the numbers of two runs differ",
+        "repsim diff latest tiny_pythia_cka",
+    )
+    sub.add_argument("first", metavar="RUN", help="a path, `latest`, or a name")
+    sub.add_argument("second", metavar="RUN", help="the same; the differences are the second minus the first")
+    sub.add_argument("--output", metavar="DIR", help="draws the differences and writes their table there")
 
     add(
         "doctor", _command("show", "doctor_command"), "report what this machine and installation offer", "repsim doctor"

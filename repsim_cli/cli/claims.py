@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from repsim_cli import folders, registry, results
-from repsim_cli.cli.configs import store
 from repsim_cli.cli.terminal import log, say
+from repsim_cli.config.presets import described
 from repsim_cli.errors import BadInput, RunFailed
-from repsim_cli.presets import conf_dir, described
 
 TINY = "tiny"
 COLUMNS = ("claim", "source", "statistic", "holds where")
@@ -90,11 +89,9 @@ def check(claims: Sequence[Any]) -> None:
 
 def experiments() -> Iterable[tuple[str, str, set[str]]]:
     """Of every tiny experiment: how it is selected, the name of its runs, and the claims that it asks for."""
-    from hydra import compose, initialize_config_dir
+    from repsim_cli.config.compose import compose
 
-    store()
-    with initialize_config_dir(str(conf_dir().resolve()), version_base="1.3"):
-        for experiment in described("experiment"):
-            if experiment.startswith(f"{TINY}/"):
-                config = compose("config", [f"experiment={experiment}"])
-                yield experiment, config.name, set(config.claims)
+    for experiment in described("experiment"):
+        if experiment.startswith(f"{TINY}/"):
+            (config,) = compose([f"experiment={experiment}"])
+            yield experiment, config.name, set(config.claims)

@@ -13,10 +13,10 @@ from annotated_types import Ge, Gt, Le, Lt, MinLen
 
 from repsim_cli import registry
 from repsim_cli.cli.docstrings import EXAMPLE, parsed
-from repsim_cli.config import RunKeys
+from repsim_cli.config.presets import TABLES, conf_dir, described, entries
+from repsim_cli.config.run import RunKeys
 from repsim_cli.documents import read_yaml
 from repsim_cli.errors import BadInput
-from repsim_cli.presets import TABLES, conf_dir, described, entries
 from repsim_cli.registry import did_you_mean
 from repsim_cli.settings import ESTIMATES, EveryData, EveryModel, Extract, Hardware, SeededModel, Significance
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from repsim_cli.cli.terminal import Bar, check_torch, log, say
+from repsim_cli.config.words import settings_of
 from repsim_cli.errors import BadInput, RepsimError
 
 ALL = "all"
@@ -14,7 +15,7 @@ ALL = "all"
 
 def measure_command(parsed: argparse.Namespace) -> int:
     check_torch()
-    from repsim_cli.binding import bind_measure
+    from repsim_cli.config.binding import bind_measure
 
     settings = settings_of(parsed.settings)
     if parsed.name == ALL and settings:
@@ -60,24 +61,6 @@ def _all(parsed: argparse.Namespace, x: Any, y: Any, labels: Any) -> int:
 def _warn(record: dict[str, Any]) -> None:
     for text in record["warnings"]:
         log.warning("%s: %s", record["measure"], text)
-
-
-def settings_of(words: list[str], given_by: str = "settings") -> dict[str, Any]:
-    """Values by key, from words key=value. Raises BadInput for others, which names the flag they were given by."""
-    import yaml
-
-    settings = {}
-    for setting in words:
-        key, equals, value = setting.partition("=")
-        if not equals:
-            raise BadInput(f"{given_by}: not key=value, got '{setting}'; e.g. k=5")
-        if key in settings:
-            raise BadInput(f"{given_by}: given twice, got '{setting}'; give {key} once")
-        try:
-            settings[key] = yaml.safe_load(value)
-        except yaml.YAMLError:
-            raise BadInput(f"{given_by}: the value is no YAML, got '{setting}'; put it into quotes") from None
-    return settings
 
 
 def _by_name(name: str, x: Any, y: Any, labels: Any) -> dict[str, Any]:

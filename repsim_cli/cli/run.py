@@ -4,19 +4,17 @@ import json
 import logging
 import multiprocessing
 import os
-import sys
 import tempfile
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from repsim_cli import cache, folders, results, signals
-from repsim_cli.cli.composition import PRINTING, UNASKED, composed, hydra_line, repeated, split, typed, unasked
-from repsim_cli.cli.configs import as_hydra_takes, store, with_models
 from repsim_cli.cli.show import summary
 from repsim_cli.cli.terminal import QUIET, Bar, Lines, check_torch, complain, log, say, terminal_log
+from repsim_cli.config.words import PRINTING, UNASKED, as_hydra_takes, split, typed, unasked, with_models
 from repsim_cli.errors import BadInput, RepsimError, RunFailed
 from repsim_cli.files import explained
 from repsim_cli.plain import csv_bytes
@@ -27,84 +25,73 @@ STATUS_FILE = "REPSIM_STATUS_FILE"  # where the jobs of a command note how they 
 
 
 def run(words: list[str]) -> int:
-    """Checks everything first, then hands over to Hydra; the jobs' own statuses make the exit code."""
+    """Checks everything first, then runs the jobs, whose own statuses make the exit code."""
     rest = [word for word in words if word not in ("-q", "--quiet")]
     if len(rest) < len(words):
         os.environ[QUIET] = "1"
     rest = [part for word in with_models(rest) for part in as_hydra_takes(word)]
     # conf/config.yaml reads it; set but empty means not set
     os.environ["REPSIM_OUTPUTS"] = str(results.outputs_root())
-    with tempfile.TemporaryDirectory() as scratch:
-        rest, configs, config_name = repeated(rest, Path(scratch))
-        rest = unasked(rest)
-        flags, overrides = split(rest)
-        check_torch()
-        store()
-        jobs: list[tuple[Any, Any]] = []
-        if {"--cfg", "--info"} & set(flags):
-            composed(flags, overrides, configs, config_name)
-        elif not set(PRINTING) & set(flags):
-            jobs = _checked(composed(flags, overrides, configs, config_name))
-            plans = [
-                plan_lines(checked.keys.name, checked.plan(), checked.misfits)
-                for _, checked in jobs
-                if checked.keys.dry_run
-            ]
-            _say_untested(flags, overrides, configs, config_name)
-            if plans:
-                for number, plan in enumerate(plans):
-                    say(*([""] if number else []), *plan)
-                return 0
-            results.check_root()
-            cache.root()
-        # on the file system of the runs, which the machines of a cluster share
-        root = results.outputs_root()
-        status_file = (root if root.is_dir() else Path(scratch)) / f".jobs-{os.getpid()}"
-        for left in root.glob(".jobs-*"):
-            process = left.name.removeprefix(".jobs-")
-            if process.isdigit() and not results.alive(int(process)):
-                left.unlink(missing_ok=True)  # of a command that was killed
-        try:
-            status_file.write_text("\n")  # reserves space on the disk, which may be full when the jobs end
-        except OSError:
-            status_file.unlink(missing_ok=True)
-            raise
-        os.environ[STATUS_FILE] = str(status_file)
-        import hydra
-        from hydra.errors import HydraException
+    check_torch()
+    from repsim_cli.config.compose import compose, print_as_hydra, repeated, task
+    from repsim_cli.config.guard import close_environment
+    from repsim_cli.config.run import validate
 
-        import repsim_cli.cli.loader  # noqa: F401  # by which Hydra composes
+    close_environment()
+    rest, primary = repeated(rest)
+    rest = unasked(rest)
+    flags, overrides = split(rest)
+    asked = Asked(overrides, primary, flags.get("--config-dir"), "--multirun" in flags)
+    configs = [] if "--shell-completion" in flags else compose(*asked)
+    if flags.keys() & PRINTING:
+        return print_as_hydra(rest, primary)
+    jobs = [(config, validate(task(config))) for config in configs]
+    plans = [
+        plan_lines(checked.keys.name, checked.plan(), checked.misfits) for _, checked in jobs if checked.keys.dry_run
+    ]
+    _say_untested(asked)
+    if plans:
+        for number, plan in enumerate(plans):
+            say(*([""] if number else []), *plan)
+        return 0
+    results.check_root()
+    cache.root()
+    os.environ[COMMAND] = json.dumps(["repsim", "run", *words])
+    return _ran(jobs, asked)
 
-        if jobs and _is_sweep(flags, jobs[0][0]):
-            followed_joblib()  # its launcher's processes
 
-        os.environ["HYDRA_FULL_ERROR"] = "1"  # its errors are raised here and shortened to a line
-        sys.argv = ["repsim run", *rest]
-        os.environ[COMMAND] = json.dumps(["repsim", "run", *words])
-        code: Any = 0
+class Asked(NamedTuple):
+    """What is composed: words, the primary configuration that they change, the folder of --config-dir, and whether
+    the words have several values."""
+
+    words: list[str]
+    primary: str
+    folder: str | None
+    sweep: bool
+
+
+def _ran(jobs: list[tuple[Any, Any]], asked: Asked) -> int:
+    """Runs the jobs; the exit code."""
+    from hydra.types import RunMode
+
+    from repsim_cli.config.compose import run_alone, run_sweep
+
+    config, checked = jobs[0]
+    sweep = asked.sweep or config.hydra.mode == RunMode.MULTIRUN
+    with _statuses() as ended:
         try:
             with signals.interruptible():
-                if len(jobs) == 1 and not _is_sweep(flags, jobs[0][0]):
-                    _alone(*jobs[0])
+                if sweep:
+                    _check_sweep_folder(config)
+                    followed_joblib()  # its launcher's processes
+                    run_sweep(job, *asked[:3])
                 else:
-                    if jobs:
-                        _check_sweep_folder(jobs[0][0])
-                    hydra.main(version_base="1.3", config_path=str(configs), config_name=config_name)(job)()
-        except SystemExit as error:
-            code = error.code
-        except HydraException as error:
-            raise BadInput(hydra_line(error, rest)) from None
+                    run_alone(partial(job, checked=checked), config)
         except OSError as error:  # it cannot make the folder of a job
-            results.drop_empty(Path(error.filename or root).parent)
+            results.drop_empty(Path(error.filename or results.outputs_root()).parent)
             raise BadInput(explained(error, advice=results.ELSEWHERE)) from None
-        except ValueError as error:
-            raise BadInput(f"options: {error}, got {' '.join(typed(rest))}; see repsim run --help") from None
-        finally:
-            lines = status_file.read_text().split("\n") if status_file.is_file() else []
-            ended = [json.loads(line) for line in lines if line]
-            status_file.unlink(missing_ok=True)
-    if not ended:  # Hydra only printed, or failed before the first job
-        return 0 if code in (0, None) else 1
+    if not ended:  # it failed before the first job
+        return 1
     statuses = [status for status, _ in ended]
     bad = [status for status in statuses if status != "complete"]
     if len(ended) > 1:
@@ -113,17 +100,39 @@ def run(words: list[str]) -> int:
             say(f"{len(bad)} of {len(statuses)} jobs did not complete", aside=True)
     if "interrupted" in statuses:
         return 130
-    if set(statuses) == {"refused"}:
-        return 2
-    return 1 if bad or code not in (0, None) else 0
+    return 2 if set(statuses) == {"refused"} else 1 if bad else 0
 
 
-def _say_untested(flags: dict[str, str | None], overrides: list[str], configs: Path, config_name: str) -> None:
+@contextmanager
+def _statuses() -> Iterator[list[tuple[str, str]]]:
+    """A file in which the jobs of the inside note how they ended; afterwards the list holds the notes."""
+    root = results.outputs_root()  # on the file system of the runs, which the machines of a cluster share
+    scratch = tempfile.TemporaryDirectory()
+    file = (root if root.is_dir() else Path(scratch.name)) / f".jobs-{os.getpid()}"
+    for left in root.glob(".jobs-*"):
+        process = left.name.removeprefix(".jobs-")
+        if process.isdigit() and not results.alive(int(process)):
+            left.unlink(missing_ok=True)  # of a command that was killed
+    os.environ[STATUS_FILE] = str(file)
+    ended: list[tuple[str, str]] = []
+    try:
+        file.write_text("\n")  # reserves space on the disk, which may be full when the jobs end
+        yield ended
+    finally:
+        lines = file.read_text().split("\n") if file.is_file() else []
+        ended += [json.loads(line) for line in lines if line]
+        file.unlink(missing_ok=True)
+        scratch.cleanup()
+
+
+def _say_untested(asked: Asked) -> None:
     """Says that the claims of an experiment, or of the run that is repeated, are not tested on other models."""
-    experiment = [word for word in overrides if word.startswith("experiment=")]
-    if UNASKED not in overrides or not (experiment or config_name != "config"):
+    from repsim_cli.config.compose import OWN, compose
+
+    experiment = [word for word in asked.words if word.startswith("experiment=")]
+    if UNASKED not in asked.words or not (experiment or asked.primary != OWN):
         return
-    for config in composed(flags, experiment, configs, config_name):
+    for config in compose(*asked._replace(words=experiment)):
         if config.claims:
             what = f"the {len(config.claims)} of {config.name} are about its own models and are not tested"
             log.warning("claims: %s; claims=[NAME,...] asks for those that suit yours", what)
@@ -140,24 +149,6 @@ def _sweep_table(folder: Path) -> None:
         say(f"jobs: {folder}/jobs.csv")
 
 
-def _checked(configs: list[Any]) -> list[tuple[Any, Any]]:
-    """The configuration of each job with what it says, validated."""
-    from omegaconf import OmegaConf
-
-    from repsim_cli.config import validate
-
-    return [
-        (config, validate(OmegaConf.masked_copy(config, [key for key in config if key != "hydra"])))
-        for config in configs
-    ]
-
-
-def _is_sweep(flags: dict[str, str | None], config: Any) -> bool:
-    from hydra.types import RunMode
-
-    return "--multirun" in flags or config.hydra.mode == RunMode.MULTIRUN
-
-
 def _check_sweep_folder(config: Any) -> None:
     """Raises BadInput where a sweep would write, and replace what has the names of its files, among other files."""
     from omegaconf import OmegaConf
@@ -168,17 +159,6 @@ def _check_sweep_folder(config: Any) -> None:
     place = Path(config.hydra.sweep.dir)
     if place.is_dir() and any(place.iterdir()) and not folders.jobs(place):
         raise BadInput(f"hydra.sweep.dir: other files are in it, got '{place}'; name a new folder")
-
-
-def _alone(config: Any, checked: Any) -> None:
-    """Runs the job of a command that is no sweep as Hydra does, which would compose its configuration twice more."""
-    from hydra._internal.callbacks import Callbacks
-    from hydra.core.utils import run_job
-    from hydra.types import HydraContext, RunMode
-
-    config.hydra.mode = RunMode.RUN
-    context = HydraContext(config_loader=None, callbacks=Callbacks())  # type: ignore[arg-type]  # of launchers
-    run_job(partial(job, checked=checked), config, "hydra.run.dir", None, context)
 
 
 def job(config: Any, checked: Any = None) -> None:
@@ -223,7 +203,7 @@ def _job_name() -> str:
 def _job(config: Any, checked: Any, folder: Path) -> str:
     """Runs a job in its folder, or in that of the run that it resumes; returns how it ended."""
     from repsim_cli import report
-    from repsim_cli.config import validate
+    from repsim_cli.config.run import validate
     from repsim_cli.execution import perform
 
     checked = checked or validate(config)

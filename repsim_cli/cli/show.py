@@ -1,26 +1,24 @@
-"""The commands other than run: list, describe, show, plot, report, compare, convert, doctor, cache."""
+"""The commands other than run: list, describe, show, plot, report, convert, doctor, cache."""
 
 import argparse
 import importlib.util
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from repsim_cli import folders, results, signals
+from repsim_cli import folders, results
 from repsim_cli.cli.follow import follow
 from repsim_cli.cli.terminal import Bar, check_torch, say
-from repsim_cli.content import CHANCE, DIAGNOSTICS, WITHOUT_VALUE, Matrix, Measured, Table, Verdict
+from repsim_cli.config.presets import GROUPS, UNSELECTED, described
+from repsim_cli.content import DIAGNOSTICS, WITHOUT_VALUE, Matrix, Measured, Table, Verdict
 from repsim_cli.errors import BadInput
 from repsim_cli.executors.records import FILE, read_records
 from repsim_cli.findings.leaderboard import grade
-from repsim_cli.presets import GROUPS, UNSELECTED, described, entries, entry_of
-from repsim_cli.registry import did_you_mean
-from repsim_cli.settings import treatment
 
 if TYPE_CHECKING:
-    from repsim_cli.api.result import Result
+    pass
 
 
 def summary(folder: Path) -> list[str]:
@@ -101,16 +99,16 @@ def _measure_lines(folder: Path, measure: Measured, brief: bool) -> Iterator[str
     )
     shown = [named for pair in measure.matrices for named in _by_hook_point(folder, pair)]
     if brief:
-        yield f"    {_spread(np.concatenate([values.ravel() for _, values in shown]))}"
+        yield f"    {spread(np.concatenate([values.ravel() for _, values in shown]))}"
         return
     width = max(len(name) for name, _ in shown[:SHOWN_PAIRS])
     for name, values in shown[:SHOWN_PAIRS]:
-        yield f"    {name:{width}}  {_spread(values)}"
+        yield f"    {name:{width}}  {spread(values)}"
     if len(shown) > SHOWN_PAIRS:
         yield f"    and {len(shown) - SHOWN_PAIRS} more: see results.json"
 
 
-def _spread(values: np.ndarray) -> str:
+def spread(values: np.ndarray) -> str:
     known = values[~np.isnan(values)]
     if not known.size:
         return "no value"
@@ -218,7 +216,7 @@ def export_command(parsed: argparse.Namespace) -> int:
 
 def analyse_command(parsed: argparse.Namespace) -> int:
     from repsim_cli import report
-    from repsim_cli.config import analyses_of
+    from repsim_cli.config.analyses import analyses_of
     from repsim_cli.findings.analyse import ANALYSES, analyse, asked, draw
 
     folder = folders.find(parsed.run)
@@ -272,154 +270,6 @@ def _overview(parsed: argparse.Namespace) -> int:
     if not root.is_dir() or not folders.runs(root):
         raise BadInput(f"RUN: no run can be read, got none in {root}; start one with: repsim run")
     say(str(report.save_overview(root)))
-    return 0
-
-
-def compare_command(parsed: argparse.Namespace) -> int:
-    """Of two runs their numbers, of two models their layers."""
-    both = (parsed.first, parsed.second)
-    runs = [name for name in both if _exists(folders.find, name)]
-    models = [name for name in both if name not in runs and (Path(name).exists() or _exists(entry_of, name))]
-    if runs and models:
-        raise BadInput(
-            f"compare: a run and a model cannot be compared, got the run '{runs[0]}' and the model '{models[0]}'; give "
-            "two runs, or two models"
-        )
-    if not runs and not models:
-        raise BadInput(
-            f"compare: neither a run nor a model, got '{both[0]}'; {did_you_mean(both[0], entries('model'))} "
-            "See repsim list run and repsim list model"
-        )
-    return _compare_models(parsed) if models else _compare_runs(parsed)
-
-
-def _exists(find: Callable[[str], Any], name: str) -> bool:
-    try:
-        find(name)
-    except BadInput:
-        return False
-    return True
-
-
-def _compare_models(parsed: argparse.Namespace) -> int:
-    check_torch()
-    from datetime import datetime
-
-    from repsim_cli.api.compare import MEASURES, compare
-    from repsim_cli.api.entries import labelled
-    from repsim_cli.cli.measure import settings_of
-
-    if parsed.output:
-        raise BadInput(f"--output: of two runs, got '{parsed.output}' with models; the run folder has the figures")
-    place = results.outputs_root() / f"{datetime.now():%Y-%m-%d}" / f"{datetime.now():%H-%M-%S}-compare"
-    models = labelled([parsed.first, parsed.second])
-    if parsed.column and not parsed.data:
-        raise BadInput(f"--column: of a table, got '{parsed.column}' without one; name it with --data")
-    data = {"path": parsed.data, "text": parsed.column} if parsed.column else parsed.data
-    place = results.unused(place)
-    try:
-        with signals.interruptible():
-            result = compare(
-                models,
-                data,
-                measures=[name.strip() for name in parsed.measure.split(",")] if parsed.measure else MEASURES,
-                rows=parsed.rows,
-                significance=parsed.significance or "none",
-                settings=settings_of(parsed.set, "--set"),
-                folder=place,
-                progress=Bar(),
-            )
-    finally:
-        results.drop_empty(place)
-    families = list(result.manifest["models"]) != list(models)
-    say(*(summary(result.folder) if families else _answer(result, *models)))
-    return 0
-
-
-def _answer(result: "Result", a: str, b: str) -> Iterator[str]:
-    """How similar the layers of two models are, in about ten lines."""
-    manifest = result.manifest
-    yield f"{manifest['name']}: {manifest['status']}, {manifest['seconds']:.1f} s, seed {manifest['seed']}"
-    if given := manifest.get("data"):
-        taken, available = given["sequences"], given["sequences_available"] or given["sequences"]
-        first = "the first " if available == given["pool"] else ""
-        read = f"{taken:,} of {first}{available:,}" if taken < available else f"all {taken:,}"
-        more = "; more by --set extract.sequences=N" if taken < available else ""
-        yield f"  data: {read} sequences of {given['source']}{more}"
-    if treated := treatment(manifest.get("remedies", {})):
-        yield f"  rows: {treated}"
-    for measured in result.results.measures:
-        estimate, better = measured.estimate, "larger" if measured.larger_is_closer else "smaller"
-        rows = f"{estimate['rows']:,} of {estimate['rows_available']:,} {estimate.get('unit', 'rows')}"
-        yield f"  {measured.label}: {measured.card['label']}, {better} is closer, {estimate['kind']}, {rows}"
-        for first, second in [(a, b)] if measured.card["symmetric"] else [(a, b), (b, a)]:
-            values = result.matrix(first, second, measured.label).values
-            yield f"    {first} x {second}  {_spread(values)}"
-            if np.isnan(values).all():
-                continue
-            row, column, numbers = result.closest_numbers(first, second, measured.label)
-            yield f"    closest by {measured.label}: {row} of {first} and {column} of {second}, {numbers['values']:.3f}"
-            if measured.null is not None:
-                yield f"      {_judged(measured.null, numbers)}"
-            chance = result.chance(first, second, measured.label)
-            if chance is not None and measured.null is not None:
-                level, share = f"{chance.low:.3f} to {chance.high:.3f}", f"{100 * measured.null['alpha']:g} %"
-                yield f"    chance: {level} by cell; {share} of random pairings are closer"
-    if all(measured.null is None for measured in result.results.measures):
-        yield "  chance is not known here: --significance permutation tests it"
-    if result.warnings:
-        yield f"  warnings: {len(result.warnings)}, see repsim show {result.folder}"
-    yield f"  folder: {result.folder}"
-    yield f"  report: {result.folder / 'report.html'}"
-
-
-def _judged(null: Mapping[str, Any], numbers: Mapping[str, float | None]) -> str:
-    """What the test says of the closest layers, as the table `closest layers` has it."""
-    known = {what for what, number in numbers.items() if number is not None}
-    tested = (
-        f"{numbers['tested']:.3f} on the {100 * null['share']:.0f} % of rows that were tested: "
-        if "tested" in known
-        else ""
-    )
-    named = {CHANCE: "chance", "calibrated": "calibrated", "p": "p", "p_family": "family-wise p"}
-    return tested + ", ".join(
-        f"{name} {numbers[what]:.3g}" for what, name in named.items() if numbers.get(what) is not None
-    )
-
-
-def _compare_runs(parsed: argparse.Namespace) -> int:
-    from repsim_cli import comparison
-
-    first, second = folders.find(parsed.first), folders.find(parsed.second)
-    for name in ("data", "column", "measure", "significance", "set"):
-        if given := getattr(parsed, name):
-            words = given if isinstance(given, str) else " ".join(given)
-            raise BadInput(f"--{name}: of two models, got '{words}' with runs; drop it")
-    if first.resolve() == second.resolve():
-        name = results.read_manifest(first)["name"]
-        others = [f for f in folders.runs(results.outputs_root()) if f.resolve() != first.resolve()]
-        same = [folder for folder in others if results.read_manifest(folder)["name"] == name]
-        hint = f"the run of this name before it is {same[-1]}" if same else "see repsim list run"
-        raise BadInput(f"RUN: two different runs are needed, got {first} twice; {hint}")
-    differences, unmatched = comparison.compare(first, second)
-    if parsed.output:
-        Path(parsed.output).mkdir(parents=True, exist_ok=True)
-    say(f"{second} minus {first}")
-    width = max(len(f"{d.rows} x {d.columns}") for d in differences)
-    for d in differences:
-        pair = f"{d.rows} x {d.columns}"
-        say(f"  {d.measure:16}  {pair:{width}}  largest {d.largest:9.3g}   mean {d.mean:9.3g}   {d.known.size} cells")
-    for line in unmatched:
-        say(f"  not compared: {line}")
-    if parsed.output:
-        from repsim_cli.draw.frame import save
-
-        folder = Path(parsed.output)
-        record = {"first": str(first), "second": str(second), "differences": comparison.table(differences)}
-        results.write(folder / "comparison.json", results.dumps(record).encode())
-        for file in save(folder, list(comparison.figures(differences, (first.name, second.name))), Bar()):
-            if file.suffix == ".png":
-                say(str(file))
     return 0
 
 

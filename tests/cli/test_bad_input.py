@@ -838,10 +838,10 @@ RUNS = {
 }
 
 
-@pytest.mark.parametrize("command", ["show", "plot", "compare"])
+@pytest.mark.parametrize("command", ["show", "plot", "diff"])
 @pytest.mark.parametrize("what", RUNS)
 def test_run_folders(tmp_path, damaged_run, what, command):
-    more = ["RUN", "--output", tmp_path / "new" / "folder"] if command == "compare" else []
+    more = ["RUN", "--output", tmp_path / "new" / "folder"] if command == "diff" else []
     refused(*damaged_run(RUNS[what], command, "RUN", *more))
 
 

@@ -170,23 +170,21 @@ def test_precomputed_activations_alone_and_beside_a_model(repsim, newest, tiny_f
 
 def test_one_job_is_composed_and_validated_once(repsim, tmp_path, monkeypatch):
     """Each takes a tenth of a second, which every run would pay."""
-    from hydra._internal.config_loader_impl import ConfigLoaderImpl
-
-    from repsim_cli import config
+    from repsim_cli.config import guard, run
 
     calls = []
 
     def counted(function):
         return lambda *given, **named: (calls.append(function.__name__), function(*given, **named))[1]
 
-    monkeypatch.setattr(ConfigLoaderImpl, "load_configuration", counted(ConfigLoaderImpl.load_configuration))
-    monkeypatch.setattr(config, "validate", counted(config.validate))
+    monkeypatch.setattr(guard, "check", counted(guard.check))
+    monkeypatch.setattr(run, "validate", counted(run.validate))
     for label in ("a", "b"):
         np.savez(tmp_path / label, one=np.random.default_rng(0).normal(size=(30, 4)))
     files = [f"model.{label}={{kind: precomputed, path: {tmp_path / label}.npz}}" for label in ("a", "b")]
     words = ("run", "model=[]", *(f"+{file}" for file in files), "measure=[cka]", "extract.estimate=full")
     assert repsim(*words)[0] == 0
-    assert calls == ["load_configuration", "validate"]
+    assert calls == ["check", "validate"]
     # a configuration may ask for a sweep as well, which Hydra starts
     assert repsim(*words, "hydra.mode=MULTIRUN")[0] == 0
     (sweep,) = (tmp_path / "outputs").glob("*/*-sweep")
@@ -299,14 +297,14 @@ def test_a_run_is_not_compared_with_itself(repsim, newest, tmp_path):
     words = ["run", "-q", "model=[tiny_a]", "measure=[cka]", "extract.sequences=16", "extract.layers=[0]", "name=one"]
     assert repsim(*words)[0] == 0
     first = newest()
-    code, out, err = repsim("compare", "latest", "one")
+    code, out, err = repsim("diff", "latest", "one")
     assert (code, out) == (2, "")
     assert err == f"error: RUN: two different runs are needed, got {first} twice; see repsim list run\n"
     assert repsim(*words)[0] == 0
-    code, _, err = repsim("compare", "latest", "one")
+    code, _, err = repsim("diff", "latest", "one")
     assert code == 2
     assert f"got {newest()} twice; the run of this name before it is {first}" in err
-    assert repsim("compare", "latest", str(first))[0] == 0
+    assert repsim("diff", "latest", str(first))[0] == 0
 
 
 def test_the_summary_gives_values_by_hook_point_and_of_many_measures(repsim, newest):
@@ -466,6 +464,17 @@ def test_a_users_own_configs(repsim, tmp_path, newest):
     )
     assert code == 0, err
     assert results.read_manifest(newest())["name"] == "ours"
+
+
+@pytest.mark.parametrize("text", ["a: [1", "a: 1\na: 2", "\t- x", "a: \xff\x00"])
+def test_a_users_file_that_is_no_yaml(repsim, tmp_path, text):
+    file = tmp_path / "mine" / "experiment" / "ours.yaml"
+    file.parent.mkdir(parents=True)
+    file.write_text(text)
+    code, out, err = repsim("run", "--config-dir", str(tmp_path / "mine"), "experiment=ours")
+    assert (code, out, err.count("\n")) == (2, "", 1), err
+    assert err.startswith("error: --config-dir: a file is no YAML, got ")
+    assert "ours.yaml" in err
 
 
 def test_a_key_that_the_yaml_does_not_list(repsim):

@@ -16,9 +16,9 @@ from repsim_cli import registry
 from repsim_cli.cli import docstrings
 from repsim_cli.cli.describe import ROOMS, SETTINGS, allowed, catalogue, in_words, settings
 from repsim_cli.cli.docstrings import LINE, parsed
-from repsim_cli.config import RunKeys
+from repsim_cli.config.presets import GROUPS, conf_dir, described
+from repsim_cli.config.run import RunKeys
 from repsim_cli.findings.leaderboard import leaderboard
-from repsim_cli.presets import GROUPS, conf_dir, described
 from repsim_cli.settings import Above0, Extract, Fraction, Layer, Positive, Ranked, Seed, Share, Significance
 
 

@@ -348,7 +348,7 @@ def test_compare(repsim, newest, tmp_path):
     assert repsim("run", "-q", *SMALL, "name=one")[0] == 0
     one = newest()
     assert repsim("run", "-q", *SMALL, "name=two", "seed=1", "model=[tiny_b,tiny_a,tiny_a_step100]")[0] == 0
-    code, out, _ = repsim("compare", "one", "two", "--output", tmp_path / "cmp")
+    code, out, _ = repsim("diff", "one", "two", "--output", tmp_path / "cmp")
     assert code == 0
     assert "not compared: cka_unbiased: tiny_a x tiny_a_step100 only in" in out
     record = json.loads((tmp_path / "cmp" / "comparison.json").read_text())
@@ -368,10 +368,10 @@ def test_compare(repsim, newest, tmp_path):
     assert record["differences"][1]["largest"] == pytest.approx(np.abs(expected).max())
     assert record["differences"][1]["mean"] == pytest.approx(np.abs(expected).mean())
     assert len(list((tmp_path / "cmp").glob("*.png"))) == 3
-    code, out, _ = repsim("compare", "one", "one")
+    code, out, _ = repsim("diff", "one", "one")
     assert all("largest         0" in line for line in out.splitlines()[1:])
     assert repsim("run", "-q", *SMALL, "name=three", "measure=[cka]")[0] == 0
-    code, _, err = repsim("compare", "one", "three")
+    code, _, err = repsim("diff", "one", "three")
     assert code == 2
     assert "RUN: the runs share no measure and pair of models" in err
 
@@ -426,7 +426,7 @@ def test_joblib_runs_jobs_side_by_side_on_one_thread_each(tmp_path):
 def test_the_slurm_launcher_composes():
     from hydra import compose, initialize_config_dir
 
-    from repsim_cli.presets import conf_dir
+    from repsim_cli.config.presets import conf_dir
 
     with initialize_config_dir(str(conf_dir()), version_base="1.3"):
         config = compose("config", ["hydra/launcher=slurm", "hydra.launcher.partition=gpu"], return_hydra_config=True)

@@ -12,7 +12,7 @@ from hydra import compose, initialize_config_dir
 from test_config import CONF
 
 from repsim_cli import measures, registry, results
-from repsim_cli.config import validate
+from repsim_cli.config.run import validate
 from repsim_cli.content import Facts, Matrix, Measured, Results, Side
 from repsim_cli.errors import BadConfig, BadInput
 from repsim_cli.findings import penalties

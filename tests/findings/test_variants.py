@@ -5,7 +5,7 @@ import pytest
 from test_config import composed
 from test_finetune import TINY_FINETUNED
 
-from repsim_cli.config import validate
+from repsim_cli.config.run import validate
 from repsim_cli.content import Facts
 from repsim_cli.errors import BadConfig
 from repsim_cli.findings.claims import FAILS, HOLDS, UNCLEAR, UNTESTABLE, known

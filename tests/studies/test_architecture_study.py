@@ -42,7 +42,7 @@ def rows(models, factor):
 
 
 def test_the_shipped_shapes_are_pythias():
-    from repsim_cli.presets import entries
+    from repsim_cli.config.presets import entries
 
     for size, (d_head, rotary, parameters) in PUBLISHED.items():
         entry = entries("model")[f"pythia_{size}_shape"]

@@ -119,7 +119,7 @@ def test_the_study_compares_classifiers(trained_once, repsim, newest):
 
 
 def validated(config):
-    from repsim_cli.config import validate
+    from repsim_cli.config.run import validate
 
     return validate(config)
 

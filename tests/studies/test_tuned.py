@@ -19,7 +19,7 @@ from repsim_cli import registry, results
 from repsim_cli.activations.readings import Layer
 from repsim_cli.analysis import changes
 from repsim_cli.analysis.changes import Change, Texts, differences, divergences
-from repsim_cli.config import validate
+from repsim_cli.config.run import validate
 from repsim_cli.content import COSINE, KL, NEXT, RELATIVE
 from repsim_cli.data.base import Sequences
 from repsim_cli.errors import BadConfig, Degenerate, RunFailed

@@ -8,7 +8,7 @@ from test_config import composed
 
 from repsim_cli import registry
 from repsim_cli.analysis.neurons import CrossMoments, counterparts, rotation
-from repsim_cli.config import validate
+from repsim_cli.config.run import validate
 from repsim_cli.errors import BadConfig, BadInput
 from repsim_cli.findings.universal_neurons import EXCESS, MODELS, excess
 from repsim_cli.settings import Extract, Hardware

@@ -13,7 +13,7 @@ from test_config import composed
 from repsim_cli.analysis.couplings import BEST, PUBLISHED, matched
 from repsim_cli.analysis.histograms import histograms, spreads, subsets
 from repsim_cli.analysis.neighbourhoods import nearest, plane
-from repsim_cli.config import validate
+from repsim_cli.config.run import validate
 from repsim_cli.content import Matrix, Results, Side
 from repsim_cli.errors import BadConfig, Degenerate
 from repsim_cli.findings import couplings as coupling_findings

@@ -10,7 +10,7 @@ import torch
 from test_config import composed
 
 from repsim_cli import registry, results
-from repsim_cli.config import validate
+from repsim_cli.config.run import validate
 from repsim_cli.errors import BadConfig, BadInput, RunFailed
 from repsim_cli.findings.classifiers import by_model
 from repsim_cli.models.source import Source, with_keys

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from repsim_cli import registry
-from repsim_cli.binding import bind_model
+from repsim_cli.config.binding import bind_model
 from repsim_cli.errors import BadConfig, BadInput
 from repsim_cli.results import quiet
 

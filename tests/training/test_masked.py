@@ -9,7 +9,7 @@ import torch
 from test_config import composed
 
 from repsim_cli import registry
-from repsim_cli.config import validate
+from repsim_cli.config.run import validate
 from repsim_cli.errors import BadConfig, BadInput
 from repsim_cli.models.configs import inline_config
 from repsim_cli.training import encoder as training_encoder

@@ -12,7 +12,8 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, Field
 
 from repsim_cli import registry, tracking
-from repsim_cli.binding import (
+from repsim_cli.config.analyses import bound_analyses
+from repsim_cli.config.binding import (
     MISSING,
     STRICT,
     Fields,
@@ -25,10 +26,10 @@ from repsim_cli.binding import (
     expanded,
     give_up,
     measure_function,
-    model_function,
     validated,
 )
-from repsim_cli.content import Facts, Results
+from repsim_cli.config.parts import ROLES, bound_models, every_measure, misplaced, out_of_reach, runnable, unread
+from repsim_cli.content import Facts
 from repsim_cli.documents import interpolated
 from repsim_cli.draw.frame import Figures, settings_of
 from repsim_cli.errors import BadConfig, BadInput, Unreachable
@@ -37,19 +38,15 @@ from repsim_cli.findings.analyse import card_of, chosen
 from repsim_cli.findings.analysis import Planned
 from repsim_cli.findings.claims import known
 from repsim_cli.planning import checking
-from repsim_cli.registry import did_you_mean
 from repsim_cli.results import GROUPS
 from repsim_cli.settings import (
     WORDS,
     Extract,
-    Group,
     Hardware,
-    Ranked,
     Seed,
     Significance,
 )
 
-ALL = "all"
 LONGEST = 512  # tokens of `extract.length=auto`
 # by unit, what `auto` means for language models: on real models, blocks are recognised best (benchmarks/remedies.py)
 USUAL: dict[str, Fields] = {
@@ -181,19 +178,19 @@ def _validated(plain: Fields, problems: list[str], misfits: list[str]) -> RunCon
     named = isinstance(plain.get("study"), str)
     study = attempt(problems, "study: ", lambda: registry.studies.get(str(plain["study"]))) if named else None
     if study is not None and isinstance(plain["measure"], dict):
-        plain["measure"] = _every(plain["measure"], study.function)
+        plain["measure"] = every_measure(plain["measure"], study.function)
     keys = attempt(problems, "", lambda: validated(RunKeys, plain))
     if any(not isinstance(plain.get(group), dict) for group in GROUPS) or not named:
         give_up(problems)
     if study is None:
         raise BadConfig(problems)
     skip = plain.get("skip_unsuitable") is True
-    runnable, skipped = _runnable(problems, plain, study.function, skip)
+    measured, skipped = runnable(problems, plain, study.function, skip)
 
     unreached: dict[str, Unreachable] = {}
     groups: dict[str, Callable[[], Any]] = {
-        "model": lambda: expanded(problems, _models(problems, plain, unreached)),
-        "measure": lambda: components(problems, "measure", {"measure": runnable}, registry.measures, measure_function),
+        "model": lambda: expanded(problems, bound_models(problems, plain, unreached)),
+        "measure": lambda: components(problems, "measure", {"measure": measured}, registry.measures, measure_function),
         "data": lambda: component(problems, "data", plain["data"], registry.data, data_function),
         "extract": lambda: _extract(problems, notes, plain["extract"], bound, remedied),
         "significance": lambda: bind(problems, "significance", Significance, plain["significance"]),
@@ -210,11 +207,11 @@ def _validated(plain: Fields, problems: list[str], misfits: list[str]) -> RunCon
         if name in wanted:
             bound[name] = make()
     if unreached and not plain["dry_run"]:
-        problems.append(_out_of_reach(unreached, plain["model"]))
+        problems.append(out_of_reach(unreached, plain["model"]))
     options = checked(problems, "options", study.function, plain["options"], without={*groups, *ROLES})
     if "model" in bound:
-        problems += _misplaced(plain["study"], study.function, bound["model"])
-        problems += _unread(plain["study"], study.function, plain["model"])
+        problems += misplaced(plain["study"], study.function, bound["model"])
+        problems += unread(plain["study"], study.function, plain["model"])
     extract = bound.get("extract")
     problems += [
         f"extract.{key}: the study {plain['study']} reads {'features' if remedied else 'rows'} as models give them, "
@@ -237,7 +234,7 @@ def _validated(plain: Fields, problems: list[str], misfits: list[str]) -> RunCon
             bound[role] = None if unreached else make(problems, plain.get(role), list(bound["model"]))
         elif plain.get(role) is not None:
             problems.append(f"{role}: the study {plain['study']} takes none, got {plain[role]!r}; set {role}=null")
-    analyses = _analyses(problems, plain.get("analyses"))
+    analyses = bound_analyses(problems, plain.get("analyses"))
     _figures(problems, plain.get("figures", {}))
     attempt(problems, "", lambda: tracking.check(plain.get("track")))
     attempt(problems, "", lambda: known(_texts(plain.get("claims"))))
@@ -285,64 +282,6 @@ def _figures(problems: list[str], given: Any) -> None:
             attempt(problems, "figures.", figures.check)
 
 
-def _analyses(problems: list[str], given: Any) -> dict[str, Any]:
-    """The options of the analyses by name, bound to their dataclasses. Unless it is a mapping, `given` is a problem of
-    the run's keys already."""
-    bound: dict[str, Any] = {}
-    for name, settings in given.items() if isinstance(given, dict) else ():
-        card = attempt(problems, "analyses: ", lambda name=name: card_of(name))
-        if not isinstance(settings, dict | None):
-            problems.append(f"analyses.{name}: no settings, got {settings!r}; write {{SETTING: VALUE}}")
-        elif card is not None:
-            bound[name] = bind(problems, f"analyses.{name}", card.options, settings or {})
-    return bound
-
-
-def analyses_of(
-    manifest: Mapping[str, Any], results: Results, config: Fields, changes: Sequence[str]
-) -> tuple[dict[str, Any], Sequence[Any]]:
-    """The options of the analyses of a finished run, by name, and its claims, changed by KEY=VALUE words.
-
-    changes: `+analyses.NAME={...}` or `claims=[...]`. With changes only what they name is computed, by default
-    with the options that the analysis had and the claims that it tested.
-    Raises BadConfig with every problem.
-    """
-    try:
-        given = OmegaConf.to_container(OmegaConf.from_dotlist([word.lstrip("+") for word in changes]))
-    except (OmegaConfBaseException, ValueError) as error:
-        raise BadInput(
-            f"analyse: cannot be read, got {' '.join(changes)} ({error}); write +analyses.NAME={{}}"
-        ) from None
-    assert isinstance(given, dict)
-    for key in given:
-        if key not in ("analyses", "claims"):
-            raise BadInput(f"analyse: neither analyses nor claims, got '{key}'; write +analyses.NAME={{}}")
-    keys: Fields = {str(key): value for key, value in given.items()}
-    asked = keys if changes else config
-    settings, tested = dict(asked.get("analyses") or {}), list(asked.get("claims") or [])
-    problems: list[str] = []
-    if changes:
-        anew = {*settings, *(claim.analysis for claim in attempt(problems, "", lambda: known(tested)) or ())}
-        before = {name: made["options"] for name, made in results.analyses.items() if name in anew and made["options"]}
-        settings = before | settings
-        tested += [verdict.name for verdict in results.claims if verdict.analysis in anew]
-    bound = _analyses(problems, settings)
-    give_up(problems)
-    models = {label: Facts(**facts) for label, facts in manifest["facts"].items()}
-    groups = {name: len(models) for name, models in manifest.get("groups", {}).items()}
-    planned = Planned(
-        study=manifest["study"],
-        models=models,
-        measures={measured.label: measured.card for measured in results.measures},
-        groups=groups,
-        base=manifest.get("base"),
-        options=manifest.get("options", {}),
-    )
-    options, claims = chosen(planned, bound, tested)
-    named = {*bound, *(claim.analysis for claim in claims)}
-    return ({name: options[name] for name in options if name in named} if changes else options), claims
-
-
 def _facts(study: Any, models: Mapping[str, Any]) -> dict[str, Facts]:
     from repsim_cli.models.source import facts
 
@@ -358,156 +297,6 @@ def _planned(keys: RunKeys, study: Any, facts: Mapping[str, Facts], options: Fie
     groups = {name: len(group) if isinstance(group, list) else int(group.get("top") or group.get("bottom") or 0)
               for name, group in (keys.groups or {}).items()}  # fmt: skip
     return Planned(study=keys.study, models=facts, measures=measures, groups=groups, base=keys.base, options=options)
-
-
-def _models(problems: list[str], plain: Fields, unreached: dict[str, Unreachable]) -> dict[str, Any]:
-    """The model entries, bound; those that need the hub while it cannot be reached are noted with the error instead."""
-    from repsim_cli.models.source import Series
-
-    bound: dict[str, Any] = {}
-    for label, entry in plain["model"].items():
-        try:
-            model = component(problems, f"model.{label}", entry, registry.models, model_function)
-            if isinstance(model, Series) and not model.local and model.make is None:
-                model.checkpoints[-1].open()
-            bound[label] = model
-        except Unreachable as error:
-            unreached[label] = error
-    return bound
-
-
-def _out_of_reach(unreached: Mapping[str, Unreachable], entries: Mapping[str, Fields]) -> str:
-    label, error = next(iter(unreached.items()))
-    key = "folder" if entries[label]["kind"] == "series" else "path"
-    folder = "FOLDER_{number}" if "{number}" in str(entries[label].get("hub")) else "FOLDER"
-    return (
-        f"model: the hub cannot be reached ({error.reason}), got models of it: "
-        f"{', '.join(f'{label} ({lack.what})' for label, lack in unreached.items())}; connect, or download them and "
-        f"set model.{label}.hub=null model.{label}.{key}={folder} (files in the hub's cache are used as they are)"
-    )
-
-
-def _misplaced(name: str, study: Any, models: Mapping[str, Any]) -> Iterator[str]:
-    """Series of checkpoints where a study takes models, and models where it takes series."""
-    from repsim_cli.models.source import Series
-
-    takes_series = getattr(study, "takes_series", False)
-    for label, model in models.items():
-        if isinstance(model, Series) and not takes_series:
-            yield (
-                f"model.{label}: the study {name} takes single models, got a series of {len(model.checkpoints)} "
-                "checkpoints; give one of them as kind: transformers, or use the study convergence or effective_rank"
-            )
-        elif model is not None and not isinstance(model, Series) and takes_series:
-            yield (
-                f"model.{label}: the study {name} takes series of checkpoints, got a single model; "
-                "give {kind: series, folder: DIR, pattern: 'step{step}'}"
-            )
-
-
-def _unread(name: str, study: Any, entries: Mapping[str, Fields]) -> Iterator[str]:
-    """Hook points of single models where a study reads the same ones of all."""
-    if "extract" in inspect.signature(study).parameters and not getattr(study, "fixed_points", False):
-        return
-    for label, entry in entries.items():
-        if isinstance(entry, dict) and entry.get("hook_points"):
-            yield (
-                f"model.{label}.hook_points: the study {name} reads the same of every model, got "
-                f"{entry['hook_points']}; drop it"
-            )
-
-
-def _reads(study: Any) -> str:
-    return getattr(study, "reads", "activations")
-
-
-def _every(chosen: Any, study: Any) -> Any:
-    """The measures of the configuration: `kind: all` stands for all that read what the study reads, with their
-    defaults; another entry of the same name replaces its default."""
-    if not isinstance(chosen, dict) or {"kind": ALL} not in chosen.values():
-        return chosen
-    from repsim_cli import measures
-
-    def defaults(name: str) -> Fields:
-        parameters = inspect.signature(registry.measures.get(name).function).parameters
-        return {"kind": name, **{key: parameter.default for key, parameter in parameters.items()}}
-
-    others = {label: entry for label, entry in chosen.items() if entry != {"kind": ALL}}
-    return {name: defaults(name) for name in measures.names(_reads(study))} | others
-
-
-def _runnable(problems: list[str], plain: Fields, study: Any, skip: bool) -> tuple[Fields, dict[str, str]]:
-    """The measures that the study can run here, and by label why it cannot run the others: they read something else, or
-    need a package that is not installed."""
-    from repsim_cli import measures
-    from repsim_cli.studies.checks import suitable
-
-    if "measure" not in inspect.signature(study).parameters:
-        return {}, {}
-    reads = _reads(study)
-    advice = {
-        "activations": "select e.g. measure=[cka_unbiased], or the study attention (experiment=ptb_attention)",
-        "attention": "select e.g. measure=[attention_js], or the study similarity",
-    }
-
-    def check(entry: Any) -> None:
-        if not isinstance(entry, dict) or entry.get("kind") not in registry.measures.names():
-            return  # a problem of the entry itself
-        card = measures.card(entry["kind"])
-        if card.reads != reads:
-            raise BadInput(
-                f"measure: the study {plain['study']} compares {reads}, got {entry['kind']}, a measure of "
-                f"{card.reads}; {advice[reads]}"
-            )
-        measures.check_package(entry["kind"])
-
-    return attempt(problems, "", lambda: suitable(plain["measure"], check, skip)) or ({}, {})
-
-
-def _groups(problems: list[str], given: Any, labels: Sequence[str]) -> dict[str, Group] | None:
-    """The groups by name, after a check that their models exist and are in a single group each."""
-    if not isinstance(given, dict):
-        return None
-    groups: dict[str, Group] = {}
-    of: dict[str, str] = {}
-    for name, members in given.items():
-        path = f"groups.{name}"
-        if isinstance(members, dict):
-            ranked = bind(problems, path, Ranked, members)
-            if ranked is not None:
-                groups[name] = ranked
-            continue
-        if not isinstance(members, list):  # a problem of the run's keys already
-            continue
-        groups[name] = members
-        if len(members) < 2:
-            problems.append(f"{path}: a group needs 2 models, got {len(members)}; name more")
-        for label in members:
-            _known_label(problems, path, label, labels)
-            if label in of:
-                problems.append(
-                    f"{path}: a model is in one group only, got '{label}', which is in {of[label]}; drop it"
-                )
-            of[label] = name
-    for by in dict.fromkeys(group.by for group in groups.values() if isinstance(group, Ranked)):
-        asked = sum((g.top or 0) + (g.bottom or 0) for g in groups.values() if isinstance(g, Ranked) and g.by == by)
-        if asked > len(labels):
-            problems.append(f"groups: {asked} models are asked for by {by}, got {len(labels)} models; ask for fewer")
-    return groups or None
-
-
-def _base(problems: list[str], given: Any, labels: Sequence[str]) -> str | None:
-    if given is not None:
-        _known_label(problems, "base", given, labels)
-    return given if isinstance(given, str) else None
-
-
-def _known_label(problems: list[str], path: str, label: Any, labels: Sequence[str]) -> None:
-    if label not in labels:
-        problems.append(f"{path}: no such model, got '{label}'; {did_you_mean(str(label), labels)}")
-
-
-ROLES: dict[str, Callable[[list[str], Any, Sequence[str]], Any]] = {"groups": _groups, "base": _base}
 
 
 def _plain(config: DictConfig, problems: list[str]) -> Fields:

@@ -1,25 +1,23 @@
 """Hydra's loader, whose trees are checked before Hydra acts on them: it calls what `hydra.callbacks` names and opens
 the files of `hydra.job_logging`, so that a YAML of somebody else would run code and empty files.
-
-Once this is imported, Hydra composes by it, and interpolations read no other variables of the environment.
 """
 
 import os
 import re
-from collections.abc import Iterator, Mapping
-from functools import cache
+from collections.abc import Callable, Iterator, Mapping
+from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
-from hydra._internal import hydra as engine
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra._internal.utils import create_config_search_path
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.config_search_path import SearchPathQuery
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 from omegaconf.errors import InterpolationResolutionError
 
 from repsim_cli.documents import shown
 from repsim_cli.errors import BadInput
-from repsim_cli.presets import conf_dir
 from repsim_cli.registry import did_you_mean
 
 Place = tuple[Any, ...]
@@ -34,39 +32,57 @@ VARIABLES = ("REPSIM_OUTPUTS", "REPSIM_CACHE")
 ABSENT = object()
 
 
-class Loader(ConfigLoaderImpl):
-    """The processes of launchers get it with their jobs."""
+class Guarded:
+    """Composes by Hydra's loader and checks what it composed; own: the loader for conf/ alone, folder: of --config-dir.
+    The processes of launchers get it with their jobs."""
 
-    def load_configuration(self, config_name: str | None, overrides: list[str], *given: Any, **named: Any) -> Any:
+    def __init__(self, own: ConfigLoader, folder: str | None = None) -> None:
+        self.own = self.loader = own
+        if folder is not None:
+            path = deepcopy(own.get_search_path())
+            path.prepend("command-line", f"file://{Path(folder).resolve()}", SearchPathQuery(provider="schema"))
+            self.loader: Any = type(own)(path)  # type: ignore[call-arg]
+
+    def load_configuration(self, primary: str, words: list[str], mode: RunMode = RunMode.RUN) -> Any:
+        return self._checked(words, lambda: self.loader.load_configuration(primary, words, mode, from_shell=False))
+
+    def load_sweep_config(self, master_config: Any, sweep_overrides: list[str]) -> Any:
+        """The configuration of a job, for sweepers and launchers."""
+        words = [*master_config.hydra.overrides.hydra, *sweep_overrides]
+        return self._checked(words, lambda: self.loader.load_sweep_config(master_config, sweep_overrides))
+
+    def get_group_options(self, *given: Any, **named: Any) -> list[str]:
+        """The names of a group, for the globs of a sweep."""
+        return self.loader.get_group_options(*given, **named)
+
+    def _checked(self, words: list[str], load: Callable[[], Any]) -> Any:
+        keys = [word.get_key_element().lstrip("+~") for word in OverridesParser.create().parse_overrides(words)]
+        if "hydra.searchpath" in keys:
+            raise _refused(("searchpath",))  # a package that it names would be imported
         try:
-            config = super().load_configuration(config_name, overrides, *given, **named)
+            config = load()
         except KeyError:  # of a variable that is not set
             raise _refused(("job", "env_copy")) from None
-        check(config, config_name, len(overrides))
+        check(config, len(words), self.own)
         return config
 
-    def _process_config_searchpath(self, config_name: Any, parsed_overrides: Any, repo: Any) -> None:
-        if any(override.get_key_element().lstrip("+~") == "hydra.searchpath" for override in parsed_overrides):
-            raise _refused(("searchpath",))  # a package that it names would be imported
-        super()._process_config_searchpath(config_name, parsed_overrides, repo)
 
-
-def check(config: Any, name: str | None, words: int) -> None:
+def check(config: Any, words: int, loader: ConfigLoader) -> None:
     """Raises BadInput where Hydra's part of a tree differs from the package's in more than the places of runs and plain
     values of its launcher and sweeper.
 
-    name: of the primary configuration. words: the number of overrides in the command, to which a YAML may not add.
+    words: the number of overrides in the command, to which a YAML may not add. loader: for the package's own files.
     """
     tree: Any = OmegaConf.to_container(config.hydra)
     if len(tree["overrides"]["hydra"]) + len(tree["overrides"]["task"]) != words:
         raise _refused(("overrides",))
-    launcher, sweeper = (str(tree["runtime"]["choices"][f"hydra/{plugin}"]) for plugin in PLUGINS)
-    given, own = dict(_leaves(tree)), _own(name is not None, launcher, sweeper)
+    chosen = [f"hydra/{plugin}={tree['runtime']['choices'][f'hydra/{plugin}']}" for plugin in PLUGINS]
+    given, own = dict(_leaves(tree)), _own(loader, *chosen)
     for path in dict.fromkeys((*given, *own)):
         value = given.get(path, ABSENT)
         if value == own.get(path, ABSENT) or any(path[: len(known)] == known for known in COMPUTED):
             continue
-        if (path, value) in ((SWEPT, ABSENT), (("searchpath",), [_source()])):  # its items; as `repeated` writes it
+        if (path, value) == (SWEPT, ABSENT):  # its items
             continue
         if path in PLACES:
             fine = isinstance(value, str) and value.isprintable() and PLACE.fullmatch(value)
@@ -103,21 +119,25 @@ def _leaves(value: Any, path: Place = ()) -> Iterator[tuple[Place, Any]]:
         yield path, value
 
 
-def _source() -> str:
-    return f"file://{conf_dir().resolve()}"
+OWN: dict[tuple[str, ...], dict[Place, Any]] = {}  # composed once in a process
 
 
-@cache
-def _own(primary: bool, launcher: str, sweeper: str) -> dict[Place, Any]:
-    """Hydra's part of the package's own tree."""
-    loader = ConfigLoaderImpl(create_config_search_path(str(conf_dir().resolve())))
-    for plugin, name in zip(PLUGINS, (launcher, sweeper), strict=True):
-        known = loader.get_group_options(f"hydra/{plugin}")
+def _own(loader: ConfigLoader, *chosen: str) -> dict[Place, Any]:
+    """Hydra's part of the package's own tree with this launcher and sweeper."""
+    for word in chosen:
+        group, _, name = word.partition("=")
+        known = loader.get_group_options(group)
         if name not in known:
-            raise BadInput(f"hydra/{plugin}: no such plugin is installed, got '{name}'; {did_you_mean(name, known)}")
-    words = [f"hydra/launcher={launcher}", f"hydra/sweeper={sweeper}", *(["model=[]", "measure=[]"] if primary else [])]
-    config = loader._load_configuration_impl("config" if primary else None, words, RunMode.RUN)
-    return dict(_leaves(OmegaConf.to_container(config.hydra)))
+            raise BadInput(f"{group}: no such plugin is installed, got '{name}'; {did_you_mean(name, known)}")
+    if chosen not in OWN:
+        config = loader.load_configuration("config", [*chosen, "model=[]", "measure=[]"], RunMode.RUN)
+        OWN[chosen] = dict(_leaves(OmegaConf.to_container(config.hydra)))
+    return OWN[chosen]
+
+
+def close_environment() -> None:
+    """Lets interpolations read no other variables of the environment than those of the package's own places."""
+    OmegaConf.register_new_resolver("oc.env", _variable, replace=True)
 
 
 def _variable(name: str, default: Any = None, *, _node_: Any) -> str | None:
@@ -125,7 +145,3 @@ def _variable(name: str, default: Any = None, *, _node_: Any) -> str | None:
     if name not in VARIABLES or not str(_node_._get_full_key(None)).startswith("hydra."):
         raise InterpolationResolutionError(f"a variable of the environment, got {name}, which a run does not read")
     return os.environ.get(name, default)
-
-
-engine.ConfigLoaderImpl = Loader  # pyright: ignore[reportPrivateImportUsage]
-OmegaConf.register_new_resolver("oc.env", _variable, replace=True)

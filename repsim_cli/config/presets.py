@@ -16,8 +16,9 @@ LABEL = re.compile(r"(\w+):")
 
 def conf_dir() -> Path:
     """The configs: inside the installed package, or beside it in a checkout."""
-    inside = Path(__file__).parent / "conf"
-    return inside if inside.is_dir() else Path(__file__).parent.parent / "conf"
+    package = Path(__file__).parent.parent
+    inside = package / "conf"
+    return inside if inside.is_dir() else package.parent / "conf"
 
 
 def described(group: str) -> dict[str, list[str]]:

@@ -1,0 +1,1 @@
+"""What a command or a program asks for -> a composed configuration -> a checked study."""

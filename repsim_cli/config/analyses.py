@@ -1,0 +1,80 @@
+"""The analyses and claims of a configuration, and what `repsim analyse` changes of them."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from repsim_cli.config.binding import Fields, attempt, bind, give_up
+from repsim_cli.config.words import settings_of
+from repsim_cli.content import Facts, Results
+from repsim_cli.errors import BadInput
+from repsim_cli.findings.analyse import card_of, chosen
+from repsim_cli.findings.analysis import Planned
+from repsim_cli.findings.claims import known
+
+
+def bound_analyses(problems: list[str], given: Any) -> dict[str, Any]:
+    """The options of the analyses by name, bound to their dataclasses. Unless it is a mapping, `given` is a problem of
+    the run's keys already."""
+    bound: dict[str, Any] = {}
+    for name, settings in given.items() if isinstance(given, dict) else ():
+        card = attempt(problems, "analyses: ", lambda name=name: card_of(name))
+        if not isinstance(settings, dict | None):
+            problems.append(f"analyses.{name}: no settings, got {settings!r}; write {{SETTING: VALUE}}")
+        elif card is not None:
+            bound[name] = bind(problems, f"analyses.{name}", card.options, settings or {})
+    return bound
+
+
+def analyses_of(
+    manifest: Mapping[str, Any], results: Results, config: Fields, changes: Sequence[str]
+) -> tuple[dict[str, Any], Sequence[Any]]:
+    """The options of the analyses of a finished run, by name, and its claims, changed by KEY=VALUE words.
+
+    changes: `+analyses.NAME={...}` or `claims=[...]`. With changes only what they name is computed, by default
+    with the options that the analysis had and the claims that it tested.
+    Raises BadConfig with every problem.
+    """
+    asked = _changes(changes) if changes else config
+    settings, tested = dict(asked.get("analyses") or {}), list(asked.get("claims") or [])
+    problems: list[str] = []
+    if changes:
+        anew = {*settings, *(claim.analysis for claim in attempt(problems, "", lambda: known(tested)) or ())}
+        before = {name: made["options"] for name, made in results.analyses.items() if name in anew and made["options"]}
+        settings = before | settings
+        tested += [verdict.name for verdict in results.claims if verdict.analysis in anew]
+    bound = bound_analyses(problems, settings)
+    give_up(problems)
+    models = {label: Facts(**facts) for label, facts in manifest["facts"].items()}
+    groups = {name: len(models) for name, models in manifest.get("groups", {}).items()}
+    planned = Planned(
+        study=manifest["study"],
+        models=models,
+        measures={measured.label: measured.card for measured in results.measures},
+        groups=groups,
+        base=manifest.get("base"),
+        options=manifest.get("options", {}),
+    )
+    options, claims = chosen(planned, bound, tested)
+    named = {*bound, *(claim.analysis for claim in claims)}
+    return ({name: options[name] for name in options if name in named} if changes else options), claims
+
+
+def _changes(words: Sequence[str]) -> Fields:
+    """The analyses and claims that are named by `+analyses.NAME={...}` and `claims=[...]`."""
+    analyses: Fields = {}
+    claims: list[Any] = []
+    for key, value in settings_of([word.lstrip("+") for word in words], "analyse").items():
+        name, *inner = key.split(".")
+        for part in reversed(inner):
+            value = {part: value}
+        if name == "analyses" and isinstance(value, dict):
+            for each, settings in value.items():
+                before = analyses.get(each)
+                both = isinstance(before, dict) and isinstance(settings, dict)
+                analyses[each] = {**before, **settings} if both else settings
+        elif name == "claims" and isinstance(value, list):
+            claims += value
+        else:
+            got = f"{key}={value}" if name in ("analyses", "claims") else name
+            raise BadInput(f"analyse: neither analyses nor claims, got '{got}'; write +analyses.NAME={{}}")
+    return {"analyses": analyses, "claims": claims}

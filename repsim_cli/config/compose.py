@@ -1,0 +1,243 @@
+"""The one composer: the words of a command, or of a program, with what they change -> configurations, by Hydra.
+
+The command line, `--from`, `compare` and the jobs of sweeps, in whatever process, are composed here.
+"""
+
+import itertools
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import hydra
+import yaml
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.object_type import ObjectType
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.plugins import Plugins
+from hydra.core.utils import run_job
+from hydra.errors import HydraException
+from hydra.experimental.callback import Callback
+from hydra.plugins.config_source import ConfigResult, ConfigSource
+from hydra.plugins.search_path_plugin import SearchPathPlugin
+from hydra.types import HydraContext, RunMode
+from omegaconf import OmegaConf
+
+from repsim_cli import folders, results
+from repsim_cli.config.guard import Guarded
+from repsim_cli.config.presets import GROUPS, TABLES, conf_dir, described, entries, shipped
+from repsim_cli.config.words import COMPONENT_KEY, as_typed, hydra_line, typed
+from repsim_cli.documents import interpolated
+from repsim_cli.errors import BadInput
+from repsim_cli.files import readable, walk
+from repsim_cli.registry import did_you_mean
+
+OWN, GIVEN = "config", "given"  # primary configurations: conf/config.yaml, and what a program or a run gives
+ALONE = threading.RLock()  # Hydra composes one configuration at a time
+
+
+class Tables(ConfigSource):
+    """The entries of the tables as files of a group, so that model=NAME and measure=NAME select them."""
+
+    @staticmethod
+    def scheme() -> str:
+        return "tables"
+
+    def available(self) -> bool:
+        return True
+
+    def is_group(self, config_path: str) -> bool:
+        return config_path in TABLES
+
+    def is_config(self, config_path: str) -> bool:
+        group, _, name = config_path.removesuffix(".yaml").partition("/")
+        return group in TABLES and name in entries(group)
+
+    def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
+        wanted = config_path in TABLES and results_filter is not ObjectType.GROUP
+        return sorted(entries(config_path)) if wanted else []
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        group, _, name = config_path.removesuffix(".yaml").partition("/")
+        config = OmegaConf.create({name: entries(group)[name]})
+        return ConfigResult(self.provider, self.full_path(), config, {"package": None})
+
+
+class Places(SearchPathPlugin):
+    """Makes Hydra look into the tables too."""
+
+    def manipulate_search_path(self, search_path: Any) -> None:
+        search_path.append("repsim", "tables://")
+
+
+def register() -> None:
+    """Makes the tables known to Hydra."""
+    for plugin in (Tables, Places):
+        Plugins.instance().register(plugin)
+
+
+@contextmanager
+def open_loader(folder: str | None = None) -> Iterator[Guarded]:
+    """Hydra's loader for conf/ and the folder of --config-dir. Hydra of a program that calls this stays as it was."""
+    with ALONE:
+        register()
+        known = GlobalHydra.instance()
+        before, known.hydra = known.hydra, None
+        try:
+            with hydra.initialize_config_dir(str(conf_dir().resolve()), version_base="1.3"):
+                if folder is not None:
+                    _check_config_dir(Path(folder))
+                yield Guarded(GlobalHydra.instance().config_loader(), folder)
+        finally:
+            GlobalHydra.instance().hydra = before
+
+
+def compose(words: list[str], primary: str = OWN, folder: str | None = None, sweep: bool = False) -> list[Any]:
+    """The configuration of each job of a command, with Hydra's part. Raises BadInput with the near misses.
+
+    folder: of --config-dir. sweep: the words have several values, of which every combination is a job.
+    """
+    made = []
+    with open_loader(folder) as loader, in_a_line(words):
+        for job in _jobs(words, loader) if sweep else [words]:
+            made.append(loader.load_configuration(primary, job))
+            _check_labels(made[-1], job)
+    return made
+
+
+def task(config: Any) -> Any:
+    """A configuration without Hydra's part."""
+    return OmegaConf.masked_copy(config, [key for key in config if key != "hydra"])
+
+
+@contextmanager
+def in_a_line(words: list[str]) -> Iterator[None]:
+    """Hydra's errors, and those that it raises for overrides that make no sense, as BadInput."""
+    try:
+        yield
+    except (HydraException, ValueError, TypeError) as error:
+        raise BadInput(hydra_line(error, words)) from None
+    except yaml.YAMLError as error:
+        raise BadInput(f"--config-dir: a file is no YAML, got {' '.join(str(error).split())}; mend it") from None
+
+
+def run_alone(job: Callable[[Any], Any], config: Any) -> None:
+    """Runs the job of a command that is no sweep, as Hydra does."""
+    config.hydra.mode = RunMode.RUN
+    context = HydraContext(config_loader=None, callbacks=Callback())  # type: ignore[arg-type]  # of launchers
+    run_job(job, config, "hydra.run.dir", None, context)
+
+
+def run_sweep(job: Callable[[Any], Any], words: list[str], primary: str, folder: str | None) -> None:
+    """Runs the jobs of a sweep by the sweeper and launcher of its configuration."""
+    words = [*words, "hydra.mode=MULTIRUN"]
+    with open_loader(folder) as loader, in_a_line(words):
+        config = loader.load_configuration(primary, words, RunMode.MULTIRUN)
+        context = HydraContext(config_loader=loader, callbacks=Callback())  # type: ignore[arg-type]
+        sweeper = Plugins.instance().instantiate_sweeper(hydra_context=context, task_function=job, config=config)
+        sweeper.sweep(list(config.hydra.overrides.task))
+
+
+def print_as_hydra(words: list[str], primary: str) -> int:
+    """Prints what a flag of Hydra asks for; returns the exit code. The words have been composed, and so checked."""
+    register()
+    sys.argv = ["repsim run", *words]
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # its errors are raised here and shortened to a line
+    try:
+        with in_a_line(words):
+            hydra.main(version_base="1.3", config_path=str(conf_dir().resolve()), config_name=primary)(print)()
+    except SystemExit as ended:
+        return 1 if ended.code else 0
+    return 0
+
+
+def primary_of(keys: Mapping[str, Any], words: Sequence[str], presets: Mapping[str, str] = MappingProxyType({})) -> str:
+    """Makes the keys of a run a primary configuration; returns its name.
+
+    presets: by group, the file whose keys these change. A group that the words select (model=[a], data=pile) replaces
+    that of the keys.
+    """
+    default = shipped(conf_dir() / "config.yaml")
+    choices = {group: name for entry in default["defaults"] if entry != "_self_" for group, name in entry.items()}
+    used = [group for group in choices if group in presets or _selected(group, words)]
+    anew = [{group: presets.get(group, choices[group])} for group in used]
+    logging_off = [{group: name} for group, name in choices.items() if "override" in group]
+    kept = {key: value for key, value in keys.items() if not _selected(key, words)}
+    node = {"defaults": [*anew, "_self_", *logging_off], **kept, "hydra": default["hydra"]}
+    ConfigStore.instance().store(name=GIVEN, node=node, provider="repsim")
+    return GIVEN
+
+
+def _selected(group: str, words: Sequence[str]) -> bool:
+    return group in GROUPS and any(word.startswith(f"{group}=") for word in words)
+
+
+def repeated(words: list[str]) -> tuple[list[str], str]:
+    """Takes `--from RUN` out of the words: that run's configuration becomes the primary one, instead of
+    conf/config.yaml. Another study drops its options, analyses and claims."""
+    words = [part for word in words for part in (word.split("=", 1) if word.startswith("--from=") else [word])]
+    if "--from" not in words:
+        return words, OWN
+    at = words.index("--from")
+    if at + 1 == len(words) or not words[at + 1]:
+        raise BadInput("--from: no run, got nothing; e.g. --from latest")
+    experiment = next((word for word in words if word.startswith("experiment=")), None)
+    if experiment:
+        raise BadInput(f"--from: the run's configuration is complete, got {experiment} as well; give one of them")
+    keys = results.read_config(folders.find(words[at + 1]))
+    for key in {"defaults", "hydra"} & keys.keys():
+        raise BadInput(f"--from: not a key that a run writes, got '{key}' in its config.yaml; drop it there")
+    if text := interpolated(keys):
+        raise BadInput(
+            f"--from: not a value that a run writes, got '{text}' in its config.yaml; write what it stands for"
+        )
+    rest = words[:at] + words[at + 2 :]
+    if any(word.startswith("study=") for word in rest):
+        keys |= {"options": {}, "analyses": {}, "claims": []}
+    return rest, primary_of({**keys, "resume": None, "dry_run": False}, rest)
+
+
+def _check_config_dir(root: Path) -> None:
+    """Checks the YAML of --config-dir: Hydra ignores unreadable files, and prefers a shipped file of the same name."""
+    if not root.is_dir():
+        raise BadInput(f"--config-dir: no such folder, got '{root}'; name a folder of YAML files")
+    for folder, _, names in walk(root):
+        for file in (folder / name for name in names if name.endswith(".yaml")):
+            readable(file)
+            group, _, name = str(file.relative_to(root).with_suffix("")).partition("/")
+            if group in GROUPS and name in described(group):
+                raise BadInput(f"--config-dir: the name of a {group} that ships, got '{file}'; rename it")
+
+
+def _check_labels(composed: Any, words: list[str]) -> None:
+    """Checks that no `model.LABEL.KEY=` has a label that is not selected, which would make a new entry."""
+    for word in words:
+        key = COMPONENT_KEY.match(as_typed(word))
+        if key is None or not key["label"]:
+            continue
+        known: Any = OmegaConf.to_container(composed[key["group"]])
+        labels = [label for label, entry in known.items() if isinstance(entry, dict) and "kind" in entry]
+        if key["label"] not in labels:
+            raise BadInput(
+                f"{key['group']}.{key['label']}: not selected, got '{as_typed(word)}'; "
+                f"{did_you_mean(key['label'], labels)}"
+            )
+
+
+def _jobs(words: list[str], loader: Any) -> Iterator[list[str]]:
+    """The words of each job of a sweep."""
+    values = {
+        word.get_key_element(): [*word.sweep_string_iterator()]
+        if word.is_sweep_override()
+        else [word.get_value_element_as_str()]
+        for word in OverridesParser.create(loader).parse_overrides(words)
+    }
+    if not all(values.values()):
+        raise BadInput(f"overrides: the sweep expands to no jobs, got {' '.join(typed(words))}; check its globs")
+    for job in itertools.product(*values.values()):
+        yield [f"{key}={value}" for key, value in zip(values, job, strict=True)]

@@ -1,0 +1,163 @@
+"""The models, measures and groups of a configuration, as its study takes them."""
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from repsim_cli import registry
+from repsim_cli.config.binding import Fields, attempt, bind, component, model_function
+from repsim_cli.errors import BadInput, Unreachable
+from repsim_cli.registry import did_you_mean
+from repsim_cli.settings import Group, Ranked
+
+ALL = "all"
+
+
+def bound_models(problems: list[str], plain: Fields, unreached: dict[str, Unreachable]) -> dict[str, Any]:
+    """The model entries, bound; those that need the hub while it cannot be reached are noted with the error instead."""
+    from repsim_cli.models.source import Series
+
+    bound: dict[str, Any] = {}
+    for label, entry in plain["model"].items():
+        try:
+            model = component(problems, f"model.{label}", entry, registry.models, model_function)
+            if isinstance(model, Series) and not model.local and model.make is None:
+                model.checkpoints[-1].open()
+            bound[label] = model
+        except Unreachable as error:
+            unreached[label] = error
+    return bound
+
+
+def out_of_reach(unreached: Mapping[str, Unreachable], entries: Mapping[str, Fields]) -> str:
+    label, error = next(iter(unreached.items()))
+    key = "folder" if entries[label]["kind"] == "series" else "path"
+    folder = "FOLDER_{number}" if "{number}" in str(entries[label].get("hub")) else "FOLDER"
+    return (
+        f"model: the hub cannot be reached ({error.reason}), got models of it: "
+        f"{', '.join(f'{label} ({lack.what})' for label, lack in unreached.items())}; connect, or download them and "
+        f"set model.{label}.hub=null model.{label}.{key}={folder} (files in the hub's cache are used as they are)"
+    )
+
+
+def misplaced(name: str, study: Any, models: Mapping[str, Any]) -> Iterator[str]:
+    """Series of checkpoints where a study takes models, and models where it takes series."""
+    from repsim_cli.models.source import Series
+
+    takes_series = getattr(study, "takes_series", False)
+    for label, model in models.items():
+        if isinstance(model, Series) and not takes_series:
+            yield (
+                f"model.{label}: the study {name} takes single models, got a series of {len(model.checkpoints)} "
+                "checkpoints; give one of them as kind: transformers, or use the study convergence or effective_rank"
+            )
+        elif model is not None and not isinstance(model, Series) and takes_series:
+            yield (
+                f"model.{label}: the study {name} takes series of checkpoints, got a single model; "
+                "give {kind: series, folder: DIR, pattern: 'step{step}'}"
+            )
+
+
+def unread(name: str, study: Any, entries: Mapping[str, Fields]) -> Iterator[str]:
+    """Hook points of single models where a study reads the same ones of all."""
+    if "extract" in inspect.signature(study).parameters and not getattr(study, "fixed_points", False):
+        return
+    for label, entry in entries.items():
+        if isinstance(entry, dict) and entry.get("hook_points"):
+            yield (
+                f"model.{label}.hook_points: the study {name} reads the same of every model, got "
+                f"{entry['hook_points']}; drop it"
+            )
+
+
+def _reads(study: Any) -> str:
+    return getattr(study, "reads", "activations")
+
+
+def every_measure(chosen: Any, study: Any) -> Any:
+    """The measures of the configuration: `kind: all` stands for all that read what the study reads, with their
+    defaults; another entry of the same name replaces its default."""
+    if not isinstance(chosen, dict) or {"kind": ALL} not in chosen.values():
+        return chosen
+    from repsim_cli import measures
+
+    def defaults(name: str) -> Fields:
+        parameters = inspect.signature(registry.measures.get(name).function).parameters
+        return {"kind": name, **{key: parameter.default for key, parameter in parameters.items()}}
+
+    others = {label: entry for label, entry in chosen.items() if entry != {"kind": ALL}}
+    return {name: defaults(name) for name in measures.names(_reads(study))} | others
+
+
+def runnable(problems: list[str], plain: Fields, study: Any, skip: bool) -> tuple[Fields, dict[str, str]]:
+    """The measures that the study can run here, and by label why it cannot run the others: they read something else, or
+    need a package that is not installed."""
+    from repsim_cli import measures
+    from repsim_cli.studies.checks import suitable
+
+    if "measure" not in inspect.signature(study).parameters:
+        return {}, {}
+    reads = _reads(study)
+    advice = {
+        "activations": "select e.g. measure=[cka_unbiased], or the study attention (experiment=ptb_attention)",
+        "attention": "select e.g. measure=[attention_js], or the study similarity",
+    }
+
+    def check(entry: Any) -> None:
+        if not isinstance(entry, dict) or entry.get("kind") not in registry.measures.names():
+            return  # a problem of the entry itself
+        card = measures.card(entry["kind"])
+        if card.reads != reads:
+            raise BadInput(
+                f"measure: the study {plain['study']} compares {reads}, got {entry['kind']}, a measure of "
+                f"{card.reads}; {advice[reads]}"
+            )
+        measures.check_package(entry["kind"])
+
+    return attempt(problems, "", lambda: suitable(plain["measure"], check, skip)) or ({}, {})
+
+
+def _groups(problems: list[str], given: Any, labels: Sequence[str]) -> dict[str, Group] | None:
+    """The groups by name, after a check that their models exist and are in a single group each."""
+    if not isinstance(given, dict):
+        return None
+    groups: dict[str, Group] = {}
+    of: dict[str, str] = {}
+    for name, members in given.items():
+        path = f"groups.{name}"
+        if isinstance(members, dict):
+            ranked = bind(problems, path, Ranked, members)
+            if ranked is not None:
+                groups[name] = ranked
+            continue
+        if not isinstance(members, list):  # a problem of the run's keys already
+            continue
+        groups[name] = members
+        if len(members) < 2:
+            problems.append(f"{path}: a group needs 2 models, got {len(members)}; name more")
+        for label in members:
+            _known_label(problems, path, label, labels)
+            if label in of:
+                problems.append(
+                    f"{path}: a model is in one group only, got '{label}', which is in {of[label]}; drop it"
+                )
+            of[label] = name
+    for by in dict.fromkeys(group.by for group in groups.values() if isinstance(group, Ranked)):
+        asked = sum((g.top or 0) + (g.bottom or 0) for g in groups.values() if isinstance(g, Ranked) and g.by == by)
+        if asked > len(labels):
+            problems.append(f"groups: {asked} models are asked for by {by}, got {len(labels)} models; ask for fewer")
+    return groups or None
+
+
+def _base(problems: list[str], given: Any, labels: Sequence[str]) -> str | None:
+    if given is not None:
+        _known_label(problems, "base", given, labels)
+    return given if isinstance(given, str) else None
+
+
+def _known_label(problems: list[str], path: str, label: Any, labels: Sequence[str]) -> None:
+    if label not in labels:
+        problems.append(f"{path}: no such model, got '{label}'; {did_you_mean(str(label), labels)}")
+
+
+ROLES: dict[str, Callable[[list[str], Any, Sequence[str]], Any]] = {"groups": _groups, "base": _base}

@@ -1,0 +1,200 @@
+"""The words of a command: what they mean to Hydra, and Hydra's answers as the user shall read them."""
+
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from repsim_cli.config.presets import GROUPS, TABLES, conf_dir, described, entry_of, shipped
+from repsim_cli.errors import BadInput
+from repsim_cli.registry import did_you_mean
+
+VALUED = ("--config-dir", "--cfg", "--package", "--info")
+PRINTING = ("--cfg", "--info", "--hydra-help", "--shell-completion")
+SHORT = {"-cd": "--config-dir", "-c": "--cfg", "-p": "--package", "-i": "--info", "-sc": "--shell-completion"}
+SHORT |= {"-m": "--multirun"}
+FLAGS = (*VALUED, *PRINTING, *SHORT, "--resolve", "--multirun")
+
+
+UNASKED = "++claims=[]"
+
+
+def typed(words: Sequence[str]) -> list[str]:
+    """The words as the user gave them."""
+    return [as_typed(word) for word in words if word != UNASKED]
+
+
+def unasked(words: list[str]) -> list[str]:
+    """The words; with claims=[] where they replace the models of an experiment, whose claims are about its own."""
+    keys = [word.partition("=")[0].lstrip("+") for word in words]
+    selected = [i for i, key in enumerate(keys) if re.fullmatch(r"model|model\.[^.]+", key)]
+    if not selected or "claims" in keys:
+        return words
+    return [*words[: selected[0]], UNASKED, *words[selected[0] :]]  # Hydra wants all overrides together
+
+
+def split(words: list[str]) -> tuple[dict[str, str | None], list[str]]:
+    """Hydra's flags (by their long names, with their values) and the overrides."""
+    flags: dict[str, str | None] = {}
+    overrides: list[str] = []
+    remaining = iter(words)
+    for word in remaining:
+        if not word.startswith("-"):
+            overrides.append(word)
+        else:
+            flag, equals, value = word.partition("=")
+            flag = SHORT.get(flag, flag)
+            flags[flag] = value if equals else next(remaining, None) if flag in VALUED else None
+    for flag in flags:
+        if flag not in FLAGS:
+            raise BadInput(
+                f"repsim run: unknown option, got '{flag}'; {did_you_mean(flag, {*FLAGS, '--quiet', '-q', '--from'})}"
+            )
+    return flags, overrides
+
+
+# a key of a component, which may have more keys than its YAML lists; its kind is always listed
+COMPONENT_KEY = re.compile(
+    r"(?:(?P<group>model|measure)\.(?P<label>[^.=]+)|data|extract|significance|hardware|options|analyses|figures)\.(?!kind=)[^=]+="
+)
+NAMED_MODEL = re.compile(r"\+?model\.([\w-]+)=((?!\{|null$|\?\?\?$).+)")
+FIGURES_KEY = re.compile(r"figures=(.*)", re.DOTALL)
+GROUPS_KEY = re.compile(r"\+{0,2}(groups(?:\.[^.=]+)?)=")
+
+
+def with_models(words: list[str]) -> list[str]:
+    """The words of a command with `model.LABEL=NAME`, where NAME is a folder, file, hub id or entry, spelled out.
+
+    Models that are named this way are the only ones unless `model=` selects others.
+    """
+    named = {word: match for word in words if (match := NAMED_MODEL.fullmatch(word))}
+    spelled = [_spelled(*named[word].groups()) if word in named else word for word in words]
+    selected = any(word.startswith("model=") for word in words)
+    return spelled if selected or not named else ["model=[]", *spelled]
+
+
+def _spelled(label: str, name: str) -> str:
+    return f"+model.{label}={as_override(entry_of(name))}"
+
+
+def as_override(value: Any) -> str:
+    """A value in the grammar of Hydra's overrides, whose keys have no quotes.
+
+    >>> as_override({"kind": "x", "seeds": [0, None], "data": {"a b": "c d"}})
+    '{kind: "x", seeds: [0, null], data: {a\\\\ b: "c d"}}'
+    """
+    if isinstance(value, Mapping):
+        keys = {re.sub(r"([\\()\[\]{}:=,\s])", r"\\\1", str(key)): each for key, each in value.items()}
+        return f"{{{', '.join(f'{key}: {as_override(each)}' for key, each in keys.items())}}}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(as_override, value))}]"
+    if isinstance(value, str | os.PathLike):  # a backslash is one, but where a quote follows
+        inner = re.sub(r'(\\*)("|$)', lambda end: 2 * end[1] + end[2].replace('"', '\\"'), os.fspath(value))
+        return f'"{inner}"'
+    return json.dumps(value)
+
+
+def setting(key: str, value: Any) -> list[str]:
+    """The overrides that set a key of a program to a value, whether the configuration has the key or not."""
+    word = f"{key}={as_override(value)}"
+    if key in ("figures", "groups"):
+        return as_hydra_takes(word)
+    return [*([f"++{key}=null"] if isinstance(value, Mapping) else []), f"++{word}"]
+
+
+def as_hydra_takes(word: str) -> list[str]:
+    """The overrides that Hydra gets for a word of a command.
+
+    A key of a component goes with `++`, as Hydra refuses keys that a YAML does not list; `validate` refuses those that
+    the component does not know. `figures=WORD` is short for `figures.which=WORD`. `groups=...` and `groups.NAME=...`
+    replace what an experiment has; Hydra would merge them, or refuse a list where it has a mapping.
+    """
+    if COMPONENT_KEY.match(word):
+        return [f"++{word}"]
+    if figures := FIGURES_KEY.fullmatch(word):
+        return [f"++{word}" if figures[1].startswith("{") else f"++figures.which={figures[1]}"]
+    key = GROUPS_KEY.match(word)
+    return [word] if key is None else [f"++{key[1]}=null", f"++{word.lstrip('+')}"]
+
+
+def as_typed(word: str) -> str:
+    return word.removeprefix("++")
+
+
+def settings_of(words: list[str], given_by: str = "settings") -> dict[str, Any]:
+    """Values by key, from words key=value. Raises BadInput for others, which names the flag they were given by."""
+    import yaml
+
+    settings = {}
+    for setting in words:
+        key, equals, value = setting.partition("=")
+        if not equals:
+            raise BadInput(f"{given_by}: not key=value, got '{setting}'; e.g. k=5")
+        if key in settings:
+            raise BadInput(f"{given_by}: given twice, got '{setting}'; give {key} once")
+        try:
+            settings[key] = yaml.safe_load(value)
+        except yaml.YAMLError:
+            raise BadInput(f"{given_by}: the value is no YAML, got '{setting}'; put it into quotes") from None
+    return settings
+
+
+def hydra_line(error: Exception, overrides: list[str]) -> str:
+    """Hydra's message as one line, with the near misses."""
+    text = " ".join(str(error).split())
+    if "LexerNoViableAlt" in text or "mismatched input" in text or "no viable alternative" in text:
+        labelled = next(filter(None, map(LABELLED.fullmatch, overrides)), None)
+        if labelled is not None:
+            return _in_braces(labelled[1], labelled[2], labelled[3])
+        return (
+            f"overrides: cannot be read, got {' '.join(typed(overrides))[:200]}; write KEY=VALUE, with "
+            "quotes around values that hold spaces or symbols; unusual names go into a YAML of your own (--config-dir)"
+        )
+    cause = f" {error.__cause__}" if error.__cause__ else ""
+    missing = re.search(r"Could not (?:find|load) '([^']+)'", text)
+    if missing:
+        group, _, name = missing[1].partition("/")
+        if group in GROUPS and name:
+            return f"{group}: no such name, got '{name}'; {did_you_mean(name, described(group))}"
+        return f"config: {text[:200]}; see repsim list"
+    merged = re.search(r"Error merging override \+*([^=]+)=", text)
+    if merged:
+        return f"{merged[1]}: wrong kind of value, got '{_given(merged[1], overrides)}'; see repsim run --cfg job"
+    override = re.search(r"Could not override '([^']+)'", text)
+    if override:
+        key = override[1]
+        if key in GROUPS:
+            got = _given(key, overrides)
+            return f"{key}: a group is selected by name, got '{got}'; write {key}=NAME, or +{key}.KEY=VALUE"
+        keys = _run_keys()
+        first, *rest = key.split(".")
+        if first not in keys:
+            hint = did_you_mean(first, keys)
+        elif first in TABLES and len(rest) == 2:
+            hint = did_you_mean(rest[0], described(first))
+        else:
+            hint = f"add it with +{_given(key, overrides)}, if there is such a key"
+        return f"{key}: unknown key, got '{_given(key, overrides)}'; {hint}"
+    return f"overrides: {(text + cause)[:400]}; see repsim run --help"
+
+
+LABELLED = re.compile(r"\+{0,2}(model|measure)\.([^={\s]+)=(\{.*\})")
+
+
+def _in_braces(group: str, label: str, entry: str) -> str:
+    """The hint for a label that cannot be a key."""
+    return (
+        f"{group}: a label with a dot or symbols cannot be a key, got '{label}'; "
+        f"write '+{group}={{{label}: {entry}}}', or a YAML of your own (--config-dir)"
+    )
+
+
+def _given(key: str, overrides: list[str]) -> str:
+    return next((as_typed(o) for o in overrides if o.lstrip("+~").startswith(f"{key}=")), key)
+
+
+def _run_keys() -> list[str]:
+    """The keys of the default configuration."""
+    content = shipped(conf_dir() / "config.yaml")
+    return sorted({*content, *GROUPS} - {"defaults", "hydra"})
