@@ -143,7 +143,7 @@ def settings_of(words: list[str], given_by: str = "settings") -> dict[str, Any]:
 def hydra_line(error: Exception, overrides: list[str]) -> str:
     """Hydra's message as one line, with the near misses."""
     text = " ".join(str(error).split())
-    if "LexerNoViableAlt" in text or "mismatched input" in text or "no viable alternative" in text:
+    if any(part in text for part in ("LexerNoViableAlt", "mismatched input", "no viable alternative", "missing EQUAL")):
         labelled = next(filter(None, map(LABELLED.fullmatch, overrides)), None)
         if labelled is not None:
             return _in_braces(labelled[1], labelled[2], labelled[3])
