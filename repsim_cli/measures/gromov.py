@@ -106,8 +106,8 @@ def hardly_above_pot(value: float, reference: float) -> bool:
         source="Memoli 2011, squared loss (not its root); conditional gradient (Vayer et al. 2019)",
         note=LOCAL + "More starts are often lower. 0: equal up to rotation, offset, scale (unless cost_scale is none) "
         "and order of the rows. Equal rows have distances 0. Of fewer than 250 rows their order matters only where "
-        "their own pairing leads below what all other starts find: of shuffled layers of small models in 6 % at 20 and "
-        "50 rows, by 19 % at most; of 40 noisy rows of 64 features by 62 %.",
+        "their own pairing leads below what all other starts find: of shuffled layers of small models in 6 % at 20 to "
+        "100 rows, by 19 % at most; of 40 noisy rows of 64 features by 62 %.",
         takes_constant=True,
     ),
 )

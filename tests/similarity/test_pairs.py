@@ -205,10 +205,11 @@ def test_the_audit_finds_a_wrong_solver(tmp_path, start, monkeypatch):
     assert worst <= 1e-9
     if start == "pot":
         assert min(row[5] for row in rows) >= -1e-9
-    # a descent that ends where it starts
-    monkeypatch.setattr(
-        gromov_search, "descend", lambda coupling, *_: gromov_descents.Optimum(np.roll(coupling, 1, 1), 1)
-    )
+    # a descent that ends at the reverse of its start, which nothing lowers, and no other start
+    none = gromov_descents.Trial("profiles", np.arange(1), np.inf)
+    monkeypatch.setattr(gromov_search, "of_few", lambda *_: (none, 0))
+    monkeypatch.setattr(gromov_search, "lowered", lambda trial, *_: (trial, 0))
+    monkeypatch.setattr(gromov_search, "descend", lambda coupling, *_: gromov_descents.Optimum(coupling[:, ::-1], 1))
     rows, broken, warning = audit(tmp_path / "wrong", measure)
     assert broken > 0
     claim = {"pot": "within 1e-9 of", "best": "at most 5 % above"}[start]
