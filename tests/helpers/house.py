@@ -71,15 +71,20 @@ def _reached(pairs: Arrows, start: str) -> set[str]:
     return reached
 
 
-def floors(pairs: Arrows) -> int:
-    """The length of the longest chain of imports, 0 where there is a circle."""
+def heights(pairs: Arrows) -> dict[str, int]:
+    """The floor of each room: 1 where it imports none, else one above the highest that it imports."""
     below = {a: {b for first, b in pairs if first == a} for a, _ in pairs}
 
     @cache
     def height(room: str) -> int:
         return 1 + max(map(height, below.get(room, ())), default=0)
 
-    return 0 if circles(pairs) else max(map(height, below), default=1)
+    return {room: height(room) for pair in pairs for room in pair}
+
+
+def floors(pairs: Arrows) -> int:
+    """The length of the longest chain of imports, 0 where there is a circle."""
+    return 0 if circles(pairs) else max(heights(pairs).values(), default=1)
 
 
 def lines(file: Path) -> int:
