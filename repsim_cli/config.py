@@ -32,7 +32,6 @@ from repsim_cli.content import Facts, Results
 from repsim_cli.documents import interpolated
 from repsim_cli.draw.frame import Figures, settings_of
 from repsim_cli.errors import BadConfig, BadInput, Unreachable
-from repsim_cli.executors import check_executor
 from repsim_cli.findings.analyse import card_of, chosen
 from repsim_cli.findings.analysis import Planned
 from repsim_cli.findings.claims import known
@@ -47,6 +46,7 @@ from repsim_cli.settings import (
     Ranked,
     Seed,
     Significance,
+    check_executor,
 )
 
 ALL = "all"
@@ -203,7 +203,7 @@ def _validated(plain: Fields, problems: list[str], misfits: list[str]) -> RunCon
         "skip_unsuitable": lambda: skip,
     }
     wanted = inspect.signature(study.function).parameters
-    remedied = getattr(study.function, "takes_remedies", ())
+    remedied = study.function.takes_remedies
     bound: Fields = {}
     notes: list[str] = []
     for name, make in groups.items():
@@ -222,7 +222,7 @@ def _validated(plain: Fields, problems: list[str], misfits: list[str]) -> RunCon
         for key, value in (extract.remedies if extract is not None else {}).items()
         if key not in remedied
     ]
-    if plain["hardware"].get("by_block") == "always" and not getattr(study.function, "by_block", False):
+    if plain["hardware"].get("by_block") == "always" and not study.function.by_block:
         problems.append(
             f"hardware.by_block: the study {plain['study']} needs whole models, got always; set hardware.by_block=auto"
         )
@@ -248,7 +248,7 @@ def _validated(plain: Fields, problems: list[str], misfits: list[str]) -> RunCon
         return RunConfig(keys, None, bound["model"], skipped, misfits=misfits, unknown=unreached)
     instance = attempt(problems, "", lambda: study.function(**bound, **options))
     give_up([*problems, *([] if plain["dry_run"] else misfits)])
-    skipped |= getattr(instance, "skipped", {})
+    skipped |= instance.skipped
     facts = _facts(instance, bound.get("model", {}))
     recorded = _recorded(plain["options"], options)
     planned = _planned(keys, instance, facts, recorded)
@@ -346,15 +346,14 @@ def analyses_of(
 def _facts(study: Any, models: Mapping[str, Any]) -> dict[str, Facts]:
     from repsim_cli.models.source import facts
 
-    layers = {reading.label: reading.layers for reading in getattr(study, "readings", ())}
+    layers = {reading.label: reading.layers for reading in study.readings}
     return {label: facts(label, model, layers.get(label, ())) for label, model in models.items()}
 
 
 def _planned(keys: RunKeys, study: Any, facts: Mapping[str, Facts], options: Fields) -> Planned:
     from repsim_cli.studies.record import card_record
 
-    measures = getattr(study, "measures", {})
-    measures = {label: card_record(bound) for label, bound in measures.items()} if isinstance(measures, dict) else {}
+    measures = {label: card_record(bound) for label, bound in study.measures.items()}
     groups = {name: len(group) if isinstance(group, list) else int(group.get("top") or group.get("bottom") or 0)
               for name, group in (keys.groups or {}).items()}  # fmt: skip
     return Planned(study=keys.study, models=facts, measures=measures, groups=groups, base=keys.base, options=options)
@@ -391,14 +390,13 @@ def _misplaced(name: str, study: Any, models: Mapping[str, Any]) -> Iterator[str
     """Series of checkpoints where a study takes models, and models where it takes series."""
     from repsim_cli.models.source import Series
 
-    takes_series = getattr(study, "takes_series", False)
     for label, model in models.items():
-        if isinstance(model, Series) and not takes_series:
+        if isinstance(model, Series) and not study.takes_series:
             yield (
                 f"model.{label}: the study {name} takes single models, got a series of {len(model.checkpoints)} "
                 "checkpoints; give one of them as kind: transformers, or use the study convergence or effective_rank"
             )
-        elif model is not None and not isinstance(model, Series) and takes_series:
+        elif model is not None and not isinstance(model, Series) and study.takes_series:
             yield (
                 f"model.{label}: the study {name} takes series of checkpoints, got a single model; "
                 "give {kind: series, folder: DIR, pattern: 'step{step}'}"
@@ -407,7 +405,7 @@ def _misplaced(name: str, study: Any, models: Mapping[str, Any]) -> Iterator[str
 
 def _unread(name: str, study: Any, entries: Mapping[str, Fields]) -> Iterator[str]:
     """Hook points of single models where a study reads the same ones of all."""
-    if "extract" in inspect.signature(study).parameters and not getattr(study, "fixed_points", False):
+    if "extract" in inspect.signature(study).parameters and not study.fixed_points:
         return
     for label, entry in entries.items():
         if isinstance(entry, dict) and entry.get("hook_points"):
@@ -415,10 +413,6 @@ def _unread(name: str, study: Any, entries: Mapping[str, Fields]) -> Iterator[st
                 f"model.{label}.hook_points: the study {name} reads the same of every model, got "
                 f"{entry['hook_points']}; drop it"
             )
-
-
-def _reads(study: Any) -> str:
-    return getattr(study, "reads", "activations")
 
 
 def _every(chosen: Any, study: Any) -> Any:
@@ -433,7 +427,7 @@ def _every(chosen: Any, study: Any) -> Any:
         return {"kind": name, **{key: parameter.default for key, parameter in parameters.items()}}
 
     others = {label: entry for label, entry in chosen.items() if entry != {"kind": ALL}}
-    return {name: defaults(name) for name in measures.names(_reads(study))} | others
+    return {name: defaults(name) for name in measures.names(study.reads)} | others
 
 
 def _runnable(problems: list[str], plain: Fields, study: Any, skip: bool) -> tuple[Fields, dict[str, str]]:
@@ -444,7 +438,7 @@ def _runnable(problems: list[str], plain: Fields, study: Any, skip: bool) -> tup
 
     if "measure" not in inspect.signature(study).parameters:
         return {}, {}
-    reads = _reads(study)
+    reads = study.reads
     advice = {
         "activations": "select e.g. measure=[cka_unbiased], or the study attention (experiment=ptb_attention)",
         "attention": "select e.g. measure=[attention_js], or the study similarity",

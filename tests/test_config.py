@@ -317,7 +317,7 @@ def test_the_advice_on_memory_fits():
     ],
 )
 def test_of_sequences_and_rows_that_nobody_requested_there_may_be_fewer(words, sequences, rows, at_most):
-    extract = validate(composed("model=[tiny_a]", "measure=[cka]", *words)).study.extract
+    extract = validate(composed("model=[tiny_a]", "measure=[cka]", *words)).study.comparison.extract
     assert (extract.sequences, extract.rows, extract.at_most) == (sequences, rows, at_most)
 
 

@@ -7,7 +7,6 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import nn
 
-from repsim_cli.activations.readings import Reading
 from repsim_cli.analysis.curves import curve, named
 from repsim_cli.analysis.ranks import WRITERS, Attention, Normaliser, Writers
 from repsim_cli.cache import key, using
@@ -22,6 +21,7 @@ from repsim_cli.registry import studies
 from repsim_cli.results import Run
 from repsim_cli.settings import Extract, Hardware
 from repsim_cli.studies.convergence import Convergence, Missing, Opened, Training
+from repsim_cli.studies.study import Study
 from repsim_cli.training.pretrain import add_loss_gradients
 
 HEAD = "AutoModelForCausalLM"
@@ -39,7 +39,7 @@ class Rank(NamedTuple):
 
 
 @studies.register("effective_rank")
-class EffectiveRank:
+class EffectiveRank(Study):
     """Measures the effective rank of parameters and of gradients, per layer and checkpoint, beside convergence.
 
     Ranks are proportional, as `normaliser` says. The gradients are those of the next-token loss on the sequences of the
@@ -99,18 +99,14 @@ class EffectiveRank:
             cache=cache,
             missing=missing,
         )
-        self.hardware = hardware
+        self.hardware, self.readings = hardware, self.convergence.readings
         self.attention: Attention = attention
         self.normaliser: Normaliser = normaliser
         self.gradients = gradients
         self.writers = {label: self._writers(label, training) for label, training in self.convergence.trainings.items()}
 
-    @property
-    def readings(self) -> list[Reading]:
-        return self.convergence.readings
-
     def _writers(self, label: str, training: Training) -> Writers:
-        source = training.live[label]
+        source = training.last
         if self.gradients and not (predicts_next(source) or source.model_type.startswith("native")):
             raise BadInput(
                 f"model.{label}: {source.model_type} has no next-token loss to take gradients of, got "
@@ -146,9 +142,9 @@ class EffectiveRank:
                 label=LABELS[self.normaliser],
                 point=point,
                 model=label,
-                parameters=training.live[label].parameters,
+                parameters=training.last.parameters,
                 steps=[checkpoint.step for checkpoint in training.series.checkpoints],
-                layers=[f"{point}@{layer}" for layer in range(training.live[label].layers)],
+                layers=[f"{point}@{layer}" for layer in range(training.last.layers)],
                 values={
                     rank.step: rank.values for rank in ranks if (rank.model, rank.of, rank.point) == (label, of, point)
                 },
@@ -168,7 +164,7 @@ class EffectiveRank:
         step = opened.checkpoint.step
         with run.stage("ranks"), ExitStack() as held:
             entry = None
-            if training.cache and code is not None:
+            if training.compared.cache and code is not None:
                 try:
                     entry = held.enter_context(using("ranks", [key(parts)]))[key(parts)]
                 except OSError as error:
