@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 from repsim_cli import results
 from repsim_cli.activations.attention import (
@@ -24,15 +24,14 @@ from repsim_cli.activations.readings import Reading
 from repsim_cli.activations.stored import Recorder, window_name
 from repsim_cli.cache import key
 from repsim_cli.content import Matrix, Results, Side
-from repsim_cli.data.base import Data, Sequences
+from repsim_cli.data.base import Sequences
 from repsim_cli.errors import BadInput, Degenerate, RunFailed
-from repsim_cli.measures import Measure, OfAttention
+from repsim_cli.measures import OfAttention
 from repsim_cli.models.sizes import all_at_once, resident_bytes
-from repsim_cli.models.source import AnySource, Source
+from repsim_cli.models.source import Source
 from repsim_cli.plain import slug
 from repsim_cli.registry import studies
 from repsim_cli.results import STATE, Run
-from repsim_cli.settings import Extract, Hardware
 from repsim_cli.similarity import SimilarityMatrix, estimate_attention, joined
 from repsim_cli.studies import footprint
 from repsim_cli.studies.bounds import check_disk, check_memory, enough, shown
@@ -42,7 +41,7 @@ from repsim_cli.studies.cost import Cost, forward_cost, needs, products
 from repsim_cli.studies.matrices import resumed
 from repsim_cli.studies.record import measure_record
 from repsim_cli.studies.sample import extraction_of, free, identified, loaded, prepare, tally
-from repsim_cli.studies.study import Study
+from repsim_cli.studies.study import OfMeasures, Study
 
 STAGE = "attention and similarity"
 
@@ -63,22 +62,16 @@ class Attention(Study):
 
     reads: ClassVar[str] = "attention"
     fixed_points: ClassVar[bool] = True
+    measures: Mapping[str, OfAttention] = {}
 
     def __init__(
         self,
         *,
-        model: Mapping[str, AnySource],
-        data: Data,
-        measure: Mapping[str, Measure],
-        extract: Extract,
-        hardware: Hardware,
-        seed: int,
-        cache: bool = True,
         base: str | None = None,
         special: Special = "drop_renormalise",
+        **given: Unpack[OfMeasures],
     ):
-        if not model:
-            raise BadInput("model: no model is selected, got none; e.g. model=[tiny_a,tiny_b]")
+        measure, extract = given["measure"], given["extract"]
         if not measure:
             raise BadInput("measure: no measure is selected, got none; e.g. measure=[attention_js]")
         if (extract.hook_points, extract.unit) != (["pattern"], "word"):
@@ -90,15 +83,15 @@ class Attention(Study):
             raise BadInput(
                 f"extract.estimate: attention is compared over all sentences at once, got {extract.estimate}; use full"
             )
-        self.extraction = extraction_of(model, data, extract, hardware, seed=seed, cache=cache, read=attention_readings)
+        self.extraction = extraction_of(given, read=attention_readings)
         self.models, self.readings = self.extraction.live, self.extraction.readings
-        self.extract, self.hardware = extract, hardware
+        self.extract, self.hardware = extract, given["hardware"]
         self.measures = {label: bound for label, bound in measure.items() if isinstance(bound, OfAttention)}
         self.special: Special = special
         need = sum(self.memory().values())
         one = "hardware.resident=one needs less, " if len(self.models) > 1 and len(self._turns()) == 1 else ""
         advice = f"{enough(need)}, {one}or lower hardware.batch_size or extract.length, or use fewer models"
-        check_memory(need, hardware, advice)
+        check_memory(need, self.hardware, advice)
         check_disk(
             self.stored(),
             results.outputs_root(),

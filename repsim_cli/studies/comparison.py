@@ -1,6 +1,6 @@
 """What is compared with what: every layer with every layer, by which measures, on which rows, against which chance."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Self
@@ -22,7 +22,8 @@ from repsim_cli.settings import WORDS, Extract, Significance
 from repsim_cli.similarity import Wanted
 from repsim_cli.studies.bounds import most_rows
 from repsim_cli.studies.checks import check_measure, check_rows, check_targets, suitable, warn_of_few_rows
-from repsim_cli.studies.sample import Extraction
+from repsim_cli.studies.sample import Extraction, extraction_of
+from repsim_cli.studies.study import OfMeasures
 
 STAYING = 0.05  # of the rows in place under random orders: more gives a warning
 NONE = Significance()  # nothing is tested
@@ -181,18 +182,18 @@ class Comparison(Extraction):
 
 
 def comparison_of(
-    extraction: Extraction,
-    measure: Mapping[str, Measure],
+    given: OfMeasures,
     significance: Significance = NONE,
     *,
-    skip_unsuitable: bool = False,
+    among: Iterable[str] | None = None,
     within: bool = False,
     targets: str | None = None,
     side_by_side: bool = False,
 ) -> Comparison:
-    """Raises BadInput where the models cannot be compared like this."""
-    if not measure:
+    """Raises BadInput where the models cannot be compared like this. among: all models of the run."""
+    if not given["measure"]:
         raise BadInput("measure: no measure is selected, got none; e.g. measure=[cka_unbiased]")
+    extraction, skip_unsuitable = extraction_of(given, among=among), given.get("skip_unsuitable", False)
     extract, live = extraction.extract, extraction.live
     labelled = bool(live) and not extraction.data.running
 
@@ -200,7 +201,7 @@ def comparison_of(
         check_measure(bound, extraction.layers, extract, labelled=labelled)
         judging.check_measure(significance, bound)
 
-    measures, skipped = suitable(measure, check, skip_unsuitable)
+    measures, skipped = suitable(given["measure"], check, skip_unsuitable)
     check_targets(targets, extraction.models)
     stored = any(isinstance(source, PrecomputedWords) for source in extraction.models.values())
     several = bool(live) and (extract.unit in ("token", *WORDS) or extraction.data.packs(extract))

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Unpack
 
 import numpy as np
 import torch
@@ -18,13 +18,13 @@ from repsim_cli.activations.stored import Recorder, activations_key
 from repsim_cli.analysis.curves import curve, named
 from repsim_cli.cache import Entry
 from repsim_cli.content import DIAGNOSED, DIAGNOSTICS, Curve, Measured, Results, Table
-from repsim_cli.data.base import Data, Sequences
+from repsim_cli.data.base import Sequences
 from repsim_cli.errors import BadInput, Degenerate, RepsimError, RunFailed
 from repsim_cli.measures import Measure
 from repsim_cli.models.source import Checkpoint, Precomputed, Series, Source
 from repsim_cli.registry import studies
 from repsim_cli.results import Run, quiet
-from repsim_cli.settings import Extract, Hardware
+from repsim_cli.settings import Hardware
 from repsim_cli.similarity import Counterparts, estimate_counterparts
 from repsim_cli.studies import footprint
 from repsim_cli.studies.bounds import most_rows, shown
@@ -32,8 +32,8 @@ from repsim_cli.studies.checks import suitable
 from repsim_cli.studies.comparison import comparison_of
 from repsim_cli.studies.cost import Cost, needs
 from repsim_cli.studies.record import blocks_record
-from repsim_cli.studies.sample import diagnosis_of, extraction_of, prepare, tally
-from repsim_cli.studies.study import Study
+from repsim_cli.studies.sample import diagnosis_of, prepare, tally
+from repsim_cli.studies.study import OfSeries, Study
 from repsim_cli.unit import Kinds, Phase, Unit
 
 Missing = Literal["stop", "skip"]
@@ -84,17 +84,10 @@ class Convergence(Study):
     def __init__(
         self,
         *,
-        model: Mapping[str, Series],
-        data: Data,
-        measure: Mapping[str, Measure],
-        extract: Extract,
-        hardware: Hardware,
-        seed: int,
-        cache: bool = True,
-        skip_unsuitable: bool = False,
         previous: bool = False,
         pairs: bool = False,
         missing: Missing = "stop",
+        **given: Unpack[OfSeries],
     ):
 
         def check(bound: Measure) -> None:
@@ -103,11 +96,9 @@ class Convergence(Study):
                     f"options.pairs: needs symmetric measures, got {bound.name}; use e.g. cka, or pairs=false"
                 )
 
-        chosen, asymmetric = suitable(measure, check, skip_unsuitable)
-        self.previous, self.pairs, self.hardware = previous, pairs, hardware
-        self.trainings = trainings_of(
-            model, missing, chosen, data, extract, hardware, seed=seed, cache=cache, skip_unsuitable=skip_unsuitable
-        )
+        given["measure"], asymmetric = suitable(given["measure"], check, given.get("skip_unsuitable", False))
+        self.previous, self.pairs, self.hardware = previous, pairs, given["hardware"]
+        self.trainings = trainings_of(given, missing)
         self.readings, self.measures, skipped = of_trainings(self.trainings.values())
         self.skipped = asymmetric | skipped
 
@@ -169,13 +160,11 @@ class Convergence(Study):
         return [gap for training in self.trainings.values() for gap in training.gaps]
 
 
-def trainings_of(
-    model: Mapping[str, Series], missing: Missing, measure: Mapping[str, Measure], *given: Any, **settings: Any
-) -> dict[str, "Training"]:
-    """By label. given, settings: as of `Training`."""
-    if not model:
+def trainings_of(given: OfSeries, missing: Missing) -> dict[str, "Training"]:
+    """By label."""
+    if not given["model"]:
         raise BadInput("model: no model is selected, got none; e.g. model=[tiny_a_series]")
-    return {label: Training(label, series, missing, measure, *given, **settings) for label, series in model.items()}
+    return {label: Training(label, series, missing, given) for label, series in given["model"].items()}
 
 
 def of_trainings(trainings: Iterable["Training"]) -> tuple[list[Reading], dict[str, Measure], dict[str, str]]:
@@ -220,17 +209,7 @@ def needs_of_trainings(
 class Training:
     """One training run: its last checkpoint as the similarity study sees a model, with the same checks and cache."""
 
-    def __init__(
-        self,
-        label: str,
-        series: Series,
-        missing: Missing,
-        measure: Mapping[str, Measure],
-        *given: Any,
-        skip_unsuitable: bool,
-        **settings: Any,
-    ):
-        """given, settings: of `extraction_of`, after the models."""
+    def __init__(self, label: str, series: Series, missing: Missing, given: OfSeries):
         self.label, self.series, self.missing = label, series, missing
         self.gaps: list[Gap] = []
         *others, last = series.checkpoints
@@ -238,8 +217,7 @@ class Training:
             final = last.open()
         except BadInput as error:
             raise BadInput(f"model.{label}, step {last.step}: {error}") from None
-        extraction = extraction_of({label: final}, *given, **settings)
-        self.compared = comparison_of(extraction, measure, skip_unsuitable=skip_unsuitable, side_by_side=True)
+        self.compared = comparison_of({**given, "model": {label: final}}, side_by_side=True)
         footprint.check_fits(self.compared, self.memory)
         for checkpoint in others if series.local else ():
             try:

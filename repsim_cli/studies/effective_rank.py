@@ -1,8 +1,8 @@
 """The effective rank of what writes to the residual stream during training, beside how early layers converge."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Unpack
 
 import torch
 from torch import nn
@@ -12,16 +12,14 @@ from repsim_cli.analysis.ranks import WRITERS, Attention, Normaliser, Writers
 from repsim_cli.cache import key, using
 from repsim_cli.closure import code_of
 from repsim_cli.content import Curve, Results
-from repsim_cli.data.base import Data, Sequences
+from repsim_cli.data.base import Sequences
 from repsim_cli.errors import BadInput
-from repsim_cli.measures import Measure
-from repsim_cli.models.source import Series, backbone_path
+from repsim_cli.models.source import backbone_path
 from repsim_cli.models.transformers import predicts_next
 from repsim_cli.registry import studies
 from repsim_cli.results import Run
-from repsim_cli.settings import Extract, Hardware
 from repsim_cli.studies.convergence import Convergence, Missing, Opened, Training
-from repsim_cli.studies.study import Study
+from repsim_cli.studies.study import OfSeries, Study
 from repsim_cli.training.pretrain import add_loss_gradients
 
 HEAD = "AutoModelForCausalLM"
@@ -60,18 +58,13 @@ class EffectiveRank(Study):
     def __init__(
         self,
         *,
-        model: Mapping[str, Series],
-        data: Data,
-        measure: Mapping[str, Measure],
-        extract: Extract,
-        hardware: Hardware,
-        seed: int,
-        cache: bool = True,
         attention: Attention = "heads",
         normaliser: Normaliser = "min",
         gradients: bool = True,
         missing: Missing = "stop",
+        **given: Unpack[OfSeries],
     ):
+        measure, extract = given["measure"], given["extract"]
         if len(measure) != 1:
             raise BadInput(f"measure: one measure says which layers are early, got {list(measure)}; e.g. [cka]")
         (self.measure,) = measure
@@ -89,17 +82,8 @@ class EffectiveRank(Study):
                 f"extract.hook_points: the table needs {list(WRITERS)} of all layers, got {extract.hook_points} "
                 f"of {extract.layers}; select extract=writers"
             )
-        self.convergence = Convergence(
-            model=model,
-            data=data,
-            measure=measure,
-            extract=extract,
-            hardware=hardware,
-            seed=seed,
-            cache=cache,
-            missing=missing,
-        )
-        self.hardware, self.readings = hardware, self.convergence.readings
+        self.convergence = Convergence(**given, missing=missing)
+        self.hardware, self.readings = given["hardware"], self.convergence.readings
         self.attention: Attention = attention
         self.normaliser: Normaliser = normaliser
         self.gradients = gradients

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Unpack
 
 import numpy as np
 from torch import Tensor
@@ -23,13 +23,11 @@ from repsim_cli.analysis.features import (
     spaces,
 )
 from repsim_cli.content import CROSS, MATCHED, SPACES, Matrix, Results, Side, Table
-from repsim_cli.data.base import Data
 from repsim_cli.errors import BadInput, RunFailed
-from repsim_cli.models.source import AnySource
 from repsim_cli.plain import slug
 from repsim_cli.registry import did_you_mean, studies
 from repsim_cli.results import Run
-from repsim_cli.settings import ALL_REMEDIES, Extract, Hardware, Medium, Share, Tries
+from repsim_cli.settings import ALL_REMEDIES, Medium, Share, Tries
 from repsim_cli.similarity.estimates import Notices, noticed
 from repsim_cli.studies import footprint
 from repsim_cli.studies.bounds import check_rows_fit, most_rows, passing, shown
@@ -37,6 +35,7 @@ from repsim_cli.studies.cached import digest
 from repsim_cli.studies.cost import Cost, dictionaries_cost, needs
 from repsim_cli.studies.recording import StudyOfRows
 from repsim_cli.studies.sample import extraction_of, prepare, sample
+from repsim_cli.studies.study import OfRows
 from repsim_cli.training.dictionaries import Dictionary, DictionaryRecipe, folders, load, trained_dictionary
 
 HELD_OUT = 10  # one row of so many
@@ -96,12 +95,6 @@ class Features(StudyOfRows):
     def __init__(
         self,
         *,
-        model: Mapping[str, AnySource],
-        data: Data,
-        extract: Extract,
-        hardware: Hardware,
-        seed: int,
-        cache: bool = True,
         recipe: DictionaryRecipe,
         seeds: Tries = 2,
         dictionaries: dict[str, GivenDictionary] | None = None,
@@ -109,26 +102,24 @@ class Features(StudyOfRows):
         least_correlation: Share = 0.1,
         pairings: Medium = 99,
         absolute: bool = False,
+        **given: Unpack[OfRows],
     ):
-        if not model:
-            raise BadInput("model: no model is selected, got none; e.g. model=[tiny_a,tiny_b]")
-        if extract.estimate != "full":
-            raise BadInput(
-                f"extract.estimate: dictionaries are trained on one sample of rows, got {extract.estimate}; use full"
-            )
+        self.extraction = extraction_of(given)
+        self.extract, self.hardware, self.seed = given["extract"], given["hardware"], given["seed"]
+        if self.extract.estimate != "full":
+            got = self.extract.estimate
+            raise BadInput(f"extract.estimate: dictionaries are trained on one sample of rows, got {got}; use full")
         if not (seeds or dictionaries):
             raise BadInput("options.seeds: no dictionary is left, got 0; train some, or name options.dictionaries")
-        self.extraction = extraction_of(model, data, extract, hardware, seed=seed, cache=cache)
-        self.extract, self.hardware, self.seed = extract, hardware, seed
         self.readings, self.recipe, self.seeds = self.extraction.readings, recipe, seeds
         self.least_correlation, self.pairings, self.absolute = least_correlation, pairings, absolute
-        self.universal = universal and bool(seeds) and len(model) > 1
+        self.universal = universal and bool(seeds) and len(given["model"]) > 1
         if self.universal:
             self._check_depths()
         self.given = self._read(dictionaries or {})
-        self.most = min(extract.rows, most_rows(self.extraction.models, extract))
+        self.most = min(self.extract.rows, most_rows(self.extraction.models, self.extract))
         self._check_rows(self.most)
-        check_rows_fit(self.memory, self.most, hardware, self.extraction.live, least=LEAST)
+        check_rows_fit(self.memory, self.most, self.hardware, self.extraction.live, least=LEAST)
 
     @property
     def layers(self) -> list[Layer]:

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import torch
@@ -30,11 +30,10 @@ from repsim_cli.content import (
 )
 from repsim_cli.errors import BadInput
 from repsim_cli.measures import Measure
-from repsim_cli.models.source import AnySource
 from repsim_cli.plain import slug
 from repsim_cli.registry import did_you_mean, studies
 from repsim_cli.results import Run
-from repsim_cli.settings import Extract, Hardware, Seed, Several
+from repsim_cli.settings import Several
 from repsim_cli.studies import cost, footprint
 from repsim_cli.studies.bounds import check_rows_fit, passing, shown
 from repsim_cli.studies.cached import Content, finished_units
@@ -42,7 +41,7 @@ from repsim_cli.studies.checks import check_measure, suitable
 from repsim_cli.studies.readers import Predicted, Reader, Sample, predictions, reader_of
 from repsim_cli.studies.record import card_record
 from repsim_cli.studies.sample import identified, opened, prepare
-from repsim_cli.studies.study import Study
+from repsim_cli.studies.study import OfModels, Study
 
 
 @studies.register("grounding")
@@ -59,17 +58,14 @@ class Grounding(Study):
     def __init__(
         self,
         *,
-        model: Mapping[str, AnySource],
         measure: Mapping[str, Measure],
-        extract: Extract,
-        hardware: Hardware,
-        seed: Seed,
-        cache: bool = True,
         skip_unsuitable: bool = False,
         samples: dict[str, Sample],
         slow: list[str] | None = None,
         slow_rows: Several = 200,
+        **given: Unpack[OfModels],
     ):
+        extract = given["extract"]
         if extract.estimate != "full" or not extract.pooled:
             got = f"{extract.estimate} of {extract.unit}s"
             raise BadInput(f"extract: grounding compares examples, each a row, at once, got {got}; use extract=pooled")
@@ -78,19 +74,17 @@ class Grounding(Study):
         for label in slow or []:
             if label not in measure and not skip_unsuitable:
                 raise BadInput(f"options.slow: no such measure, got '{label}'; {did_you_mean(label, measure)}")
-        self.models, self.extract, self.hardware, self.seed, self.cache = dict(model), extract, hardware, seed, cache
+        self.models, self.extract, self.hardware = dict(given["model"]), extract, given["hardware"]
+        self.seed, self.cache = given["seed"], given.get("cache", True)
         self.slow, self.slow_rows = slow or [], slow_rows
-        self.samples = {
-            name: reader_of(f"options.samples.{name}", sample, model, extract, hardware, seed=seed, cache=cache)
-            for name, sample in samples.items()
-        }
+        self.samples = {name: reader_of(f"options.samples.{name}", sample, given) for name, sample in samples.items()}
         read = {reading.label: reading for reader in self.samples.values() for reading in reader.readings}
         self.readings = list(read.values())
         layers = [layer for reading in self.readings for layer in reading.layers]
         self.measures, self.skipped = suitable(
             measure, lambda bound: check_measure(bound, layers, extract, labelled=True), skip_unsuitable
         )
-        check_rows_fit(self.memory, extract.rows, hardware, next(iter(self.samples.values())).live)
+        check_rows_fit(self.memory, extract.rows, self.hardware, next(iter(self.samples.values())).live)
 
     def rows_of(self, label: str) -> int:
         return min(self.extract.rows, self.slow_rows if label in self.slow else self.extract.rows)

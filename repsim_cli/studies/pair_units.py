@@ -58,9 +58,9 @@ class PairWorker(RowWorker[Comparison]):
     def solve(self, run: Run, measure: str, models: list[str]) -> bool:
         part, identities = self.of(run, models)
         sequences, bound = self.sequences, part.measures[measure]
-        every = Extraction.counted(self.extraction, run, sequences)
-        clusters = clusters_of(every.significance, every.readings, sequences, every.extract, every.total)
-        part = replace(part, measures={measure: bound}, total=every.total, whole=clusters.whole)
+        every, total = self.extraction, Extraction.counted(self.extraction, run, sequences).total
+        clusters = clusters_of(every.significance, every.readings, sequences, every.extract, total)
+        part = replace(part, measures={measure: bound}, total=total, whole=clusters.whole)
         content = Content.of(part, sequences, identities, by=matrices.__name__)
         wanted = _block(part, models, bound.card.symmetric)
         with known_pairs(run, part.measures, content, wanted) as known:

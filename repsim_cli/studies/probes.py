@@ -4,7 +4,7 @@ import json
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 import numpy as np
 
@@ -13,16 +13,17 @@ from repsim_cli.content import Matrix, Results, Side, Table
 from repsim_cli.data.base import Data, Sequences
 from repsim_cli.errors import BadInput
 from repsim_cli.findings.layers import in_order
-from repsim_cli.models.source import AnySource, Precomputed, Source
+from repsim_cli.models.source import Precomputed, Source
 from repsim_cli.plain import slug
 from repsim_cli.registry import did_you_mean, studies
 from repsim_cli.results import SAVE_EVERY, Run, write
-from repsim_cli.settings import ALL_REMEDIES, Extract, Fraction, Hardware, Small
+from repsim_cli.settings import ALL_REMEDIES, Extract, Fraction, Small
 from repsim_cli.studies import footprint
 from repsim_cli.studies.bounds import check_rows_fit, most_rows, shown
 from repsim_cli.studies.cost import Cost, needs, speed_of
 from repsim_cli.studies.recording import StudyOfRows
 from repsim_cli.studies.sample import extraction_of, prepare, sample
+from repsim_cli.studies.study import OfRows
 from repsim_cli.training.probes import (
     ERRORS,
     LINEAR,
@@ -75,19 +76,15 @@ class Probes(StudyOfRows):
     def __init__(
         self,
         *,
-        model: Mapping[str, AnySource],
-        data: Data,
-        extract: Extract,
-        hardware: Hardware,
-        seed: int,
-        cache: bool = True,
         probes: list[str],
         targets: str | None = None,
         labels: list[str] | None = None,
         keep_together: str | None = None,
         train_share: Fraction = 0.8,
         splits: Small = 1,
+        **given: Unpack[OfRows],
     ):
+        model, extract = given["model"], given["extract"]
         stored = {label: source for label, source in model.items() if isinstance(source, Precomputed)}
         live = [label for label, source in model.items() if isinstance(source, Source)]
         self.probed = [label for label in model if label != targets]
@@ -116,8 +113,8 @@ class Probes(StudyOfRows):
                 raise BadInput(f"options.probes: labels of the data are no numbers, got {name}; use a classification")
         if extract.estimate != "full":
             raise BadInput(f"extract.estimate: probes are fitted on one sample, got {extract.estimate}; use full")
-        self.extraction = extraction_of(model, data, extract, hardware, seed=seed, cache=cache)
-        self.extract, self.hardware, self.seed = extract, hardware, seed
+        self.extraction = extraction_of(given)
+        self.extract, self.hardware, self.seed = extract, given["hardware"], given["seed"]
         self.readings, self.keep_together = self.extraction.readings, keep_together
         self.targets, self.labels = targets, labels
         self.probes = {name: PROBES[name] for name in dict.fromkeys(probes)}
@@ -125,7 +122,7 @@ class Probes(StudyOfRows):
         self.layers = [layer for reading in self.readings for layer in reading.layers if reading.label != targets]
         self.names = list(labels or ["labels"]) if targets is None else list(stored[targets].names)
         self.most = min(extract.rows, most_rows(model, extract))
-        check_rows_fit(self.memory, self.most, hardware, self.extraction.live)
+        check_rows_fit(self.memory, self.most, self.hardware, self.extraction.live)
 
     def memory(self, rows: int) -> dict[str, float]:
         """Bytes, estimated: libraries, weights, the rows and a copy for the processes, and what one fit works on."""

@@ -21,8 +21,8 @@ from repsim_cli.errors import BadInput
 from repsim_cli.findings.groups import points_of
 from repsim_cli.models.source import AnySource, facts
 from repsim_cli.registry import did_you_mean
-from repsim_cli.settings import Extract, Hardware
 from repsim_cli.studies.sample import Extraction, extraction_of
+from repsim_cli.studies.study import OfModels
 
 HEAD = "AutoModelForSequenceClassification"
 
@@ -63,23 +63,16 @@ class Reader(Extraction):
         return [(test, point) for test in self.tests for point in self.points]
 
 
-def reader_of(
-    where: str,
-    sample: Sample,
-    every: Mapping[str, AnySource],
-    extract: Extract,
-    hardware: Hardware,
-    *,
-    seed: int,
-    cache: bool,
-) -> Reader:
-    """every: the models of the run. Raises BadInput, below the key path `where`, for tests that they do not allow."""
+def reader_of(where: str, sample: Sample, given: OfModels) -> Reader:
+    """Raises BadInput, below the key path `where`, for tests that the models of the run do not allow."""
+    every = given["model"]
     tests = {test: _members(f"{where}.tests.{test}", groups, every) for test, groups in sample.tests.items()}
     if not tests:
         raise BadInput(f"{where}.tests: none is named, got {{}}; write {{TEST: {{GROUP: ENTRY}}}}")
     labels = dict.fromkeys(label for groups in tests.values() for members in groups.values() for label in members)
-    models = {label: every[label] for label in labels}
-    read = extraction_of(models, sample.data, extract, hardware, seed=seed, cache=cache, among=every)
+    read = extraction_of(
+        {**given, "model": {label: every[label] for label in labels}, "data": sample.data}, among=every
+    )
     points = _points(where, read.readings)
     for test, groups in tests.items():
         if len(groups) == 1:

@@ -95,7 +95,7 @@ class RowWorker(Generic[Of]):
         extraction, identities = self.of(run, [label])
         (reading,) = extraction.readings
         extract, hardware, sequences = extraction.extract, extraction.hardware, self.sequences
-        if goes_by_block(extraction.models[label], hardware):  # its weights are read once for all rows
+        if goes_by_block(extraction.live[label], hardware):  # its weights are read once for all rows
             return False
         whole = activations_key(identities[label], sequences[label], extract, reading.points, hardware.dtype)
         with cached([reading], sequences, identities, extract, hardware.dtype, run.warn, (number, count)) as entries:
@@ -117,7 +117,7 @@ class RowWorker(Generic[Of]):
             if label not in entries or entries[label].complete:  # without an entry: the run's own process streams it
                 return False
             entry = entries[label]
-            if shards > 1 and not goes_by_block(extraction.models[label], hardware):
+            if shards > 1 and not goes_by_block(extraction.live[label], hardware):
                 gather(entry, shards)
                 windows = windows_of(sequences, extract, hardware)
                 Recorder(entry).finish([layer.name for layer in reading.layers], windows)

@@ -3,7 +3,7 @@
 import gc
 import itertools
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, partial
@@ -26,11 +26,12 @@ from repsim_cli.activations.stored import Recorder
 from repsim_cli.cache import Entry
 from repsim_cli.content import Table
 from repsim_cli.data.base import Data, Sequences
-from repsim_cli.errors import RunFailed
+from repsim_cli.errors import BadInput, RunFailed
 from repsim_cli.models.sizes import goes_by_block, run_alone
 from repsim_cli.models.source import AnySource, Source
 from repsim_cli.results import Progress, Run
 from repsim_cli.settings import Extract, Hardware
+from repsim_cli.studies.study import OfRows
 
 Kind = TypeVar("Kind", bound="Extraction")
 
@@ -131,17 +132,15 @@ class Extraction:
 
 
 def extraction_of(
-    models: Mapping[str, AnySource],
-    data: Data,
-    extract: Extract,
-    hardware: Hardware,
+    given: OfRows,
     *,
-    seed: int,
-    cache: bool,
-    among: Mapping[str, AnySource] | None = None,
+    among: Iterable[str] | None = None,
     read: Callable[[Mapping[str, AnySource], Extract], list[Reading]] = readings,
 ) -> Extraction:
     """Raises BadInput where a model cannot be read like this. among: all models of the run, which share its devices."""
+    models, data, extract, hardware = given["model"], given["data"], given["extract"], given["hardware"]
+    if not models:
+        raise BadInput("model: no model is selected, got none; e.g. model=[tiny_a,tiny_b]")
     live = {label: source for label, source in models.items() if isinstance(source, Source)}
     check_modality(live, data)
     return Extraction(
@@ -152,8 +151,8 @@ def extraction_of(
         tokenizers=tokenizers(live, data, extract),
         extract=extract,
         hardware=hardware,
-        seed=seed,
-        cache=cache,
+        seed=given["seed"],
+        cache=given.get("cache", True),
     )
 
 

@@ -2,16 +2,12 @@
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 from repsim_cli.content import Results
-from repsim_cli.data.base import Data
-from repsim_cli.errors import BadInput
-from repsim_cli.measures import Measure
-from repsim_cli.models.source import AnySource
 from repsim_cli.registry import studies
 from repsim_cli.results import Run
-from repsim_cli.settings import ALL_REMEDIES, Extract, Group, Hardware, Significance
+from repsim_cli.settings import ALL_REMEDIES, Group, Significance
 from repsim_cli.studies import footprint
 from repsim_cli.studies.bounds import shown
 from repsim_cli.studies.checks import check_groups, check_within
@@ -24,9 +20,9 @@ from repsim_cli.studies.pair_units import PairWorker, permutings, solvings
 from repsim_cli.studies.permutations import blocks_of
 from repsim_cli.studies.recording import recordings
 from repsim_cli.studies.robustness import REMEDIES, under_remedies
-from repsim_cli.studies.sample import extraction_of, prepare
+from repsim_cli.studies.sample import prepare
 from repsim_cli.studies.solved import solved
-from repsim_cli.studies.study import Study
+from repsim_cli.studies.study import OfMeasures, Study
 from repsim_cli.unit import Kinds, Phase
 
 log = logging.getLogger("repsim")
@@ -50,39 +46,28 @@ class Similarity(Study):
     def __init__(
         self,
         *,
-        model: Mapping[str, AnySource],
-        data: Data,
-        measure: Mapping[str, Measure],
-        extract: Extract,
         significance: Significance,
-        hardware: Hardware,
-        seed: int,
-        cache: bool = True,
-        skip_unsuitable: bool = False,
         groups: Mapping[str, Group] | None = None,
         base: str | None = None,
         within: bool = False,
         targets: str | None = None,
         robustness: bool = False,
         feature_maps: bool = False,
+        **given: Unpack[OfMeasures],
     ):
-        if not model:
-            raise BadInput("model: no model is selected, got none; e.g. model=[tiny_a,tiny_b]")
         self.groups, self.base = groups or {}, base
         self.robustness, self.feature_maps = robustness, feature_maps
-        models = of_groups(model, listed(self.groups))
-        extraction = extraction_of(models, data, extract, hardware, seed=seed, cache=cache, among=model)
-        check_groups(self.groups, models, extraction.readings)
+        models = given["model"]
+        given["model"] = of_groups(models, listed(self.groups))
+        self.comparison = comparison_of(given, significance, among=models, within=within, targets=targets)
+        self.readings, self.measures = self.comparison.readings, self.comparison.measures
+        self.skipped = self.comparison.skipped
+        check_groups(self.groups, self.comparison.models, self.readings)
         if feature_maps:
-            check_feature_maps(extraction.readings)
-        self.comparison = comparison_of(
-            extraction, measure, significance, skip_unsuitable=skip_unsuitable, within=within, targets=targets
-        )
+            check_feature_maps(self.readings)
         if within:
             check_within({"groups": self.groups, "significance": significance.method != "none"})
         footprint.check_fits(self.comparison)
-        self.readings, self.measures = self.comparison.readings, self.comparison.measures
-        self.skipped = self.comparison.skipped
 
     def plan(self) -> dict[str, Any]:
         """What a run would do: models, layers, pairs, forward passes, memory in GB."""

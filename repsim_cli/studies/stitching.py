@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Unpack
 
 import numpy as np
 import torch
@@ -16,14 +16,14 @@ from repsim_cli.activations.readings import devices
 from repsim_cli.cache import Entry, key, trim, using
 from repsim_cli.closure import code_of
 from repsim_cli.content import Axis, Curve, Matrix, Results, Side, Table
-from repsim_cli.data.base import Data, Sequences
+from repsim_cli.data.base import Sequences
 from repsim_cli.data.labelled import Examples
 from repsim_cli.errors import BadInput, RunFailed
 from repsim_cli.models.source import AnySource, Source
 from repsim_cli.plain import slug
 from repsim_cli.registry import did_you_mean, studies
 from repsim_cli.results import Progress, Run, quiet, scratch
-from repsim_cli.settings import Extract, Group, Hardware, Several
+from repsim_cli.settings import Group, Several
 from repsim_cli.stitching.evaluate import (
     Estimate,
     Head,
@@ -42,7 +42,7 @@ from repsim_cli.studies.bounds import check_memory, enough, shown, usual_length
 from repsim_cli.studies.cost import Cost, forward_cost, needs
 from repsim_cli.studies.grouped import check_metrics, chosen, listed, of_groups
 from repsim_cli.studies.sample import inputs, prepare
-from repsim_cli.studies.study import Study
+from repsim_cli.studies.study import OfRows, Study
 from repsim_cli.unit import Kinds, Phase, Unit
 
 Baseline = Literal["self", "random", "shuffled"]
@@ -101,12 +101,6 @@ class Stitching(Study):
     def __init__(
         self,
         *,
-        model: Mapping[str, AnySource],
-        data: Data,
-        extract: Extract,
-        hardware: Hardware,
-        seed: int,
-        cache: bool = True,
         groups: Mapping[str, Group] | None = None,
         pairs: list[list[str]] | None = None,
         grid: bool = False,
@@ -114,29 +108,33 @@ class Stitching(Study):
         baselines: list[Baseline] | None = None,
         recipe: StitchRecipe,
         labels: list[str] | None = None,
+        **given: Unpack[OfRows],
     ):
-        self.data, self.hardware, self.seed, self.cache = data, hardware, seed, cache
+        self.data, self.hardware, self.seed = given["data"], given["hardware"], given["seed"]
+        self.cache = given.get("cache", True)
         self.groups, self.grid, self.evaluation, self.baselines = groups or {}, grid, evaluation, baselines or []
-        self.extract = replace(extract, unit="token", padding="drop")
+        self.extract = replace(given["extract"], unit="token", padding="drop")
         self.recipe, self.labels = recipe, labels
-        given = of_groups(model, listed(self.groups))
-        check_metrics(self.groups, given)
-        self.every = self.models = self._models(given)
-        check_modality(self.models, data)
+        models = of_groups(given["model"], listed(self.groups))
+        check_metrics(self.groups, models)
+        self.every = self.models = self._models(models)
+        check_modality(self.models, self.data)
         self._check_settings(pairs)
         self.layers = {label: self._layers(label, source) for label, source in self.models.items()}
         self._stitch(self._different() if self.groups else self._pairs(pairs))
         if not self.stitches:
-            raise BadInput(f"extract.layers: no pair of models shares a layer, got {extract.layers}; use all, or grid")
+            raise BadInput(
+                f"extract.layers: no pair of models shares a layer, got {self.extract.layers}; use all, or grid"
+            )
         for stitch in self.stitches:
             self._check_widths(stitch)
-        self.devices = devices(hardware, list(self.models))
-        self.tokenizers = tokenizers(self.models, data, self.extract)
-        if isinstance(data, Examples):
-            classification(self.models, data.names, labels)
+        self.devices = devices(self.hardware, list(self.models))
+        self.tokenizers = tokenizers(self.models, self.data, self.extract)
+        if isinstance(self.data, Examples):
+            classification(self.models, self.data.names, labels)
         need = sum(self.memory().values())
         advice = f"{enough(need)}, or lower hardware.batch_size or extract.length, or use fewer models"
-        check_memory(need, hardware, advice)
+        check_memory(need, self.hardware, advice)
 
     @property
     def auto(self) -> Any:

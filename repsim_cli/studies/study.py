@@ -1,18 +1,58 @@
 """What a study is: checked settings, a plan, a run; and what the rest of the package may ask of it."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar, NotRequired, TypedDict, get_args, get_type_hints
 
 from repsim_cli.activations.readings import Reading
 from repsim_cli.content import Results
+from repsim_cli.data.base import Data
 from repsim_cli.measures import Measure
+from repsim_cli.models.source import AnySource, Series
 from repsim_cli.results import Run
+from repsim_cli.settings import Extract, Hardware
 from repsim_cli.unit import Kinds, Phase
+
+
+class OfModels(TypedDict):
+    """What a run gives to a study of models."""
+
+    model: Mapping[str, AnySource]
+    extract: Extract
+    hardware: Hardware
+    seed: int
+    cache: NotRequired[bool]
+
+
+class OfRows(OfModels):
+    """What it gives to a study of their rows on its data."""
+
+    data: Data
+
+
+class OfMeasures(OfRows):
+    """What it gives to a study that compares these."""
+
+    measure: Mapping[str, Measure]
+    skip_unsuitable: NotRequired[bool]
+
+
+class OfSeries(TypedDict):
+    """The same of series of checkpoints."""
+
+    model: Mapping[str, Series]
+    data: Data
+    extract: Extract
+    hardware: Hardware
+    seed: int
+    cache: NotRequired[bool]
+    measure: Mapping[str, Measure]
+    skip_unsuitable: NotRequired[bool]
 
 
 class Study:
     """A question that a run asks. The keyword arguments of its constructor are its schema; it raises BadInput for what
-    can be refused before any weights load.
+    can be refused before any weights load. The keys of `**given: Unpack[OfRows]` are arguments like the others.
 
     takes_remedies: the settings of extraction against few large features and places that it heeds.
     reads: what its measures read: `activations` or `attention`.
@@ -33,6 +73,10 @@ class Study:
     measures: Mapping[str, Measure] = {}
     skipped: Mapping[str, str] = {}
 
+    def __init_subclass__(cls) -> None:
+        if "__init__" in vars(cls):
+            cls.__signature__ = spelled_out(cls.__init__)  # type: ignore[attr-defined]
+
     def plan(self) -> dict[str, Any]:
         """What a run would do."""
         raise NotImplementedError
@@ -48,3 +92,12 @@ class Study:
     def worker(self) -> Kinds:
         """How units are computed, by their kind."""
         return {}
+
+
+def spelled_out(constructor: Callable) -> inspect.Signature:
+    """The signature, with the keys of `**given: Unpack[KEYS]` spelled out."""
+    _, *own = inspect.signature(constructor).parameters.values()
+    given = [get_args(each.annotation)[0] for each in own if each.kind is each.VAR_KEYWORD]
+    keys = {key: kind for each in given for key, kind in get_type_hints(each).items()}
+    spelled = [inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, annotation=kind) for key, kind in keys.items()]
+    return inspect.Signature([*spelled, *(each for each in own if each.kind is not each.VAR_KEYWORD)])

@@ -1,19 +1,15 @@
 """Distances between the layers of each checkpoint of a training run, and their mean beside what the run is good at."""
 
-from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar
+from collections.abc import Iterable
+from typing import Any, ClassVar, Unpack
 
 import numpy as np
 
 from repsim_cli.analysis.curves import curve, named
 from repsim_cli.content import Curve, Measured, Results, Table
-from repsim_cli.data.base import Data
 from repsim_cli.errors import BadInput, Degenerate, RunFailed
-from repsim_cli.measures import Measure
-from repsim_cli.models.source import Series
 from repsim_cli.registry import studies
 from repsim_cli.results import Run
-from repsim_cli.settings import Extract, Hardware
 from repsim_cli.similarity import Work, estimate_all_pairs
 from repsim_cli.studies.convergence import (
     Gap,
@@ -31,7 +27,7 @@ from repsim_cli.studies.convergence import (
 from repsim_cli.studies.cost import Cost
 from repsim_cli.studies.record import blocks_record
 from repsim_cli.studies.sample import prepare
-from repsim_cli.studies.study import Study
+from repsim_cli.studies.study import OfSeries, Study
 from repsim_cli.unit import Kinds, Phase
 
 COLUMNS = ["model", "measure", "step", "mean over pairs of layers"]
@@ -53,20 +49,11 @@ class TrainingView(Study):
     def __init__(
         self,
         *,
-        model: Mapping[str, Series],
-        data: Data,
-        measure: Mapping[str, Measure],
-        extract: Extract,
-        hardware: Hardware,
-        seed: int,
-        cache: bool = True,
-        skip_unsuitable: bool = False,
         missing: Missing = "stop",
+        **given: Unpack[OfSeries],
     ):
-        self.extract, self.hardware = extract, hardware
-        self.trainings = trainings_of(
-            model, missing, measure, data, extract, hardware, seed=seed, cache=cache, skip_unsuitable=skip_unsuitable
-        )
+        self.extract, self.hardware = given["extract"], given["hardware"]
+        self.trainings = trainings_of(given, missing)
         self.readings, self.measures, self.skipped = of_trainings(self.trainings.values())
         for label, training in self.trainings.items():
             if len(training.compared.layers) < 2:

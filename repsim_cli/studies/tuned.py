@@ -4,7 +4,7 @@ import gc
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 import torch
 from torch import nn
@@ -18,9 +18,8 @@ from repsim_cli.activations.remedies import Remedies
 from repsim_cli.activations.rows import Block, batches, blocks
 from repsim_cli.analysis.changes import CELLS, TEXTS, TOKENS, Change, Texts
 from repsim_cli.content import COSINE, KL, NEXT, RELATIVE, Axis, Curve, Matrix, Results, Side, Table
-from repsim_cli.data.base import Data, Sequences
+from repsim_cli.data.base import Sequences
 from repsim_cli.errors import BadInput, Degenerate, RunFailed
-from repsim_cli.measures import Measure
 from repsim_cli.models.loading import WHOLE, Loading
 from repsim_cli.models.shapes import Vocabulary
 from repsim_cli.models.sizes import all_at_once, resident_bytes
@@ -29,15 +28,15 @@ from repsim_cli.models.transformers import predicts_next
 from repsim_cli.plain import slug
 from repsim_cli.registry import studies
 from repsim_cli.results import Run, quiet
-from repsim_cli.settings import Extract, Hardware, Medium
+from repsim_cli.settings import Medium
 from repsim_cli.similarity import estimate_counterparts
 from repsim_cli.studies import footprint
 from repsim_cli.studies.bounds import most_rows, passing, places, shown, usual_length
 from repsim_cli.studies.cached import Content, Tensors, finished_units
 from repsim_cli.studies.comparison import Comparison, comparison_of
 from repsim_cli.studies.cost import Cost, forward_cost, needs, pairs_cost
-from repsim_cli.studies.sample import extraction_of, identified, prepare, tally
-from repsim_cli.studies.study import Study
+from repsim_cli.studies.sample import identified, prepare, tally
+from repsim_cli.studies.study import OfMeasures, Study
 
 HEAD = "AutoModelForCausalLM"
 UNITS = {
@@ -69,17 +68,11 @@ class Tuned(Study):
     def __init__(
         self,
         *,
-        model: Mapping[str, AnySource],
-        data: Data,
-        measure: Mapping[str, Measure],
-        extract: Extract,
-        hardware: Hardware,
-        seed: int,
-        cache: bool = True,
-        skip_unsuitable: bool = False,
         base: str | None = None,
         examples: Medium = 20,
+        **given: Unpack[OfMeasures],
     ):
+        model, extract = given["model"], given["extract"]
         if base is None:
             raise BadInput("base: the model that the others were made from is needed, got base=null; set base=LABEL")
         if len(model) < 2:
@@ -89,8 +82,8 @@ class Tuned(Study):
             raise BadInput(f"extract.unit: a row must be one token, got {got}; use extract=tokens")
         if extract.estimate == "moments":
             raise BadInput("extract.estimate: layers are compared pair by pair, got moments; use per_batch or full")
-        read = extraction_of(_with_tokenizer_of(base, model), data, extract, hardware, seed=seed, cache=cache)
-        self.comparison = comparison_of(read, measure, skip_unsuitable=skip_unsuitable, side_by_side=True)
+        given["model"] = _with_tokenizer_of(base, model)
+        self.comparison = comparison_of(given, side_by_side=True)
         self.base, self.examples = base, examples
         self.readings, self.measures = self.comparison.readings, self.comparison.measures
         self.skipped = self.comparison.skipped

@@ -1,26 +1,25 @@
 """Universal neurons: which neurons of a model have a counterpart in models that were trained apart from it?"""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 import numpy as np
 
 from repsim_cli.analysis.neurons import Counterparts, CrossMoments, counterparts
 from repsim_cli.content import COUNTERPARTS, Matrix, Results, Side
-from repsim_cli.data.base import Data
 from repsim_cli.errors import BadInput, RunFailed
-from repsim_cli.models.source import AnySource
 from repsim_cli.plain import slug
 from repsim_cli.registry import studies
 from repsim_cli.results import Run
-from repsim_cli.settings import Extract, Hardware, Several
+from repsim_cli.settings import Several
 from repsim_cli.studies import footprint
 from repsim_cli.studies.bounds import check_memory, most_rows, other_settings, passing, shown
 from repsim_cli.studies.cost import Cost, needs, neurons_cost
 from repsim_cli.studies.recording import StudyOfRows
 from repsim_cli.studies.sample import extraction_of, opened, prepare
+from repsim_cli.studies.study import OfRows
 
 LEAST = 3  # rows
 
@@ -47,23 +46,19 @@ class UniversalNeurons(StudyOfRows):
     def __init__(
         self,
         *,
-        model: Mapping[str, AnySource],
-        data: Data,
-        extract: Extract,
-        hardware: Hardware,
-        seed: int,
-        cache: bool = True,
         rotations: Several = 5,
         absolute: bool = False,
+        **given: Unpack[OfRows],
     ):
+        model, extract, hardware = given["model"], given["extract"], given["hardware"]
         if len(model) < 2:
             raise BadInput(f"model: neurons are compared between models, got {list(model)}; select two or more")
         if extract.estimate != "moments":
             raise BadInput(
                 f"extract.estimate: correlations are of all rows, got {extract.estimate}; use extract.estimate=moments"
             )
-        self.extraction = extraction_of(model, data, extract, hardware, seed=seed, cache=cache)
-        self.extract, self.hardware, self.seed = extract, hardware, seed
+        self.extraction = extraction_of(given)
+        self.extract, self.hardware, self.seed = extract, hardware, given["seed"]
         self.readings, self.rotations, self.absolute = self.extraction.readings, rotations, absolute
         self.widths = [[layer.width for layer in reading.layers] for reading in self.readings]
         self._check_rows(most_rows(self.extraction.models, extract))

@@ -4,7 +4,7 @@ import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations_with_replacement
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple, Unpack
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from pydantic import Field
 from repsim_cli.activations.batching import passes
 from repsim_cli.activations.inputs import named
 from repsim_cli.content import GRID, Matrix, Results, Side
-from repsim_cli.data.base import Data, Sequences
+from repsim_cli.data.base import Sequences
 from repsim_cli.errors import BadInput, RunFailed
 from repsim_cli.measures import Card, Measure
 from repsim_cli.models.source import AnySource, Source
@@ -22,7 +22,7 @@ from repsim_cli.models.transformers import shape_key, untrained
 from repsim_cli.plain import slug
 from repsim_cli.registry import did_you_mean, studies
 from repsim_cli.results import Run
-from repsim_cli.settings import ALL_REMEDIES, Extract, Hardware, Seed, Significance
+from repsim_cli.settings import ALL_REMEDIES, Significance
 from repsim_cli.significance import max_t
 from repsim_cli.similarity import SimilarityMatrix
 from repsim_cli.studies import footprint
@@ -31,8 +31,8 @@ from repsim_cli.studies.comparison import Comparison, comparison_of
 from repsim_cli.studies.cost import Cost, forward_cost, needs
 from repsim_cli.studies.matrices import matrices_of
 from repsim_cli.studies.record import card_record
-from repsim_cli.studies.sample import extraction_of, inputs, prepare
-from repsim_cli.studies.study import Study
+from repsim_cli.studies.sample import inputs, prepare
+from repsim_cli.studies.study import OfMeasures, Study
 
 Models = Mapping[str, Source]
 
@@ -81,17 +81,10 @@ class Universality(Study):
     def __init__(
         self,
         *,
-        model: Mapping[str, AnySource],
-        measure: Mapping[str, Measure],
-        data: Data,
-        extract: Extract,
         significance: Significance,
-        hardware: Hardware,
-        seed: Seed,
-        cache: bool = True,
-        skip_unsuitable: bool = False,
         factors: dict[str, Factor],
         twins: Annotated[int, Field(ge=3, le=100)] = 3,
+        **given: Unpack[OfMeasures],
     ):
         if not factors:
             raise BadInput("options.factors: none is named, got {}; write {NAME: {base: ENTRY, values: {NAME: ENTRY}}}")
@@ -100,29 +93,28 @@ class Universality(Study):
                 "significance.method: similarity is compared with random pairings of rows, got "
                 f"{significance.method}; use significance=permutation"
             )
-        if not cache:
+        if not given.get("cache", True):
             raise BadInput("cache: each model is read in several comparisons, got false; leave it true")
-        self.significance, self.hardware, self.data, self.extract = significance, hardware, data, extract
-        self.seed = seed
+        self.significance, self.hardware, self.data = significance, given["hardware"], given["data"]
+        self.extract, self.seed = given["extract"], given["seed"]
         known: dict[tuple[str, ...], Comparison] = {}
 
         def part(models: Models, tested: bool = False) -> Comparison:
             key = (*models, *(["tested"] if tested else []))
             if key not in known:
-                read = extraction_of(models, data, extract, hardware, seed=seed, cache=True)
                 significant = significance if tested else Significance(clusters="row")
-                known[key] = comparison_of(read, measure, significant, skip_unsuitable=skip_unsuitable)
+                known[key] = comparison_of({**given, "model": models}, significant)
                 footprint.check_fits(known[key])
             return known[key]
 
         self.cells: list[Cell] = []
         for name, factor in factors.items():
             where = f"options.factors.{name}"
-            base = _seeds(f"{where}.base", factor.base, model)
+            base = _seeds(f"{where}.base", factor.base, given["model"])
             if len(factor.values) < 2:
                 raise BadInput(f"{where}.values: two or more are needed, got {list(factor.values)}; name more")
             for value, entry in factor.values.items():
-                others = _seeds(f"{where}.values.{value}", entry, model)
+                others = _seeds(f"{where}.values.{value}", entry, given["model"])
                 if entry == factor.base:
                     raise BadInput(f"{where}.values.{value}: it is the base, got '{entry}'; name another entry")
                 _check_seeds(f"{where}.values.{value}", len(base), len(others), significance.alpha)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Unpack
 
 import numpy as np
 import torch
@@ -18,20 +18,20 @@ from repsim_cli.analysis.couplings import BEST, matched
 from repsim_cli.analysis.histograms import DistanceScale, apart, histograms, spreads, subsets
 from repsim_cli.analysis.neighbourhoods import FULL, PLANE, nearest, plane
 from repsim_cli.content import Matrix, Results, Side
-from repsim_cli.data.base import Data, Sequences, draw
+from repsim_cli.data.base import Sequences, draw
 from repsim_cli.errors import BadInput, Degenerate, RunFailed
 from repsim_cli.findings.layers import in_order
 from repsim_cli.measures.gromov import Space, space
-from repsim_cli.models.source import AnySource
 from repsim_cli.plain import free, slug
 from repsim_cli.registry import did_you_mean, studies
 from repsim_cli.results import Run
-from repsim_cli.settings import ALL_REMEDIES, Above0, Extract, Hardware, Medium, NotNegative, Positive, Tries
+from repsim_cli.settings import ALL_REMEDIES, Above0, Medium, NotNegative, Positive, Tries
 from repsim_cli.studies import footprint
 from repsim_cli.studies.bounds import check_rows_fit, most_rows, passing, shown
 from repsim_cli.studies.cost import Cost, distances_cost, needs
 from repsim_cli.studies.recording import StudyOfRows
 from repsim_cli.studies.sample import Extraction, extraction_of, prepare, sample
+from repsim_cli.studies.study import OfRows
 
 SAMPLES, PAIRS = 3, 5  # drawn where none are named, as published
 
@@ -114,34 +114,27 @@ class Views(StudyOfRows):
     def __init__(
         self,
         *,
-        model: Mapping[str, AnySource],
-        data: Data,
-        extract: Extract,
-        hardware: Hardware,
-        seed: int,
-        cache: bool = True,
         base: str | None = None,
         histograms: Histograms | None,
         neighbours: Neighbours | None,
         couplings: Couplings | None,
         batch: Medium = 16,
+        **given: Unpack[OfRows],
     ):
-        if not model:
-            raise BadInput("model: no model is selected, got none; e.g. model=[tiny_a,tiny_b]")
+        self.extraction, self.batch = extraction_of(given), batch
+        self.extract, self.hardware, self.seed = given["extract"], given["hardware"], given["seed"]
         views = {"histograms": histograms, "neighbours": neighbours, "couplings": couplings}
         self.views = [name for name, settings in views.items() if settings is not None]
         if not self.views:
             raise BadInput(f"options: no view is made, got null for {', '.join(views)}; set one of them to {{}}")
-        if extract.estimate != "full":
-            raise BadInput(f"extract.estimate: views are of one sample of rows, got {extract.estimate}; use full")
-        self.extraction, self.batch = extraction_of(model, data, extract, hardware, seed=seed, cache=cache), batch
-        self.extract, self.hardware, self.seed = extract, hardware, seed
+        if (got := self.extract.estimate) != "full":
+            raise BadInput(f"extract.estimate: views are of one sample of rows, got {got}; use full")
         self.readings, self.layers = self.extraction.readings, self.extraction.layers
         self.histograms, self.neighbours, self.couplings = histograms, neighbours, couplings
         self._check_layers()
-        self.most = min(extract.rows, most_rows(self.extraction.models, extract))
+        self.most = min(self.extract.rows, most_rows(self.extraction.models, self.extract))
         self._check_rows(self.most)
-        check_rows_fit(self.memory, self.most, hardware, self.extraction.live, least=max(4, batch))
+        check_rows_fit(self.memory, self.most, self.hardware, self.extraction.live, least=max(4, batch))
 
     def _check_layers(self) -> None:
         for reading in self.readings:
